@@ -1,0 +1,1 @@
+"""What things cost: clusters, profiles, prices, memory, messages. No torch here."""

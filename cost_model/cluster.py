@@ -1,0 +1,146 @@
+"""The hardware: devices on nodes, and the links between them."""
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from cost_model.errors import InputError
+from cost_model.reading import canonical_sha256, did_you_mean
+
+EMULATED = "emulated"
+CPU = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A directed channel: latency plus bytes over bandwidth (alpha-beta model, Hockney, 1994)."""
+
+    latency_s: float
+    bandwidth_bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        if self.latency_s < 0:
+            raise InputError(f"latency of {self.latency_s} s is negative; give zero or more")
+        if not self.bandwidth_bytes_per_s > 0:
+            raise InputError(f"bandwidth of {self.bandwidth_bytes_per_s} B/s must be above zero")
+
+    def transfer_s(self, num_bytes: float) -> float:
+        """Seconds for one message on the idle link.
+
+        >>> Link(latency_s=1.0, bandwidth_bytes_per_s=4.0).transfer_s(8)
+        3.0
+        """
+        return self.latency_s + num_bytes / self.bandwidth_bytes_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device of the cluster; speed scales the times measured for its kind (1 is as measured)."""
+
+    name: str
+    node: str
+    kind: str
+    memory_bytes: float
+    reserve_bytes: float = 0.0
+    speed: float = 1.0
+    price_per_hour: float | None = None
+    watts: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.memory_bytes > 0:
+            raise InputError(f"device {self.name!r}: memory of {self.memory_bytes} bytes must be above zero")
+        if not self.speed > 0:
+            raise InputError(f"device {self.name!r}: speed {self.speed} must be above zero")
+        if not 0 <= self.reserve_bytes < self.memory_bytes:
+            raise InputError(
+                f"device {self.name!r}: a reserve of {self.reserve_bytes:,.0f} bytes leaves nothing of its "
+                f"{self.memory_bytes:,.0f}; lower `reserve`"
+            )
+
+    @property
+    def usable_bytes(self) -> float:
+        """What a plan may fill: memory less reserve."""
+        return self.memory_bytes - self.reserve_bytes
+
+    @property
+    def device_class(self) -> tuple[str, float, float, str]:
+        """Devices with the same value may be exchanged in a plan without changing its cost."""
+        return (self.kind, self.speed, self.usable_bytes, self.node)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A machine: its devices, and the interconnect between them where it has one."""
+
+    name: str
+    devices: tuple[Device, ...]
+    interconnect: Link | None = None
+    host: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLink:
+    """The link between one pair of nodes, each way, in place of the cluster's network."""
+
+    nodes: tuple[str, str]
+    link: Link
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """All devices at hand. Devices are named node/index; names of nodes are unique."""
+
+    name: str
+    network: Link
+    nodes: tuple[Node, ...]
+    links: tuple[NodeLink, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = [node.name for node in self.nodes]
+        for name in names:
+            if names.count(name) > 1:
+                raise InputError(f"node {name!r} appears twice; names of nodes must differ")
+        if not any(node.devices for node in self.nodes):
+            raise InputError("the cluster has no device; give a node `devices`")
+        pairs = [frozenset(override.nodes) for override in self.links]
+        for override, pair in zip(self.links, pairs, strict=True):
+            for name in override.nodes:
+                if name not in names:
+                    raise InputError(f"a link names the unknown node {name!r}; {did_you_mean(name, names)}")
+            if len(pair) != 2:
+                raise InputError(f"a link joins node {override.nodes[0]!r} with itself; use `interconnect`")
+            if pairs.count(pair) > 1:
+                raise InputError(f"the link between {' and '.join(sorted(pair))} is given twice")
+
+    def __iter__(self) -> Iterator[Device]:
+        return iter(self.devices)
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        return tuple(device for node in self.nodes for device in node.devices)
+
+    def device(self, name: str) -> Device:
+        """Raises: InputError with the nearest name if there is no such device."""
+        for device in self.devices:
+            if device.name == name:
+                return device
+        known = [device.name for device in self.devices]
+        raise InputError(f"unknown device {name!r}; {did_you_mean(name, known)}")
+
+    def link(self, source: str, destination: str) -> Link:
+        """The channel from one device to another (names)."""
+        here, there = self.device(source).node, self.device(destination).node
+        if here == there:
+            interconnect = next(node.interconnect for node in self.nodes if node.name == here)
+            return interconnect or self.network
+        override = next((entry for entry in self.links if set(entry.nodes) == {here, there}), None)
+        return override.link if override else self.network
+
+    def to_json(self) -> dict[str, Any]:
+        """The cluster as plain data, keys as in the fields above; the text of the golden file."""
+        return {"format": "hetpipe.cluster/1", **dataclasses.asdict(self)}
+
+    @property
+    def sha256(self) -> str:
+        return canonical_sha256(self.to_json())

@@ -1,0 +1,107 @@
+"""cluster.toml: the file in which a user writes a cluster down, with units (docs/files.md)."""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter
+
+from cost_model.cluster import Cluster, Device, Link, Node, NodeLink
+from cost_model.errors import InputError
+from cost_model.reading import STRICT, read_toml, validate
+from cost_model.units import parse_bandwidth, parse_bytes, parse_fraction_or_bytes, parse_seconds
+
+Bytes = Annotated[float, BeforeValidator(parse_bytes)]
+Bandwidth = Annotated[float, BeforeValidator(parse_bandwidth)]
+Seconds = Annotated[float, BeforeValidator(parse_seconds)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+DEFAULT_RESERVE = "10 %"
+
+
+class _Channel(BaseModel):
+    model_config = STRICT
+    bandwidth: Bandwidth
+    latency: Seconds
+
+    def link(self) -> Link:
+        return Link(latency_s=self.latency, bandwidth_bytes_per_s=self.bandwidth)
+
+
+class _NodeLink(_Channel):
+    nodes: tuple[str, str]
+
+
+class _Devices(BaseModel):
+    model_config = STRICT
+    kind: Annotated[str, Field(min_length=1)]
+    memory: Bytes
+    count: Annotated[int, Field(ge=1)] = 1
+    speed: Annotated[float, Field(gt=0)] = 1.0
+    price_per_hour: Annotated[float, Field(ge=0)] | None = None
+    watts: Annotated[float, Field(ge=0)] | None = None
+
+
+class _Node(BaseModel):
+    model_config = STRICT
+    name: Name
+    devices: Annotated[tuple[_Devices, ...], Field(min_length=1)]
+    interconnect: _Channel | None = None
+    host: str | None = None
+
+
+class _ClusterFile(BaseModel):
+    model_config = STRICT
+    name: str = "cluster"
+    reserve: str = DEFAULT_RESERVE
+    network: _Channel
+    nodes: Annotated[tuple[_Node, ...], Field(min_length=1)]
+    links: tuple[_NodeLink, ...] = ()
+
+
+_ADAPTER = TypeAdapter(_ClusterFile)
+
+
+def read_cluster(path: Path) -> Cluster:
+    """The cluster that a cluster.toml describes.
+
+    Raises: InputError naming file, key, value and remedy.
+    """
+    return cluster_from_data(read_toml(path), str(path))
+
+
+def cluster_from_data(data: object, source: str) -> Cluster:
+    """The cluster of data shaped like cluster.toml; source names it in errors."""
+    file = validate(_ADAPTER, data, source)
+    for index, node in enumerate(file.nodes):
+        if node.host is not None:
+            raise InputError(
+                f"{source}: nodes[{index}].host: several hosts are not supported yet; "
+                f"remove `host = {node.host!r}` to run on this host"
+            )
+    try:
+        return Cluster(
+            name=file.name,
+            network=file.network.link(),
+            nodes=tuple(_node(node, file.reserve) for node in file.nodes),
+            links=tuple(NodeLink(nodes=entry.nodes, link=entry.link()) for entry in file.links),
+        )
+    except InputError as error:
+        raise InputError(f"{source}: {error}") from None
+
+
+def _node(node: _Node, reserve: str) -> Node:
+    kinds = [devices for devices in node.devices for _ in range(devices.count)]
+    devices = tuple(
+        Device(
+            name=f"{node.name}/{index}",
+            node=node.name,
+            kind=kind.kind,
+            memory_bytes=kind.memory,
+            reserve_bytes=parse_fraction_or_bytes(reserve, kind.memory),
+            speed=kind.speed,
+            price_per_hour=kind.price_per_hour,
+            watts=kind.watts,
+        )
+        for index, kind in enumerate(kinds)
+    )
+    interconnect = node.interconnect.link() if node.interconnect else None
+    return Node(name=node.name, devices=devices, interconnect=interconnect, host=node.host)

@@ -1,0 +1,57 @@
+"""Seconds of layers [start, stop) on a device."""
+
+from collections.abc import Iterable
+from itertools import accumulate
+
+from cost_model.cluster import Device
+from cost_model.memory import trained_bytes
+from cost_model.profile import ModelProfile, interpolate
+
+
+class Prices:
+    """Prices of the layers of one profiled model; remembers the prefix sums of what it was asked for.
+
+    Price = profile[kind] / speed. Times between measured microbatch sizes are interpolated, beyond them
+    extended (see `interpolate`).
+    """
+
+    def __init__(self, profile: ModelProfile) -> None:
+        self.profile = profile
+        self._prefix: dict[tuple[str, int], tuple[list[float], list[float]]] = {}
+
+    def _sums(self, kind: str, samples: int) -> tuple[list[float], list[float]]:
+        key = (kind, samples)
+        if key not in self._prefix:
+            entry = self.profile.kind(kind)
+            sizes = entry.microbatch_sizes
+            forward = [interpolate(sizes, layer.forward_s, samples) for layer in entry.layers]
+            backward = [interpolate(sizes, layer.backward_s, samples) for layer in entry.layers]
+            self._prefix[key] = (
+                list(accumulate(forward, initial=0.0)),
+                list(accumulate(backward, initial=0.0)),
+            )
+        return self._prefix[key]
+
+    def forward_s(self, device: Device, start: int, stop: int, samples: int) -> float:
+        """Seconds of the forward of one microbatch of `samples` through layers [start, stop)."""
+        sums = self._sums(device.kind, samples)[0]
+        return (sums[stop] - sums[start]) / device.speed
+
+    def backward_s(
+        self, device: Device, start: int, stop: int, samples: int, *, recompute: bool = False
+    ) -> float:
+        """Seconds of the backward; with recompute the forward is run once more first."""
+        forward, backward = self._sums(device.kind, samples)
+        seconds = backward[stop] - backward[start]
+        if recompute:
+            seconds += forward[stop] - forward[start]
+        return seconds / device.speed
+
+    def optimizer_s(self, device: Device, layers: Iterable[int]) -> float:
+        """Seconds of the optimizer step for a set of layers on one device."""
+        per_byte = self.profile.kind(device.kind).optimizer_s_per_byte
+        return per_byte * trained_bytes(self.profile, layers) / device.speed
+
+    def boundary_bytes(self, layer: int, samples: int) -> float:
+        """Bytes that travel from layer - 1 to layer, and back as gradients, for one microbatch."""
+        return samples * self.profile.layers[layer - 1].output_bytes_per_sample

@@ -1,0 +1,202 @@
+"""What one model costs on each kind of device, layer by layer: the content of profile.json."""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import ConfigDict, TypeAdapter
+
+from cost_model.cluster import Link
+from cost_model.errors import InputError
+from cost_model.reading import STRICT, canonical_sha256, check_format, did_you_mean, read_json, validate
+
+FORMAT = "hetpipe.profile/1"
+LONGEST_LAYER_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class LayerProfile:
+    """What a layer holds and keeps, whatever the device.
+
+    saved_bytes_per_sample: what autograd keeps from forward to backward, the layer's input included, its
+        output not; output_bytes_per_sample: what travels to the next layer.
+    workspace_bytes: the most that is alive beyond that, within one forward or backward.
+    tied_to: the layer that this one shares tied_bytes of its parameters with (None: with none).
+    unreached_bytes: parameters that the loss does not reach (no gradient, no optimizer state, no sync).
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    name: str
+    parameter_bytes: float
+    output_bytes_per_sample: float
+    saved_bytes_per_sample: float
+    workspace_bytes: float = 0.0
+    tied_to: str | None = None
+    tied_bytes: float = 0.0
+    unreached_bytes: float = 0.0
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, float | int) and value < 0:
+                raise InputError(f"{field.name} of layer {self.name!r} is {value}; give zero or more")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTimes:
+    """Seconds of one layer on one kind, an entry per microbatch size of the kind."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        for name, values in (("forward_s", self.forward_s), ("backward_s", self.backward_s)):
+            for value in values:
+                if value < 0:
+                    raise InputError(f"{name} holds {value}; give zero or more seconds")
+                if value > LONGEST_LAYER_S:
+                    raise InputError(f"{name} holds {value} s for one layer; is it in milliseconds?")
+
+
+@dataclass(frozen=True, slots=True)
+class KindProfile:
+    """Times of all layers on one kind of device; source is "measured" or "estimated"."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    source: str
+    microbatch_sizes: tuple[int, ...]
+    layers: tuple[LayerTimes, ...]
+    optimizer_s_per_byte: float = 0.0
+
+    def __post_init__(self) -> None:
+        sizes = self.microbatch_sizes
+        if self.source not in ("measured", "estimated"):
+            raise InputError(f'source {self.source!r} is unknown; write "measured" or "estimated"')
+        if not sizes or sizes[0] < 1 or any(b <= a for a, b in pairwise(sizes)):
+            raise InputError(f"microbatch_sizes {list(sizes)} must be at least one size, rising, from 1 up")
+        if self.optimizer_s_per_byte < 0:
+            raise InputError(f"optimizer_s_per_byte is {self.optimizer_s_per_byte}; give zero or more")
+        for index, layer in enumerate(self.layers):
+            for name, values in (("forward_s", layer.forward_s), ("backward_s", layer.backward_s)):
+                if len(values) != len(sizes):
+                    raise InputError(
+                        f"layers[{index}].{name} has {len(values)} entries for {len(sizes)} microbatch_sizes"
+                    )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelProfile:
+    """Everything that planning needs to know of a model: layers, and their times on each kind of device.
+
+    links: measured channels by "kind>kind", used where they are slower than the cluster file says;
+        never for emulated devices, whose links behave as written in the file.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    model: str
+    sequence_length: int
+    dtype: str
+    layers: tuple[LayerProfile, ...]
+    kinds: Mapping[str, KindProfile]
+    optimizer_bytes_per_parameter_byte: float = 2.0
+    links: Mapping[str, Link] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        names = [layer.name for layer in self.layers]
+        if not names:
+            raise InputError(f"the profile of {self.model!r} has no layers")
+        for index, layer in enumerate(self.layers):
+            if names.count(layer.name) > 1:
+                raise InputError(f"layers[{index}]: the name {layer.name!r} appears twice")
+            if layer.tied_to is not None and layer.tied_to not in names[:index]:
+                near = did_you_mean(layer.tied_to, names[:index])
+                raise InputError(f"layers[{index}].tied_to names {layer.tied_to!r}; {near}")
+        for kind, profile in self.kinds.items():
+            if len(profile.layers) != len(names):
+                raise InputError(
+                    f"kinds.{kind} has {len(profile.layers)} layers, the model {len(names)}; profile it again"
+                )
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    def kind(self, name: str) -> KindProfile:
+        """Raises: InputError if the kind was not profiled."""
+        if name not in self.kinds:
+            raise InputError(
+                f"the profile of {self.model!r} has no kind {name!r}; {did_you_mean(name, self.kinds)}"
+            )
+        return self.kinds[name]
+
+    def tied_bytes(self, layer: int) -> float:
+        """Bytes of the layer's parameters that are the same tensors as in the layer it is tied to."""
+        entry = self.layers[layer]
+        if entry.tied_to is None:
+            return 0.0
+        home = self.layers[self.tied_home(layer)]
+        return entry.tied_bytes or min(entry.parameter_bytes, home.parameter_bytes)
+
+    def tied_home(self, layer: int) -> int:
+        """Index of the layer that this one is tied to; the layer itself if it is tied to none."""
+        tied_to = self.layers[layer].tied_to
+        return layer if tied_to is None else [entry.name for entry in self.layers].index(tied_to)
+
+    def to_json(self) -> dict[str, Any]:
+        data = dataclasses.asdict(self)
+        for layer in data["layers"]:
+            for key, default in (("tied_bytes", 0.0), ("unreached_bytes", 0.0)):
+                if layer[key] == default:
+                    del layer[key]
+        return {"format": FORMAT, **data}
+
+    @property
+    def sha256(self) -> str:
+        return canonical_sha256(self.to_json())
+
+
+_ADAPTER = TypeAdapter(ModelProfile)
+
+
+def profile_from_data(data: object, source: str) -> ModelProfile:
+    """Raises: InputError naming file, key, value and remedy."""
+    return validate(_ADAPTER, check_format(data, FORMAT, source), source)
+
+
+def read_profile(path: Path) -> ModelProfile:
+    """Raises: InputError naming file, key, value and remedy."""
+    return profile_from_data(read_json(path), str(path))
+
+
+def profile_text(profile: ModelProfile) -> str:
+    return json.dumps(profile.to_json(), indent=1) + "\n"
+
+
+def interpolate(sizes: Sequence[int], values: Sequence[float], size: float) -> float:
+    """A value measured at some microbatch sizes, at any size.
+
+    Exact at the measured sizes and linear between them; beyond the last the last segment goes on, never
+    falling; below the first, and with one size, proportional.
+
+    >>> interpolate([1, 2, 4], [1.0, 1.5, 2.5], 3), interpolate([2], [6.0], 3)
+    (2.0, 9.0)
+    """
+    if size <= sizes[0]:
+        return values[0] * size / sizes[0]
+    if len(sizes) == 1:
+        return values[0] * size / sizes[0]
+    upper = next((index for index, entry in enumerate(sizes) if entry >= size), len(sizes) - 1)
+    lower = upper - 1
+    slope = (values[upper] - values[lower]) / (sizes[upper] - sizes[lower])
+    if size > sizes[-1]:
+        return values[-1] + max(0.0, slope) * (size - sizes[-1])
+    return values[upper] if size == sizes[upper] else values[lower] + slope * (size - sizes[lower])

@@ -1,0 +1,137 @@
+"""Strict reading of files: a wrong key or value becomes one line that names file, key, value and remedy."""
+
+import difflib
+import hashlib
+import json
+import os
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from cost_model.errors import InputError
+
+T = TypeVar("T")
+
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+MAX_FILE_BYTES = 256 * 2**20
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A question naming the nearest of the known words, else the list of all of them.
+
+    >>> did_you_mean("bandwith", ["bandwidth", "latency"])
+    'did you mean "bandwidth"?'
+    """
+    names = list(known)
+    near = difflib.get_close_matches(word, names, n=1)
+    return f'did you mean "{near[0]}"?' if near else f"known: {', '.join(names)}"
+
+
+def read_text(path: Path) -> str:
+    """The text of a UTF-8 file of at most MAX_FILE_BYTES; InputError where there is none."""
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise InputError(f"{path}: larger than {MAX_FILE_BYTES:,} bytes; is it the right file?")
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 text (byte {error.start}); save it as UTF-8") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(read_text(path))
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path}: not JSON ({error.msg}, line {error.lineno})") from None
+
+
+def read_toml(path: Path) -> Any:
+    try:
+        return tomllib.loads(read_text(path))
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path}: not TOML ({error})") from None
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a whole file or nothing: a reader never meets half of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def canonical_sha256(data: object) -> str:
+    """Hash of JSON data that does not depend on the order of keys or on white space."""
+    return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def check_format(data: Any, expected: str, source: str) -> dict[str, Any]:
+    """The object without its "format" key; InputError if it is not an object of the expected format."""
+    if not isinstance(data, dict):
+        raise InputError(f"{source}: holds a {type(data).__name__}, not an object of format {expected!r}")
+    found = data.get("format")
+    if found != expected:
+        raise InputError(f"{source}: format is {found!r}, this version reads {expected!r}")
+    return {key: value for key, value in data.items() if key != "format"}
+
+
+def validate(adapter: TypeAdapter[T], data: object, source: str) -> T:
+    """Data of a TOML or JSON file as the adapter's type.
+
+    Raises: InputError with file, key, value and remedy of the first mistake.
+    """
+    try:
+        return adapter.validate_json(json.dumps(data, default=str), strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise InputError(f"{source}: {_describe(first, adapter)}") from None
+
+
+def _describe(error: Any, adapter: TypeAdapter[Any]) -> str:
+    location = tuple(error["loc"])
+    key = _dotted(location)
+    kind = error["type"]
+    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
+        known = _known_keys(adapter.json_schema(), location[:-1])
+        return f'unknown key "{key}"; {did_you_mean(str(location[-1]), known)}'
+    if kind in ("missing", "missing_argument"):
+        return f'key "{key}" is missing'
+    message = str(error["msg"]).removeprefix("Value error, ")
+    if kind == "value_error":
+        return f"{key}: {message}" if key else message
+    found = json.dumps(error["input"], default=str)
+    shown = found if len(found) < 60 else found[:57] + "..."
+    return f"{key}: {message[0].lower() + message[1:]}, found {shown}"
+
+
+def _dotted(location: tuple[int | str, ...]) -> str:
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    return text.removeprefix(".")
+
+
+def _known_keys(schema: dict[str, Any], location: tuple[int | str, ...]) -> list[str]:
+    definitions = schema.get("$defs", {})
+
+    def resolve(part: dict[str, Any]) -> dict[str, Any]:
+        options = [part, *part.get("anyOf", ())]
+        for option in options:
+            if "$ref" in option:
+                target: dict[str, Any] = definitions[option["$ref"].rsplit("/", 1)[-1]]
+                return target
+        return next((option for option in options if "properties" in option or "items" in option), part)
+
+    here = resolve(schema)
+    for step in location:
+        if isinstance(step, int):
+            here = resolve(here.get("items", {}))
+        else:
+            here = resolve(here.get("properties", {}).get(step) or here.get("additionalProperties") or {})
+    return list(here.get("properties", {}))

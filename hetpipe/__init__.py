@@ -1,0 +1,1 @@
+"""Train one model on unequal devices, as fast as they allow."""

@@ -1,0 +1,228 @@
+"""Instructions, and the program that the simulator and the executor both read."""
+
+import hashlib
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from cost_model.errors import InputError
+from cost_model.profile import ModelProfile
+from partition.plan import Pipeline, Plan, Stage
+
+FORMAT = "hetpipe.program/1"
+
+
+class Pass(StrEnum):
+    FORWARD = "F"
+    BACKWARD = "B"
+
+
+class Direction(StrEnum):
+    SEND = "SEND"
+    RECV = "RECV"
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """The forward or backward of one microbatch at one stage; waits for what it needs to arrive."""
+
+    op: Pass
+    pipeline: int
+    stage: int
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{_route(self.pipeline)}{self.stage}{self.op}{self.microbatch}"
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One end of a message: post a send or a receive at this stage and go on.
+
+    op: F for outputs, which go to the next stage; B for gradients, which go to the one before.
+    """
+
+    direction: Direction
+    op: Pass
+    pipeline: int
+    stage: int
+    microbatch: int
+
+    @property
+    def peer_stage(self) -> int:
+        downstream = (self.direction is Direction.SEND) == (self.op is Pass.FORWARD)
+        return self.stage + 1 if downstream else self.stage - 1
+
+    @property
+    def boundary(self) -> int:
+        """The stage whose input crosses, or whose input's gradient does."""
+        return max(self.stage, self.peer_stage)
+
+    @property
+    def message(self) -> tuple[Pass, int, int, int]:
+        """The same for both ends, and for no other message of the step."""
+        return (self.op, self.pipeline, self.boundary, self.microbatch)
+
+    def __str__(self) -> str:
+        return f"{_route(self.pipeline)}{self.stage}{self.direction}_{self.op}{self.microbatch}"
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """Start the sum of a bucket's gradients over its owners and go on."""
+
+    bucket: int
+
+    def __str__(self) -> str:
+        return f"SYNC{self.bucket}"
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """Wait for all SYNCs, then sum the squares of all gradients over all ranks; ends when all have it."""
+
+    def __str__(self) -> str:
+        return "NORM"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The optimizer."""
+
+    def __str__(self) -> str:
+        return "STEP"
+
+
+Instruction = Compute | Transfer | Sync | Norm | Step
+
+
+def _route(pipeline: int) -> str:
+    return f"{pipeline}:" if pipeline else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Parameters whose gradients are summed over the same ranks.
+
+    tied: only the parameters that layers[0] shares with the later ones of layers; otherwise all parameters
+    of the layers but tied ones.
+    """
+
+    layers: tuple[int, ...]
+    ranks: tuple[int, ...]
+    tied: bool = False
+
+    def __str__(self) -> str:
+        ranks, layers = ",".join(map(str, self.ranks)), ",".join(map(str, self.layers))
+        return f"ranks={ranks} layers={layers}{' tied' if self.tied else ''}"
+
+    def num_bytes(self, profile: ModelProfile) -> float:
+        """Bytes of gradients that each rank gives to the sum."""
+        if self.tied:
+            return max(profile.tied_bytes(layer) for layer in self.layers[1:])
+        homes = {layer: profile.tied_home(layer) for layer in range(profile.num_layers)}
+        total = 0.0
+        for layer in self.layers:
+            entry = profile.layers[layer]
+            lent = [profile.tied_bytes(other) for other, home in homes.items() if home == layer != other]
+            shared = max(lent, default=0.0) + profile.tied_bytes(layer)
+            total += entry.parameter_bytes - entry.unreached_bytes - shared
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The instruction list of every rank. Rank r drives plan.device_names[r]."""
+
+    plan: Plan
+    buckets: tuple[Bucket, ...]
+    ranks: tuple[tuple[Instruction, ...], ...]
+
+    @property
+    def device_names(self) -> tuple[str, ...]:
+        return self.plan.device_names
+
+    def pipeline(self, instruction: Compute | Transfer) -> Pipeline:
+        return self.plan.pipelines[instruction.pipeline]
+
+    def stage(self, instruction: Compute | Transfer) -> Stage:
+        return self.pipeline(instruction).stages[instruction.stage]
+
+    def samples(self, instruction: Compute | Transfer) -> int:
+        """Samples of the microbatch at hand."""
+        return self.pipeline(instruction).microbatch_samples(instruction.microbatch)
+
+    def rank_of(self, pipeline: int, stage: int) -> int:
+        return self.device_names.index(self.plan.pipelines[pipeline].stages[stage].device)
+
+    @property
+    def text(self) -> str:
+        """The content of program.txt: readable, and all that `parse_program` needs besides the plan."""
+        lines = [f"{FORMAT} plan={self.plan.sha256[:16]}"]
+        lines += [f"bucket {index}: {bucket}" for index, bucket in enumerate(self.buckets)]
+        for rank, (name, instructions) in enumerate(zip(self.device_names, self.ranks, strict=True)):
+            lines.append(f"rank {rank} {name}: {' '.join(map(str, instructions))}")
+        return "\n".join(lines) + "\n"
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+_WORD = re.compile(r"(?:(\d+):)?(\d+)(?:(SEND|RECV)_)?([FB])(\d+)")
+_BUCKET = re.compile(r"bucket \d+: ranks=([\d,]+) layers=([\d,]+)( tied)?")
+
+
+def parse_instruction(word: str) -> Instruction:
+    """The instruction that its text form stands for.
+
+    >>> parse_instruction("1:0SEND_F3")
+    Transfer(direction=<Direction.SEND: 'SEND'>, op=<Pass.FORWARD: 'F'>, pipeline=1, stage=0, microbatch=3)
+
+    Raises: InputError if it stands for none.
+    """
+    if word == "NORM":
+        return Norm()
+    if word == "STEP":
+        return Step()
+    if word.startswith("SYNC") and word[4:].isdigit():
+        return Sync(int(word[4:]))
+    match = _WORD.fullmatch(word)
+    if match is None:
+        raise InputError(f"{word!r} is no instruction; they look like 0F3, 1SEND_B2, SYNC0, NORM, STEP")
+    route, stage, direction, op, microbatch = match.groups()
+    where = (int(route or 0), int(stage), int(microbatch))
+    if direction is None:
+        return Compute(Pass(op), *where)
+    return Transfer(Direction(direction), Pass(op), *where)
+
+
+def parse_program(text: str, plan: Plan) -> Program:
+    """The program of program.txt for its plan.
+
+    Raises: InputError if the text is malformed or belongs to another plan.
+    """
+    lines = text.splitlines()
+    if not lines or lines[0] != f"{FORMAT} plan={plan.sha256[:16]}":
+        found = lines[0] if lines else ""
+        raise InputError(f"program.txt begins with {found!r}, which is not format {FORMAT!r} of this plan")
+    buckets = [_parse_bucket(line) for line in lines[1:] if line.startswith("bucket ")]
+    ranks: list[tuple[Instruction, ...]] = []
+    for name, line in zip(plan.device_names, lines[1 + len(buckets) :], strict=False):
+        head, _, words = line.partition(": ")
+        if head != f"rank {len(ranks)} {name}":
+            raise InputError(f"program.txt has {head!r} where rank {len(ranks)} on {name!r} belongs")
+        ranks.append(tuple(parse_instruction(word) for word in words.split()))
+    if len(ranks) != len(plan.device_names) or len(lines) != 1 + len(buckets) + len(ranks):
+        raise InputError(f"program.txt has {len(ranks)} ranks, the plan {len(plan.device_names)} devices")
+    return Program(plan, tuple(buckets), tuple(ranks))
+
+
+def _parse_bucket(line: str) -> Bucket:
+    match = _BUCKET.fullmatch(line)
+    if match is None:
+        raise InputError(
+            f"program.txt: {line!r} is no bucket; they look like 'bucket 0: ranks=0,3 layers=0,25'"
+        )
+    ranks, layers = (tuple(map(int, group.split(","))) for group in match.groups()[:2])
+    return Bucket(layers, ranks, tied=match[3] is not None)

@@ -1,0 +1,91 @@
+"""How to train: everything of a run that is neither model, cluster nor plan. Stored as config.json."""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import ConfigDict, TypeAdapter
+
+from cost_model.errors import InputError
+from cost_model.reading import STRICT, check_format, read_json, validate
+
+FORMAT = "hetpipe.config/1"
+
+
+class Clock(StrEnum):
+    """What an emulated device charges for an operation."""
+
+    NOMINAL = "nominal"  # the profile's time of the operation, over speed
+    CPU = "cpu"  # the CPU seconds that its thread really used, over speed
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Settings of a training run.
+
+    total_steps: length of the learning-rate schedule, None: steps. every: a checkpoint each so many steps,
+    0 for none; save: one at the end. traced_steps: how many of the last steps write events.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    model: str
+    steps: int
+    global_batch_size: int = 16
+    sequence_length: int = 64
+    total_steps: int | None = None
+    seed: int = 0
+    learning_rate: float = 1e-4
+    warmup: float = 0.1
+    weight_decay: float = 0.01
+    clip_norm: float = 1.0
+    dtype: str = "float32"
+    every: int = 0
+    save: bool = False
+    clock: Clock = Clock.NOMINAL
+    data: tuple[str, ...] = ()
+    timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "global_batch_size", "sequence_length"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} is {getattr(self, name)}; give at least 1")
+        for name in ("learning_rate", "weight_decay", "every", "seed"):
+            if getattr(self, name) < 0:
+                raise InputError(f"{name} is {getattr(self, name)}; give zero or more")
+        if self.total_steps is not None and self.total_steps < self.steps:
+            raise InputError(
+                f"total_steps is {self.total_steps}, below steps ({self.steps}); give at least that"
+            )
+        if not 0 <= self.warmup <= 1:
+            raise InputError(f"warmup is {self.warmup}; give the share of the steps, in [0, 1]")
+        if self.dtype not in ("float32", "float64"):
+            raise InputError(f"dtype {self.dtype!r} is not supported; float32 and float64 are")
+        if self.clip_norm <= 0:
+            raise InputError(f"clip_norm is {self.clip_norm}; give more than zero (inf for no clipping)")
+
+    def learning_rate_at(self, step: int) -> float:
+        """Linear warm-up over the first share of the steps, then linear decay to zero."""
+        total = self.total_steps or self.steps
+        warmup_steps = self.warmup * total
+        if step < warmup_steps:
+            return self.learning_rate * (step + 1) / (warmup_steps + 1)
+        return self.learning_rate * (total - step) / max(1.0, total - warmup_steps)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"format": FORMAT, **dataclasses.asdict(self)}
+
+
+_ADAPTER = TypeAdapter(Settings)
+
+
+def read_settings(path: Path) -> Settings:
+    """Raises: InputError naming file, key, value and remedy."""
+    return validate(_ADAPTER, check_format(read_json(path), FORMAT, str(path)), str(path))
+
+
+def settings_text(settings: Settings) -> str:
+    return json.dumps(settings.to_json(), indent=1) + "\n"

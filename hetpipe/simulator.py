@@ -1,0 +1,164 @@
+"""Runs a program on a virtual clock."""
+
+import heapq
+from dataclasses import dataclass, field
+
+from cost_model.communication import NORM_BYTES, all_reduce_due, reserve
+from cost_model.errors import InputError
+from hetpipe.costs import ProgramCosts
+from hetpipe.instructions import Compute, Direction, Instruction, Norm, Pass, Step, Sync, Transfer
+from hetpipe.trace import Event, Trace
+
+Message = tuple[Pass, int, int, int]
+
+
+def simulate(costs: ProgramCosts) -> Trace:
+    """The trace of one step of the program on devices that compute and links that queue.
+
+    Devices run their lists in order; sends and SYNCs go on beside them; links and network cards are
+    first-in first-out in the order of dispatch. Every predicted time that a user sees comes from here.
+
+    Raises: InputError if the program deadlocks, naming the instructions that wait.
+    """
+    return _Simulation(costs).run()
+
+
+@dataclass(slots=True)
+class _Simulation:
+    """Owns the virtual clock of one step. A rank is in the queue, or waits for a key in `parked`."""
+
+    costs: ProgramCosts
+    clock: list[float] = field(init=False)
+    position: list[int] = field(init=False)
+    free_at: list[float] = field(init=False)
+    due: dict[Message, float] = field(default_factory=dict)
+    sync_ready: list[dict[str, float]] = field(init=False)
+    sync_due: list[dict[str, float]] = field(init=False)
+    norm_ready: dict[str, float] = field(default_factory=dict)
+    norm_due: dict[str, float] = field(default_factory=dict)
+    parked: dict[object, list[int]] = field(default_factory=dict)
+    queue: list[tuple[float, int]] = field(init=False)
+    events: list[Event] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        program = self.costs.program
+        count = len(program.ranks)
+        self.clock = [0.0] * count
+        self.position = [0] * count
+        self.free_at = [0.0] * len(self.costs.network.resources)
+        self.sync_ready = [{} for _ in program.buckets]
+        self.sync_due = [{} for _ in program.buckets]
+        self.queue = [(0.0, rank) for rank in range(count)]
+
+    def run(self) -> Trace:
+        ranks = self.costs.program.ranks
+        left = sum(map(len, ranks))
+        while self.queue:
+            _, rank = heapq.heappop(self.queue)
+            if self.position[rank] == len(ranks[rank]):
+                continue
+            waits_for = self._execute(rank, ranks[rank][self.position[rank]])
+            if waits_for is not None:
+                self.parked.setdefault(waits_for, []).append(rank)
+                continue
+            self.position[rank] += 1
+            left -= 1
+            heapq.heappush(self.queue, (self.clock[rank], rank))
+        if left:
+            stuck = [
+                f"{name}: {ranks[rank][self.position[rank]]}"
+                for rank, name in enumerate(self.costs.program.device_names)
+                if self.position[rank] < len(ranks[rank])
+            ]
+            raise InputError(f"the program deadlocks, waiting at {'; '.join(stuck)}")
+        self.events.sort(key=lambda event: (event.rank, event.start_s, event.end_s))
+        return Trace(self.costs.program.device_names, tuple(self.events))
+
+    def _execute(self, rank: int, instruction: Instruction) -> object | None:
+        """Do it and move the rank's clock, or give the key that the rank must wait for."""
+        match instruction:
+            case Compute():
+                return self._compute(rank, instruction)
+            case Transfer():
+                if instruction.direction is Direction.SEND:
+                    self._send(rank, instruction)
+                return None
+            case Sync():
+                self._sync(rank, instruction)
+                return None
+            case Norm():
+                return self._norm(rank)
+            case Step():
+                self._record(rank, instruction, self.clock[rank], self.costs.step_s(rank))
+                return None
+
+    def _record(self, rank: int, instruction: Instruction, start: float, duration: float) -> None:
+        self.clock[rank] = start + duration
+        self.events.append(Event(rank, instruction, start, start + duration))
+
+    def _wake(self, key: object) -> None:
+        for rank in self.parked.pop(key, ()):
+            heapq.heappush(self.queue, (self.clock[rank], rank))
+
+    def _compute(self, rank: int, compute: Compute) -> object | None:
+        message = incoming(compute, self.costs.num_stages[compute.pipeline])
+        start = self.clock[rank]
+        if message is not None:
+            if message not in self.due:
+                return message
+            start = max(start, self.due.pop(message))
+        self._record(rank, compute, start, self.costs.compute_s(rank, compute))
+        return None
+
+    def _send(self, rank: int, send: Transfer) -> None:
+        ready = self.clock[rank]
+        due = reserve(self.free_at, self.costs.route(send), ready, self.costs.transfer_bytes(send))
+        self.due[send.message] = due
+        self.events.append(Event(rank, send, ready, due))
+        self._wake(send.message)
+
+    def _sync(self, rank: int, sync: Sync) -> None:
+        names = self.costs.program.device_names
+        bucket = self.costs.program.buckets[sync.bucket]
+        ready = self.sync_ready[sync.bucket]
+        ready[names[rank]] = self.clock[rank]
+        if len(ready) < len(bucket.ranks):
+            return
+        num_bytes = self.costs.sync_bytes(sync.bucket)
+        due = all_reduce_due(self.free_at, self.costs.network, num_bytes, ready)
+        self.sync_due[sync.bucket] = due
+        for member in bucket.ranks:
+            self.events.append(Event(member, sync, ready[names[member]], due[names[member]]))
+        self._wake(sync)
+
+    def _norm(self, rank: int) -> object | None:
+        program = self.costs.program
+        name = program.device_names[rank]
+        if name in self.norm_due:
+            ready = self.norm_ready[name]
+            self._record(rank, Norm(), ready, self.norm_due[name] - ready)
+            return None
+        ready = self.clock[rank]
+        for index, bucket in enumerate(program.buckets):
+            if rank in bucket.ranks:
+                if not self.sync_due[index]:
+                    return Sync(index)
+                ready = max(ready, self.sync_due[index][name])
+        self.norm_ready[name] = ready
+        if len(self.norm_ready) < len(program.ranks):
+            return Norm()
+        # in order of rank, so that the ring is the same however the ranks arrive
+        in_order = {entry: self.norm_ready[entry] for entry in program.device_names}
+        self.norm_due = all_reduce_due(self.free_at, self.costs.network, NORM_BYTES, in_order)
+        self._wake(Norm())
+        self._record(rank, Norm(), ready, self.norm_due[name] - ready)
+        return None
+
+
+def incoming(compute: Compute, num_stages: int) -> Message | None:
+    """The message that a computation waits for; None at the ends of the pipeline."""
+    if compute.op is Pass.FORWARD:
+        boundary = compute.stage
+        return (compute.op, compute.pipeline, boundary, compute.microbatch) if boundary > 0 else None
+    boundary = compute.stage + 1
+    return (compute.op, compute.pipeline, boundary, compute.microbatch) if boundary < num_stages else None

@@ -1,0 +1,140 @@
+"""Proves before launch that a program can run: messages have both ends, nothing deadlocks or leaks."""
+
+from collections import defaultdict
+from dataclasses import replace
+
+from cost_model.cluster import Cluster
+from cost_model.errors import InfeasibleError, InputError
+from cost_model.profile import ModelProfile
+from hetpipe.instructions import Compute, Direction, Norm, Pass, Program, Step, Sync, Transfer
+from hetpipe.simulator import incoming
+from partition.plan import Plan, check_plan
+
+
+def verify(program: Program, profile: ModelProfile, cluster: Cluster) -> None:
+    """Check the program against its plan, the model and the devices.
+
+    Raises: InputError naming the instruction that is wrong; InfeasibleError if a device lacks memory.
+    """
+    check_plan(program.plan, profile, cluster)
+    verify_messages(program)
+    verify_computations(program)
+    verify_order(program)
+    check_memory(_observed(program), profile, cluster)
+
+
+def verify_messages(program: Program) -> None:
+    """Every send has its receive, on the right rank, and both ends of each directed edge have one order."""
+    edges: dict[tuple[Direction, int, int], list[object]] = defaultdict(list)
+    for rank, instructions in enumerate(program.ranks):
+        for entry in instructions:
+            if isinstance(entry, Transfer):
+                if program.rank_of(entry.pipeline, entry.stage) != rank:
+                    raise InputError(f"rank {rank} has {entry}, which belongs to another rank")
+                peer = program.rank_of(entry.pipeline, entry.peer_stage)
+                edge = (rank, peer) if entry.direction is Direction.SEND else (peer, rank)
+                edges[entry.direction, *edge].append(entry.message)
+    for source, destination in sorted({(source, destination) for _, source, destination in edges}):
+        sent, received = (edges.get((way, source, destination), []) for way in Direction)
+        if sent != received:
+            pairs = zip([*sent, None], [*received, None], strict=False)
+            wrong = next((a, b) for a, b in pairs if a != b)
+            raise InputError(
+                f"rank {source} sends {wrong[0]} to rank {destination}, which receives {wrong[1]} then"
+            )
+
+
+def verify_computations(program: Program) -> None:
+    """Each stage runs the forward and then the backward of each microbatch once, on its rank."""
+    done: set[Compute] = set()
+    for rank, instructions in enumerate(program.ranks):
+        for entry in instructions:
+            if not isinstance(entry, Compute):
+                continue
+            forward = replace(entry, op=Pass.FORWARD)
+            if entry in done or program.rank_of(entry.pipeline, entry.stage) != rank:
+                raise InputError(f"rank {rank} has {entry}, which runs elsewhere or before already")
+            if entry.op is Pass.BACKWARD and forward not in done:
+                raise InputError(f"rank {rank} has {entry} before {forward}")
+            done.add(entry)
+    expected = sum(2 * p.num_microbatches * len(p.stages) for p in program.plan.pipelines)
+    if len(done) != expected:
+        raise InputError(f"the program has {len(done)} computations, the plan needs {expected}")
+
+
+def verify_order(program: Program) -> None:
+    """No deadlock: run all lists, a computation only after its message was sent; then SYNC, NORM, STEP."""
+    for rank, instructions in enumerate(program.ranks):
+        syncs = [index for index, bucket in enumerate(program.buckets) if rank in bucket.ranks]
+        tail = [entry for entry in instructions if isinstance(entry, Sync | Norm | Step)]
+        if tail != [*map(Sync, syncs), Norm(), Step()]:
+            raise InputError(
+                f"rank {rank} ends in {' '.join(map(str, tail))}; SYNCs in order, NORM, STEP belong there"
+            )
+        if not isinstance(instructions[-2], Norm):
+            raise InputError(f"rank {rank} goes on after its NORM")
+    sent: set[object] = set()
+    received: set[object] = set()
+    position = [0] * len(program.ranks)
+    moved = True
+    while moved:
+        moved = False
+        for rank, instructions in enumerate(program.ranks):
+            while position[rank] < len(instructions):
+                entry = instructions[position[rank]]
+                if isinstance(entry, Compute):
+                    message = incoming(entry, len(program.pipeline(entry).stages))
+                    if message is not None and (message not in sent or (rank, message) not in received):
+                        break
+                elif isinstance(entry, Transfer):
+                    if entry.direction is Direction.SEND:
+                        sent.add(entry.message)
+                    else:
+                        received.add((rank, entry.message))
+                position[rank] += 1
+                moved = True
+    stuck = [
+        f"rank {rank} at {instructions[position[rank]]}"
+        for rank, instructions in enumerate(program.ranks)
+        if position[rank] < len(instructions)
+    ]
+    if stuck:
+        raise InputError(f"the program deadlocks: {'; '.join(stuck)}")
+
+
+def observed_in_flight(program: Program) -> dict[tuple[int, int], int]:
+    """The most microbatches that a stage (pipeline, stage) holds between forward and backward."""
+    alive: dict[tuple[int, int], int] = defaultdict(int)
+    most: dict[tuple[int, int], int] = defaultdict(int)
+    for instructions in program.ranks:
+        for entry in instructions:
+            if isinstance(entry, Compute):
+                key = (entry.pipeline, entry.stage)
+                alive[key] += 1 if entry.op is Pass.FORWARD else -1
+                most[key] = max(most[key], alive[key])
+    return dict(most)
+
+
+def _observed(program: Program) -> Plan:
+    most = observed_in_flight(program)
+    pipelines = []
+    for index, pipeline in enumerate(program.plan.pipelines):
+        stages = tuple(replace(s, in_flight=most[index, k]) for k, s in enumerate(pipeline.stages))
+        pipelines.append(replace(pipeline, stages=stages))
+    return replace(program.plan, pipelines=tuple(pipelines))
+
+
+def check_memory(plan: Plan, profile: ModelProfile, cluster: Cluster) -> None:
+    """Raises: InfeasibleError naming the device that lacks most, and its missing bytes."""
+    needs = [(cluster.device(name), plan.memory(profile, name).total_bytes) for name in plan.device_names]
+    device, need = max(needs, key=lambda pair: pair[1] - pair[0].usable_bytes)
+    missing = need - device.usable_bytes
+    if missing > 0:
+        layers = plan.layers_of(device.name)
+        raise InfeasibleError(
+            f"{plan.strategy}: layers {layers[0]} to {layers[-1]} need {need:,.0f} bytes on {device.name!r}, "
+            f"which has {device.usable_bytes:,.0f} usable; {missing:,.0f} bytes are missing: give it fewer "
+            "layers, a smaller microbatch, or more memory",
+            device=device.name,
+            missing_bytes=missing,
+        )

@@ -1,0 +1,288 @@
+"""The plan: pipelines of stages, who holds which layers and who gets how many samples."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+
+from cost_model.cluster import Cluster
+from cost_model.errors import InputError
+from cost_model.memory import DeviceMemory, StageShape, device_memory
+from cost_model.profile import ModelProfile
+from cost_model.reading import STRICT, canonical_sha256, check_format, read_json, validate
+
+FORMAT = "hetpipe.plan/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Layers [start, stop) on a device; devices holds one name (several: a later tensor-parallel group).
+
+    in_flight: microbatches from the start of their forward to the end of their backward here.
+    recompute: keep stage inputs only, run the forward again before the backward.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    devices: tuple[str, ...]
+    layers: tuple[int, int]
+    in_flight: int
+    recompute: bool = False
+
+    def __post_init__(self) -> None:
+        if len(self.devices) != 1:
+            raise InputError(f"a stage names {len(self.devices)} devices; give one (groups come later)")
+        if not 0 <= self.start < self.stop:
+            raise InputError(
+                f"layers {list(self.layers)} are not a range [start, stop) of at least one layer"
+            )
+        if self.in_flight < 1:
+            raise InputError(f"in_flight is {self.in_flight}; give at least 1")
+
+    @property
+    def device(self) -> str:
+        return self.devices[0]
+
+    @property
+    def start(self) -> int:
+        return self.layers[0]
+
+    @property
+    def stop(self) -> int:
+        return self.layers[1]
+
+    @property
+    def num_layers(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """All layers, cut into stages, for num_samples samples of each step (a "virtual worker").
+
+    The last microbatch is smaller where microbatch_size does not divide num_samples.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    microbatch_size: int
+    num_samples: int
+    stages: tuple[Stage, ...]
+
+    def __post_init__(self) -> None:
+        if self.microbatch_size < 1 or self.num_samples < 1 or not self.stages:
+            raise InputError(
+                f"a pipeline has {len(self.stages)} stages, microbatch_size {self.microbatch_size} and "
+                f"num_samples {self.num_samples}; each must be at least 1"
+            )
+        stop = 0
+        for index, stage in enumerate(self.stages):
+            if stage.start != stop:
+                raise InputError(
+                    f"stages[{index}].layers starts at {stage.start}, the stage before it stops at {stop}; "
+                    "stages must cover all layers in order"
+                )
+            stop = stage.stop
+        flights = [min(stage.in_flight, self.num_microbatches) for stage in self.stages]
+        for index in range(1, len(flights)):
+            if flights[index] > flights[index - 1]:
+                raise InputError(
+                    f"in_flight rises from {flights[index - 1]} to {flights[index]} at stages[{index}]; that "
+                    "deadlocks under 1F1B, it may never rise along a pipeline"
+                )
+
+    @property
+    def num_microbatches(self) -> int:
+        return -(-self.num_samples // self.microbatch_size)
+
+    def microbatch_samples(self, microbatch: int) -> int:
+        """Samples of one microbatch; the last may be smaller."""
+        return min(self.microbatch_size, self.num_samples - microbatch * self.microbatch_size)
+
+    def in_flight(self, stage: int) -> int:
+        """in_flight of a stage, clamped to the number of microbatches."""
+        return min(self.stages[stage].in_flight, self.num_microbatches)
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePrediction:
+    """What one device is expected to do in a step; busy in [0, 1] is its share of the makespan."""
+
+    memory_bytes: float
+    busy: float
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Figures derived from a plan, never an input.
+
+    bound_s: no plan of bound_space is faster under this cost model; gap = step_s / bound_s - 1.
+    bubble: idle share of the makespan over the devices used, in [0, 1].
+    """
+
+    step_s: float
+    samples_per_s: float
+    bubble: float
+    devices: Mapping[str, DevicePrediction]
+    bound_s: float | None = None
+    bound_space: str | None = None
+    fractional_bound_s: float | None = None
+
+    @property
+    def gap(self) -> float | None:
+        return None if self.bound_s is None else self.step_s / self.bound_s - 1
+
+    def to_json(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self), "gap": self.gap}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Who holds which layers and who gets how many samples; predicted figures where they are known."""
+
+    strategy: str
+    model: str
+    global_batch_size: int
+    pipelines: tuple[Pipeline, ...]
+    zero: int = 0
+    predicted: Prediction | None = None
+    profile_sha256: str | None = None
+    cluster_sha256: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.pipelines:
+            raise InputError("the plan has no pipelines; give at least one")
+        total = sum(pipeline.num_samples for pipeline in self.pipelines)
+        if total != self.global_batch_size:
+            raise InputError(
+                f"num_samples of the pipelines add up to {total}, global_batch_size is "
+                f"{self.global_batch_size}; each sample needs a pipeline"
+            )
+        if len({pipeline.stages[-1].stop for pipeline in self.pipelines}) > 1:
+            raise InputError("the pipelines stop at different layers; each must cover them all")
+        if self.zero not in (0, 1):
+            raise InputError(f"zero is {self.zero}; 0 and 1 are known")
+
+    @property
+    def num_layers(self) -> int:
+        return self.pipelines[0].stages[-1].stop
+
+    @property
+    def device_names(self) -> tuple[str, ...]:
+        """The devices in use, in order of first appearance; rank r of a run is the r-th of them."""
+        names = (stage.device for pipeline in self.pipelines for stage in pipeline.stages)
+        return tuple(dict.fromkeys(names))
+
+    def layers_of(self, device: str) -> tuple[int, ...]:
+        """The union of the layers that a device holds, rising."""
+        stages = (stage for pipeline in self.pipelines for stage in pipeline.stages)
+        held = {layer for stage in stages if stage.device == device for layer in range(*stage.layers)}
+        return tuple(sorted(held))
+
+    def memory(self, profile: ModelProfile, device: str) -> DeviceMemory:
+        """Bytes that the plan needs on one device."""
+        shapes = [
+            StageShape(
+                stage.start, stage.stop, pipeline.in_flight(index), pipeline.microbatch_size, stage.recompute
+            )
+            for pipeline in self.pipelines
+            for index, stage in enumerate(pipeline.stages)
+            if stage.device == device
+        ]
+        return device_memory(profile, shapes)
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as in plan.json; derived figures only where they are known."""
+        pipelines = [
+            {
+                "microbatch_size": pipeline.microbatch_size,
+                "num_samples": pipeline.num_samples,
+                "stages": [dataclasses.asdict(stage) for stage in pipeline.stages],
+            }
+            for pipeline in self.pipelines
+        ]
+        data: dict[str, Any] = {
+            "format": FORMAT,
+            "strategy": self.strategy,
+            "model": self.model,
+            "global_batch_size": self.global_batch_size,
+            "zero": self.zero,
+            "pipelines": pipelines,
+        }
+        if self.predicted is not None:
+            data["predicted"] = self.predicted.to_json()
+        if self.profile_sha256 is not None:
+            data["profile_sha256"] = self.profile_sha256
+        if self.cluster_sha256 is not None:
+            data["cluster_sha256"] = self.cluster_sha256
+        return data
+
+    @property
+    def sha256(self) -> str:
+        """Hash of what the plan decides; derived figures do not count."""
+        derived = ("predicted", "profile_sha256", "cluster_sha256")
+        return canonical_sha256({key: value for key, value in self.to_json().items() if key not in derived})
+
+
+class _PlanFile(BaseModel):
+    model_config = STRICT
+    strategy: str = "manual"
+    model: str
+    global_batch_size: int
+    zero: int = 0
+    pipelines: tuple[Pipeline, ...]
+    predicted: dict[str, Any] | None = None
+    profile_sha256: str | None = None
+    cluster_sha256: str | None = None
+
+
+_ADAPTER = TypeAdapter(_PlanFile)
+
+
+def plan_from_data(data: object, source: str) -> Plan:
+    """The plan in plan.json's data; the predicted figures in it are ignored, they are derived.
+
+    Raises: InputError naming file, key, value and remedy.
+    """
+    file = validate(_ADAPTER, check_format(data, FORMAT, source), source)
+    try:
+        return Plan(
+            strategy=file.strategy,
+            model=file.model,
+            global_batch_size=file.global_batch_size,
+            zero=file.zero,
+            pipelines=file.pipelines,
+            profile_sha256=file.profile_sha256,
+            cluster_sha256=file.cluster_sha256,
+        )
+    except InputError as error:
+        raise InputError(f"{source}: {error}") from None
+
+
+def read_plan(path: Path) -> Plan:
+    """Raises: InputError naming file, key, value and remedy."""
+    return plan_from_data(read_json(path), str(path))
+
+
+def plan_text(plan: Plan) -> str:
+    return json.dumps(plan.to_json(), indent=1) + "\n"
+
+
+def check_plan(plan: Plan, profile: ModelProfile, cluster: Cluster) -> None:
+    """Raises: InputError if the plan does not cover the profile's layers or names an unknown device."""
+    if plan.num_layers != profile.num_layers:
+        stages = max(len(pipeline.stages) for pipeline in plan.pipelines)
+        raise InputError(
+            f"the plan covers layers [0, {plan.num_layers}) in {stages} stages, {profile.model!r} has "
+            f"{profile.num_layers} layers; the stages must cover them all, once"
+        )
+    if plan.model != profile.model:
+        raise InputError(
+            f"the plan is for {plan.model!r}, the profile for {profile.model!r}; give matching ones"
+        )
+    for name in plan.device_names:
+        profile.kind(cluster.device(name).kind)

@@ -1,0 +1,47 @@
+"""What is asked of the planner."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cost_model.cluster import Cluster
+from cost_model.errors import InputError
+from cost_model.profile import ModelProfile
+from partition.plan import Plan, Prediction
+
+Evaluate = Callable[[Plan], Prediction]
+"""The verdict on a plan: the simulator, handed in from above (`hetpipe.planning`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Train profile.model on the cluster, global_batch_size samples a step, as fast as possible.
+
+    microbatch_sizes: those that a plan may use, rising.
+    """
+
+    profile: ModelProfile
+    cluster: Cluster
+    global_batch_size: int
+    microbatch_sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if self.global_batch_size < 1:
+            raise InputError(f"global_batch_size is {self.global_batch_size}; give at least 1")
+        if not self.microbatch_sizes or min(self.microbatch_sizes) < 1:
+            raise InputError(
+                f"microbatch sizes {list(self.microbatch_sizes)} must be at least one, from 1 up"
+            )
+        for device in self.cluster.devices:
+            self.profile.kind(device.kind)
+
+
+def problem_of(
+    profile: ModelProfile, cluster: Cluster, global_batch_size: int, microbatch_size: int | None = None
+) -> Problem:
+    """The problem with the microbatch sizes that every kind was profiled at, or the one that is forced."""
+    if microbatch_size is not None:
+        return Problem(profile, cluster, global_batch_size, (microbatch_size,))
+    kinds = {device.kind for device in cluster.devices}
+    common = set.intersection(*(set(profile.kind(kind).microbatch_sizes) for kind in kinds))
+    sizes = tuple(sorted(size for size in common if size <= global_batch_size))
+    return Problem(profile, cluster, global_batch_size, sizes or (1,))
