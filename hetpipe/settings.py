@@ -27,7 +27,7 @@ class Settings:
     """Settings of a training run.
 
     total_steps: length of the learning-rate schedule, None: steps. every: a checkpoint each so many steps,
-    0 for none; save: one at the end. traced_steps: how many of the last steps write events.
+    0 for none; save: one at the end. resume_from: folder of the checkpoint to go on from.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -47,6 +47,7 @@ class Settings:
     save: bool = False
     clock: Clock = Clock.NOMINAL
     data: tuple[str, ...] = ()
+    resume_from: str | None = None
     timeout_s: float = 600.0
 
     def __post_init__(self) -> None:

@@ -1,0 +1,185 @@
+"""Runs a rank's instruction list for real."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hetpipe.costs import ProgramCosts
+from hetpipe.emulation import Board, Pace
+from hetpipe.gradient_sync import GradientSync
+from hetpipe.instructions import Compute, Direction, Instruction, Norm, Pass, Step, Sync, Transfer
+from hetpipe.optimizer import Optimizer
+from hetpipe.simulator import incoming
+from hetpipe.stage import Microbatch, StageRunner
+from hetpipe.trace import Event
+from hetpipe.transport import TensorShape, Transport, release_points
+
+Boundaries = Callable[[int, int], tuple[TensorShape, ...]]
+"""(layer, samples) -> the tensors that travel from layer - 1 to layer for a microbatch of samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """What a rank knows after a step: loss and gradient norm of all ranks, its own times and events."""
+
+    loss: float
+    gradient_norm: float
+    finite: bool
+    start_s: float
+    end_s: float
+    busy_s: float
+    over_budget_s: float
+    events: tuple[Event, ...]
+
+
+class Executor:
+    """One rank of a run. Owns nothing but the order: each part below owns its own resource."""
+
+    def __init__(
+        self,
+        costs: ProgramCosts,
+        rank: int,
+        *,
+        stages: StageRunner,
+        transport: Transport,
+        sync: GradientSync,
+        optimizer: Optimizer,
+        boundaries: Boundaries,
+        pace: Pace,
+        board: Board | None,
+    ) -> None:
+        self._costs = costs
+        self._program = costs.program
+        self._rank = rank
+        self._stages = stages
+        self._transport = transport
+        self._sync = sync
+        self._optimizer = optimizer
+        self._boundaries = boundaries
+        self._pace = pace
+        self._board = board
+        self._releases = release_points(self._program, rank)
+        self._norm = len(self._program.buckets)
+        self._outgoing: dict[object, tuple[Tensor, ...]] = {}
+        self._sync_ends: dict[Instruction, float] = {}
+
+    def step(
+        self,
+        step: int,
+        microbatch: Callable[[int, int], Microbatch],
+        *,
+        start_s: float,
+        learning_rate: float,
+        clip_norm: float,
+    ) -> StepOutcome:
+        """Run the whole list once.
+
+        microbatch: (pipeline, microbatch) -> its data. start_s: common start of all ranks, monotonic clock.
+        A step whose gradients are not finite leaves the parameters as they are, on all ranks alike.
+        """
+        self._optimizer.zero_grad()
+        events: list[Event] = []
+        totals = torch.zeros(3, dtype=torch.float64)
+        self._pace.start_step(start_s)
+        for index, entry in enumerate(self._program.ranks[self._rank]):
+            begin = self._pace.now_s
+            end = begin
+            match entry:
+                case Compute():
+                    begin, end = self._compute(index, entry, microbatch)
+                case Transfer():
+                    end = self._transfer(entry)
+                case Sync():
+                    end = self._start_sync(entry)
+                case Norm():
+                    totals = self._norm_of_all(step)
+                    end = self._pace.now_s
+                case Step():
+                    begin, end = self._update(totals, learning_rate, clip_norm)
+            if not (isinstance(entry, Transfer) and entry.direction is Direction.RECV):
+                events.append(Event(self._rank, entry, begin - start_s, end - start_s))
+        self._transport.finish()
+        for index, event in enumerate(events):
+            if event.instruction in self._sync_ends:
+                end_s = max(event.start_s, self._sync_ends[event.instruction] - start_s)
+                events[index] = replace(event, end_s=end_s)
+        return StepOutcome(
+            loss=float(totals[2]),
+            gradient_norm=float(totals[0].sqrt()),
+            finite=float(totals[1]) == 0.0,
+            start_s=start_s,
+            end_s=self._pace.now_s,
+            busy_s=self._pace.busy_s,
+            over_budget_s=self._pace.over_budget_s,
+            events=tuple(events),
+        )
+
+    def _compute(
+        self, index: int, entry: Compute, microbatch: Callable[[int, int], Microbatch]
+    ) -> tuple[float, float]:
+        received: tuple[Tensor, ...] = ()
+        ready_s = 0.0
+        message = incoming(entry, self._costs.num_stages[entry.pipeline])
+        if message is not None:
+            receive = Transfer(Direction.RECV, entry.op, entry.pipeline, entry.stage, entry.microbatch)
+            received = self._transport.receive(receive)
+            if self._board is not None:
+                ready_s = self._board.due_s(message)
+        for send in self._releases.get(index, ()):
+            self._transport.release(send)
+        start = self._pace.begin(ready_s)
+        if entry.op is Pass.FORWARD:
+            result = self._stages.forward(entry, microbatch(entry.pipeline, entry.microbatch), received)
+        else:
+            result = self._stages.backward(entry, received)
+        if result:
+            send = Transfer(Direction.SEND, entry.op, entry.pipeline, entry.stage, entry.microbatch)
+            self._outgoing[send.message] = result
+        return start, self._pace.end(start, self._costs.compute_s(self._rank, entry))
+
+    def _transfer(self, entry: Transfer) -> float:
+        """Post a message; gives the time at which it is due."""
+        if entry.direction is Direction.SEND:
+            due_s = self._board.send(entry, self._pace.now_s) if self._board else self._pace.now_s
+            self._transport.send(entry, self._outgoing.pop(entry.message))
+            return due_s
+        layer = self._program.pipeline(entry).stages[entry.boundary].start
+        shapes = self._boundaries(layer, self._program.samples(entry))
+        if entry.op is Pass.BACKWARD:
+            shapes = tuple(shape for shape in shapes if shape.dtype.is_floating_point)
+        self._transport.post_receive(entry, shapes)
+        return self._pace.now_s
+
+    def _start_sync(self, entry: Sync) -> float:
+        if self._board is not None:
+            self._board.join(entry.bucket, self._rank, self._pace.now_s)
+        self._sync.start(entry.bucket)
+        return self._pace.now_s
+
+    def _norm_of_all(self, step: int) -> Tensor:
+        """[sum of squares, number of ranks with a non-finite one, loss] over all ranks: float64."""
+        self._sync_ends.clear()
+        for bucket in self._sync.finish():
+            due_s = self._board.collective_due_s(bucket, self._rank, step) if self._board else 0.0
+            self._sync_ends[Sync(bucket)] = due_s or self._pace.wait(0.0)
+            self._pace.wait(due_s)
+        squares = self._optimizer.square_sum()
+        not_finite = 0.0 if squares.isfinite() else 1.0
+        totals = torch.tensor([float(squares), not_finite, self._stages.take_loss()], dtype=torch.float64)
+        if len(self._program.ranks) == 1:
+            return totals
+        if self._board is not None:
+            self._board.join(self._norm, self._rank, self._pace.now_s)
+        dist.all_reduce(totals)
+        self._pace.wait(self._board.collective_due_s(self._norm, self._rank, step) if self._board else 0.0)
+        return totals
+
+    def _update(self, totals: Tensor, learning_rate: float, clip_norm: float) -> tuple[float, float]:
+        start = self._pace.begin(0.0)
+        if float(totals[1]) == 0.0:
+            scale = min(1.0, clip_norm / (float(totals[0].sqrt()) + 1e-6))
+            self._optimizer.step(learning_rate, scale)
+        return start, self._pace.end(start, self._costs.step_s(self._rank))

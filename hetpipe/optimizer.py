@@ -1,0 +1,75 @@
+"""AdamW on the parameters of one rank, with the gradient norm of all ranks."""
+
+from collections.abc import Collection, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from hetpipe.checkpoint import OPTIMIZER_STATES
+
+
+class Optimizer:
+    """Fused AdamW (Loshchilov and Hutter, ICLR 2019) over named parameters. Owns their states.
+
+    Vectors (biases, normalisation) do not decay. counted: names of the parameters whose squares this rank
+    adds to the norm, so that each counts once over all ranks.
+    """
+
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], counted: Collection[str], weight_decay: float
+    ) -> None:
+        self.parameters = dict(parameters)
+        self.num_steps = 0
+        self._counted = [self.parameters[name] for name in self.parameters if name in counted]
+        matrices = [value for value in self.parameters.values() if value.dim() > 1]
+        vectors = [value for value in self.parameters.values() if value.dim() <= 1]
+        groups = [
+            {"params": matrices, "weight_decay": weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+        self._adamw = torch.optim.AdamW([group for group in groups if group["params"]], lr=0.0, fused=True)
+
+    def zero_grad(self) -> None:
+        self._adamw.zero_grad(set_to_none=True)
+
+    def square_sum(self) -> Tensor:
+        """Sum of squares of the gradients that this rank counts: float64 scalar."""
+        gradients = [value.grad for value in self._counted if value.grad is not None]
+        if not gradients:
+            return torch.zeros((), dtype=torch.float64)
+        norms = torch.stack(torch._foreach_norm(gradients)).to("cpu", torch.float64)
+        return norms.square().sum()
+
+    @torch.no_grad()
+    def step(self, learning_rate: float, scale: float) -> None:
+        """One step with all gradients multiplied by scale."""
+        if scale != 1.0:
+            gradients = [value.grad for value in self.parameters.values() if value.grad is not None]
+            torch._foreach_mul_(gradients, scale)
+        for group in self._adamw.param_groups:
+            group["lr"] = learning_rate
+        self._adamw.step()
+        self.num_steps += 1
+
+    def states(self, name: str) -> dict[str, Tensor]:
+        """The states of a parameter as "name.state"; none before the first step."""
+        state = self._adamw.state.get(self.parameters[name], {}) if name in self.parameters else {}
+        return {f"{name}.{key}": state[key] for key in OPTIMIZER_STATES if key in state}
+
+    def states_of(self, parameter: nn.Parameter) -> list[Tensor]:
+        """The state tensors of a parameter, for counting their bytes."""
+        state = self._adamw.state.get(parameter, {})
+        return [state[key] for key in OPTIMIZER_STATES if key in state]
+
+    def load_states(self, name: str, tensors: Mapping[str, Tensor], num_steps: int) -> None:
+        """Take back what `states` gave after num_steps steps."""
+        self.num_steps = num_steps
+        if name in self.parameters and f"{name}.{OPTIMIZER_STATES[0]}" in tensors:
+            parameter = self.parameters[name]
+            self._adamw.state[parameter] = {
+                "step": torch.tensor(float(num_steps), device=parameter.device),
+                **{
+                    key: tensors[f"{name}.{key}"].to(parameter.device, parameter.dtype).clone()
+                    for key in OPTIMIZER_STATES
+                },
+            }

@@ -1,0 +1,166 @@
+"""Profiles from the cache or from a measurement in processes of their own. Needs no torch itself."""
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from cost_model.cluster import Cluster
+from cost_model.errors import InputError
+from cost_model.profile import ModelProfile, profile_from_data, profile_text, read_profile
+from cost_model.reading import canonical_sha256, write_atomically
+from hetpipe.run_folder import RunFolder
+from hetpipe.settings import Settings, settings_text
+
+MICROBATCH_SIZES = (1, 2, 4)
+DEFAULT_BUDGET_S = 60.0
+
+Progress = Callable[[float, str], None]
+"""Called with the share done in [0, 1] and what is being done."""
+
+
+def cache_folder() -> Path:
+    """Where profiles are kept: $XDG_CACHE_HOME/hetpipe, else ~/.cache/hetpipe."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hetpipe" / "profiles"
+
+
+def cache_key(settings: Settings, kinds: Sequence[str], sizes: Sequence[int], code: str) -> str:
+    """Everything that a measurement depends on, hashed: model, shapes, kinds, threads, host, versions."""
+    return canonical_sha256(
+        {
+            "model": settings.model,
+            "sequence_length": settings.sequence_length,
+            "dtype": settings.dtype,
+            "kinds": sorted(kinds),
+            "sizes": list(sizes),
+            "cores": os.cpu_count(),
+            "processor": _processor(),
+            "versions": {name: importlib.metadata.version(name) for name in ("torch", "transformers")},
+            "code": code,
+        }
+    )[:24]
+
+
+def profile_model(
+    model: str,
+    cluster: Cluster,
+    sequence_length: int,
+    *,
+    dtype: str = "float32",
+    budget_s: float = DEFAULT_BUDGET_S,
+    microbatch_sizes: Sequence[int] = MICROBATCH_SIZES,
+    progress: Progress | None = None,
+    use_cache: bool = True,
+    task: Any = None,
+) -> ModelProfile:
+    """The profile of a model for every kind of device of the cluster, from the cache if it is there.
+
+    Emulated devices are profiled once, unslowed, with one thread; their speed scales the price later.
+    budget_s: seconds of measurement over all kinds. task: a `TaskFactory` for a model of your own, named by
+    `model`; never cached.
+
+    Raises: InputError for an unknown model, or a kind that this host does not have.
+    """
+    kinds = sorted({device.kind for device in cluster.devices})
+    settings = Settings(model=model, steps=1, sequence_length=sequence_length, dtype=dtype)
+    path = (
+        cache_folder() / f"{_file_name(model)}-{cache_key(settings, kinds, microbatch_sizes, _code())}.json"
+    )
+    if use_cache and task is None and path.exists():
+        try:
+            return read_profile(path)
+        except InputError:
+            path.unlink(missing_ok=True)
+    profiles = []
+    for index, kind in enumerate(kinds):
+        count = sum(device.kind == kind for device in cluster.devices)
+
+        def report(done: float, what: str, index: int = index) -> None:
+            if progress is not None:
+                progress((index + done) / len(kinds), what)
+
+        share = budget_s / len(kinds)
+        profiles.append(_measure(settings, kind, count, share, microbatch_sizes, report, task))
+    merged = merge(profiles)
+    if task is None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, profile_text(merged))
+    return merged
+
+
+def _measure(
+    settings: Settings,
+    kind: str,
+    count: int,
+    budget_s: float,
+    sizes: Sequence[int],
+    progress: Progress,
+    task: Any,
+) -> ModelProfile:
+    from hetpipe.launch import RankGroup, run_ranks
+    from hetpipe.models import preload_modules
+    from hetpipe.profiler import profile_rank, threads_for
+    from hetpipe.task import prepare_data, registered_task
+
+    found: list[ModelProfile] = []
+
+    def on_event(event: dict[str, Any]) -> None:
+        if event["event"] == "progress":
+            progress(event["done"], event["what"])
+        elif event["event"] == "profile":
+            found.append(profile_from_data(json.loads(json.dumps(event["profile"])), "measurement"))
+
+    with tempfile.TemporaryDirectory(prefix="hetpipe-") as name:
+        folder = RunFolder(Path(name))
+        folder.write(folder.config, settings_text(settings))
+        if task is None:
+            prepare_data(folder, settings)
+        preload = preload_modules(settings.model) if task is None else ()
+        group = RankGroup((kind,), (threads_for(kind, count),), preload=preload)
+        arguments = (name, (kind,), tuple(sizes), budget_s, task or registered_task)
+        run_ranks(profile_rank, arguments, group, on_event)
+    return found[0]
+
+
+def merge(profiles: Sequence[ModelProfile]) -> ModelProfile:
+    """One profile with the kinds of all; they must be of one model, length and dtype.
+
+    Raises: InputError naming what differs.
+    """
+    first = profiles[0]
+    for other in profiles[1:]:
+        for key in ("model", "sequence_length", "dtype", "num_layers"):
+            mine, theirs = getattr(first, key), getattr(other, key)
+            if mine != theirs:
+                raise InputError(f"profiles of {key} {mine!r} and {theirs!r} cannot be joined")
+    layers = tuple(
+        dataclasses.replace(entry, workspace_bytes=max(p.layers[index].workspace_bytes for p in profiles))
+        for index, entry in enumerate(first.layers)
+    )
+    kinds = {kind: entry for profile in profiles for kind, entry in profile.kinds.items()}
+    return dataclasses.replace(first, layers=layers, kinds=kinds)
+
+
+def _code() -> str:
+    """Hash of the code that measures, so that its changes do not meet old profiles."""
+    here = Path(__file__).parent
+    names = ("profiler.py", "skeleton.py", "stage.py", "optimizer.py", "models.py", "dropout.py", "loss.py")
+    return hashlib.sha256(b"".join((here / name).read_bytes() for name in names)).hexdigest()
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "")
+
+
+def _file_name(model: str) -> str:
+    return "".join(letter if letter.isalnum() or letter in "-._" else "_" for letter in model)

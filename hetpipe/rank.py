@@ -1,0 +1,270 @@
+"""One rank of a training run: reads the run folder, trains, and reports."""
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from cost_model.cluster import CPU, EMULATED, Device
+from cost_model.cluster_file import read_cluster
+from cost_model.errors import InputError
+from cost_model.profile import read_profile
+from cost_model.reading import read_text
+from hetpipe.costs import ProgramCosts
+from hetpipe.dropout import KeyedDropout
+from hetpipe.emulation import Board, ByteCounter, EmulatedPace, HostLoad, Pace
+from hetpipe.executor import Executor, StepOutcome
+from hetpipe.gradient_sync import GradientSync, counted_names
+from hetpipe.instructions import parse_program
+from hetpipe.launch import Emit
+from hetpipe.optimizer import Optimizer
+from hetpipe.rank_report import RankSummary, shared_hashes, write_results
+from hetpipe.run_folder import RunFolder
+from hetpipe.saving import load_checkpoint, save_checkpoint
+from hetpipe.settings import Clock, Settings, read_settings
+from hetpipe.skeleton import LayerModel
+from hetpipe.stage import Microbatch, StageRunner
+from hetpipe.task import TaskFactory, TrainingTask
+from hetpipe.transport import DistributedTransport, TensorShape
+from partition.plan import read_plan
+
+T = TypeVar("T")
+
+LEAD_S = 0.003
+"""The common start of a step lies this far ahead, so that every rank is waiting for it."""
+
+
+def train_rank(folder: str, make_task: TaskFactory, board: str | None, *, rank: int, emit: Emit) -> None:
+    """Train as one rank of the program in a run folder; rank 0 emits metrics and writes the results.
+
+    board: file of the emulated links' table (`Board.create`), None where no device is emulated.
+
+    Raises: InputError if the ranks read different programs.
+    """
+    run = _Run.open(RunFolder(Path(folder)), make_task, board, rank, emit)
+    try:
+        run.train()
+    finally:
+        run.close()
+
+
+@dataclass(slots=True)
+class _Run:
+    """The state of one rank between steps: where in the data it is, and what was measured so far."""
+
+    folder: RunFolder
+    settings: Settings
+    costs: ProgramCosts
+    rank: int
+    task: TrainingTask
+    model: LayerModel
+    optimizer: Optimizer
+    executor: Executor
+    board: Board | None
+    device: Device
+    emit: Emit
+    step: int = 0
+    samples_seen: int = 0
+    outcomes: list[StepOutcome] = field(default_factory=list)
+    step_s: list[float] = field(default_factory=list)
+    peak_bytes: float | None = None
+
+    @classmethod
+    def open(
+        cls, folder: RunFolder, make_task: TaskFactory, board_path: str | None, rank: int, emit: Emit
+    ) -> "_Run":
+        settings = read_settings(folder.config)
+        cluster, profile = read_cluster(folder.cluster), read_profile(folder.profile)
+        program = parse_program(read_text(folder.program), read_plan(folder.plan))
+        _same_on_all_ranks(program.sha256)
+        costs = ProgramCosts(program, profile, cluster)
+        device = cluster.device(program.device_names[rank])
+        place = torch_device(device)
+        task = make_task(folder, settings)
+        dtype = getattr(torch, settings.dtype)
+        layers = program.plan.layers_of(device.name)
+        model = task.chain.materialise(layers, settings.seed, dtype, place)
+        model.train()
+        reached = {info.name for layer in layers for info in task.chain.parameters(layer) if info.reached}
+        trained = {name: value for name, value in model.owned_parameters().items() if name in reached}
+        for name, value in model.owned_parameters().items():
+            value.requires_grad_(name in reached)
+        optimizer = Optimizer(trained, counted_names(program, rank, task.chain), settings.weight_decay)
+        board = Board(Path(board_path), costs) if board_path is not None else None
+        executor = Executor(
+            costs,
+            rank,
+            stages=StageRunner(program, model, KeyedDropout(settings.seed), task.loss),
+            transport=DistributedTransport(program, rank, place, settings.timeout_s),
+            sync=GradientSync(program, rank, task.chain, trained),
+            optimizer=optimizer,
+            boundaries=_boundaries(task, settings, dtype),
+            pace=_pace(device, settings, place),
+            board=board,
+        )
+        run = cls(folder, settings, costs, rank, task, model, optimizer, executor, board, device, emit)
+        if settings.resume_from is not None:
+            run.step, run.samples_seen = load_checkpoint(
+                Path(settings.resume_from), settings, task, model, optimizer
+            )
+        return run
+
+    def close(self) -> None:
+        if self.board is not None:
+            self.board.close()
+
+    def train(self) -> None:
+        load = HostLoad()
+        first = self.step
+        for step in range(first, self.settings.steps):
+            if step == first + 1:
+                load.lap()  # the first step is not timed
+            self.step = step
+            self._one_step(counted=step == first)
+            done = step + 1
+            every = self.settings.every
+            last = done == self.settings.steps
+            if (every and done % every == 0) or (last and self.settings.save):
+                program = self.costs.program
+                save_checkpoint(
+                    self.folder, self.settings, self.task, program, self.rank, self.model, self.optimizer,
+                    done, self.samples_seen,
+                )  # fmt: skip
+        summary = RankSummary(
+            peak_bytes=self.peak_bytes,
+            outcomes=tuple(self.outcomes),
+            load=load.lap(),
+            hashes=shared_hashes(self.costs.program, self.task.chain, self.model),
+        )
+        summaries = gather(summary)
+        if self.rank == 0 and self.outcomes:
+            write_results(self.folder, self.costs, self.settings, summaries, self.step_s)
+
+    def _one_step(self, *, counted: bool) -> None:
+        count = self.costs.program.plan.global_batch_size
+        inputs, labels = self.task.batch(self.samples_seen, count)
+        microbatch = _slices(self.costs, self.step, inputs, labels, 1 / self.task.num_loss_tokens(count))
+        counter = self._counter() if counted else None
+        context: AbstractContextManager[Any] = counter if counter is not None else nullcontext()
+        start_s = _common_start()
+        with context:
+            outcome = self.executor.step(
+                self.step,
+                microbatch,
+                start_s=start_s,
+                learning_rate=self.settings.learning_rate_at(self.step),
+                clip_norm=self.settings.clip_norm,
+            )
+        if counter is not None:
+            self.peak_bytes = float(counter.peak_bytes)
+        elif counted and torch.cuda.is_available() and self.device.kind not in (CPU, EMULATED):
+            self.peak_bytes = float(torch.cuda.max_memory_allocated())
+        self.samples_seen += count
+        self.outcomes.append(outcome)
+        self._report(outcome, count)
+
+    def _counter(self) -> ByteCounter | None:
+        if self.device.kind not in (CPU, EMULATED):
+            return None
+        cap = self.device.memory_bytes if self.device.kind == EMULATED else float("inf")
+        counter = ByteCounter(cap, self.device.name)
+        for value in self.model.owned_parameters().values():
+            counter.add(value)
+            for state in self.optimizer.states_of(value):
+                counter.add(state)
+        return counter
+
+    def _report(self, outcome: StepOutcome, num_samples: int) -> None:
+        ends_and_busy = gather((outcome.end_s, outcome.busy_s))
+        step_s = max(end for end, _ in ends_and_busy) - outcome.start_s
+        self.step_s.append(step_s)
+        if self.rank != 0:
+            return
+        metrics = {
+            "step": self.step + 1,
+            "loss": outcome.loss,
+            "samples_per_s": num_samples / step_s,
+            "step_s": step_s,
+            "bubble": 1 - sum(busy for _, busy in ends_and_busy) / (len(ends_and_busy) * step_s),
+            "learning_rate": self.settings.learning_rate_at(self.step),
+            "gradient_norm": outcome.gradient_norm,
+            "finite": outcome.finite,
+            "samples_seen": self.samples_seen,
+        }
+        with open(self.folder.metrics, "a", encoding="utf-8") as file:
+            file.write(json.dumps(metrics) + "\n")
+        self.emit({"event": "step", **metrics})
+
+
+def _slices(
+    costs: ProgramCosts, step: int, inputs: Any, labels: Tensor, weight: float
+) -> Callable[[int, int], Microbatch]:
+    """Which samples of the step a microbatch is: consecutive blocks, in the order of the plan."""
+    pipelines = costs.program.plan.pipelines
+    offsets = [sum(entry.num_samples for entry in pipelines[:index]) for index in range(len(pipelines))]
+
+    def microbatch(pipeline: int, index: int) -> Microbatch:
+        start = offsets[pipeline] + index * pipelines[pipeline].microbatch_size
+        stop = start + pipelines[pipeline].microbatch_samples(index)
+        chosen = {name: value[start:stop] for name, value in inputs.items()}
+        return Microbatch(step, tuple(range(start, stop)), chosen, labels[start:stop], weight)
+
+    return microbatch
+
+
+def _boundaries(
+    task: TrainingTask, settings: Settings, dtype: torch.dtype
+) -> Callable[[int, int], tuple[TensorShape, ...]]:
+    def boundaries(layer: int, samples: int) -> tuple[TensorShape, ...]:
+        return tuple(
+            TensorShape(
+                (samples, *spec.shape_per_sample), dtype if spec.dtype.is_floating_point else spec.dtype
+            )
+            for spec in task.chain.boundary(layer, settings.sequence_length)
+        )
+
+    return boundaries
+
+
+def torch_device(device: Device) -> torch.device:
+    """The GPU with the device's index on its node; the CPU for emulated and CPU devices."""
+    if device.kind in (CPU, EMULATED):
+        return torch.device("cpu")
+    place = torch.device("cuda", int(device.name.rsplit("/", 1)[1]))
+    if not torch.cuda.is_available() or place.index >= torch.cuda.device_count():
+        raise InputError(f"device {device.name!r} is a {device.kind}, and this host has no GPU {place.index}")
+    torch.cuda.set_device(place)
+    return place
+
+
+def _pace(device: Device, settings: Settings, place: torch.device) -> Pace:
+    if device.kind == EMULATED:
+        return EmulatedPace(device.speed if settings.clock is Clock.CPU else None)
+    return Pace(torch.cuda.synchronize) if place.type == "cuda" else Pace()
+
+
+def gather(value: T) -> list[T]:
+    """The values of all ranks, in order of rank, on every rank."""
+    if not dist.is_initialized():
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def _common_start() -> float:
+    return max(gather(time.monotonic())) + LEAD_S
+
+
+def _same_on_all_ranks(sha256: str) -> None:
+    found = gather(sha256)
+    if len(set(found)) > 1:
+        other = next(rank for rank, entry in enumerate(found) if entry != found[0])
+        raise InputError(f"rank {other} has another program than rank 0; start all ranks on one run folder")

@@ -1,0 +1,133 @@
+"""Checkpoints of a run: every rank writes the layers it is the lowest owner of, any plan reads them."""
+
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from cost_model.errors import InputError
+from hetpipe import checkpoint
+from hetpipe.instructions import Program
+from hetpipe.optimizer import Optimizer
+from hetpipe.run_folder import RunFolder
+from hetpipe.settings import Settings
+from hetpipe.skeleton import LayerModel
+from hetpipe.splitting import ChainModel
+from hetpipe.task import TrainingTask
+
+
+def home_layers(chain: ChainModel) -> dict[str, int]:
+    """The layer in whose file each parameter is stored: the first that holds it."""
+    homes: dict[str, int] = {}
+    for layer in range(chain.num_layers):
+        for info in chain.parameters(layer):
+            homes.setdefault(info.name, layer)
+    return homes
+
+
+def save_checkpoint(
+    folder: RunFolder,
+    settings: Settings,
+    task: TrainingTask,
+    program: Program,
+    rank: int,
+    model: LayerModel,
+    optimizer: Optimizer,
+    step: int,
+    samples_seen: int,
+) -> None:
+    """Write the state after `step` steps; complete on return, on every rank."""
+    homes = home_layers(task.chain)
+    target = _broadcast(str(checkpoint.begin(folder.checkpoints, step)) if rank == 0 else "")
+    files: dict[int, checkpoint.LayerFile] = {}
+    names = program.device_names
+    for layer in program.plan.layers_of(names[rank]):
+        if any(layer in program.plan.layers_of(lower) for lower in names[:rank]):
+            continue
+        tensors = {}
+        for name, value in model.parameters_of(layer).items():
+            if homes[name] == layer:
+                tensors[name] = value.detach()
+                tensors |= optimizer.states(name)
+        files[layer] = checkpoint.write_layer(Path(target), layer, tensors)
+    merged = {layer: file for part in _gather(files) for layer, file in part.items()}
+    if rank == 0:
+        manifest = checkpoint.Manifest(
+            model=settings.model,
+            step=step,
+            samples_seen=samples_seen,
+            seed=settings.seed,
+            sequence_length=settings.sequence_length,
+            vocabulary_sha256=task.vocabulary_sha256,
+            layers=tuple(merged[layer] for layer in sorted(merged)),
+            torch_version=str(torch.__version__),
+            optimizer={"name": "AdamW", "steps": optimizer.num_steps},
+            plan=program.plan.to_json(),
+        )
+        vocabulary = folder.vocabulary if folder.vocabulary.exists() else None
+        checkpoint.commit(Path(target), manifest, vocabulary)
+    _broadcast("committed")
+
+
+def check_checkpoint(manifest: checkpoint.Manifest, settings: Settings, source: Path) -> None:
+    """Raises: InputError if the run cannot go on from the checkpoint, naming what differs."""
+    for key in ("model", "seed", "sequence_length"):
+        mine, theirs = getattr(settings, key), getattr(manifest, key)
+        if mine != theirs:
+            raise InputError(
+                f"{source}: its {key} is {theirs!r}, the run's {mine!r}; give the same to resume"
+            )
+    if manifest.step >= settings.steps:
+        raise InputError(
+            f"{source}: is at step {manifest.step}, the run ends at step {settings.steps}; raise --steps"
+        )
+
+
+def load_checkpoint(
+    source: Path, settings: Settings, task: TrainingTask, model: LayerModel, optimizer: Optimizer
+) -> tuple[int, int]:
+    """Fill the layers of this rank from a checkpoint of any plan; gives (step, samples seen).
+
+    Raises: InputError naming file and reason if it does not fit the run or is damaged.
+    """
+    manifest = checkpoint.read_manifest(source)
+    check_checkpoint(manifest, settings, source)
+    if manifest.vocabulary_sha256 != task.vocabulary_sha256:
+        raise InputError(f"{source}: was trained with another vocabulary than the run's")
+    if len(manifest.layers) != task.chain.num_layers:
+        raise InputError(
+            f"{source}: has {len(manifest.layers)} layers, {settings.model} has {task.chain.num_layers}"
+        )
+    homes = home_layers(task.chain)
+    parameters = model.owned_parameters()
+    found_steps = manifest.optimizer.get("steps")
+    num_steps = found_steps if isinstance(found_steps, int) else manifest.step
+    for layer in sorted({homes[name] for name in parameters}):
+        mine = [name for name in parameters if homes[name] == layer]
+        wanted = [
+            key for name in mine for key in (name, *(f"{name}.{s}" for s in checkpoint.OPTIMIZER_STATES))
+        ]
+        reached = set(optimizer.parameters)
+        wanted = [key for key in wanted if key in parameters or key.rsplit(".", 1)[0] in reached]
+        tensors = checkpoint.read_layer(source, manifest, layer, names=wanted)
+        for name in mine:
+            with torch.no_grad():
+                parameters[name].copy_(tensors[name])
+            optimizer.load_states(name, tensors, num_steps)
+    return manifest.step, manifest.samples_seen
+
+
+def _broadcast(text: str) -> str:
+    if not dist.is_initialized():
+        return text
+    values = [text]
+    dist.broadcast_object_list(values, src=0)
+    return values[0]
+
+
+def _gather(files: dict[int, checkpoint.LayerFile]) -> list[dict[int, checkpoint.LayerFile]]:
+    if not dist.is_initialized():
+        return [files]
+    values: list[dict[int, checkpoint.LayerFile]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(values, files)
+    return values

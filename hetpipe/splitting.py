@@ -1,0 +1,307 @@
+"""Models as chains of layers: described without weights, materialised layer by layer."""
+
+from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor, nn
+
+from cost_model.errors import InputError
+from hetpipe.initial_weights import (
+    has_rule,
+    initialise_by_module,
+    own_random_stream,
+    parameters_on_meta,
+)
+from hetpipe.models import ModelSpec
+from hetpipe.skeleton import BlockLayers, LayerModel, SequentialLayers
+from hetpipe.structure import BlockStructure, Inputs, Observation, ParameterInfo, find_blocks, observe
+
+__all__ = ["ChainModel", "LayerModel", "ParameterInfo", "TensorSpec"]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A tensor that travels between layers, for one sample; a floating one in the dtype of the model."""
+
+    shape_per_sample: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, eq=False)
+class ChainModel:
+    """A model as a chain of layers, without weights.
+
+    Around a list of blocks: layer 0 is all before them, layers 1 to n the blocks, layer n + 1 all after. Of
+    an nn.Sequential each child is a layer.
+    """
+
+    name: str
+    build: Callable[[], nn.Module]
+    structure: BlockStructure | None  # None: nn.Sequential
+    layer_names: tuple[str, ...]
+    layer_parameters: tuple[tuple[ParameterInfo, ...], ...]
+    example: Inputs  # of one sample
+    has_rule: bool  # whether weights can be initialised module by module
+
+    @classmethod
+    def from_spec(cls, spec: ModelSpec) -> "ChainModel":
+        """The chain of a registered model: sizes from the meta device, structure from its shrunken copy.
+
+        Raises:
+            InputError: the model cannot be split; says why.
+        """
+        inputs = {"input_ids": torch.arange(24).reshape(2, 12) % spec.shrunken_vocabulary_size}
+        example = {"input_ids": torch.zeros(1, 12, dtype=torch.long)}
+        return _describe(spec.name, spec.build, spec.build_shrunk, inputs, example)
+
+    @classmethod
+    def from_module(
+        cls,
+        factory: Callable[[], nn.Module],
+        example: Inputs | Tensor | tuple[Tensor, ...],
+        *,
+        shrunk: Callable[[], nn.Module] | None = None,
+        name: str | None = None,
+    ) -> "ChainModel":
+        """The chain of any module with a list of blocks, or of an nn.Sequential.
+
+        example: inputs of one sample, by name of the forward's arguments; for an nn.Sequential also plain
+        tensors.
+        shrunk: the same class made small; without it the structure is read off the full model, on the CPU.
+
+        Raises:
+            InputError: the model cannot be split; says why.
+        """
+        if isinstance(example, Tensor):
+            example = (example,)
+        if isinstance(example, tuple):
+            example = {f"input{index}": tensor for index, tensor in enumerate(example)}
+        inputs = {key: torch.cat([tensor, tensor]) for key, tensor in example.items()}
+        return _describe(name or _name_of(factory), factory, shrunk or factory, inputs, example)
+
+    @property
+    def num_layers(self) -> int:
+        """How many layers the chain has."""
+        return len(self.layer_names)
+
+    def parameters(self, layer: int) -> tuple[ParameterInfo, ...]:
+        """The parameters of a layer; a tied one is listed by each of its layers."""
+        return self.layer_parameters[layer]
+
+    def boundary(self, layer: int, sequence_length: int | None = None) -> tuple[TensorSpec, ...]:
+        """What travels from layer - 1 to layer for one sample; sequence_length None takes the example's."""
+        if not 0 < layer < self.num_layers:
+            raise ValueError(f"boundaries of {self.name} are 1 to {self.num_layers - 1}, not {layer}")
+        # All blocks pass on the same tensors.
+        return _boundaries(self, sequence_length)[layer - 1 if self.structure is None else 0]
+
+    def materialise(
+        self,
+        layers: Collection[int],
+        seed: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> LayerModel:
+        """These layers with real weights; all others cost nothing.
+
+        Weights are drawn in float32 on the CPU and do not depend on which layers are asked for. A Hugging
+        Face model draws its layers alone, by the model's rule for each module; any other model has no such
+        rule, is built in full on the CPU and keeps what is owned.
+        """
+        owned = frozenset(layers)
+        if not owned <= set(range(self.num_layers)):
+            raise ValueError(f"{self.name} has layers 0 to {self.num_layers - 1}, not {sorted(owned)}")
+        infos = {info.name: info for layer in owned for info in self.layer_parameters[layer]}
+        with torch.device("cpu"):
+            model, names = self._build_owned(owned, infos, seed)
+        names = _place(model, names, infos, dtype, torch.device(device))
+        parameters = {name: parameter for parameter, name in names.items()}
+        by_layer = {
+            layer: {info.name: parameters[info.name] for info in self.layer_parameters[layer]}
+            for layer in sorted(owned)
+        }
+        if self.structure is None:
+            return SequentialLayers(model, self.num_layers, by_layer)
+        return BlockLayers(model, self.num_layers, by_layer, self.structure)
+
+    def _build_owned(
+        self, layers: frozenset[int], infos: Mapping[str, ParameterInfo], seed: int
+    ) -> tuple[nn.Module, dict[nn.Parameter, str]]:
+        """The model on the CPU with its owned weights, and its parameters' names; other blocks are empty."""
+        with own_random_stream(seed), parameters_on_meta() if self.has_rule else nullcontext():
+            model = self.build()
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        first, blocks = (
+            (0, model) if self.structure is None else (1, model.get_submodule(self.structure.path))
+        )
+        for layer, block in enumerate(blocks.children(), start=first):
+            if layer not in layers:
+                for members in (block._modules, block._parameters, block._buffers):
+                    members.clear()
+        if self.has_rule:
+            names = _replace_parameters(
+                model, names, lambda name, old: nn.Parameter(torch.empty(old.shape)) if name in infos else old
+            )
+            initialise_by_module(model, names, infos, seed)
+        return model, names
+
+
+def _replace_parameters(
+    model: nn.Module, names: Mapping[nn.Parameter, str], make: Callable[[str, nn.Parameter], nn.Parameter]
+) -> dict[nn.Parameter, str]:
+    """Put new parameters in the old ones' places, one for each tied one; gives the new ones' names."""
+    made: dict[str, nn.Parameter] = {}
+    for module in model.modules():
+        for key, old in module._parameters.items():
+            if old is not None:
+                name = names[old]
+                if name not in made:
+                    made[name] = make(name, old)
+                module._parameters[key] = made[name]
+    return {parameter: name for name, parameter in made.items()}
+
+
+def _place(
+    model: nn.Module,
+    names: Mapping[nn.Parameter, str],
+    infos: Mapping[str, ParameterInfo],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> dict[nn.Parameter, str]:
+    """Cast and move what is owned; all other parameters become views of one zero, which cost nothing."""
+
+    def target(tensor: Tensor) -> torch.dtype:
+        return dtype if tensor.is_floating_point() else tensor.dtype
+
+    def make(name: str, old: nn.Parameter) -> nn.Parameter:
+        if name in infos:
+            moved = old.detach().to(device=device, dtype=target(old))
+            return nn.Parameter(moved, requires_grad=old.requires_grad and infos[name].reached)
+        zero = torch.zeros((), dtype=target(old), device=device)
+        return nn.Parameter(zero.expand(old.shape), requires_grad=False)
+
+    for module in model.modules():
+        for key, buffer in module._buffers.items():
+            if buffer is not None:
+                # Derived tables, such as rotary frequencies, keep their precision, as Hugging Face does.
+                derived = key in module._non_persistent_buffers_set and hasattr(model, "_init_weights")
+                module._buffers[key] = buffer.to(
+                    device=device, dtype=buffer.dtype if derived else target(buffer)
+                )
+    return _replace_parameters(model, names, make)
+
+
+def _name_of(factory: Callable[[], nn.Module]) -> str:
+    return getattr(factory, "__name__", type(factory).__name__)
+
+
+def _describe(
+    name: str,
+    build: Callable[[], nn.Module],
+    build_small: Callable[[], nn.Module],
+    inputs: Inputs,
+    example: Inputs,
+) -> ChainModel:
+    with torch.device("meta"):
+        model = build()
+    shapes = {key: tuple(parameter.shape) for key, parameter in model.named_parameters()}
+    if isinstance(model, nn.Sequential):
+        structure, layer_names = None, tuple(str(index) for index in range(len(model)))
+        holders, reached = _sequential_holders(model), _sequential_reached(build, inputs)
+    else:
+        path = find_blocks(model)
+        num_blocks = len(list(model.get_submodule(path).children()))
+        with own_random_stream(0), torch.device("cpu"):
+            small = build_small()
+            if type(small) is not type(model) or find_blocks(small) != path:
+                raise InputError(f"the shrunken copy of {name} is a {type(small).__name__} with other blocks")
+            seen = observe(small, path, inputs)
+        structure = BlockStructure(path, num_blocks, seen.ports, seen.num_outputs)
+        layer_names = ("embeddings", *(f"block{index}" for index in range(num_blocks)), "head")
+        holders = {key: _holders(key, path, num_blocks, seen) for key in shapes}
+        reached = {key for key in shapes if _is_reached(key, path, seen)}
+    by_layer: list[list[ParameterInfo]] = [[] for _ in layer_names]
+    for key, layers in holders.items():
+        for layer in layers:
+            by_layer[layer].append(
+                ParameterInfo(key, shapes[key], tied=len(layers) > 1, reached=key in reached)
+            )
+    return ChainModel(
+        name=name,
+        build=build,
+        structure=structure,
+        layer_names=layer_names,
+        layer_parameters=tuple(tuple(infos) for infos in by_layer),
+        example=example,
+        has_rule=structure is not None and has_rule(model),
+    )
+
+
+def _holders(name: str, path: str, num_blocks: int, seen: Observation) -> tuple[int, ...]:
+    """The layers that hold a parameter; one that nobody uses stays with the head."""
+    if name.startswith(f"{path}."):
+        return (int(name.removeprefix(f"{path}.").partition(".")[0]) + 1,)
+    before, after = name in seen.used_before, name in seen.used_after
+    return (0,) * before + (num_blocks + 1,) * (after or not before)
+
+
+def _is_reached(name: str, path: str, seen: Observation) -> bool:
+    if name.startswith(f"{path}."):
+        return name.removeprefix(f"{path}.").partition(".")[2] in seen.reached_in_blocks
+    return name in seen.reached
+
+
+def _sequential_holders(model: nn.Sequential) -> dict[str, tuple[int, ...]]:
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    holders: dict[str, list[int]] = {name: [] for name in names.values()}
+    for layer, child in enumerate(model.children()):
+        for parameter in child.parameters():
+            holders[names[parameter]].append(layer)
+    return {name: tuple(layers) for name, layers in holders.items()}
+
+
+def _walk(build: Callable[[], nn.Module], inputs: Inputs) -> tuple[nn.Module, list[tuple[Tensor, ...]]]:
+    """Run an nn.Sequential, on the meta device if it can; gives it with the output of each child."""
+    for device in ("meta", "cpu"):
+        with own_random_stream(0), torch.device(device):
+            model = build()
+            layers = SequentialLayers(model, len(list(model.children())), {})
+            outputs: list[tuple[Tensor, ...]] = []
+            layers.on_boundary = lambda _, tensors, outputs=outputs: outputs.append(tensors)
+            try:
+                moved = {key: tensor.to(device) for key, tensor in inputs.items()}
+                outputs.append(layers.compute(0, layers.num_layers, moved, ()))
+            except (NotImplementedError, RuntimeError):
+                if device == "cpu":
+                    raise
+                continue
+            return model, outputs
+    raise AssertionError("unreachable")
+
+
+def _sequential_reached(build: Callable[[], nn.Module], inputs: Inputs) -> set[str]:
+    model, outputs = _walk(build, inputs)
+    outputs[-1][0].sum().backward()  # type: ignore[no-untyped-call]
+    return {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+@lru_cache(maxsize=64)
+def _boundaries(chain: ChainModel, sequence_length: int | None) -> tuple[tuple[TensorSpec, ...], ...]:
+    """What travels: at each inner boundary of an nn.Sequential, else at the first one (all are alike)."""
+    example = {
+        key: torch.zeros(1, sequence_length, dtype=tensor.dtype)
+        if sequence_length is not None and tensor.dim() == 2 and not tensor.is_floating_point()
+        else tensor
+        for key, tensor in chain.example.items()
+    }
+    with torch.no_grad():
+        if chain.structure is None:
+            crossing = _walk(chain.build, example)[1][:-1]
+        else:
+            crossing = [chain.materialise((), seed=0).compute(0, 1, example, ())]
+    return tuple(
+        tuple(TensorSpec(tuple(tensor.shape[1:]), tensor.dtype) for tensor in tensors) for tensors in crossing
+    )

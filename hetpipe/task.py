@@ -1,0 +1,104 @@
+"""What is trained: a chain of layers, its data and its loss."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from cost_model.errors import InputError
+from hetpipe.data import (
+    Dataset,
+    load_tokens,
+    load_vocabulary,
+    read_corpus,
+    save_vocabulary,
+    train_vocabulary,
+    vocabulary_sha256,
+    write_tokens,
+)
+from hetpipe.loss import loss_sum
+from hetpipe.models import ModelSpec, model_spec
+from hetpipe.run_folder import RunFolder
+from hetpipe.settings import Settings
+from hetpipe.splitting import ChainModel
+from hetpipe.stage import Loss
+
+Batch = Callable[[int, int], tuple[Mapping[str, Tensor], Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingTask:
+    """Everything that a rank needs to know of the model and its data; made anew on every rank.
+
+    batch: (first sample of the run, number of samples) -> inputs by name and labels, each [samples, ...], a
+    pure function of the two. num_loss_tokens: how many tokens of so many samples the loss counts.
+    """
+
+    chain: ChainModel
+    loss: Loss
+    batch: Batch
+    num_loss_tokens: Callable[[int], int]
+    vocabulary_sha256: str = ""
+
+
+TaskFactory = Callable[[RunFolder, Settings], TrainingTask]
+
+
+def check_length(spec: ModelSpec, sequence_length: int) -> None:
+    """Raises: InputError if the model cannot take sequences of this length."""
+    most = spec.max_sequence_length
+    if sequence_length > most:
+        raise InputError(
+            f"sequence length {sequence_length} is above {most}, the most that {spec.name} takes"
+        )
+
+
+def prepare_data(folder: RunFolder, settings: Settings, vocabulary_from: Path | None = None) -> None:
+    """Write vocabulary and tokens into the run folder, once, before the ranks start.
+
+    vocabulary_from: the vocabulary of the checkpoint that the run goes on from.
+
+    Raises: InputError for text that cannot be used.
+    """
+    spec = model_spec(settings.model)
+    check_length(spec, settings.sequence_length)
+    documents = read_corpus([Path(path) for path in settings.data])
+    if vocabulary_from is not None:
+        vocabulary = load_vocabulary(vocabulary_from)
+    else:
+        vocabulary = train_vocabulary(documents, spec.vocabulary_size)
+    save_vocabulary(vocabulary, folder.vocabulary)
+    write_tokens(folder.path, documents, vocabulary)
+    _dataset(folder, settings, spec)
+
+
+def registered_task(folder: RunFolder, settings: Settings) -> TrainingTask:
+    """The task of a registered model on the tokens of the run folder (`prepare_data`)."""
+    spec = model_spec(settings.model)
+    dataset = _dataset(folder, settings, spec)
+
+    def batch(first_sample: int, num_samples: int) -> tuple[Mapping[str, Tensor], Tensor]:
+        data = dataset.batch(first_sample, num_samples)
+        return {"input_ids": torch.from_numpy(data.input_ids)}, torch.from_numpy(data.labels)
+
+    return TrainingTask(
+        chain=ChainModel.from_spec(spec),
+        loss=partial(loss_sum, spec.task),
+        batch=batch,
+        num_loss_tokens=dataset.num_loss_tokens,
+        vocabulary_sha256=vocabulary_sha256(load_vocabulary(folder.vocabulary)),
+    )
+
+
+def _dataset(folder: RunFolder, settings: Settings, spec: ModelSpec) -> Dataset:
+    vocabulary = load_vocabulary(folder.vocabulary)
+    return Dataset(
+        tokens=load_tokens(folder.path, vocabulary),
+        task=spec.task,
+        sequence_length=settings.sequence_length,
+        vocabulary_size=vocabulary.get_vocab_size(),
+        seed=settings.seed,
+    )

@@ -1,0 +1,165 @@
+"""From a plan to a finished run: the run folder, the processes, and what came out."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cost_model.cluster import CPU, EMULATED, Cluster
+from cost_model.cluster_file import read_cluster
+from cost_model.errors import InputError
+from cost_model.profile import ModelProfile, profile_text
+from cost_model.reading import read_text
+from hetpipe import checkpoint
+from hetpipe.costs import ProgramCosts
+from hetpipe.emulation import Board
+from hetpipe.instructions import Program
+from hetpipe.launch import Emit, RankGroup, run_ranks
+from hetpipe.lowering import lower
+from hetpipe.models import preload_modules
+from hetpipe.profiler import threads_for
+from hetpipe.rank import train_rank
+from hetpipe.run_folder import RunFolder, newest
+from hetpipe.run_report import RunReport, read_report
+from hetpipe.saving import check_checkpoint
+from hetpipe.settings import Settings, settings_text
+from hetpipe.task import TaskFactory, prepare_data, registered_task
+from hetpipe.verifier import verify
+from partition.plan import Plan, plan_text
+
+
+def find_checkpoint(resume: str, folder: RunFolder | None, root: Path, model: str) -> Path:
+    """The checkpoint to go on from: "auto" is the newest of the run folder, else of the newest run.
+
+    Raises: InputError if there is none.
+    """
+    if resume != "auto":
+        path = Path(resume)
+        if RunFolder(path).checkpoints.is_dir():
+            return find_checkpoint("auto", RunFolder(path), root, model)
+        checkpoint.read_manifest(path)
+        return path
+    run = folder or newest(root, model)
+    if run is None:
+        raise InputError(f"nothing to resume: {root} holds no run of {model!r}; leave --resume out to begin")
+    checkpoint.discard_unfinished(run.checkpoints)
+    found = checkpoint.latest(run.checkpoints) if run.checkpoints.is_dir() else None
+    if found is None:
+        raise InputError(
+            f"nothing to resume: {run.checkpoints} holds no complete checkpoint; was --save given?"
+        )
+    return found
+
+
+def prepare(
+    folder: RunFolder,
+    settings: Settings,
+    cluster_file: Path,
+    profile: ModelProfile,
+    plan: Plan,
+    *,
+    own_data: bool = False,
+) -> Program:
+    """Check everything, then fill the run folder; gives the verified program that the ranks will run.
+
+    own_data: the task brings its data, no corpus is read.
+
+    Raises: InputError or InfeasibleError before anything is written, if the run cannot work.
+    """
+    cluster = read_cluster(cluster_file)
+    program = lower(plan, profile)
+    verify(program, profile, cluster)
+    vocabulary = None
+    if settings.resume_from is not None:
+        source = Path(settings.resume_from)
+        check_checkpoint(checkpoint.read_manifest(source), settings, source)
+        vocabulary = source / checkpoint.VOCABULARY_FILE
+    cluster_text = read_text(cluster_file)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    if not own_data:
+        prepare_data(folder, settings, vocabulary)
+    folder.write(folder.cluster, cluster_text)
+    folder.write(folder.profile, profile_text(profile))
+    folder.write(folder.plan, plan_text(plan))
+    folder.write(folder.program, program.text)
+    folder.write(folder.config, settings_text(settings))
+    return program
+
+
+def train(
+    settings: Settings,
+    cluster_file: Path,
+    profile: ModelProfile,
+    plan: Plan,
+    folder: RunFolder,
+    *,
+    on_event: Emit = lambda event: None,
+    make_task: TaskFactory | None = None,
+) -> RunReport:
+    """Train settings.model under a plan on this host, one process per device; gives the report.
+
+    on_event: called with {"event": "step", "step": ..., "loss": ..., ...} after each step.
+    make_task: for a model of your own: an importable function that gives its `TrainingTask`.
+
+    Raises: InputError, InfeasibleError as `prepare`; WorkerLostError if a process fails.
+    """
+    program = prepare(folder, settings, cluster_file, profile, plan, own_data=make_task is not None)
+    cluster = read_cluster(folder.cluster)
+    group = rank_group(program.device_names, cluster, settings)
+    costs = ProgramCosts(program, profile, cluster)
+    with tempfile.TemporaryDirectory(prefix="hetpipe-board-", dir=_shared_memory()) as name:
+        board = None
+        if any(cluster.device(device).kind == EMULATED for device in program.device_names):
+            board = str(Path(name) / "board")
+            Board.create(Path(board), costs)
+        arguments = (str(folder.path), make_task or registered_task, board)
+        run_ranks(train_rank, arguments, group, on_event)
+    return read_report(folder.report)
+
+
+def rank_group(names: Sequence[str], cluster: Cluster, settings: Settings) -> RankGroup:
+    """A process per device: one thread each where they are emulated, NCCL where each has its own GPU."""
+    kinds = [cluster.device(name).kind for name in names]
+    threads = tuple(threads_for(kind, kinds.count(CPU)) for kind in kinds)
+    on_gpu = all(kind not in (CPU, EMULATED) for kind in kinds)
+    try:
+        preload = preload_modules(settings.model)
+    except InputError:
+        preload = ()
+    return RankGroup(
+        tuple(names),
+        threads,
+        backend="cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+        preload=preload,
+        timeout_s=settings.timeout_s,
+    )
+
+
+def measure(
+    settings: Settings, cluster_file: Path, profile: ModelProfile, plan: Plan, *, keep: Path | None = None
+) -> RunReport:
+    """Run a plan for settings.steps steps in a folder that is thrown away; the first step is not timed.
+
+    keep: a folder to move the run's to instead.
+    """
+    with tempfile.TemporaryDirectory(prefix="hetpipe-measure-") as name:
+        folder = RunFolder(Path(name) / "run")
+        report = train(settings, cluster_file, profile, plan, folder)
+        if keep is not None:
+            shutil.copytree(folder.path, keep, dirs_exist_ok=True)
+        return report
+
+
+def _shared_memory() -> str | None:
+    """A folder in memory, where the host has one; else the default for temporary files."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+def event_line(event: dict[str, Any]) -> str:
+    """A step's event as a line of plain text."""
+    return (
+        f"step {event['step']}: loss {event['loss']:.4f}, {event['samples_per_s']:.2f} samples/s, "
+        f"{event['step_s']:.3f} s, bubble {event['bubble']:.0%}"
+    )

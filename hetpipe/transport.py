@@ -1,0 +1,173 @@
+"""Moves the tensors that cross from stage to stage."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hetpipe.instructions import Compute, Direction, Pass, Program, Transfer
+from hetpipe.simulator import Message, incoming
+
+
+class TransferError(RuntimeError):
+    """A message did not come; names rank, instruction and peer."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorShape:
+    """One tensor of a boundary, whole microbatch: shape [samples, ...] and dtype."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class Transport(Protocol):
+    """What the executor needs: post sends and receives, collect what was received, sum over ranks."""
+
+    def send(self, transfer: Transfer, tensors: Sequence[Tensor]) -> None: ...
+    def post_receive(self, transfer: Transfer, shapes: Sequence[TensorShape]) -> None: ...
+    def receive(self, transfer: Transfer) -> tuple[Tensor, ...]: ...
+    def release(self, transfer: Transfer) -> None: ...
+    def finish(self) -> None: ...
+
+
+class DistributedTransport:
+    """Asynchronous isend and irecv of torch.distributed. Owns the messages that are under way.
+
+    gloo matches by tag; NCCL ignores tags, so there each directed edge has a communicator of its own and
+    relies on the order that the verifier proved. A send is never waited for where it is posted: gloo gives
+    no completion before the receiver has come. `release` waits for it once that is proven to be over.
+    """
+
+    def __init__(self, program: Program, rank: int, device: torch.device, timeout_s: float) -> None:
+        self._program = program
+        self._rank = rank
+        self._device = device
+        self._timeout = timedelta(seconds=timeout_s)
+        self._sends: dict[Transfer, list[tuple[dist.Work, Tensor]]] = {}
+        self._receives: dict[Transfer, list[tuple[dist.Work, Tensor]]] = {}
+        slots = sorted({entry.message for entry in _transfers(program)})
+        self._tags = {message: index * MAX_TENSORS for index, message in enumerate(slots)}
+        self._groups = _edge_groups(program) if device.type == "cuda" else {}
+
+    def send(self, transfer: Transfer, tensors: Sequence[Tensor]) -> None:
+        peer, group = self._peer(transfer)
+        tag = self._tags[transfer.message]
+        work = []
+        for index, tensor in enumerate(tensors):
+            data = tensor.detach().contiguous()
+            work.append((dist.isend(data, peer, group=group, tag=tag + index), data))
+        self._sends[transfer] = [(handle, data) for handle, data in work if handle is not None]
+
+    def post_receive(self, transfer: Transfer, shapes: Sequence[TensorShape]) -> None:
+        peer, group = self._peer(transfer)
+        tag = self._tags[transfer.message]
+        work = []
+        for index, entry in enumerate(shapes):
+            buffer = torch.empty(entry.shape, dtype=entry.dtype, device=self._device)
+            work.append((dist.irecv(buffer, peer, group=group, tag=tag + index), buffer))
+        self._receives[transfer] = [(handle, data) for handle, data in work if handle is not None]
+
+    def receive(self, transfer: Transfer) -> tuple[Tensor, ...]:
+        """Wait for the tensors of a posted receive.
+
+        Raises: TransferError if they do not come in time, or the peer is gone.
+        """
+        tensors = []
+        for work, buffer in self._receives.pop(transfer):
+            try:
+                work.wait(self._timeout)
+            except RuntimeError as error:
+                raise self._failed(transfer, error) from error
+            tensors.append(buffer)
+        return tuple(tensors)
+
+    def release(self, transfer: Transfer) -> None:
+        """Let go of a send that is proven to have arrived."""
+        for work, _ in self._sends.pop(transfer, ()):
+            try:
+                work.wait(self._timeout)
+            except RuntimeError as error:
+                raise self._failed(transfer, error) from error
+
+    def finish(self) -> None:
+        """Let go of all sends; every receiver has passed the step's NORM."""
+        for transfer in tuple(self._sends):
+            self.release(transfer)
+
+    def _peer(self, transfer: Transfer) -> tuple[int, dist.ProcessGroup | None]:
+        peer = self._program.rank_of(transfer.pipeline, transfer.peer_stage)
+        sending = transfer.direction is Direction.SEND
+        edge = (self._rank, peer) if sending else (peer, self._rank)
+        return peer, self._groups.get(edge)
+
+    def _failed(self, transfer: Transfer, error: RuntimeError) -> TransferError:
+        peer = self._program.rank_of(transfer.pipeline, transfer.peer_stage)
+        names = self._program.device_names
+        reason = (str(error).strip().splitlines() or ["no reason given"])[-1]
+        here, there = f"rank {self._rank} ({names[self._rank]})", f"rank {peer} ({names[peer]})"
+        return TransferError(f"{here} waited at {transfer} for {there}: {reason}")
+
+
+MAX_TENSORS = 16
+"""The most tensors that one boundary may carry."""
+
+
+def _transfers(program: Program) -> list[Transfer]:
+    return [entry for instructions in program.ranks for entry in instructions if isinstance(entry, Transfer)]
+
+
+def _edge_groups(program: Program) -> dict[tuple[int, int], dist.ProcessGroup]:
+    edges = {
+        (program.rank_of(entry.pipeline, entry.stage), program.rank_of(entry.pipeline, entry.peer_stage))
+        for entry in _transfers(program)
+        if entry.direction is Direction.SEND
+    }
+    return {edge: dist.new_group(sorted(edge)) for edge in sorted(edges)}
+
+
+def release_points(program: Program, rank: int) -> dict[int, tuple[Transfer, ...]]:
+    """After which computations of a rank (index in its list) which of its sends are proven to have arrived.
+
+    A send to a peer is over once this rank has received something that the peer sent after the computation
+    that consumed it. What no receive proves, the NORM does.
+    """
+    mine = program.ranks[rank]
+    sent_at, consumed_at = _peer_positions(program)
+    waiting: dict[int, list[tuple[int, Transfer]]] = defaultdict(list)
+    points: dict[int, tuple[Transfer, ...]] = {}
+    for index, entry in enumerate(mine):
+        if isinstance(entry, Transfer) and entry.direction is Direction.SEND:
+            peer = program.rank_of(entry.pipeline, entry.peer_stage)
+            waiting[peer].append((consumed_at[entry.message], entry))
+        elif isinstance(entry, Compute):
+            message = incoming(entry, len(program.pipeline(entry).stages))
+            if message is None:
+                continue
+            stage = entry.stage - 1 if entry.op is Pass.FORWARD else entry.stage + 1
+            peer = program.rank_of(entry.pipeline, stage)
+            over = [send for consumed, send in waiting[peer] if consumed < sent_at[message]]
+            if over:
+                points[index] = tuple(over)
+                waiting[peer] = [pair for pair in waiting[peer] if pair[1] not in over]
+    return points
+
+
+def _peer_positions(program: Program) -> tuple[dict[Message, int], dict[Message, int]]:
+    """Position in the list of its rank of each message's send, and of the computation that consumes it."""
+    sent_at: dict[Message, int] = {}
+    consumed_at: dict[Message, int] = {}
+    for instructions in program.ranks:
+        for index, entry in enumerate(instructions):
+            if isinstance(entry, Transfer) and entry.direction is Direction.SEND:
+                sent_at[entry.message] = index
+            elif isinstance(entry, Compute):
+                message = incoming(entry, len(program.pipeline(entry).stages))
+                if message is not None:
+                    consumed_at[message] = index
+    return sent_at, consumed_at
