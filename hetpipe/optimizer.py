@@ -28,6 +28,12 @@ class Optimizer:
             {"params": vectors, "weight_decay": 0.0},
         ]
         self._adamw = torch.optim.AdamW([group for group in groups if group["params"]], lr=0.0, fused=True)
+        # NOTE: torch makes the states in the first step; here the first needs as much as all later ones
+        for value in self.parameters.values():
+            self._adamw.state[value] = {
+                "step": torch.zeros((), device=value.device),
+                **{key: torch.zeros_like(value) for key in OPTIMIZER_STATES},
+            }
 
     def zero_grad(self) -> None:
         self._adamw.zero_grad(set_to_none=True)
@@ -51,25 +57,22 @@ class Optimizer:
         self._adamw.step()
         self.num_steps += 1
 
-    def states(self, name: str) -> dict[str, Tensor]:
-        """The states of a parameter as "name.state"; none before the first step."""
-        state = self._adamw.state.get(self.parameters[name], {}) if name in self.parameters else {}
-        return {f"{name}.{key}": state[key] for key in OPTIMIZER_STATES if key in state}
+    def state_tensors(self) -> list[Tensor]:
+        """The states of all parameters."""
+        return [state[key] for state in self._adamw.state.values() for key in OPTIMIZER_STATES]
 
-    def states_of(self, parameter: nn.Parameter) -> list[Tensor]:
-        """The state tensors of a parameter, for counting their bytes."""
-        state = self._adamw.state.get(parameter, {})
-        return [state[key] for key in OPTIMIZER_STATES if key in state]
+    def states(self, name: str) -> dict[str, Tensor]:
+        """The states of a parameter as "name.state"; none if it is not trained."""
+        if name not in self.parameters:
+            return {}
+        state = self._adamw.state[self.parameters[name]]
+        return {f"{name}.{key}": state[key] for key in OPTIMIZER_STATES}
 
     def load_states(self, name: str, tensors: Mapping[str, Tensor], num_steps: int) -> None:
         """Take back what `states` gave after num_steps steps."""
         self.num_steps = num_steps
-        if name in self.parameters and f"{name}.{OPTIMIZER_STATES[0]}" in tensors:
-            parameter = self.parameters[name]
-            self._adamw.state[parameter] = {
-                "step": torch.tensor(float(num_steps), device=parameter.device),
-                **{
-                    key: tensors[f"{name}.{key}"].to(parameter.device, parameter.dtype).clone()
-                    for key in OPTIMIZER_STATES
-                },
-            }
+        if name in self.parameters:
+            state = self._adamw.state[self.parameters[name]]
+            state["step"].fill_(float(num_steps))
+            for key in OPTIMIZER_STATES:
+                state[key].copy_(tensors[f"{name}.{key}"])

@@ -177,6 +177,10 @@ class _Bench:
         for start, stop in self.runs():
             self._run(start, stop, size, self._now)  # gradients exist from here on
             counter = ByteCounter()
+            for value in self.model.owned_parameters().values():
+                counter.add(value)
+                if value.grad is not None:
+                    counter.add(value.grad)
             peaks: list[int] = []
 
             def live(counter: ByteCounter = counter, peaks: list[int] = peaks) -> float:

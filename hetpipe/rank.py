@@ -175,10 +175,8 @@ class _Run:
             return None
         cap = self.device.memory_bytes if self.device.kind == EMULATED else float("inf")
         counter = ByteCounter(cap, self.device.name)
-        for value in self.model.owned_parameters().values():
+        for value in (*self.model.owned_parameters().values(), *self.optimizer.state_tensors()):
             counter.add(value)
-            for state in self.optimizer.states_of(value):
-                counter.add(state)
         return counter
 
     def _report(self, outcome: StepOutcome, num_samples: int) -> None:
@@ -222,12 +220,15 @@ def _slices(
 def _boundaries(
     task: TrainingTask, settings: Settings, dtype: torch.dtype
 ) -> Callable[[int, int], tuple[TensorShape, ...]]:
+    length = settings.sequence_length
+    specs = {layer: task.chain.boundary(layer, length) for layer in range(1, task.chain.num_layers)}
+
     def boundaries(layer: int, samples: int) -> tuple[TensorShape, ...]:
         return tuple(
             TensorShape(
                 (samples, *spec.shape_per_sample), dtype if spec.dtype.is_floating_point else spec.dtype
             )
-            for spec in task.chain.boundary(layer, settings.sequence_length)
+            for spec in specs[layer]
         )
 
     return boundaries

@@ -1,0 +1,82 @@
+"""Short real runs on this host: clusters of plain CPU devices, a profile that needs no measurement."""
+
+from pathlib import Path
+
+from cost_model.cluster import CPU
+from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
+from hetpipe.models import model_spec
+from hetpipe.run_folder import RunFolder
+from hetpipe.run_report import RunReport
+from hetpipe.settings import Settings
+from hetpipe.splitting import ChainModel
+from hetpipe.training import train
+from partition.plan import Pipeline, Plan, Stage
+
+CPU_CLUSTER = """
+name = "cpus"
+[network]
+bandwidth = "10 Gbit/s"
+latency = "50 us"
+[[nodes]]
+name = "here"
+devices = [{ kind = "cpu", count = 4, memory = "4 GiB" }]
+"""
+
+
+def cluster_file(folder: Path, text: str = CPU_CLUSTER) -> Path:
+    path = folder / "cluster.toml"
+    path.write_text(text)
+    return path
+
+
+def made_up_profile(model: str, kind: str = CPU, layer_s: float = 0.001) -> ModelProfile:
+    """The sizes of the model's parameters with times that are made up, all layers alike."""
+    chain = ChainModel.from_spec(model_spec(model))
+    layers = []
+    for index, name in enumerate(chain.layer_names):
+        infos = chain.parameters(index)
+        sizes = {info.name: 4.0 * _count(info.shape) for info in infos}
+        tied = [info.name for info in infos if info.tied and index > 0]
+        layers.append(
+            LayerProfile(
+                name=name,
+                parameter_bytes=sum(sizes.values()),
+                output_bytes_per_sample=16384.0,
+                saved_bytes_per_sample=1e6,
+                tied_to=chain.layer_names[0] if tied else None,
+                tied_bytes=sum(sizes[entry] for entry in tied),
+                unreached_bytes=sum(sizes[info.name] for info in infos if not info.reached),
+            )
+        )
+    times = LayerTimes((layer_s, 2 * layer_s), (2 * layer_s, 4 * layer_s))
+    entry = KindProfile("measured", (1, 2), (times,) * chain.num_layers, 1e-10)
+    return ModelProfile(model, 64, "float32", tuple(layers), {kind: entry})
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    total = 1
+    for extent in shape:
+        total *= extent
+    return total
+
+
+def chain_plan(
+    model: str, cuts: list[int], microbatch_size: int, batch: int = 16, node: str = "here", **stage: bool
+) -> Plan:
+    """One pipeline over node/0, node/1, ...: stage s holds layers [cuts[s], cuts[s + 1])."""
+    num_stages = len(cuts) - 1
+    stages = tuple(
+        Stage((f"{node}/{index}",), (cuts[index], cuts[index + 1]), num_stages - index, **stage)
+        for index in range(num_stages)
+    )
+    return Plan("manual", model, batch, (Pipeline(microbatch_size, batch, stages),))
+
+
+def run(
+    folder: Path, plan: Plan, settings: Settings, profile: ModelProfile, cluster: str = CPU_CLUSTER
+) -> tuple[RunReport, list[float]]:
+    """Train; gives the report and the losses of all steps so far."""
+    folder.mkdir(parents=True, exist_ok=True)
+    run_folder = RunFolder(folder / "run")
+    report = train(settings, cluster_file(folder, cluster), profile, plan, run_folder)
+    return report, [entry["loss"] for entry in run_folder.read_metrics()]
