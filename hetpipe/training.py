@@ -5,14 +5,13 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from cost_model.cluster import CPU, EMULATED, Cluster
 from cost_model.cluster_file import read_cluster
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile, profile_text
 from cost_model.reading import read_text
-from hetpipe import checkpoint
+from hetpipe import checkpoint, torchrun
 from hetpipe.costs import ProgramCosts
 from hetpipe.emulation import Board
 from hetpipe.instructions import Program
@@ -114,8 +113,11 @@ def train(
         if any(cluster.device(device).kind == EMULATED for device in program.device_names):
             board = str(Path(name) / "board")
             Board.create(Path(board), costs)
-        arguments = (str(folder.path), make_task or registered_task, board)
-        run_ranks(train_rank, arguments, group, on_event)
+        if torchrun.is_active():
+            torchrun.lead(str(folder.path), board, group, on_event)
+        else:
+            arguments = (str(folder.path), make_task or registered_task, board)
+            run_ranks(train_rank, arguments, group, on_event)
     return read_report(folder.report)
 
 
@@ -155,11 +157,3 @@ def measure(
 def _shared_memory() -> str | None:
     """A folder in memory, where the host has one; else the default for temporary files."""
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-
-
-def event_line(event: dict[str, Any]) -> str:
-    """A step's event as a line of plain text."""
-    return (
-        f"step {event['step']}: loss {event['loss']:.4f}, {event['samples_per_s']:.2f} samples/s, "
-        f"{event['step_s']:.3f} s, bubble {event['bubble']:.0%}"
-    )

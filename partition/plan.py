@@ -134,7 +134,7 @@ class Prediction:
 
     @property
     def gap(self) -> float | None:
-        return None if self.bound_s is None else self.step_s / self.bound_s - 1
+        return self.step_s / self.bound_s - 1 if self.bound_s else None
 
     def to_json(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self), "gap": self.gap}

@@ -1,0 +1,84 @@
+"""The same program under torchrun: rank 0 plans, all train."""
+
+import json
+import os
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from cost_model.errors import InputError
+from hetpipe.launch import Emit, RankGroup
+from hetpipe.rank import train_rank
+from hetpipe.task import registered_task
+
+_KEY = "run"
+PLANNING_TIMEOUT_S = 3600.0
+
+
+def is_active() -> bool:
+    """Whether torchrun, or a scheduler that sets the same variables, started this process."""
+    return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+
+
+def own_rank() -> int:
+    """Rank of this process among those that were started."""
+    return int(os.environ["RANK"])
+
+
+def lead(folder: str, board: str | None, group: RankGroup, on_event: Emit) -> None:
+    """As rank 0: tell the others what was planned, and train with them.
+
+    Raises: InputError if torchrun started another number of processes than the plan has devices.
+    """
+    world = int(os.environ["WORLD_SIZE"])
+    if world != len(group.names):
+        raise InputError(
+            f"torchrun started {world} processes, the plan uses {len(group.names)} devices "
+            f"({', '.join(group.names)}); start it with --nproc-per-node {len(group.names)}"
+        )
+    what = {
+        "folder": os.path.abspath(folder),
+        "board": board,
+        "threads": group.threads,
+        "backend": group.backend,
+        "timeout_s": group.timeout_s,
+    }
+    store = _store()
+    store.set(_KEY, json.dumps(what))
+    _train(store, what, on_event)
+
+
+def follow() -> None:
+    """As any other rank: wait for the plan of rank 0, then train."""
+    store = _store()
+    store.wait([_KEY], timedelta(seconds=PLANNING_TIMEOUT_S))
+    _train(store, json.loads(store.get(_KEY)), lambda event: None)
+
+
+def _train(store: dist.Store, what: dict[str, Any], on_event: Emit) -> None:
+    rank = own_rank()
+    torch.set_num_threads(what["threads"][rank])
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group(
+        what["backend"],
+        store=store,
+        rank=rank,
+        world_size=int(os.environ["WORLD_SIZE"]),
+        timeout=timedelta(seconds=what["timeout_s"]),
+    )
+    try:
+        train_rank(what["folder"], registered_task, what["board"], rank=rank, emit=on_event)
+    finally:
+        dist.destroy_process_group()
+
+
+def _store() -> dist.Store:
+    """The store of the agent, with a prefix of this attempt.
+
+    NOTE: torch 2.13 hands the store of the first attempt to later ones, whose ranks then connect to addresses
+    of processes that are gone; a prefix of our own makes restarts come up.
+    """
+    store, _, _ = next(dist.rendezvous("env://"))
+    return dist.PrefixStore(f"hetpipe{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)

@@ -1,0 +1,80 @@
+"""Lower bounds on the time of a step."""
+
+import pulp
+
+from cost_model.errors import InfeasibleError
+from cost_model.memory import StageShape, device_memory
+from cost_model.pricing import Prices
+from partition.chain_dp import DeviceClasses
+from partition.problem import Problem
+
+BOUND_SPACE = "all plans, gradient sync and transfers excluded"
+_SAFETY = 1e-6  # relative: more than the solver's tolerance, so that rounding never proves a false bound
+
+
+def fractional_bound_s(problem: Problem) -> float:
+    """No plan of the problem's batch without recompute is faster: the value of a linear programme.
+
+    It minimises T over shares[layer, class], the fraction of the batch for which a class computes a layer;
+    shares of a layer add up to 1. The devices of a class are not busy for longer than count * T: samples at
+    the best microbatch size there is (of all, not only those of the problem), and the share of the
+    optimizer's work, since who computes a layer holds it whole. Their memory takes the states of their
+    shares. Valid for plans that share devices too (notes/planner-feasibility.md, section 1).
+
+    Raises: InfeasibleError if the states of the model do not even fit when cut up at will.
+    """
+    classes = DeviceClasses.of(problem.cluster.devices)
+    layers, entries = range(problem.profile.num_layers), range(len(classes.members))
+    states = [_state_bytes(problem, layer) for layer in layers]
+    usable = [sum(device.usable_bytes for device in group) for group in classes.members]
+    if sum(states) > sum(usable):
+        raise InfeasibleError(
+            f"the states of {problem.profile.model!r} alone need {sum(states):,.0f} bytes, all devices "
+            f"together have {sum(usable):,.0f} usable; add a device or memory",
+            missing_bytes=sum(states) - sum(usable),
+        )
+    seconds = [[_seconds(problem, layer, group[0].name) for group in classes.members] for layer in layers]
+    unit_s = sum(map(min, seconds)) or 1.0
+    programme = pulp.LpProblem("fractional", pulp.LpMinimize)
+    step = programme.add_variable("step", lowBound=0)
+    share = [
+        [programme.add_variable(f"share_{layer}_{entry}", 0, 1) for entry in entries] for layer in layers
+    ]
+    programme += step
+    for layer in layers:
+        programme += pulp.lpSum(share[layer]) == 1
+    for entry, count in enumerate(classes.counts):
+        busy = pulp.lpSum(seconds[layer][entry] / unit_s * share[layer][entry] for layer in layers)
+        held = pulp.lpSum(states[layer] / usable[entry] * share[layer][entry] for layer in layers)
+        programme += busy <= count * step
+        programme += held <= 1 + _SAFETY
+    status = programme.solve(pulp.HiGHS(msg=False))
+    assert status == pulp.LpStatusOptimal, pulp.LpStatus[status]
+    return max(0.0, float(programme.objective.value()) * unit_s * (1 - _SAFETY))
+
+
+def _state_bytes(problem: Problem, layer: int) -> float:
+    """Parameters, gradients and optimizer states of a layer; what it shares with its home is the home's."""
+    memory = device_memory(problem.profile, [StageShape(layer, layer + 1, 0, 1)])
+    copies = 2 + problem.profile.optimizer_bytes_per_parameter_byte
+    states = memory.parameter_bytes + memory.gradient_bytes + memory.optimizer_bytes
+    return states - copies * problem.profile.tied_bytes(layer)
+
+
+def _seconds(problem: Problem, layer: int, name: str) -> float:
+    """Seconds of a layer for the whole batch and its optimizer step, at the least that any plan needs.
+
+    Per-sample seconds fall or rise all the way between two measured sizes, so that the ends are enough.
+    """
+    profile, batch = problem.profile, problem.global_batch_size
+    prices, device = Prices(profile), problem.cluster.device(name)
+    sizes = {1, batch, *(size for size in profile.kind(device.kind).microbatch_sizes if size < batch)}
+    forward_backward = min(
+        (prices.forward_s(device, layer, layer + 1, size) + prices.backward_s(device, layer, layer + 1, size))
+        / size
+        for size in sizes
+    )
+    optimizer = prices.optimizer_s(device, [layer])
+    trained = device_memory(profile, [StageShape(layer, layer + 1, 0, 1)]).gradient_bytes
+    own = 1 - profile.tied_bytes(layer) / trained if trained else 1.0
+    return batch * forward_backward + max(0.0, own) * optimizer

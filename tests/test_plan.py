@@ -1,0 +1,138 @@
+"""plan.json: round trip, hashes, and every refusal with its message."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from random_problems import closed_form, random_problem
+
+from cost_model.errors import InputError
+from cost_model.memory import StageShape, device_memory
+from partition.plan import Pipeline, Plan, Stage, check_plan, plan_from_data, plan_text, read_plan
+from partition.solver import solve
+
+
+def two_stages(**changes: Any) -> dict[str, Any]:
+    """A plan of two stages, as data; changes replace keys of the plan."""
+    stages = [
+        {"devices": ["big/0"], "layers": [0, 3], "in_flight": 2, "recompute": False},
+        {"devices": ["old/0"], "layers": [3, 4], "in_flight": 1, "recompute": True},
+    ]
+    pipeline = {"microbatch_size": 2, "num_samples": 7, "stages": stages}
+    data = {"format": "hetpipe.plan/1", "model": "small", "global_batch_size": 7, "pipelines": [pipeline]}
+    return {**data, **changes}
+
+
+def with_stage(index: int, **changes: Any) -> dict[str, Any]:
+    data = two_stages()
+    data["pipelines"][0]["stages"][index].update(changes)
+    return data
+
+
+def with_pipeline(**changes: Any) -> dict[str, Any]:
+    data = two_stages()
+    data["pipelines"][0].update(changes)
+    return data
+
+
+def test_round_trip() -> None:
+    plan = plan_from_data(two_stages(), "plan.json")
+    assert plan.strategy == "manual" and plan.device_names == ("big/0", "old/0")
+    assert plan_from_data(json.loads(plan_text(plan)), "plan.json") == plan
+
+
+def test_round_trip_ignores_the_derived_figures(tmp_path: Path) -> None:
+    problem = random_problem(3)
+    plan = solve(problem, closed_form(problem))
+    path = tmp_path / "plan.json"
+    path.write_text(plan_text(plan))
+    again = read_plan(path)
+    assert plan.predicted is not None and again.predicted is None
+    assert again.pipelines == plan.pipelines and again.profile_sha256 == plan.profile_sha256
+    assert again.sha256 == plan.sha256
+    predicted = json.loads(path.read_text())["predicted"]
+    assert predicted["gap"] == predicted["step_s"] / predicted["bound_s"] - 1
+
+
+def test_hash_depends_on_what_is_decided() -> None:
+    plans = [plan_from_data(data, "plan.json") for data in (two_stages(), with_stage(0, in_flight=3))]
+    assert plans[0].sha256 != plans[1].sha256
+
+
+def test_last_microbatch_is_smaller_and_in_flight_is_clamped() -> None:
+    (pipeline,) = plan_from_data(with_stage(0, in_flight=9), "plan.json").pipelines
+    assert [pipeline.microbatch_samples(index) for index in range(pipeline.num_microbatches)] == [2, 2, 2, 1]
+    assert pipeline.in_flight(0) == 4
+
+
+def test_shared_device_holds_the_union_of_its_layers_once() -> None:
+    profile = random_problem(0).profile
+    whole = (0, profile.num_layers)
+    alone = Pipeline(1, 2, (Stage(("a/0",), whole, 1),))
+    shared = Plan("manual", "random", 4, (alone, alone))
+    assert shared.layers_of("a/0") == tuple(range(*whole)) and shared.layers_of("b/0") == ()
+    shape = StageShape(*whole, 1, 1)
+    assert shared.memory(profile, "a/0") == device_memory(profile, [shape, shape])
+
+
+REFUSED = [
+    (two_stages(format="hetpipe.plan/2"), "format is 'hetpipe.plan/2', this version reads 'hetpipe.plan/1'"),
+    (two_stages(stratgy="auto"), 'unknown key "stratgy"; did you mean "strategy"?'),
+    (with_stage(0, layer=[0, 1]), 'unknown key "pipelines[0].stages[0].layer"; did you mean "layers"?'),
+    (two_stages(pipelines=[]), "the plan has no pipelines; give at least one"),
+    (
+        two_stages(global_batch_size=8),
+        "num_samples of the pipelines add up to 7, global_batch_size is 8; each sample needs a pipeline",
+    ),
+    (two_stages(zero=3), "zero is 3; 0 and 1 are known"),
+    (with_stage(0, devices=[]), "a stage names 0 devices; give one (groups come later)"),
+    (with_stage(0, devices=["a/0", "a/1"]), "a stage names 2 devices; give one (groups come later)"),
+    (with_stage(0, layers=[2, 2]), "layers [2, 2] are not a range [start, stop) of at least one layer"),
+    (with_stage(0, layers=[-1, 3]), "layers [-1, 3] are not a range [start, stop) of at least one layer"),
+    (with_stage(0, in_flight=0), "in_flight is 0; give at least 1"),
+    (with_stage(0, in_flight=1.5), "pipelines[0].stages[0].in_flight: "),
+    (
+        with_stage(1, layers=[2, 4]),
+        "stages[1].layers starts at 2, the stage before it stops at 3; stages must cover all layers in order",
+    ),
+    (
+        with_stage(1, in_flight=3),
+        "in_flight rises from 2 to 3 at stages[1]",
+    ),
+    (
+        with_pipeline(stages=[]),
+        "a pipeline has 0 stages, microbatch_size 2 and num_samples 7; each must be at least 1",
+    ),
+    (with_pipeline(microbatch_size=0), "microbatch_size 0 and num_samples 7; each must be at least 1"),
+]
+
+
+@pytest.mark.parametrize(("data", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_refusals_name_file_value_and_remedy(data: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        plan_from_data(data, "plan.json")
+    assert str(caught.value).startswith("plan.json: ") and message in str(caught.value)
+
+
+def test_pipelines_must_cover_the_same_layers() -> None:
+    short, long = (Pipeline(1, 1, (Stage(("a/0",), (0, stop), 1),)) for stop in (2, 3))
+    with pytest.raises(InputError, match="the pipelines stop at different layers; each must cover them all"):
+        Plan("manual", "small", 2, (short, long))
+
+
+def test_plan_must_match_profile_and_cluster() -> None:
+    problem = random_problem(0)
+    profile, cluster = problem.profile, problem.cluster
+
+    def plan(model: str, device: str, stop: int) -> Plan:
+        return Plan("manual", model, 1, (Pipeline(1, 1, (Stage((device,), (0, stop), 1),)),))
+
+    name = cluster.devices[0].name
+    check_plan(plan("random", name, profile.num_layers), profile, cluster)
+    with pytest.raises(InputError, match=rf"layers \[0, 2\) in 1 stages, 'random' has {profile.num_layers}"):
+        check_plan(plan("random", name, 2), profile, cluster)
+    with pytest.raises(InputError, match="the plan is for 'other', the profile for 'random'"):
+        check_plan(plan("other", name, profile.num_layers), profile, cluster)
+    with pytest.raises(InputError, match="unknown device 'a/9'; did you mean"):
+        check_plan(plan("random", "a/9", profile.num_layers), profile, cluster)
