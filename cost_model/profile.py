@@ -191,9 +191,9 @@ def interpolate(sizes: Sequence[int], values: Sequence[float], size: float) -> f
     (2.0, 9.0)
     """
     if size <= sizes[0]:
-        return values[0] * size / sizes[0]
+        return values[0] * (size / sizes[0])
     if len(sizes) == 1:
-        return values[0] * size / sizes[0]
+        return values[0] * (size / sizes[0])
     upper = next((index for index, entry in enumerate(sizes) if entry >= size), len(sizes) - 1)
     lower = upper - 1
     slope = (values[upper] - values[lower]) / (sizes[upper] - sizes[lower])

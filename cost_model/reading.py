@@ -17,6 +17,7 @@ T = TypeVar("T")
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 MAX_FILE_BYTES = 256 * 2**20
+_UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -91,7 +92,9 @@ def validate(adapter: TypeAdapter[T], data: object, source: str) -> T:
     try:
         return adapter.validate_json(json.dumps(data, default=str), strict=True)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
+        errors = error.errors(include_url=False)
+        # a misspelt key is missing under its right name too; name the misspelling
+        first = next((entry for entry in errors if entry["type"] in _UNKNOWN_KEY), errors[0])
         raise InputError(f"{source}: {_describe(first, adapter)}") from None
 
 
@@ -99,7 +102,7 @@ def _describe(error: Any, adapter: TypeAdapter[Any]) -> str:
     location = tuple(error["loc"])
     key = _dotted(location)
     kind = error["type"]
-    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
+    if kind in _UNKNOWN_KEY:
         known = _known_keys(adapter.json_schema(), location[:-1])
         return f'unknown key "{key}"; {did_you_mean(str(location[-1]), known)}'
     if kind in ("missing", "missing_argument"):

@@ -157,7 +157,7 @@ class Board:
     """The table in shared memory on which the ranks of a host reserve emulated links and network cards.
 
     Rows: when each resource is free; when each message of the step is due; per collective (buckets, then
-    NORM) the step it was priced for, and per rank when it was ready and when it is due. Owns the file's map.
+    NORM) and rank the step it joined in, when it was ready and when it is due. Owns the file's map.
     """
 
     def __init__(self, path: Path, costs: ProgramCosts) -> None:
@@ -167,14 +167,14 @@ class Board:
         table = np.memmap(path, dtype=np.float64, mode="r+", shape=(sum(map(int, map(np.prod, shapes))),))
         parts = np.split(table, np.cumsum([int(np.prod(shape)) for shape in shapes])[:-1])
         arrays = [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
-        self._free_at, self._due, self._priced, self._ready, self._collective_due = arrays
+        self._free_at, self._due, self._joined, self._ready, self._collective_due = arrays
         self._lock_file = os.open(path, os.O_RDWR)
 
     @staticmethod
     def _shapes(costs: ProgramCosts, num_messages: int) -> list[tuple[int, ...]]:
         collectives, ranks = len(costs.program.buckets) + 1, len(costs.program.ranks)
         table = (collectives, ranks)
-        return [(len(costs.network.resources),), (num_messages,), (collectives,), table, table]
+        return [(len(costs.network.resources),), (num_messages,), table, table, table]
 
     @classmethod
     def create(cls, path: Path, costs: ProgramCosts) -> None:
@@ -207,26 +207,30 @@ class Board:
         """When a message is due; its data must have arrived, which proves that the sender noted it."""
         return float(self._due[self._slots[message]])
 
-    def join(self, collective: int, rank: int, ready_s: float) -> None:
-        """Note that a rank is ready for a collective, before it takes part in the real one."""
-        self._ready[collective, rank] = ready_s
+    def join(self, collective: int, rank: int, step: int, ready_s: float) -> None:
+        """Note that a rank is ready for a collective, before it takes part in the real one.
 
-    def collective_due_s(self, collective: int, rank: int, step: int) -> float:
-        """When a rank has the sum; the real collective must be over, so that all have joined."""
+        The last to join reserves its messages, as in the simulator.
+        """
         program = self._costs.program
+        is_norm = collective == len(program.buckets)
+        members = range(len(program.ranks)) if is_norm else program.buckets[collective].ranks
         with self._lock():
-            if self._priced[collective] != step + 1:
-                is_norm = collective == len(program.buckets)
-                members = range(len(program.ranks)) if is_norm else program.buckets[collective].ranks
-                num_bytes = NORM_BYTES if is_norm else self._costs.sync_bytes(collective)
-                names = program.device_names
-                ready = {names[member]: float(self._ready[collective, member]) for member in members}
-                free_at = self._free_at.tolist()
-                due = all_reduce_due(free_at, self._costs.network, num_bytes, ready)
-                self._free_at[:] = free_at
-                for member in members:
-                    self._collective_due[collective, member] = due[names[member]]
-                self._priced[collective] = step + 1
+            self._ready[collective, rank] = ready_s
+            self._joined[collective, rank] = step + 1
+            if any(self._joined[collective, member] != step + 1 for member in members):
+                return
+            num_bytes = NORM_BYTES if is_norm else self._costs.sync_bytes(collective)
+            names = program.device_names
+            ready = {names[member]: float(self._ready[collective, member]) for member in members}
+            free_at = self._free_at.tolist()
+            due = all_reduce_due(free_at, self._costs.network, num_bytes, ready)
+            self._free_at[:] = free_at
+            for member in members:
+                self._collective_due[collective, member] = due[names[member]]
+
+    def collective_due_s(self, collective: int, rank: int) -> float:
+        """When a rank has the sum; the real collective must be over, which proves that all have joined."""
         return float(self._collective_due[collective, rank])
 
 

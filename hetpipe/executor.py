@@ -1,5 +1,6 @@
 """Runs a rank's instruction list for real."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -23,7 +24,12 @@ Boundaries = Callable[[int, int], tuple[TensorShape, ...]]
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What a rank knows after a step: loss and gradient norm of all ranks, its own times and events."""
+    """What a rank knows after a step: loss and gradient norm of all ranks, its own times and events.
+
+    start_s and end_s are read off the host's clock when the rank really starts and ends. Events are on the
+    device's clock, which is the host's but for emulated devices (`EmulatedPace`); a message lasts from its
+    dispatch to its due time on the emulated link.
+    """
 
     loss: float
     gradient_norm: float
@@ -93,7 +99,7 @@ class Executor:
                 case Transfer():
                     end = self._transfer(entry)
                 case Sync():
-                    end = self._start_sync(entry)
+                    end = self._start_sync(entry, step)
                 case Norm():
                     totals = self._norm_of_all(step)
                     end = self._pace.now_s
@@ -101,17 +107,18 @@ class Executor:
                     begin, end = self._update(totals, learning_rate, clip_norm)
             if not (isinstance(entry, Transfer) and entry.direction is Direction.RECV):
                 events.append(Event(self._rank, entry, begin - start_s, end - start_s))
+        end_s = time.monotonic()
         self._transport.finish()
         for index, event in enumerate(events):
             if event.instruction in self._sync_ends:
-                end_s = max(event.start_s, self._sync_ends[event.instruction] - start_s)
-                events[index] = replace(event, end_s=end_s)
+                sync_end_s = max(event.start_s, self._sync_ends[event.instruction] - start_s)
+                events[index] = replace(event, end_s=sync_end_s)
         return StepOutcome(
             loss=float(totals[2]),
             gradient_norm=float(totals[0].sqrt()),
             finite=float(totals[1]) == 0.0,
             start_s=start_s,
-            end_s=self._pace.now_s,
+            end_s=end_s,
             busy_s=self._pace.busy_s,
             over_budget_s=self._pace.over_budget_s,
             events=tuple(events),
@@ -153,9 +160,9 @@ class Executor:
         self._transport.post_receive(entry, shapes)
         return self._pace.now_s
 
-    def _start_sync(self, entry: Sync) -> float:
+    def _start_sync(self, entry: Sync, step: int) -> float:
         if self._board is not None:
-            self._board.join(entry.bucket, self._rank, self._pace.now_s)
+            self._board.join(entry.bucket, self._rank, step, self._pace.now_s)
         self._sync.start(entry.bucket)
         return self._pace.now_s
 
@@ -163,7 +170,7 @@ class Executor:
         """[sum of squares, number of ranks with a non-finite one, loss] over all ranks: float64."""
         self._sync_ends.clear()
         for bucket in self._sync.finish():
-            due_s = self._board.collective_due_s(bucket, self._rank, step) if self._board else 0.0
+            due_s = self._board.collective_due_s(bucket, self._rank) if self._board else 0.0
             self._sync_ends[Sync(bucket)] = due_s or self._pace.wait(0.0)
             self._pace.wait(due_s)
         squares = self._optimizer.square_sum()
@@ -172,9 +179,9 @@ class Executor:
         if len(self._program.ranks) == 1:
             return totals
         if self._board is not None:
-            self._board.join(self._norm, self._rank, self._pace.now_s)
+            self._board.join(self._norm, self._rank, step, self._pace.now_s)
         dist.all_reduce(totals)
-        self._pace.wait(self._board.collective_due_s(self._norm, self._rank, step) if self._board else 0.0)
+        self._pace.wait(self._board.collective_due_s(self._norm, self._rank) if self._board else 0.0)
         return totals
 
     def _update(self, totals: Tensor, learning_rate: float, clip_norm: float) -> tuple[float, float]:

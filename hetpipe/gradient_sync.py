@@ -35,11 +35,11 @@ class GradientSync:
             if value.grad is None:
                 value.grad = torch.zeros_like(value)
         gradients = [value.grad for value in members if value.grad is not None]
-        whole = (
-            gradients[0].contiguous()
-            if len(gradients) == 1
-            else torch.cat([g.reshape(-1) for g in gradients])
-        )
+        if len(gradients) == 1:
+            whole = gradients[0].contiguous()
+        else:
+            # layers without trained parameters sum a zero, so that all owners still meet here
+            whole = torch.cat([g.reshape(-1) for g in gradients]) if gradients else torch.zeros(1)
         work = dist.all_reduce(whole, group=self._groups[bucket], async_op=True)
         assert work is not None
         self._under_way[bucket] = (work, whole)
@@ -52,7 +52,7 @@ class GradientSync:
             work.wait()
             members = self._members[bucket]
             sizes = [value.numel() for value in members]
-            parts = torch.split(whole, sizes) if len(members) > 1 else (whole,)
+            parts = torch.split(whole, sizes) if len(members) > 1 else (whole,) * len(members)
             for value, part in zip(members, parts, strict=True):
                 if value.grad is not None and value.grad.data_ptr() != part.data_ptr():
                     value.grad.copy_(part.view_as(value))

@@ -31,6 +31,11 @@ class WorkerLostError(RuntimeError):
     """A rank failed or disappeared; the message is that of the first one. The command line exits with 5."""
 
 
+def under_torchrun() -> bool:
+    """Whether torchrun, or a scheduler that sets the same variables, started this process."""
+    return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+
+
 @dataclass(frozen=True, slots=True)
 class RankGroup:
     """How to start the ranks: a name for each, CPU threads of each, modules to load before they fork."""

@@ -59,7 +59,7 @@ _FAMILIES = {
         model="BertForPreTraining",
         attention_dropout="attention_probs_dropout_prob",
         max_positions="max_position_embeddings",
-        fixed={},
+        fixed={"use_cache": False},
         shrunk={
             "hidden_size": 16,
             "num_hidden_layers": 4,

@@ -27,7 +27,10 @@ class Optimizer:
             {"params": matrices, "weight_decay": weight_decay},
             {"params": vectors, "weight_decay": 0.0},
         ]
-        self._adamw = torch.optim.AdamW([group for group in groups if group["params"]], lr=0.0, fused=True)
+        # NOTE: torch refuses an empty list, which a stage without parameters has (nn.ReLU, nn.Flatten)
+        nothing = {"params": [torch.zeros(1)]}
+        filled = [group for group in groups if group["params"]]
+        self._adamw = torch.optim.AdamW(filled or [nothing], lr=0.0, fused=True)
         # NOTE: torch makes the states in the first step; here the first needs as much as all later ones
         for value in self.parameters.values():
             self._adamw.state[value] = {

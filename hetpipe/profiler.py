@@ -238,7 +238,9 @@ class _Bench:
                 marks.forward[layer] = read()
 
         def on_boundary(layer: int, tensors: tuple[Tensor, ...]) -> None:
-            watched = next(value for value in tensors if value.requires_grad)
+            watched = next((value for value in tensors if value.requires_grad), None)
+            if watched is None:  # nothing before this boundary is trained
+                return
 
             def on_gradient(_: Tensor) -> None:
                 marks.backward[layer] = read()
@@ -256,7 +258,9 @@ class _Bench:
         del outputs
         marks.backward[stop] = read()
         torch.autograd.backward(targets, gradients)
-        marks.backward[start] = read()
+        for layer in range(stop - 1, start - 1, -1):
+            if layer not in marks.backward:  # the backward ended above it
+                marks.backward[layer] = read()
         return marks
 
     def _carried(self, layer: int, size: int) -> tuple[Tensor, ...]:

@@ -7,11 +7,11 @@ import json
 import os
 import platform
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cost_model.cluster import Cluster
+from cost_model.cluster import CPU, Cluster
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile, profile_from_data, profile_text, read_profile
 from cost_model.reading import canonical_sha256, write_atomically
@@ -30,14 +30,17 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hetpipe" / "profiles"
 
 
-def cache_key(settings: Settings, kinds: Sequence[str], sizes: Sequence[int], code: str) -> str:
-    """Everything that a measurement depends on, hashed: model, shapes, kinds, threads, host, versions."""
+def cache_key(settings: Settings, sharers: Mapping[str, int], sizes: Sequence[int], code: str) -> str:
+    """Everything that a measurement depends on, hashed: model, shapes, kinds, threads, host, versions.
+
+    sharers: by kind, how many devices share the host's cores, which gives the threads of each.
+    """
     return canonical_sha256(
         {
             "model": settings.model,
             "sequence_length": settings.sequence_length,
             "dtype": settings.dtype,
-            "kinds": sorted(kinds),
+            "sharers": dict(sharers),
             "sizes": list(sizes),
             "cores": os.cpu_count(),
             "processor": _processor(),
@@ -69,9 +72,10 @@ def profile_model(
     """
     kinds = sorted({device.kind for device in cluster.devices})
     settings = Settings(model=model, steps=1, sequence_length=sequence_length, dtype=dtype)
-    path = (
-        cache_folder() / f"{_file_name(model)}-{cache_key(settings, kinds, microbatch_sizes, _code())}.json"
-    )
+    counts = {kind: sum(device.kind == kind for device in cluster.devices) for kind in kinds}
+    sharers = {kind: count if kind == CPU else 1 for kind, count in counts.items()}
+    key = cache_key(settings, sharers, microbatch_sizes, _code())
+    path = cache_folder() / f"{_file_name(model)}-{key}.json"
     if use_cache and task is None and path.exists():
         try:
             return read_profile(path)
@@ -79,14 +83,13 @@ def profile_model(
             path.unlink(missing_ok=True)
     profiles = []
     for index, kind in enumerate(kinds):
-        count = sum(device.kind == kind for device in cluster.devices)
 
         def report(done: float, what: str, index: int = index) -> None:
             if progress is not None:
                 progress((index + done) / len(kinds), what)
 
         share = budget_s / len(kinds)
-        profiles.append(_measure(settings, kind, count, share, microbatch_sizes, report, task))
+        profiles.append(_measure(settings, kind, counts[kind], share, microbatch_sizes, report, task))
     merged = merge(profiles)
     if task is None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -150,8 +153,8 @@ def merge(profiles: Sequence[ModelProfile]) -> ModelProfile:
 def _code() -> str:
     """Hash of the code that measures, so that its changes do not meet old profiles."""
     here = Path(__file__).parent
-    names = ("profiler.py", "skeleton.py", "stage.py", "optimizer.py", "models.py", "dropout.py", "loss.py")
-    return hashlib.sha256(b"".join((here / name).read_bytes() for name in names)).hexdigest()
+    names = ("profiler", "emulation", "skeleton", "splitting", "stage", "optimizer", "models", "dropout", "loss")
+    return hashlib.sha256(b"".join((here / f"{name}.py").read_bytes() for name in names)).hexdigest()
 
 
 def _processor() -> str:

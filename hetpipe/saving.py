@@ -114,6 +114,7 @@ def load_checkpoint(
             with torch.no_grad():
                 parameters[name].copy_(tensors[name])
             optimizer.load_states(name, tensors, num_steps)
+    optimizer.num_steps = num_steps  # also where no parameter is trained
     return manifest.step, manifest.samples_seen
 
 

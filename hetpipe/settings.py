@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -51,6 +52,9 @@ class Settings:
     timeout_s: float = 600.0
 
     def __post_init__(self) -> None:
+        for name in ("learning_rate", "warmup", "weight_decay", "clip_norm", "timeout_s"):
+            if not math.isfinite(getattr(self, name)):
+                raise InputError(f"{name} is {getattr(self, name)}; give a finite number")
         for name in ("steps", "global_batch_size", "sequence_length"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}; give at least 1")
@@ -66,7 +70,9 @@ class Settings:
         if self.dtype not in ("float32", "float64"):
             raise InputError(f"dtype {self.dtype!r} is not supported; float32 and float64 are")
         if self.clip_norm <= 0:
-            raise InputError(f"clip_norm is {self.clip_norm}; give more than zero (inf for no clipping)")
+            raise InputError(f"clip_norm is {self.clip_norm}; give more than zero (1e30 for no clipping)")
+        if self.timeout_s <= 0:
+            raise InputError(f"timeout_s is {self.timeout_s}; give more than zero seconds")
 
     def learning_rate_at(self, step: int) -> float:
         """Linear warm-up over the first share of the steps, then linear decay to zero."""

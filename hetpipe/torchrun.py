@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from cost_model.errors import InputError
 from hetpipe.launch import Emit, RankGroup
@@ -15,16 +17,6 @@ from hetpipe.task import registered_task
 
 _KEY = "run"
 PLANNING_TIMEOUT_S = 3600.0
-
-
-def is_active() -> bool:
-    """Whether torchrun, or a scheduler that sets the same variables, started this process."""
-    return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
-
-
-def own_rank() -> int:
-    """Rank of this process among those that were started."""
-    return int(os.environ["RANK"])
 
 
 def lead(folder: str, board: str | None, group: RankGroup, on_event: Emit) -> None:
@@ -57,8 +49,8 @@ def follow() -> None:
     _train(store, json.loads(store.get(_KEY)), lambda event: None)
 
 
-def _train(store: dist.Store, what: dict[str, Any], on_event: Emit) -> None:
-    rank = own_rank()
+def _train(store: Store, what: dict[str, Any], on_event: Emit) -> None:
+    rank = int(os.environ["RANK"])
     torch.set_num_threads(what["threads"][rank])
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
@@ -74,11 +66,11 @@ def _train(store: dist.Store, what: dict[str, Any], on_event: Emit) -> None:
         dist.destroy_process_group()
 
 
-def _store() -> dist.Store:
+def _store() -> Store:
     """The store of the agent, with a prefix of this attempt.
 
     NOTE: torch 2.13 hands the store of the first attempt to later ones, whose ranks then connect to addresses
     of processes that are gone; a prefix of our own makes restarts come up.
     """
-    store, _, _ = next(dist.rendezvous("env://"))
-    return dist.PrefixStore(f"hetpipe{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    store, _, _ = next(rendezvous("env://"))
+    return PrefixStore(f"hetpipe{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)

@@ -1,5 +1,6 @@
 """From a plan to a finished run: the run folder, the processes, and what came out."""
 
+import json
 import os
 import shutil
 import tempfile
@@ -15,7 +16,7 @@ from hetpipe import checkpoint, torchrun
 from hetpipe.costs import ProgramCosts
 from hetpipe.emulation import Board
 from hetpipe.instructions import Program
-from hetpipe.launch import Emit, RankGroup, run_ranks
+from hetpipe.launch import Emit, RankGroup, run_ranks, under_torchrun
 from hetpipe.lowering import lower
 from hetpipe.models import preload_modules
 from hetpipe.profiler import threads_for
@@ -70,13 +71,18 @@ def prepare(
     cluster = read_cluster(cluster_file)
     program = lower(plan, profile)
     verify(program, profile, cluster)
-    vocabulary = None
+    if settings.model != plan.model:
+        raise InputError(f"the run is of {settings.model!r}, the plan for {plan.model!r}; give matching ones")
+    vocabulary, done = None, 0
     if settings.resume_from is not None:
         source = Path(settings.resume_from)
-        check_checkpoint(checkpoint.read_manifest(source), settings, source)
+        manifest = checkpoint.read_manifest(source)
+        check_checkpoint(manifest, settings, source)
+        done = manifest.step
         vocabulary = source / checkpoint.VOCABULARY_FILE
     cluster_text = read_text(cluster_file)
     folder.path.mkdir(parents=True, exist_ok=True)
+    _keep_metrics(folder, done)
     if not own_data:
         prepare_data(folder, settings, vocabulary)
     folder.write(folder.cluster, cluster_text)
@@ -85,6 +91,13 @@ def prepare(
     folder.write(folder.program, program.text)
     folder.write(folder.config, settings_text(settings))
     return program
+
+
+def _keep_metrics(folder: RunFolder, steps: int) -> None:
+    """Leave only the first steps in metrics.jsonl: a run that was killed had gone on beyond its checkpoint."""
+    if folder.metrics.exists():
+        kept = [entry for entry in folder.read_metrics() if entry["step"] <= steps]
+        folder.write(folder.metrics, "".join(json.dumps(entry) + "\n" for entry in kept))
 
 
 def train(
@@ -113,7 +126,7 @@ def train(
         if any(cluster.device(device).kind == EMULATED for device in program.device_names):
             board = str(Path(name) / "board")
             Board.create(Path(board), costs)
-        if torchrun.is_active():
+        if under_torchrun():
             torchrun.lead(str(folder.path), board, group, on_event)
         else:
             arguments = (str(folder.path), make_task or registered_task, board)

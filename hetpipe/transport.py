@@ -1,7 +1,8 @@
 """Moves the tensors that cross from stage to stage."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol
@@ -61,7 +62,8 @@ class DistributedTransport:
         work = []
         for index, tensor in enumerate(tensors):
             data = tensor.detach().contiguous()
-            work.append((dist.isend(data, peer, group=group, tag=tag + index), data))
+            with self._naming(transfer):
+                work.append((dist.isend(data, peer, group=group, tag=tag + index), data))
         self._sends[transfer] = [(handle, data) for handle, data in work if handle is not None]
 
     def post_receive(self, transfer: Transfer, shapes: Sequence[TensorShape]) -> None:
@@ -70,7 +72,8 @@ class DistributedTransport:
         work = []
         for index, entry in enumerate(shapes):
             buffer = torch.empty(entry.shape, dtype=entry.dtype, device=self._device)
-            work.append((dist.irecv(buffer, peer, group=group, tag=tag + index), buffer))
+            with self._naming(transfer):
+                work.append((dist.irecv(buffer, peer, group=group, tag=tag + index), buffer))
         self._receives[transfer] = [(handle, data) for handle, data in work if handle is not None]
 
     def receive(self, transfer: Transfer) -> tuple[Tensor, ...]:
@@ -80,20 +83,16 @@ class DistributedTransport:
         """
         tensors = []
         for work, buffer in self._receives.pop(transfer):
-            try:
+            with self._naming(transfer):
                 work.wait(self._timeout)
-            except RuntimeError as error:
-                raise self._failed(transfer, error) from error
             tensors.append(buffer)
         return tuple(tensors)
 
     def release(self, transfer: Transfer) -> None:
         """Let go of a send that is proven to have arrived."""
         for work, _ in self._sends.pop(transfer, ()):
-            try:
+            with self._naming(transfer):
                 work.wait(self._timeout)
-            except RuntimeError as error:
-                raise self._failed(transfer, error) from error
 
     def finish(self) -> None:
         """Let go of all sends; every receiver has passed the step's NORM."""
@@ -105,6 +104,14 @@ class DistributedTransport:
         sending = transfer.direction is Direction.SEND
         edge = (self._rank, peer) if sending else (peer, self._rank)
         return peer, self._groups.get(edge)
+
+    @contextmanager
+    def _naming(self, transfer: Transfer) -> Iterator[None]:
+        """Turn torch's error into a TransferError."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise self._failed(transfer, error) from error
 
     def _failed(self, transfer: Transfer, error: RuntimeError) -> TransferError:
         peer = self._program.rank_of(transfer.pipeline, transfer.peer_stage)

@@ -1,0 +1,131 @@
+"""What the verbs share: their options, the files they read, and how they print."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from cost_model.cluster import Cluster
+from cost_model.errors import InputError
+from cost_model.profile import ModelProfile, read_profile
+from cost_model.reading import did_you_mean, write_atomically
+from hetpipe.model_names import model_entry
+from hetpipe.report import console
+from partition.plan import Plan
+
+ModelOption = Annotated[str | None, typer.Option("--model", help="A model by name, such as bert-large.")]
+ProfileOption = Annotated[
+    Path | None, typer.Option("--profile", help="A profile.json; without it the model is measured here.")
+]
+ClusterOption = Annotated[Path, typer.Option("--cluster", help="The cluster.toml.")]
+BatchOption = Annotated[
+    int, typer.Option("--global-batch-size", help="Samples a step, all devices together.")
+]
+SequenceOption = Annotated[int, typer.Option("--sequence-length", help="Tokens a sample.")]
+MicrobatchOption = Annotated[
+    int | None, typer.Option("--microbatch-size", help="Force it; else the best of the profiled ones.")
+]
+StrategyOption = Annotated[
+    str, typer.Option("--strategy", help="auto, or the plan space of a known system (hetpipe compare).")
+]
+BudgetOption = Annotated[float, typer.Option("--profile-budget", help="Seconds to spend on measuring.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, nothing else.")]
+
+
+def print_json(data: Mapping[str, Any]) -> None:
+    """One JSON object, the whole of stdout."""
+    sys.stdout.write(json.dumps(data, indent=1) + "\n")
+
+
+def warn(message: str) -> None:
+    """One unwrapped line on stderr."""
+    sys.stderr.write(f"warning: {message}\n")
+
+
+def write_output(path: Path, text: str) -> None:
+    """Write a file that the user asked for.
+
+    Raises: InputError if it cannot be written.
+    """
+    try:
+        write_atomically(path, text)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror})") from None
+
+
+def check_strategy(strategy: str) -> None:
+    """Raises: InputError with the nearest strategy, before anything slow is done for a typing mistake."""
+    from partition.strategies import STRATEGIES
+
+    if strategy not in STRATEGIES:
+        raise InputError(f"unknown strategy {strategy!r}; {did_you_mean(strategy, STRATEGIES)}")
+
+
+@contextmanager
+def progress_bar(title: str, *, quiet: bool = False) -> Iterator[Callable[[float, str], None]]:
+    """A function (fraction done, text) that moves a bar on stderr; none where stdout is not a terminal."""
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[text]}"),
+        TimeRemainingColumn(),
+        console=console(sys.stderr),
+        transient=True,
+        disable=quiet or not sys.stdout.isatty(),
+    )
+    with bar:
+        task = bar.add_task(title, total=1.0, text="")
+
+        def report(fraction: float, text: str) -> None:
+            bar.update(task, completed=fraction, text=text)
+
+        yield report
+
+
+def get_profile(
+    model: str | None,
+    path: Path | None,
+    cluster: Cluster,
+    sequence_length: int,
+    *,
+    budget_s: float = 60.0,
+    quiet: bool = False,
+) -> ModelProfile:
+    """The profile of a file, or else of the named model, measured here (or taken from the cache).
+
+    Raises: InputError if neither is given, or the file is of another model.
+    """
+    if model is not None:
+        model_entry(model)
+    if path is not None:
+        profile = read_profile(path)
+        if model is not None and profile.model != model:
+            raise InputError(
+                f"{path}: a profile of {profile.model!r}, not of --model {model!r}; give the profile of that "
+                "model, or leave one of the two out"
+            )
+        return profile
+    if model is None:
+        raise InputError("neither --model nor --profile is given; name a model, or give its profile.json")
+    from hetpipe.profiling import profile_model
+
+    with progress_bar(f"measuring {model}", quiet=quiet) as report:
+        return profile_model(model, cluster, sequence_length, budget_s=budget_s, progress=report)
+
+
+def warn_if_changed(plan: Plan, profile: ModelProfile, cluster: Cluster) -> None:
+    """Warn where a plan was made from another profile or cluster than these."""
+    for what, made_from, given in (
+        ("profile", plan.profile_sha256, profile.sha256),
+        ("cluster", plan.cluster_sha256, cluster.sha256),
+    ):
+        if made_from is not None and made_from != given:
+            warn(
+                f"the plan was made from the {what} {made_from[:12]}, this {what} is {given[:12]}; "
+                "its figures are computed anew"
+            )

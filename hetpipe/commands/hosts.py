@@ -1,0 +1,161 @@
+"""init, env: what this host has."""
+
+import importlib.metadata
+import os
+import platform
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cost_model.cluster import CPU, EMULATED
+from cost_model.cluster_file import read_cluster
+from cost_model.errors import InputError
+from cost_model.units import format_bytes
+from hetpipe.commands.common import JsonOption, print_json, warn, write_output
+
+EMULATED_SHARE = 0.75
+"""Of the host: memory that emulated devices get together, and cores that their speeds may add up to."""
+PACKAGES = ("hetpipe", "torch", "transformers", "numpy", "PuLP", "highspy", "pydantic", "rich", "typer")
+
+_HEAD = """\
+# The devices at hand, written by `hetpipe init`. Sizes, rates and times take units; keys are explained in
+# docs/files.md. Correct what is wrong: the links are defaults, not measured.
+
+name = "{name}"
+reserve = "10 %"                     # of each device's memory, never planned with
+
+[network]                            # between nodes, and inside a node without interconnect
+bandwidth = "10 Gbit/s"
+latency = "50 us"
+
+[[nodes]]
+name = "{node}"
+"""
+
+
+def init_command(
+    output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")] = Path("cluster.toml"),
+    emulate: Annotated[
+        str | None,
+        typer.Option("--emulate", help='Emulated devices instead, by speed: "0.6,0.4,0.2".'),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Look at this host and write a cluster.toml to start from."""
+    if output.exists() and not force:
+        raise InputError(f"{output}: exists already; give another name with -o, or --force to overwrite it")
+    text = host_text() if emulate is None else emulated_text(parse_speeds(emulate), host_memory_bytes())
+    write_output(output, text)
+    cluster = read_cluster(output)
+    if json:
+        print_json({"file": str(output), "cluster": cluster.to_json()})
+        return
+    typer.echo(f"wrote {output}:")
+    for device in cluster.devices:
+        speed = "" if device.speed == 1 else f" x {device.speed:g}"
+        typer.echo(f"  {device.name}  {device.kind}{speed}, {format_bytes(device.memory_bytes)}")
+
+
+def parse_speeds(text: str) -> tuple[float, ...]:
+    """Speeds of emulated devices from text such as "0.6,0.4".
+
+    Raises: InputError if they are not numbers above zero.
+    """
+    try:
+        speeds = tuple(float(word) for word in text.split(","))
+    except ValueError:
+        raise InputError(f'--emulate {text!r} is no list of speeds; write it like "0.6,0.4,0.2"') from None
+    if any(not 0 < speed < float("inf") for speed in speeds):
+        raise InputError(f"--emulate {text!r}: speeds must be above zero; 1 is one core of this host")
+    return speeds
+
+
+def emulated_text(speeds: Sequence[float], memory_bytes: float, name: str = "emulated") -> str:
+    """A cluster.toml of one node of emulated devices that share the host's memory.
+
+    Warns if the host has too few cores for them.
+    """
+    cores = os.cpu_count() or 1
+    if sum(speeds) > EMULATED_SHARE * cores:
+        warn(
+            f"speeds add up to {sum(speeds):g}, more than {EMULATED_SHARE:g} x {cores} cores; the host "
+            "cannot keep up, and measured times will be too long: lower the speeds"
+        )
+    memory = _memory(memory_bytes * EMULATED_SHARE / len(speeds))
+    devices = [f'  {{ kind = "{EMULATED}", speed = {speed:g}, memory = "{memory}" }},' for speed in speeds]
+    interconnect = 'interconnect = { bandwidth = "1 GB/s", latency = "50 us" }'
+    lines = ["devices = [", *devices, "]", f"{interconnect}   # between these devices, emulated too"]
+    return _HEAD.format(name=name, node="host") + "\n".join(lines) + "\n"
+
+
+def host_text() -> str:
+    """A cluster.toml of this host's GPUs, or of its CPU as one device."""
+    gpus = cuda_gpus()
+    if not gpus:
+        device = f'{{ kind = "{CPU}", memory = "{_memory(host_memory_bytes())}" }}'
+        return _HEAD.format(name="host", node="host") + f"devices = [{device}]\n"
+    devices = [f'  {{ kind = "{kind}", memory = "{_memory(memory)}" }},' for kind, memory in gpus]
+    interconnect = 'interconnect = { bandwidth = "12 GB/s", latency = "10 us" }'
+    lines = ["devices = [", *devices, "]", f"{interconnect}   # between the GPUs: PCIe 3, correct it"]
+    return _HEAD.format(name="host", node="host") + "\n".join(lines) + "\n"
+
+
+def cuda_gpus() -> list[tuple[str, float]]:
+    """(kind, memory in bytes) of each CUDA GPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return [(gpu_kind(entry.name), float(entry.total_memory)) for entry in found]
+
+
+def gpu_kind(name: str) -> str:
+    """The kind that a GPU's name stands for.
+
+    >>> gpu_kind("NVIDIA GeForce RTX 2080 Ti")
+    'GeForce-RTX-2080-Ti'
+    """
+    return re.sub(r"[^A-Za-z0-9_.]+", "-", name.removeprefix("NVIDIA ")).strip("-")
+
+
+def host_memory_bytes() -> float:
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+def _memory(num_bytes: float) -> str:
+    """Rounded down, to be sure that it is there."""
+    return f"{int(num_bytes / 2**30 * 100) / 100:g} GiB"
+
+
+def env_command(json: JsonOption = False) -> None:
+    """Versions and hardware, for bug reports; no names of users or folders."""
+    facts = environment()
+    if json:
+        print_json(facts)
+        return
+    for key, value in facts.items():
+        shown = ", ".join(map(str, value)) or "none" if isinstance(value, list) else value
+        typer.echo(f"{key}: {shown}")
+
+
+def environment() -> dict[str, Any]:
+    """What `hetpipe env` prints."""
+    versions = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    return {
+        **versions,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": os.cpu_count(),
+        "memory": format_bytes(host_memory_bytes()),
+        "gpus": [f"{kind} {format_bytes(memory)}" for kind, memory in cuda_gpus()],
+    }

@@ -1,0 +1,47 @@
+"""Runs of a few steps, to measure plans."""
+
+import dataclasses
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from cost_model.profile import ModelProfile
+from hetpipe.report import console
+from hetpipe.run_report import RunReport
+from hetpipe.settings import Settings
+from partition.plan import Plan
+
+
+def measure_plan(
+    plan: Plan, profile: ModelProfile, cluster_file: Path, steps: int, *, keep: Path | None = None
+) -> RunReport:
+    """Train under a plan for a few steps and give its report; the first step is not timed.
+
+    keep: where to keep the run folder, else it is thrown away.
+    """
+    from hetpipe.training import measure
+
+    settings = Settings(
+        model=plan.model,
+        steps=steps,
+        global_batch_size=plan.global_batch_size,
+        sequence_length=profile.sequence_length,
+        dtype=profile.dtype,
+    )
+    return measure(settings, cluster_file, profile, plan, keep=keep)
+
+
+def measure_outcomes(
+    plans: Mapping[str, Plan], profile: ModelProfile, cluster_file: Path, steps: int, *, quiet: bool = False
+) -> dict[str, RunReport]:
+    """The reports of plans by strategy; equal plans are run once."""
+    found: dict[str, RunReport] = {}
+    reports: dict[str, RunReport] = {}
+    for strategy, plan in plans.items():
+        key = str(plan.to_json()["pipelines"])
+        if key not in found:
+            if not quiet and sys.stdout.isatty():
+                console(sys.stderr).print(f"running {strategy}: {steps} steps")
+            found[key] = measure_plan(plan, profile, cluster_file, steps)
+        reports[strategy] = dataclasses.replace(found[key], strategy=strategy)
+    return reports

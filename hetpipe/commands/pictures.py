@@ -1,0 +1,118 @@
+"""plot: pictures of a run folder or of a plan."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cost_model.cluster import Cluster
+from cost_model.cluster_file import read_cluster
+from cost_model.errors import InputError
+from cost_model.profile import ModelProfile, read_profile
+from hetpipe.commands.common import JsonOption, print_json, warn_if_changed
+from hetpipe.planning import simulate_plan
+from hetpipe.run_folder import MEASURED, PREDICTED, RunFolder
+from hetpipe.run_report import read_report
+from partition.plan import Plan, check_plan, read_plan
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def plot_command(
+    path: Annotated[Path, typer.Argument(help="A run folder, or a plan.json.")],
+    profile: Annotated[Path | None, typer.Option("--profile", help="The profile of a plan.json.")] = None,
+    cluster: Annotated[Path | None, typer.Option("--cluster", help="The cluster of a plan.json.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Folder for the pictures; else beside the data.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Draw a run or a plan: the step, memory, layers and losses, as PNG and SVG."""
+    if path.is_dir():
+        written = plot_run(RunFolder(path), output or path)
+    elif profile is None or cluster is None:
+        missing = "--profile" if profile is None else "--cluster"
+        raise InputError(f"{path}: to draw a plan, {missing} is needed too; or give a run folder")
+    else:
+        written = plot_plan(
+            read_plan(path), read_profile(profile), read_cluster(cluster), output or path.parent
+        )
+    if json:
+        print_json({"files": [str(entry) for entry in written]})
+    else:
+        for entry in written:
+            typer.echo(str(entry))
+
+
+def save_picture(ax: "Axes", path: Path) -> list[Path]:
+    """Write the figure of an Axes as PNG and SVG.
+
+    Raises: InputError if it cannot be written.
+    """
+    from matplotlib.figure import Figure
+
+    from hetpipe.plotting import save
+
+    figure = ax.figure
+    assert isinstance(figure, Figure)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return list(save(figure, path))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror})") from None
+
+
+def plot_plan(plan: Plan, profile: ModelProfile, cluster: Cluster, folder: Path) -> list[Path]:
+    """Draw the predicted step, the memory and the layers of a plan into a folder."""
+    from hetpipe import plotting
+
+    check_plan(plan, profile, cluster)
+    warn_if_changed(plan, profile, cluster)
+    labels = plotting.stage_labels(plan, profile, cluster)
+    pictures = {
+        "step": plotting.gantt(simulate_plan(plan, profile, cluster), labels=labels),
+        "memory": plotting.memory(plan, profile, cluster),
+        "layers": plotting.partition_bars(_beside_even(plan, profile, cluster), profile, cluster),
+    }
+    return [entry for name, ax in pictures.items() for entry in save_picture(ax, folder / name)]
+
+
+def plot_run(run: RunFolder, folder: Path) -> list[Path]:
+    """Draw what a run folder holds into a folder: as much of it as there is.
+
+    Raises: InputError if it is no run folder.
+    """
+    from hetpipe import plotting
+
+    if not run.plan.exists():
+        raise InputError(f"{run.path}: no run folder, it holds no {run.plan.name}")
+    plan, profile, cluster = read_plan(run.plan), read_profile(run.profile), read_cluster(run.cluster)
+    written = plot_plan(plan, profile, cluster, folder)
+    traces = run.read_traces()
+    if MEASURED in traces and PREDICTED in traces:
+        labels = plotting.stage_labels(plan, profile, cluster)
+        above, _ = plotting.predicted_and_measured(traces[PREDICTED], traces[MEASURED], labels=labels)
+        written += save_picture(above, folder / "predicted-and-measured")
+    if run.report.exists():
+        devices = read_report(run.report).devices
+        peaks = {name: entry.peak_bytes for name, entry in devices.items() if entry.peak_bytes is not None}
+        ax = plotting.memory(plan, profile, cluster, measured_bytes=peaks)
+        save_picture(ax, folder / "memory")
+    if metrics := run.read_metrics():
+        written += save_picture(plotting.losses(metrics), folder / "loss")
+    return written
+
+
+def _beside_even(plan: Plan, profile: ModelProfile, cluster: Cluster) -> list[Plan]:
+    """An even split for contrast where it fits, then the plan."""
+    from cost_model.errors import InfeasibleError
+    from partition.problem import problem_of
+    from partition.strategies import gpipe_even
+
+    size = plan.pipelines[0].microbatch_size
+    try:
+        even = gpipe_even(problem_of(profile, cluster, plan.global_batch_size, size))
+    except (InfeasibleError, InputError):
+        return [plan]
+    return [even, plan]

@@ -1,0 +1,216 @@
+"""plan, simulate, compare: from a profile and a cluster to figures, without torch."""
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cost_model.cluster import Cluster
+from cost_model.cluster_file import read_cluster
+from cost_model.errors import InfeasibleError
+from cost_model.profile import ModelProfile
+from hetpipe.commands.common import (
+    BatchOption,
+    BudgetOption,
+    ClusterOption,
+    JsonOption,
+    MicrobatchOption,
+    ModelOption,
+    ProfileOption,
+    SequenceOption,
+    StrategyOption,
+    check_strategy,
+    get_profile,
+    print_json,
+    warn_if_changed,
+    write_output,
+)
+from hetpipe.commands.measuring import measure_outcomes
+from hetpipe.lowering import lower
+from hetpipe.planning import evaluator, predict, simulate_plan
+from hetpipe.report import (
+    comparison_table,
+    console,
+    measured_table,
+    plan_sentences,
+    plan_table,
+    run_report_tables,
+    show,
+)
+from hetpipe.run_folder import PREDICTED
+from hetpipe.trace import chrome_trace
+from hetpipe.verifier import check_memory, verify
+from partition.plan import Plan, check_plan, plan_text, read_plan
+from partition.problem import Problem, problem_of
+
+if TYPE_CHECKING:
+    from partition.solver import Outcome
+
+AUTO = "auto"
+
+
+def plan_command(
+    cluster: ClusterOption,
+    model: ModelOption = None,
+    profile: ProfileOption = None,
+    global_batch_size: BatchOption = 16,
+    sequence_length: SequenceOption = 64,
+    microbatch_size: MicrobatchOption = None,
+    strategy: StrategyOption = AUTO,
+    program: Annotated[bool, typer.Option("--program", help="Print what each rank runs, verified.")] = False,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan here.")] = None,
+    profile_budget: BudgetOption = 60.0,
+    json: JsonOption = False,
+) -> None:
+    """Decide who holds which layers, and show it beside the plain alternatives."""
+    check_strategy(strategy)
+    devices = read_cluster(cluster)
+    costs = get_profile(model, profile, devices, sequence_length, budget_s=profile_budget, quiet=json)
+    problem = problem_of(costs, devices, global_batch_size, microbatch_size)
+    found, outcomes = (solve_problem(problem, strategy), ()) if json else plan_and_compare(problem, strategy)
+    text = ""
+    if program:
+        lowered = lower(found, costs)
+        verify(lowered, costs, devices)
+        text = lowered.text
+    if output is not None:
+        write_output(output, plan_text(found))
+    if json:
+        print_json({**found.to_json(), "program": text} if program else found.to_json())
+        return
+    show_plan(found, outcomes, costs, devices)
+    sys.stdout.write(text)
+
+
+def solve_problem(problem: Problem, strategy: str) -> Plan:
+    """The plan of one strategy, with its figures.
+
+    Raises: InfeasibleError if nothing fits.
+    """
+    from partition.solver import solve
+
+    return solve(problem, evaluator(problem.profile, problem.cluster), strategy)
+
+
+def plan_and_compare(problem: Problem, strategy: str) -> tuple[Plan, "tuple[Outcome, ...]"]:
+    """The plan of a strategy, and the outcome of every strategy.
+
+    Raises: InfeasibleError if the strategy has no plan.
+    """
+    from partition.solver import compare
+
+    with _telling("planning") as tell:
+        outcomes = compare(problem, evaluator(problem.profile, problem.cluster), progress=tell)
+    plan = next((outcome.plan for outcome in outcomes if outcome.strategy == strategy), None)
+    return plan or solve_problem(problem, strategy), outcomes
+
+
+@contextmanager
+def _telling(what: str) -> Iterator[Any]:
+    if not sys.stdout.isatty():
+        yield None
+        return
+    with console(sys.stderr).status(what) as status:
+        yield status.update
+
+
+def show_plan(plan: Plan, outcomes: "tuple[Outcome, ...]", profile: ModelProfile, cluster: Cluster) -> None:
+    """Print the plan with its bound, and all strategies."""
+    show(
+        [
+            *plan_sentences(plan, profile, cluster),
+            plan_table(plan, profile, cluster),
+            comparison_table(outcomes, plan),
+        ]
+    )
+
+
+def simulate_command(
+    plan: Annotated[Path, typer.Argument(help="A plan.json.")],
+    profile: Annotated[Path, typer.Option("--profile", help="The profile.json.")],
+    cluster: ClusterOption,
+    trace: Annotated[Path | None, typer.Option("--trace", help="Write Chrome trace events here.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", help="Draw the step here, as PNG and as SVG.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Run a plan on a virtual clock: step time, bubble, memory."""
+    devices = read_cluster(cluster)
+    costs = get_profile(None, profile, devices, 0)
+    given = read_plan(plan)
+    check_plan(given, costs, devices)
+    warn_if_changed(given, costs, devices)
+    check_memory(given, costs, devices)
+    figures = dataclasses.replace(
+        given,
+        predicted=predict(given, costs, devices),
+        profile_sha256=costs.sha256,
+        cluster_sha256=devices.sha256,
+    )
+    assert figures.predicted is not None
+    if trace is not None or plot is not None:
+        simulated = simulate_plan(given, costs, devices)
+        if trace is not None:
+            write_output(trace, chrome_trace([(PREDICTED, simulated)]))
+        if plot is not None:
+            from hetpipe.commands.pictures import save_picture
+            from hetpipe.plotting import gantt, stage_labels
+
+            save_picture(gantt(simulated, labels=stage_labels(given, costs, devices)), plot)
+    if json:
+        print_json(figures.predicted.to_json())
+    else:
+        show([*plan_sentences(figures, costs, devices), plan_table(figures, costs, devices)])
+
+
+def compare_command(
+    cluster: ClusterOption,
+    model: ModelOption = None,
+    profile: ProfileOption = None,
+    global_batch_size: BatchOption = 16,
+    sequence_length: SequenceOption = 64,
+    microbatch_size: MicrobatchOption = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Also run each that fits, a few steps long.")
+    ] = False,
+    steps: Annotated[int, typer.Option("--steps", help="Steps of each run of --measure.")] = 5,
+    profile_budget: BudgetOption = 60.0,
+    json: JsonOption = False,
+) -> None:
+    """All strategies side by side."""
+    devices = read_cluster(cluster)
+    costs = get_profile(model, profile, devices, sequence_length, budget_s=profile_budget, quiet=json)
+    problem = problem_of(costs, devices, global_batch_size, microbatch_size)
+    from partition.solver import compare
+
+    outcomes = compare(problem, evaluator(costs, devices))
+    plans = {outcome.strategy: outcome.plan for outcome in outcomes if outcome.plan is not None}
+    if not plans:
+        reasons = "; ".join(f"{outcome.strategy}: {outcome.reason}" for outcome in outcomes)
+        raise InfeasibleError(f"no strategy fits: {reasons}")
+    if not json:
+        show([comparison_table(outcomes, plans.get(AUTO))])
+    reports = measure_outcomes(plans, costs, cluster, steps, quiet=json) if measure else {}
+    if json:
+        print_json({"strategies": [_outcome_json(outcome, reports) for outcome in outcomes]})
+    elif reports:
+        show([measured_table(list(reports.values())), *run_report_tables(list(reports.values())[-1])[2:]])
+
+
+def _outcome_json(outcome: "Outcome", reports: Any) -> dict[str, Any]:
+    figures = outcome.plan.predicted if outcome.plan is not None else None
+    report = reports.get(outcome.strategy)
+    return {
+        "strategy": outcome.strategy,
+        "fits": outcome.plan is not None,
+        "reason": outcome.reason,
+        "predicted_step_s": figures and figures.step_s,
+        "samples_per_s": figures and figures.samples_per_s,
+        "measured_step_s": report and report.measured_step_s,
+        "plan": outcome.plan and outcome.plan.to_json(),
+    }

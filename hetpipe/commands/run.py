@@ -1,0 +1,226 @@
+"""run: plan, train, and show how far the prediction was off."""
+
+import dataclasses
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from cost_model.cluster import Cluster
+from cost_model.cluster_file import read_cluster
+from cost_model.errors import InputError
+from cost_model.profile import ModelProfile
+from hetpipe.commands.common import (
+    BudgetOption,
+    ClusterOption,
+    JsonOption,
+    MicrobatchOption,
+    ProfileOption,
+    StrategyOption,
+    check_strategy,
+    get_profile,
+    print_json,
+    warn,
+    warn_if_changed,
+)
+from hetpipe.commands.models import RequiredModel
+from hetpipe.commands.planning import AUTO, plan_and_compare, show_plan, solve_problem
+from hetpipe.launch import under_torchrun
+from hetpipe.lowering import lower
+from hetpipe.planning import predict
+from hetpipe.report import console, plan_sentences, plan_table, run_report_tables, show
+from hetpipe.run_folder import RunFolder
+from hetpipe.settings import Clock, Settings
+from hetpipe.verifier import verify
+from partition.plan import Plan, check_plan, read_plan
+from partition.problem import problem_of
+
+if TYPE_CHECKING:
+    from hetpipe.run_report import RunReport
+
+RUNS = Path("runs")
+
+
+def run_command(
+    model: RequiredModel,
+    cluster: ClusterOption,
+    plan: Annotated[
+        Path | None, typer.Option("--plan", help="A plan.json to run, instead of planning.")
+    ] = None,
+    profile: ProfileOption = None,
+    data: Annotated[
+        list[Path] | None, typer.Option("--data", help="UTF-8 text to train on; give it several times.")
+    ] = None,
+    steps: Annotated[int, typer.Option("--steps", help="Steps to train for.")] = 100,
+    total_steps: Annotated[
+        int | None, typer.Option("--total-steps", help="Length of the learning-rate schedule; else --steps.")
+    ] = None,
+    global_batch_size: Annotated[
+        int | None, typer.Option("--global-batch-size", help="Samples a step; 16, or the plan's.")
+    ] = None,
+    sequence_length: Annotated[
+        int | None, typer.Option("--sequence-length", help="Tokens a sample; 64, or the profile's.")
+    ] = None,
+    microbatch_size: MicrobatchOption = None,
+    strategy: StrategyOption = AUTO,
+    seed: Annotated[int, typer.Option("--seed")] = 0,
+    learning_rate: Annotated[float, typer.Option("--learning-rate")] = 1e-4,
+    every: Annotated[int, typer.Option("--every", help="A checkpoint each so many steps; 0: none.")] = 0,
+    save: Annotated[bool, typer.Option("--save", help="A checkpoint at the end.")] = False,
+    resume: Annotated[
+        str | None, typer.Option("--resume", help='"auto", a run folder, or a checkpoint to go on from.')
+    ] = None,
+    clock: Annotated[
+        Clock, typer.Option("--clock", help="What an emulated device charges: the profile's times, or CPU.")
+    ] = Clock.NOMINAL,
+    run_folder: Annotated[
+        Path | None, typer.Option("--run-folder", help="Where to write; else runs/<model>-<number>.")
+    ] = None,
+    profile_budget: BudgetOption = 60.0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Plan and verify, train nothing.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print the last table only.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Train a model over the devices of a cluster file; torchrun may start it too, a process per device."""
+    if under_torchrun() and os.environ["RANK"] != "0":
+        from hetpipe.torchrun import follow
+
+        return follow()
+    check_strategy(strategy)
+    devices = read_cluster(cluster)
+    given = read_plan(plan) if plan is not None else None
+    length = sequence_length or 64
+    costs = get_profile(model, profile, devices, length, budget_s=profile_budget, quiet=quiet or json)
+    if sequence_length is not None and sequence_length != costs.sequence_length:
+        raise InputError(
+            f"--sequence-length is {sequence_length}, the profile is of {costs.sequence_length}; "
+            "profile again"
+        )
+    settings = Settings(
+        model=model,
+        steps=steps,
+        global_batch_size=global_batch_size or (given.global_batch_size if given else 16),
+        sequence_length=costs.sequence_length,
+        total_steps=total_steps,
+        seed=seed,
+        learning_rate=learning_rate,
+        dtype=costs.dtype,
+        every=every,
+        save=save,
+        clock=clock,
+        data=tuple(str(entry.resolve()) for entry in data or ()),
+    )
+    silent = quiet or json
+    if given is not None:
+        chosen = _given_plan(given, settings, costs, devices, quiet=silent)
+    else:
+        chosen = _new_plan(settings, costs, devices, strategy, microbatch_size, quiet=silent)
+    verify(lower(chosen, costs), costs, devices)
+    if dry_run:
+        if json:
+            print_json({"plan": chosen.to_json(), "settings": settings.to_json()})
+        return
+    report, folder = _train(settings, cluster, costs, chosen, run_folder, resume, quiet=silent)
+    if json:
+        print_json({"run_folder": str(folder.path), **report.to_json()})
+        return
+    show([*run_report_tables(report), f"run folder: {folder.path}"])
+
+
+def _given_plan(
+    plan: Plan, settings: Settings, profile: ModelProfile, cluster: Cluster, *, quiet: bool
+) -> Plan:
+    if plan.global_batch_size != settings.global_batch_size:
+        raise InputError(
+            f"--global-batch-size is {settings.global_batch_size}, the plan's is {plan.global_batch_size}; "
+            "leave it out, or plan again"
+        )
+    check_plan(plan, profile, cluster)
+    warn_if_changed(plan, profile, cluster)
+    figures = dataclasses.replace(
+        plan,
+        predicted=predict(plan, profile, cluster),
+        profile_sha256=profile.sha256,
+        cluster_sha256=cluster.sha256,
+    )
+    if not quiet:
+        show([*plan_sentences(figures, profile, cluster), plan_table(figures, profile, cluster)])
+    return figures
+
+
+def _new_plan(
+    settings: Settings,
+    profile: ModelProfile,
+    cluster: Cluster,
+    strategy: str,
+    microbatch_size: int | None,
+    *,
+    quiet: bool,
+) -> Plan:
+    problem = problem_of(profile, cluster, settings.global_batch_size, microbatch_size)
+    if quiet:
+        return solve_problem(problem, strategy)
+    plan, outcomes = plan_and_compare(problem, strategy)
+    show_plan(plan, outcomes, profile, cluster)
+    return plan
+
+
+def _train(
+    settings: Settings,
+    cluster_file: Path,
+    profile: ModelProfile,
+    plan: Plan,
+    run_folder: Path | None,
+    resume: str | None,
+    *,
+    quiet: bool,
+) -> "tuple[RunReport, RunFolder]":
+    from hetpipe.training import find_checkpoint, train
+
+    folder = RunFolder(run_folder) if run_folder is not None else None
+    if resume is not None:
+        source = find_checkpoint(resume, folder, RUNS, settings.model)
+        settings = dataclasses.replace(settings, resume_from=str(source))
+        if folder is None and source.parent.name == "checkpoints":
+            folder = RunFolder(source.parent.parent)
+    elif folder is not None and folder.plan.exists():
+        warn(f"{folder.path} holds a run already; its files are replaced")
+    folder = folder or RunFolder.create(RUNS, settings.model)
+    with _step_bar(settings.steps, quiet=quiet) as on_event:
+        return train(settings, cluster_file, profile, plan, folder, on_event=on_event), folder
+
+
+@contextmanager
+def _step_bar(steps: int, *, quiet: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Takes the events of a run: a bar on a terminal, else a line for every tenth of the steps."""
+    lines = not quiet and not sys.stdout.isatty()
+    bar = Progress(
+        TextColumn("training"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[text]}"),
+        TimeRemainingColumn(),
+        console=console(),
+        disable=quiet or lines,
+    )
+    with bar:
+        task = bar.add_task("training", total=steps, text="")
+
+        def on_event(event: dict[str, Any]) -> None:
+            if event.get("event") != "step":
+                return
+            text = (
+                f"loss {event['loss']:.4f}  {event['samples_per_s']:.4g} samples/s  "
+                f"bubble {event['bubble']:.0%}"
+            )
+            done = int(event["step"])
+            bar.update(task, completed=done, text=text)
+            if lines and (done % max(1, steps // 10) == 0 or done == steps):
+                typer.echo(f"step {done}/{steps}  {text}")
+
+        yield on_event

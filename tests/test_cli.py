@@ -1,0 +1,355 @@
+import json
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_case import small_plan, small_profile
+
+from cost_model.cluster_file import read_cluster
+from cost_model.errors import InputError
+from cost_model.profile import profile_text, read_profile
+from hetpipe import cli
+from hetpipe.commands import hosts
+from hetpipe.launch import WorkerLostError
+from partition.plan import plan_text, read_plan
+
+CLUSTER = """
+reserve = "0 B"
+[network]
+bandwidth = "320 bit/s"
+latency = "0.25 s"
+[[nodes]]
+name = "a"
+devices = [{ kind = "fast", memory = "10 kB" }]
+[[nodes]]
+name = "b"
+devices = [{ kind = "slow", memory = "10 kB" }]
+"""
+
+
+@dataclass(frozen=True)
+class Result:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+class Shell:
+    """Calls the command line in a folder with a small cluster.toml, profile.json and plan.json."""
+
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.folder, self.capsys = folder, capsys
+        self.write("cluster.toml", CLUSTER)
+        self.write("profile.json", profile_text(small_profile()))
+        self.write("plan.json", plan_text(small_plan()))
+
+    def write(self, name: str, text: str) -> None:
+        (self.folder / name).write_text(text)
+
+    def __call__(self, line: str) -> Result:
+        self.capsys.readouterr()
+        code = cli.main(line.split())
+        return Result(code, *self.capsys.readouterr())
+
+
+@pytest.fixture
+def hetpipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return Shell(tmp_path, capsys)
+
+
+def test_plan_prints_the_plan_and_the_comparison(hetpipe: Shell):
+    result = hetpipe("plan --profile profile.json --cluster cluster.toml --global-batch-size 4")
+    assert result.code == 0
+    assert result.out.startswith("auto: made-up, 4 samples a step")
+    assert "can be faster than" in result.out
+    for strategy in ("single", "gpipe-even", "torchgpipe", "speed-proportional"):
+        assert strategy in result.out
+    assert "\x1b" not in result.out + result.err
+    assert result.err == ""
+
+
+def test_plan_writes_what_simulate_reads(hetpipe: Shell):
+    files = "--profile profile.json --cluster cluster.toml"
+    planned = hetpipe(f"plan {files} --global-batch-size 4 -o new.json --json")
+    assert planned.json == json.loads((hetpipe.folder / "new.json").read_text())
+    assert read_plan(hetpipe.folder / "new.json").global_batch_size == 4
+    simulated = hetpipe(f"simulate new.json {files} --json")
+    assert simulated.json["step_s"] == planned.json["predicted"]["step_s"]
+    assert simulated.err == ""
+
+
+def test_plan_prints_a_program(hetpipe: Shell):
+    result = hetpipe("plan --profile profile.json --cluster cluster.toml --strategy single --program")
+    assert "hetpipe.program/1 plan=" in result.out
+    assert re.search(r"^rank 0 a/0: 0F0 ", result.out, re.MULTILINE)
+
+
+def test_simulate_writes_a_trace_and_a_picture(hetpipe: Shell):
+    files = "--profile profile.json --cluster cluster.toml"
+    result = hetpipe(f"simulate plan.json {files} --trace trace.json --plot step.png")
+    assert result.code == 0, result.err
+    assert json.loads((hetpipe.folder / "trace.json").read_text())["traceEvents"]
+    assert (hetpipe.folder / "step.png").exists() and (hetpipe.folder / "step.svg").exists()
+
+
+def test_simulate_warns_of_another_profile_and_cluster(hetpipe: Shell):
+    files = "--profile profile.json --cluster cluster.toml"
+    hetpipe(f"plan {files} -o new.json")
+    hetpipe.write("cluster.toml", CLUSTER.replace("0.25 s", "0.5 s"))
+    result = hetpipe(f"simulate new.json {files} --json")
+    made_from = read_plan(hetpipe.folder / "new.json").cluster_sha256
+    now = read_cluster(hetpipe.folder / "cluster.toml").sha256
+    assert made_from is not None
+    assert result.err.startswith("warning: the plan was made from the cluster ")
+    assert made_from[:12] in result.err and now[:12] in result.err
+    assert result.err.count("\n") == 1
+    assert result.json["step_s"] > 0
+
+
+def test_compare_shows_every_strategy(hetpipe: Shell):
+    files = "--profile profile.json --cluster cluster.toml"
+    outcomes = hetpipe(f"compare {files} --json").json["strategies"]
+    assert outcomes[-1]["strategy"] == "auto"
+    assert all(outcome["fits"] == (outcome["plan"] is not None) for outcome in outcomes)
+    steps = [outcome["predicted_step_s"] for outcome in outcomes if outcome["fits"]]
+    assert min(steps) == steps[-1]
+    assert "speed-up of ours" in hetpipe(f"compare {files}").out
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("plan --cluster cluster.toml", "neither --model nor --profile is given"),
+        ("plan --cluster cluster.toml --model bert-tniy", "did you mean 'bert-tiny'?"),
+        ("plan --cluster cluster.toml --model bert-tiny --profile profile.json", "a profile of 'made-up', not of"),
+        ("plan --cluster no.toml --profile profile.json", "no.toml: no such file"),
+        ("plan --cluster profile.json --profile profile.json", "not TOML"),
+        ("plan --cluster cluster.toml --profile cluster.toml", "cluster.toml: not JSON"),
+        ("plan --cluster cluster.toml --profile profile.json --strategy ato", 'did you mean "auto"?'),
+        ("plan --cluster cluster.toml --profile profile.json --global-batch-size 0", "global_batch_size is 0"),
+        ("plan --cluster cluster.toml --profile profile.json --microbatch-size 0", "microbatch sizes [0]"),
+        ("plan --cluster cluster.toml --profile profile.json -o no/plan.json", "no/plan.json: cannot be written"),
+        ("plan --cluster cluster.toml --profile profile.json --global-batch-size x", "Invalid value for '--global-batch-size'"),
+        ("plan --profile profile.json", "Missing option '--cluster'"),
+        ("plan --clutser cluster.toml", "No such option"),
+        ("paln", "No such command 'paln'"),
+        ("simulate no.json --profile profile.json --cluster cluster.toml", "no.json: no such file"),
+        ("plot plan.json --cluster cluster.toml", "--profile is needed too"),
+        ("plot ..", "no run folder"),
+        ("check --model gtp2-tiny", "did you mean 'gpt2-tiny'?"),
+        ("run --model made-up --cluster cluster.toml", "unknown model 'made-up'"),
+        ("run --model bert-tiny --cluster cluster.toml --clock sundial", "'sundial'"),
+        ("run --model bert-tiny --cluster cluster.toml --strategy ato", 'did you mean "auto"?'),
+        ("init", "cluster.toml: exists already"),
+        ("init -o new.toml --emulate fast", "--emulate 'fast' is no list of speeds"),
+        ("init -o new.toml --emulate 0.5,0", "speeds must be above zero"),
+        ("export no-run -o out", "no-run: no such folder"),
+        ("export . -o .", "is not an empty folder"),
+        ("demo -o .", "exists already"),
+    ],
+)
+def test_bad_input_is_one_plain_line_and_exit_code_2(hetpipe: Shell, line: str, message: str):
+    result = hetpipe(line)
+    assert result.code == 2
+    assert result.out == ""
+    assert result.err.startswith("error: ") and result.err.count("\n") == 1
+    assert message in result.err
+
+
+def test_what_does_not_fit_is_exit_code_3_with_the_missing_bytes(hetpipe: Shell):
+    hetpipe.write("cluster.toml", CLUSTER.replace("10 kB", "1 kB"))
+    files = "--profile profile.json --cluster cluster.toml"
+    for line in (f"plan {files}", f"plan {files} --json", f"simulate plan.json {files}", f"compare {files}"):
+        result = hetpipe(line)
+        assert result.code == 3, line
+        assert result.out == ""
+        assert result.err.startswith("error: ") and result.err.count("\n") == 1
+        assert "bytes" in result.err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (InputError("bad"), 2),
+        (WorkerLostError("rank 1 (b/0) was killed"), 5),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_failures_have_exit_codes(
+    hetpipe: Shell, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int
+):
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(hosts, "environment", fail)
+    result = hetpipe("env")
+    assert result.code == code
+    assert result.err.startswith("error: ") or code == 130
+
+
+def test_a_bug_keeps_its_traceback(hetpipe: Shell, monkeypatch: pytest.MonkeyPatch):
+    def fail() -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(hosts, "environment", fail)
+    with pytest.raises(RuntimeError, match="a bug"):
+        hetpipe("env")
+
+
+def test_init_writes_a_cluster_of_emulated_devices(hetpipe: Shell, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(hosts.os, "cpu_count", lambda: 2)
+    result = hetpipe("init -o new.toml --emulate 0.6,0.4,0.2 --json")
+    cluster = read_cluster(hetpipe.folder / "new.toml")
+    assert [device.speed for device in cluster] == [0.6, 0.4, 0.2]
+    assert {device.kind for device in cluster} == {"emulated"}
+    assert sum(device.memory_bytes for device in cluster) <= hosts.host_memory_bytes()
+    assert result.json["cluster"]["name"] == "emulated"
+    assert result.err == ""
+
+
+def test_init_warns_of_more_speed_than_the_host_has(hetpipe: Shell, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(hosts.os, "cpu_count", lambda: 2)
+    result = hetpipe("init -o new.toml --emulate 1,0.6")
+    assert result.code == 0
+    assert result.err.startswith("warning: speeds add up to 1.6, more than 0.75 x 2 cores")
+
+
+def test_init_without_a_gpu_writes_one_cpu_and_with_force_overwrites(
+    hetpipe: Shell, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(hosts, "cuda_gpus", list)
+    assert hetpipe("init --force").code == 0
+    (device,) = read_cluster(hetpipe.folder / "cluster.toml")
+    assert device.kind == "cpu"
+
+
+def test_init_lists_gpus_by_name_and_memory(hetpipe: Shell, monkeypatch: pytest.MonkeyPatch):
+    gpus = [(hosts.gpu_kind("NVIDIA A100-PCIE-40GB"), 39.6 * 2**30), (hosts.gpu_kind("Tesla T4"), 15e9)]
+    monkeypatch.setattr(hosts, "cuda_gpus", lambda: gpus)
+    assert hetpipe("init -o new.toml").code == 0
+    cluster = read_cluster(hetpipe.folder / "new.toml")
+    assert [device.kind for device in cluster] == ["A100-PCIE-40GB", "Tesla-T4"]
+    assert all(device.memory_bytes <= gpus[index][1] for index, device in enumerate(cluster))
+
+
+def test_env_names_versions_and_no_folders(hetpipe: Shell):
+    facts = hetpipe("env --json").json
+    assert {"hetpipe", "torch", "python", "cores", "memory", "gpus"} <= facts.keys()
+    assert str(Path.home()) not in json.dumps(facts)
+    assert "torch: " in hetpipe("env").out
+
+
+def test_plot_draws_a_plan(hetpipe: Shell):
+    result = hetpipe("plot plan.json --profile profile.json --cluster cluster.toml -o pictures --json")
+    assert result.code == 0, result.err
+    names = {Path(name).name for name in result.json["files"]}
+    assert names == {f"{name}.{suffix}" for name in ("step", "memory", "layers") for suffix in ("png", "svg")}
+    assert names == {path.name for path in (hetpipe.folder / "pictures").iterdir()}
+
+
+def test_run_refuses_what_does_not_match_before_it_starts(hetpipe: Shell):
+    text = profile_text(small_profile()).replace('"made-up"', '"bert-tiny"')
+    hetpipe.write("profile.json", text)
+    files = "run --model bert-tiny --cluster cluster.toml --profile profile.json"
+    result = hetpipe(f"{files} --plan plan.json")
+    assert result.code == 2 and "the plan is for 'made-up', the profile for 'bert-tiny'" in result.err
+    assert "profile again" in hetpipe(f"{files} --sequence-length 9").err
+    assert "plan again" in hetpipe(f"{files} --plan plan.json --global-batch-size 9").err
+    assert "nothing to resume" in hetpipe(f"{files} --resume auto --steps 1").err
+
+
+def test_a_dry_run_plans_and_trains_nothing(hetpipe: Shell):
+    hetpipe.write("profile.json", profile_text(small_profile()).replace('"made-up"', '"bert-tiny"'))
+    line = "run --model bert-tiny --cluster cluster.toml --profile profile.json --dry-run --seed 3"
+    result = hetpipe(f"{line} --json")
+    assert result.json["settings"]["seed"] == 3
+    assert result.json["plan"]["model"] == "bert-tiny"
+    assert "auto: bert-tiny" in hetpipe(line).out
+    assert not (hetpipe.folder / "runs").exists()
+
+
+def test_help_names_every_verb(hetpipe: Shell):
+    result = hetpipe("--help")
+    assert result.code == 0
+    for verb in cli.VERBS:
+        assert re.search(rf"\b{verb}\b", result.out)
+        assert hetpipe(f"{verb} --help").code == 0
+
+
+def test_without_arguments_help_is_printed(hetpipe: Shell):
+    result = hetpipe("")
+    assert result.code == 2
+    assert "Usage" in result.out + result.err
+
+
+@pytest.mark.slow
+def test_the_module_runs_as_a_program_without_torch(hetpipe: Shell):
+    code = (
+        "import sys; from hetpipe.cli import main; "
+        "code = main('simulate plan.json --profile profile.json --cluster cluster.toml --json'.split()); "
+        "code = code or main('plan --profile profile.json --cluster cluster.toml -o new.json'.split()); "
+        "sys.exit(9 if 'torch' in sys.modules else code)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=hetpipe.folder).returncode == 0
+    command = [sys.executable, "-m", "hetpipe", "plan", "--cluster", "no.toml", "--profile", "x"]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=hetpipe.folder)
+    assert (run.returncode, run.stdout, run.stderr) == (2, "", "error: no.toml: no such file\n")
+
+
+@pytest.mark.slow
+def test_check_proves_that_split_equals_whole(hetpipe: Shell):
+    result = hetpipe("check --model gpt2-tiny --json")
+    assert result.code == 0
+    assert result.json["passed"] is True
+    assert "split equals whole" in hetpipe("check --model gpt2-tiny").out
+
+
+@pytest.mark.slow
+def test_a_failed_check_is_exit_code_4(hetpipe: Shell, monkeypatch: pytest.MonkeyPatch):
+    from hetpipe import checking
+
+    monkeypatch.setattr(checking, "TOLERANCE", -1.0)
+    result = hetpipe("check --model gpt2-tiny")
+    assert result.code == 4
+    assert result.err.startswith("error: gpt2: ") or result.err.startswith("error: gpt2-tiny: ")
+
+
+@pytest.mark.slow
+def test_profile_run_plot_and_export(hetpipe: Shell):
+    assert hetpipe("init -o cluster.toml --force --emulate 0.5,0.3").code == 0
+    profiled = hetpipe(
+        "profile --model bert-tiny --cluster cluster.toml --sequence-length 16 --profile-budget 2 -o p.json --show"
+    )
+    assert profiled.code == 0, profiled.err
+    assert "block0" in profiled.out
+    assert read_profile(hetpipe.folder / "p.json").model == "bert-tiny"
+    run = hetpipe(
+        "run --model bert-tiny --cluster cluster.toml --profile p.json --global-batch-size 4 --steps 2 --save"
+    )
+    assert run.code == 0, run.err
+    assert "step 2/2" in run.out and "measured" in run.out
+    folder = "runs/bert-tiny-001"
+    assert f"run folder: {folder}" in run.out
+    plotted = hetpipe(f"plot {folder} --json")
+    names = {Path(name).name for name in plotted.json["files"]}
+    assert {"predicted-and-measured.png", "loss.svg", "memory.png"} <= names
+    exported = hetpipe(f"export {folder} -o exported --json")
+    assert exported.code == 0, exported.err
+    assert exported.json["step"] == 2
+    assert (hetpipe.folder / "exported" / "config.json").exists()
+    more = hetpipe(
+        "run --model bert-tiny --cluster cluster.toml --profile p.json --global-batch-size 4 --steps 3 "
+        "--total-steps 3 --resume auto -q --json"
+    )
+    assert more.code == 0, more.err
+    assert more.json["run_folder"] == folder

@@ -1,0 +1,63 @@
+import pytest
+from small_case import plan_of, small_cluster, small_plan, small_profile
+
+from cost_model.errors import InfeasibleError
+from cost_model.memory import StageShape, device_memory, stage_activation_bytes, trained_bytes
+from hetpipe.verifier import check_memory
+
+
+def test_memory_of_a_stage_term_by_term():
+    # Layers 1 and 2, three microbatches of 2 in flight: saved 3 x 2 x (50 + 50); in and out 3 x 2 x (10 + 10).
+    need = device_memory(small_profile(), [StageShape(1, 3, in_flight=3, microbatch_size=2)])
+    assert need.parameter_bytes == need.gradient_bytes == 400
+    assert need.optimizer_bytes == 800
+    assert need.saved_bytes == 600
+    assert need.boundary_bytes == 120
+    assert need.workspace_bytes == 5
+    assert need.total_bytes == 400 + 400 + 800 + 600 + 120 + 5
+
+
+def test_recompute_keeps_inputs_and_one_microbatch():
+    # 3 x 2 x 10 of inputs and one microbatch of 2 x 100
+    saved, boundary = stage_activation_bytes(small_profile(), StageShape(1, 3, 3, 2, recompute=True))
+    assert (saved, boundary) == (60 + 200, 120)
+
+
+def test_ends_of_the_pipeline_have_no_boundary_buffers():
+    profile = small_profile()
+    assert stage_activation_bytes(profile, StageShape(0, 4, 3, 1)) == (3 * 150, 0)
+    assert stage_activation_bytes(profile, StageShape(0, 3, 2, 1))[1] == 2 * 10
+
+
+def test_parameters_that_the_loss_does_not_reach_cost_their_weights_only():
+    need = device_memory(small_profile(), [StageShape(0, 1, 1, 1)])
+    assert (need.parameter_bytes, need.gradient_bytes, need.optimizer_bytes) == (400, 360, 720)
+
+
+def test_a_tied_pair_on_one_device_counts_once():
+    profile = small_profile()
+    assert trained_bytes(profile, [3]) == 300
+    assert trained_bytes(profile, [0, 3]) == 360 + 300 - 250
+
+
+def test_layers_of_several_stages_count_once_but_their_activations_add_up():
+    profile = small_profile()
+    shape = StageShape(1, 2, 1, 1)
+    once, twice = device_memory(profile, [shape]), device_memory(profile, [shape, shape])
+    assert twice.parameter_bytes == once.parameter_bytes
+    assert twice.saved_bytes == 2 * once.saved_bytes
+
+
+def test_in_flight_beyond_the_microbatches_costs_nothing():
+    many = plan_of([("a/0", 0, 3, 9), ("b/0", 3, 4, 1)], num_samples=2)
+    few = plan_of([("a/0", 0, 3, 2), ("b/0", 3, 4, 1)], num_samples=2)
+    assert many.memory(small_profile(), "a/0") == few.memory(small_profile(), "a/0")
+
+
+def test_missing_bytes_are_named():
+    # a/0: parameters 800, gradients 760, optimizer 1520, saved 2 x 120, boundary 2 x 10, workspace 5: 3345
+    check_memory(small_plan(), small_profile(), small_cluster(fast_bytes=3345))
+    with pytest.raises(InfeasibleError, match=r"'a/0'.*45 bytes are missing") as caught:
+        check_memory(small_plan(), small_profile(), small_cluster(fast_bytes=3300))
+    assert caught.value.device == "a/0"
+    assert caught.value.missing_bytes == 45

@@ -1,0 +1,114 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from small_case import plan_of, small_cluster, small_plan, small_profile
+
+from hetpipe import plotting
+from hetpipe.planning import predict, simulate_plan
+from partition.plan import Plan
+from partition.solver import Outcome
+
+
+def bars(ax: Axes, colour: str) -> list[float]:
+    """Widths of the bars of a colour."""
+    return [bar.get_width() for bar in ax.patches if to_hex(bar.get_facecolor()).upper() == colour.upper()]
+
+
+def figure_of(ax: Axes) -> Figure:
+    assert isinstance(ax.figure, Figure)
+    return ax.figure
+
+
+def outcome(strategy: str, step_s: float | None) -> Outcome:
+    if step_s is None:
+        return Outcome(strategy, None, "does not fit")
+    figures = replace(predict(small_plan(), small_profile(), small_cluster()), step_s=step_s)
+    return Outcome(strategy, replace(small_plan(), strategy=strategy, predicted=figures))
+
+
+def test_gantt_draws_every_pass_once_and_the_microbatches():
+    trace = simulate_plan(small_plan(num_samples=3), small_profile(), small_cluster())
+    ax = plotting.gantt(trace)
+    assert bars(ax, plotting.FORWARD) == pytest.approx([5, 5, 5, 2, 2, 2])
+    assert bars(ax, plotting.BACKWARD) == pytest.approx([9, 9, 9, 4, 4, 4])
+    assert len(bars(ax, plotting.OPTIMIZER)) == 2
+    texts = [text.get_text() for text in ax.texts]
+    assert texts.count("0") == texts.count("2") == 4
+    assert f"{1 - trace.busy_s(1) / trace.makespan_s:.0%} idle" in texts
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["a/0", "b/0"]
+
+
+def test_narrow_bars_carry_no_number():
+    trace = simulate_plan(small_plan(num_samples=200), small_profile(), small_cluster())
+    assert not any(text.get_text().isdigit() for text in plotting.gantt(trace).texts)
+
+
+def test_predicted_and_measured_share_their_time_axis():
+    predicted = simulate_plan(small_plan(num_samples=3), small_profile(), small_cluster())
+    measured = simulate_plan(small_plan(num_samples=4), small_profile(), small_cluster())
+    above, below = plotting.predicted_and_measured(predicted, measured)
+    assert above.get_xlim() == below.get_xlim() == (0, measured.makespan_s)
+    error = measured.makespan_s / predicted.makespan_s - 1
+    assert f"({error:+.1%})" in figure_of(above).get_suptitle()
+
+
+def test_memory_bars_add_up_to_what_the_plan_needs():
+    plan = small_plan()
+    ax = plotting.memory(plan, small_profile(), small_cluster(), measured_bytes={"a/0": 3000.0})
+    assert sum(bars(ax, plotting.BLUE)) == pytest.approx((800 + 300) / 2**20)
+    (dots,) = [line for line in ax.lines if line.get_marker() == "o"]
+    assert list(dots.get_xdata()) == pytest.approx([3000 / 2**20])
+    assert "MiB" in ax.get_xlabel()
+
+
+def test_partition_bars_are_as_wide_as_layers_take_on_their_device():
+    even = plan_of([("a/0", 0, 2, 2), ("b/0", 2, 4, 1)], 4)
+    ax = plotting.partition_bars([even, small_plan()], small_profile(), small_cluster())
+    # stage 0: 2 + 6, then 2 + 6 + 6; stage 1 on the slow device: 12 + 6, then 6
+    assert sorted(bars(ax, plotting.STAGE_COLOURS[0])) == pytest.approx([2, 2, 6, 6, 6])
+    assert sorted(bars(ax, plotting.STAGE_COLOURS[1])) == pytest.approx([6, 6, 12])
+
+
+def test_speedups_compare_with_the_best_of_the_others():
+    outcomes = [outcome("single", 4.0), outcome("gpipe-even", None), outcome("auto", 2.0)]
+    ax = plotting.speedups(outcomes)
+    assert [bar.get_width() for bar in ax.patches] == [1.0, 2.0]
+    assert "does not fit" in [text.get_text() for text in ax.texts]
+    assert ax.get_xlabel() == "speed (single = 1)"
+
+
+def test_measured_speeds_are_bars_and_predictions_lines():
+    ax = plotting.speedups([outcome("single", 4.0), outcome("auto", 2.0)], {"single": 5.0, "auto": 2.5})
+    assert bars(ax, plotting.BLUE) == [1.0, 2.0]
+    assert [line.get_xdata()[0] for line in ax.lines[:2]] == [1.25, 2.5]
+
+
+def test_without_any_plan_there_is_no_speed():
+    with pytest.raises(ValueError, match="no strategy fits"):
+        plotting.speedups([outcome("single", None)])
+
+
+def test_losses_are_drawn_by_step_and_may_share_axes():
+    metrics = [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.5}, {"step": 3, "loss": None}]
+    ax = plotting.losses(metrics, label="one")
+    assert plotting.losses(metrics, ax, label="two") is ax
+    assert [list(line.get_ydata()) for line in ax.lines] == [[3.0, 2.5]] * 2
+
+
+def test_save_writes_png_and_svg(tmp_path: Path):
+    ax = plotting.losses([{"step": 1, "loss": 3.0}])
+    png, svg = plotting.save(figure_of(ax), tmp_path / "loss.png")
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in svg.read_text()
+
+
+def test_labels_say_device_and_layers():
+    plan: Plan = small_plan()
+    assert plotting.stage_labels(plan, small_profile(), small_cluster()) == [
+        "a/0  fast\nembeddings, block0-1",
+        "b/0  slow\nhead",
+    ]

@@ -1,0 +1,158 @@
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from small_case import check_golden, small_cluster, small_plan, small_profile
+
+from cost_model.errors import InputError
+from cost_model.pricing import Prices
+from cost_model.profile import interpolate, profile_from_data, profile_text, read_profile
+from hetpipe.instructions import parse_program
+from hetpipe.lowering import lower
+from hetpipe.planning import predict
+from hetpipe.verifier import verify
+from partition.plan import plan_from_data, plan_text, read_plan
+
+
+def data() -> dict[str, Any]:
+    return copy.deepcopy(json.loads(profile_text(small_profile())))
+
+
+def test_profile_survives_the_file(tmp_path: Path):
+    path = tmp_path / "profile.json"
+    path.write_text(profile_text(small_profile()))
+    assert read_profile(path) == small_profile()
+    assert read_profile(path).sha256 == small_profile().sha256
+
+
+def test_optional_keys_may_be_left_out():
+    short = data()
+    for layer in short["layers"]:
+        del layer["workspace_bytes"]
+    del short["links"], short["kinds"]["fast"]["optimizer_s_per_byte"]
+    profile = profile_from_data(short, "p")
+    assert profile.layers[1].workspace_bytes == 0
+    assert profile.kinds["fast"].optimizer_s_per_byte == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("format",), "hetpipe.profile/9", "p: format is 'hetpipe.profile/9', this version reads"),
+        (("modle",), "x", 'p: unknown key "modle"; did you mean "model"?'),
+        (("layers", 1, "output_bytes"), 1, 'unknown key "layers[1].output_bytes"; did you mean "output_bytes_per'),
+        (("layers", 0, "parameter_bytes"), -1, "parameter_bytes of layer 'embeddings' is -1"),
+        (("layers", 0, "parameter_bytes"), "1", "layers[0].parameter_bytes: input should be a valid number"),
+        (("layers", 1, "name"), "embeddings", "the name 'embeddings' appears twice"),
+        (("layers", 3, "tied_to"), "embedding", 'layers[3].tied_to names \'embedding\'; did you mean "embeddings"'),
+        (("kinds", "fast", "source"), "guessed", "source 'guessed' is unknown"),
+        (("kinds", "fast", "microbatch_sizes"), [2, 1], "microbatch_sizes [2, 1] must be at least one size, rising"),
+        (("kinds", "fast", "microbatch_sizes"), [], "microbatch_sizes [] must be at least one size"),
+        (("kinds", "fast", "microbatch_sizes"), [1, 2, 4], "layers[0].forward_s has 2 entries for 3"),
+        (("kinds", "fast", "layers"), [], "kinds.fast has 0 layers, the model 4; profile it again"),
+        (("kinds", "fast", "optimizer_s_per_byte"), -1, "optimizer_s_per_byte is -1"),
+        (("kinds", "fast", "layers", 0, "forward_s"), [-1.0, 1.0], "forward_s"),
+        (("layers",), [], "has no layers"),
+    ],
+)
+def test_a_mistake_is_refused_and_named(path: tuple[Any, ...], value: object, message: str):
+    changed = data()
+    place = changed
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    with pytest.raises(InputError) as caught:
+        profile_from_data(changed, "p")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_key_is_named():
+    changed = data()
+    del changed["layers"][2]["name"]
+    with pytest.raises(InputError, match=r'key "layers\[2\].name" is missing'):
+        profile_from_data(changed, "p")
+
+
+def test_unknown_kind_is_refused_with_the_nearest():
+    with pytest.raises(InputError, match='no kind \'fats\'; did you mean "fast"'):
+        small_profile().kind("fats")
+
+
+def test_interpolation_by_hand():
+    # measured 1 s, 1.5 s, 2.5 s at 1, 2, 4: between 2 and 4 0.5 s a sample, and so beyond 4
+    sizes, values = [1, 2, 4], [1.0, 1.5, 2.5]
+    assert [interpolate(sizes, values, size) for size in (1, 2, 3, 4, 6)] == [1.0, 1.5, 2.0, 2.5, 3.5]
+    assert interpolate([2, 4], [6.0, 4.0], 8) == 4.0  # never falling beyond the last
+    assert interpolate([2], [6.0], 1) == interpolate([2, 4], [6.0, 7.0], 1) == 3.0
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 64), st.floats(0, 10)), min_size=1, unique_by=lambda pair: pair[0]),
+    st.floats(0.1, 100),
+    st.floats(0.1, 100),
+)
+def test_interpolation_is_exact_and_monotone(pairs: list[tuple[int, float]], one: float, two: float):
+    sizes = sorted(size for size, _ in pairs)
+    values = sorted(value for _, value in pairs)
+    assert [interpolate(sizes, values, size) for size in sizes] == values
+    low, high = sorted((one, two))
+    assert interpolate(sizes, values, low) <= interpolate(sizes, values, high) + 1e-9
+
+
+def test_price_is_profile_over_speed():
+    prices, device = Prices(small_profile()), small_cluster().device("b/0")
+    assert prices.forward_s(device, 1, 3, samples=1) == 8.0  # two blocks of 2 s, twice that on the slow kind
+    assert prices.backward_s(device, 1, 3, samples=2) == 32.0
+    assert prices.backward_s(device, 1, 3, samples=1, recompute=True) == 24.0
+    # trained: 360 + 300 - 250 tied = 410 bytes at 0.002 s
+    assert prices.optimizer_s(device, [0, 3]) == pytest.approx(0.82)
+
+
+def test_tied_layers_know_their_home():
+    profile = small_profile()
+    assert (profile.tied_home(3), profile.tied_bytes(3)) == (0, 250)
+    assert (profile.tied_home(1), profile.tied_bytes(1)) == (1, 0)
+
+
+def test_files_are_as_the_golden_ones():
+    profile, cluster, plan = small_profile(), small_cluster(), small_plan()
+    program = lower(plan, profile)
+    verify(program, profile, cluster)
+    check_golden("profile.json", profile_text(profile))
+    check_golden("program.txt", program.text)
+    check_golden(
+        "plan.json",
+        plan_text(
+            type(plan)(
+                strategy=plan.strategy,
+                model=plan.model,
+                global_batch_size=plan.global_batch_size,
+                pipelines=plan.pipelines,
+                predicted=predict(plan, profile, cluster),
+                profile_sha256=profile.sha256,
+                cluster_sha256=cluster.sha256,
+            )
+        ),
+    )
+
+
+def test_golden_files_are_read_back():
+    folder = Path(__file__).parent / "golden"
+    assert read_profile(folder / "profile.json") == small_profile()
+    plan = read_plan(folder / "plan.json")
+    assert plan.pipelines == small_plan().pipelines
+    assert plan.predicted is None  # derived figures are not read
+    text = (folder / "program.txt").read_text()
+    assert parse_program(text, small_plan()) == lower(small_plan(), small_profile())
+
+
+def test_a_plan_file_that_rises_in_flight_is_refused():
+    changed = json.loads(plan_text(small_plan(in_flight=(2, 2))))
+    changed["pipelines"][0]["stages"][1]["in_flight"] = 3
+    with pytest.raises(InputError, match="in_flight rises from 2 to 3"):
+        plan_from_data(changed, "plan.json")

@@ -1,0 +1,76 @@
+"""What users rely on by name: a change here is a change for them, and goes into CHANGELOG.md."""
+
+import dataclasses
+import importlib
+import inspect
+
+import pytest
+from test_layers import MODULES
+
+import hetpipe
+from hetpipe import cli
+from hetpipe.instructions import FORMAT as PROGRAM_FORMAT
+from hetpipe.report import console
+from hetpipe.run_folder import RunFolder
+from hetpipe.run_report import RunReport
+from hetpipe.settings import Settings
+from partition.plan import Pipeline, Plan, Prediction, Stage
+from partition.strategies import STRATEGIES
+
+
+def test_verbs():
+    verbs = "demo init profile plan simulate compare check run plot export env"
+    assert list(cli.VERBS) == verbs.split()
+
+
+def test_strategies():
+    known = {"single", "gpipe-even", "torchgpipe", "memory-proportional", "speed-proportional", "auto"}
+    assert known <= STRATEGIES.keys()
+
+
+@pytest.mark.parametrize("verb", cli.VERBS.values(), ids=cli.VERBS)
+def test_every_verb_takes_json(verb: object):
+    assert callable(verb)
+    assert "json" in inspect.signature(verb).parameters
+    assert verb.__doc__
+
+
+def test_formats_of_the_files():
+    formats = {importlib.import_module(name).FORMAT for name in ("cost_model.profile", "partition.plan")}
+    assert formats | {PROGRAM_FORMAT} == {"hetpipe.profile/1", "hetpipe.plan/1", "hetpipe.program/1"}
+
+
+def test_names_of_the_files_of_a_run():
+    folder = RunFolder.__dict__
+    files = {name for name, entry in folder.items() if isinstance(entry, property)}
+    assert files == {
+        *("config", "cluster", "profile", "plan", "program", "metrics", "trace", "report"),
+        *("vocabulary", "tokens", "checkpoints"),
+    }
+
+
+@pytest.mark.parametrize("data", [Plan, Pipeline, Stage, Prediction, Settings, RunReport])
+def test_data_is_frozen(data: type):
+    assert dataclasses.is_dataclass(data)
+    assert data.__dataclass_params__.frozen  # type: ignore[attr-defined]
+
+
+def test_the_package_gives_what_it_says():
+    for name in getattr(hetpipe, "__all__", ()):
+        assert getattr(hetpipe, name).__doc__, name
+
+
+def test_every_module_and_public_class_says_what_it_is():
+    missing = []
+    for name in MODULES:
+        if name == "hetpipe.__main__":
+            continue
+        module = importlib.import_module(name)
+        classes = [entry for entry in vars(module).values() if inspect.isclass(entry) and entry.__module__ == name]
+        missing += [entry.__qualname__ for entry in classes if not entry.__doc__ and entry.__name__[0] != "_"]
+        missing += [] if module.__doc__ else [name]
+    assert missing == []
+
+
+def test_consoles_in_a_pipe_are_wide_and_plain():
+    assert not console().is_terminal
