@@ -13,11 +13,15 @@ FORMAT = "hetpipe.program/1"
 
 
 class Pass(StrEnum):
+    """What a stage does with a microbatch."""
+
     FORWARD = "F"
     BACKWARD = "B"
 
 
 class Direction(StrEnum):
+    """The two ends of a message."""
+
     SEND = "SEND"
     RECV = "RECV"
 

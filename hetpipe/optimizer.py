@@ -52,8 +52,8 @@ class Optimizer:
     @torch.no_grad()
     def step(self, learning_rate: float, scale: float) -> None:
         """One step with all gradients multiplied by scale."""
-        if scale != 1.0:
-            gradients = [value.grad for value in self.parameters.values() if value.grad is not None]
+        gradients = [value.grad for value in self.parameters.values() if value.grad is not None]
+        if scale != 1.0 and gradients:
             torch._foreach_mul_(gradients, scale)
         for group in self._adamw.param_groups:
             group["lr"] = learning_rate

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cost_model.cluster import CPU, Cluster
+from cost_model.cluster import CPU, EMULATED, Cluster, Link
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile, profile_from_data, profile_text, read_profile
 from cost_model.reading import canonical_sha256, write_atomically
@@ -90,7 +90,7 @@ def profile_model(
 
         share = budget_s / len(kinds)
         profiles.append(_measure(settings, kind, counts[kind], share, microbatch_sizes, report, task))
-    merged = merge(profiles)
+    merged = dataclasses.replace(merge(profiles), links=_links(cluster))
     if task is None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, profile_text(merged))
@@ -131,6 +131,14 @@ def _measure(
     return found[0]
 
 
+def _links(cluster: Cluster) -> dict[str, Link]:
+    if all(device.kind == EMULATED for device in cluster.devices):
+        return {}
+    from hetpipe.link_profiler import measure_links
+
+    return measure_links(cluster)
+
+
 def merge(profiles: Sequence[ModelProfile]) -> ModelProfile:
     """One profile with the kinds of all; they must be of one model, length and dtype.
 
@@ -147,13 +155,24 @@ def merge(profiles: Sequence[ModelProfile]) -> ModelProfile:
         for index, entry in enumerate(first.layers)
     )
     kinds = {kind: entry for profile in profiles for kind, entry in profile.kinds.items()}
-    return dataclasses.replace(first, layers=layers, kinds=kinds)
+    links = {pair: link for profile in profiles for pair, link in profile.links.items()}
+    return dataclasses.replace(first, layers=layers, kinds=kinds, links=links)
 
 
 def _code() -> str:
     """Hash of the code that measures, so that its changes do not meet old profiles."""
     here = Path(__file__).parent
-    names = ("profiler", "emulation", "skeleton", "splitting", "stage", "optimizer", "models", "dropout", "loss")
+    names = (
+        "profiler",
+        "emulation",
+        "skeleton",
+        "splitting",
+        "stage",
+        "optimizer",
+        "models",
+        "dropout",
+        "loss",
+    )
     return hashlib.sha256(b"".join((here / f"{name}.py").read_bytes() for name in names)).hexdigest()
 
 

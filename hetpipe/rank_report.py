@@ -82,6 +82,7 @@ def _report(
     median_s = statistics.median(step_s[timed])
     traces = _timed_traces(predicted.device_names, summaries, timed)
     stage_s = [trace.stage_busy_s() for trace in traces]
+    bubbles = [trace.bubble_of(seconds) for trace, seconds in zip(traces, step_s[timed], strict=True)]
     devices = {}
     for name, summary in zip(predicted.device_names, summaries, strict=True):
         device = cluster.device(name)
@@ -108,7 +109,7 @@ def _report(
         measured_step_s=median_s,
         step_s_all=tuple(step_s),
         predicted_bubble=predicted.bubble,
-        measured_bubble=statistics.median(trace.bubble for trace in traces),
+        measured_bubble=statistics.median(bubbles),
         foreign_cores=max(0.0, foreign_s / wall_s) if wall_s else 0.0,
         stages=tuple(
             StageReport(

@@ -125,7 +125,9 @@ class _Simulation:
         if len(ready) < len(bucket.ranks):
             return
         num_bytes = self.costs.sync_bytes(sync.bucket)
-        due = all_reduce_due(self.free_at, self.costs.network, num_bytes, ready)
+        # in order of rank, so that the ring is the same however the ranks arrive, and that of the real one
+        in_order = {names[member]: ready[names[member]] for member in bucket.ranks}
+        due = all_reduce_due(self.free_at, self.costs.network, num_bytes, in_order)
         self.sync_due[sync.bucket] = due
         for member in bucket.ranks:
             self.events.append(Event(member, sync, ready[names[member]], due[names[member]]))
@@ -147,7 +149,6 @@ class _Simulation:
         self.norm_ready[name] = ready
         if len(self.norm_ready) < len(program.ranks):
             return Norm()
-        # in order of rank, so that the ring is the same however the ranks arrive
         in_order = {entry: self.norm_ready[entry] for entry in program.device_names}
         self.norm_due = all_reduce_due(self.free_at, self.costs.network, NORM_BYTES, in_order)
         self._wake(Norm())

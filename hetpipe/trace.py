@@ -53,7 +53,11 @@ class Trace:
     @property
     def bubble(self) -> float:
         """Idle share of the makespan over all devices, in [0, 1]."""
-        return 1 - sum(self._busy_s) / (len(self.device_names) * self.makespan_s) if self.makespan_s else 0.0
+        return self.bubble_of(self.makespan_s)
+
+    def bubble_of(self, step_s: float) -> float:
+        """Idle share of a step that took step_s by another clock than the events'."""
+        return 1 - sum(self._busy_s) / (len(self.device_names) * step_s) if step_s else 0.0
 
     def stage_busy_s(self) -> dict[tuple[int, int], float]:
         """Seconds of forwards and backwards by (pipeline, stage)."""

@@ -23,7 +23,8 @@ def check_golden(name: str, text: str) -> None:
 def small_profile() -> ModelProfile:
     """Embeddings, two blocks and a tied head on a fast and a slow kind.
 
-    Fast: embeddings 1 + 1 s, blocks 2 + 4 s, head 1 + 2 s for microbatch 1, twice that for 2. Slow: twice that.
+    Fast: embeddings 1 + 1 s, blocks 2 + 4 s, head 1 + 2 s for microbatch 1, twice that for 2. Slow: twice
+    that.
     """
     seconds = ((1.0, 1.0), (2.0, 4.0), (2.0, 4.0), (1.0, 2.0))
 
@@ -65,9 +66,7 @@ def small_plan(num_samples: int = 4, in_flight: tuple[int, int] = (2, 1)) -> Pla
     return plan_of([("a/0", 0, 3, in_flight[0]), ("b/0", 3, 4, in_flight[1])], num_samples)
 
 
-def plan_of(
-    stages: Sequence[tuple[str, int, int, int]], num_samples: int, microbatch_size: int = 1
-) -> Plan:
+def plan_of(stages: Sequence[tuple[str, int, int, int]], num_samples: int, microbatch_size: int = 1) -> Plan:
     """A plan of one pipeline of stages (device, start, stop, in_flight)."""
     entries = tuple(Stage((name,), (start, stop), flight) for name, start, stop, flight in stages)
     return Plan("manual", "made-up", num_samples, (Pipeline(microbatch_size, num_samples, entries),))

@@ -72,7 +72,7 @@ def test_ring_has_two_n_minus_one_rounds_of_an_nth_each():
 
 
 def test_all_reduce_by_hand():
-    # Two ranks, ready at 0 and 2, 80 bytes: 2 rounds of 40 bytes at 40 B/s plus 0.25 s, from 2 on: 2 + 2 x 1.25.
+    # Ranks ready at 0 and 2, 80 bytes: from 2 on 2 rounds of 40 bytes at 40 B/s plus 0.25 s: 2 + 2 x 1.25.
     network = Network(small_cluster())
     free_at = [0.0] * len(network.resources)
     due = all_reduce_due(free_at, network, 80.0, {"a/0": 0.0, "b/0": 2.0})

@@ -5,6 +5,7 @@ import doctest
 import importlib
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,7 @@ def modules() -> dict[str, Path]:
 MODULES = modules()
 
 
+@cache
 def imports(path: Path, *, at_top_only: bool = False) -> set[str]:
     """Dotted names that a file imports; those under `if TYPE_CHECKING` do not run and do not count."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -84,7 +86,11 @@ def test_imports_point_down(name: str):
 
 
 def test_each_library_has_its_home():
-    homes = {"matplotlib": {"hetpipe.plotting"}, "pulp": {"partition.bounds"}, "highspy": {"partition.bounds"}}
+    homes = {
+        "matplotlib": {"hetpipe.plotting"},
+        "pulp": {"partition.bounds"},
+        "highspy": {"partition.bounds"},
+    }
     for name, path in MODULES.items():
         for library, allowed in homes.items():
             if library in roots(imports(path)):
@@ -104,7 +110,9 @@ def test_nothing_imports_the_command_line():
 
 
 def test_imports_are_not_circular():
-    edges = {name: imports(path, at_top_only=True) & MODULES.keys() - {name} for name, path in MODULES.items()}
+    edges = {
+        name: imports(path, at_top_only=True) & MODULES.keys() - {name} for name, path in MODULES.items()
+    }
     done: set[str] = set()
     while len(done) < len(edges):
         ready = {name for name, used in edges.items() if name not in done and used <= done}
@@ -119,7 +127,9 @@ def test_no_file_grows_too_long():
 
 def test_the_planning_half_is_complete():
     """What torch is not imported by, even through others, is in the list; a new module is put on one side."""
-    needs_torch = {name for name, path in MODULES.items() if "torch" in roots(imports(path, at_top_only=True))}
+    needs_torch = {
+        name for name, path in MODULES.items() if "torch" in roots(imports(path, at_top_only=True))
+    }
     grown = True
     while grown:
         users = {name for name in MODULES if imports(MODULES[name], at_top_only=True) & needs_torch}

@@ -7,7 +7,7 @@ from hetpipe.verifier import check_memory
 
 
 def test_memory_of_a_stage_term_by_term():
-    # Layers 1 and 2, three microbatches of 2 in flight: saved 3 x 2 x (50 + 50); in and out 3 x 2 x (10 + 10).
+    # Layers 1 and 2, 3 microbatches of 2 in flight: saved 3 x 2 x (50 + 50); in and out 3 x 2 x (10 + 10).
     need = device_memory(small_profile(), [StageShape(1, 3, in_flight=3, microbatch_size=2)])
     assert need.parameter_bytes == need.gradient_bytes == 400
     assert need.optimizer_bytes == 800

@@ -44,13 +44,25 @@ def test_optional_keys_may_be_left_out():
     [
         (("format",), "hetpipe.profile/9", "p: format is 'hetpipe.profile/9', this version reads"),
         (("modle",), "x", 'p: unknown key "modle"; did you mean "model"?'),
-        (("layers", 1, "output_bytes"), 1, 'unknown key "layers[1].output_bytes"; did you mean "output_bytes_per'),
+        (
+            ("layers", 1, "output_bytes"),
+            1,
+            'unknown key "layers[1].output_bytes"; did you mean "output_bytes_per',
+        ),
         (("layers", 0, "parameter_bytes"), -1, "parameter_bytes of layer 'embeddings' is -1"),
         (("layers", 0, "parameter_bytes"), "1", "layers[0].parameter_bytes: input should be a valid number"),
         (("layers", 1, "name"), "embeddings", "the name 'embeddings' appears twice"),
-        (("layers", 3, "tied_to"), "embedding", 'layers[3].tied_to names \'embedding\'; did you mean "embeddings"'),
+        (
+            ("layers", 3, "tied_to"),
+            "embedding",
+            "layers[3].tied_to names 'embedding'; did you mean \"embeddings\"",
+        ),
         (("kinds", "fast", "source"), "guessed", "source 'guessed' is unknown"),
-        (("kinds", "fast", "microbatch_sizes"), [2, 1], "microbatch_sizes [2, 1] must be at least one size, rising"),
+        (
+            ("kinds", "fast", "microbatch_sizes"),
+            [2, 1],
+            "microbatch_sizes [2, 1] must be at least one size, rising",
+        ),
         (("kinds", "fast", "microbatch_sizes"), [], "microbatch_sizes [] must be at least one size"),
         (("kinds", "fast", "microbatch_sizes"), [1, 2, 4], "layers[0].forward_s has 2 entries for 3"),
         (("kinds", "fast", "layers"), [], "kinds.fast has 0 layers, the model 4; profile it again"),
@@ -79,7 +91,7 @@ def test_a_missing_key_is_named():
 
 
 def test_unknown_kind_is_refused_with_the_nearest():
-    with pytest.raises(InputError, match='no kind \'fats\'; did you mean "fast"'):
+    with pytest.raises(InputError, match="no kind 'fats'; did you mean \"fast\""):
         small_profile().kind("fats")
 
 

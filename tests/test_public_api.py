@@ -66,7 +66,9 @@ def test_every_module_and_public_class_says_what_it_is():
         if name == "hetpipe.__main__":
             continue
         module = importlib.import_module(name)
-        classes = [entry for entry in vars(module).values() if inspect.isclass(entry) and entry.__module__ == name]
+        classes = [
+            entry for entry in vars(module).values() if inspect.isclass(entry) and entry.__module__ == name
+        ]
         missing += [entry.__qualname__ for entry in classes if not entry.__doc__ and entry.__name__[0] != "_"]
         missing += [] if module.__doc__ else [name]
     assert missing == []

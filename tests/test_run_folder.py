@@ -68,7 +68,7 @@ def test_chrome_trace_is_what_perfetto_reads():
     trace = simulate_plan(small_plan(num_samples=1), small_profile(), small_cluster())
     events = json.loads(chrome_trace([("predicted", trace)]))["traceEvents"]
     compute = [event for event in events if event["ph"] == "X" and event["cat"] == "compute"]
-    assert [(event["name"], event["ts"], event["dur"]) for event in compute][0] == ("0F0", 0, 5e6)
+    assert next((event["name"], event["ts"], event["dur"]) for event in compute) == ("0F0", 0, 5e6)
     begins = [event["id"] for event in events if event["ph"] == "b"]
     assert sorted(begins) == sorted(event["id"] for event in events if event["ph"] == "e")
 

@@ -1,4 +1,4 @@
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
 from hypothesis import given
@@ -23,8 +23,8 @@ def equal_makespan_s(in_flight: tuple[int, ...], microbatches: int, link: Link =
 
 
 def test_one_device_takes_the_sum():
-    # 3 microbatches of (1 + 2 + 2 + 1) + (1 + 4 + 4 + 2) = 17 s, then the optimizer: parameters 1100, less 250
-    # tied, less 40 unreached, at 1 ms a byte
+    # 3 microbatches of (1 + 2 + 2 + 1) + (1 + 4 + 4 + 2) = 17 s, then the optimizer: parameters 1100, less
+    # 250 tied, less 40 unreached, at 1 ms a byte
     trace = simulate_plan(plan_of([("a/0", 0, 4, 1)], 3), small_profile(), small_cluster())
     assert trace.makespan_s == pytest.approx(3 * 17 + 0.81)
     assert trace.bubble == pytest.approx(0)
@@ -55,10 +55,10 @@ def test_two_equal_stages_by_hand():
 
 
 def test_messages_sync_norm_and_step_by_hand():
-    # One microbatch. a: F 1 + 2 + 2 = 5. 10 bytes at 40 B/s + 0.25 s: there at 5.5. b (twice as slow): F 2, B 4,
-    # to 11.5. Gradient back at 12. a: B 1 + 4 + 4 = 9, to 21. SYNC of 250 tied bytes from 21 on: 2 rounds of
-    # 125 / 40 + 0.25 = 3.375, to 27.75. NORM of 32 bytes: 2 rounds of 16 / 40 + 0.25 = 0.65, to 29.05. STEP: a
-    # trains 360 + 200 + 200 = 760 bytes at 1 ms, to 29.81; b 300 at 2 ms.
+    # One microbatch. a: F 1 + 2 + 2 = 5. 10 bytes at 40 B/s + 0.25 s: there at 5.5. b (twice as slow): F 2,
+    # B 4, to 11.5. Gradient back at 12. a: B 1 + 4 + 4 = 9, to 21. SYNC of 250 tied bytes from 21: 2 rounds
+    # of 125 / 40 + 0.25 = 3.375, to 27.75. NORM of 32 bytes: 2 rounds of 16 / 40 + 0.25 = 0.65, to 29.05.
+    # STEP: a trains 360 + 200 + 200 = 760 bytes at 1 ms, to 29.81; b 300 at 2 ms.
     trace = simulate_plan(small_plan(num_samples=1), small_profile(), small_cluster())
     ends = {(event.rank, str(event.instruction)): event.end_s for event in trace.events}
     assert ends == pytest.approx(
@@ -81,8 +81,8 @@ def test_messages_sync_norm_and_step_by_hand():
 
 
 def test_messages_on_one_link_queue():
-    # F 1 s but 4 s of link per message: forwards leave it at 5, 9, 13, not at 5, 6, 7. The file gives no latency,
-    # the profile has measured 0.25 s: the slower one counts.
+    # F 1 s but 4 s of link per message: forwards leave it at 5, 9, 13, not at 5, 6, 7. The cluster gives no
+    # latency, the profile has measured 0.25 s: the slower one counts.
     plan = plan_of([("a/0", 0, 1, 3), ("b/0", 1, 4, 3)], num_samples=3)
     cluster = small_cluster()
     slow = type(cluster)(cluster.name, Link(0.0, 2.5), cluster.nodes)
@@ -104,7 +104,7 @@ def test_period_of_four_equal_stages_depends_on_in_flight(in_flight: tuple[int, 
 
 def rising(in_flight: tuple[int, ...], microbatches: int) -> bool:
     flights = [min(flight, microbatches) for flight in in_flight]
-    return any(later > earlier for earlier, later in zip(flights, flights[1:], strict=False))
+    return any(later > earlier for earlier, later in pairwise(flights))
 
 
 @pytest.mark.parametrize("num_stages", [2, 3])
@@ -144,7 +144,7 @@ def test_laws_of_every_trace(data: st.DataObject):
     for rank in range(2):
         own = [e for e in trace.events if e.rank == rank and isinstance(e.instruction, Compute | Norm | Step)]
         assert trace.makespan_s >= trace.busy_s(rank)
-        for one, two in zip(own, own[1:], strict=False):
+        for one, two in pairwise(own):
             assert one.end_s <= two.start_s + 1e-9  # one thing at a time
     assert 0 <= trace.bubble < 1
     kinds = [type(event.instruction) for event in trace.events]
@@ -178,7 +178,11 @@ def test_pipelines_side_by_side_wait_for_each_other_only_at_sync():
         (Pipeline(1, 2, (Stage(("a/0",), stage, 1),)), Pipeline(1, 1, (Stage(("b/0",), stage, 1),))),
     )
     trace = simulate_plan(plan, small_profile(), small_cluster())
-    ends = [e.end_s for e in trace.events if isinstance(e.instruction, Compute) and e.instruction.op is Pass.BACKWARD]
+    ends = [
+        e.end_s
+        for e in trace.events
+        if isinstance(e.instruction, Compute) and e.instruction.op is Pass.BACKWARD
+    ]
     assert max(ends) == 34  # 2 x 17 s on the fast device, 1 x 34 s on the slow one
     assert all(e.start_s >= 34 for e in trace.events if isinstance(e.instruction, Norm | Step))
 

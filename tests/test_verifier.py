@@ -52,7 +52,9 @@ def test_a_lowered_program_is_accepted():
 @pytest.mark.parametrize(
     ("rank", "change", "message"),
     [
-        pytest.param(1, without("1RECV_F2"), r"rank 0 sends .* to rank 1, which receives None", id="no receive"),
+        pytest.param(
+            1, without("1RECV_F2"), r"rank 0 sends .* to rank 1, which receives None", id="no receive"
+        ),
         pytest.param(0, without("0SEND_F0"), r"rank 0 sends .* to rank 1, which receives", id="no send"),
         pytest.param(0, moved("0SEND_F1", "0SEND_F0"), r"rank 0 sends .* which receives", id="sends swapped"),
         pytest.param(0, replaced("0SEND_F0", "0SEND_F0", "0SEND_F0"), "rank 0 sends", id="sent twice"),
@@ -88,7 +90,7 @@ def test_a_program_of_other_layers_or_devices_is_refused():
 
 
 def test_memory_is_that_of_the_program_not_of_the_plan():
-    # All forwards first: three in flight where the plan says two. 3345 bytes suffice for two, see test_memory.
+    # All forwards first: 3 in flight where the plan says 2. 3345 bytes suffice for 2, see test_memory.
     words = "0F0 0SEND_F0 0F1 0SEND_F1 0F2 0SEND_F2 0RECV_B0 0B0 0RECV_B1 0B1 0RECV_B2 0B2 SYNC0 NORM STEP"
     greedy = changed(0, lambda _: words.split())
     assert observed_in_flight(greedy) == {(0, 0): 3, (0, 1): 1}

@@ -1,6 +1,7 @@
 """What the verbs share: their options, the files they read, and how they print."""
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -38,8 +39,16 @@ JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on std
 
 
 def print_json(data: Mapping[str, Any]) -> None:
-    """One JSON object, the whole of stdout."""
-    sys.stdout.write(json.dumps(data, indent=1) + "\n")
+    """One JSON object, the whole of stdout; what is not a finite number becomes null, since JSON has none."""
+    sys.stdout.write(json.dumps(_finite(data), indent=1, allow_nan=False) + "\n")
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, Mapping):
+        return {key: _finite(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
 def warn(message: str) -> None:

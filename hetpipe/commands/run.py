@@ -90,10 +90,22 @@ def run_command(
     if under_torchrun() and os.environ["RANK"] != "0":
         from hetpipe.torchrun import follow
 
-        return follow()
+        follow()
+        return
     check_strategy(strategy)
     devices = read_cluster(cluster)
     given = read_plan(plan) if plan is not None else None
+    texts = tuple(entry.resolve() for entry in data or ())
+    if texts:
+        from hetpipe.data import read_corpus
+
+        read_corpus(texts)  # refused before anything is measured
+    folder = RunFolder(run_folder) if run_folder is not None else None
+    source = None
+    if resume is not None and not dry_run:
+        from hetpipe.training import find_checkpoint
+
+        source = find_checkpoint(resume, folder, RUNS, model)
     length = sequence_length or 64
     costs = get_profile(model, profile, devices, length, budget_s=profile_budget, quiet=quiet or json)
     if sequence_length is not None and sequence_length != costs.sequence_length:
@@ -113,7 +125,8 @@ def run_command(
         every=every,
         save=save,
         clock=clock,
-        data=tuple(str(entry.resolve()) for entry in data or ()),
+        data=tuple(map(str, texts)),
+        resume_from=None if source is None else str(source),
     )
     silent = quiet or json
     if given is not None:
@@ -125,7 +138,7 @@ def run_command(
         if json:
             print_json({"plan": chosen.to_json(), "settings": settings.to_json()})
         return
-    report, folder = _train(settings, cluster, costs, chosen, run_folder, resume, quiet=silent)
+    report, folder = _train(settings, cluster, costs, chosen, folder, quiet=silent)
     if json:
         print_json({"run_folder": str(folder.path), **report.to_json()})
         return
@@ -175,19 +188,16 @@ def _train(
     cluster_file: Path,
     profile: ModelProfile,
     plan: Plan,
-    run_folder: Path | None,
-    resume: str | None,
+    folder: RunFolder | None,
     *,
     quiet: bool,
 ) -> "tuple[RunReport, RunFolder]":
-    from hetpipe.training import find_checkpoint, train
+    from hetpipe.training import train
 
-    folder = RunFolder(run_folder) if run_folder is not None else None
-    if resume is not None:
-        source = find_checkpoint(resume, folder, RUNS, settings.model)
-        settings = dataclasses.replace(settings, resume_from=str(source))
-        if folder is None and source.parent.name == "checkpoints":
-            folder = RunFolder(source.parent.parent)
+    if settings.resume_from is not None:
+        checkpoints = Path(settings.resume_from).parent
+        if folder is None and checkpoints.name == "checkpoints":
+            folder = RunFolder(checkpoints.parent)
     elif folder is not None and folder.plan.exists():
         warn(f"{folder.path} holds a run already; its files are replaced")
     folder = folder or RunFolder.create(RUNS, settings.model)
