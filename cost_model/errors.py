@@ -1,4 +1,4 @@
-"""The two ways in which a request can fail that are not bugs."""
+"""The ways in which a request can fail that are not bugs."""
 
 
 class InputError(ValueError):
@@ -16,3 +16,7 @@ class InfeasibleError(ValueError):
         super().__init__(message)
         self.device = device
         self.missing_bytes = missing_bytes
+
+
+class CheckFailedError(ValueError):
+    """A split model does not compute what the whole one does: the command line exits with 4."""

@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from cost_model.errors import CheckFailedError
 from hetpipe.dropout import KeyedDropout
 from hetpipe.initial_weights import own_random_stream
 from hetpipe.loss import IGNORED_LABEL, loss_sum
@@ -146,6 +147,17 @@ def check_split(
         passed=not reason,
         reason=reason,
     )
+
+
+def require_split(spec: ModelSpec) -> None:
+    """`check_split` of a registered model, for what goes on only if it passes.
+
+    Raises:
+        CheckFailedError: the split model does not compute what the whole one does; names what differs.
+    """
+    report = check_split(spec)
+    if not report.passed:
+        raise CheckFailedError(f"{report.model}: {report.reason}")
 
 
 def _in_plain_torch(build: Callable[[], nn.Module]) -> nn.Module:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import typer
 
-from cost_model.errors import InfeasibleError, InputError
+from cost_model.errors import CheckFailedError, InfeasibleError, InputError
 from hetpipe.commands.demo import demo_command
 from hetpipe.commands.hosts import env_command, init_command
 from hetpipe.commands.models import check_command, export_command, profile_command
@@ -14,7 +14,7 @@ from hetpipe.commands.pictures import plot_command
 from hetpipe.commands.planning import compare_command, plan_command, simulate_command
 from hetpipe.commands.run import run_command
 
-BAD_INPUT, INFEASIBLE, WORKER_LOST, INTERRUPTED = 2, 3, 5, 130
+BAD_INPUT, INFEASIBLE, CHECK_FAILED, WORKER_LOST, INTERRUPTED = 2, 3, 4, 5, 130
 
 app = typer.Typer(
     name="hetpipe",
@@ -55,6 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error), BAD_INPUT)
     except InfeasibleError as error:
         return _fail(str(error), INFEASIBLE)
+    except CheckFailedError as error:
+        return _fail(str(error), CHECK_FAILED)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", INTERRUPTED)
     except BrokenPipeError:  # the reader of our output has gone, as in `hetpipe env | head -1`

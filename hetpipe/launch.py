@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -53,7 +54,7 @@ def run_ranks(
     """Run main on every rank until all have ended.
 
     Ranks are processes of a forkserver that has torch loaded (0.2 s to start four, 60 MiB each). However
-    this ends, no rank is left over: they are ended here, and by the kernel if this process is killed.
+    this ends, no rank is left over: they are ended here, and end themselves if this process is killed.
 
     on_event: called with what the ranks emit.
 
@@ -163,6 +164,7 @@ def _rank_main(
 ) -> None:
     """The life of a rank: process group, main, and a last word about how it ended."""
     _die_with_parent()
+    threading.Thread(target=_die_with_launcher, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
     try:
         join_group(rank, group, store)
@@ -188,6 +190,18 @@ def _die_with_parent() -> None:
     """Ask the kernel (Linux) to end this process when the server that forked it ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)  # 1: PR_SET_PDEATHSIG
+
+
+def _die_with_launcher() -> None:
+    """End this process when the launcher has ended, be it by SIGKILL.
+
+    NOTE: the server that forked it would not end then: it watches a pipe of which every rank inherits the
+    launcher's end.
+    """
+    launcher = multiprocessing.parent_process()
+    if launcher is not None:
+        launcher.join()
+        os._exit(1)
 
 
 def join_group(rank: int, group: RankGroup, store: str) -> None:

@@ -68,7 +68,8 @@ def profile_model(
     budget_s: seconds of measurement over all kinds. task: a `TaskFactory` for a model of your own, named by
     `model`; never cached.
 
-    Raises: InputError for an unknown model, or a kind that this host does not have.
+    Raises: InputError for an unknown model, or a kind that this host does not have; CheckFailedError for a
+    model that does not compute the same when it is split.
     """
     kinds = sorted({device.kind for device in cluster.devices})
     settings = Settings(model=model, steps=1, sequence_length=sequence_length, dtype=dtype)
@@ -106,8 +107,9 @@ def _measure(
     progress: Progress,
     task: Any,
 ) -> ModelProfile:
+    from hetpipe.checking import require_split
     from hetpipe.launch import RankGroup, run_ranks
-    from hetpipe.models import preload_modules
+    from hetpipe.models import model_spec, preload_modules
     from hetpipe.profiler import profile_rank, threads_for
     from hetpipe.task import prepare_data, registered_task
 
@@ -123,6 +125,7 @@ def _measure(
         folder = RunFolder(Path(name))
         folder.write(folder.config, settings_text(settings))
         if task is None:
+            require_split(model_spec(settings.model))
             prepare_data(folder, settings)
         preload = preload_modules(settings.model) if task is None else ()
         group = RankGroup((kind,), (threads_for(kind, count),), preload=preload)

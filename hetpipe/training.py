@@ -81,20 +81,26 @@ def prepare(
         done = manifest.step
         vocabulary = source / checkpoint.VOCABULARY_FILE
     cluster_text = read_text(cluster_file)
-    folder.path.mkdir(parents=True, exist_ok=True)
-    _keep_metrics(folder, done)
-    if not own_data:
-        prepare_data(folder, settings, vocabulary)
-    folder.write(folder.cluster, cluster_text)
-    folder.write(folder.profile, profile_text(profile))
-    folder.write(folder.plan, plan_text(plan))
-    folder.write(folder.program, program.text)
-    folder.write(folder.config, settings_text(settings))
+    fresh = not folder.path.exists() or not any(folder.path.iterdir())
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        _keep_metrics(folder, done)
+        if not own_data:
+            prepare_data(folder, settings, vocabulary)
+        folder.write(folder.cluster, cluster_text)
+        folder.write(folder.profile, profile_text(profile))
+        folder.write(folder.plan, plan_text(plan))
+        folder.write(folder.program, program.text)
+        folder.write(folder.config, settings_text(settings))
+    except BaseException:
+        if fresh:  # nothing half-written
+            shutil.rmtree(folder.path, ignore_errors=True)
+        raise
     return program
 
 
 def _keep_metrics(folder: RunFolder, steps: int) -> None:
-    """Leave only the first steps in metrics.jsonl: a run that was killed had gone on beyond its checkpoint."""
+    """Leave the first steps only: a run that was killed had gone on beyond its checkpoint."""
     if folder.metrics.exists():
         kept = [entry for entry in folder.read_metrics() if entry["step"] <= steps]
         folder.write(folder.metrics, "".join(json.dumps(entry) + "\n" for entry in kept))
