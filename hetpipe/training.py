@@ -145,6 +145,9 @@ def rank_group(names: Sequence[str], cluster: Cluster, settings: Settings) -> Ra
     kinds = [cluster.device(name).kind for name in names]
     threads = tuple(threads_for(kind, kinds.count(CPU)) for kind in kinds)
     on_gpu = all(kind not in (CPU, EMULATED) for kind in kinds)
+    if not on_gpu and any(kind not in (CPU, EMULATED) for kind in kinds):
+        found = ", ".join(sorted(set(kinds)))
+        raise InputError(f"the plan mixes GPUs with other devices ({found}); one run cannot use both yet")
     try:
         preload = preload_modules(settings.model)
     except InputError:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from cost_model.errors import InputError
 from hetpipe.instructions import Compute, Direction, Pass, Program, Transfer
 from hetpipe.simulator import Message, incoming
 
@@ -67,6 +68,10 @@ class DistributedTransport:
         self._sends[transfer] = [(handle, data) for handle, data in work if handle is not None]
 
     def post_receive(self, transfer: Transfer, shapes: Sequence[TensorShape]) -> None:
+        if len(shapes) > MAX_TENSORS:
+            raise InputError(
+                f"{len(shapes)} tensors cross at {transfer}; {MAX_TENSORS} are the most that may"
+            )
         peer, group = self._peer(transfer)
         tag = self._tags[transfer.message]
         work = []

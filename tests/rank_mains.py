@@ -16,7 +16,6 @@ from hetpipe.transport import DistributedTransport, TensorShape
 
 Emit = Callable[[dict[str, Any]], None]
 SHAPES = (TensorShape((2, 3), torch.float32), TensorShape((2,), torch.int64))
-GROUP_PRELOAD = ("hetpipe.transport",)
 
 
 def exchange(program: Program, *, rank: int, emit: Emit) -> None:

@@ -5,7 +5,6 @@ import random
 from itertools import pairwise
 
 import pytest
-from random_problems import random_problem
 
 from cost_model.cluster import Cluster, Device, Link, Node
 from cost_model.errors import InfeasibleError
@@ -14,6 +13,7 @@ from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfi
 from partition.bounds import fractional_bound_s
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import Problem
+from random_problems import random_problem
 
 
 def two_devices(memory_bytes: float, *, optimizer_s_per_byte: float = 0.0) -> Problem:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from itertools import combinations, pairwise, permutations
 
 import pytest
-from random_problems import random_problem, random_profile, with_ample_memory
 
 from cost_model.cluster import Cluster, Device, Link, Node
 from cost_model.memory import StageShape, device_memory
@@ -15,6 +14,7 @@ from partition.pipeline_costs import Layout, PipelineCosts
 from partition.problem import Problem
 from partition.search import class_orders, search_chains
 from partition.windows import cap_in_flight, in_flight_windows, makespan_bound_s, period_s
+from random_problems import random_problem, random_profile, with_ample_memory
 
 
 def layouts(problem: Problem) -> list[Layout]:

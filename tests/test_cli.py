@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_case import small_plan, small_profile
 
 from cost_model.cluster_file import read_cluster
 from cost_model.errors import InputError
@@ -16,6 +15,7 @@ from hetpipe import checking, cli
 from hetpipe.commands import hosts
 from hetpipe.launch import WorkerLostError
 from partition.plan import plan_text, read_plan
+from small_case import small_plan, small_profile
 
 CLUSTER = """
 reserve = "0 B"

@@ -2,11 +2,11 @@ import json
 from pathlib import Path
 
 import pytest
-from small_case import check_golden, small_cluster
 
 from cost_model.cluster import Cluster, Device, Link, Node, NodeLink
 from cost_model.cluster_file import read_cluster
 from cost_model.errors import InputError
+from small_case import check_golden, small_cluster
 
 ROOT = Path(__file__).parent.parent
 GOOD = """

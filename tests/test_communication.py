@@ -1,7 +1,6 @@
 from dataclasses import replace
 
 import pytest
-from small_case import small_cluster
 
 from cost_model.cluster import EMULATED, Cluster, Device, Link, Node, NodeLink
 from cost_model.communication import (
@@ -12,6 +11,7 @@ from cost_model.communication import (
     reserve,
     ring_all_reduce,
 )
+from small_case import small_cluster
 
 SLOW = Link(latency_s=1.0, bandwidth_bytes_per_s=1.0)
 FAST = Link(latency_s=0.0, bandwidth_bytes_per_s=10.0)

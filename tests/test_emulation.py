@@ -72,10 +72,11 @@ def test_a_peak_begins_anew_at_what_is_alive():
 
 
 def test_the_cap_raises_the_error_of_a_full_device():
-    with pytest.raises(torch.OutOfMemoryError, match=r"small/1: 404 bytes are needed, the device has 100"):
-        with ByteCounter(cap_bytes=100, name="small/1"):
-            kept = torch.ones(1)
-            kept = (kept, torch.ones(100))
+    counter = ByteCounter(cap_bytes=100, name="small/1")
+    message = "small/1: 404 bytes are needed, the device has 100"
+    with pytest.raises(torch.OutOfMemoryError, match=message), counter:
+        kept = torch.ones(1)
+        kept = (kept, torch.ones(100))
 
 
 def test_the_cap_holds_within_a_backward_too():
@@ -231,7 +232,9 @@ def boards(tmp_path):
         board.close()
 
 
-def drive(costs: ProgramCosts, boards: list[Board], step: int, begin_s: float) -> dict[tuple[int, str], float]:
+def drive(
+    costs: ProgramCosts, boards: list[Board], step: int, begin_s: float
+) -> dict[tuple[int, str], float]:
     """End of each instruction on ranks whose operations take exactly their nominal time, with real boards.
 
     The rank whose clock is lowest goes next, as ranks that run side by side would.

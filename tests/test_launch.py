@@ -1,3 +1,4 @@
+import contextlib
 import os
 import signal
 import subprocess
@@ -32,7 +33,7 @@ def wait_until_none_runs(pids: list[int]) -> None:
         time.sleep(0.02)
 
 
-def run_failing(kind: str, others: str = "wait") -> list[int]:
+def run_failing(kind: str, others: str = "wait") -> None:
     """Run the ranks of `rank_mains.fail`; checks that none is left, whatever they raise."""
     events: list[dict[str, Any]] = []
     begin = time.monotonic()
@@ -42,7 +43,6 @@ def run_failing(kind: str, others: str = "wait") -> list[int]:
         assert time.monotonic() - begin < SOON_S
         assert len(events) == 3
         wait_until_none_runs([event["pid"] for event in events])
-    return []
 
 
 def test_the_first_error_of_a_rank_ends_all_and_is_shown():
@@ -58,7 +58,7 @@ def test_an_input_error_of_a_rank_stays_one():
 
 
 def test_a_full_device_is_named():
-    with pytest.raises(WorkerLostError, match=r"rank 1 \(small/0\) failed: OutOfMemoryError: small/0: 9 bytes"):
+    with pytest.raises(WorkerLostError, match=r"rank 1 \(small/0\) failed: OutOfMemoryError: small/0: 9"):
         run_failing("memory")
 
 
@@ -97,6 +97,7 @@ def launcher(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]
         text=True,
         start_new_session=True,
     )
+    pids: list[int] = []
     try:
         deadline = time.monotonic() + 60
         files = [tmp_path / f"rank-{rank}" for rank in range(3)]
@@ -105,10 +106,13 @@ def launcher(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]
             assert time.monotonic() < deadline
             time.sleep(0.02)
         pids = [int(path.read_text()) for path in files]
-        yield process, pids
+        yield process, list(pids)
         wait_until_none_runs(pids)
     finally:
         process.kill()
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         process.communicate()
 
 

@@ -3,7 +3,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_case import equal_plan, equal_stages, plan_of, small_plan, small_profile
 
 from cost_model.errors import InputError
 from hetpipe.instructions import (
@@ -20,6 +19,7 @@ from hetpipe.instructions import (
 from hetpipe.lowering import gradient_buckets, lower
 from hetpipe.verifier import observed_in_flight, verify_computations, verify_messages, verify_order
 from partition.plan import Pipeline, Plan, Stage
+from small_case import equal_plan, equal_stages, plan_of, small_plan, small_profile
 
 
 def words(plan: Plan, rank: int) -> str:

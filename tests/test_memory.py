@@ -1,9 +1,9 @@
 import pytest
-from small_case import plan_of, small_cluster, small_plan, small_profile
 
 from cost_model.errors import InfeasibleError
 from cost_model.memory import StageShape, device_memory, stage_activation_bytes, trained_bytes
 from hetpipe.verifier import check_memory
+from small_case import plan_of, small_cluster, small_plan, small_profile
 
 
 def test_memory_of_a_stage_term_by_term():

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from random_problems import closed_form, random_problem
 
 from cost_model.errors import InputError
 from cost_model.memory import StageShape, device_memory
 from partition.plan import Pipeline, Plan, Stage, check_plan, plan_from_data, plan_text, read_plan
 from partition.solver import solve
+from random_problems import closed_form, random_problem
 
 
 def two_stages(**changes: Any) -> dict[str, Any]:

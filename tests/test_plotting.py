@@ -5,12 +5,12 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
-from small_case import plan_of, small_cluster, small_plan, small_profile
 
 from hetpipe import plotting
 from hetpipe.planning import predict, simulate_plan
 from partition.plan import Plan
 from partition.solver import Outcome
+from small_case import plan_of, small_cluster, small_plan, small_profile
 
 
 def bars(ax: Axes, colour: str) -> list[float]:

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_case import check_golden, small_cluster, small_plan, small_profile
 
 from cost_model.errors import InputError
 from cost_model.pricing import Prices
@@ -16,6 +15,7 @@ from hetpipe.lowering import lower
 from hetpipe.planning import predict
 from hetpipe.verifier import verify
 from partition.plan import plan_from_data, plan_text, read_plan
+from small_case import check_golden, small_cluster, small_plan, small_profile
 
 
 def data() -> dict[str, Any]:

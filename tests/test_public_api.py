@@ -5,7 +5,6 @@ import importlib
 import inspect
 
 import pytest
-from test_layers import MODULES
 
 import hetpipe
 from hetpipe import cli
@@ -16,6 +15,7 @@ from hetpipe.run_report import RunReport
 from hetpipe.settings import Settings
 from partition.plan import Pipeline, Plan, Prediction, Stage
 from partition.strategies import STRATEGIES
+from test_layers import MODULES
 
 
 def test_verbs():

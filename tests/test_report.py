@@ -2,13 +2,13 @@ import io
 from dataclasses import replace
 
 import pytest
-from small_case import plan_of, small_cluster, small_plan, small_profile
 
 from hetpipe import report
 from hetpipe.planning import predict
 from hetpipe.run_report import DeviceReport, RunReport, StageReport
 from partition.plan import Pipeline, Plan, Stage
 from partition.solver import Outcome
+from small_case import plan_of, small_cluster, small_plan, small_profile
 
 
 def predicted(plan: Plan, **figures: object) -> Plan:

@@ -3,12 +3,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from small_case import small_cluster, small_plan, small_profile
 
 from cost_model.errors import InputError
 from hetpipe.planning import simulate_plan
 from hetpipe.run_folder import MEASURED, PREDICTED, RunFolder, newest
 from hetpipe.trace import chrome_trace
+from small_case import small_cluster, small_plan, small_profile
 
 
 def test_folders_are_numbered_by_model(tmp_path: Path):

@@ -3,7 +3,6 @@ from itertools import pairwise, product
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_case import INSTANT, equal_plan, equal_stages, plan_of, small_cluster, small_plan, small_profile
 
 from cost_model.cluster import Link
 from cost_model.errors import InputError
@@ -15,6 +14,7 @@ from hetpipe.simulator import simulate
 from hetpipe.trace import Event, Trace
 from hetpipe.verifier import verify_order
 from partition.plan import Pipeline, Plan, Stage
+from small_case import INSTANT, equal_plan, equal_stages, plan_of, small_cluster, small_plan, small_profile
 
 
 def equal_makespan_s(in_flight: tuple[int, ...], microbatches: int, link: Link = INSTANT) -> float:

@@ -5,7 +5,6 @@ import sys
 from dataclasses import replace
 
 import pytest
-from random_problems import closed_form, random_problem, with_ample_memory
 from torchgpipe.balance import blockpartition
 
 from cost_model.cluster import Cluster, Device, Link, Node
@@ -18,6 +17,7 @@ from partition.problem import Problem
 from partition.search import search_chains
 from partition.solver import compare, solve
 from partition.strategies import BASELINES, STRATEGIES, TooManyStagesError, proportional_cuts, torchgpipe
+from random_problems import closed_form, random_problem, with_ample_memory
 
 Shape = list[tuple[str, tuple[int, int], int]]
 

@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rank_mains
+from cost_model.errors import InputError
 from hetpipe.instructions import Compute, Direction, Pass, Program, Transfer
 from hetpipe.launch import RankGroup, WorkerLostError, run_ranks
 from hetpipe.lowering import lower
@@ -86,7 +88,10 @@ def programs(draw: Callable[..., Any]) -> Program:
     pipelines = []
     for _ in range(draw(st.integers(1, 2))):
         num_stages = draw(st.integers(1, 4))
-        cuts = [0, *sorted(draw(st.sets(st.integers(1, 7), min_size=num_stages - 1, max_size=num_stages - 1)))]
+        cuts = [
+            0,
+            *sorted(draw(st.sets(st.integers(1, 7), min_size=num_stages - 1, max_size=num_stages - 1))),
+        ]
         flights = sorted(
             draw(st.lists(st.integers(1, 6), min_size=num_stages, max_size=num_stages)), reverse=True
         )
@@ -118,9 +123,7 @@ def test_a_send_is_released_once_and_only_after_its_consumer_has_replied(program
             message = incoming(compute, len(program.pipeline(compute).stages))
             assert message is not None
             source = compute.stage + (-1 if compute.op is Pass.FORWARD else 1)
-            reply = Transfer(
-                Direction.SEND, compute.op, compute.pipeline, source, compute.microbatch
-            )
+            reply = Transfer(Direction.SEND, compute.op, compute.pipeline, source, compute.microbatch)
             peer = program.rank_of(compute.pipeline, source)
             for send in sends:
                 assert program.rank_of(send.pipeline, send.peer_stage) == peer
@@ -143,18 +146,27 @@ def test_every_message_has_a_range_of_tags_of_its_own(program):
     assert all(entry == tags[0] for entry in tags)
     assert tags[0].keys() == sends
     values = sorted(tags[0].values())
-    assert all(b - a >= MAX_TENSORS for a, b in zip(values, values[1:], strict=False))
+    assert all(b - a >= MAX_TENSORS for a, b in pairwise(values))
+
+
+def test_more_tensors_than_a_boundary_may_carry_are_refused():
+    transport = DistributedTransport(program_of(0, 4, 8), 1, CPU, 1.0)
+    receive = Transfer(Direction.RECV, Pass.FORWARD, 0, 1, 0)
+    with pytest.raises(InputError, match="17 tensors cross at 1RECV_F0; 16 are the most"):
+        transport.post_receive(receive, rank_mains.SHAPES[:1] * (MAX_TENSORS + 1))
 
 
 # ---- real messages
 
 
+@pytest.mark.slow
 def test_a_boundary_of_several_tensors_arrives_whole():
     events: list[dict[str, Any]] = []
     run_ranks(rank_mains.exchange, (program_of(0, 4, 8),), TWO_RANKS, events.append)
     assert events == [{"event": "got", "values": [[0.0, 2.0, 4.0], [1.0, 3.0, 5.0]], "ids": [4, 5]}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("peer", ["stays silent", "leaves"])
 def test_a_receive_from_a_lost_peer_names_rank_instruction_and_peer(peer):
     expected = (

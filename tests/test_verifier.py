@@ -2,12 +2,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from small_case import plan_of, small_cluster, small_plan, small_profile
 
 from cost_model.errors import InfeasibleError, InputError
 from hetpipe.instructions import Instruction, Program, parse_instruction
 from hetpipe.lowering import lower
 from hetpipe.verifier import observed_in_flight, verify
+from small_case import plan_of, small_cluster, small_plan, small_profile
 
 Words = list[str]
 
