@@ -90,7 +90,7 @@ class Pace:
 
     def begin(self, ready_s: float) -> float:
         """Start an operation whose inputs are due at ready_s; gives its start."""
-        del ready_s
+        sleep_until(ready_s)
         self.now_s = time.monotonic()
         return self.now_s
 
@@ -104,7 +104,7 @@ class Pace:
 
     def wait(self, due_s: float) -> float:
         """Wait for something that is due; gives the time."""
-        del due_s
+        sleep_until(due_s)
         self.now_s = time.monotonic()
         return self.now_s
 

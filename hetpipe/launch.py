@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
@@ -25,6 +25,7 @@ RankMain = Callable[..., None]
 
 GATHER_ERRORS_S = 0.5
 END_S = 3.0
+NOTICED_AFTER_S = 0.05  # peers of a rank that disappears may report before its end is noticed
 _KNOWN = {"InputError": InputError, "InfeasibleError": InfeasibleError}
 
 
@@ -61,7 +62,7 @@ def run_ranks(
     Raises: WorkerLostError with the first error of a rank; InputError and InfeasibleError as raised there.
     """
     context = _context(group.preload)
-    with tempfile.TemporaryDirectory(prefix="hetpipe-") as folder:
+    with tempfile.TemporaryDirectory(prefix="hetpipe-") as folder, _one_thread_at_start():
         processes: list[BaseProcess] = []
         connections: list[Connection] = []
         try:
@@ -86,10 +87,21 @@ def run_ranks(
 def _context(preload: Sequence[str]) -> Any:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # no parallel region in the server; ranks set their own
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["hetpipe.rank", *preload])
     return context
+
+
+@contextlib.contextmanager
+def _one_thread_at_start() -> Iterator[None]:
+    """No parallel region in the server that forks the ranks, which set their own number of threads."""
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = before or "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["OMP_NUM_THREADS"]
 
 
 def _watch(
@@ -125,11 +137,12 @@ def _watch(
 
 
 def _vanished(process: BaseProcess, rank: int, group: RankGroup) -> dict[str, Any]:
+    noticed_s = time.monotonic() - NOTICED_AFTER_S
     process.join(END_S)
     code = process.exitcode
     how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
     text = f"rank {rank} ({group.names[rank]}) {how}"
-    return {"event": "error", "rank": rank, "type": "", "text": text, "when_s": 0.0}
+    return {"event": "error", "rank": rank, "type": "", "text": text, "when_s": noticed_s}
 
 
 def _raise_first(errors: list[dict[str, Any]], group: RankGroup) -> None:
@@ -143,15 +156,19 @@ def _raise_first(errors: list[dict[str, Any]], group: RankGroup) -> None:
 
 
 def _end(processes: list[BaseProcess]) -> None:
-    for process in processes:
-        if process.is_alive():
-            process.terminate()
-    deadline = time.monotonic() + END_S
-    for process in processes:
-        process.join(max(0.0, deadline - time.monotonic()))
-        if process.is_alive():
-            process.kill()
-            process.join()
+    """End what still runs, politely first; another Ctrl-C meanwhile skips the politeness."""
+    try:
+        for process in processes:
+            if process.is_alive():
+                process.terminate()
+        deadline = time.monotonic() + END_S
+        for process in processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+    finally:
+        for process in processes:
+            if process.is_alive():
+                process.kill()
+                process.join()
 
 
 def _rank_main(

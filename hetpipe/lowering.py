@@ -26,8 +26,11 @@ RECEIVE_AHEAD = 1
 def lower(plan: Plan, profile: ModelProfile) -> Program:
     """The program of a plan: 1F1B at every stage, receives posted ahead, SYNC as soon as possible.
 
-    Raises: InputError if two stages share a device, which needs a schedule of its own (not yet).
+    Raises: InputError if two stages share a device, which needs a schedule of its own, or states are sharded
+        (both not yet).
     """
+    if plan.zero:
+        raise InputError(f"zero is {plan.zero}; sharded optimizer states are not supported yet, write 0")
     names = plan.device_names
     places = [
         (stage.device, pipeline, index)

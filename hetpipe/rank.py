@@ -1,6 +1,7 @@
 """One rank of a training run: reads the run folder, trains, and reports."""
 
 import json
+import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -197,7 +198,8 @@ class _Run:
             "samples_seen": self.samples_seen,
         }
         with open(self.folder.metrics, "a", encoding="utf-8") as file:
-            file.write(json.dumps(metrics) + "\n")
+            finite = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
+            file.write(json.dumps(finite) + "\n")
         self.emit({"event": "step", **metrics})
 
 

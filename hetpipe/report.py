@@ -44,7 +44,9 @@ def show(renderables: Iterable[RenderableType], file: IO[str] | None = None) -> 
 
 def as_text(renderable: RenderableType) -> str:
     """The plain text that a pipe would get."""
-    out = Console(width=WIDTH_IN_A_PIPE, highlight=False, color_system=None, force_terminal=False)
+    out = Console(
+        width=WIDTH_IN_A_PIPE, highlight=False, color_system=None, force_terminal=False, force_jupyter=False
+    )
     with out.capture() as capture:
         out.print(renderable, soft_wrap=isinstance(renderable, str), markup=False)
     return capture.get()

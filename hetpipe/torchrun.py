@@ -1,5 +1,6 @@
 """The same program under torchrun: rank 0 plans, all train."""
 
+import importlib
 import json
 import os
 from datetime import timedelta
@@ -13,13 +14,13 @@ from torch.distributed.rendezvous import rendezvous
 from cost_model.errors import InputError
 from hetpipe.launch import Emit, RankGroup
 from hetpipe.rank import train_rank
-from hetpipe.task import registered_task
+from hetpipe.task import TaskFactory
 
 _KEY = "run"
 PLANNING_TIMEOUT_S = 3600.0
 
 
-def lead(folder: str, board: str | None, group: RankGroup, on_event: Emit) -> None:
+def lead(folder: str, make_task: TaskFactory, board: str | None, group: RankGroup, on_event: Emit) -> None:
     """As rank 0: tell the others what was planned, and train with them.
 
     Raises: InputError if torchrun started another number of processes than the plan has devices.
@@ -32,6 +33,7 @@ def lead(folder: str, board: str | None, group: RankGroup, on_event: Emit) -> No
         )
     what = {
         "folder": os.path.abspath(folder),
+        "task": [make_task.__module__, make_task.__qualname__],
         "board": board,
         "threads": group.threads,
         "backend": group.backend,
@@ -61,7 +63,9 @@ def _train(store: Store, what: dict[str, Any], on_event: Emit) -> None:
         timeout=timedelta(seconds=what["timeout_s"]),
     )
     try:
-        train_rank(what["folder"], registered_task, what["board"], rank=rank, emit=on_event)
+        module, name = what["task"]
+        make_task = getattr(importlib.import_module(module), name)
+        train_rank(what["folder"], make_task, what["board"], rank=rank, emit=on_event)
     finally:
         dist.destroy_process_group()
 

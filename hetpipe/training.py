@@ -71,8 +71,16 @@ def prepare(
     cluster = read_cluster(cluster_file)
     program = lower(plan, profile)
     verify(program, profile, cluster)
-    if settings.model != plan.model:
-        raise InputError(f"the run is of {settings.model!r}, the plan for {plan.model!r}; give matching ones")
+    for key, mine, theirs in (
+        ("model", settings.model, plan.model),
+        ("global_batch_size", settings.global_batch_size, plan.global_batch_size),
+        ("sequence_length", settings.sequence_length, profile.sequence_length),
+        ("dtype", settings.dtype, profile.dtype),
+    ):
+        if mine != theirs:
+            raise InputError(
+                f"{key} of the run is {mine!r}, of its plan and profile {theirs!r}; make them agree"
+            )
     vocabulary, done = None, 0
     if settings.resume_from is not None:
         source = Path(settings.resume_from)
@@ -132,10 +140,10 @@ def train(
         if any(cluster.device(device).kind == EMULATED for device in program.device_names):
             board = str(Path(name) / "board")
             Board.create(Path(board), costs)
+        arguments = (str(folder.path), make_task or registered_task, board)
         if under_torchrun():
-            torchrun.lead(str(folder.path), board, group, on_event)
+            torchrun.lead(*arguments, group, on_event)
         else:
-            arguments = (str(folder.path), make_task or registered_task, board)
             run_ranks(train_rank, arguments, group, on_event)
     return read_report(folder.report)
 

@@ -8,7 +8,17 @@ from cost_model.pricing import Prices
 from partition.chain_dp import DeviceClasses
 from partition.problem import Problem
 
-BOUND_SPACE = "all plans, gradient sync and transfers excluded"
+
+def bound_space(problem: Problem) -> str:
+    """The plans that the bound speaks about, in words."""
+    return f"all plans with microbatches up to {_largest(problem)}, gradient sync and transfers excluded"
+
+
+def _largest(problem: Problem) -> int:
+    """The largest microbatch that a plan may use; smaller ones occur as the last of a pipeline."""
+    return min(problem.global_batch_size, max(problem.microbatch_sizes))
+
+
 _SAFETY = 1e-6  # relative: more than the solver's tolerance, so that rounding never proves a false bound
 
 
@@ -68,7 +78,8 @@ def _seconds(problem: Problem, layer: int, name: str) -> float:
     """
     profile, batch = problem.profile, problem.global_batch_size
     prices, device = Prices(profile), problem.cluster.device(name)
-    sizes = {1, batch, *(size for size in profile.kind(device.kind).microbatch_sizes if size < batch)}
+    largest = _largest(problem)
+    sizes = {1, largest, *(size for size in profile.kind(device.kind).microbatch_sizes if size < largest)}
     forward_backward = min(
         (prices.forward_s(device, layer, layer + 1, size) + prices.backward_s(device, layer, layer + 1, size))
         / size

@@ -35,6 +35,12 @@ class Problem:
             self.profile.kind(device.kind)
 
 
+def problem_of_plan(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Problem:
+    """The problem that a given plan answers, with the microbatch sizes it uses."""
+    sizes = sorted({pipeline.microbatch_size for pipeline in plan.pipelines})
+    return Problem(profile, cluster, plan.global_batch_size, tuple(sizes))
+
+
 def problem_of(
     profile: ModelProfile, cluster: Cluster, global_batch_size: int, microbatch_size: int | None = None
 ) -> Problem:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from cost_model.errors import InfeasibleError, InputError
 from cost_model.reading import did_you_mean
-from partition.bounds import BOUND_SPACE, fractional_bound_s
+from partition.bounds import bound_space, fractional_bound_s
 from partition.plan import Plan
 from partition.problem import Evaluate, Problem
 from partition.search import AUTO
@@ -39,7 +39,7 @@ def solve(
     tell(f"planning {strategy}")
     plan = STRATEGIES[strategy](problem, evaluate)
     tell("proving a bound")
-    return _with_figures(plan, problem, evaluate, fractional_bound_s(problem))
+    return with_figures(plan, problem, evaluate, fractional_bound_s(problem))
 
 
 def compare(problem: Problem, evaluate: Evaluate, *, progress: Progress | None = None) -> tuple[Outcome, ...]:
@@ -56,7 +56,7 @@ def compare(problem: Problem, evaluate: Evaluate, *, progress: Progress | None =
             continue
         if bound_s is None:
             bound_s = fractional_bound_s(problem)
-        outcomes.append(Outcome(name, _with_figures(plan, problem, evaluate, bound_s)))
+        outcomes.append(Outcome(name, with_figures(plan, problem, evaluate, bound_s)))
     return tuple(outcomes)
 
 
@@ -64,11 +64,12 @@ def _silent(_: str) -> None:
     return
 
 
-def _with_figures(plan: Plan, problem: Problem, evaluate: Evaluate, bound_s: float) -> Plan:
+def with_figures(plan: Plan, problem: Problem, evaluate: Evaluate, bound_s: float) -> Plan:
+    """The plan with its predicted figures beside a bound, and the hashes of what they rest on."""
     predicted = evaluate(plan)
     if bound_s > 0:  # all times may be zero, and then there is no gap to speak of
         predicted = dataclasses.replace(
-            predicted, bound_s=bound_s, bound_space=BOUND_SPACE, fractional_bound_s=bound_s
+            predicted, bound_s=bound_s, bound_space=bound_space(problem), fractional_bound_s=bound_s
         )
     return dataclasses.replace(
         plan,

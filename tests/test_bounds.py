@@ -10,7 +10,7 @@ from cost_model.cluster import Cluster, Device, Link, Node
 from cost_model.errors import InfeasibleError
 from cost_model.pricing import Prices
 from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
-from partition.bounds import fractional_bound_s
+from partition.bounds import bound_space, fractional_bound_s
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import Problem
 from random_problems import random_problem
@@ -54,7 +54,7 @@ def test_states_that_do_not_fit_together_are_infeasible() -> None:
 
 
 def random_plan(rng: random.Random, problem: Problem) -> Plan:
-    """Any plan: several pipelines, any microbatch sizes, devices shared and interleaved."""
+    """Any plan: several pipelines, microbatches up to the largest, devices shared and interleaved."""
     num_layers, batch = problem.profile.num_layers, problem.global_batch_size
     names = [device.name for device in problem.cluster.devices]
     shares = sorted(rng.sample(range(1, batch), min(rng.randrange(3), batch - 1)))
@@ -62,7 +62,8 @@ def random_plan(rng: random.Random, problem: Problem) -> Plan:
     for start, stop in zip([0, *shares], [*shares, batch], strict=True):
         cuts = [0, *sorted(rng.sample(range(1, num_layers), rng.randrange(min(4, num_layers)))), num_layers]
         stages = tuple(Stage((rng.choice(names),), layers, 1) for layers in pairwise(cuts))
-        pipelines.append(Pipeline(rng.randint(1, stop - start), stop - start, stages))
+        largest = min(stop - start, max(problem.microbatch_sizes))
+        pipelines.append(Pipeline(rng.randint(1, largest), stop - start, stages))
     return Plan("random", problem.profile.model, batch, tuple(pipelines))
 
 
@@ -85,6 +86,8 @@ def busiest_s(plan: Plan, problem: Problem) -> float:
 def check_random_plans(seed: int, num_plans: int) -> int:
     """Number of plans that fit and so were compared with the bound."""
     problem, rng = random_problem(seed), random.Random(seed)
+    if seed % 2:  # every size up to the whole batch
+        problem = dataclasses.replace(problem, microbatch_sizes=(problem.global_batch_size,))
     try:
         bound_s = fractional_bound_s(problem)
     except InfeasibleError:
@@ -111,7 +114,10 @@ def test_no_random_plan_beats_the_bound_in_hundreds_of_problems() -> None:
     assert sum(check_random_plans(seed, 40) for seed in range(2000, 2200)) > 1000
 
 
-def test_bound_does_not_depend_on_the_microbatch_sizes_asked_for() -> None:
-    problem = random_problem(3)
-    forced = dataclasses.replace(problem, microbatch_sizes=(1,))
-    assert fractional_bound_s(problem) == fractional_bound_s(forced)
+def test_fewer_microbatch_sizes_never_lower_the_bound() -> None:
+    problem = two_devices(100.0)
+    for sizes in ((1,), (2,), (1, 2)):
+        allowed = dataclasses.replace(problem, microbatch_sizes=sizes)
+        more = dataclasses.replace(problem, microbatch_sizes=(*sizes, 4))
+        assert fractional_bound_s(allowed) >= fractional_bound_s(more) * (1 - 1e-9)
+    assert bound_space(more).startswith("all plans with microbatches up to 4, ")

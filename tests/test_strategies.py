@@ -11,6 +11,7 @@ from cost_model.cluster import Cluster, Device, Link, Node
 from cost_model.errors import InfeasibleError, InputError
 from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
 from hetpipe.planning import evaluator
+from partition.bounds import bound_space
 from partition.pipeline_costs import PipelineCosts
 from partition.plan import Plan
 from partition.problem import Problem
@@ -168,7 +169,7 @@ def test_solve_fills_figures_bound_and_hashes() -> None:
     plan = solve(problem, closed_form(problem), progress=told.append)
     assert plan.strategy == "auto" and plan.predicted is not None
     assert plan.predicted.bound_s == pytest.approx(48.0, rel=1e-5)  # 8 samples of 12 s over two devices
-    assert plan.predicted.bound_space == "all plans, gradient sync and transfers excluded"
+    assert plan.predicted.bound_space == bound_space(problem)
     assert plan.predicted.fractional_bound_s == plan.predicted.bound_s
     assert plan.profile_sha256 == problem.profile.sha256 and plan.cluster_sha256 == problem.cluster.sha256
     assert told == ["planning auto", "proving a bound"]

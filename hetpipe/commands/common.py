@@ -2,8 +2,9 @@
 
 import json
 import math
+import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -51,9 +52,23 @@ def _finite(data: Any) -> Any:
     return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
+EMULATED_SHARE = 0.75
+"""Of the host: memory that emulated devices get together, and cores that their speeds may add up to."""
+
+
 def warn(message: str) -> None:
     """One unwrapped line on stderr."""
     sys.stderr.write(f"warning: {message}\n")
+
+
+def warn_if_too_fast(speeds: Iterable[float]) -> None:
+    """Warn if this host has too few cores for emulated devices of these speeds."""
+    total, cores = sum(speeds), os.cpu_count() or 1
+    if total > EMULATED_SHARE * cores:
+        warn(
+            f"speeds add up to {total:g}, more than {EMULATED_SHARE:g} x {cores} cores; the host "
+            "cannot keep up, and measured times will be too long: lower the speeds"
+        )
 
 
 def write_output(path: Path, text: str) -> None:

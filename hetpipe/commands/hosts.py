@@ -14,15 +14,13 @@ from cost_model.cluster import CPU, EMULATED
 from cost_model.cluster_file import read_cluster
 from cost_model.errors import InputError
 from cost_model.units import format_bytes
-from hetpipe.commands.common import JsonOption, print_json, warn, write_output
+from hetpipe.commands.common import EMULATED_SHARE, JsonOption, print_json, warn_if_too_fast, write_output
 
-EMULATED_SHARE = 0.75
-"""Of the host: memory that emulated devices get together, and cores that their speeds may add up to."""
 PACKAGES = ("hetpipe", "torch", "transformers", "numpy", "PuLP", "highspy", "pydantic", "rich", "typer")
 
 _HEAD = """\
 # The devices at hand, written by `hetpipe init`. Sizes, rates and times take units; keys are explained in
-# docs/files.md. Correct what is wrong: the links are defaults, not measured.
+# docs/cluster-file.md. Correct what is wrong: the links are defaults, not measured.
 
 name = "{name}"
 reserve = "10 %"                     # of each device's memory, never planned with
@@ -79,12 +77,7 @@ def emulated_text(speeds: Sequence[float], memory_bytes: float, name: str = "emu
 
     Warns if the host has too few cores for them.
     """
-    cores = os.cpu_count() or 1
-    if sum(speeds) > EMULATED_SHARE * cores:
-        warn(
-            f"speeds add up to {sum(speeds):g}, more than {EMULATED_SHARE:g} x {cores} cores; the host "
-            "cannot keep up, and measured times will be too long: lower the speeds"
-        )
+    warn_if_too_fast(speeds)
     memory = _memory(memory_bytes * EMULATED_SHARE / len(speeds))
     devices = [f'  {{ kind = "{EMULATED}", speed = {speed:g}, memory = "{memory}" }},' for speed in speeds]
     interconnect = 'interconnect = { bandwidth = "1 GB/s", latency = "50 us" }'

@@ -85,9 +85,12 @@ def export_command(
         raise InputError(f"{output}: exists and is not an empty folder; give another -o")
     if not run.is_dir():
         raise InputError(f"{run}: no such folder; give a run folder, or a checkpoint of one")
+    from transformers.utils import logging
+
     from hetpipe import checkpoint
     from hetpipe.models import model_spec
 
+    logging.disable_progress_bar()
     root = RunFolder(run).checkpoints
     source = checkpoint.latest(root) if root.is_dir() else run
     if source is None:

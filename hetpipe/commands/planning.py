@@ -45,7 +45,7 @@ from hetpipe.run_folder import PREDICTED
 from hetpipe.trace import chrome_trace
 from hetpipe.verifier import check_memory, verify
 from partition.plan import Plan, check_plan, plan_text, read_plan
-from partition.problem import Problem, problem_of
+from partition.problem import Problem, problem_of, problem_of_plan
 
 if TYPE_CHECKING:
     from partition.solver import Outcome
@@ -109,6 +109,22 @@ def plan_and_compare(problem: Problem, strategy: str) -> tuple[Plan, "tuple[Outc
     return plan or solve_problem(problem, strategy), outcomes
 
 
+def figured(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Plan:
+    """A given plan with its predicted figures; with a bound if all kinds of the cluster were profiled."""
+    if all(device.kind in profile.kinds for device in cluster.devices):
+        from partition.bounds import fractional_bound_s
+        from partition.solver import with_figures
+
+        problem = problem_of_plan(plan, profile, cluster)
+        return with_figures(plan, problem, evaluator(profile, cluster), fractional_bound_s(problem))
+    return dataclasses.replace(
+        plan,
+        predicted=predict(plan, profile, cluster),
+        profile_sha256=profile.sha256,
+        cluster_sha256=cluster.sha256,
+    )
+
+
 @contextmanager
 def _telling(what: str) -> Iterator[Any]:
     if not sys.stdout.isatty():
@@ -146,12 +162,7 @@ def simulate_command(
     check_plan(given, costs, devices)
     warn_if_changed(given, costs, devices)
     check_memory(given, costs, devices)
-    figures = dataclasses.replace(
-        given,
-        predicted=predict(given, costs, devices),
-        profile_sha256=costs.sha256,
-        cluster_sha256=devices.sha256,
-    )
+    figures = figured(given, costs, devices)
     assert figures.predicted is not None
     if trace is not None or plot is not None:
         simulated = simulate_plan(given, costs, devices)

@@ -1,6 +1,5 @@
 """run: plan, train, and show how far the prediction was off."""
 
-import dataclasses
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from cost_model.cluster import Cluster
+from cost_model.cluster import EMULATED, Cluster
 from cost_model.cluster_file import read_cluster
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
@@ -27,12 +26,12 @@ from hetpipe.commands.common import (
     print_json,
     warn,
     warn_if_changed,
+    warn_if_too_fast,
 )
 from hetpipe.commands.models import RequiredModel
-from hetpipe.commands.planning import AUTO, plan_and_compare, show_plan, solve_problem
+from hetpipe.commands.planning import AUTO, figured, plan_and_compare, show_plan, solve_problem
 from hetpipe.launch import under_torchrun
 from hetpipe.lowering import lower
-from hetpipe.planning import predict
 from hetpipe.report import console, plan_sentences, plan_table, run_report_tables, show
 from hetpipe.run_folder import RunFolder
 from hetpipe.settings import Clock, Settings
@@ -134,6 +133,8 @@ def run_command(
     else:
         chosen = _new_plan(settings, costs, devices, strategy, microbatch_size, quiet=silent)
     verify(lower(chosen, costs), costs, devices)
+    used = [devices.device(name) for name in chosen.device_names]
+    warn_if_too_fast(device.speed for device in used if device.kind == EMULATED)
     if dry_run:
         if json:
             print_json({"plan": chosen.to_json(), "settings": settings.to_json()})
@@ -155,12 +156,7 @@ def _given_plan(
         )
     check_plan(plan, profile, cluster)
     warn_if_changed(plan, profile, cluster)
-    figures = dataclasses.replace(
-        plan,
-        predicted=predict(plan, profile, cluster),
-        profile_sha256=profile.sha256,
-        cluster_sha256=cluster.sha256,
-    )
+    figures = figured(plan, profile, cluster)
     if not quiet:
         show([*plan_sentences(figures, profile, cluster), plan_table(figures, profile, cluster)])
     return figures
