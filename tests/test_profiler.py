@@ -10,6 +10,7 @@ from cost_model.cluster_file import read_cluster
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
 from hetpipe import profiling
+from hetpipe.link_profiler import kind_pairs, measure_links
 from hetpipe.models import model_spec
 from hetpipe.profiler import profile_task
 from hetpipe.profiling import cache_key, profile_model
@@ -17,6 +18,8 @@ from hetpipe.run_folder import RunFolder
 from hetpipe.settings import Settings
 from hetpipe.splitting import ChainModel
 from runs import chain_plan, cluster_file, made_up_profile, run
+
+EXAMPLES = Path(__file__).parents[1] / "examples" / "clusters"
 
 EMULATED_CLUSTER = """
 name = "emulated"
@@ -133,3 +136,16 @@ def test_kinds_of_several_profiles_are_joined():
     assert set(profiling.merge([here, there]).kinds) == {CPU, EMULATED}
     with pytest.raises(InputError, match="profiles of sequence_length 64 and 32 cannot be joined"):
         profiling.merge([here, replace(there, sequence_length=32)])
+
+
+@pytest.mark.slow
+def test_links_between_real_devices_are_measured(tmp_path):
+    links = measure_links(read_cluster(cluster_file(tmp_path)))
+    assert links.keys() == {"cpu>cpu"}
+    link = links["cpu>cpu"]
+    assert 0 < link.latency_s < 1
+    assert link.bandwidth_bytes_per_s > 1e6
+
+
+def test_emulated_links_are_not_measured():
+    assert kind_pairs(read_cluster(EXAMPLES / "four-unequal.toml")) == []

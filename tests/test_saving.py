@@ -144,6 +144,8 @@ def test_steps_after_the_checkpoint_are_not_counted_twice(finished, tmp_path):
 
 def test_a_plan_for_another_model_is_refused_before_anything_is_written(tmp_path):
     folder = RunFolder(tmp_path / "run")
-    with pytest.raises(InputError, match="the run is of 'gpt2-tiny', the plan for 'bert-tiny'"):
+    with pytest.raises(
+        InputError, match="model of the run is 'gpt2-tiny', of its plan and profile 'bert-tiny'"
+    ):
         prepare(folder, replace(SETTINGS, model="gpt2-tiny"), Path(cluster_file(tmp_path)), PROFILE, PLAN)
     assert not folder.path.exists()
