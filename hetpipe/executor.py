@@ -72,6 +72,15 @@ class Executor:
         self._outgoing: dict[object, tuple[Tensor, ...]] = {}
         self._sync_ends: dict[Instruction, float] = {}
 
+    def prepare(self) -> None:
+        """Forget the gradients of the step before; not part of a step, and before its common start."""
+        self._optimizer.zero_grad()
+        self._sync.attach()
+
+    def gradient_buffers(self) -> list[Tensor]:
+        """What `prepare` made room for."""
+        return self._sync.buffers()
+
     def step(
         self,
         step: int,
@@ -81,12 +90,11 @@ class Executor:
         learning_rate: float,
         clip_norm: float,
     ) -> StepOutcome:
-        """Run the whole list once.
+        """Run the whole list once, after `prepare`.
 
         microbatch: (pipeline, microbatch) -> its data. start_s: common start of all ranks, monotonic clock.
         A step whose gradients are not finite leaves the parameters as they are, on all ranks alike.
         """
-        self._optimizer.zero_grad()
         events: list[Event] = []
         totals = torch.zeros(3, dtype=torch.float64)
         self._pace.start_step(start_s)

@@ -1,6 +1,6 @@
 """Sums of gradients over the owners of each bucket."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -26,37 +26,42 @@ class GradientSync:
             [parameters[name] for name in bucket_names(program, index, chain)] if rank in bucket.ranks else []
             for index, bucket in enumerate(program.buckets)
         ]
-        self._under_way: dict[int, tuple[dist.Work, Tensor]] = {}
+        # one buffer for each bucket, of which the gradients are views: nothing is copied to be summed
+        self._buffers = [_buffer(members) for members in self._members]
+        self._under_way: dict[int, dist.Work] = {}
+
+    def buffers(self) -> list[Tensor]:
+        """The memory of the gradients that are summed, one tensor for each bucket of this rank."""
+        return [buffer for buffer, members in zip(self._buffers, self._members, strict=True) if members]
+
+    def attach(self) -> None:
+        """Before a step: gradients of zero, in the buckets' buffers."""
+        for buffer, members in zip(self._buffers, self._members, strict=True):
+            buffer.zero_()
+            parts = torch.split(buffer, [value.numel() for value in members]) if members else ()
+            for value, part in zip(members, parts, strict=True):
+                value.grad = part.view_as(value)
 
     def start(self, bucket: int) -> None:
         """Begin to sum the bucket's gradients over its owners."""
-        members = self._members[bucket]
-        for value in members:
-            if value.grad is None:
-                value.grad = torch.zeros_like(value)
-        gradients = [value.grad for value in members if value.grad is not None]
-        if len(gradients) == 1:
-            whole = gradients[0].contiguous()
-        else:
-            # layers without trained parameters sum a zero, so that all owners still meet here
-            whole = torch.cat([g.reshape(-1) for g in gradients]) if gradients else torch.zeros(1)
-        work = dist.all_reduce(whole, group=self._groups[bucket], async_op=True)
+        work = dist.all_reduce(self._buffers[bucket], group=self._groups[bucket], async_op=True)
         assert work is not None
-        self._under_way[bucket] = (work, whole)
+        self._under_way[bucket] = work
 
     def finish(self) -> list[int]:
         """Wait for all that were started; gives their buckets."""
         done = list(self._under_way)
         for bucket in done:
-            work, whole = self._under_way.pop(bucket)
-            work.wait()
-            members = self._members[bucket]
-            sizes = [value.numel() for value in members]
-            parts = torch.split(whole, sizes) if len(members) > 1 else (whole,) * len(members)
-            for value, part in zip(members, parts, strict=True):
-                if value.grad is not None and value.grad.data_ptr() != part.data_ptr():
-                    value.grad.copy_(part.view_as(value))
+            self._under_way.pop(bucket).wait()
         return done
+
+
+def _buffer(members: Sequence[nn.Parameter]) -> Tensor:
+    """Room for the gradients of all members; of layers without trained parameters, a zero to meet over."""
+    if not members:
+        return torch.zeros(1)
+    first = members[0]
+    return torch.zeros(sum(value.numel() for value in members), dtype=first.dtype, device=first.device)
 
 
 def bucket_names(program: Program, bucket: int, chain: ChainModel) -> list[str]:

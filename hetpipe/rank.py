@@ -152,6 +152,7 @@ class _Run:
         count = self.costs.program.plan.global_batch_size
         inputs, labels = self.task.batch(self.samples_seen, count)
         microbatch = _slices(self.costs, self.step, inputs, labels, 1 / self.task.num_loss_tokens(count))
+        self.executor.prepare()
         counter = self._counter() if counted else None
         context: AbstractContextManager[Any] = counter if counter is not None else nullcontext()
         start_s = _common_start()
@@ -176,7 +177,8 @@ class _Run:
             return None
         cap = self.device.memory_bytes if self.device.kind == EMULATED else float("inf")
         counter = ByteCounter(cap, self.device.name)
-        for value in (*self.model.owned_parameters().values(), *self.optimizer.state_tensors()):
+        weights = self.model.owned_parameters().values()
+        for value in (*weights, *self.optimizer.state_tensors(), *self.executor.gradient_buffers()):
             counter.add(value)
         return counter
 
