@@ -67,7 +67,11 @@ class LayerTimes:
 
 @dataclass(frozen=True, slots=True)
 class KindProfile:
-    """Times of all layers on one kind of device; source is "measured" or "estimated"."""
+    """Times of all layers on one kind of device; source is "measured" or "estimated".
+
+    standard_error: worst relative standard error of the measured medians, None where it is not known;
+        standard_error_of names the layer, pass and microbatch size of it.
+    """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -75,6 +79,8 @@ class KindProfile:
     microbatch_sizes: tuple[int, ...]
     layers: tuple[LayerTimes, ...]
     optimizer_s_per_byte: float = 0.0
+    standard_error: float | None = None
+    standard_error_of: str | None = None
 
     def __post_init__(self) -> None:
         sizes = self.microbatch_sizes
@@ -84,6 +90,8 @@ class KindProfile:
             raise InputError(f"microbatch_sizes {list(sizes)} must be at least one size, rising, from 1 up")
         if self.optimizer_s_per_byte < 0:
             raise InputError(f"optimizer_s_per_byte is {self.optimizer_s_per_byte}; give zero or more")
+        if self.standard_error is not None and self.standard_error < 0:
+            raise InputError(f"standard_error is {self.standard_error}; give zero or more")
         for index, layer in enumerate(self.layers):
             for name, values in (("forward_s", layer.forward_s), ("backward_s", layer.backward_s)):
                 if len(values) != len(sizes):
@@ -138,6 +146,21 @@ class ModelProfile:
             )
         return self.kinds[name]
 
+    def check_layers(self, names: Sequence[str]) -> None:
+        """Raises: InputError if the model at hand has other layers than these, by name."""
+        mine = [layer.name for layer in self.layers]
+        if len(mine) != len(names):
+            raise InputError(
+                f"the profile of {self.model!r} has {len(mine)} layers, the model {len(names)}; "
+                "profile it again"
+            )
+        for index, (profiled, name) in enumerate(zip(mine, names, strict=True)):
+            if profiled != name:
+                raise InputError(
+                    f"layers[{index}] of the profile of {self.model!r} is {profiled!r}, of the model "
+                    f"{name!r}; profile it again"
+                )
+
     def tied_bytes(self, layer: int) -> float:
         """Bytes of the layer's parameters that are the same tensors as in the layer it is tied to."""
         entry = self.layers[layer]
@@ -157,6 +180,10 @@ class ModelProfile:
             for key, default in (("tied_bytes", 0.0), ("unreached_bytes", 0.0)):
                 if layer[key] == default:
                     del layer[key]
+        for kind in data["kinds"].values():
+            for key in ("standard_error", "standard_error_of"):
+                if kind[key] is None:
+                    del kind[key]
         return {"format": FORMAT, **data}
 
     @property

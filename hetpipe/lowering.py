@@ -1,5 +1,6 @@
 """From a plan to the instruction lists that run."""
 
+from collections import Counter
 from collections.abc import Iterator
 
 from cost_model.errors import InputError
@@ -31,22 +32,24 @@ def lower(plan: Plan, profile: ModelProfile) -> Program:
     """
     if plan.zero:
         raise InputError(f"zero is {plan.zero}; sharded optimizer states are not supported yet, write 0")
-    names = plan.device_names
     places = [
         (stage.device, pipeline, index)
         for pipeline, entry in enumerate(plan.pipelines)
         for index, stage in enumerate(entry.stages)
     ]
-    for name in names:
-        count = sum(device == name for device, _, _ in places)
+    for name, count in Counter(device for device, _, _ in places).items():
         if count > 1:
             raise InputError(f"device {name!r} serves {count} stages; shared devices are not supported yet")
     buckets = gradient_buckets(plan, profile)
+    syncs: list[list[Sync]] = [[] for _ in places]
+    for index, bucket in enumerate(buckets):
+        for rank in bucket.ranks:
+            syncs[rank].append(Sync(index))
     return Program(
         plan,
         buckets,
         tuple(
-            (*_stage_instructions(plan, pipeline, index), *_step_instructions(buckets, rank))
+            (*_stage_instructions(plan, pipeline, index), *syncs[rank], Norm(), Step())
             for rank, (_, pipeline, index) in enumerate(places)
         ),
     )
@@ -67,24 +70,20 @@ def _stage_instructions(plan: Plan, pipeline: int, stage: int) -> Iterator[Instr
             yield Transfer(Direction.SEND, op, pipeline, stage, microbatch)
 
 
-def _step_instructions(buckets: tuple[Bucket, ...], rank: int) -> Iterator[Instruction]:
-    for index, bucket in enumerate(buckets):
-        if rank in bucket.ranks:
-            yield Sync(index)
-    yield Norm()
-    yield Step()
-
-
 def gradient_buckets(plan: Plan, profile: ModelProfile) -> tuple[Bucket, ...]:
     """Neighbouring layers with the same owners form a bucket; tied weights are one more each.
 
     In one global order, the layers whose backward ends first at the front; only buckets of several owners.
     """
-    names = plan.device_names
-    held = [set(plan.layers_of(name)) for name in names]
+    rank_of = {name: rank for rank, name in enumerate(plan.device_names)}
+    holders: list[set[int]] = [set() for _ in range(profile.num_layers)]
+    for pipeline in plan.pipelines:
+        for stage in pipeline.stages:
+            for layer in range(*stage.layers):
+                holders[layer].add(rank_of[stage.device])
 
     def owners(*layers: int) -> tuple[int, ...]:
-        return tuple(rank for rank in range(len(names)) if held[rank] & set(layers))
+        return tuple(sorted(set().union(*(holders[layer] for layer in layers))))
 
     tied = [layer for layer in range(profile.num_layers) if profile.tied_home(layer) != layer]
     buckets = [
@@ -94,7 +93,7 @@ def gradient_buckets(plan: Plan, profile: ModelProfile) -> tuple[Bucket, ...]:
     buckets = [Bucket(bucket.layers, owners(*bucket.layers), tied=True) for bucket in buckets]
     start = 0
     for stop in range(1, profile.num_layers + 1):
-        if stop == profile.num_layers or owners(stop) != owners(start):
+        if stop == profile.num_layers or holders[stop] != holders[start]:
             buckets.append(Bucket(tuple(range(start, stop)), owners(start)))
             start = stop
     several = [bucket for bucket in buckets if len(bucket.ranks) > 1]

@@ -3,20 +3,18 @@
 import os
 import statistics
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from cost_model.cluster import CPU, EMULATED
 from cost_model.errors import InputError
-from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
-from hetpipe.dropout import PREFIX, KeyedDropout
-from hetpipe.emulation import ByteCounter
+from cost_model.profile import KindProfile, LayerProfile, ModelProfile
+from hetpipe.bench import Bench, Samples, boundary_bytes
 from hetpipe.launch import Emit
 from hetpipe.optimizer import Optimizer
+from hetpipe.precision import TARGET, precision_text
 from hetpipe.run_folder import RunFolder
 from hetpipe.settings import Settings, read_settings
 from hetpipe.skeleton import LayerModel
@@ -24,23 +22,15 @@ from hetpipe.splitting import ChainModel
 from hetpipe.task import TaskFactory, TrainingTask
 
 MIN_ROUNDS = 3
-MAX_ROUNDS = 40
-
-
-@dataclass(slots=True)
-class _Samples:
-    """Measurements of one layer, by microbatch size."""
-
-    forward_s: dict[int, list[float]] = field(default_factory=dict)
-    backward_s: dict[int, list[float]] = field(default_factory=dict)
-    saved_bytes: dict[int, float] = field(default_factory=dict)
-    workspace_bytes: float = 0.0
+LARGEST_SIZE = 64
+"""Where the search for the largest microbatch that fits ends."""
 
 
 def profile_rank(
     folder: str,
     kinds: Sequence[str],
-    microbatch_sizes: Sequence[int],
+    microbatch_sizes: Sequence[int] | None,
+    memory_bytes: float,
     budget_s: float,
     make_task: TaskFactory,
     *,
@@ -59,7 +49,14 @@ def profile_rank(
         emit({"event": "progress", "done": done, "what": f"{kinds[rank]}: {what}"})
 
     profile = profile_task(
-        task, settings, kinds[rank], microbatch_sizes, budget_s, device=device, progress=progress
+        task,
+        settings,
+        kinds[rank],
+        microbatch_sizes,
+        budget_s,
+        device=device,
+        memory_bytes=memory_bytes,
+        progress=progress,
     )
     emit({"event": "profile", "profile": profile.to_json()})
 
@@ -68,16 +65,23 @@ def profile_task(
     task: TrainingTask,
     settings: Settings,
     kind: str,
-    microbatch_sizes: Sequence[int],
+    microbatch_sizes: Sequence[int] | None,
     budget_s: float,
     *,
     device: torch.device,
+    memory_bytes: float = float("inf"),
     progress: Callable[[float, str], None] = lambda done, what: None,
 ) -> ModelProfile:
     """Forward and backward seconds, kept and temporary bytes of every layer on the device.
 
     Layers alike (same class, same parameter shapes) are measured on two of them and share the median.
-    Rounds over all sizes go on until the budget is spent, at least MIN_ROUNDS.
+    Rounds over all sizes go on until every median is known to `precision.TARGET`, or the budget is spent; at
+    least MIN_ROUNDS.
+
+    microbatch_sizes: those of them that fit are measured; None: 1, 2, 4, ... and the largest that fits,
+    LARGEST_SIZE at most. memory_bytes: what the activations of a microbatch may take at most.
+
+    Raises: InputError if not even the smallest microbatch fits.
     """
     chain = task.chain
     groups = _groups_of_alike(chain)
@@ -87,20 +91,13 @@ def profile_task(
     for layer in chosen:
         for info in chain.parameters(layer):
             model.parameters_of(layer)[info.name].requires_grad_(info.reached)
-    bench = _Bench(task, settings, model, device, {layer: _Samples() for layer in chosen})
-    sizes = _sizes_that_fit(bench, sorted(microbatch_sizes))
+    bench = Bench(task, settings, model, device, {layer: Samples() for layer in chosen})
     begin = time.monotonic()
-    rounds = 0
-    while rounds < MAX_ROUNDS:
-        for size in sizes:
-            bench.time(size)
-        rounds += 1
-        spent = time.monotonic() - begin
-        progress(min(1.0, max(spent / budget_s, rounds / MAX_ROUNDS)), f"round {rounds}")
-        if rounds >= MIN_ROUNDS and spent * (rounds + 1) / rounds > budget_s:
-            break
+    sizes = _fitting(bench, microbatch_sizes, memory_bytes, budget_s)
+    by_group = [{group[0], group[-1]} for group in groups]
+    error, where = _measure(bench, sizes, by_group, budget_s, progress, begin)
     optimizer_s_per_byte = _optimizer_s_per_byte(chain, model, chosen, settings)
-    progress(1.0, f"{rounds} rounds")
+    progress(1.0, precision_text(error, where))
     by_layer = {layer: (group[0], group[-1]) for group in groups for layer in group}
     return ModelProfile(
         model=settings.model,
@@ -113,6 +110,8 @@ def profile_task(
                 microbatch_sizes=tuple(sizes),
                 layers=tuple(bench.times(by_layer[layer], sizes) for layer in range(chain.num_layers)),
                 optimizer_s_per_byte=optimizer_s_per_byte,
+                standard_error=error,
+                standard_error_of=where or None,
             )
         },
     )
@@ -128,176 +127,97 @@ def _groups_of_alike(chain: ChainModel) -> list[list[int]]:
     return list(groups.values())
 
 
-def _sizes_that_fit(bench: "_Bench", sizes: Sequence[int]) -> list[int]:
-    """The sizes that run, counting bytes by the way; an out-of-memory ends the list."""
+def _measure(
+    bench: Bench,
+    sizes: list[int],
+    groups: Sequence[Collection[int]],
+    budget_s: float,
+    progress: Callable[[float, str], None],
+    begin: float,
+) -> tuple[float, str]:
+    """Time rounds over all sizes; gives the worst relative standard error and where it is.
+
+    A size that runs out of memory after all is taken out of `sizes`, and all larger ones with it.
+    """
+    rounds, look_at = 0, MIN_ROUNDS
+    first = time.monotonic()
+    while True:
+        for size in tuple(sizes):
+            try:
+                bench.time(size)
+            except torch.OutOfMemoryError as error:
+                for larger in sizes[sizes.index(size) :]:
+                    sizes.remove(larger)
+                    bench.forget(larger)
+                if not sizes:
+                    raise InputError(_too_large(size, error)) from None
+                break
+        rounds += 1
+        now = time.monotonic()
+        spent = now - begin
+        progress(min(1.0, spent / budget_s if budget_s else 1.0), f"round {rounds}")
+        is_last = rounds >= MIN_ROUNDS and spent + (now - first) / rounds > budget_s
+        if is_last or rounds >= look_at:
+            error_and_where = bench.standard_error(groups, sizes)
+            if is_last or error_and_where[0] < TARGET:
+                return error_and_where
+            look_at = rounds + max(1, rounds // 4)  # looking takes time too
+
+
+def _fitting(bench: Bench, wanted: Sequence[int] | None, memory_bytes: float, budget_s: float) -> list[int]:
+    """The sizes that run, rising, counting their bytes by the way.
+
+    The smallest is not held against memory_bytes: a plan may find a place for it in stages of fewer layers
+    than are measured together. Without wanted sizes: doubling while it fits and the budget has time for
+    MIN_ROUNDS of it, then bisection.
+    """
     fitting: list[int] = []
-    for size in sizes:
+
+    def fits(size: int) -> bool:
         try:
-            bench.count(size)
+            bench.count(size, memory_bytes if fitting else float("inf"))
         except torch.OutOfMemoryError as error:
+            bench.forget(size)
             if not fitting:
-                raise InputError(f"a microbatch of {size} does not fit this device ({error})") from None
-            break
+                raise InputError(_too_large(size, error)) from None
+            return False
         fitting.append(size)
+        return True
+
+    if wanted is not None:
+        for size in sorted(set(wanted)):
+            if not fits(size):
+                break
+        return fitting
+    size = 1
+    while size <= LARGEST_SIZE:
+        begin = time.monotonic()
+        if not fits(size):
+            low, high = fitting[-1], size
+            while high - low > 1:
+                middle = (low + high) // 2
+                low, high = (middle, high) if fits(middle) else (low, middle)
+            _keep(bench, fitting, low)
+            break
+        if 2 * (MIN_ROUNDS + 1) * (time.monotonic() - begin) > budget_s:
+            break
+        size *= 2
     return fitting
 
 
-@dataclass(slots=True)
-class _Bench:
-    """Runs of neighbouring chosen layers; owns their measurements."""
-
-    task: TrainingTask
-    settings: Settings
-    model: LayerModel
-    device: torch.device
-    samples: Mapping[int, _Samples]
-
-    def runs(self) -> list[tuple[int, int]]:
-        """Maximal ranges [start, stop) of the chosen layers."""
-        ranges: list[tuple[int, int]] = []
-        for layer in sorted(self.samples):
-            if ranges and ranges[-1][1] == layer:
-                ranges[-1] = (ranges[-1][0], layer + 1)
-            else:
-                ranges.append((layer, layer + 1))
-        return ranges
-
-    def time(self, size: int) -> None:
-        for start, stop in self.runs():
-            marks = self._run(start, stop, size, self._now)
-            for layer in range(start, stop):
-                sample = self.samples[layer]
-                sample.forward_s.setdefault(size, []).append(marks.forward[layer + 1] - marks.forward[layer])
-                sample.backward_s.setdefault(size, []).append(
-                    marks.backward[layer] - marks.backward[layer + 1]
-                )
-
-    def count(self, size: int) -> None:
-        """Bytes that each layer keeps and needs for a while; the run also warms up."""
-        for start, stop in self.runs():
-            self._run(start, stop, size, self._now)  # gradients exist from here on
-            counter = ByteCounter()
-            for value in self.model.owned_parameters().values():
-                counter.add(value)
-                if value.grad is not None:
-                    counter.add(value.grad)
-            peaks: list[int] = []
-
-            def live(counter: ByteCounter = counter, peaks: list[int] = peaks) -> float:
-                peaks.append(counter.restart_peak())
-                return float(counter.live_bytes)
-
-            with counter:
-                marks = self._run(start, stop, size, live)
-            forward = [marks.forward[layer] for layer in range(start, stop + 1)]
-            backward = [marks.backward[layer] for layer in range(start, stop + 1)]
-            for index, layer in enumerate(range(start, stop)):
-                sample = self.samples[layer]
-                entering = self._bytes(layer, size)
-                leaving = self._bytes(layer + 1, size)
-                kept = forward[index + 1] - forward[index] + entering - leaving
-                sample.saved_bytes[size] = max(0.0, kept)
-                ahead = peaks[index + 1] - forward[index + 1]
-                behind = peaks[len(forward) + (len(forward) - 1 - index)] - backward[index + 1]
-                sample.workspace_bytes = max(sample.workspace_bytes, ahead, behind)
-
-    def times(self, layers: Collection[int], sizes: Sequence[int]) -> LayerTimes:
-        """Median over the measured layers of a group."""
-
-        def median(values: Mapping[int, Mapping[int, Sequence[float]]], size: int) -> float:
-            return statistics.median(entry for layer in layers for entry in values[layer][size])
-
-        forward = {layer: self.samples[layer].forward_s for layer in layers}
-        backward = {layer: self.samples[layer].backward_s for layer in layers}
-        return LayerTimes(
-            tuple(median(forward, size) for size in sizes), tuple(median(backward, size) for size in sizes)
-        )
-
-    def _bytes(self, layer: int, size: int) -> float:
-        """Bytes that enter a layer from the one before, for a microbatch of this size."""
-        return size * boundary_bytes(self.task.chain, layer, self.settings)
-
-    def _now(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter()
-
-    def _run(self, start: int, stop: int, size: int, read: Callable[[], float]) -> "_Marks":
-        """One forward and backward of a range, reading a meter at every layer boundary."""
-        chain, model = self.task.chain, self.model
-        inputs, labels = self.task.batch(0, size)
-        inputs = {name: value.to(self.device) for name, value in inputs.items()}
-        marks = _Marks()
-        carried = self._carried(start, size) if start else ()
-        dropout = KeyedDropout(self.settings.seed)
-        dropout.at(0, range(size))
-
-        def on_layer(layer: int) -> None:
-            dropout.enter_layer(layer)
-            if layer != PREFIX:
-                marks.forward[layer] = read()
-
-        def on_boundary(layer: int, tensors: tuple[Tensor, ...]) -> None:
-            watched = next((value for value in tensors if value.requires_grad), None)
-            if watched is None:  # nothing before this boundary is trained
-                return
-
-            def on_gradient(_: Tensor) -> None:
-                marks.backward[layer] = read()
-
-            watched.register_hook(on_gradient)  # type: ignore[no-untyped-call]  # torch
-
-        model.on_layer, model.on_boundary = on_layer, on_boundary
-        with dropout:
-            outputs = model.run(start, stop, inputs, carried)
-        if stop == chain.num_layers:
-            outputs = (self.task.loss(outputs[0], labels.to(self.device)),)
-        marks.forward[stop] = read()
-        targets = [value for value in outputs if value.requires_grad]
-        gradients = None if stop == chain.num_layers else [torch.ones_like(value) for value in targets]
-        del outputs
-        marks.backward[stop] = read()
-        torch.autograd.backward(targets, gradients)
-        for layer in range(stop - 1, start - 1, -1):
-            if layer not in marks.backward:  # the backward ended above it
-                marks.backward[layer] = read()
-        return marks
-
-    def _carried(self, layer: int, size: int) -> tuple[Tensor, ...]:
-        dtype = getattr(torch, self.settings.dtype)
-        tensors = []
-        for spec in self.task.chain.boundary(layer, self.settings.sequence_length):
-            shape = (size, *spec.shape_per_sample)
-            if spec.dtype.is_floating_point:
-                tensors.append(torch.randn(shape, dtype=dtype, device=self.device).requires_grad_())
-            else:
-                tensors.append(torch.zeros(shape, dtype=spec.dtype, device=self.device))
-        return tuple(tensors)
+def _keep(bench: Bench, fitting: list[int], largest: int) -> None:
+    """Leave the powers of two and the largest."""
+    for size in tuple(fitting):
+        if size != largest and size & (size - 1):
+            fitting.remove(size)
+            bench.forget(size)
 
 
-@dataclass(slots=True)
-class _Marks:
-    """Readings by layer: entering it forwards (stop: after the last), leaving it backwards (stop: before)."""
-
-    forward: dict[int, float] = field(default_factory=dict)
-    backward: dict[int, float] = field(default_factory=dict)
+def _too_large(size: int, error: Exception) -> str:
+    return f"a microbatch of {size} does not fit this device ({error})"
 
 
-def boundary_bytes(chain: ChainModel, layer: int, settings: Settings) -> float:
-    """Bytes per sample that travel from layer - 1 to layer; 0 at the ends of the chain."""
-    if not 0 < layer < chain.num_layers:
-        return 0.0
-    width = getattr(torch, settings.dtype).itemsize
-    total = 0
-    for spec in chain.boundary(layer, settings.sequence_length):
-        count = 1
-        for extent in spec.shape_per_sample:
-            count *= extent
-        total += count * (width if spec.dtype.is_floating_point else spec.dtype.itemsize)
-    return float(total)
-
-
-def _layer_profile(bench: _Bench, layer: int, measured: Sequence[int]) -> LayerProfile:
+def _layer_profile(bench: Bench, layer: int, measured: Sequence[int]) -> LayerProfile:
     chain, settings = bench.task.chain, bench.settings
     width = getattr(torch, settings.dtype).itemsize
 
@@ -321,7 +241,7 @@ def _layer_profile(bench: _Bench, layer: int, measured: Sequence[int]) -> LayerP
         saved_bytes_per_sample=max(
             value / size for x in measured for size, value in bench.samples[x].saved_bytes.items()
         ),
-        workspace_bytes=max(bench.samples[x].workspace_bytes for x in measured),
+        workspace_bytes=max(value for x in measured for value in bench.samples[x].workspace_bytes.values()),
         tied_to=None if home is None else chain.layer_names[home],
         tied_bytes=num_bytes(lambda name, is_tied, reached: name in tied),
         unreached_bytes=num_bytes(lambda name, is_tied, reached: not reached),

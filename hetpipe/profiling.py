@@ -30,10 +30,17 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hetpipe" / "profiles"
 
 
-def cache_key(settings: Settings, sharers: Mapping[str, int], sizes: Sequence[int], code: str) -> str:
+def cache_key(
+    settings: Settings,
+    sharers: Mapping[str, int],
+    sizes: Sequence[int] | None,
+    code: str,
+    memory_bytes: Mapping[str, float] | None = None,
+) -> str:
     """Everything that a measurement depends on, hashed: model, shapes, kinds, threads, host, versions.
 
     sharers: by kind, how many devices share the host's cores, which gives the threads of each.
+    memory_bytes: of the largest device of each kind, where the sizes depend on it (None).
     """
     return canonical_sha256(
         {
@@ -41,7 +48,7 @@ def cache_key(settings: Settings, sharers: Mapping[str, int], sizes: Sequence[in
             "sequence_length": settings.sequence_length,
             "dtype": settings.dtype,
             "sharers": dict(sharers),
-            "sizes": list(sizes),
+            "sizes": list(sizes) if sizes is not None else dict(memory_bytes or {}),
             "cores": os.cpu_count(),
             "processor": _processor(),
             "versions": {name: importlib.metadata.version(name) for name in ("torch", "transformers")},
@@ -57,7 +64,7 @@ def profile_model(
     *,
     dtype: str = "float32",
     budget_s: float = DEFAULT_BUDGET_S,
-    microbatch_sizes: Sequence[int] = MICROBATCH_SIZES,
+    microbatch_sizes: Sequence[int] | None = MICROBATCH_SIZES,
     progress: Progress | None = None,
     use_cache: bool = True,
     task: Any = None,
@@ -65,8 +72,9 @@ def profile_model(
     """The profile of a model for every kind of device of the cluster, from the cache if it is there.
 
     Emulated devices are profiled once, unslowed, with one thread; their speed scales the price later.
-    budget_s: seconds of measurement over all kinds. task: a `TaskFactory` for a model of your own, named by
-    `model`; never cached.
+    budget_s: seconds of measurement over all kinds; it ends earlier where all medians are known well.
+    microbatch_sizes: those of them that fit; None: up to the largest that fits. task: a `TaskFactory`
+    for a model of your own, named by `model`; never cached.
 
     Raises: InputError for an unknown model, or a kind that this host does not have; CheckFailedError for a
     model that does not compute the same when it is split.
@@ -75,7 +83,8 @@ def profile_model(
     settings = Settings(model=model, steps=1, sequence_length=sequence_length, dtype=dtype)
     counts = {kind: sum(device.kind == kind for device in cluster.devices) for kind in kinds}
     sharers = {kind: count if kind == CPU else 1 for kind, count in counts.items()}
-    key = cache_key(settings, sharers, microbatch_sizes, _code())
+    memory = {kind: max(d.memory_bytes for d in cluster.devices if d.kind == kind) for kind in kinds}
+    key = cache_key(settings, sharers, microbatch_sizes, _code(), memory)
     path = cache_folder() / f"{_file_name(model)}-{key}.json"
     if use_cache and task is None and path.exists():
         try:
@@ -89,10 +98,10 @@ def profile_model(
             if progress is not None:
                 progress((index + done) / len(kinds), what)
 
-        share = budget_s / len(kinds)
-        profiles.append(_measure(settings, kind, counts[kind], share, microbatch_sizes, report, task))
+        limits = (microbatch_sizes, memory[kind], budget_s / len(kinds))
+        profiles.append(_measure(settings, kind, counts[kind], limits, report, task))
     merged = dataclasses.replace(merge(profiles), links=_links(cluster))
-    if task is None:
+    if task is None and (microbatch_sizes is None or not left_out(merged, microbatch_sizes)):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, profile_text(merged))
     return merged
@@ -102,11 +111,11 @@ def _measure(
     settings: Settings,
     kind: str,
     count: int,
-    budget_s: float,
-    sizes: Sequence[int],
+    limits: tuple[Sequence[int] | None, float, float],
     progress: Progress,
     task: Any,
 ) -> ModelProfile:
+    """Measure one kind; limits: microbatch sizes, memory_bytes and budget_s, as `profile_rank` takes them."""
     from hetpipe.checking import require_split
     from hetpipe.launch import RankGroup, run_ranks
     from hetpipe.models import model_spec, preload_modules
@@ -129,7 +138,7 @@ def _measure(
             prepare_data(folder, settings)
         preload = preload_modules(settings.model) if task is None else ()
         group = RankGroup((kind,), (threads_for(kind, count),), preload=preload)
-        arguments = (name, (kind,), tuple(sizes), budget_s, task or registered_task)
+        arguments = (name, (kind,), *limits, task or registered_task)
         run_ranks(profile_rank, arguments, group, on_event)
     return found[0]
 
@@ -142,10 +151,19 @@ def _links(cluster: Cluster) -> dict[str, Link]:
     return measure_links(cluster)
 
 
-def merge(profiles: Sequence[ModelProfile]) -> ModelProfile:
-    """One profile with the kinds of all; they must be of one model, length and dtype.
+def left_out(profile: ModelProfile, sizes: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    """By kind, which of the wanted microbatch sizes did not fit; kinds where all did are not named."""
+    missing = {
+        kind: tuple(size for size in sizes if size not in entry.microbatch_sizes)
+        for kind, entry in profile.kinds.items()
+    }
+    return {kind: entry for kind, entry in missing.items() if entry}
 
-    Raises: InputError naming what differs.
+
+def merge(profiles: Sequence[ModelProfile]) -> ModelProfile:
+    """One profile with the kinds of all; they must be of one model, length and dtype, layer by layer.
+
+    Raises: InputError naming what differs, or a kind that two of them hold with different times.
     """
     first = profiles[0]
     for other in profiles[1:]:
@@ -153,6 +171,18 @@ def merge(profiles: Sequence[ModelProfile]) -> ModelProfile:
             mine, theirs = getattr(first, key), getattr(other, key)
             if mine != theirs:
                 raise InputError(f"profiles of {key} {mine!r} and {theirs!r} cannot be joined")
+        for index, (here, there) in enumerate(zip(first.layers, other.layers, strict=True)):
+            if here.name != there.name:
+                raise InputError(
+                    f"profiles whose layers[{index}] is {here.name!r} and {there.name!r} cannot be joined"
+                )
+    for index, profile in enumerate(profiles):
+        for other in profiles[:index]:
+            for kind in profile.kinds.keys() & other.kinds.keys():
+                if profile.kinds[kind] != other.kinds[kind]:
+                    raise InputError(
+                        f"two profiles hold kind {kind!r} with different times; give one of them"
+                    )
     layers = tuple(
         dataclasses.replace(entry, workspace_bytes=max(p.layers[index].workspace_bytes for p in profiles))
         for index, entry in enumerate(first.layers)
@@ -167,6 +197,8 @@ def _code() -> str:
     here = Path(__file__).parent
     names = (
         "profiler",
+        "bench",
+        "precision",
         "emulation",
         "skeleton",
         "splitting",

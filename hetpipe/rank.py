@@ -89,6 +89,7 @@ class _Run:
         device = cluster.device(program.device_names[rank])
         place = torch_device(device)
         task = make_task(folder, settings)
+        profile.check_layers(task.chain.layer_names)
         dtype = getattr(torch, settings.dtype)
         layers = program.plan.layers_of(device.name)
         model = task.chain.materialise(layers, settings.seed, dtype, place)

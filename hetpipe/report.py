@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import IO, TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from rich.table import Table
 from cost_model.cluster import Cluster, Device
 from cost_model.profile import ModelProfile
 from cost_model.units import format_bytes, format_seconds
+from hetpipe.critical_path import DeviceTime, Share
 from hetpipe.run_report import RunReport
 from hetpipe.settings import Clock
 from partition.plan import Plan, Prediction
@@ -22,6 +23,8 @@ if TYPE_CHECKING:  # the solver loads NumPy, which a table does not need
 
 ESTIMATED = "estimated"
 WIDTH_IN_A_PIPE = 160
+SMALLEST_SHARE = 0.01
+MOST_CAUSES = 4
 EMULATION_NOTE = (
     "compute time of emulated devices is predicted by construction; order, hops, contention, bubbles, sync "
     "and step are what is tested"
@@ -147,6 +150,31 @@ def plan_table(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Table:
                 format_bytes(plan.memory(profile, device.name).total_bytes),
                 format_bytes(device.usable_bytes),
             )
+    return table
+
+
+def path_sentence(shares: Sequence[Share]) -> str:
+    """What the critical path is made of, the longest first; places below 1 % together."""
+    shown = [share for share in shares if share.fraction >= SMALLEST_SHARE]
+    rest = sum(share.fraction for share in shares if share.fraction < SMALLEST_SHARE)
+    parts = [*map(str, shown), *([f"{rest:.1%} the rest"] if rest >= SMALLEST_SHARE / 10 else [])]
+    return f"critical path: {', '.join(parts)}"
+
+
+def waiting_table(times: Mapping[str, DeviceTime]) -> Table:
+    """Busy and waiting seconds of each device (by name), and what it waited for, the longest first."""
+    table = _table("device")
+    for title in ("busy", "waiting"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("waiting for")
+    for name, entry in times.items():
+        causes = sorted(entry.waiting_for.items(), key=lambda cause: -cause[1])[:MOST_CAUSES]
+        table.add_row(
+            name,
+            format_seconds(entry.busy_s),
+            format_seconds(entry.waiting_s),
+            ", ".join(f"{what} {format_seconds(duration)}" for what, duration in causes),
+        )
     return table
 
 

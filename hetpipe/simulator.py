@@ -2,6 +2,8 @@
 
 import heapq
 from dataclasses import dataclass, field
+from itertools import chain
+from operator import attrgetter
 
 from cost_model.communication import NORM_BYTES, all_reduce_due, reserve
 from cost_model.errors import InputError
@@ -10,6 +12,8 @@ from hetpipe.instructions import Compute, Direction, Instruction, Norm, Pass, St
 from hetpipe.trace import Event, Trace
 
 Message = tuple[Pass, int, int, int]
+_BY_TIME = attrgetter("start_s", "end_s")
+_SEND = Direction.SEND
 
 
 def simulate(costs: ProgramCosts) -> Trace:
@@ -38,7 +42,8 @@ class _Simulation:
     norm_due: dict[str, float] = field(default_factory=dict)
     parked: dict[object, list[int]] = field(default_factory=dict)
     queue: list[tuple[float, int]] = field(init=False)
-    events: list[Event] = field(default_factory=list)
+    events: list[list[Event]] = field(init=False)
+    buckets_of: list[list[int]] = field(init=False)
 
     def __post_init__(self) -> None:
         program = self.costs.program
@@ -49,30 +54,41 @@ class _Simulation:
         self.sync_ready = [{} for _ in program.buckets]
         self.sync_due = [{} for _ in program.buckets]
         self.queue = [(0.0, rank) for rank in range(count)]
+        self.events = [[] for _ in range(count)]
+        self.buckets_of = [[] for _ in range(count)]
+        for index, bucket in enumerate(program.buckets):
+            for rank in bucket.ranks:
+                self.buckets_of[rank].append(index)
 
     def run(self) -> Trace:
+        ranks, queue, clock, position = self.costs.program.ranks, self.queue, self.clock, self.position
+        while queue:
+            _, rank = heapq.heappop(queue)
+            instructions = ranks[rank]
+            # go on with this rank for as long as it would be the next one taken from the queue
+            while position[rank] < len(instructions):
+                waits_for = self._execute(rank, instructions[position[rank]])
+                if waits_for is not None:
+                    self.parked.setdefault(waits_for, []).append(rank)
+                    break
+                position[rank] += 1
+                if queue and queue[0] < (clock[rank], rank):
+                    heapq.heappush(queue, (clock[rank], rank))
+                    break
+        self._check_all_done()
+        for events in self.events:
+            events.sort(key=_BY_TIME)
+        return Trace(self.costs.device_names, tuple(chain.from_iterable(self.events)))
+
+    def _check_all_done(self) -> None:
         ranks = self.costs.program.ranks
-        left = sum(map(len, ranks))
-        while self.queue:
-            _, rank = heapq.heappop(self.queue)
-            if self.position[rank] == len(ranks[rank]):
-                continue
-            waits_for = self._execute(rank, ranks[rank][self.position[rank]])
-            if waits_for is not None:
-                self.parked.setdefault(waits_for, []).append(rank)
-                continue
-            self.position[rank] += 1
-            left -= 1
-            heapq.heappush(self.queue, (self.clock[rank], rank))
-        if left:
-            stuck = [
-                f"{name}: {ranks[rank][self.position[rank]]}"
-                for rank, name in enumerate(self.costs.program.device_names)
-                if self.position[rank] < len(ranks[rank])
-            ]
+        stuck = [
+            f"{name}: {ranks[rank][self.position[rank]]}"
+            for rank, name in enumerate(self.costs.device_names)
+            if self.position[rank] < len(ranks[rank])
+        ]
+        if stuck:
             raise InputError(f"the program deadlocks, waiting at {'; '.join(stuck)}")
-        self.events.sort(key=lambda event: (event.rank, event.start_s, event.end_s))
-        return Trace(self.costs.program.device_names, tuple(self.events))
 
     def _execute(self, rank: int, instruction: Instruction) -> object | None:
         """Do it and move the rank's clock, or give the key that the rank must wait for."""
@@ -80,7 +96,7 @@ class _Simulation:
             case Compute():
                 return self._compute(rank, instruction)
             case Transfer():
-                if instruction.direction is Direction.SEND:
+                if instruction.direction is _SEND:
                     self._send(rank, instruction)
                 return None
             case Sync():
@@ -94,7 +110,7 @@ class _Simulation:
 
     def _record(self, rank: int, instruction: Instruction, start: float, duration: float) -> None:
         self.clock[rank] = start + duration
-        self.events.append(Event(rank, instruction, start, start + duration))
+        self.events[rank].append(Event(rank, instruction, start, start + duration))
 
     def _wake(self, key: object) -> None:
         for rank in self.parked.pop(key, ()):
@@ -113,12 +129,13 @@ class _Simulation:
     def _send(self, rank: int, send: Transfer) -> None:
         ready = self.clock[rank]
         due = reserve(self.free_at, self.costs.route(send), ready, self.costs.transfer_bytes(send))
-        self.due[send.message] = due
-        self.events.append(Event(rank, send, ready, due))
-        self._wake(send.message)
+        message = send.message
+        self.due[message] = due
+        self.events[rank].append(Event(rank, send, ready, due))
+        self._wake(message)
 
     def _sync(self, rank: int, sync: Sync) -> None:
-        names = self.costs.program.device_names
+        names = self.costs.device_names
         bucket = self.costs.program.buckets[sync.bucket]
         ready = self.sync_ready[sync.bucket]
         ready[names[rank]] = self.clock[rank]
@@ -130,26 +147,25 @@ class _Simulation:
         due = all_reduce_due(self.free_at, self.costs.network, num_bytes, in_order)
         self.sync_due[sync.bucket] = due
         for member in bucket.ranks:
-            self.events.append(Event(member, sync, ready[names[member]], due[names[member]]))
+            self.events[member].append(Event(member, sync, ready[names[member]], due[names[member]]))
         self._wake(sync)
 
     def _norm(self, rank: int) -> object | None:
-        program = self.costs.program
-        name = program.device_names[rank]
+        names = self.costs.device_names
+        name = names[rank]
         if name in self.norm_due:
             ready = self.norm_ready[name]
             self._record(rank, Norm(), ready, self.norm_due[name] - ready)
             return None
         ready = self.clock[rank]
-        for index, bucket in enumerate(program.buckets):
-            if rank in bucket.ranks:
-                if not self.sync_due[index]:
-                    return Sync(index)
-                ready = max(ready, self.sync_due[index][name])
+        for index in self.buckets_of[rank]:
+            if not self.sync_due[index]:
+                return Sync(index)
+            ready = max(ready, self.sync_due[index][name])
         self.norm_ready[name] = ready
-        if len(self.norm_ready) < len(program.ranks):
+        if len(self.norm_ready) < len(names):
             return Norm()
-        in_order = {entry: self.norm_ready[entry] for entry in program.device_names}
+        in_order = {entry: self.norm_ready[entry] for entry in names}
         self.norm_due = all_reduce_due(self.free_at, self.costs.network, NORM_BYTES, in_order)
         self._wake(Norm())
         self._record(rank, Norm(), ready, self.norm_due[name] - ready)

@@ -67,7 +67,27 @@ def test_optional_keys_may_be_left_out():
         (("kinds", "fast", "microbatch_sizes"), [1, 2, 4], "layers[0].forward_s has 2 entries for 3"),
         (("kinds", "fast", "layers"), [], "kinds.fast has 0 layers, the model 4; profile it again"),
         (("kinds", "fast", "optimizer_s_per_byte"), -1, "optimizer_s_per_byte is -1"),
-        (("kinds", "fast", "layers", 0, "forward_s"), [-1.0, 1.0], "forward_s"),
+        (
+            ("kinds", "fast", "layers", 0, "forward_s"),
+            [-1.0, 1.0],
+            "kinds.fast.layers[0]: forward_s holds -1.0; give",
+        ),
+        (
+            ("kinds", "fast", "layers", 2, "backward_s"),
+            [1.0, float("nan")],
+            "kinds.fast.layers[2].backward_s[1]: input should be a finite number",
+        ),
+        (
+            ("kinds", "slow", "layers", 1, "backward_s"),
+            [1.0, 3601.0],
+            "kinds.slow.layers[1]: backward_s holds 3601.0 s for one layer; is it in milliseconds?",
+        ),
+        (
+            ("kinds", "slow", "layers", 1, "backward_s"),
+            [1.0],
+            "kinds.slow: layers[1].backward_s has 1 entries for 2 microbatch_sizes",
+        ),
+        (("kinds", "fast", "standard_error"), -0.1, "kinds.fast: standard_error is -0.1; give zero or more"),
         (("layers",), [], "has no layers"),
     ],
 )
@@ -88,6 +108,27 @@ def test_a_missing_key_is_named():
     del changed["layers"][2]["name"]
     with pytest.raises(InputError, match=r'key "layers\[2\].name" is missing'):
         profile_from_data(changed, "p")
+
+
+def test_layers_that_are_not_the_models_are_refused():
+    profile = small_profile()
+    profile.check_layers(["embeddings", "block0", "block1", "head"])
+    with pytest.raises(InputError, match="'made-up' has 4 layers, the model 3; profile it again"):
+        profile.check_layers(["embeddings", "block0", "head"])
+    with pytest.raises(InputError, match=r"layers\[2\] .* is 'block1', of the model 'block2'"):
+        profile.check_layers(["embeddings", "block0", "block2", "head"])
+
+
+def test_standard_error_survives_the_file_and_leaves_no_trace_where_unknown():
+    unknown = data()
+    assert "standard_error" not in unknown["kinds"]["fast"]
+    known = copy.deepcopy(unknown)
+    known["kinds"]["fast"] |= {"standard_error": 0.014, "standard_error_of": "block0 forward, microbatch 1"}
+    profile = profile_from_data(known, "p")
+    assert profile.kinds["fast"].standard_error == 0.014
+    assert json.loads(profile_text(profile)) == known
+    unknown["kinds"]["fast"]["standard_error"] = None
+    assert profile_from_data(unknown, "p") == small_profile()
 
 
 def test_unknown_kind_is_refused_with_the_nearest():

@@ -10,6 +10,7 @@ from cost_model.cluster_file import read_cluster
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
 from hetpipe import profiling
+from hetpipe.bench import Bench
 from hetpipe.link_profiler import kind_pairs, measure_links
 from hetpipe.models import model_spec
 from hetpipe.profiler import profile_task
@@ -120,6 +121,14 @@ def test_a_measurement_with_other_threads_has_another_key():
     assert len(keys) == 2
 
 
+def test_memory_counts_in_the_key_only_where_sizes_depend_on_it():
+    settings = Settings("bert-tiny", 1)
+    for sizes, count in (((1, 2), 1), (None, 2)):
+        assert (
+            len({cache_key(settings, {CPU: 1}, sizes, "", {CPU: memory}) for memory in (1e9, 2e9)}) == count
+        )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("recompute", [False, True])
 def test_measured_peaks_are_near_the_predicted_ones(tmp_path, recompute):
@@ -136,6 +145,106 @@ def test_kinds_of_several_profiles_are_joined():
     assert set(profiling.merge([here, there]).kinds) == {CPU, EMULATED}
     with pytest.raises(InputError, match="profiles of sequence_length 64 and 32 cannot be joined"):
         profiling.merge([here, replace(there, sequence_length=32)])
+
+
+def test_profiles_that_do_not_belong_together_are_not_joined():
+    here, there = made_up_profile("bert-tiny", CPU), made_up_profile("bert-tiny", EMULATED)
+    renamed = (
+        replace(there.layers[0], name="first"),
+        *there.layers[1:-1],
+        replace(there.layers[-1], tied_to="first"),
+    )
+    for other, message in (
+        (replace(there, model="gpt2-tiny"), "profiles of model 'bert-tiny' and 'gpt2-tiny' cannot"),
+        (replace(there, dtype="float64"), "profiles of dtype 'float32' and 'float64' cannot"),
+        (replace(there, layers=renamed), r"layers\[0\] is 'embeddings' and 'first' cannot be joined"),
+        (made_up_profile("bert-tiny", CPU, 0.5), "two profiles hold kind 'cpu' with different times"),
+    ):
+        with pytest.raises(InputError, match=message):
+            profiling.merge([here, other])
+    assert profiling.merge([here, here]) == here
+
+
+def fitting(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, largest: int, sizes: list[int] | None
+) -> ModelProfile:
+    """A profile on a device on which the forward of more than `largest` samples runs out of memory."""
+    settings = Settings("mine", 1, sequence_length=1)
+    task = own_tasks.linear_task(RunFolder(folder), settings)
+    count = Bench.count
+
+    def limited(bench: Bench, size: int, cap_bytes: float = float("inf")) -> None:
+        count(bench, size, cap_bytes)
+        if size > largest:
+            raise torch.OutOfMemoryError("too much")
+
+    monkeypatch.setattr(Bench, "count", limited)
+    return profile_task(task, settings, CPU, sizes, 1000.0, device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("largest", "sizes", "expected"),
+    [
+        (4, [1, 2, 4, 8, 16], (1, 2, 4)),
+        (11, None, (1, 2, 4, 8, 11)),
+        (8, None, (1, 2, 4, 8)),
+        (100, None, (1, 2, 4, 8, 16, 32, 64)),
+        (1, None, (1,)),
+    ],
+)
+def test_sizes_that_do_not_fit_are_left_out(monkeypatch, tmp_path, largest, sizes, expected):
+    monkeypatch.setattr("hetpipe.profiler.TARGET", float("inf"))  # no more rounds than needed
+    profile = fitting(monkeypatch, tmp_path, largest, sizes)
+    assert profile.kinds[CPU].microbatch_sizes == expected
+    assert all(len(layer.forward_s) == len(expected) for layer in profile.kinds[CPU].layers)
+
+
+def test_a_device_without_room_for_the_smallest_microbatch_is_refused(monkeypatch, tmp_path):
+    with pytest.raises(InputError, match=r"a microbatch of 2 does not fit this device \(too much\)"):
+        fitting(monkeypatch, tmp_path, 1, [2, 4])
+
+
+def test_memory_of_an_emulated_device_limits_the_sizes(monkeypatch, tmp_path):
+    monkeypatch.setattr("hetpipe.profiler.TARGET", float("inf"))
+    settings = Settings("mine", 1, sequence_length=1)
+    task = own_tasks.linear_task(RunFolder(tmp_path), settings)
+    # 8 -> 16 -> 12 -> 4: data and outputs of one sample are 4 x (8 + 16 + 12 + 4) = 160 bytes, so 16 samples
+    # need more than 2000 bytes; the smallest is measured in any case, a plan may cut the model finer
+    for memory_bytes, largest in ((2000, 8), (10, 4)):
+        profile = profile_task(
+            task, settings, EMULATED, (4, 8, 16), 0.01, device=torch.device("cpu"), memory_bytes=memory_bytes
+        )
+        assert profile.kinds[EMULATED].microbatch_sizes[-1] <= largest
+        assert profile.kinds[EMULATED].microbatch_sizes[0] == 4
+
+
+def test_out_of_memory_in_a_timed_round_is_remembered(monkeypatch, tmp_path):
+    monkeypatch.setattr("hetpipe.profiler.TARGET", float("inf"))
+    tried: list[int] = []
+    time = Bench.time
+
+    def limited(bench: Bench, size: int) -> None:
+        tried.append(size)
+        if size == 4 and tried.count(size) == 2:
+            raise torch.OutOfMemoryError("fragmented")
+        time(bench, size)
+
+    monkeypatch.setattr(Bench, "time", limited)
+    settings = Settings("mine", 1, sequence_length=1)
+    task = own_tasks.linear_task(RunFolder(tmp_path), settings)
+    profile = profile_task(task, settings, CPU, (2, 4, 8), 0.01, device=torch.device("cpu"))
+    assert profile.kinds[CPU].microbatch_sizes == (2,)
+    assert tried.count(4) == 2
+
+
+def test_rounds_go_on_until_the_median_is_known_or_the_budget_is_spent(monkeypatch, tmp_path):
+    errors = iter([(0.5, "a"), (0.1, "b"), (0.01, "c")])
+    monkeypatch.setattr(Bench, "standard_error", lambda *_: next(errors))
+    settings = Settings("mine", 1, sequence_length=1)
+    task = own_tasks.linear_task(RunFolder(tmp_path), settings)
+    for budget_s, found in ((0.0, (0.5, "a")), (100.0, (0.01, "c"))):
+        kind = profile_task(task, settings, CPU, (2,), budget_s, device=torch.device("cpu")).kinds[CPU]
+        assert (kind.standard_error, kind.standard_error_of) == found
 
 
 @pytest.mark.slow

@@ -2,44 +2,73 @@
 
 import dataclasses
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from cost_model.cluster_file import read_cluster
+from cost_model.catalogue import Accelerator, accelerator
 from cost_model.errors import InputError
-from cost_model.profile import profile_text
+from cost_model.profile import ModelProfile, profile_text
+from hetpipe.commands import profiles
 from hetpipe.commands.common import (
     BudgetOption,
-    ClusterOption,
     JsonOption,
+    ModelOption,
     SequenceOption,
-    get_profile,
     print_json,
+    warn,
     write_output,
 )
 from hetpipe.model_names import model_entry
+from hetpipe.profiling import MICROBATCH_SIZES
 from hetpipe.report import profile_table, show
 from hetpipe.run_folder import RunFolder
 
 CHECK_FAILED = 4
+DEFAULT_SIZES = ",".join(map(str, MICROBATCH_SIZES))
 
 RequiredModel = Annotated[str, typer.Option("--model", help="A model by name, such as bert-large.")]
 
 
 def profile_command(
-    model: RequiredModel,
-    cluster: ClusterOption,
+    files: Annotated[list[Path] | None, typer.Argument(help="Profiles to --merge.")] = None,
+    model: ModelOption = None,
+    cluster: Annotated[Path | None, typer.Option("--cluster", help="The cluster.toml.")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the profile here.")] = None,
     sequence_length: SequenceOption = 64,
     profile_budget: BudgetOption = 60.0,
+    microbatch_sizes: Annotated[
+        str, typer.Option("--microbatch-sizes", help='Such as 1,2,4; "auto": up to the largest that fits.')
+    ] = DEFAULT_SIZES,
+    merge: Annotated[bool, typer.Option("--merge", help="Join the profiles of several hosts.")] = False,
+    run: Annotated[
+        Path | None, typer.Option("--from-run", help="Correct the profile of this run by what it measured.")
+    ] = None,
     show_layers: Annotated[bool, typer.Option("--show", help="Print the layers as a table.")] = False,
+    estimate: Annotated[
+        list[str] | None,
+        typer.Option(help="Add a kind that is not at hand, estimated; may be given several times."),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Measure a model's layers on each kind of device of the cluster."""
-    devices = read_cluster(cluster)
-    profile = get_profile(model, None, devices, sequence_length, budget_s=profile_budget, quiet=json)
+    """Measure a model's layers on each kind of device of the cluster, or merge or correct profiles."""
+    targets = {kind: accelerator(kind) for kind in estimate or ()}
+    if merge and run is not None:
+        raise InputError("--merge and --from-run exclude each other; do one after the other")
+    if files and not merge:
+        raise InputError(f"{files[0]}: to join profiles, give --merge")
+    if merge:
+        profile = profiles.merge_files(files or [])
+    elif run is not None:
+        profile = profiles.from_run(run)
+    else:
+        sizes = profiles.parse_sizes(microbatch_sizes)
+        profile = profiles.measure(
+            model, cluster, sequence_length, sizes, budget_s=profile_budget, quiet=json
+        )
+    profile = _with_estimates(profile, targets)
     if output is not None:
         write_output(output, profile_text(profile))
     if json:
@@ -47,8 +76,33 @@ def profile_command(
         return
     if show_layers:
         show([profile_table(profile)])
+    for sentence in profiles.precision_sentences(profile):
+        typer.echo(sentence)
     where = f"; wrote {output}" if output is not None else ""
     typer.echo(f"{profile.model}: {profile.num_layers} layers on {', '.join(profile.kinds)}{where}")
+    if targets:
+        typer.echo(f"estimated, not measured: {', '.join(targets)}")
+
+
+def _with_estimates(profile: ModelProfile, targets: Mapping[str, Accelerator]) -> ModelProfile:
+    """The profile with estimated kinds added; warns of those that are not to be trusted.
+
+    Raises: InputError if a kind was measured, or no measured kind is in the catalogue to estimate from.
+    """
+    if not targets:
+        return profile
+    from cost_model.roofline import distrust, estimate_kind, nearest_kind
+
+    for kind, device in targets.items():
+        if kind in profile.kinds:
+            raise InputError(f"{kind!r} was measured; leave out --estimate {kind}")
+        source = nearest_kind(profile, device)
+        estimated = estimate_kind(profile, source, device)
+        profile = dataclasses.replace(profile, kinds={**profile.kinds, kind: estimated})
+        reason = distrust(device)
+        if reason is not None:
+            warn(f"{kind}, estimated from {source}, is not to be trusted: {reason}")
+    return profile
 
 
 def check_command(

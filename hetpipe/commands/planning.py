@@ -2,7 +2,7 @@
 
 import dataclasses
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,21 +30,26 @@ from hetpipe.commands.common import (
     write_output,
 )
 from hetpipe.commands.measuring import measure_outcomes
+from hetpipe.costs import ProgramCosts
+from hetpipe.critical_path import DeviceTime, Share, critical_path, device_times, shares
 from hetpipe.lowering import lower
-from hetpipe.planning import evaluator, predict, simulate_plan
+from hetpipe.planning import evaluator, predict
 from hetpipe.report import (
     comparison_table,
     console,
     measured_table,
+    path_sentence,
     plan_sentences,
     plan_table,
     run_report_tables,
     show,
+    waiting_table,
 )
 from hetpipe.run_folder import PREDICTED
+from hetpipe.simulator import simulate
 from hetpipe.trace import chrome_trace
 from hetpipe.verifier import check_memory, verify
-from partition.plan import Plan, check_plan, plan_text, read_plan
+from partition.plan import Plan, Prediction, check_plan, plan_text, read_plan
 from partition.problem import Problem, problem_of, problem_of_plan
 
 if TYPE_CHECKING:
@@ -155,7 +160,7 @@ def simulate_command(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Run a plan on a virtual clock: step time, bubble, memory."""
+    """Run a plan on a virtual clock: step time, bubble, memory, and what the step waits for."""
     devices = read_cluster(cluster)
     costs = get_profile(None, profile, devices, 0)
     given = read_plan(plan)
@@ -164,19 +169,32 @@ def simulate_command(
     check_memory(given, costs, devices)
     figures = figured(given, costs, devices)
     assert figures.predicted is not None
-    if trace is not None or plot is not None:
-        simulated = simulate_plan(given, costs, devices)
-        if trace is not None:
-            write_output(trace, chrome_trace([(PREDICTED, simulated)]))
-        if plot is not None:
-            from hetpipe.commands.pictures import save_picture
-            from hetpipe.plotting import gantt, stage_labels
+    prices = ProgramCosts(lower(given, costs), costs, devices)
+    simulated = simulate(prices)
+    if trace is not None:
+        write_output(trace, chrome_trace([(PREDICTED, simulated)]))
+    if plot is not None:
+        from hetpipe.commands.pictures import save_picture
+        from hetpipe.plotting import gantt, stage_labels
 
-            save_picture(gantt(simulated, labels=stage_labels(given, costs, devices)), plot)
+        save_picture(gantt(simulated, labels=stage_labels(given, costs, devices)), plot)
+    causes = shares(critical_path(simulated, prices))
+    times = dict(zip(simulated.device_names, device_times(simulated, prices), strict=True))
     if json:
-        print_json(figures.predicted.to_json())
-    else:
-        show([*plan_sentences(figures, costs, devices), plan_table(figures, costs, devices)])
+        print_json(_prediction_json(figures.predicted, causes, times))
+        return
+    show([*plan_sentences(figures, costs, devices), plan_table(figures, costs, devices)])
+    show([path_sentence(causes), waiting_table(times)])
+
+
+def _prediction_json(
+    predicted: Prediction, causes: Iterable[Share], times: Mapping[str, DeviceTime]
+) -> dict[str, Any]:
+    data = predicted.to_json()
+    for name, entry in times.items():
+        data["devices"][name] |= dataclasses.asdict(entry)
+    data["critical_path"] = [dataclasses.asdict(entry) for entry in causes]
+    return data
 
 
 def compare_command(

@@ -21,7 +21,6 @@ from hetpipe.training import measure
 from partition.plan import Plan
 
 SEQUENCE_LENGTH = 64
-RETRIES = 2
 
 
 def main() -> None:
@@ -48,6 +47,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=2, help="each runs every combination once, in turn")
     parser.add_argument("--steps", type=int, default=2, help="of a run; the first is not timed")
+    parser.add_argument("--retries", type=int, default=1, help="of a run whose host was overloaded")
     parser.add_argument("--profile-budget", type=float, default=60.0)
     parser.add_argument("--no-cpu-clock", dest="cpu_clock", action="store_false")
     parser.add_argument("--results", type=Path, default=Path("prediction.jsonl"), help="a line for each run")
@@ -74,7 +74,7 @@ def _measure(
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "cluster.toml"
         path.write_text(_toml(CLUSTERS[combination.cluster]))
-        for _ in range(RETRIES):
+        for _ in range(options.retries + 1):
             report = measure(settings, path, profile, plan)
             if not report.host_overloaded or clock is Clock.CPU:
                 break

@@ -1,0 +1,304 @@
+"""Layer times of a kind of device that is not at hand, from those of one that is, by a roofline.
+
+A layer is matrix multiplications, then passes over its activations:
+
+    time       = max(compute, weight_bytes / (bandwidth * eta)) + other_bytes / (bandwidth * eta) + overhead
+    compute    = (clock^4 + power^4)^(1/4)          the slower of two roofs, rounded where they meet
+    clock      = flops / (peak * efficiency * flops / (flops + half))
+    power      = flops * joules_per_flop(year) / watts
+
+max(compute, traffic) is the roofline of Williams, Waterman and Patterson (CACM 2009); the roof of power is
+that of Choi et al. (IPDPS 2013), without which a 72 W card is trusted with the peak rate of a 300 W one.
+Departures: the passes over activations are other kernels than the multiplications, so their times add up
+instead of overlapping, and joules fall by a constant factor a year. Absolute times depend on the software
+that was measured; the ratio of two devices hardly does, and only ratios are used (`estimate_kind`).
+"""
+
+import contextlib
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cost_model.catalogue import Accelerator, accelerator
+from cost_model.errors import InputError
+from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
+
+Floats = NDArray[np.float64]
+
+ELEMENT_BYTES = {"float32": 4, "tf32": 4, "float16": 2, "bfloat16": 2}
+ENERGY_YEAR = 2018
+ITERATIONS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one forward or backward of a layer does, whatever the device."""
+
+    flops: float
+    weight_bytes: float
+    activation_bytes: float
+    dtype: str
+    backward: bool = False
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ELEMENT_BYTES:
+            raise InputError(f"dtype {self.dtype!r} has no roofline; known: {', '.join(ELEMENT_BYTES)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """Measured seconds of some work on a device."""
+
+    device: Accelerator
+    work: Work
+    seconds: float
+
+    def __post_init__(self) -> None:
+        if not self.seconds > 0:
+            raise InputError(f"a measurement of {self.seconds} s; give more than zero")
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """The fitted parameters, all above zero.
+
+    float32_efficiency, tensor_efficiency: share of the peak that large multiplications reach, in (0, 1] but
+        for what the fit absorbs. float32_joules, tensor_joules: energy of one FLOP in ENERGY_YEAR, of 16 bit
+        on tensor cores (tf32 takes twice that). energy_decay: joules fall by exp(-energy_decay) a year.
+    half_flops: work at which half of the efficiency is reached. bandwidth_efficiency: share of the bandwidth.
+    gradient_traffic: bytes moved in a backward for each byte of weights (gradients, casts, accumulation).
+    """
+
+    float32_efficiency: float = 0.75
+    tensor_efficiency: float = 0.5
+    float32_joules: float = 20e-12
+    tensor_joules: float = 2e-12
+    energy_decay: float = 0.2
+    half_flops: float = 1e9
+    bandwidth_efficiency: float = 0.75
+    gradient_traffic: float = 5.0
+    overhead_s: float = 2e-4
+
+    def seconds(self, work: Work, device: Accelerator) -> float:
+        """Seconds of the work on the device; of use as a ratio between devices."""
+        return float(math.exp(_log_seconds(_logs(self), _columns([(device, work)]))[0]))
+
+
+PRIOR = Roofline()
+PRIOR_WEIGHTS = np.array([1, 1, 1, 1, 1, 0.3, 1, 1, 0.3])
+"""How hard the fit is held to PRIOR: less for the two parameters that could be anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """Works and devices as arrays, one entry each."""
+
+    flops: Floats
+    weight_bytes: Floats
+    activation_bytes: Floats
+    backward: Floats
+    peak_flops: Floats
+    tensor_cores: NDArray[np.bool_]
+    element_bytes: Floats
+    bandwidth: Floats
+    watts: Floats
+    year: Floats
+
+
+def _columns(pairs: Sequence[tuple[Accelerator, Work]]) -> _Columns:
+    peaks = [device.peak(work.dtype) for device, work in pairs]
+    return _Columns(
+        flops=np.array([work.flops for _, work in pairs], dtype=float),
+        weight_bytes=np.array([work.weight_bytes for _, work in pairs], dtype=float),
+        activation_bytes=np.array([work.activation_bytes for _, work in pairs], dtype=float),
+        backward=np.array([work.backward for _, work in pairs], dtype=float),
+        peak_flops=np.array([peak for peak, _ in peaks]),
+        tensor_cores=np.array([tensor for _, tensor in peaks]),
+        element_bytes=np.array([ELEMENT_BYTES[work.dtype] for _, work in pairs], dtype=float),
+        bandwidth=np.array([device.memory_bandwidth_bytes_per_s for device, _ in pairs]),
+        watts=np.array([device.watts for device, _ in pairs]),
+        year=np.array([device.year for device, _ in pairs], dtype=float),
+    )
+
+
+def _logs(roofline: Roofline) -> Floats:
+    result: Floats = np.log(np.array(dataclasses.astuple(roofline), dtype=float))
+    return result
+
+
+def _log_seconds(parameters: Floats, work: _Columns) -> Floats:
+    p = Roofline(*np.exp(parameters).tolist())
+    efficiency = np.where(work.tensor_cores, p.tensor_efficiency, p.float32_efficiency)
+    joules = np.where(work.tensor_cores, p.tensor_joules * work.element_bytes / 2, p.float32_joules)
+    joules = joules * np.exp(-p.energy_decay * (work.year - ENERGY_YEAR))
+    # flops / (peak * efficiency * flops / (flops + half)), written so that no flops take no time
+    clock = np.where(work.flops > 0, work.flops + p.half_flops, 0.0) / (work.peak_flops * efficiency)
+    power = work.flops * joules / work.watts
+    compute = (clock**4 + power**4) ** 0.25
+    bandwidth = work.bandwidth * p.bandwidth_efficiency
+    multiplications = np.maximum(compute, np.where(work.flops > 0, work.weight_bytes, 0.0) / bandwidth)
+    other_bytes = work.activation_bytes + p.gradient_traffic * work.backward * work.weight_bytes
+    result: Floats = np.log(multiplications + other_bytes / bandwidth + p.overhead_s)
+    return result
+
+
+def fit(measurements: Sequence[Measurement]) -> Roofline:
+    """The roofline nearest to measurements, in relative error; every kind of device weighs the same.
+
+    Levenberg-Marquardt (Marquardt, SIAM J. 1963) on the logarithms of times and parameters, with a loss that
+    grows linearly beyond 30 % (outliers) and a weak pull to PRIOR (parameters that the data leave open).
+
+    Raises: InputError if there is nothing to fit to.
+    """
+    if not measurements:
+        raise InputError("no measurements to fit a roofline to; give some")
+    columns = _columns([(entry.device, entry.work) for entry in measurements])
+    target = np.log([entry.seconds for entry in measurements])
+    counts = Counter(entry.device.name for entry in measurements)
+    mean = len(measurements) / len(counts)
+    weights = np.sqrt([mean / counts[entry.device.name] for entry in measurements])
+    prior = _logs(PRIOR)
+
+    def residuals(parameters: Floats) -> Floats:
+        raw = (_log_seconds(parameters, columns) - target) * weights / 0.3
+        robust = np.sign(raw) * np.sqrt(2 * (np.sqrt(1 + raw**2) - 1)) * 0.3
+        return np.concatenate([robust, (parameters - prior) * PRIOR_WEIGHTS])
+
+    parameters, damping = prior, 1e-2
+    current = residuals(parameters)
+    for _ in range(ITERATIONS):
+        steps = 1e-5 * np.eye(len(parameters))
+        jacobian = np.stack([(residuals(parameters + step) - current) / 1e-5 for step in steps], axis=1)
+        damped = np.vstack([jacobian, math.sqrt(damping) * np.eye(len(parameters))])
+        move = np.linalg.lstsq(damped, np.concatenate([-current, np.zeros(len(parameters))]), rcond=None)[0]
+        after = residuals(parameters + move)
+        better = bool(after @ after < current @ current)
+        damping *= 1 / 3 if better else 5.0
+        if better:
+            parameters, current = parameters + move, after
+    return Roofline(*np.exp(parameters).tolist())
+
+
+FITTED = Roofline(
+    float32_efficiency=0.9843,
+    tensor_efficiency=0.9079,
+    float32_joules=1.928e-11,
+    tensor_joules=2.205e-12,
+    energy_decay=0.1681,
+    half_flops=3.4e10,
+    bandwidth_efficiency=0.3978,
+    gradient_traffic=3.858,
+    overhead_s=0.0003164,
+)
+"""Fitted to all measurements of examples/benchmarks/roofline, which prints it anew."""
+
+CHECKED = {
+    "A100-SXM4-40GB": 0.096,
+    "A100-SXM4-80GB": 0.109,
+    "A10G": 0.089,
+    "A6000": 0.098,
+    "GH200": 0.342,
+    "H100-NVL": 0.094,
+    "L4": 0.142,
+    "L40S": 0.142,
+    "P100-PCIE": 0.095,
+    "P40": 0.128,
+    "RTX-2080-Ti": 0.178,
+    "RTX-3090": 0.128,
+    "T4": 0.18,
+    "Titan-RTX": 0.144,
+    "V100-PCIE-16GB": 0.149,
+    "V100-SXM2-16GB": 0.127,
+}
+"""Median error of relative speed by kind, the product itself left out of the fit; same source."""
+
+TRUSTED_ERROR = 0.20
+
+
+def distrust(device: Accelerator) -> str | None:
+    """Why estimates of a kind are not to be trusted; None if they are."""
+    error = CHECKED.get(device.name)
+    if error is None:
+        return "never checked against a measurement"
+    return f"median error {error:.0%} where it was checked" if error > TRUSTED_ERROR else None
+
+
+def nearest_kind(profile: ModelProfile, target: Accelerator) -> str:
+    """The measured kind to estimate another from: the one whose peak rate is nearest, as a ratio.
+
+    Raises: InputError if no measured kind is in the catalogue.
+    """
+    distances = {}
+    for kind, entry in profile.kinds.items():
+        if entry.source == "measured":
+            with contextlib.suppress(InputError):
+                peak = accelerator(kind).peak(profile.dtype)[0]
+                distances[kind] = abs(math.log(peak / target.peak(profile.dtype)[0]))
+    if not distances:
+        raise InputError(
+            f"no measured kind ({', '.join(profile.kinds)}) is in the catalogue to estimate {target.name} "
+            "from; profile on a GPU that is"
+        )
+    return min(distances, key=lambda kind: distances[kind])
+
+
+def layer_work(
+    layer: LayerProfile, profile: ModelProfile, samples: int, *, backward: bool, multiplies: bool = True
+) -> Work:
+    """Work of a layer of a profile: each parameter multiplies each token once forward, twice backward.
+
+    multiplies: False for a layer that looks its parameters up, such as an embedding.
+    """
+    passes = 2 if backward else 1
+    element_bytes = ELEMENT_BYTES.get(profile.dtype, 4)
+    tokens = samples * profile.sequence_length
+    return Work(
+        flops=2.0 * passes * tokens * layer.parameter_bytes / element_bytes if multiplies else 0.0,
+        weight_bytes=layer.parameter_bytes,
+        activation_bytes=passes * samples * (layer.saved_bytes_per_sample + layer.output_bytes_per_sample),
+        dtype=profile.dtype,
+        backward=backward,
+    )
+
+
+def estimate_kind(
+    profile: ModelProfile, measured_kind: str, target: Accelerator, *, roofline: Roofline = FITTED
+) -> KindProfile:
+    """Times of another kind: those measured, times the ratio of the two devices' rooflines.
+
+    A layer whose forward was measured faster than the peak would multiply by all its parameters is one that
+    looks them up; it is scaled by its traffic alone.
+
+    Raises: InputError if the kind was not measured or is not in the catalogue.
+    """
+    measured = profile.kind(measured_kind)
+    if measured.source != "measured":
+        raise InputError(f"the times of {measured_kind!r} are estimated; estimate from a measured kind")
+    source = accelerator(measured_kind)
+    sizes = measured.microbatch_sizes
+
+    def scaled(layer: LayerProfile, times: LayerTimes) -> LayerTimes:
+        whole = layer_work(layer, profile, sizes[-1], backward=False)
+        multiplies = whole.flops / source.peak(profile.dtype)[0] <= times.forward_s[-1]
+
+        def ratio(samples: int, backward: bool) -> float:
+            work = layer_work(layer, profile, samples, backward=backward, multiplies=multiplies)
+            return roofline.seconds(work, target) / roofline.seconds(work, source)
+
+        return LayerTimes(
+            forward_s=tuple(s * ratio(b, False) for b, s in zip(sizes, times.forward_s, strict=True)),
+            backward_s=tuple(s * ratio(b, True) for b, s in zip(sizes, times.backward_s, strict=True)),
+        )
+
+    bandwidths = source.memory_bandwidth_bytes_per_s / target.memory_bandwidth_bytes_per_s
+    return KindProfile(
+        source="estimated",
+        microbatch_sizes=sizes,
+        layers=tuple(scaled(*pair) for pair in zip(profile.layers, measured.layers, strict=True)),
+        optimizer_s_per_byte=measured.optimizer_s_per_byte * bandwidths,
+    )

@@ -1,0 +1,324 @@
+"""What a step waited for: the chain of events that its time is made of, and each device's idle time."""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+
+from hetpipe.costs import ProgramCosts
+from hetpipe.instructions import Compute, Norm, Step, Sync, Transfer
+from hetpipe.simulator import Message, incoming
+from hetpipe.trace import Event, Trace
+
+_ROUNDING = 1e-9  # of the makespan: shorter than this is no wait
+LAST_STEP = "the last optimizer step"
+
+
+class Cause(StrEnum):
+    """What a part of a step went by with."""
+
+    COMPUTE = "compute"
+    OPTIMIZER = "optimizer"
+    MESSAGE = "message"
+    QUEUE = "queue"
+    SYNC = "sync"
+    NORM = "norm"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class PathSegment:
+    """A part of the critical path, from start_s to end_s of the trace.
+
+    where: the device that computes, the resource of the network that a message occupies or queues for, the
+    bucket of a sync.
+    """
+
+    cause: Cause
+    where: str
+    start_s: float
+    end_s: float
+
+    @property
+    def duration_s(self) -> float:
+        return self.end_s - self.start_s
+
+    def __str__(self) -> str:
+        return cause_text(self.cause, self.where)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """All of a path that went by with one cause at one place; fraction of the makespan, in [0, 1]."""
+
+    cause: Cause
+    where: str
+    duration_s: float
+    fraction: float
+
+    def __str__(self) -> str:
+        return f"{self.fraction:.0%} {cause_text(self.cause, self.where)}"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTime:
+    """A device's step: busy_s + waiting_s is the makespan. waiting_for: seconds by what it waited for."""
+
+    busy_s: float
+    waiting_s: float
+    waiting_for: dict[str, float]
+
+
+def cause_text(cause: Cause, where: str) -> str:
+    """A cause and its place in words.
+
+    >>> cause_text(Cause.COMPUTE, "big/0"), cause_text(Cause.QUEUE, "link a>b"), cause_text(Cause.NORM, "")
+    ('compute on big/0', 'queue for link a>b', 'norm')
+    """
+    match cause:
+        case Cause.MESSAGE:
+            return where
+        case Cause.COMPUTE | Cause.OPTIMIZER:
+            return f"{cause} on {where}"
+        case Cause.QUEUE:
+            return f"queue for {where}"
+        case _:
+            return f"{cause} {where}".rstrip()
+
+
+def critical_path(trace: Trace, costs: ProgramCosts) -> tuple[PathSegment, ...]:
+    """The segments that the makespan is made of, in order of time and without gaps.
+
+    Found backwards from the end of the last STEP (critical path analysis of a trace: Yang and Miller, ICDCS
+    1988): each event was held up by the device's computation before it, or by what it waited for. A message
+    that queued was held up by the one that occupied the resource before it.
+    """
+    return _Path(trace, costs).walk()
+
+
+def shares(path: Sequence[PathSegment]) -> tuple[Share, ...]:
+    """A path by cause and place, the longest first; the fractions add up to 1 unless the path is empty."""
+    total = sum(segment.duration_s for segment in path)
+    seconds: dict[tuple[Cause, str], float] = {}
+    for segment in path:
+        key = (segment.cause, segment.where)
+        seconds[key] = seconds.get(key, 0.0) + segment.duration_s
+    return tuple(
+        Share(cause, where, duration, duration / total)
+        for (cause, where), duration in sorted(seconds.items(), key=lambda entry: -entry[1])
+    )
+
+
+def device_times(trace: Trace, costs: ProgramCosts) -> tuple[DeviceTime, ...]:
+    """Busy and waiting seconds of each rank, and what it waited for.
+
+    Until a message is sent, its receiver waits for the sender's device; then for the message.
+    """
+    sends = _sends(trace)
+    begin, end = _span(trace)
+    result = []
+    for rank, events in enumerate(_by_rank(trace)):
+        waiting: dict[str, float] = {}
+        for what, duration in _waits(events, sends, costs, (begin, end)):
+            if duration > _ROUNDING * (end - begin):
+                waiting[what] = waiting.get(what, 0.0) + duration
+        busy = trace.busy_s(rank)
+        result.append(DeviceTime(busy, max(0.0, end - begin - busy), waiting))
+    return tuple(result)
+
+
+def _waits(
+    events: Iterable[Event],
+    sends: Mapping[Message | None, Event],
+    costs: ProgramCosts,
+    span: tuple[float, float],
+) -> Iterator[tuple[str, float]]:
+    """What one rank waits for, and how many seconds (those of zero or less are none), in order of time."""
+    free, end = span
+    for event in events:
+        match event.instruction:
+            case Compute():
+                sent = sends.get(_awaited(event.instruction, costs))
+                if sent is None:
+                    yield Cause.OTHER.value, event.start_s - free
+                else:
+                    sent_s = max(free, min(sent.start_s, event.start_s))
+                    yield cause_text(Cause.COMPUTE, costs.device_names[sent.rank]), sent_s - free
+                    yield _channel(costs, sent), event.start_s - sent_s
+            case Norm():
+                yield Cause.SYNC.value, event.start_s - free
+                yield Cause.NORM.value, event.end_s - max(free, event.start_s)
+            case Step():
+                yield Cause.OTHER.value, event.start_s - free
+            case _:
+                continue
+        free = max(free, event.end_s)
+    yield LAST_STEP, end - free
+
+
+def _span(trace: Trace) -> tuple[float, float]:
+    begin = min(event.start_s for event in trace.events)
+    return begin, begin + trace.makespan_s
+
+
+def _by_rank(trace: Trace) -> list[list[Event]]:
+    events: list[list[Event]] = [[] for _ in trace.device_names]
+    for event in trace.events:
+        events[event.rank].append(event)
+    return events
+
+
+def _sends(trace: Trace) -> dict[Message | None, Event]:
+    """Messages by what their computation waits for; a trace has the sends only."""
+    return {
+        event.instruction.message: event for event in trace.events if isinstance(event.instruction, Transfer)
+    }
+
+
+def _awaited(compute: Compute, costs: ProgramCosts) -> Message | None:
+    return incoming(compute, costs.num_stages[compute.pipeline])
+
+
+def _channel(costs: ProgramCosts, send: Event) -> str:
+    """The name of the link that a message takes: the middle one of card, link, card, or the only one."""
+    assert isinstance(send.instruction, Transfer)
+    resources = costs.route(send.instruction).resources
+    return costs.network.resources[resources[len(resources) // 2]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Occupation:
+    """The time in which a message has its resources for itself; its latency follows."""
+
+    event: Event
+    resources: tuple[int, ...]
+    start_s: float
+    end_s: float
+
+
+class _Queues:
+    """Which message occupied a resource before which; built when the first queue is met."""
+
+    def __init__(self, sends: Iterable[Event], costs: ProgramCosts) -> None:
+        occupations = [_occupation(event, costs) for event in sends]
+        occupations.sort(key=lambda entry: (entry.end_s, entry.start_s, entry.event.start_s))
+        self._order = {entry.event.instruction: index for index, entry in enumerate(occupations)}
+        self._occupations = occupations
+        self._of: dict[int, list[int]] = {}
+        for index, entry in enumerate(occupations):
+            for resource in entry.resources:
+                self._of.setdefault(resource, []).append(index)
+
+    def before(self, entry: _Occupation) -> tuple[int, _Occupation] | None:
+        """The resource that was free last, and the message that occupied it until then."""
+        own = self._order[entry.event.instruction]
+        found: list[tuple[int, int]] = []
+        for resource in entry.resources:
+            line = self._of[resource]
+            position = bisect_left(line, own)
+            if position:
+                found.append((line[position - 1], resource))
+        if not found:
+            return None
+        index, resource = max(found)
+        return resource, self._occupations[index]
+
+
+def _occupation(event: Event, costs: ProgramCosts) -> _Occupation:
+    """When a message had its resources, from its arrival backwards."""
+    assert isinstance(event.instruction, Transfer)
+    route = costs.route(event.instruction)
+    end = max(event.start_s, event.end_s - route.link.latency_s)
+    seconds = costs.transfer_bytes(event.instruction) / route.link.bandwidth_bytes_per_s
+    return _Occupation(event, route.resources, max(event.start_s, end - seconds), end)
+
+
+class _Path:
+    """Walks back through one trace; `_time` is where it has come to, `_segments` what lies behind it."""
+
+    def __init__(self, trace: Trace, costs: ProgramCosts) -> None:
+        self._trace, self._costs = trace, costs
+        self._begin, self._time = _span(trace)
+        self._shortest = _ROUNDING * trace.makespan_s
+        self._sends = _sends(trace)
+        ranks = _by_rank(trace)
+        self._computes = [[e for e in events if isinstance(e.instruction, Compute)] for events in ranks]
+        self._syncs = [[e for e in events if isinstance(e.instruction, Sync)] for events in ranks]
+        self._norms = [event for event in trace.events if isinstance(event.instruction, Norm)]
+        self._segments: list[PathSegment] = []
+
+    @cached_property
+    def _queues(self) -> _Queues:
+        return _Queues(self._sends.values(), self._costs)
+
+    def walk(self) -> tuple[PathSegment, ...]:
+        steps = [event for event in self._trace.events if isinstance(event.instruction, Step)]
+        step = max(steps, key=lambda event: event.end_s)
+        self._spend(Cause.OPTIMIZER, self._trace.device_names[step.rank], step.start_s)
+        rank = step.rank
+        if self._norms:
+            last = max(self._norms, key=lambda event: event.start_s)
+            self._spend(Cause.NORM, "", last.start_s)
+            rank = last.rank
+        rank = self._before_norm(rank)
+        if self._computes[rank]:
+            self._walk_computes(rank)
+        self._spend(Cause.OTHER, "", self._begin)
+        return tuple(reversed(self._segments))
+
+    def _before_norm(self, rank: int) -> int:
+        """The rank whose computation held up the sync that held up a rank's NORM, or the rank itself."""
+        sync = max(self._syncs[rank], key=lambda event: event.end_s, default=None)
+        if sync is None or sync.end_s <= self._ended(rank):
+            return rank
+        assert isinstance(sync.instruction, Sync)
+        members = [e for events in self._syncs for e in events if e.instruction == sync.instruction]
+        last = max(members, key=lambda event: event.start_s)
+        self._spend(Cause.SYNC, str(sync.instruction.bucket), last.start_s)
+        return last.rank
+
+    def _ended(self, rank: int) -> float:
+        return self._computes[rank][-1].end_s if self._computes[rank] else self._begin
+
+    def _walk_computes(self, rank: int) -> None:
+        index_of = {
+            event.instruction: index for events in self._computes for index, event in enumerate(events)
+        }
+        index = len(self._computes[rank]) - 1
+        while index >= 0:
+            event = self._computes[rank][index]
+            assert isinstance(event.instruction, Compute)
+            self._spend(Cause.OTHER, "", event.end_s)
+            self._spend(Cause.COMPUTE, self._trace.device_names[rank], event.start_s)
+            index -= 1
+            sent = self._sends.get(_awaited(event.instruction, self._costs))
+            before = self._computes[rank][index].end_s if index >= 0 else self._begin
+            if sent is None or sent.end_s <= before:
+                continue
+            self._spend(Cause.OTHER, "", sent.end_s)
+            sent = self._walk_messages(sent)
+            assert isinstance(sent.instruction, Transfer)
+            send = sent.instruction
+            rank = sent.rank
+            index = index_of[Compute(send.op, send.pipeline, send.stage, send.microbatch)]
+
+    def _walk_messages(self, sent: Event) -> Event:
+        """Through a message and those that it queued behind; the first of them, sent when it was ready."""
+        entry = _occupation(sent, self._costs)
+        self._spend(Cause.MESSAGE, _channel(self._costs, sent), entry.start_s)
+        while entry.start_s - entry.event.start_s > self._shortest:
+            held_up = self._queues.before(entry)
+            if held_up is None or entry.start_s - held_up[1].end_s > self._shortest:
+                # a sync had the resources
+                self._spend(Cause.QUEUE, _channel(self._costs, entry.event), entry.event.start_s)
+                break
+            resource, entry = held_up
+            self._spend(Cause.QUEUE, self._costs.network.resources[resource], entry.start_s)
+        return entry.event
+
+    def _spend(self, cause: Cause, where: str, start_s: float) -> None:
+        """Go back to start_s; nothing where that is not before."""
+        if start_s < self._time:
+            self._segments.append(PathSegment(cause, where, start_s, self._time))
+            self._time = start_s
