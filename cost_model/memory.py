@@ -1,20 +1,24 @@
 """How many bytes a device needs."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cost_model.profile import ModelProfile
 
 
 @dataclass(frozen=True, slots=True)
 class StageShape:
-    """What memory needs to know of one stage: layers [start, stop) and what is in flight there."""
+    """What memory needs to know of one stage: layers [start, stop) and what is in flight there.
+
+    num_microbatches: of the pipeline in a step; None for more than are in flight.
+    """
 
     start: int
     stop: int
     in_flight: int
     microbatch_size: int
     recompute: bool = False
+    num_microbatches: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,20 +73,38 @@ def stage_activation_bytes(profile: ModelProfile, stage: StageShape) -> tuple[fl
     return stage.in_flight * saved, boundary
 
 
-def device_memory(profile: ModelProfile, stages: Iterable[StageShape]) -> DeviceMemory:
+def device_memory(
+    profile: ModelProfile, stages: Iterable[StageShape], *, summed_bytes: float = 0.0
+) -> DeviceMemory:
     """Bytes of a device that holds these stages: the union of their layers once, activations of each.
 
-    The workspace is the largest of its layers, since one operation runs at a time.
+    The workspace is the largest of its layers, since one operation runs at a time. Where a single stage has
+    all microbatches in flight (GPipe), its activations are fewest when its gradients are all there and the
+    other way round; then gradients and activations are those of the worse moment.
+
+    summed_bytes: gradients that are there from the start of a step, since they are summed with other devices.
     """
     stages = tuple(stages)
     layers = {layer for stage in stages for layer in range(stage.start, stage.stop)}
     trained = trained_bytes(profile, layers)
     activations = [stage_activation_bytes(profile, stage) for stage in stages]
+    gradients, saved = trained, sum(saved for saved, _ in activations)
+    if len(stages) == 1 and stages[0].num_microbatches == stages[0].in_flight:
+        later = _saved_after_first_backward(profile, stages[0])
+        gradients, saved = max((summed_bytes, saved), (trained, later), key=sum)
     return DeviceMemory(
         parameter_bytes=sum(_own_bytes(profile, layers, unreached=True)),
-        gradient_bytes=trained,
+        gradient_bytes=gradients,
         optimizer_bytes=trained * profile.optimizer_bytes_per_parameter_byte,
-        saved_bytes=sum(saved for saved, _ in activations),
+        saved_bytes=saved,
         boundary_bytes=sum(boundary for _, boundary in activations),
         workspace_bytes=max((profile.layers[layer].workspace_bytes for layer in layers), default=0.0),
     )
+
+
+def _saved_after_first_backward(profile: ModelProfile, stage: StageShape) -> float:
+    """Saved bytes of a stage that had all its microbatches in flight, once its first backward is over."""
+    left = stage.in_flight - 1
+    if left == 0:
+        return 0.0
+    return stage_activation_bytes(profile, replace(stage, in_flight=left))[0]

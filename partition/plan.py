@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from cost_model.cluster import Cluster
 from cost_model.errors import InputError
-from cost_model.memory import DeviceMemory, StageShape, device_memory
+from cost_model.memory import DeviceMemory, StageShape, device_memory, trained_bytes
 from cost_model.profile import ModelProfile
 from cost_model.reading import STRICT, canonical_sha256, check_format, read_json, validate
 
@@ -187,13 +187,29 @@ class Plan:
         """Bytes that the plan needs on one device."""
         shapes = [
             StageShape(
-                stage.start, stage.stop, pipeline.in_flight(index), pipeline.microbatch_size, stage.recompute
+                stage.start,
+                stage.stop,
+                pipeline.in_flight(index),
+                pipeline.microbatch_size,
+                stage.recompute,
+                pipeline.num_microbatches,
             )
             for pipeline in self.pipelines
             for index, stage in enumerate(pipeline.stages)
             if stage.device == device
         ]
-        return device_memory(profile, shapes)
+        return device_memory(profile, shapes, summed_bytes=self._summed_bytes(profile, device))
+
+    def _summed_bytes(self, profile: ModelProfile, device: str) -> float:
+        """Bytes of the gradients that a device sums with others: of shared layers, and of tied ones."""
+        mine = set(self.layers_of(device))
+        others = {layer for name in self.device_names if name != device for layer in self.layers_of(name)}
+        total = trained_bytes(profile, mine & others)
+        for layer in range(profile.num_layers):
+            pair = {layer, profile.tied_home(layer)}
+            if len(pair) == 2 and pair & mine and pair & others and not pair & mine & others:
+                total += profile.tied_bytes(layer)
+        return total
 
     def to_json(self) -> dict[str, Any]:
         """The plan as in plan.json; derived figures only where they are known."""

@@ -61,3 +61,24 @@ def test_missing_bytes_are_named():
         check_memory(small_plan(), small_profile(), small_cluster(fast_bytes=3300))
     assert caught.value.device == "a/0"
     assert caught.value.missing_bytes == 45
+
+
+def test_all_microbatches_in_flight_do_not_meet_all_gradients():
+    # Layers 1 and 2: gradients 400, 2 x 100 saved a microbatch. After three forwards 600 and no gradients;
+    # after the first backward 400 and 400 of gradients: that is the worse moment.
+    whole = StageShape(1, 3, in_flight=3, microbatch_size=2, num_microbatches=3)
+    need = device_memory(small_profile(), [whole])
+    assert (need.gradient_bytes, need.saved_bytes) == (400, 400)
+    # Gradients that are summed with other devices have their room from the start: 400 + 600.
+    need = device_memory(small_profile(), [whole], summed_bytes=400)
+    assert (need.gradient_bytes, need.saved_bytes) == (400, 600)
+    # With more microbatches to come, forwards meet gradients; with one only, its activations never do.
+    need = device_memory(small_profile(), [StageShape(1, 3, 3, 2, num_microbatches=4)])
+    assert (need.gradient_bytes, need.saved_bytes) == (400, 600)
+    need = device_memory(small_profile(), [StageShape(1, 3, 1, 2, num_microbatches=1)])
+    assert (need.gradient_bytes, need.saved_bytes) == (400, 0)
+
+
+def test_gradients_summed_with_other_devices_are_there_from_the_start():
+    # The head on a device of its own sums its 250 tied bytes with the embeddings' device.
+    assert small_plan()._summed_bytes(small_profile(), small_plan().device_names[-1]) == 250
