@@ -76,11 +76,14 @@ def test_ranks_that_do_not_answer_are_ended_with_the_one_that_failed(others):
 
 
 SCRIPT = """
+import signal
 import sys
 from hetpipe.launch import RankGroup, run_ranks
 import rank_mains
 
 if __name__ == "__main__":
+    # tests that were started in the background hand down an ignored SIGINT
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     run_ranks(rank_mains.wait_forever, (sys.argv[1],), RankGroup(("a/0", "a/1", "a/2"), (1, 1, 1)))
 """
 
