@@ -1,5 +1,6 @@
 """Runs layers of a model on one device and reads clock and byte counter at their boundaries."""
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -222,8 +223,6 @@ def boundary_bytes(chain: ChainModel, layer: int, settings: Settings) -> float:
     width = getattr(torch, settings.dtype).itemsize
     total = 0
     for spec in chain.boundary(layer, settings.sequence_length):
-        count = 1
-        for extent in spec.shape_per_sample:
-            count *= extent
+        count = math.prod(spec.shape_per_sample)
         total += count * (width if spec.dtype.is_floating_point else spec.dtype.itemsize)
     return float(total)

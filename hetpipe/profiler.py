@@ -1,5 +1,6 @@
 """Measures a model layer by layer on this host's devices."""
 
+import math
 import os
 import statistics
 import time
@@ -225,10 +226,7 @@ def _layer_profile(bench: Bench, layer: int, measured: Sequence[int]) -> LayerPr
         total = 0
         for info in chain.parameters(layer):
             if which(info.name, info.tied, info.reached):
-                count = 1
-                for extent in info.shape:
-                    count *= extent
-                total += count * width
+                total += math.prod(info.shape) * width
         return float(total)
 
     homes = {info.name: other for other in range(layer) for info in chain.parameters(other) if info.tied}

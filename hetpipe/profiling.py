@@ -50,7 +50,7 @@ def cache_key(
             "sharers": dict(sharers),
             "sizes": list(sizes) if sizes is not None else dict(memory_bytes or {}),
             "cores": os.cpu_count(),
-            "processor": _processor(),
+            "processor": processor_name(),
             "versions": {name: importlib.metadata.version(name) for name in ("torch", "transformers")},
             "code": code,
         }
@@ -211,7 +211,8 @@ def _code() -> str:
     return hashlib.sha256(b"".join((here / f"{name}.py").read_bytes() for name in names)).hexdigest()
 
 
-def _processor() -> str:
+def processor_name() -> str:
+    """The processor of this host as its system names it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

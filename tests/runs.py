@@ -1,5 +1,6 @@
 """Short real runs on this host: clusters of plain CPU devices, a profile that needs no measurement."""
 
+import math
 from pathlib import Path
 
 from cost_model.cluster import CPU
@@ -35,7 +36,7 @@ def made_up_profile(model: str, kind: str = CPU, layer_s: float = 0.001) -> Mode
     layers = []
     for index, name in enumerate(chain.layer_names):
         infos = chain.parameters(index)
-        sizes = {info.name: 4.0 * _count(info.shape) for info in infos}
+        sizes = {info.name: 4.0 * math.prod(info.shape) for info in infos}
         tied = [info.name for info in infos if info.tied and index > 0]
         layers.append(
             LayerProfile(
@@ -51,13 +52,6 @@ def made_up_profile(model: str, kind: str = CPU, layer_s: float = 0.001) -> Mode
     times = LayerTimes((layer_s, 2 * layer_s), (2 * layer_s, 4 * layer_s))
     entry = KindProfile("measured", (1, 2), (times,) * chain.num_layers, 1e-10)
     return ModelProfile(model, 64, "float32", tuple(layers), {kind: entry})
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    total = 1
-    for extent in shape:
-        total *= extent
-    return total
 
 
 def chain_plan(

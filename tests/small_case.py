@@ -11,6 +11,19 @@ from partition.plan import Pipeline, Plan, Stage
 GOLDEN = Path(__file__).parent / "golden"
 INSTANT = Link(latency_s=0.0, bandwidth_bytes_per_s=1e30)
 
+CLUSTER_TOML = """
+reserve = "0 B"
+[network]
+bandwidth = "320 bit/s"
+latency = "0.25 s"
+[[nodes]]
+name = "a"
+devices = [{ kind = "fast", memory = "10 kB" }]
+[[nodes]]
+name = "b"
+devices = [{ kind = "slow", memory = "10 kB" }]
+"""
+
 
 def check_golden(name: str, text: str) -> None:
     """Compare a text with its golden file; HETPIPE_UPDATE_GOLDEN=1 writes it instead."""

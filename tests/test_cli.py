@@ -15,20 +15,8 @@ from hetpipe import checking, cli
 from hetpipe.commands import hosts
 from hetpipe.launch import WorkerLostError
 from partition.plan import plan_text, read_plan
+from small_case import CLUSTER_TOML as CLUSTER
 from small_case import small_plan, small_profile
-
-CLUSTER = """
-reserve = "0 B"
-[network]
-bandwidth = "320 bit/s"
-latency = "0.25 s"
-[[nodes]]
-name = "a"
-devices = [{ kind = "fast", memory = "10 kB" }]
-[[nodes]]
-name = "b"
-devices = [{ kind = "slow", memory = "10 kB" }]
-"""
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from hetpipe.simulator import simulate
 from hetpipe.trace import Trace
 from partition.plan import Pipeline, Plan, Stage, plan_text
 from random_problems import random_cluster, random_profile
+from small_case import CLUSTER_TOML as CLUSTER
 from small_case import equal_plan, equal_stages, small_cluster, small_plan, small_profile
 
 
@@ -159,20 +160,6 @@ def test_the_table_names_the_longest_waits_first():
     trace, costs = slow_link()
     text = as_text(waiting_table(dict(zip(trace.device_names, device_times(trace, costs), strict=True))))
     assert "norm 33 s, compute on n/1 18.5 s, link n/1>n/0 14.5 s" in text
-
-
-CLUSTER = """
-reserve = "0 B"
-[network]
-bandwidth = "320 bit/s"
-latency = "0.25 s"
-[[nodes]]
-name = "a"
-devices = [{ kind = "fast", memory = "10 kB" }]
-[[nodes]]
-name = "b"
-devices = [{ kind = "slow", memory = "10 kB" }]
-"""
 
 
 def test_simulate_tells_what_a_step_waits_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -15,7 +15,7 @@ from typing import Any
 from combinations import BATCH, BERT, CLUSTERS, COMBINATIONS, GPT, Combination, cluster_of
 
 from cost_model.profile import ModelProfile, profile_text, read_profile
-from hetpipe.profiling import profile_model
+from hetpipe.profiling import processor_name, profile_model
 from hetpipe.settings import Clock, Settings
 from hetpipe.training import measure
 from partition.plan import Plan
@@ -195,10 +195,7 @@ def _plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def _machine() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    processor = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "")
-    return f"{os.cpu_count()} cores ({processor or platform.machine()})"
+    return f"{os.cpu_count()} cores ({processor_name()})"
 
 
 if __name__ == "__main__":

@@ -6,13 +6,13 @@ import platform
 import statistics
 import time
 from collections.abc import Iterable
-from pathlib import Path
 
 from cost_model.cluster import Cluster, Device, Link, Node
 from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
 from hetpipe.costs import ProgramCosts
 from hetpipe.critical_path import critical_path, device_times
 from hetpipe.lowering import lower
+from hetpipe.profiling import processor_name
 from hetpipe.simulator import simulate
 from partition.plan import Pipeline, Plan, Stage
 
@@ -120,11 +120,7 @@ def _row(count: int, pipelines: int, instructions: int, rounds: int) -> str:
 
 
 def _machine() -> str:
-    processor = ""
-    if Path("/proc/cpuinfo").exists():
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        processor = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "")
-    return f"{os.cpu_count()} cores ({processor or platform.machine()})"
+    return f"{os.cpu_count()} cores ({processor_name()})"
 
 
 if __name__ == "__main__":

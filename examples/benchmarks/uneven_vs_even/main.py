@@ -12,7 +12,7 @@ from pathlib import Path
 from cost_model.cluster_file import read_cluster
 from cost_model.profile import ModelProfile, profile_text, read_profile
 from hetpipe.planning import evaluator
-from hetpipe.profiling import profile_model
+from hetpipe.profiling import processor_name, profile_model
 from hetpipe.settings import Clock, Settings
 from hetpipe.training import measure
 from partition.plan import Plan
@@ -125,11 +125,7 @@ def _table(plans: Mapping[str, Plan], measured: Mapping[str, Sequence[float]]) -
 
 
 def _machine() -> str:
-    processor = ""
-    if Path("/proc/cpuinfo").exists():
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        processor = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "")
-    return f"{os.cpu_count()} cores ({processor or platform.machine()})"
+    return f"{os.cpu_count()} cores ({processor_name()})"
 
 
 if __name__ == "__main__":
