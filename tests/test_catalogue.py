@@ -48,6 +48,11 @@ def test_facts_are_in_range():
         assert 2014 <= entry.year <= 2025, entry.name
 
 
+@pytest.mark.parametrize(("kind", "mib"), [("H100", 81_559), ("H100-NVL", 95_830), ("H200", 143_771)])
+def test_memory_is_what_the_driver_reports(kind, mib):
+    assert accelerator(kind).memory_bytes == pytest.approx(mib * 2**20, rel=0.01)  # MiB in nvidia-smi
+
+
 def test_without_tensor_cores_for_a_dtype_float32_counts():
     assert accelerator("P100").peak("float16") == (9.3e12, False)
     assert accelerator("V100").peak("float16") == (125e12, True)
