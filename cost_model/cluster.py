@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from cost_model.errors import InputError
@@ -31,7 +32,11 @@ class Link:
         >>> Link(latency_s=1.0, bandwidth_bytes_per_s=4.0).transfer_s(8)
         3.0
         """
-        return self.latency_s + num_bytes / self.bandwidth_bytes_per_s
+        return self.latency_s + self.occupancy_s(num_bytes)
+
+    def occupancy_s(self, num_bytes: float) -> float:
+        """Seconds for which one message occupies the link, latency left out."""
+        return num_bytes / self.bandwidth_bytes_per_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +92,7 @@ class NodeLink:
     link: Link
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: devices are looked up by name, clusters have thousands
 class Cluster:
     """All devices at hand. Devices are named node/index; names of nodes are unique."""
 
@@ -122,11 +127,14 @@ class Cluster:
 
     def device(self, name: str) -> Device:
         """Raises: InputError with the nearest name if there is no such device."""
-        for device in self.devices:
-            if device.name == name:
-                return device
-        known = [device.name for device in self.devices]
-        raise InputError(f"unknown device {name!r}; {did_you_mean(name, known)}")
+        device = self._by_name.get(name)
+        if device is None:
+            raise InputError(f"unknown device {name!r}; {did_you_mean(name, list(self._by_name))}")
+        return device
+
+    @cached_property
+    def _by_name(self) -> dict[str, Device]:
+        return {device.name: device for device in reversed(self.devices)}
 
     def link(self, source: str, destination: str) -> Link:
         """The channel from one device to another (names)."""

@@ -1,6 +1,7 @@
 """What messages cost. The simulator and the emulated links share `reserve` and the decompositions here,
 so that what is predicted is what runs."""
 
+from collections import Counter
 from collections.abc import Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
 from itertools import permutations
@@ -8,6 +9,7 @@ from operator import add
 from typing import TypeVar
 
 from cost_model.cluster import EMULATED, Cluster, Device, Link
+from cost_model.measured_links import MeasuredAllReduce, slower
 
 Rank = TypeVar("Rank", int, str)
 
@@ -30,14 +32,25 @@ class Network:
 
     Between nodes a message occupies the sender's card, the link of the node pair and the receiver's card;
     inside a node the channel of the device pair.
+
+    measured: links by "kind>kind"; all_reduces: what was measured between real devices. Both count where
+    the links of the cluster are not slower.
     """
 
-    def __init__(self, cluster: Cluster, measured: Mapping[str, Link] | None = None) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        measured: Mapping[str, Link] | None = None,
+        all_reduces: Sequence[MeasuredAllReduce] = (),
+    ) -> None:
         self._devices = {device.name: device for device in cluster.devices}
         self._interconnects = {node.name: node.interconnect or cluster.network for node in cluster.nodes}
         self._between = {frozenset(entry.nodes): entry.link for entry in cluster.links}
         self._network = cluster.network
         self._measured = measured or {}
+        self._all_reduces = tuple(all_reduces)
+        self._as_in_file = Network(cluster) if all_reduces else self
+        self._all_reduce_s: dict[tuple[tuple[str, ...], float], float | None] = {}
         self._routes: dict[tuple[str, str], Route] = {}
         self.resources: list[str] = []
         for node in cluster.nodes:
@@ -64,17 +77,37 @@ class Network:
             names = (f"card {here} out", f"link {here}>{there}", f"card {there} in")
             link = self._between.get(frozenset((here, there)), self._network)
         if EMULATED not in (source.kind, destination.kind):
-            link = _slower(link, self._measured.get(f"{source.kind}>{destination.kind}"))
+            link = slower(link, self._measured.get(f"{source.kind}>{destination.kind}"))
         return Route(link, tuple(self._index[name] for name in names))
 
+    def measured_all_reduce_s(self, num_bytes: float, names: Sequence[str]) -> float | None:
+        """Seconds of an all-reduce between devices (names) as measured; None where it was not.
 
-def _slower(link: Link, measured: Link | None) -> Link:
-    if measured is None:
-        return link
-    return Link(
-        latency_s=max(link.latency_s, measured.latency_s),
-        bandwidth_bytes_per_s=min(link.bandwidth_bytes_per_s, measured.bandwidth_bytes_per_s),
-    )
+        Measured for as many devices of each of their kinds, else for the next larger group of these kinds.
+        Never less than the ring takes over links as the cluster has them.
+        """
+        if not self._all_reduces:
+            return None
+        key = (tuple(names), num_bytes)
+        if key not in self._all_reduce_s:
+            group = self._measured_group(names)
+            self._all_reduce_s[key] = (
+                None
+                if group is None
+                else max(group.sum_s(num_bytes), all_reduce_s(self._as_in_file, num_bytes, names))
+            )
+        return self._all_reduce_s[key]
+
+    def _measured_group(self, names: Sequence[str]) -> MeasuredAllReduce | None:
+        kinds = Counter(self._devices[name].kind for name in names)
+        if EMULATED in kinds:
+            return None
+        large_enough = (
+            entry
+            for entry in self._all_reduces
+            if set(entry.kinds) == set(kinds) and kinds <= Counter(entry.kinds)
+        )
+        return min(large_enough, key=lambda entry: len(entry.kinds), default=None)
 
 
 def reserve(free_at: MutableSequence[float], route: Route, ready_s: float, num_bytes: float) -> float:
@@ -92,10 +125,14 @@ def reserve(free_at: MutableSequence[float], route: Route, ready_s: float, num_b
     for resource in route.resources:
         if free_at[resource] > start:
             start = free_at[resource]
-    end = start + num_bytes / route.link.bandwidth_bytes_per_s
+    link = route.link
+    if link.__class__ is Link:  # a division, not a call: it runs for each of a million messages
+        end = start + num_bytes / link.bandwidth_bytes_per_s
+    else:
+        end = start + link.occupancy_s(num_bytes)
     for resource in route.resources:
         free_at[resource] = end
-    return end + route.link.latency_s
+    return end + link.latency_s
 
 
 def ring_all_reduce(num_bytes: float, ranks: Sequence[Rank]) -> list[list[tuple[Rank, Rank, float]]]:
@@ -115,8 +152,9 @@ def all_reduce_due(
 ) -> dict[str, float]:
     """Time at which each device has the sum, given when each was ready (both by device name).
 
-    The ring starts when its last member is ready. A rank sends in a round what it received in the round
-    before.
+    Where it was measured, all have it that long after the last is ready and the ring's resources are free.
+    Otherwise the ring starts when its last member is ready, and a rank sends in a round what it received in
+    the round before.
     """
     names = list(ready_s)
     if len(names) == 1:
@@ -125,6 +163,12 @@ def all_reduce_due(
     rounds = ring_all_reduce(num_bytes, names)
     routes = [network.route(source, destination) for source, destination, _ in rounds[0]]
     used = [resource for route in routes for resource in route.resources]
+    measured_s = network.measured_all_reduce_s(num_bytes, names)
+    if measured_s is not None:
+        end = max(begin, *(free_at[resource] for resource in used)) + measured_s
+        for resource in used:
+            free_at[resource] = end
+        return dict.fromkeys(names, end)
     chunks = [size for _, _, size in rounds[0]]
     if len(set(used)) == len(used):
         return dict(zip(names, _ring_apart(free_at, routes, chunks, begin), strict=True))
@@ -147,7 +191,7 @@ def _ring_apart(
     one time, so that a ring of a thousand devices takes a second instead of many.
     """
     free = [max(free_at[resource] for resource in route.resources) for route in routes]
-    seconds = [size / route.link.bandwidth_bytes_per_s for size, route in zip(chunks, routes, strict=True)]
+    seconds = [route.link.occupancy_s(size) for size, route in zip(chunks, routes, strict=True)]
     latencies = [route.link.latency_s for route in routes]
     due = [begin_s] * len(routes)
     for _ in range(2 * (len(routes) - 1)):

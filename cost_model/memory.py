@@ -78,9 +78,10 @@ def device_memory(
 ) -> DeviceMemory:
     """Bytes of a device that holds these stages: the union of their layers once, activations of each.
 
-    The workspace is the largest of its layers, since one operation runs at a time. Where a single stage has
-    all microbatches in flight (GPipe), its activations are fewest when its gradients are all there and the
-    other way round; then gradients and activations are those of the worse moment.
+    The workspace is the largest of its layers, each for the microbatches that it gets, since one operation
+    runs at a time. Where a single stage has all microbatches in flight (GPipe), its activations are fewest
+    when its gradients are all there and the other way round; then gradients and activations are those of the
+    worse moment.
 
     summed_bytes: gradients that are there from the start of a step, since they are summed with other devices.
     """
@@ -98,8 +99,13 @@ def device_memory(
         optimizer_bytes=trained * profile.optimizer_bytes_per_parameter_byte,
         saved_bytes=saved,
         boundary_bytes=sum(boundary for _, boundary in activations),
-        workspace_bytes=max((profile.layers[layer].workspace_bytes for layer in layers), default=0.0),
+        workspace_bytes=max((_workspace_bytes(profile, stage) for stage in stages), default=0.0),
     )
+
+
+def _workspace_bytes(profile: ModelProfile, stage: StageShape) -> float:
+    layers = profile.layers[stage.start : stage.stop]
+    return max((layer.workspace_at(stage.microbatch_size) for layer in layers), default=0.0)
 
 
 def _saved_after_first_backward(profile: ModelProfile, stage: StageShape) -> float:

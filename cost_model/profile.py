@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import ConfigDict, GetPydanticSchema, TypeAdapter
+from pydantic_core.core_schema import no_info_after_validator_function
 
 from cost_model.cluster import Link
 from cost_model.errors import InputError
+from cost_model.measured_links import MeasuredAllReduce, MeasuredLink
 from cost_model.reading import STRICT, canonical_sha256, check_format, did_you_mean, read_json, validate
 
 FORMAT = "hetpipe.profile/1"
@@ -24,7 +26,9 @@ class LayerProfile:
 
     saved_bytes_per_sample: what autograd keeps from forward to backward, the layer's input included, its
         output not; output_bytes_per_sample: what travels to the next layer.
-    workspace_bytes: the most that is alive beyond that, within one forward or backward.
+    workspace_bytes: the most that is alive beyond that, within one forward or backward of any microbatch.
+    workspace_by_size: the same as (microbatch size, bytes), rising, where it was measured by size; see
+        `workspace_at`. One of the two is given.
     tied_to: the layer that this one shares tied_bytes of its parameters with (None: with none).
     unreached_bytes: parameters that the loss does not reach (no gradient, no optimizer state, no sync).
     """
@@ -39,12 +43,36 @@ class LayerProfile:
     tied_to: str | None = None
     tied_bytes: float = 0.0
     unreached_bytes: float = 0.0
+    workspace_by_size: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if isinstance(value, float | int) and value < 0:
                 raise InputError(f"{field.name} of layer {self.name!r} is {value}; give zero or more")
+        if self.workspace_by_size:
+            self._check_workspace()
+
+    def _check_workspace(self) -> None:
+        if self.workspace_bytes:
+            raise InputError(
+                f"layer {self.name!r} has both workspace_bytes and workspace_by_size; leave one of them out"
+            )
+        last = (0, 0.0)
+        for size, num_bytes in self.workspace_by_size:
+            if size <= last[0] or num_bytes < last[1]:
+                raise InputError(
+                    f"workspace_by_size of layer {self.name!r} has {num_bytes} bytes at {size} after "
+                    f"{last[1]} at {last[0]}; sizes rise from 1 up, bytes from zero up never fall"
+                )
+            last = (size, num_bytes)
+
+    def workspace_at(self, samples: float) -> float:
+        """Workspace bytes for a microbatch of `samples`, interpolated and extended as times are."""
+        if not self.workspace_by_size:
+            return self.workspace_bytes
+        sizes, values = zip(*self.workspace_by_size, strict=True)
+        return interpolate(sizes, values, samples)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +128,26 @@ class KindProfile:
                     )
 
 
+def _plain_without_sizes(link: MeasuredLink) -> Link:
+    return link if link.message_bytes else Link(link.latency_s, link.bandwidth_bytes_per_s)
+
+
+_LinkInFile = Annotated[
+    Link,
+    GetPydanticSchema(
+        lambda _, schema_of: no_info_after_validator_function(_plain_without_sizes, schema_of(MeasuredLink))
+    ),
+]
+"""A link is read with the optional keys of a measured one, and is plain where they are left out."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelProfile:
     """Everything that planning needs to know of a model: layers, and their times on each kind of device.
 
     links: measured channels by "kind>kind", used where they are slower than the cluster file says;
         never for emulated devices, whose links behave as written in the file.
+    all_reduces: measured between groups of real devices; each group appears once.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -116,7 +158,8 @@ class ModelProfile:
     layers: tuple[LayerProfile, ...]
     kinds: Mapping[str, KindProfile]
     optimizer_bytes_per_parameter_byte: float = 2.0
-    links: Mapping[str, Link] = dataclasses.field(default_factory=dict)
+    links: Mapping[str, _LinkInFile] = dataclasses.field(default_factory=dict)
+    all_reduces: tuple[MeasuredAllReduce, ...] = ()
 
     def __post_init__(self) -> None:
         names = [layer.name for layer in self.layers]
@@ -128,6 +171,10 @@ class ModelProfile:
             if layer.tied_to is not None and layer.tied_to not in names[:index]:
                 near = did_you_mean(layer.tied_to, names[:index])
                 raise InputError(f"layers[{index}].tied_to names {layer.tied_to!r}; {near}")
+        groups = [sorted(entry.kinds) for entry in self.all_reduces]
+        for index, group in enumerate(groups):
+            if group in groups[:index]:
+                raise InputError(f"all_reduces[{index}]: the group of kinds {group} appears twice")
         for kind, profile in self.kinds.items():
             if len(profile.layers) != len(names):
                 raise InputError(
@@ -177,13 +224,20 @@ class ModelProfile:
     def to_json(self) -> dict[str, Any]:
         data = dataclasses.asdict(self)
         for layer in data["layers"]:
-            for key, default in (("tied_bytes", 0.0), ("unreached_bytes", 0.0)):
-                if layer[key] == default:
+            # by size where it was measured so, else the one number
+            del layer["workspace_bytes" if layer["workspace_by_size"] else "workspace_by_size"]
+            for key in ("tied_bytes", "unreached_bytes"):
+                if layer[key] == 0.0:
                     del layer[key]
         for kind in data["kinds"].values():
             for key in ("standard_error", "standard_error_of"):
                 if kind[key] is None:
                     del kind[key]
+        for link in data["links"].values():
+            if link.get("standard_error", 0.0) is None:
+                del link["standard_error"]
+        if not data["all_reduces"]:
+            del data["all_reduces"]
         return {"format": FORMAT, **data}
 
     @property

@@ -220,9 +220,12 @@ CHECKED = {
 TRUSTED_ERROR = 0.20
 
 
-def distrust(device: Accelerator) -> str | None:
-    """Why estimates of a kind are not to be trusted; None if they are."""
-    error = CHECKED.get(device.name)
+def distrust(kind: str) -> str | None:
+    """Why estimates of a kind, by name, are not to be trusted; None if they are."""
+    try:
+        error = CHECKED.get(accelerator(kind).name)
+    except InputError:
+        return "not in the catalogue"
     if error is None:
         return "never checked against a measurement"
     return f"median error {error:.0%} where it was checked" if error > TRUSTED_ERROR else None

@@ -39,7 +39,11 @@ class Samples:
 
 @dataclass(slots=True)
 class Bench:
-    """Runs of neighbouring chosen layers; owns their measurements."""
+    """Runs of neighbouring chosen layers; owns their measurements.
+
+    On CUDA the clock is that of events between the kernels, and bytes are those that torch's allocator gave
+    out, in its blocks; what a library keeps for good (cuBLAS) is not in them.
+    """
 
     task: TrainingTask
     settings: Settings
@@ -59,7 +63,7 @@ class Bench:
 
     def time(self, size: int) -> None:
         for start, stop in self.runs():
-            marks = self._run(start, stop, size, self._now)
+            marks = self._timed(start, stop, size)
             for layer in range(start, stop):
                 sample = self.samples[layer]
                 sample.forward_s.setdefault(size, []).append(marks.forward[layer + 1] - marks.forward[layer])
@@ -75,7 +79,7 @@ class Bench:
         Raises: torch.OutOfMemoryError if the microbatch does not fit.
         """
         for start, stop in self.runs():
-            self._run(start, stop, size, self._now)  # gradients exist from here on
+            self._run(start, stop, size, time.perf_counter)  # gradients exist from here on
             counter = ByteCounter()
             for value in self.model.owned_parameters().values():
                 counter.add(value)
@@ -85,6 +89,10 @@ class Bench:
             peaks: list[int] = []
 
             def live(counter: ByteCounter = counter, peaks: list[int] = peaks) -> float:
+                if self.device.type == "cuda":
+                    peaks.append(torch.cuda.max_memory_allocated(self.device))
+                    torch.cuda.reset_peak_memory_stats(self.device)
+                    return float(torch.cuda.memory_allocated(self.device))
                 peaks.append(counter.restart_peak())
                 return float(counter.live_bytes)
 
@@ -150,10 +158,23 @@ class Bench:
         """Bytes that enter a layer from the one before, for a microbatch of this size."""
         return size * boundary_bytes(self.task.chain, layer, self.settings)
 
-    def _now(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter()
+    def _timed(self, start: int, stop: int, size: int) -> "_Marks":
+        """One forward and backward of a range, in seconds."""
+        if self.device.type != "cuda":
+            return self._run(start, stop, size, time.perf_counter)
+        events: list[torch.cuda.Event] = []
+
+        def record() -> float:
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch
+            event.record(torch.cuda.current_stream(self.device))
+            events.append(event)
+            return float(len(events) - 1)
+
+        self._run(start, stop, size, lambda: 0.0)  # so that clocks have risen and the allocator holds enough
+        torch.cuda.synchronize(self.device)  # as the executor does: launches are not hidden behind other work
+        marks = self._run(start, stop, size, record)
+        torch.cuda.synchronize(self.device)
+        return marks.read([events[0].elapsed_time(event) / 1e3 for event in events])
 
     def _run(self, start: int, stop: int, size: int, read: Callable[[], float]) -> "_Marks":
         """One forward and backward of a range, reading a meter at every layer boundary."""
@@ -214,6 +235,13 @@ class _Marks:
 
     forward: dict[int, float] = field(default_factory=dict)
     backward: dict[int, float] = field(default_factory=dict)
+
+    def read(self, readings: Sequence[float]) -> "_Marks":
+        """The marks, where so far they only number their readings."""
+        return _Marks(
+            {layer: readings[int(number)] for layer, number in self.forward.items()},
+            {layer: readings[int(number)] for layer, number in self.backward.items()},
+        )
 
 
 def boundary_bytes(chain: ChainModel, layer: int, settings: Settings) -> float:

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator
 from cost_model.cluster import EMULATED, Cluster, Link
 from cost_model.communication import Network
 from cost_model.errors import InputError
+from cost_model.measured_links import MeasuredLink
+from cost_model.memory import trained_bytes
 from cost_model.profile import KindProfile, LayerTimes, ModelProfile
-from hetpipe.instructions import Compute, Pass
+from hetpipe.instructions import Compute, Pass, Step
 from hetpipe.run_report import RunReport
 from hetpipe.trace import Trace
 from partition.plan import Plan, check_plan
@@ -23,7 +25,8 @@ def calibrate(
     that held the layer (so by the mean of their errors, weighted with their predicted seconds); layers that
     the kind did not hold by those of all its stages. Kinds without a stage stay as they are.
 
-    trace: the measured step; links between real devices are scaled by its hops over the predicted ones.
+    trace: the measured step; its optimizer seconds replace those of the kinds, and links between real devices
+    are scaled by its hops over the predicted ones.
 
     Raises: InputError if the report, plan and profile do not belong together.
     """
@@ -40,7 +43,11 @@ def calibrate(
             f"{len(known)}, or on other devices; give a run folder as it was written"
         )
     kinds = {kind: _scaled(kind, entry, plan, cluster, report) for kind, entry in profile.kinds.items()}
-    links = {**profile.links, **(_links(profile, plan, cluster, trace) if trace is not None else {})}
+    if trace is None:
+        return dataclasses.replace(profile, kinds=kinds)
+    for kind, s_per_byte in _optimizer_s_per_byte(profile, plan, cluster, trace).items():
+        kinds[kind] = dataclasses.replace(kinds[kind], optimizer_s_per_byte=s_per_byte)
+    links = {**profile.links, **_links(profile, plan, cluster, trace)}
     return dataclasses.replace(profile, kinds=kinds, links=links)
 
 
@@ -70,6 +77,25 @@ def _scaled(kind: str, times: KindProfile, plan: Plan, cluster: Cluster, report:
     return dataclasses.replace(times, layers=tuple(layers), standard_error=None, standard_error_of=None)
 
 
+def _optimizer_s_per_byte(
+    profile: ModelProfile, plan: Plan, cluster: Cluster, trace: Trace
+) -> dict[str, float]:
+    """By kind, seconds of its STEPs over the bytes that they trained, as on a device of speed 1.
+
+    A profile counts the local part of the norm with the optimizer; in a trace it cannot be told from the
+    waiting for others in NORM, and is left out.
+    """
+    seconds: dict[str, float] = {}
+    num_bytes: dict[str, float] = {}
+    for event in trace.events:
+        if isinstance(event.instruction, Step):
+            device = cluster.device(trace.device_names[event.rank])
+            held = trained_bytes(profile, plan.layers_of(device.name)) / device.speed
+            seconds[device.kind] = seconds.get(device.kind, 0.0) + event.duration_s
+            num_bytes[device.kind] = num_bytes.get(device.kind, 0.0) + held
+    return {kind: total_s / num_bytes[kind] for kind, total_s in seconds.items() if num_bytes[kind] > 0}
+
+
 def _links(profile: ModelProfile, plan: Plan, cluster: Cluster, trace: Trace) -> dict[str, Link]:
     """Links by "kind>kind", slower or faster by the median of measured over predicted hops.
 
@@ -89,8 +115,16 @@ def _links(profile: ModelProfile, plan: Plan, cluster: Cluster, trace: Trace) ->
     for pair, found in ratios.items():
         by, link = statistics.median(found), scaled[pair]
         if by > 0:
-            scaled[pair] = Link(link.latency_s * by, link.bandwidth_bytes_per_s / by)
+            scaled[pair] = _scaled_link(link, by)
     return scaled
+
+
+def _scaled_link(link: Link, by: float) -> Link:
+    latency_s, bandwidth = link.latency_s * by, link.bandwidth_bytes_per_s / by
+    if isinstance(link, MeasuredLink):
+        occupied_s = tuple(by * seconds for seconds in link.occupied_s)
+        return MeasuredLink(latency_s, bandwidth, link.message_bytes, occupied_s)
+    return Link(latency_s, bandwidth)
 
 
 def _hops(profile: ModelProfile, plan: Plan, trace: Trace) -> Iterator[tuple[str, str, float, float]]:

@@ -15,7 +15,7 @@ class ProgramCosts:
 
     def __init__(self, program: Program, profile: ModelProfile, cluster: Cluster) -> None:
         self.program = program
-        self.network = Network(cluster, profile.links)
+        self.network = Network(cluster, profile.links, profile.all_reduces)
         self.device_names = program.device_names
         self.num_stages = [len(pipeline.stages) for pipeline in program.plan.pipelines]
         self._prices = Prices(profile)

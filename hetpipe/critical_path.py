@@ -1,14 +1,13 @@
 """What a step waited for: the chain of events that its time is made of, and each device's idle time."""
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
 from hetpipe.costs import ProgramCosts
-from hetpipe.instructions import Compute, Norm, Step, Sync, Transfer
-from hetpipe.simulator import Message, incoming
+from hetpipe.instructions import Compute, Message, Norm, Step, Sync, Transfer, incoming
 from hetpipe.trace import Event, Trace
 
 _ROUNDING = 1e-9  # of the makespan: shorter than this is no wait
@@ -230,7 +229,7 @@ def _occupation(event: Event, costs: ProgramCosts) -> _Occupation:
     assert isinstance(event.instruction, Transfer)
     route = costs.route(event.instruction)
     end = max(event.start_s, event.end_s - route.link.latency_s)
-    seconds = costs.transfer_bytes(event.instruction) / route.link.bandwidth_bytes_per_s
+    seconds = route.link.occupancy_s(costs.transfer_bytes(event.instruction))
     return _Occupation(event, route.resources, max(event.start_s, end - seconds), end)
 
 
@@ -285,7 +284,8 @@ class _Path:
         index_of = {
             event.instruction: index for events in self._computes for index, event in enumerate(events)
         }
-        index = len(self._computes[rank]) - 1
+        # a sync may have begun before the rank's last computations
+        index = bisect_right(self._computes[rank], self._time, key=lambda event: event.start_s) - 1
         while index >= 0:
             event = self._computes[rank][index]
             assert isinstance(event.instruction, Compute)

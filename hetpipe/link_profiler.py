@@ -1,66 +1,254 @@
-"""Measures the channel between two devices of this host, as the executor uses it."""
+"""Measures messages and all-reduces between devices of this host, sent as the executor sends them."""
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from random import Random
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from cost_model.cluster import CPU, EMULATED, Cluster, Link
+from cost_model.cluster import CPU, EMULATED, Cluster, Device, Link
+from cost_model.communication import NORM_BYTES
+from cost_model.measured_links import MeasuredAllReduce, MeasuredLink
+from hetpipe.instructions import Direction, Pass, Program, Transfer
 from hetpipe.launch import Emit, RankGroup, run_ranks
+from hetpipe.precision import standard_error_of_median
+from hetpipe.rank import torch_device
+from hetpipe.transport import DistributedTransport, TensorShape
+from partition.plan import Pipeline, Plan, Stage
 
-SMALL_BYTES, LARGE_BYTES = 1024, 8 * 2**20
-ROUNDS = 15
+LATENCY_BYTES = 4
+MESSAGE_BYTES = tuple(1024 * 4**power for power in range(8))  # 1 KiB to 16 MiB
+ALL_REDUCE_BYTES = (int(NORM_BYTES), 16 * 2**10, 2**20, 16 * 2**20)
+MOST_ROUNDS, LEAST_ROUNDS = 100, 9
+BYTES_PER_SIZE = 64 * 2**20
+WARMUP = 2
+LARGEST_PART = 8
+"""Groups of two, four, ... devices of a kind are measured up to this one, and all of them together."""
+TIMEOUT_S = 60.0
 
 
-def kind_pairs(cluster: Cluster) -> list[tuple[str, str]]:
-    """Kinds of real devices between which messages can go; emulated links are as written in the file."""
-    counts: dict[str, int] = {}
-    for device in cluster.devices:
-        if device.kind != EMULATED:
-            counts[device.kind] = counts.get(device.kind, 0) + 1
-    return [(a, b) for a in sorted(counts) for b in sorted(counts) if a < b or (a == b and counts[a] > 1)]
+def pairs_of_devices(cluster: Cluster) -> list[tuple[Device, Device]]:
+    """Real devices to measure a link between, for each two kinds of which this host has them.
+
+    Emulated links are as written in the file.
+    """
+    by_kind = _by_kind(cluster)
+    kinds = sorted(by_kind)
+    return [
+        (by_kind[one][0], by_kind[other][1 if one == other else 0])
+        for index, one in enumerate(kinds)
+        for other in kinds[index:]
+        if one != other or len(by_kind[one]) > 1
+    ]
+
+
+def groups_of_devices(cluster: Cluster) -> list[tuple[tuple[Device, ...], tuple[int, ...]]]:
+    """Real devices to measure all-reduces between, and the sizes of the groups that begin with the first.
+
+    For each kind two, four, ... up to LARGEST_PART, and all; all kinds together where there are several.
+    """
+    by_kind = _by_kind(cluster)
+    groups = []
+    for _, devices in sorted(by_kind.items()):
+        count = len(devices)
+        if count > 1:
+            parts = {2**power for power in range(1, LARGEST_PART.bit_length()) if 2**power <= count}
+            groups.append((tuple(devices), tuple(sorted(parts | {count}))))
+    if len(by_kind) > 1:
+        everyone = tuple(device for _, devices in sorted(by_kind.items()) for device in devices)
+        groups.append((everyone, (len(everyone),)))
+    return groups
+
+
+def _by_kind(cluster: Cluster) -> dict[str, list[Device]]:
+    """Real devices of one host: CPUs, and the GPUs of the node that has most, which are numbered there."""
+    gpus = [[d for d in node.devices if d.kind not in (CPU, EMULATED)] for node in cluster.nodes]
+    found: dict[str, list[Device]] = {}
+    for device in [*(d for d in cluster.devices if d.kind == CPU), *max(gpus, key=len)]:
+        found.setdefault(device.kind, []).append(device)
+    return found
 
 
 def measure_links(cluster: Cluster) -> dict[str, Link]:
     """The links between the kinds of real devices of the cluster, by "kind>kind", both ways alike."""
     links: dict[str, Link] = {}
-    for pair in kind_pairs(cluster):
-        found: list[Link] = []
-
-        def on_event(event: dict[str, float | str], found: list[Link] = found) -> None:
-            found.append(Link(float(event["latency_s"]), float(event["bandwidth_bytes_per_s"])))
-
-        on_gpus = CPU not in pair
-        group = RankGroup(pair, (1, 1), backend="cpu:gloo,cuda:nccl" if on_gpus else "gloo")
-        run_ranks(link_rank, (pair,), group, on_event)
-        links[f"{pair[0]}>{pair[1]}"] = links[f"{pair[1]}>{pair[0]}"] = found[0]
+    for one, other in pairs_of_devices(cluster):
+        found = _run(link_rank, (one, other), ((one, other),))
+        links[f"{one.kind}>{other.kind}"] = links[f"{other.kind}>{one.kind}"] = found[0]
     return links
 
 
-def link_rank(kinds: Sequence[str], *, rank: int, emit: Emit) -> None:
-    """Send messages there and back; rank 0 emits latency (half a small round trip) and bandwidth."""
-    device = torch.device("cuda", rank) if CPU not in kinds else torch.device("cpu")
-    seconds = {size: _round_trip_s(size, rank, device) for size in (SMALL_BYTES, LARGE_BYTES)}
-    if rank == 0:
-        latency_s = seconds[SMALL_BYTES] / 2
-        transfer_s = max(seconds[LARGE_BYTES] / 2 - latency_s, 1e-9)
-        emit({"event": "link", "latency_s": latency_s, "bandwidth_bytes_per_s": LARGE_BYTES / transfer_s})
+def measure_all_reduces(cluster: Cluster) -> tuple[MeasuredAllReduce, ...]:
+    """All-reduces within groups of real devices of the cluster, as `groups_of_devices` has them."""
+    return tuple(
+        entry
+        for devices, sizes in groups_of_devices(cluster)
+        for entry in _run(all_reduce_rank, devices, (devices, sizes))
+    )
 
 
-def _round_trip_s(size: int, rank: int, device: torch.device) -> float:
-    buffer = torch.zeros(size, dtype=torch.uint8, device=device)
+def _run(main: Callable[..., None], devices: Sequence[Device], arguments: tuple[Any, ...]) -> list[Any]:
+    """What the first rank emits as "found", with one rank for each device."""
+    found: list[Any] = []
+    backend = "gloo" if _on_host(devices) else "cpu:gloo,cuda:nccl"
+    group = RankGroup(tuple(device.name for device in devices), (1,) * len(devices), backend=backend)
+    run_ranks(main, arguments, group, lambda event: found.append(event["found"]))
+    return found
+
+
+def _on_host(devices: Sequence[Device]) -> bool:
+    """Whether the tensors lie in the host's memory: where a CPU takes part, they do."""
+    return any(device.kind == CPU for device in devices)
+
+
+def _place(devices: Sequence[Device], rank: int) -> torch.device:
+    return torch.device("cpu") if _on_host(devices) else torch_device(devices[rank])
+
+
+# ---- links
+
+
+def link_rank(devices: Sequence[Device], *, rank: int, emit: Emit) -> None:
+    """Send messages there and back, receives posted ahead; rank 0 emits the `MeasuredLink`.
+
+    A message takes half of its way there and back: from its dispatch until its receiver has it. What a
+    message takes longer than the smallest, it occupies the link.
+    """
+    sizes = mixed((LATENCY_BYTES, *MESSAGE_BYTES))
+    if rank == 1:
+        _send_back(devices, sizes)
+        return
+    found = _by_size(sizes, _send_there_and_back(devices, sizes))
+    emit({"event": "link", "found": link_of({size: [s / 2 for s in times] for size, times in found.items()})})
+
+
+def mixed(sizes: Sequence[int]) -> list[int]:
+    """The sizes in random order, the same on all ranks, so that a busy moment does not fall on one of them.
+
+    The larger a size, the less often; before all, each of them WARMUP times.
+    """
+    times = {size: min(MOST_ROUNDS, max(LEAST_ROUNDS, BYTES_PER_SIZE // size)) for size in sizes}
+    rounds = [size for size in sizes for _ in range(times[size])]
+    return [*sizes] * WARMUP + Random(0).sample(rounds, len(rounds))
+
+
+def _by_size(sizes: Sequence[int], seconds: Sequence[float]) -> dict[int, list[float]]:
+    """The seconds of each size, those of the warm-up left out."""
+    found: dict[int, list[float]] = {}
+    for size, duration_s in zip(sizes, seconds, strict=True):
+        found.setdefault(size, []).append(duration_s)
+    return {size: times[WARMUP:] for size, times in found.items()}
+
+
+def link_of(seconds: dict[int, list[float]]) -> MeasuredLink:
+    """The link on which messages of some sizes took these seconds one way, the smallest first.
+
+    A size never occupies the link for less than a smaller one.
+    """
+    (_, smallest), *larger = seconds.items()
+    latency_s = statistics.median(smallest)
+    occupied = accumulate((max(0.0, statistics.median(found) - latency_s) for _, found in larger), max)
+    sizes, occupied_s = tuple(size for size, _ in larger), tuple(occupied)
+    last_s = occupied_s[-1] - occupied_s[-2]
+    by_last = (sizes[-1] - sizes[-2]) / last_s if last_s > 0 else sizes[-1] / max(occupied_s[-1], 1e-9)
+    error = standard_error_of_median(smallest) / latency_s
+    return MeasuredLink(latency_s, by_last, sizes, occupied_s, error)
+
+
+def _send_there_and_back(devices: Sequence[Device], sizes: Sequence[int]) -> list[float]:
+    place, transport = _transport(devices, 0, len(sizes))
     seconds = []
-    for _ in range(ROUNDS):
-        begin = time.perf_counter()
+    for index, size in enumerate(sizes):
+        sent = (torch.zeros(size // 4, device=place),)
+        receive = Transfer(Direction.RECV, Pass.BACKWARD, 0, 0, index)
+        send = Transfer(Direction.SEND, Pass.FORWARD, 0, 0, index)
+        transport.post_receive(receive, (TensorShape((size // 4,), torch.float32),))
+        _finish(place)
+        begin_s = time.perf_counter()
+        transport.send(send, sent)
+        transport.receive(receive)
+        _finish(place)
+        seconds.append(time.perf_counter() - begin_s)
+        transport.release(send)
+    return seconds
+
+
+def _send_back(devices: Sequence[Device], sizes: Sequence[int]) -> None:
+    place, transport = _transport(devices, 1, len(sizes))
+
+    def post(index: int) -> Transfer:
+        receive = Transfer(Direction.RECV, Pass.FORWARD, 0, 1, index)
+        transport.post_receive(receive, (TensorShape((sizes[index] // 4,), torch.float32),))
+        return receive
+
+    receive = post(0)
+    for index in range(len(sizes)):
+        received = transport.receive(receive)
+        if index + 1 < len(sizes):
+            receive = post(index + 1)
+        _finish(place)
+        transport.send(Transfer(Direction.SEND, Pass.BACKWARD, 0, 1, index), received)
+        if index > 0:  # the message at hand proves that the one before was received
+            transport.release(Transfer(Direction.SEND, Pass.BACKWARD, 0, 1, index - 1))
+    transport.finish()
+
+
+def _transport(
+    devices: Sequence[Device], rank: int, num_messages: int
+) -> tuple[torch.device, DistributedTransport]:
+    """The executor's transport for as many messages each way between two stages."""
+    place = _place(devices, rank)
+    stages = tuple(Stage((device.name,), (index, index + 1), 1) for index, device in enumerate(devices))
+    plan = Plan("manual", "links", num_messages, (Pipeline(1, num_messages, stages),))
+    ranks = tuple(
+        tuple(
+            Transfer(direction, op, 0, stage, index)
+            for index in range(num_messages)
+            for direction, op in (
+                (Direction.SEND, Pass.BACKWARD if stage else Pass.FORWARD),
+                (Direction.RECV, Pass.FORWARD if stage else Pass.BACKWARD),
+            )
+        )
+        for stage in (0, 1)
+    )
+    return place, DistributedTransport(Program(plan, (), ranks), rank, place, TIMEOUT_S)
+
+
+def _finish(place: torch.device) -> None:
+    if place.type == "cuda":
+        torch.cuda.synchronize(place)
+
+
+# ---- all-reduces
+
+
+def all_reduce_rank(devices: Sequence[Device], sizes: Sequence[int], *, rank: int, emit: Emit) -> None:
+    """Sum over the first two, four, ... ranks; rank 0 emits a `MeasuredAllReduce` for each size of group."""
+    place, order = _place(devices, rank), mixed(ALL_REDUCE_BYTES)
+    for size in sizes:
+        group = dist.new_group(list(range(size)))
+        if rank < size:
+            found = _by_size(order, _all_reduces_s(order, group, place))
         if rank == 0:
-            dist.send(buffer, 1)
-            dist.recv(buffer, 1)
-        else:
-            dist.recv(buffer, 0)
-            dist.send(buffer, 0)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        seconds.append(time.perf_counter() - begin)
-    return statistics.median(seconds[2:])
+            kinds = tuple(sorted(device.kind for device in devices[:size]))
+            medians = tuple(statistics.median(found[num_bytes]) for num_bytes in ALL_REDUCE_BYTES)
+            emit({"event": "all_reduce", "found": MeasuredAllReduce(kinds, ALL_REDUCE_BYTES, medians)})
+        dist.all_reduce(torch.zeros(1))  # the others must not open the next group beside this one
+
+
+def _all_reduces_s(order: Sequence[int], group: dist.ProcessGroup | None, place: torch.device) -> list[float]:
+    """Seconds of sums of these bytes, one after the other: each begins when its members have the last."""
+    buffers = {num_bytes: torch.zeros(num_bytes // 4, device=place) for num_bytes in set(order)}
+    seconds = []
+    for num_bytes in order:
+        begin_s = time.perf_counter()
+        work = dist.all_reduce(buffers[num_bytes], group=group, async_op=True)
+        assert work is not None
+        work.wait()
+        _finish(place)
+        seconds.append(time.perf_counter() - begin_s)
+    return seconds

@@ -9,11 +9,11 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from cost_model.cluster import Cluster, Device
+from cost_model.cluster import Cluster
 from cost_model.pricing import Prices
 from cost_model.profile import ModelProfile
 from hetpipe.instructions import Compute, Norm, Pass, Step, Sync
-from hetpipe.report import describe_layers
+from hetpipe.report import ESTIMATED, describe_device, describe_layers, is_estimated
 from hetpipe.trace import Trace
 from partition.plan import Pipeline, Plan
 
@@ -153,12 +153,8 @@ def stage_labels(plan: Plan, profile: ModelProfile, cluster: Cluster) -> list[st
     for name in plan.device_names:
         device = cluster.device(name)
         layers = describe_layers([profile.layers[layer].name for layer in plan.layers_of(name)])
-        labels.append(f"{_device_label(device)}\n{layers}")
+        labels.append(f"{device.name}  {describe_device(device, profile)}\n{layers}")
     return labels
-
-
-def _device_label(device: Device) -> str:
-    return f"{device.name}  {device.kind}" + ("" if device.speed == 1 else f" x {device.speed:g}")
 
 
 def memory(
@@ -198,7 +194,7 @@ def memory(
         peaks = [measured_bytes[names[row]] / unit for row in rows]
         ax.plot(peaks, rows, "o", color=VERMILION, markeredgecolor="white", zorder=3)
         legend.append((VERMILION, "measured peak (dot)"))
-    _rows(ax, [_device_label(cluster.device(name)) for name in names])
+    _rows(ax, [f"{name}  {describe_device(cluster.device(name))}" for name in names])
     ax.set_xlim(left=0)
     ax.set_xlabel(f"{'MiB' if small else 'GiB'} (frame: capacity)")
     _legend_above(ax, legend, num_columns=4)
@@ -244,7 +240,8 @@ def _pipeline_bar(
             start += width
         ink = BLACK if sum(to_rgb(colour)) > 1.3 else "white"
         name = stage.device
-        text = f"{name}\n{stage.num_layers} layer{'s' * (stage.num_layers > 1)}"
+        mark = f" ({ESTIMATED})" if is_estimated(prices.profile, device.kind) else ""
+        text = f"{name}{mark}\n{stage.num_layers} layer{'s' * (stage.num_layers > 1)}"
         ax.annotate(
             text, ((begin + start) / 2, row), ha="center", va="center", fontsize=7, color=ink, clip_on=True
         )

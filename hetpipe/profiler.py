@@ -5,6 +5,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Collection, Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -239,11 +240,21 @@ def _layer_profile(bench: Bench, layer: int, measured: Sequence[int]) -> LayerPr
         saved_bytes_per_sample=max(
             value / size for x in measured for size, value in bench.samples[x].saved_bytes.items()
         ),
-        workspace_bytes=max(value for x in measured for value in bench.samples[x].workspace_bytes.values()),
+        workspace_by_size=_workspace_by_size(bench, measured),
         tied_to=None if home is None else chain.layer_names[home],
         tied_bytes=num_bytes(lambda name, is_tied, reached: name in tied),
         unreached_bytes=num_bytes(lambda name, is_tied, reached: not reached),
     )
+
+
+def _workspace_by_size(bench: Bench, measured: Sequence[int]) -> tuple[tuple[int, float], ...]:
+    """The largest of the measured layers at each size or a smaller one; nothing where there is none."""
+    sizes = sorted({size for layer in measured for size in bench.samples[layer].workspace_bytes})
+    largest = [
+        max(bench.samples[layer].workspace_bytes.get(size, 0.0) for layer in measured) for size in sizes
+    ]
+    by_size = tuple(zip(sizes, accumulate(largest, max), strict=True))
+    return by_size if any(largest) else ()
 
 
 def _optimizer_s_per_byte(

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cost_model.cluster import CPU, EMULATED, Cluster, Link
+from cost_model.cluster import CPU, EMULATED, Cluster
 from cost_model.errors import InputError
-from cost_model.profile import ModelProfile, profile_from_data, profile_text, read_profile
+from cost_model.profile import LayerProfile, ModelProfile, profile_from_data, profile_text, read_profile
 from cost_model.reading import canonical_sha256, write_atomically
 from hetpipe.run_folder import RunFolder
 from hetpipe.settings import Settings, settings_text
@@ -36,11 +36,14 @@ def cache_key(
     sizes: Sequence[int] | None,
     code: str,
     memory_bytes: Mapping[str, float] | None = None,
+    *,
+    real_kinds: Sequence[Sequence[str]] = (),
 ) -> str:
     """Everything that a measurement depends on, hashed: model, shapes, kinds, threads, host, versions.
 
     sharers: by kind, how many devices share the host's cores, which gives the threads of each.
     memory_bytes: of the largest device of each kind, where the sizes depend on it (None).
+    real_kinds: of the devices of each node between which messages are measured.
     """
     return canonical_sha256(
         {
@@ -48,6 +51,7 @@ def cache_key(
             "sequence_length": settings.sequence_length,
             "dtype": settings.dtype,
             "sharers": dict(sharers),
+            "real_kinds": [list(kinds) for kinds in real_kinds],
             "sizes": list(sizes) if sizes is not None else dict(memory_bytes or {}),
             "cores": os.cpu_count(),
             "processor": processor_name(),
@@ -84,7 +88,7 @@ def profile_model(
     counts = {kind: sum(device.kind == kind for device in cluster.devices) for kind in kinds}
     sharers = {kind: count if kind == CPU else 1 for kind, count in counts.items()}
     memory = {kind: max(d.memory_bytes for d in cluster.devices if d.kind == kind) for kind in kinds}
-    key = cache_key(settings, sharers, microbatch_sizes, _code(), memory)
+    key = cache_key(settings, sharers, microbatch_sizes, _code(), memory, real_kinds=_real_kinds(cluster))
     path = cache_folder() / f"{_file_name(model)}-{key}.json"
     if use_cache and task is None and path.exists():
         try:
@@ -100,7 +104,7 @@ def profile_model(
 
         limits = (microbatch_sizes, memory[kind], budget_s / len(kinds))
         profiles.append(_measure(settings, kind, counts[kind], limits, report, task))
-    merged = dataclasses.replace(merge(profiles), links=_links(cluster))
+    merged = _with_links(merge(profiles), cluster)
     if task is None and (microbatch_sizes is None or not left_out(merged, microbatch_sizes)):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, profile_text(merged))
@@ -143,12 +147,21 @@ def _measure(
     return found[0]
 
 
-def _links(cluster: Cluster) -> dict[str, Link]:
-    if all(device.kind == EMULATED for device in cluster.devices):
-        return {}
-    from hetpipe.link_profiler import measure_links
+def _with_links(profile: ModelProfile, cluster: Cluster) -> ModelProfile:
+    """The profile with what messages and sums between the real devices of the cluster take."""
+    if not _real_kinds(cluster):
+        return profile
+    from hetpipe.link_profiler import measure_all_reduces, measure_links
 
-    return measure_links(cluster)
+    return dataclasses.replace(
+        profile, links=measure_links(cluster), all_reduces=measure_all_reduces(cluster)
+    )
+
+
+def _real_kinds(cluster: Cluster) -> list[list[str]]:
+    """Kinds of the real devices, node by node: the pairs and groups between which messages are measured."""
+    nodes = [sorted(d.kind for d in node.devices if d.kind != EMULATED) for node in cluster.nodes]
+    return [kinds for kinds in nodes if kinds]
 
 
 def left_out(profile: ModelProfile, sizes: Sequence[int]) -> dict[str, tuple[int, ...]]:
@@ -184,12 +197,24 @@ def merge(profiles: Sequence[ModelProfile]) -> ModelProfile:
                         f"two profiles hold kind {kind!r} with different times; give one of them"
                     )
     layers = tuple(
-        dataclasses.replace(entry, workspace_bytes=max(p.layers[index].workspace_bytes for p in profiles))
-        for index, entry in enumerate(first.layers)
+        _with_larger_workspace([profile.layers[index] for profile in profiles])
+        for index in range(first.num_layers)
     )
     kinds = {kind: entry for profile in profiles for kind, entry in profile.kinds.items()}
     links = {pair: link for profile in profiles for pair, link in profile.links.items()}
-    return dataclasses.replace(first, layers=layers, kinds=kinds, links=links)
+    groups = {tuple(sorted(e.kinds)): e for profile in profiles for e in profile.all_reduces}
+    return dataclasses.replace(
+        first, layers=layers, kinds=kinds, links=links, all_reduces=tuple(groups.values())
+    )
+
+
+def _with_larger_workspace(entries: Sequence[LayerProfile]) -> LayerProfile:
+    """The first of several profiles of a layer, with the largest workspace of all at each size."""
+    sizes = sorted({size for entry in entries for size, _ in entry.workspace_by_size})
+    if not sizes:
+        return dataclasses.replace(entries[0], workspace_bytes=max(e.workspace_bytes for e in entries))
+    by_size = tuple((size, max(entry.workspace_at(size) for entry in entries)) for size in sizes)
+    return dataclasses.replace(entries[0], workspace_bytes=0.0, workspace_by_size=by_size)
 
 
 def _code() -> str:
@@ -197,6 +222,8 @@ def _code() -> str:
     here = Path(__file__).parent
     names = (
         "profiler",
+        "link_profiler",
+        "transport",
         "bench",
         "precision",
         "emulation",

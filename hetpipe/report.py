@@ -80,12 +80,30 @@ def describe_layers(names: Sequence[str]) -> str:
 def describe_device(device: Device, profile: ModelProfile | None = None) -> str:
     """Kind and speed of a device; "estimated" where its times were not measured."""
     speed = "" if device.speed == 1 else f" x {device.speed:g}"
-    estimated = profile is not None and profile.kind(device.kind).source == ESTIMATED
+    estimated = profile is not None and is_estimated(profile, device.kind)
     return f"{device.kind}{speed}{f' ({ESTIMATED})' if estimated else ''}"
 
 
+def estimate_sentences(profile: ModelProfile, kinds: Iterable[str]) -> list[str]:
+    """One sentence that names the kinds whose times are estimated, and which not to trust; none if all are
+    measured."""
+    estimated = [kind for kind in dict.fromkeys(kinds) if is_estimated(profile, kind)]
+    if not estimated:
+        return []
+    from cost_model.roofline import distrust  # loads NumPy, which most tables do not need
+
+    doubts = [f"{kind} ({reason})" for kind in estimated if (reason := distrust(kind))]
+    doubt = f"; not to be trusted: {', '.join(doubts)}" if doubts else ""
+    return [f"{ESTIMATED}, not measured: {', '.join(estimated)}{doubt}"]
+
+
+def is_estimated(profile: ModelProfile, kind: str) -> bool:
+    """Whether the profile has a kind and its times were not measured."""
+    return kind in profile.kinds and profile.kinds[kind].source == ESTIMATED
+
+
 def plan_sentences(plan: Plan, profile: ModelProfile, cluster: Cluster) -> list[str]:
-    """What a plan is and how good: header, bound with its gap, devices left out, marks."""
+    """What a plan is and how good: header, bound with its gap, devices left out, estimated kinds."""
     sentences = [_header(plan, profile, cluster)]
     if plan.predicted is not None and (bound := bound_sentence(plan.predicted)):
         sentences.append(bound)
@@ -93,7 +111,7 @@ def plan_sentences(plan: Plan, profile: ModelProfile, cluster: Cluster) -> list[
     if left_out:
         names = ", ".join(f"{device.name} ({describe_device(device, profile)})" for device in left_out)
         sentences.append(f"left out: {names}")
-    return sentences
+    return sentences + estimate_sentences(profile, (device.kind for device in cluster.devices))
 
 
 def _header(plan: Plan, profile: ModelProfile, cluster: Cluster) -> str:
@@ -106,7 +124,7 @@ def _header(plan: Plan, profile: ModelProfile, cluster: Cluster) -> str:
     if plan.predicted is None:
         return text
     kinds = {cluster.device(name).kind for name in plan.device_names}
-    estimated = any(profile.kind(kind).source == ESTIMATED for kind in kinds)
+    estimated = any(is_estimated(profile, kind) for kind in kinds)
     figures = plan.predicted
     return (
         f"{text}; predicted{' (from estimated times)' if estimated else ''}: "

@@ -60,6 +60,8 @@ class DeviceClasses:
 class StageBytes:
     """Bytes of layers [start, stop), indexed [stop, start], as `device_memory` counts them without recompute.
 
+    Of one microbatch size, on which the workspace depends.
+
     fixed: whatever is in flight; per_sample: for each sample in flight; trained: parameters with a gradient.
     """
 
@@ -68,10 +70,10 @@ class StageBytes:
     trained: Floats
 
     @classmethod
-    def of(cls, profile: ModelProfile) -> "StageBytes":
+    def of(cls, profile: ModelProfile, samples: int) -> "StageBytes":
         """Sums over layers come from prefix sums; tied weights that would be counted twice are taken off."""
         layers = range(profile.num_layers)
-        alone = [device_memory(profile, [StageShape(layer, layer + 1, 1, 1)]) for layer in layers]
+        alone = [device_memory(profile, [StageShape(layer, layer + 1, 1, samples)]) for layer in layers]
         trained = _between(np.cumsum([0.0, *(entry.gradient_bytes for entry in alone)]))
         weights = _between(np.cumsum([0.0, *(entry.parameter_bytes for entry in alone)]))
         workspace = np.zeros_like(trained)
@@ -124,13 +126,11 @@ class Root:
 class ChainProgramme:
     """The dynamic programme for one microbatch size; its tables are indexed [stop, start]."""
 
-    def __init__(
-        self, costs: PipelineCosts, classes: DeviceClasses, samples: int, stage_bytes: StageBytes
-    ) -> None:
+    def __init__(self, costs: PipelineCosts, classes: DeviceClasses, samples: int) -> None:
         self.costs, self.classes, self.samples = costs, classes, samples
         self.num_layers = costs.problem.profile.num_layers
         self._num_microbatches = costs.num_microbatches(samples)
-        self._bytes = stage_bytes
+        self._bytes = StageBytes.of(costs.problem.profile, samples)
         self._devices = [group[0] for group in classes.members]
         self._hops: dict[tuple[int, int], tuple[Floats, Floats, Floats]] = {}
 

@@ -48,8 +48,7 @@ def search_chains(problem: Problem, *, max_labels: int | None = MAX_LABELS) -> C
     costs = PipelineCosts(problem)
     classes = DeviceClasses.of(problem.cluster.devices)
     orders, exhaustive = class_orders(classes, costs)
-    stage_bytes = StageBytes.of(problem.profile)
-    programmes = [ChainProgramme(costs, classes, size, stage_bytes) for size in problem.microbatch_sizes]
+    programmes = [ChainProgramme(costs, classes, size) for size in problem.microbatch_sizes]
     found: Found = {}
     first = [tuple(programme.roots(orders, [FOREVER_S], 1)) for programme in programmes]
     for programme, roots in zip(programmes, first, strict=True):
@@ -175,7 +174,8 @@ def least_shortfall(problem: Problem) -> InfeasibleError:
     costs = PipelineCosts(problem)
     classes = DeviceClasses.of(problem.cluster.devices)
     orders, exhaustive = class_orders(classes, costs)
-    samples, stage_bytes = min(problem.microbatch_sizes), StageBytes.of(problem.profile)
+    samples = min(problem.microbatch_sizes)
+    stage_bytes = StageBytes.of(problem.profile, samples)
     one = stage_bytes.fixed + samples * stage_bytes.per_sample
     empty = np.triu(np.ones_like(one, dtype=bool))
     needs = [np.where(empty, np.inf, one - group[0].usable_bytes) for group in classes.members]

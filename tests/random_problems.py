@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from typing import Any
 
 from cost_model.cluster import Cluster, Device, Link, Node
 from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
@@ -15,7 +16,10 @@ SIZES = (1, 2, 4)
 def random_profile(
     rng: random.Random, num_layers: int, kinds: int = 2, *, tied: bool = False
 ) -> ModelProfile:
-    """Layers of 1 to 8 bytes of parameters; times that grow with the microbatch, not in proportion."""
+    """Layers of 1 to 8 bytes of parameters; times that grow with the microbatch, not in proportion.
+
+    Some layers have a workspace: the odd ones by microbatch size, the others the same at any.
+    """
     optimizer = rng.choice([0.0, 0.2])
     layers = tuple(
         LayerProfile(
@@ -23,7 +27,7 @@ def random_profile(
             parameter_bytes=rng.uniform(1, 8),
             output_bytes_per_sample=rng.uniform(0.1, 1),
             saved_bytes_per_sample=rng.uniform(0.2, 3),
-            workspace_bytes=rng.choice([0.0, 2.0]),
+            **_workspace(rng.choice([0.0, 2.0]), by_size=index % 2 == 1),
             tied_to="layer 0" if tied and index == num_layers - 1 else None,
         )
         for index in range(num_layers)
@@ -35,6 +39,12 @@ def random_profile(
         layers=layers,
         kinds={f"kind {index}": _kind(rng, num_layers, optimizer) for index in range(kinds)},
     )
+
+
+def _workspace(num_bytes: float, *, by_size: bool) -> dict[str, Any]:
+    if not by_size:
+        return {"workspace_bytes": num_bytes}
+    return {"workspace_by_size": tuple((size, num_bytes * (0.5 + size / 4)) for size in SIZES)}
 
 
 def _kind(rng: random.Random, num_layers: int, optimizer: float) -> KindProfile:

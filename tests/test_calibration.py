@@ -4,6 +4,7 @@ import pytest
 
 from cost_model.cluster import EMULATED, Cluster, Device, Link, Node
 from cost_model.errors import InputError
+from cost_model.measured_links import MeasuredLink
 from cost_model.profile import ModelProfile
 from hetpipe.calibration import calibrate
 from hetpipe.costs import ProgramCosts
@@ -118,6 +119,45 @@ def test_hops_that_a_device_was_idle_for_give_the_link():
     for link in after.links.values():
         assert link.latency_s == pytest.approx(0.75)
         assert link.bandwidth_bytes_per_s == pytest.approx(40 / 3)
+
+
+def test_hops_faster_than_planned_give_a_faster_link():
+    profile, plan, cluster = small_profile(), small_plan(num_samples=1), small_cluster()
+    report = report_of(plan, [(14.0, 14.0), (6.0, 6.0)])
+    after = calibrate(profile, plan, cluster, report, slower_hops(profile, plan, cluster, 0.5))
+    for link in after.links.values():
+        assert link.latency_s == pytest.approx(0.125)
+        assert link.bandwidth_bytes_per_s == pytest.approx(80)
+
+
+def test_a_link_measured_by_size_is_scaled_at_each_size():
+    plan, cluster = small_plan(num_samples=1), small_cluster()
+    by_size = MeasuredLink(0.25, 40.0, message_bytes=(10, 20), occupied_s=(0.5, 0.75))
+    profile = replace(small_profile(), links={"fast>slow": by_size})
+    report = report_of(plan, [(14.0, 14.0), (6.0, 6.0)])
+    # forwards take 0.25 s and 0.5 s; as the trace of a link that takes twice that
+    slow = MeasuredLink(0.5, 20.0, message_bytes=(10, 20), occupied_s=(1.0, 1.5))
+    slowed = replace(profile, links={"fast>slow": slow})
+    trace = simulate(ProgramCosts(lower(plan, slowed), slowed, cluster))
+    link = calibrate(profile, plan, cluster, report, trace).links["fast>slow"]
+    assert [link.transfer_s(size) for size in (10, 20, 40)] == pytest.approx([1.5, 2.0, 3.0])
+
+
+def test_optimizer_seconds_are_those_of_the_measured_step():
+    profile, plan, cluster = small_profile(), small_plan(), small_cluster()
+    report = report_of(plan, [(56.0, 56.0), (24.0, 24.0)])
+    # by hand: 360 + 200 + 200 bytes at 0.001 s, 300 at 0.002 s; the slow device takes twice as long
+    kinds = {**profile.kinds, "slow": replace(profile.kinds["slow"], optimizer_s_per_byte=0.004)}
+    measured = simulate(ProgramCosts(lower(plan, profile), replace(profile, kinds=kinds), cluster))
+    after = calibrate(profile, plan, cluster, report, measured)
+    assert after.kinds["fast"].optimizer_s_per_byte == pytest.approx(0.001)
+    assert after.kinds["slow"].optimizer_s_per_byte == pytest.approx(0.004)
+    # the same where nothing was predicted, and on devices of half the speed
+    none = {kind: replace(entry, optimizer_s_per_byte=0.0) for kind, entry in profile.kinds.items()}
+    nodes = tuple(replace(node, devices=(replace(node.devices[0], speed=0.5),)) for node in cluster.nodes)
+    after = calibrate(replace(profile, kinds=none), plan, replace(cluster, nodes=nodes), report, measured)
+    assert after.kinds["fast"].optimizer_s_per_byte == pytest.approx(0.0005)
+    assert after.kinds["slow"].optimizer_s_per_byte == pytest.approx(0.002)
 
 
 def test_links_of_emulated_devices_stay_as_they_are():

@@ -3,7 +3,7 @@
 import math
 import random
 from dataclasses import replace
-from itertools import combinations, pairwise, permutations
+from itertools import combinations, pairwise, permutations, product
 
 import pytest
 
@@ -55,7 +55,7 @@ def compare_with_brute_force(seed: int) -> int:
     orders, exhaustive = class_orders(classes, costs)
     assert exhaustive
     for samples in problem.microbatch_sizes:
-        programme = ChainProgramme(costs, classes, samples, StageBytes.of(problem.profile))
+        programme = ChainProgramme(costs, classes, samples)
         fastest = min(float(table[-1, 0]) for table in programme.busy_s)
         periods = [0.3 * fastest, 0.7 * fastest, 2 * fastest, FOREVER_S]
         roots = list(programme.roots(orders, periods, None))
@@ -98,12 +98,12 @@ def test_a_cap_holds_for_all_later_stages() -> None:
 
 
 def test_stage_bytes_equal_device_memory() -> None:
-    for seed in range(5):
+    for seed, samples in product(range(6), (1, 2, 3, 8)):
         profile = random_problem(seed).profile
-        table = StageBytes.of(profile)
+        table = StageBytes.of(profile, samples)
         for start, stop in combinations(range(profile.num_layers + 1), 2):
-            memory = device_memory(profile, [StageShape(start, stop, 3, 2)])
-            assert table.fixed[stop, start] + 6 * table.per_sample[stop, start] == pytest.approx(
+            memory = device_memory(profile, [StageShape(start, stop, 3, samples)])
+            assert table.fixed[stop, start] + 3 * samples * table.per_sample[stop, start] == pytest.approx(
                 memory.total_bytes, rel=1e-12
             )
             assert table.trained[stop, start] == pytest.approx(memory.gradient_bytes, rel=1e-12)

@@ -18,6 +18,8 @@ from partition.plan import plan_text, read_plan
 from small_case import CLUSTER_TOML as CLUSTER
 from small_case import small_plan, small_profile
 
+ESTIMATES = "estimated, not measured: slow; not to be trusted: slow (not in the catalogue)"
+
 
 @dataclass(frozen=True)
 class Result:
@@ -36,6 +38,7 @@ class Shell:
     def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.folder, self.capsys = folder, capsys
         self.write("cluster.toml", CLUSTER)
+        self.write("other.toml", CLUSTER.replace('"fast"', '"fats"'))
         self.write("profile.json", profile_text(small_profile()))
         self.write("plan.json", plan_text(small_plan()))
 
@@ -63,6 +66,7 @@ def test_plan_prints_the_plan_and_the_comparison(hetpipe: Shell):
     for strategy in ("single", "gpipe-even", "torchgpipe", "speed-proportional"):
         assert strategy in result.out
     assert "\x1b" not in result.out + result.err
+    assert f"{ESTIMATES}\n" in result.out
     assert result.err == ""
 
 
@@ -73,7 +77,7 @@ def test_plan_writes_what_simulate_reads(hetpipe: Shell):
     assert read_plan(hetpipe.folder / "new.json").global_batch_size == 4
     simulated = hetpipe(f"simulate new.json {files} --json")
     assert simulated.json["step_s"] == planned.json["predicted"]["step_s"]
-    assert simulated.err == ""
+    assert planned.err == simulated.err == f"note: {ESTIMATES}\n"
 
 
 def test_plan_prints_a_program(hetpipe: Shell):
@@ -86,6 +90,7 @@ def test_simulate_writes_a_trace_and_a_picture(hetpipe: Shell):
     files = "--profile profile.json --cluster cluster.toml"
     result = hetpipe(f"simulate plan.json {files} --trace trace.json --plot step.png")
     assert result.code == 0, result.err
+    assert f"{ESTIMATES}\n" in result.out
     assert json.loads((hetpipe.folder / "trace.json").read_text())["traceEvents"]
     assert (hetpipe.folder / "step.png").exists() and (hetpipe.folder / "step.svg").exists()
 
@@ -100,7 +105,7 @@ def test_simulate_warns_of_another_profile_and_cluster(hetpipe: Shell):
     assert made_from is not None
     assert result.err.startswith("warning: the plan was made from the cluster ")
     assert made_from[:12] in result.err and now[:12] in result.err
-    assert result.err.count("\n") == 1
+    assert result.err.count("\n") == 2 and ESTIMATES in result.err
     assert result.json["step_s"] > 0
 
 
@@ -111,7 +116,8 @@ def test_compare_shows_every_strategy(hetpipe: Shell):
     assert all(outcome["fits"] == (outcome["plan"] is not None) for outcome in outcomes)
     steps = [outcome["predicted_step_s"] for outcome in outcomes if outcome["fits"]]
     assert min(steps) == steps[-1]
-    assert "speed-up of ours" in hetpipe(f"compare {files}").out
+    shown = hetpipe(f"compare {files}").out
+    assert "speed-up of ours" in shown and f"{ESTIMATES}\n" in shown
 
 
 @pytest.mark.parametrize(
@@ -140,6 +146,7 @@ def test_compare_shows_every_strategy(hetpipe: Shell):
             "plan --cluster cluster.toml --profile profile.json --global-batch-size x",
             "Invalid value for '--global-batch-size'",
         ),
+        ("plan --cluster other.toml --profile profile.json", "no kind 'fats'; did you mean \"fast\"?"),
         ("plan --profile profile.json", "Missing option '--cluster'"),
         ("plan --clutser cluster.toml", "No such option"),
         ("paln", "No such command 'paln'"),

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from cost_model.errors import InfeasibleError
@@ -52,6 +54,25 @@ def test_in_flight_beyond_the_microbatches_costs_nothing():
     many = plan_of([("a/0", 0, 3, 9), ("b/0", 3, 4, 1)], num_samples=2)
     few = plan_of([("a/0", 0, 3, 2), ("b/0", 3, 4, 1)], num_samples=2)
     assert many.memory(small_profile(), "a/0") == few.memory(small_profile(), "a/0")
+
+
+def test_workspace_is_that_of_the_largest_layer_at_its_microbatch_size():
+    profile = small_profile()
+    curve = ((1, 4.0), (2, 6.0), (4, 30.0))
+    layers = list(profile.layers)
+    layers[2] = replace(layers[2], workspace_bytes=0.0, workspace_by_size=curve)
+    profile = replace(profile, layers=tuple(layers))
+
+    def workspace(*stages: tuple[int, int, int]) -> float:
+        shapes = [StageShape(start, stop, 1, size) for start, stop, size in stages]
+        return device_memory(profile, shapes).workspace_bytes
+
+    # block0 has 5 at any size; 3 lies half way between 6 and 30, 6 another 12 a sample beyond
+    assert [workspace((1, 3, size)) for size in (1, 2, 3, 4, 6)] == [5, 6, 18, 30, 54]
+    assert workspace((1, 2, 4)) == 5
+    # of two stages each has its own size
+    assert workspace((1, 2, 4), (2, 3, 1)) == 5
+    assert workspace((1, 2, 1), (2, 3, 4)) == 30
 
 
 def test_missing_bytes_are_named():

@@ -71,6 +71,8 @@ def test_partition_bars_are_as_wide_as_layers_take_on_their_device():
     # stage 0: 2 + 6, then 2 + 6 + 6; stage 1 on the slow device: 12 + 6, then 6
     assert sorted(bars(ax, plotting.STAGE_COLOURS[0])) == pytest.approx([2, 2, 6, 6, 6])
     assert sorted(bars(ax, plotting.STAGE_COLOURS[1])) == pytest.approx([6, 6, 12])
+    texts = [text.get_text() for text in ax.texts]
+    assert "a/0\n2 layers" in texts and "b/0 (estimated)\n1 layer" in texts
 
 
 def test_speedups_compare_with_the_best_of_the_others():
@@ -110,5 +112,5 @@ def test_labels_say_device_and_layers():
     plan: Plan = small_plan()
     assert plotting.stage_labels(plan, small_profile(), small_cluster()) == [
         "a/0  fast\nembeddings, block0-1",
-        "b/0  slow\nhead",
+        "b/0  slow (estimated)\nhead",
     ]

@@ -1,5 +1,8 @@
 import copy
 import json
+import random
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cost_model.cluster import Link
 from cost_model.errors import InputError
 from cost_model.pricing import Prices
 from cost_model.profile import interpolate, profile_from_data, profile_text, read_profile
@@ -15,6 +19,7 @@ from hetpipe.lowering import lower
 from hetpipe.planning import predict
 from hetpipe.verifier import verify
 from partition.plan import plan_from_data, plan_text, read_plan
+from random_problems import random_profile
 from small_case import check_golden, small_cluster, small_plan, small_profile
 
 
@@ -57,6 +62,31 @@ def test_optional_keys_may_be_left_out():
             "embedding",
             "layers[3].tied_to names 'embedding'; did you mean \"embeddings\"",
         ),
+        *(
+            (("layers", 0, key), -1.0, f"{key} of layer 'embeddings' is -1.0; give zero or more")
+            for key in (
+                "output_bytes_per_sample",
+                "saved_bytes_per_sample",
+                "workspace_bytes",
+                "tied_bytes",
+                "unreached_bytes",
+            )
+        ),
+        (
+            ("layers", 0, "workspace_by_size"),
+            [[2, 1.0], [1, 2.0]],
+            "2.0 bytes at 1 after 1.0 at 2; sizes rise",
+        ),
+        (
+            ("layers", 0, "workspace_by_size"),
+            [[1, 2.0], [2, 1.0]],
+            "1.0 bytes at 2 after 2.0 at 1; sizes rise",
+        ),
+        (("layers", 0, "workspace_by_size"), [[1, -2.0]], "workspace_by_size of layer 'embeddings' has -2.0"),
+        (("layers", 0, "workspace_by_size"), [[0, 2.0]], "has 2.0 bytes at 0 after 0.0 at 0; sizes rise"),
+        (("layers", 0, "workspace_by_size"), [[1, 2.0, 3.0]], "layers[0].workspace_by_size[0]"),
+        (("layers", 0, "workspace_by_size"), [[1, float("nan")]], "should be a finite number"),
+        (("layers", 1, "workspace_by_size"), [[1, 2.0]], "'block0' has both workspace_bytes and"),
         (("kinds", "fast", "source"), "guessed", "source 'guessed' is unknown"),
         (
             ("kinds", "fast", "microbatch_sizes"),
@@ -72,6 +102,27 @@ def test_optional_keys_may_be_left_out():
             [-1.0, 1.0],
             "kinds.fast.layers[0]: forward_s holds -1.0; give",
         ),
+        (
+            ("kinds", "slow", "layers", 3, "backward_s"),
+            [-2.0, 1.0],
+            "kinds.slow.layers[3]: backward_s holds -2.0; give",
+        ),
+        (
+            ("kinds", "fast", "layers", 2, "forward_s"),
+            [float("inf"), 1.0],
+            "kinds.fast.layers[2].forward_s[0]: input should be a finite number",
+        ),
+        (
+            ("kinds", "slow", "layers", 0, "forward_s"),
+            [4000.0, 4000.0],
+            "kinds.slow.layers[0]: forward_s holds 4000.0 s for one layer; is it in milliseconds?",
+        ),
+        (
+            ("kinds", "slow", "layers", 1, "forward_s"),
+            [1.0, 1.0, 1.0],
+            "kinds.slow: layers[1].forward_s has 3 entries for 2 microbatch_sizes",
+        ),
+        (("kinds", "fast", "layers", 0, "forward"), [1.0, 1.0], 'did you mean "forward_s"?'),
         (
             ("kinds", "fast", "layers", 2, "backward_s"),
             [1.0, float("nan")],
@@ -101,6 +152,31 @@ def test_a_mistake_is_refused_and_named(path: tuple[Any, ...], value: object, me
         profile_from_data(changed, "p")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_workspace_by_size_survives_the_file_in_place_of_the_number():
+    by_size = data()
+    del by_size["layers"][1]["workspace_bytes"]
+    by_size["layers"][1]["workspace_by_size"] = [[1, 4.0], [4, 10.0]]
+    profile = profile_from_data(by_size, "p")
+    assert json.loads(profile_text(profile)) == by_size
+    block0, block1 = profile.layers[1:3]
+    assert [block0.workspace_at(size) for size in (1, 2, 4, 5)] == [4.0, 6.0, 10.0, 12.0]
+    assert [block1.workspace_at(size) for size in (1, 2, 4, 5)] == [5.0] * 4
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_random_profile_written_and_read_back_is_equal(seed: int, tmp_path: Path):
+    rng = random.Random(seed)
+    profile = random_profile(rng, rng.randint(2, 9), rng.randint(1, 3), tied=rng.random() < 0.5)
+    link = Link(rng.choice([0.0, rng.random()]), rng.uniform(1.0, 1e12))
+    known = replace(profile.kinds["kind 0"], standard_error=rng.random(), standard_error_of="here")
+    profile = replace(profile, links={"kind 0>kind 0": link}, kinds={**profile.kinds, "kind 0": known})
+    path = tmp_path / "profile.json"
+    path.write_text(profile_text(profile))
+    again = read_profile(path)
+    assert again == profile
+    assert again.sha256 == profile.sha256 and profile_text(again) == profile_text(profile)
 
 
 def test_a_missing_key_is_named():
@@ -155,6 +231,22 @@ def test_interpolation_is_exact_and_monotone(pairs: list[tuple[int, float]], one
     assert [interpolate(sizes, values, size) for size in sizes] == values
     low, high = sorted((one, two))
     assert interpolate(sizes, values, low) <= interpolate(sizes, values, high) + 1e-9
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 64), st.floats(0, 10)), min_size=2, unique_by=lambda pair: pair[0]).map(
+        sorted
+    ),
+    st.floats(0, 1),
+)
+def test_interpolation_stays_between_its_neighbours(pairs: list[tuple[int, float]], share: float):
+    """Also where a larger microbatch was measured faster; and it is never negative beyond the ends."""
+    sizes, values = zip(*pairs, strict=True)
+    for (low, one), (high, other) in pairwise(pairs):
+        inside = interpolate(sizes, values, low + share * (high - low))
+        assert min(one, other) - 1e-9 <= inside <= max(one, other) + 1e-9
+    assert 0 <= interpolate(sizes, values, share * sizes[0]) <= values[0]
+    assert interpolate(sizes, values, (1 + share) * sizes[-1]) >= values[-1] >= 0
 
 
 def test_price_is_profile_over_speed():

@@ -10,8 +10,7 @@ from cost_model.cluster_file import read_cluster
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
 from hetpipe import profiling
-from hetpipe.bench import Bench
-from hetpipe.link_profiler import kind_pairs, measure_links
+from hetpipe.bench import Bench, _Marks
 from hetpipe.models import model_spec
 from hetpipe.profiler import profile_task
 from hetpipe.profiling import cache_key, profile_model
@@ -19,8 +18,6 @@ from hetpipe.run_folder import RunFolder
 from hetpipe.settings import Settings
 from hetpipe.splitting import ChainModel
 from runs import chain_plan, cluster_file, made_up_profile, run
-
-EXAMPLES = Path(__file__).parents[1] / "examples" / "clusters"
 
 EMULATED_CLUSTER = """
 name = "emulated"
@@ -98,6 +95,35 @@ def test_layers_before_the_first_parameter_have_a_profile(tmp_path):
     assert profile.num_layers == 6
 
 
+def test_workspace_is_measured_by_microbatch_size(tmp_path):
+    settings = Settings("mine", 1, sequence_length=1)
+    task = own_tasks.linear_task(RunFolder(tmp_path), settings)
+    profile = profile_task(task, settings, CPU, (1, 4, 16), 0.01, device=torch.device("cpu"))
+    first, _, last = profile.layers
+    assert [size for size, _ in last.workspace_by_size] == [1, 4, 16]
+    assert all(layer.workspace_bytes == 0.0 for layer in profile.layers)
+    # 8 -> 16: the gradient of the weights is there before it is summed, whatever the microbatch
+    assert first.workspace_at(1) == first.workspace_at(16) >= 4 * 8 * 16
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_a_gpu_is_timed_by_events_and_counted_by_its_allocator(tmp_path):
+    settings = Settings("mine", 1, sequence_length=1)
+    task = own_tasks.linear_task(RunFolder(tmp_path), settings)
+    profile = profile_task(task, settings, "gpu", (1, 64), 0.01, device=torch.device("cuda", 0))
+    assert all(0 < s < 1 for layer in profile.kinds["gpu"].layers for s in layer.forward_s + layer.backward_s)
+    # as on a CPU, but in blocks of 512 bytes
+    here = profile_task(task, settings, CPU, (1, 64), 0.01, device=torch.device("cpu"))
+    for gpu, cpu in zip(profile.layers, here.layers, strict=True):
+        assert 64 * abs(gpu.saved_bytes_per_sample - cpu.saved_bytes_per_sample) <= 64 * 4 * 512
+
+
+def test_marks_that_number_readings_become_them():
+    marks = _Marks(forward={0: 0.0, 1: 1.0}, backward={1: 2.0, 0: 3.0}).read([0.0, 0.5, 0.75, 2.0])
+    assert (marks.forward, marks.backward) == ({0: 0.0, 1: 0.5}, {1: 0.75, 0: 2.0})
+
+
 @pytest.mark.slow
 def test_a_profile_in_the_cache_is_not_measured_again(tmp_path, monkeypatch):
     first = measure("gpt2-tiny", tmp_path)
@@ -163,6 +189,24 @@ def test_profiles_that_do_not_belong_together_are_not_joined():
         with pytest.raises(InputError, match=message):
             profiling.merge([here, other])
     assert profiling.merge([here, here]) == here
+
+
+def test_a_joined_profile_has_the_larger_workspace_at_each_size():
+    here, there = made_up_profile("bert-tiny", CPU), made_up_profile("bert-tiny", EMULATED)
+
+    def with_first(profile: ModelProfile, **workspace: object) -> ModelProfile:
+        plain = replace(profile.layers[0], workspace_bytes=0.0)
+        return replace(profile, layers=(replace(plain, **workspace), *profile.layers[1:]))
+
+    one = with_first(here, workspace_by_size=((1, 10.0), (4, 20.0)))
+    two = with_first(there, workspace_by_size=((2, 12.0), (4, 50.0)))
+    number = with_first(there, workspace_bytes=15.0)
+    # at 1: 10 and half of 12; at 2: 10 + 10 / 3 and 12; at 4: 20 and 50
+    (layer, *_) = profiling.merge([one, two]).layers
+    assert dict(layer.workspace_by_size) == pytest.approx({1: 10, 2: 10 + 10 / 3, 4: 50})
+    assert profiling.merge([one, number]).layers[0].workspace_by_size == ((1, 15.0), (4, 20.0))
+    assert profiling.merge([number, one]).layers[0] == profiling.merge([one, number]).layers[0]
+    assert profiling.merge([with_first(here, workspace_bytes=4.0), number]).layers[0].workspace_at(9) == 15.0
 
 
 def fitting(
@@ -245,16 +289,3 @@ def test_rounds_go_on_until_the_median_is_known_or_the_budget_is_spent(monkeypat
     for budget_s, found in ((0.0, (0.5, "a")), (100.0, (0.01, "c"))):
         kind = profile_task(task, settings, CPU, (2,), budget_s, device=torch.device("cpu")).kinds[CPU]
         assert (kind.standard_error, kind.standard_error_of) == found
-
-
-@pytest.mark.slow
-def test_links_between_real_devices_are_measured(tmp_path):
-    links = measure_links(read_cluster(cluster_file(tmp_path)))
-    assert links.keys() == {"cpu>cpu"}
-    link = links["cpu>cpu"]
-    assert 0 < link.latency_s < 1
-    assert link.bandwidth_bytes_per_s > 1e6
-
-
-def test_emulated_links_are_not_measured():
-    assert kind_pairs(read_cluster(EXAMPLES / "four-unequal.toml")) == []

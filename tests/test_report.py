@@ -75,6 +75,23 @@ def test_bound_says_what_it_speaks_about_and_the_gap():
     )
 
 
+def test_estimated_kinds_are_named_and_those_not_to_be_trusted():
+    slow = "slow (not in the catalogue)"
+    assert report.plan_sentences(predicted(small_plan()), small_profile(), small_cluster())[-1] == (
+        f"estimated, not measured: slow; not to be trusted: {slow}"
+    )
+    assert report.estimate_sentences(small_profile(), ["fast", "unknown"]) == []
+    profile = small_profile()
+    kinds = {"T4": profile.kinds["slow"], "K80": profile.kinds["slow"], **profile.kinds}
+    assert report.estimate_sentences(replace(profile, kinds=kinds), ["T4", "T4"]) == [
+        "estimated, not measured: T4"
+    ]
+    assert report.estimate_sentences(replace(profile, kinds=kinds), kinds) == [
+        "estimated, not measured: T4, K80, slow; not to be trusted: K80 (never checked against a "
+        f"measurement), {slow}"
+    ]
+
+
 def test_without_a_bound_nothing_is_claimed():
     sentences = report.plan_sentences(predicted(small_plan()), small_profile(), small_cluster())
     assert not any("can be faster" in sentence for sentence in sentences)

@@ -61,6 +61,11 @@ def warn(message: str) -> None:
     sys.stderr.write(f"warning: {message}\n")
 
 
+def note(sentences: Iterable[str]) -> None:
+    """Unwrapped lines on stderr, for what --json has no place for."""
+    sys.stderr.writelines(f"note: {sentence}\n" for sentence in sentences)
+
+
 def warn_if_too_fast(speeds: Iterable[float]) -> None:
     """Warn if this host has too few cores for emulated devices of these speeds."""
     total, cores = sum(speeds), os.cpu_count() or 1

@@ -17,13 +17,13 @@ from hetpipe.commands.common import (
     JsonOption,
     ModelOption,
     SequenceOption,
+    note,
     print_json,
-    warn,
     write_output,
 )
 from hetpipe.model_names import model_entry
 from hetpipe.profiling import MICROBATCH_SIZES
-from hetpipe.report import profile_table, show
+from hetpipe.report import estimate_sentences, profile_table, show
 from hetpipe.run_folder import RunFolder
 
 CHECK_FAILED = 4
@@ -71,37 +71,33 @@ def profile_command(
     profile = _with_estimates(profile, targets)
     if output is not None:
         write_output(output, profile_text(profile))
+    estimates = estimate_sentences(profile, profile.kinds)
     if json:
         print_json(profile.to_json())
+        note(estimates)
         return
     if show_layers:
-        show([profile_table(profile)])
-    for sentence in profiles.precision_sentences(profile):
+        show([profile_table(profile), *profiles.link_sentences(profile)])
+    for sentence in (*profiles.precision_sentences(profile), *estimates):
         typer.echo(sentence)
     where = f"; wrote {output}" if output is not None else ""
     typer.echo(f"{profile.model}: {profile.num_layers} layers on {', '.join(profile.kinds)}{where}")
-    if targets:
-        typer.echo(f"estimated, not measured: {', '.join(targets)}")
 
 
 def _with_estimates(profile: ModelProfile, targets: Mapping[str, Accelerator]) -> ModelProfile:
-    """The profile with estimated kinds added; warns of those that are not to be trusted.
+    """The profile with estimated kinds added.
 
     Raises: InputError if a kind was measured, or no measured kind is in the catalogue to estimate from.
     """
     if not targets:
         return profile
-    from cost_model.roofline import distrust, estimate_kind, nearest_kind
+    from cost_model.roofline import estimate_kind, nearest_kind
 
     for kind, device in targets.items():
         if kind in profile.kinds:
             raise InputError(f"{kind!r} was measured; leave out --estimate {kind}")
-        source = nearest_kind(profile, device)
-        estimated = estimate_kind(profile, source, device)
+        estimated = estimate_kind(profile, nearest_kind(profile, device), device)
         profile = dataclasses.replace(profile, kinds={**profile.kinds, kind: estimated})
-        reason = distrust(device)
-        if reason is not None:
-            warn(f"{kind}, estimated from {source}, is not to be trusted: {reason}")
     return profile
 
 

@@ -25,6 +25,7 @@ from hetpipe.commands.common import (
     StrategyOption,
     check_strategy,
     get_profile,
+    note,
     print_json,
     warn_if_changed,
     write_output,
@@ -37,6 +38,7 @@ from hetpipe.planning import evaluator, predict
 from hetpipe.report import (
     comparison_table,
     console,
+    estimate_sentences,
     measured_table,
     path_sentence,
     plan_sentences,
@@ -79,13 +81,14 @@ def plan_command(
     found, outcomes = (solve_problem(problem, strategy), ()) if json else plan_and_compare(problem, strategy)
     text = ""
     if program:
-        lowered = lower(found, costs)
+        lowered = lower(found, costs, devices)
         verify(lowered, costs, devices)
         text = lowered.text
     if output is not None:
         write_output(output, plan_text(found))
     if json:
         print_json({**found.to_json(), "program": text} if program else found.to_json())
+        note(_estimates(costs, devices))
         return
     show_plan(found, outcomes, costs, devices)
     sys.stdout.write(text)
@@ -139,6 +142,10 @@ def _telling(what: str) -> Iterator[Any]:
         yield status.update
 
 
+def _estimates(profile: ModelProfile, cluster: Cluster) -> list[str]:
+    return estimate_sentences(profile, (device.kind for device in cluster.devices))
+
+
 def show_plan(plan: Plan, outcomes: "tuple[Outcome, ...]", profile: ModelProfile, cluster: Cluster) -> None:
     """Print the plan with its bound, and all strategies."""
     show(
@@ -169,7 +176,7 @@ def simulate_command(
     check_memory(given, costs, devices)
     figures = figured(given, costs, devices)
     assert figures.predicted is not None
-    prices = ProgramCosts(lower(given, costs), costs, devices)
+    prices = ProgramCosts(lower(given, costs, devices), costs, devices)
     simulated = simulate(prices)
     if trace is not None:
         write_output(trace, chrome_trace([(PREDICTED, simulated)]))
@@ -182,6 +189,7 @@ def simulate_command(
     times = dict(zip(simulated.device_names, device_times(simulated, prices), strict=True))
     if json:
         print_json(_prediction_json(figures.predicted, causes, times))
+        note(_estimates(costs, devices))
         return
     show([*plan_sentences(figures, costs, devices), plan_table(figures, costs, devices)])
     show([path_sentence(causes), waiting_table(times)])
@@ -223,10 +231,11 @@ def compare_command(
         reasons = "; ".join(f"{outcome.strategy}: {outcome.reason}" for outcome in outcomes)
         raise InfeasibleError(f"no strategy fits: {reasons}")
     if not json:
-        show([comparison_table(outcomes, plans.get(AUTO))])
+        show([*_estimates(costs, devices), comparison_table(outcomes, plans.get(AUTO))])
     reports = measure_outcomes(plans, costs, cluster, steps, quiet=json) if measure else {}
     if json:
         print_json({"strategies": [_outcome_json(outcome, reports) for outcome in outcomes]})
+        note(_estimates(costs, devices))
     elif reports:
         show([measured_table(list(reports.values())), *run_report_tables(list(reports.values())[-1])[2:]])
 

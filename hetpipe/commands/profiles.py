@@ -1,12 +1,15 @@
 """The ways to a profile.json: measure, merge files, calibrate by a run; and what is said of it."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from cost_model.cluster import EMULATED, Cluster
 from cost_model.cluster_file import read_cluster
 from cost_model.errors import InputError
+from cost_model.measured_links import MeasuredLink
 from cost_model.profile import ModelProfile, read_profile
+from cost_model.units import format_bandwidth, format_bytes, format_seconds
 from hetpipe.calibration import calibrate
 from hetpipe.commands.common import progress_bar, warn
 from hetpipe.model_names import model_entry
@@ -112,3 +115,32 @@ def precision_sentences(profile: ModelProfile) -> list[str]:
         for kind, entry in profile.kinds.items()
         if entry.standard_error is not None
     ]
+
+
+def link_sentences(profile: ModelProfile) -> list[str]:
+    """What messages and sums were measured to take: latency, bandwidth with it by size; seconds by size."""
+    sentences = []
+    for pair, link in profile.links.items():
+        text = f"link {pair}: latency {format_seconds(link.latency_s)}"
+        if not isinstance(link, MeasuredLink):
+            sentences.append(f"{text}, {format_bandwidth(link.bandwidth_bytes_per_s)}")
+            continue
+        if link.standard_error is not None:
+            text += f" (standard error {100 * link.standard_error:.1f} %)"
+        rates = (
+            f"{_size(size)} {format_bandwidth(size / max(link.transfer_s(size), 1e-12))}"
+            for size in link.message_bytes
+        )
+        sentences.append(f"{text}; with it {', '.join(rates)}")
+    for entry in profile.all_reduces:
+        group = " and ".join(f"{count} {kind}" for kind, count in Counter(entry.kinds).items())
+        seconds = (
+            f"{_size(size)} {format_seconds(duration_s)}"
+            for size, duration_s in zip(entry.message_bytes, entry.duration_s, strict=True)
+        )
+        sentences.append(f"all-reduce of {group}: {', '.join(seconds)}")
+    return sentences
+
+
+def _size(num_bytes: int) -> str:
+    return format_bytes(num_bytes).replace(".00", "")

@@ -23,6 +23,7 @@ from hetpipe.commands.common import (
     StrategyOption,
     check_strategy,
     get_profile,
+    note,
     print_json,
     warn,
     warn_if_changed,
@@ -32,7 +33,14 @@ from hetpipe.commands.models import RequiredModel
 from hetpipe.commands.planning import AUTO, figured, plan_and_compare, show_plan, solve_problem
 from hetpipe.launch import under_torchrun
 from hetpipe.lowering import lower
-from hetpipe.report import console, plan_sentences, plan_table, run_report_tables, show
+from hetpipe.report import (
+    console,
+    estimate_sentences,
+    plan_sentences,
+    plan_table,
+    run_report_tables,
+    show,
+)
 from hetpipe.run_folder import RunFolder
 from hetpipe.settings import Clock, Settings
 from hetpipe.verifier import verify
@@ -132,18 +140,21 @@ def run_command(
         chosen = _given_plan(given, settings, costs, devices, quiet=silent)
     else:
         chosen = _new_plan(settings, costs, devices, strategy, microbatch_size, quiet=silent)
-    verify(lower(chosen, costs), costs, devices)
+    verify(lower(chosen, costs, devices), costs, devices)
     used = [devices.device(name) for name in chosen.device_names]
     warn_if_too_fast(device.speed for device in used if device.kind == EMULATED)
+    estimates = estimate_sentences(costs, (device.kind for device in used))
     if dry_run:
         if json:
             print_json({"plan": chosen.to_json(), "settings": settings.to_json()})
+            note(estimates)
         return
     report, folder = _train(settings, cluster, costs, chosen, folder, quiet=silent)
     if json:
         print_json({"run_folder": str(folder.path), **report.to_json()})
+        note(estimates)
         return
-    show([*run_report_tables(report), f"run folder: {folder.path}"])
+    show([*run_report_tables(report), *estimates, f"run folder: {folder.path}"])
 
 
 def _given_plan(
