@@ -11,9 +11,19 @@ from torch import Tensor
 from hetpipe.costs import ProgramCosts
 from hetpipe.emulation import Board, Pace
 from hetpipe.gradient_sync import GradientSync
-from hetpipe.instructions import Compute, Direction, Instruction, Norm, Pass, Step, Sync, Transfer
+from hetpipe.instructions import (
+    Compute,
+    Direction,
+    Instruction,
+    Norm,
+    Pass,
+    Step,
+    Sync,
+    Transfer,
+    incoming,
+    outgoing,
+)
 from hetpipe.optimizer import Optimizer
-from hetpipe.simulator import incoming
 from hetpipe.stage import Microbatch, StageRunner
 from hetpipe.trace import Event
 from hetpipe.transport import TensorShape, Transport, release_points
@@ -137,8 +147,12 @@ class Executor:
     ) -> tuple[float, float]:
         received: tuple[Tensor, ...] = ()
         ready_s = 0.0
-        message = incoming(entry, self._costs.num_stages[entry.pipeline])
-        if message is not None:
+        num_stages = self._costs.num_stages[entry.pipeline]
+        local = self._program.local_boundaries
+        message = incoming(entry, num_stages)
+        if message is not None and message[1:3] in local:
+            received = self._outgoing.pop(message)
+        elif message is not None:
             receive = Transfer(Direction.RECV, entry.op, entry.pipeline, entry.stage, entry.microbatch)
             received = self._transport.receive(receive)
             if self._board is not None:
@@ -150,9 +164,12 @@ class Executor:
             result = self._stages.forward(entry, microbatch(entry.pipeline, entry.microbatch), received)
         else:
             result = self._stages.backward(entry, received)
-        if result:
-            send = Transfer(Direction.SEND, entry.op, entry.pipeline, entry.stage, entry.microbatch)
-            self._outgoing[send.message] = result
+        made = outgoing(entry, num_stages)
+        if made is not None and made[1:3] in local:
+            # the stages' graphs stay apart, as if the tensors had been sent
+            self._outgoing[made] = tuple(tensor.detach() for tensor in result)
+        elif made is not None:
+            self._outgoing[made] = result
         return start, self._pace.end(start, self._costs.compute_s(self._rank, entry))
 
     def _transfer(self, entry: Transfer) -> float:

@@ -4,6 +4,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
@@ -53,17 +54,20 @@ class Transfer:
     microbatch: int
 
     @property
+    def _downstream(self) -> bool:
+        return (self.direction is Direction.SEND) == (self.op is Pass.FORWARD)
+
+    @property
     def peer_stage(self) -> int:
-        downstream = (self.direction is Direction.SEND) == (self.op is Pass.FORWARD)
-        return self.stage + 1 if downstream else self.stage - 1
+        return self.stage + 1 if self._downstream else self.stage - 1
 
     @property
     def boundary(self) -> int:
         """The stage whose input crosses, or whose input's gradient does."""
-        return max(self.stage, self.peer_stage)
+        return self.stage + 1 if self._downstream else self.stage
 
     @property
-    def message(self) -> tuple[Pass, int, int, int]:
+    def message(self) -> "Message":
         """The same for both ends, and for no other message of the step."""
         return (self.op, self.pipeline, self.boundary, self.microbatch)
 
@@ -98,6 +102,8 @@ class Step:
 
 
 Instruction = Compute | Transfer | Sync | Norm | Step
+Message = tuple[Pass, int, int, int]
+"""(op, pipeline, boundary, microbatch) of what crosses between two stages."""
 
 
 def _route(pipeline: int) -> str:
@@ -134,9 +140,13 @@ class Bucket:
         return total
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: ranks are looked up once, programs have thousands
 class Program:
-    """The instruction list of every rank. Rank r drives plan.device_names[r]."""
+    """The instruction list of every rank. Rank r drives plan.device_names[r].
+
+    Between neighbouring stages on one rank no message is sent: the tensors stay where they are, and the order
+    of the two computations in the list is all that shows it.
+    """
 
     plan: Plan
     buckets: tuple[Bucket, ...]
@@ -156,8 +166,22 @@ class Program:
         """Samples of the microbatch at hand."""
         return self.pipeline(instruction).microbatch_samples(instruction.microbatch)
 
+    @cached_property
+    def _ranks(self) -> dict[str, int]:
+        return {name: rank for rank, name in enumerate(self.device_names)}
+
     def rank_of(self, pipeline: int, stage: int) -> int:
-        return self.device_names.index(self.plan.pipelines[pipeline].stages[stage].device)
+        return self._ranks[self.plan.pipelines[pipeline].stages[stage].device]
+
+    @cached_property
+    def local_boundaries(self) -> frozenset[tuple[int, int]]:
+        """Boundaries (pipeline, stage whose input crosses) with one device at both sides."""
+        return frozenset(
+            (index, stage)
+            for index, pipeline in enumerate(self.plan.pipelines)
+            for stage in range(1, len(pipeline.stages))
+            if pipeline.stages[stage - 1].device == pipeline.stages[stage].device
+        )
 
     @property
     def text(self) -> str:
@@ -171,6 +195,24 @@ class Program:
     @property
     def sha256(self) -> str:
         return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+def incoming(compute: Compute, num_stages: int) -> Message | None:
+    """The message, or the tensors left by its own rank, that a computation waits for; None at the ends."""
+    if compute.op is Pass.FORWARD:
+        boundary = compute.stage
+        return (compute.op, compute.pipeline, boundary, compute.microbatch) if boundary > 0 else None
+    boundary = compute.stage + 1
+    return (compute.op, compute.pipeline, boundary, compute.microbatch) if boundary < num_stages else None
+
+
+def outgoing(compute: Compute, num_stages: int) -> Message | None:
+    """What a computation makes for the next one of its microbatch; None at the ends of the pipeline."""
+    forward = compute.op is Pass.FORWARD
+    boundary = compute.stage + 1 if forward else compute.stage
+    if not 0 < boundary < num_stages:
+        return None
+    return (compute.op, compute.pipeline, boundary, compute.microbatch)
 
 
 _WORD = re.compile(r"(?:(\d+):)?(\d+)(?:(SEND|RECV)_)?([FB])(\d+)")

@@ -12,7 +12,7 @@ from partition.problem import Evaluate
 
 def simulate_plan(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Trace:
     """The predicted trace of one step of a plan."""
-    return simulate(ProgramCosts(lower(plan, profile), profile, cluster))
+    return simulate(ProgramCosts(lower(plan, profile, cluster), profile, cluster))
 
 
 def predict(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Prediction:

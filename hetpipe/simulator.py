@@ -8,10 +8,19 @@ from operator import attrgetter
 from cost_model.communication import NORM_BYTES, all_reduce_due, reserve
 from cost_model.errors import InputError
 from hetpipe.costs import ProgramCosts
-from hetpipe.instructions import Compute, Direction, Instruction, Norm, Pass, Step, Sync, Transfer
+from hetpipe.instructions import (
+    Compute,
+    Direction,
+    Instruction,
+    Message,
+    Norm,
+    Step,
+    Sync,
+    Transfer,
+    incoming,
+)
 from hetpipe.trace import Event, Trace
 
-Message = tuple[Pass, int, int, int]
 _BY_TIME = attrgetter("start_s", "end_s")
 _SEND = Direction.SEND
 
@@ -44,10 +53,12 @@ class _Simulation:
     queue: list[tuple[float, int]] = field(init=False)
     events: list[list[Event]] = field(init=False)
     buckets_of: list[list[int]] = field(init=False)
+    local: frozenset[tuple[int, int]] = field(init=False)
 
     def __post_init__(self) -> None:
         program = self.costs.program
         count = len(program.ranks)
+        self.local = program.local_boundaries
         self.clock = [0.0] * count
         self.position = [0] * count
         self.free_at = [0.0] * len(self.costs.network.resources)
@@ -119,7 +130,7 @@ class _Simulation:
     def _compute(self, rank: int, compute: Compute) -> object | None:
         message = incoming(compute, self.costs.num_stages[compute.pipeline])
         start = self.clock[rank]
-        if message is not None:
+        if message is not None and (message[1], message[2]) not in self.local:
             if message not in self.due:
                 return message
             start = max(start, self.due.pop(message))
@@ -170,12 +181,3 @@ class _Simulation:
         self._wake(Norm())
         self._record(rank, Norm(), ready, self.norm_due[name] - ready)
         return None
-
-
-def incoming(compute: Compute, num_stages: int) -> Message | None:
-    """The message that a computation waits for; None at the ends of the pipeline."""
-    if compute.op is Pass.FORWARD:
-        boundary = compute.stage
-        return (compute.op, compute.pipeline, boundary, compute.microbatch) if boundary > 0 else None
-    boundary = compute.stage + 1
-    return (compute.op, compute.pipeline, boundary, compute.microbatch) if boundary < num_stages else None

@@ -69,7 +69,7 @@ def prepare(
     Raises: InputError or InfeasibleError before anything is written, if the run cannot work.
     """
     cluster = read_cluster(cluster_file)
-    program = lower(plan, profile)
+    program = lower(plan, profile, cluster)
     verify(program, profile, cluster)
     for key, mine, theirs in (
         ("model", settings.model, plan.model),

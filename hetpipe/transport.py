@@ -12,8 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cost_model.errors import InputError
-from hetpipe.instructions import Compute, Direction, Pass, Program, Transfer
-from hetpipe.simulator import Message, incoming
+from hetpipe.instructions import Compute, Direction, Message, Pass, Program, Transfer, incoming
 
 
 class TransferError(RuntimeError):
@@ -159,7 +158,7 @@ def release_points(program: Program, rank: int) -> dict[int, tuple[Transfer, ...
             waiting[peer].append((consumed_at[entry.message], entry))
         elif isinstance(entry, Compute):
             message = incoming(entry, len(program.pipeline(entry).stages))
-            if message is None:
+            if message is None or message[1:3] in program.local_boundaries:
                 continue
             stage = entry.stage - 1 if entry.op is Pass.FORWARD else entry.stage + 1
             peer = program.rank_of(entry.pipeline, stage)

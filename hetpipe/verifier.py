@@ -6,8 +6,19 @@ from dataclasses import replace
 from cost_model.cluster import Cluster
 from cost_model.errors import InfeasibleError, InputError
 from cost_model.profile import ModelProfile
-from hetpipe.instructions import Compute, Direction, Norm, Pass, Program, Step, Sync, Transfer
-from hetpipe.simulator import incoming
+from hetpipe.instructions import (
+    Compute,
+    Direction,
+    Norm,
+    Pass,
+    Program,
+    Step,
+    Sync,
+    Transfer,
+    incoming,
+    outgoing,
+)
+from hetpipe.lowering import sync_points
 from partition.plan import Plan, check_plan
 
 
@@ -24,7 +35,10 @@ def verify(program: Program, profile: ModelProfile, cluster: Cluster) -> None:
 
 
 def verify_messages(program: Program) -> None:
-    """Every send has its receive, on the right rank, and both ends of each directed edge have one order."""
+    """Every send has its receive, on the right rank, and both ends of each directed edge have one order.
+
+    Nothing is sent between stages of one rank.
+    """
     edges: dict[tuple[Direction, int, int], list[object]] = defaultdict(list)
     for rank, instructions in enumerate(program.ranks):
         for entry in instructions:
@@ -32,6 +46,8 @@ def verify_messages(program: Program) -> None:
                 if program.rank_of(entry.pipeline, entry.stage) != rank:
                     raise InputError(f"rank {rank} has {entry}, which belongs to another rank")
                 peer = program.rank_of(entry.pipeline, entry.peer_stage)
+                if peer == rank:
+                    raise InputError(f"rank {rank} has {entry}, whose tensors stay on this rank")
                 edge = (rank, peer) if entry.direction is Direction.SEND else (peer, rank)
                 edges[entry.direction, *edge].append(entry.message)
     for source, destination in sorted({(source, destination) for _, source, destination in edges}):
@@ -73,6 +89,7 @@ def verify_order(program: Program) -> None:
             )
         if not isinstance(instructions[-2], Norm):
             raise InputError(f"rank {rank} goes on after its NORM")
+    _verify_syncs(program)
     sent: set[object] = set()
     received: set[object] = set()
     position = [0] * len(program.ranks)
@@ -83,9 +100,14 @@ def verify_order(program: Program) -> None:
             while position[rank] < len(instructions):
                 entry = instructions[position[rank]]
                 if isinstance(entry, Compute):
-                    message = incoming(entry, len(program.pipeline(entry).stages))
+                    num_stages = len(program.pipeline(entry).stages)
+                    message = incoming(entry, num_stages)
                     if message is not None and (message not in sent or (rank, message) not in received):
                         break
+                    made = outgoing(entry, num_stages)
+                    if made is not None and made[1:3] in program.local_boundaries:
+                        sent.add(made)
+                        received.add((rank, made))
                 elif isinstance(entry, Transfer):
                     if entry.direction is Direction.SEND:
                         sent.add(entry.message)
@@ -100,6 +122,19 @@ def verify_order(program: Program) -> None:
     ]
     if stuck:
         raise InputError(f"the program deadlocks: {'; '.join(stuck)}")
+
+
+def _verify_syncs(program: Program) -> None:
+    """A SYNC comes after the last backward that adds to its gradients."""
+    for rank, (instructions, points) in enumerate(
+        zip(program.ranks, sync_points(program, program.ranks), strict=True)
+    ):
+        done: set[Sync] = set()
+        for entry in instructions:
+            if isinstance(entry, Sync):
+                done.add(entry)
+            elif isinstance(entry, Compute) and (early := done.intersection(points.get(entry, ()))):
+                raise InputError(f"rank {rank} has {min(map(str, early))} before {entry}, which it needs")
 
 
 def observed_in_flight(program: Program) -> dict[tuple[int, int], int]:

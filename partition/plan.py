@@ -2,8 +2,10 @@
 
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -140,9 +142,13 @@ class Prediction:
         return {**dataclasses.asdict(self), "gap": self.gap}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: who holds what is looked up once, plans have thousands of devices
 class Plan:
-    """Who holds which layers and who gets how many samples; predicted figures where they are known."""
+    """Who holds which layers and who gets how many samples; predicted figures where they are known.
+
+    A device may appear in several pipelines, and at several stages of one; it holds the union of its layers
+    once.
+    """
 
     strategy: str
     model: str
@@ -171,41 +177,67 @@ class Plan:
     def num_layers(self) -> int:
         return self.pipelines[0].stages[-1].stop
 
-    @property
+    @cached_property
+    def places(self) -> Mapping[str, tuple[tuple[int, int], ...]]:
+        """The stages (pipeline, stage) of each device in use, devices in order of first appearance."""
+        found: dict[str, list[tuple[int, int]]] = {}
+        for pipeline, entry in enumerate(self.pipelines):
+            for index, stage in enumerate(entry.stages):
+                found.setdefault(stage.device, []).append((pipeline, index))
+        return {name: tuple(stages) for name, stages in found.items()}
+
+    @cached_property
     def device_names(self) -> tuple[str, ...]:
         """The devices in use, in order of first appearance; rank r of a run is the r-th of them."""
-        names = (stage.device for pipeline in self.pipelines for stage in pipeline.stages)
-        return tuple(dict.fromkeys(names))
+        return tuple(self.places)
+
+    @cached_property
+    def _held(self) -> Mapping[str, tuple[int, ...]]:
+        return {
+            name: tuple(
+                sorted({k for pipeline, index in stages for k in range(*self._stage(pipeline, index).layers)})
+            )
+            for name, stages in self.places.items()
+        }
+
+    @cached_property
+    def _num_owners(self) -> tuple[int, ...]:
+        """How many devices hold each layer."""
+        counts = Counter(layer for layers in self._held.values() for layer in layers)
+        return tuple(counts[layer] for layer in range(self.num_layers))
+
+    def _stage(self, pipeline: int, stage: int) -> Stage:
+        return self.pipelines[pipeline].stages[stage]
 
     def layers_of(self, device: str) -> tuple[int, ...]:
         """The union of the layers that a device holds, rising."""
-        stages = (stage for pipeline in self.pipelines for stage in pipeline.stages)
-        held = {layer for stage in stages if stage.device == device for layer in range(*stage.layers)}
-        return tuple(sorted(held))
+        return self._held.get(device, ())
 
     def memory(self, profile: ModelProfile, device: str) -> DeviceMemory:
         """Bytes that the plan needs on one device."""
-        shapes = [
-            StageShape(
-                stage.start,
-                stage.stop,
-                pipeline.in_flight(index),
-                pipeline.microbatch_size,
-                stage.recompute,
-                pipeline.num_microbatches,
+        shapes = []
+        for index, place in self.places.get(device, ()):
+            pipeline, stage = self.pipelines[index], self._stage(index, place)
+            shapes.append(
+                StageShape(
+                    stage.start,
+                    stage.stop,
+                    pipeline.in_flight(place),
+                    pipeline.microbatch_size,
+                    stage.recompute,
+                    pipeline.num_microbatches,
+                )
             )
-            for pipeline in self.pipelines
-            for index, stage in enumerate(pipeline.stages)
-            if stage.device == device
-        ]
         return device_memory(profile, shapes, summed_bytes=self._summed_bytes(profile, device))
 
     def _summed_bytes(self, profile: ModelProfile, device: str) -> float:
         """Bytes of the gradients that a device sums with others: of shared layers, and of tied ones."""
         mine = set(self.layers_of(device))
-        others = {layer for name in self.device_names if name != device for layer in self.layers_of(name)}
+        others = {layer for layer, count in enumerate(self._num_owners) if count > (layer in mine)}
         total = trained_bytes(profile, mine & others)
-        for layer in range(profile.num_layers):
+        for layer, entry in enumerate(profile.layers):
+            if entry.tied_to is None:
+                continue
             pair = {layer, profile.tied_home(layer)}
             if len(pair) == 2 and pair & mine and pair & others and not pair & mine & others:
                 total += profile.tied_bytes(layer)

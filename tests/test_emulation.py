@@ -10,9 +10,9 @@ from cost_model.cluster_file import read_cluster
 from hetpipe import emulation
 from hetpipe.costs import ProgramCosts
 from hetpipe.emulation import Board, ByteCounter, EmulatedPace, Pace
-from hetpipe.instructions import Compute, Direction, Norm, Step, Sync, Transfer
+from hetpipe.instructions import Compute, Direction, Norm, Step, Sync, Transfer, incoming
 from hetpipe.lowering import lower
-from hetpipe.simulator import incoming, simulate
+from hetpipe.simulator import simulate
 from partition.plan import Pipeline, Plan, Stage
 from runs import chain_plan, cluster_file, made_up_profile
 

@@ -30,6 +30,7 @@ PLANNING_HALF = (
     "hetpipe.costs",
     "hetpipe.critical_path",
     "hetpipe.instructions",
+    "hetpipe.list_schedule",
     "hetpipe.lowering",
     "hetpipe.model_names",
     "hetpipe.planning",

@@ -95,12 +95,6 @@ def test_a_pipeline_without_copies_syncs_only_its_tied_weights():
     assert gradient_buckets(together, small_profile()) == ()
 
 
-def test_shared_devices_are_refused():
-    plan = plan_of([("a/0", 0, 2, 2), ("b/0", 2, 3, 2), ("a/0", 3, 4, 1)], num_samples=2)
-    with pytest.raises(InputError, match="device 'a/0' serves 2 stages"):
-        lower(plan, small_profile())
-
-
 def test_other_pipelines_are_marked_in_the_text():
     assert str(Compute(Pass.BACKWARD, 1, 0, 3)) == "1:0B3"
     assert parse_instruction("1:0B3") == Compute(Pass.BACKWARD, 1, 0, 3)

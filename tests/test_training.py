@@ -69,11 +69,17 @@ def test_losses_do_not_depend_on_the_plan(tmp_path):
     profile = made_up_profile(MODEL)
     expected = plain_losses(tmp_path / "plain", settings)
     assert expected[-1] < expected[0] - 0.1  # it learns
-    for name, cuts, microbatch_size in (("one", WHOLE, 4), ("even", EVEN, 4), ("uneven", UNEVEN, 1)):
-        report, losses = run(tmp_path / name, chain_plan(MODEL, cuts, microbatch_size), settings, profile)
+    for name, plan, shared in (
+        ("one", chain_plan(MODEL, WHOLE, 4), 0),
+        ("even", chain_plan(MODEL, EVEN, 4), 1),
+        ("uneven", chain_plan(MODEL, UNEVEN, 1), 1),
+        ("interleaved", interleaved(MODEL), 1),
+        ("a shared device", shared_device(MODEL), None),
+    ):
+        report, losses = run(tmp_path / name, plan, settings, profile)
         assert relative(losses, expected) < 2e-6, name
         assert report.owners_agree
-        assert report.shared_parameters == (0 if name == "one" else 1)
+        assert shared is None or report.shared_parameters == shared, name
 
 
 @pytest.mark.slow
@@ -88,6 +94,10 @@ def test_gradients_of_the_first_step_equal_one_process_in_float64(tmp_path):
         "short last microbatch": chain_plan(MODEL, EVEN, 3),
         "recompute": chain_plan(MODEL, EVEN, 4, recompute=True),
         "two pipelines": two_pipelines(MODEL),
+        "a shared device": shared_device(MODEL),
+        "two cuts over two devices": two_cuts(MODEL),
+        "interleaved": interleaved(MODEL),
+        "interleaved, two stages in a row": interleaved(MODEL, (0, 0, 1, 0), recompute=True),
     }
     gradients = {}
     for name, plan in plans.items():
@@ -105,6 +115,29 @@ def two_pipelines(model: str) -> Plan:
     first = Pipeline(2, 10, (Stage(("here/0",), (0, 5), 2), Stage(("here/1",), (5, 8), 1)))
     second = Pipeline(4, 6, (Stage(("here/2",), (0, 2), 2), Stage(("here/3",), (2, 8), 1)))
     return Plan("manual", model, 16, (first, second))
+
+
+def shared_device(model: str) -> Plan:
+    """Two pipelines that begin on one device, the embeddings in both, and another cut for each."""
+    first = Pipeline(2, 10, (Stage(("here/0",), (0, 3), 3), Stage(("here/1",), (3, 8), 1)))
+    second = Pipeline(4, 6, (Stage(("here/0",), (0, 5), 2), Stage(("here/2",), (5, 8), 1)))
+    return Plan("manual", model, 16, (first, second))
+
+
+def two_cuts(model: str) -> Plan:
+    """Two pipelines over the same two devices, the other way round, messages of both on each edge."""
+    first = Pipeline(2, 10, (Stage(("here/0",), (0, 3), 2), Stage(("here/1",), (3, 8), 1)))
+    second = Pipeline(2, 6, (Stage(("here/1",), (0, 5), 2), Stage(("here/0",), (5, 8), 1)))
+    return Plan("manual", model, 16, (first, second))
+
+
+def interleaved(model: str, devices: tuple[int, ...] = (0, 1, 0, 1), **stage: bool) -> Plan:
+    cuts, in_flight = (0, 2, 4, 6, 8), (4, 3, 2, 1)
+    stages = tuple(
+        Stage((f"here/{device}",), (cuts[index], cuts[index + 1]), in_flight[index], **stage)
+        for index, device in enumerate(devices)
+    )
+    return Plan("manual", model, 16, (Pipeline(3, 16, stages),))
 
 
 def first_moments(run_folder: Path) -> dict[str, torch.Tensor]:
@@ -126,12 +159,18 @@ def test_causal_models_train_the_same_under_a_plan(tmp_path, model):
 
 
 @pytest.mark.slow
-def test_a_run_resumes_under_another_plan(tmp_path):
+@pytest.mark.parametrize("kind", ["chain", "shared device", "interleaved"])
+def test_a_run_resumes_under_another_plan(tmp_path, kind):
     profile = made_up_profile(MODEL)
     straight = Settings(MODEL, 20, learning_rate=1e-3)
-    _, expected = run(tmp_path / "straight", chain_plan(MODEL, UNEVEN, 2), straight, profile)
+    begun = {
+        "chain": chain_plan(MODEL, UNEVEN, 2),
+        "shared device": shared_device(MODEL),
+        "interleaved": interleaved(MODEL),
+    }[kind]
+    _, expected = run(tmp_path / "straight", begun, straight, profile)
     first = replace(straight, steps=10, total_steps=20, save=True)
-    run(tmp_path / "two", chain_plan(MODEL, UNEVEN, 2), first, profile)
+    run(tmp_path / "two", begun, first, profile)
     folder = RunFolder(tmp_path / "two" / "run")
     source = find_checkpoint("auto", folder, tmp_path, MODEL)
     second = replace(straight, resume_from=str(source))

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 import rank_mains
 from cost_model.errors import InputError
-from hetpipe.instructions import Compute, Direction, Pass, Program, Transfer
+from hetpipe.instructions import Compute, Direction, Pass, Program, Transfer, incoming
 from hetpipe.launch import RankGroup, WorkerLostError, run_ranks
 from hetpipe.lowering import lower
-from hetpipe.simulator import incoming
 from hetpipe.transport import MAX_TENSORS, DistributedTransport, release_points
 from partition.plan import Pipeline, Plan, Stage
 from runs import chain_plan, made_up_profile
+from shared_plans import layers_of, shared_plans
 
 CPU = torch.device("cpu")
 TWO_RANKS = RankGroup(("here/0", "here/1"), (1, 1))
@@ -113,6 +113,16 @@ def position(program: Program, rank: int, wanted: object) -> int:
 @settings(max_examples=60, deadline=None)
 @given(programs())
 def test_a_send_is_released_once_and_only_after_its_consumer_has_replied(program):
+    check_releases(program)
+
+
+@settings(max_examples=60, deadline=None)
+@given(shared_plans())
+def test_sends_between_shared_devices_are_released_as_late(plan):
+    check_releases(lower(plan, *layers_of(1, 2, 1, 3, 1)))
+
+
+def check_releases(program: Program) -> None:
     for rank in range(len(program.ranks)):
         points = release_points(program, rank)
         released = [send for sends in points.values() for send in sends]
