@@ -1,12 +1,79 @@
 """Lower bounds on the time of a step."""
 
+import math
+from dataclasses import dataclass
+
+import numpy as np
 import pulp
 
 from cost_model.errors import InfeasibleError
 from cost_model.memory import StageShape, device_memory
 from cost_model.pricing import Prices
 from partition.chain_dp import DeviceClasses
+from partition.column_bound import ColumnBound
+from partition.count_split import CountSplit
+from partition.pipeline_search import PipelineSearch
+from partition.plan import Plan
 from partition.problem import Problem
+
+EXACT_WORK = 4e7  # count vectors x layers squared x classes up to which the integer bound is worked out
+MOST_VECTORS = 2000
+PROOF_S = 14.0
+PROOF_S_PER_DEVICE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Lower bounds for the plans of a problem; pipeline_s is None where it was not worked out."""
+
+    fractional_s: float
+    fractional_space: str
+    pipeline_s: float | None = None
+    pipeline_space: str = ""
+
+    def of(self, plan: Plan) -> tuple[float, str]:
+        """(seconds, space) of the best bound that speaks about a plan."""
+        stages = sum(len(pipeline.stages) for pipeline in plan.pipelines)
+        unshared = stages == len(plan.device_names)
+        if self.pipeline_s is not None and self.pipeline_s > self.fractional_s and unshared:
+            return self.pipeline_s, self.pipeline_space
+        return self.fractional_s, self.fractional_space
+
+
+def best_bound(search: PipelineSearch, *, proof: bool = True) -> Bound:
+    """The fractional bound, and with `proof` the pipeline bound."""
+    problem = search.problem
+    fractional_s = fractional_bound_s(problem)
+    bound = Bound(fractional_s, bound_space(problem))
+    if not proof or fractional_s <= 0 or search.best is None:
+        return bound
+    return Bound(
+        fractional_s, bound.fractional_space, pipeline_bound_s(search, fractional_s), pipeline_space(problem)
+    )
+
+
+def pipeline_space(problem: Problem) -> str:
+    sizes = ", ".join(map(str, problem.microbatch_sizes))
+    return (
+        f"pipelines that share no device, microbatches of {sizes} and a smaller last one, "
+        "gradient sync excluded"
+    )
+
+
+def pipeline_bound_s(search: PipelineSearch, fractional_s: float) -> float:
+    """No plan in which each device serves one stage of one pipeline is faster, gradient sync not counted.
+
+    Where the device counts allow it the integer bound of `count_split`, else the column bound, within a time
+    budget (DESIGN section 6). search: it has searched already; its best clock is where the bound ends.
+    """
+    assert search.best is not None
+    ceiling_s, counts = search.best, search.classes.counts
+    vectors = math.prod(count + 1 for count in counts)
+    if vectors * len(counts) * search.tables.num_layers**2 <= EXACT_WORK and vectors <= MOST_VECTORS:
+        return max(fractional_s, CountSplit(search.tables, ceiling_s).bound_s(fractional_s))
+    seconds = min(120.0, max(PROOF_S, PROOF_S_PER_DEVICE * sum(counts)))
+    prices = search.columns.prices if search.columns else np.ones(len(counts))
+    return ColumnBound(search.tables, prices, seconds).bound_s(fractional_s, ceiling_s)
 
 
 def bound_space(problem: Problem) -> str:

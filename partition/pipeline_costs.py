@@ -13,6 +13,7 @@ from partition.plan import Pipeline, Plan, Stage
 from partition.problem import Problem
 from partition.windows import cap_in_flight, in_flight_windows, makespan_bound_s, period_s
 
+MANY = 10**6  # a cap on in_flight: memory takes as many as there are
 Layout = tuple[tuple[Device, int, int], ...]
 """Stages of one pipeline as (device, start, stop), from first to last."""
 
@@ -23,8 +24,9 @@ class PipelineCosts:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.prices = Prices(problem.profile)
-        self.network = Network(problem.cluster, problem.profile.links)
+        self.network = Network(problem.cluster, problem.profile.links, problem.profile.all_reduces)
         self._bytes: dict[tuple[int, int, int], tuple[float, float]] = {}
+        self._stage_bytes: dict[tuple[int, int, int, bool], tuple[float, float]] = {}
         self._sync: dict[tuple[tuple[str, ...], float], float] = {}
 
     def num_microbatches(self, samples: int) -> int:
@@ -50,9 +52,7 @@ class PipelineCosts:
 
     def link_s(self, source: Device, destination: Device, layer: int, samples: int) -> float:
         """Seconds for which one microbatch occupies the link, the slower direction."""
-        there = self.network.route(source.name, destination.name).link.bandwidth_bytes_per_s
-        back = self.network.route(destination.name, source.name).link.bandwidth_bytes_per_s
-        return self.prices.boundary_bytes(layer, samples) / min(there, back)
+        return max(self.message_s(source, destination, layer, samples)[:2])
 
     def stage_bytes(self, start: int, stop: int, samples: int) -> tuple[float, float]:
         """(fixed, per microbatch in flight) bytes of a stage without recompute."""
@@ -104,6 +104,36 @@ class PipelineCosts:
             [self.hop_s(*cut, samples) for cut in cuts],
             [self.link_s(*cut, samples) for cut in cuts],
         )
+
+    def cap(self, device: Device, start: int, stop: int, samples: int, recompute: bool) -> int:
+        """The most microbatches in flight that memory takes, however many there are; 0 if not even one."""
+        key = (start, stop, samples, recompute)
+        if key not in self._stage_bytes:
+            one, two = (
+                device_memory(
+                    self.problem.profile, [StageShape(start, stop, flight, samples, recompute)]
+                ).total_bytes
+                for flight in (1, 2)
+            )
+            self._stage_bytes[key] = (one, two - one)
+        one, more = self._stage_bytes[key]
+        spare = device.usable_bytes - one
+        if spare < 0:
+            return 0
+        return 1 + min(MANY, math.floor(spare / more)) if more > 0 else MANY
+
+    def message_s(
+        self, source: Device, destination: Device, layer: int, samples: int
+    ) -> tuple[float, float, float, float]:
+        """(there, back, latency there, latency back) of one microbatch on the link in front of a layer.
+
+        There and back are the seconds for which a message occupies its direction.
+        """
+        num_bytes = self.prices.boundary_bytes(layer, samples)
+        there = self.network.route(source.name, destination.name).link
+        back = self.network.route(destination.name, source.name).link
+        seconds = there.occupancy_s(num_bytes), back.occupancy_s(num_bytes)
+        return (*seconds, there.latency_s, back.latency_s)
 
     def caps(self, layout: Layout, samples: int) -> tuple[int, ...]:
         """max_in_flight of each stage."""

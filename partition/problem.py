@@ -13,6 +13,39 @@ Evaluate = Callable[[Plan], Prediction]
 
 
 @dataclass(frozen=True, slots=True)
+class Pin:
+    """A device that must hold exactly layers [start, stop)."""
+
+    device: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forced:
+    """What the user has decided; None and () leave it to the planner.
+
+    A plan respects it if every pinned device serves one stage, of exactly its layers; has num_pipelines
+    pipelines; and uses at most max_devices devices.
+    """
+
+    pins: tuple[Pin, ...] = ()
+    num_pipelines: int | None = None
+    max_devices: int | None = None
+
+    def allows(self, plan: Plan) -> bool:
+        if self.num_pipelines is not None and len(plan.pipelines) != self.num_pipelines:
+            return False
+        if self.max_devices is not None and len(plan.device_names) > self.max_devices:
+            return False
+        stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
+        return all(
+            [stage.layers for stage in stages if stage.device == pin.device] == [(pin.start, pin.stop)]
+            for pin in self.pins
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """Train profile.model on the cluster, global_batch_size samples a step, as fast as possible.
 
@@ -23,6 +56,7 @@ class Problem:
     cluster: Cluster
     global_batch_size: int
     microbatch_sizes: tuple[int, ...]
+    forced: Forced = Forced()
 
     def __post_init__(self) -> None:
         if self.global_batch_size < 1:

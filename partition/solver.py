@@ -6,11 +6,13 @@ from dataclasses import dataclass
 
 from cost_model.errors import InfeasibleError, InputError
 from cost_model.reading import did_you_mean
-from partition.bounds import bound_space, fractional_bound_s
+from partition.auto import STRATEGIES, auto
+from partition.bounds import Bound, best_bound
+from partition.pipeline_search import PipelineSearch
 from partition.plan import Plan
 from partition.problem import Evaluate, Problem
 from partition.search import AUTO
-from partition.strategies import STRATEGIES, TooManyStagesError
+from partition.strategies import TooManyStagesError
 
 Progress = Callable[[str], None]
 
@@ -25,11 +27,17 @@ class Outcome:
 
 
 def solve(
-    problem: Problem, evaluate: Evaluate, strategy: str = AUTO, *, progress: Progress | None = None
+    problem: Problem,
+    evaluate: Evaluate,
+    strategy: str = AUTO,
+    *,
+    progress: Progress | None = None,
+    proof: bool = True,
 ) -> Plan:
-    """The plan of a strategy, with predicted figures, bound, and the hashes of profile and cluster.
+    """The plan of a strategy, with predicted figures, bounds, and the hashes of profile and cluster.
 
     evaluate: the simulator, which has the verdict among candidates. progress is told what is being done.
+    proof: without it only the fractional bound is worked out, which takes no time.
 
     Raises: InputError for an unknown strategy; InfeasibleError, with the missing bytes, if nothing fits.
     """
@@ -37,39 +45,54 @@ def solve(
         raise InputError(f"unknown strategy {strategy!r}; {did_you_mean(strategy, STRATEGIES)}")
     tell = progress or _silent
     tell(f"planning {strategy}")
-    plan = STRATEGIES[strategy](problem, evaluate)
+    search = PipelineSearch(problem)
+    plan = _plan(strategy, problem, evaluate, search)
     tell("proving a bound")
-    return with_figures(plan, problem, evaluate, fractional_bound_s(problem))
+    return with_figures(plan, problem, evaluate, best_bound(search, proof=proof))
 
 
-def compare(problem: Problem, evaluate: Evaluate, *, progress: Progress | None = None) -> tuple[Outcome, ...]:
+def compare(
+    problem: Problem, evaluate: Evaluate, *, progress: Progress | None = None, proof: bool = True
+) -> tuple[Outcome, ...]:
     """The outcome of every strategy, `auto` last."""
     tell = progress or _silent
-    outcomes = []
-    bound_s: float | None = None
-    for name, strategy in STRATEGIES.items():
+    search = PipelineSearch(problem)
+    plans: dict[str, Plan | str] = {}
+    for name in STRATEGIES:
         tell(f"planning {name}")
         try:
-            plan = strategy(problem, evaluate)
+            plans[name] = _plan(name, problem, evaluate, search)
         except (InfeasibleError, TooManyStagesError) as error:
-            outcomes.append(Outcome(name, None, str(error)))
-            continue
-        if bound_s is None:
-            bound_s = fractional_bound_s(problem)
-        outcomes.append(Outcome(name, with_figures(plan, problem, evaluate, bound_s)))
-    return tuple(outcomes)
+            plans[name] = str(error)
+    if all(isinstance(plan, str) for plan in plans.values()):
+        return tuple(Outcome(name, None, str(reason)) for name, reason in plans.items())
+    tell("proving a bound")
+    bound = best_bound(search, proof=proof)
+    return tuple(
+        Outcome(name, None, plan)
+        if isinstance(plan, str)
+        else Outcome(name, with_figures(plan, problem, evaluate, bound))
+        for name, plan in plans.items()
+    )
+
+
+def _plan(strategy: str, problem: Problem, evaluate: Evaluate, search: PipelineSearch) -> Plan:
+    if strategy == AUTO:
+        return auto(problem, evaluate, search=search)
+    return STRATEGIES[strategy](problem, evaluate)
 
 
 def _silent(_: str) -> None:
     return
 
 
-def with_figures(plan: Plan, problem: Problem, evaluate: Evaluate, bound_s: float) -> Plan:
+def with_figures(plan: Plan, problem: Problem, evaluate: Evaluate, bound: Bound) -> Plan:
     """The plan with its predicted figures beside a bound, and the hashes of what they rest on."""
     predicted = evaluate(plan)
-    if bound_s > 0:  # all times may be zero, and then there is no gap to speak of
+    if bound.fractional_s > 0:  # all times may be zero, and then there is no gap to speak of
+        bound_s, space = bound.of(plan)
         predicted = dataclasses.replace(
-            predicted, bound_s=bound_s, bound_space=bound_space(problem), fractional_bound_s=bound_s
+            predicted, bound_s=bound_s, bound_space=space, fractional_bound_s=bound.fractional_s
         )
     return dataclasses.replace(
         plan,

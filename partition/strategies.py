@@ -1,31 +1,32 @@
-"""The strategies that one can ask for: the plan spaces of known systems, each a screenful, and `auto`.
+"""The strategies that one can ask for beside `auto`: the plan spaces of known systems, each a screenful.
 
-Each plans one pipeline without recompute. It tries every microbatch size of the problem and keeps the plan
-that evaluates best: by the simulator, or by the closed-form estimate where none is given.
+Without recompute. Microbatch sizes are chosen by closed-form estimates; where these are not exact the two
+best are shown to the simulator, if it is given.
 """
 
-import dataclasses
 import importlib.util
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, partial
-from itertools import accumulate, pairwise
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from itertools import accumulate, pairwise, product
 from pathlib import Path
 from types import ModuleType
 
 from cost_model.cluster import Device
 from cost_model.errors import InfeasibleError, InputError
 from cost_model.memory import StageShape, device_memory
+from partition.classes import equal_devices
+from partition.data_parallel import ddp, poplar
+from partition.pipedream import pipedream
 from partition.pipeline_costs import Layout, PipelineCosts
-from partition.plan import Pipeline, Plan
+from partition.plan import Plan
 from partition.problem import Evaluate, Problem
-from partition.search import AUTO, Rank, least_shortfall, rank, search_chains
-from partition.windows import cap_in_flight
+from partition.verdict import Verdict, best_plan, variants
+
+__all__ = ["BASELINES", "Strategy", "TooManyStagesError", "Verdict", "ddp", "pipedream", "poplar", "variants"]
 
 Strategy = Callable[[Problem, Evaluate | None], Plan]
 Cut = Callable[[PipelineCosts, int], Layout]
 """The stages that a strategy makes for a microbatch size."""
-
-NUM_JUDGED = 16  # candidates of the search that the verdict is asked about
 
 
 class TooManyStagesError(InputError):
@@ -33,12 +34,23 @@ class TooManyStagesError(InputError):
 
 
 def single(problem: Problem, evaluate: Evaluate | None = None) -> Plan:
-    """The whole model on the one device that is fastest, of those that it fits on."""
+    """The whole model on the one device that is fastest, of those that it fits on.
 
-    def cut(device: Device, costs: PipelineCosts, samples: int) -> Layout:
-        return ((device, 0, problem.profile.num_layers),)
-
-    return _best("single", problem, [partial(cut, device) for device in problem.cluster.devices], evaluate)
+    The closed form is exact for one device, so that evaluate is not asked.
+    """
+    costs, num_layers = PipelineCosts(problem), problem.profile.num_layers
+    leaders = [group[0] for group in equal_devices(problem.cluster).members]
+    layouts = [((device, 0, num_layers),) for device in leaders]
+    options = list(product(layouts, problem.microbatch_sizes))
+    plans = [
+        costs.plan("single", layout, samples, (1,))
+        for layout, samples in options
+        if costs.max_in_flight(*layout[0], samples)
+    ]
+    if plans:
+        return best_plan(problem, None, ((costs.estimate_s(plan), plan) for plan in plans))
+    shortfalls = (costs.shortfall(*option) for option in options)
+    raise _least("single", (error for error in shortfalls if error is not None))
 
 
 def gpipe_even(problem: Problem, evaluate: Evaluate | None = None) -> Plan:
@@ -53,7 +65,7 @@ def gpipe_even(problem: Problem, evaluate: Evaluate | None = None) -> Plan:
         num_layers = problem.profile.num_layers
         return _layout(devices, [num_layers * stage // len(devices) for stage in range(len(devices) + 1)])
 
-    return _best("gpipe-even", problem, [cut], evaluate, gpipe=True)
+    return _best(problem, "gpipe-even", cut, evaluate, gpipe=True)
 
 
 def torchgpipe(problem: Problem, evaluate: Evaluate | None = None) -> Plan:
@@ -69,7 +81,7 @@ def torchgpipe(problem: Problem, evaluate: Evaluate | None = None) -> Plan:
         blocks = _blockpartition().solve(seconds, len(devices))
         return _layout(devices, list(accumulate(map(len, blocks), initial=0)))
 
-    return _best("torchgpipe", problem, [cut], evaluate, gpipe=True)
+    return _best(problem, "torchgpipe", cut, evaluate, gpipe=True)
 
 
 def speed_proportional(problem: Problem, evaluate: Evaluate | None = None) -> Plan:
@@ -86,7 +98,7 @@ def speed_proportional(problem: Problem, evaluate: Evaluate | None = None) -> Pl
         shares = [1 / seconds if seconds else 1.0 for seconds in whole_s]
         return _layout(devices, proportional_cuts(weights, shares))
 
-    return _best("speed-proportional", problem, [cut], evaluate)
+    return _best(problem, "speed-proportional", cut, evaluate)
 
 
 def memory_proportional(problem: Problem, evaluate: Evaluate | None = None) -> Plan:
@@ -101,81 +113,51 @@ def memory_proportional(problem: Problem, evaluate: Evaluate | None = None) -> P
         weights = [device_memory(problem.profile, [shape]).total_bytes for shape in shapes]
         return _layout(devices, proportional_cuts(weights, [device.usable_bytes for device in devices]))
 
-    return _best("memory-proportional", problem, [cut], evaluate)
-
-
-def auto(problem: Problem, evaluate: Evaluate | None = None) -> Plan:
-    """The best of the candidates of `search_chains`, with more and less in flight, and every baseline.
-
-    Never worse than a baseline, since each is a candidate. Ties go to fewer devices.
-
-    Raises: InfeasibleError with the least that is missing, over all orders and cuts.
-    """
-    costs, verdict = PipelineCosts(problem), _Verdict(problem, evaluate)
-    candidates = search_chains(problem)
-    plans = [variant for plan in candidates.plans[:NUM_JUDGED] for variant in _variants(costs, plan)]
-    for baseline in BASELINES.values():
-        try:
-            plans.append(baseline(problem, evaluate))
-        except (InfeasibleError, TooManyStagesError):
-            continue
-    if not plans:
-        raise least_shortfall(problem)
-    return dataclasses.replace(min(plans, key=verdict), strategy=AUTO)
+    return _best(problem, "memory-proportional", cut, evaluate)
 
 
 BASELINES: Mapping[str, Strategy] = {
     "single": single,
+    "ddp": ddp,
+    "poplar": poplar,
     "gpipe-even": gpipe_even,
     "torchgpipe": torchgpipe,
     "memory-proportional": memory_proportional,
     "speed-proportional": speed_proportional,
+    "pipedream": pipedream,
 }
-STRATEGIES: Mapping[str, Strategy] = {**BASELINES, AUTO: auto}
-
-
-class _Verdict:
-    """Sort key of plans: seconds of a step, then `rank`; remembers what it was asked.
-
-    Seconds are rounded to ten digits, so that ties are ties on every machine.
-    """
-
-    def __init__(self, problem: Problem, evaluate: Evaluate | None) -> None:
-        self._costs, self._evaluate = PipelineCosts(problem), evaluate
-        self._keys: dict[tuple[Pipeline, ...], tuple[float, Rank]] = {}
-
-    def __call__(self, plan: Plan) -> tuple[float, Rank]:
-        if plan.pipelines not in self._keys:
-            step_s = self._evaluate(plan).step_s if self._evaluate else self._costs.estimate_s(plan)
-            self._keys[plan.pipelines] = (float(f"{step_s:.9e}"), rank(plan))
-        return self._keys[plan.pipelines]
 
 
 def _best(
-    strategy: str, problem: Problem, cuts: Iterable[Cut], evaluate: Evaluate | None, *, gpipe: bool = False
+    problem: Problem, strategy: str, cut: Cut, evaluate: Evaluate | None, *, gpipe: bool = False
 ) -> Plan:
-    """The best plan over cuts and microbatch sizes.
+    """The best plan over microbatch sizes.
 
     Raises: InfeasibleError of the variant that lacks least.
     """
     costs = PipelineCosts(problem)
-    plans, shortfalls = [], []
-    for cut in cuts:
-        for samples in problem.microbatch_sizes:
-            layout = cut(costs, samples)
-            shortfall = costs.shortfall(layout, samples)
-            if shortfall is not None:
-                shortfalls.append(shortfall)
-                continue
-            num_microbatches = costs.num_microbatches(samples)
-            flights = costs.windows(layout, samples)
-            if gpipe and min(costs.caps(layout, samples)) == num_microbatches:
-                flights = (num_microbatches,) * len(layout)
-            plans.append(costs.plan(strategy, layout, samples, flights))
-    if plans:
-        return min(plans, key=_Verdict(problem, evaluate))
+    estimated, shortfalls = [], []
+    for samples in problem.microbatch_sizes:
+        layout = cut(costs, samples)
+        shortfall = costs.shortfall(layout, samples)
+        if shortfall is not None:
+            shortfalls.append(shortfall)
+            continue
+        num_microbatches = costs.num_microbatches(samples)
+        flights = costs.windows(layout, samples)
+        if gpipe and min(costs.caps(layout, samples)) == num_microbatches:
+            flights = (num_microbatches,) * len(layout)
+        plan = costs.plan(strategy, layout, samples, flights)
+        estimated.append((costs.estimate_s(plan), plan))
+    if estimated:
+        return best_plan(problem, evaluate, estimated)
+    raise _least(strategy, shortfalls)
+
+
+def _least(strategy: str, shortfalls: Iterable[InfeasibleError]) -> InfeasibleError:
+    """The error of the variant that lacks least."""
     least = min(shortfalls, key=lambda error: error.missing_bytes)
-    raise InfeasibleError(
+    return InfeasibleError(
         f"{strategy}: {least}, even with one microbatch in flight; let `auto` choose the layers",
         device=least.device,
         missing_bytes=least.missing_bytes,
@@ -225,21 +207,3 @@ def _blockpartition() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def _variants(costs: PipelineCosts, plan: Plan) -> Iterator[Plan]:
-    """The plan with other in_flight, each within memory: one and two more, fewer, and all as in GPipe."""
-    (pipeline,) = plan.pipelines
-    layout, samples = costs.layout(pipeline), pipeline.microbatch_size
-    flights = [stage.in_flight for stage in pipeline.stages]
-    num_stages, num_microbatches = len(flights), costs.num_microbatches(samples)
-    wanted = (
-        flights,
-        [flight + 1 for flight in flights[:-1]] + flights[-1:],
-        [flight + 2 for flight in flights[:-1]] + flights[-1:],
-        [num_stages - stage for stage in range(num_stages)],
-        [num_microbatches] * num_stages,
-    )
-    caps = costs.caps(layout, samples)
-    for flight in dict.fromkeys(cap_in_flight(entry, caps) for entry in wanted):
-        yield costs.plan(plan.strategy, layout, samples, flight)

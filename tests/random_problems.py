@@ -9,6 +9,7 @@ from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfi
 from partition.pipeline_costs import PipelineCosts
 from partition.plan import DevicePrediction, Plan, Prediction
 from partition.problem import Evaluate, Problem
+from partition.verdict import estimate_s
 
 SIZES = (1, 2, 4)
 
@@ -103,19 +104,20 @@ def with_ample_memory(problem: Problem) -> Problem:
 
 
 def closed_form(problem: Problem) -> Evaluate:
-    """Plans of one pipeline judged by the planner's own estimate."""
+    """Plans judged by the planner's own estimate."""
     costs = PipelineCosts(problem)
 
     def evaluate(plan: Plan) -> Prediction:
-        step_s = costs.estimate_s(plan)
-        (pipeline,) = plan.pipelines
-        layout = costs.layout(pipeline)
+        step_s = estimate_s(costs, plan)
+        busy_s = dict.fromkeys(plan.device_names, 0.0)
+        for pipeline in plan.pipelines:
+            for device, start, stop in costs.layout(pipeline):
+                for microbatch in range(pipeline.num_microbatches):
+                    samples = pipeline.microbatch_samples(microbatch)
+                    busy_s[device.name] += costs.busy_s(device, start, stop, samples)
         devices = {
-            device.name: DevicePrediction(
-                memory_bytes=plan.memory(problem.profile, device.name).total_bytes,
-                busy=costs.total_s(device, start, stop, pipeline.microbatch_size) / step_s,
-            )
-            for device, start, stop in layout
+            name: DevicePrediction(plan.memory(problem.profile, name).total_bytes, seconds / step_s)
+            for name, seconds in busy_s.items()
         }
         bubble = 1 - sum(device.busy for device in devices.values()) / len(devices)
         return Prediction(step_s, problem.global_batch_size / step_s, bubble, devices)

@@ -11,13 +11,14 @@ from cost_model.cluster import Cluster, Device, Link, Node
 from cost_model.errors import InfeasibleError, InputError
 from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
 from hetpipe.planning import evaluator
+from partition.auto import STRATEGIES
 from partition.bounds import bound_space
 from partition.pipeline_costs import PipelineCosts
 from partition.plan import Plan
 from partition.problem import Problem
 from partition.search import search_chains
 from partition.solver import compare, solve
-from partition.strategies import BASELINES, STRATEGIES, TooManyStagesError, proportional_cuts, torchgpipe
+from partition.strategies import BASELINES, TooManyStagesError, proportional_cuts, torchgpipe
 from random_problems import closed_form, random_problem, with_ample_memory
 
 Shape = list[tuple[str, tuple[int, int], int]]

@@ -1,0 +1,161 @@
+"""How fast the planner is, and how far its plans can be from the best.
+
+    python examples/benchmarks/planner/main.py speed [--devices 16 64 1024 10000]
+    python examples/benchmarks/planner/main.py quality [--first 0] [--cases 200]
+    python examples/benchmarks/planner/main.py table RESULTS.jsonl
+
+Each size and each case runs in a process of its own, on one core.
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from cases import random_case, regular_case
+
+from hetpipe.instructions import Compute, Step
+from hetpipe.planning import evaluator, simulate_plan
+from partition.bounds import best_bound
+from partition.pipeline_search import PipelineSearch
+from partition.plan import Plan
+from partition.problem import Problem
+from partition.solver import solve
+
+SHAPES = {16: (4, 26), 64: (4, 26), 1024: (8, 98), 10000: (8, 98)}
+GROUPS = (
+    ("ample", lambda row: not row["tight"]),
+    ("tight, up to 16 devices", lambda row: row["tight"] and row["devices"] <= 16),
+    ("tight, more devices", lambda row: row["tight"] and row["devices"] > 16),
+)
+
+
+def speed(num_devices: int) -> dict[str, Any]:
+    """Seconds of the search without proof, of the whole solve, and of the proof."""
+    problem = regular_case(num_devices, *SHAPES[num_devices])
+    begin = time.perf_counter()
+    plan = solve(problem, evaluator(problem.profile, problem.cluster), proof=False)
+    plan_s = time.perf_counter() - begin
+    search = PipelineSearch(problem)
+    begin = time.perf_counter()
+    search.search(lambda _, seconds: seconds)
+    search_s = time.perf_counter() - begin
+    begin = time.perf_counter()
+    bound = best_bound(search) if num_devices <= 1024 else best_bound(search, proof=False)
+    proof_s = time.perf_counter() - begin
+    assert search.best is not None and plan.predicted is not None
+    return {
+        "devices": num_devices,
+        "kinds": SHAPES[num_devices][0],
+        "layers": SHAPES[num_devices][1],
+        "plan_s": plan_s,
+        "search_s": search_s,
+        "proof_s": proof_s,
+        "step_s": plan.predicted.step_s,
+        "gap": search.best / max(bound.pipeline_s or 0.0, bound.fractional_s) - 1,
+        "megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+
+
+def quality(seed: int) -> dict[str, Any]:
+    """The gap of the plan that is searched without gradient sync, and what sync makes of the plan with it."""
+    problem, tight = random_case(seed)
+    search = PipelineSearch(problem)
+    begin = time.perf_counter()
+    found = search.search(lambda _, seconds: seconds)
+    search_s = time.perf_counter() - begin
+    row: dict[str, Any] = {
+        "seed": seed,
+        "devices": len(problem.cluster.devices),
+        "kinds": len(search.classes.members),
+        "layers": problem.profile.num_layers,
+        "batch": problem.global_batch_size,
+        "tight": tight,
+        "search_s": search_s,
+    }
+    if not found:
+        return {**row, "gap": None}
+    plan = search.plan("search", found[0].workers)
+    assert plan is not None
+    step_s = without_sync_s(plan, problem)
+    begin = time.perf_counter()
+    bound = best_bound(search)
+    row["proof_s"] = time.perf_counter() - begin
+    bound_s = max(bound.pipeline_s or 0.0, bound.fractional_s)
+    row |= {"step_s": step_s, "bound_s": bound_s, "fractional_s": bound.fractional_s}
+    return {**row, "gap": step_s / bound_s - 1}
+
+
+def without_sync_s(plan: Plan, problem: Problem) -> float:
+    """Seconds until the last computation of the simulated step, and the longest optimizer step after it."""
+    trace = simulate_plan(plan, problem.profile, problem.cluster)
+    last = max(event.end_s for event in trace.events if isinstance(event.instruction, Compute))
+    return last + max(
+        event.end_s - event.start_s for event in trace.events if isinstance(event.instruction, Step)
+    )
+
+
+def alone(command: list[str]) -> dict[str, Any]:
+    """The result of one measurement in a process of its own."""
+    done = subprocess.run([sys.executable, __file__, *command], capture_output=True, text=True, check=True)
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def groups(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """A table of the gaps by group."""
+    yield "| clusters | cases | median gap | 90th percentile | worst |"
+    yield "|---|---|---|---|---|"
+    for name, belongs in GROUPS:
+        gaps = sorted(row["gap"] for row in rows if row["gap"] is not None and belongs(row))
+        if gaps:
+            high = gaps[min(len(gaps) - 1, int(0.9 * len(gaps)))]
+            yield (f"| {name} | {len(gaps)} | {statistics.median(gaps):.2%} | {high:.2%} | {gaps[-1]:.2%} |")
+    failed = sum(row["gap"] is None for row in rows)
+    if failed:
+        yield f"\n{failed} cases without a plan."
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("what", choices=("speed", "quality", "table", "one-speed", "one-quality"))
+    parser.add_argument("rest", nargs="*")
+    parser.add_argument("--devices", type=int, nargs="+", default=list(SHAPES))
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--cases", type=int, default=200)
+    options = parser.parse_args()
+    if options.what == "one-speed":
+        print(json.dumps(speed(int(options.rest[0]))))
+    elif options.what == "one-quality":
+        print(json.dumps(quality(int(options.rest[0]))))
+    elif options.what == "table":
+        print(
+            "\n".join(groups([json.loads(line) for line in Path(options.rest[0]).read_text().splitlines()]))
+        )
+    elif options.what == "speed":
+        print("| devices | kinds | layers | plan | of it search | proof | gap | memory |")
+        print("|---|---|---|---|---|---|---|---|")
+        for count in options.devices:
+            row = alone(["one-speed", str(count)])
+            print(
+                f"| {count:,} | {row['kinds']} | {row['layers']} | {row['plan_s']:.2f} s "
+                f"| {row['search_s']:.2f} s | {row['proof_s']:.1f} s | {row['gap']:.1%} "
+                f"| {row['megabytes']:.0f} MiB |",
+                flush=True,
+            )
+    else:
+        rows = []
+        for seed in range(options.first, options.first + options.cases):
+            rows.append(alone(["one-quality", str(seed)]))
+            print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+        print("\n".join(groups(rows)))
+
+
+if __name__ == "__main__":
+    main()

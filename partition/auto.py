@@ -1,0 +1,134 @@
+"""`auto`: the best plan of every source there is, by the simulator; never worse than a baseline."""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from cost_model.errors import InfeasibleError
+from partition.forcing import forced_plans
+from partition.pipeline_costs import PipelineCosts
+from partition.pipeline_search import Found, PipelineSearch
+from partition.plan import Plan
+from partition.problem import Evaluate, Forced, Problem
+from partition.search import AUTO, least_shortfall, search_chains
+from partition.shared_devices import memory_binds, shared_plans
+from partition.strategies import BASELINES, Strategy, TooManyStagesError
+from partition.sync_costs import SyncCosts
+from partition.verdict import Verdict, estimate_s, variants
+from partition.worker import Worker
+
+FEW_DEVICES = 6  # up to which all orders of one pipeline are tried with every in_flight
+NUM_CHAINS = 8
+MUCH_SYNC = 0.03  # of the step: from here on fewer pipelines are tried too
+FEWER = (1, 2, 3, 4, 6, 8, 12, 16, 32)
+INSTRUCTIONS = 400_000  # that the verdict may simulate; one more plan is always allowed
+OUR_OWN = 3
+
+
+def auto(problem: Problem, evaluate: Evaluate | None = None, *, search: PipelineSearch | None = None) -> Plan:
+    """The best of the pipelines of `PipelineSearch`, of single pipelines, of shared devices and baselines.
+
+    Never worse than a baseline: each that could be faster is a candidate. Ties go to fewer devices. Of
+    candidates whose busiest device alone is busy for longer than the best plan's step none is simulated.
+
+    Raises: InfeasibleError with the least that is missing, over all orders and cuts, or why nothing that is
+        forced can be.
+    """
+    costs = PipelineCosts(problem)
+    verdict = Verdict(problem, evaluate)
+    if problem.forced != Forced():
+        plans = [
+            plan
+            for plan in forced_plans(problem, verdict_evaluate(problem, evaluate))
+            if problem.forced.allows(plan)
+        ]
+        return dataclasses.replace(min(plans, key=verdict), strategy=AUTO)
+    search = search or PipelineSearch(problem)
+    ours = sorted(_ours(problem, search, costs), key=lambda plan: estimate_s(costs, plan))
+    best = _best(ours, verdict, costs, OUR_OWN)
+    if best is None or memory_binds(problem, costs):
+        ceiling_s = verdict(best)[0] if best else math.inf
+        best = _best(shared_plans(problem, costs, best, ceiling_s), verdict, costs, OUR_OWN, best)
+    best = _best(list(_baselines(problem, evaluate)), verdict, costs, len(BASELINES), best)
+    if best is None:
+        raise least_shortfall(problem)
+    return dataclasses.replace(best, strategy=AUTO)
+
+
+def verdict_evaluate(problem: Problem, evaluate: Evaluate | None) -> Evaluate:
+    """The simulator, or where none was given a stand-in that is never asked for more than the step."""
+    if evaluate is None:
+        raise InfeasibleError("forced plans need the simulator", missing_bytes=0.0)
+    return evaluate
+
+
+def _ours(problem: Problem, search: PipelineSearch, costs: PipelineCosts) -> Iterator[Plan]:
+    sync = SyncCosts(search.costs)
+
+    def judge(workers: Sequence[Worker], seconds: float) -> float:
+        return seconds + sync.exposed_s(workers)
+
+    found = search.search(judge)
+    if found:
+        first = found[0]
+        if len(first.workers) > 1 and sync.exposed_s(first.workers) > MUCH_SYNC * first.step_s:
+            found += search.fewer(judge, [count for count in FEWER if count < len(first.workers)])
+    for entry in _distinct(found):
+        plan = search.plan(AUTO, entry.workers)
+        if plan is not None:
+            yield plan
+    if len(problem.cluster.devices) <= FEW_DEVICES:
+        for chain in search_chains(problem).plans[:NUM_CHAINS]:
+            yield from variants(costs, chain)
+
+
+def _distinct(found: Sequence[Found]) -> list[Found]:
+    seen: dict[object, Found] = {}
+    for entry in found:
+        seen.setdefault(tuple(worker.stages for worker in entry.workers), entry)
+    return list(seen.values())
+
+
+def _baselines(problem: Problem, evaluate: Evaluate | None) -> Iterator[Plan]:
+    for baseline in BASELINES.values():
+        try:
+            yield baseline(problem, evaluate)
+        except (InfeasibleError, TooManyStagesError):
+            continue
+
+
+def _best(
+    plans: Sequence[Plan], verdict: Verdict, costs: PipelineCosts, least: int, best: Plan | None = None
+) -> Plan | None:
+    """The best of the plans and the one so far; the first `least` are always asked about, if they may win."""
+    budget = INSTRUCTIONS
+    for index, plan in enumerate(plans):
+        weight = instructions(plan)
+        if index >= least and weight > budget:
+            continue
+        if best is not None and busiest_s(plan, costs) > verdict(best)[0]:
+            continue
+        budget -= weight
+        if best is None or verdict(plan) < verdict(best):
+            best = plan
+    return best
+
+
+def instructions(plan: Plan) -> int:
+    """About how many instructions the simulator runs through."""
+    return sum(pipeline.num_microbatches * (6 * len(pipeline.stages) - 4) for pipeline in plan.pipelines)
+
+
+def busiest_s(plan: Plan, costs: PipelineCosts) -> float:
+    """Seconds for which the busiest device computes: no step is shorter."""
+    busy: dict[str, float] = {}
+    for pipeline in plan.pipelines:
+        whole, rest = divmod(pipeline.num_samples, pipeline.microbatch_size)
+        for device, start, stop in costs.layout(pipeline):
+            seconds = whole * costs.busy_s(device, start, stop, pipeline.microbatch_size)
+            seconds += costs.busy_s(device, start, stop, rest) if rest else 0.0
+            busy[device.name] = busy.get(device.name, 0.0) + seconds
+    return max(busy.values())
+
+
+STRATEGIES: Mapping[str, Strategy] = {**BASELINES, AUTO: auto}

@@ -1,0 +1,216 @@
+"""Cheapest pipelines for given prices of the device classes: a dynamic programme over layers and time left.
+
+A stage of class c costs prices[c]. The state is the first layer of a suffix of stages and the time z that is
+left when its first microbatch arrives, z = step - (busy and link times before), on a grid of levels. A stage
+is allowed if it can pass all samples in z, and if its memory takes the in_flight that its round trip W asks
+for. That is the makespan bound Z of `partition.windows` turned into a resource.
+
+relaxed: a lower bound on the price of every pipeline that does the samples within the step (time left is
+rounded up, W is the least of all suffixes, links are the best that the classes have); otherwise an estimate,
+with time rounded to the nearest level and W by the window recursion.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from partition.tables import Amount, Floats, ProblemTables
+
+TOLERANCE = 1e-9
+FILL = 10.0  # time left is followed down to the step less this many average microbatches
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnStage:
+    """Layers [start, stop) on some device of a class."""
+
+    entry: int
+    start: int
+    stop: int
+    recompute: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PricedPipeline:
+    """The cheapest pipeline that passes `num_samples` in microbatches of microbatch_size within the step."""
+
+    price: float
+    num_samples: int
+    microbatch_size: int
+    stages: tuple[ColumnStage, ...]
+
+
+class ColumnProgramme:
+    """The programme for one microbatch size and step time; prices may change between calls.
+
+    amounts: several amounts of samples, priced side by side. cuts: where stages may begin and end, both ends
+    included; None for every layer.
+    """
+
+    def __init__(
+        self,
+        tables: ProblemTables,
+        microbatch_size: int,
+        amounts: Sequence[Amount],
+        step_s: float,
+        *,
+        levels: int,
+        relaxed: bool,
+        cuts: Sequence[int] | None = None,
+        recompute: bool = True,
+    ) -> None:
+        self.microbatch_size, self.amounts, self.step_s = microbatch_size, tuple(amounts), step_s
+        self.relaxed = relaxed
+        self._levels = levels
+        self._cuts = np.arange(tables.num_layers + 1) if cuts is None else np.array(cuts)
+        self._num_layers = len(self._cuts) - 1  # between cuts from here on
+        size = tables.at(microbatch_size)
+        counts = [max(1.0, amount.passes) for amount in amounts]
+        lowest = step_s * (1 - min(1.0, FILL / min(counts)))
+        self._grid_s = (step_s - lowest) / levels
+        self._left_s = lowest + self._grid_s * np.arange(1, levels + 1)
+        caps, caps_again = (
+            self._at_cuts(
+                np.max([size.most_in_flight(amount, recompute=flag) for amount in amounts], axis=0)
+                if relaxed
+                else size.caps(recompute=flag)
+            )
+            for flag in (False, True)
+        )
+        short = (caps < max(counts)) & (self._at_cuts(size.busy_s) <= step_s)
+        self._ample = not short.any()
+        entries = list(range(len(caps)))
+        self._options = [(entry, False) for entry in entries]
+        again = [entry for entry in entries if recompute and short[entry].any()]
+        self._options += [(entry, True) for entry in again]
+        self._entries = np.array(entries + again)
+        self._microbatches = np.array(counts, dtype=np.float64)
+        self._caps = np.concatenate([caps, caps_again[again]])
+        hops = (size.hops[0] + size.hops[1]).min(axis=1)[:, self._cuts]
+        self._link = self._ended(hops)[self._entries]
+        made = [size.amount(amount) for amount in amounts]
+        busy, busy_again = size.busy_s, size.busy_s + size.forward_s
+        if not any(amount.full for amount in amounts):  # a single microbatch, of any of these sizes
+            busy = np.min([one.total_s for one in made], axis=0) - tables.optimizer_s
+            busy_again = np.min([one.again_total_s for one in made], axis=0) - tables.optimizer_s
+        self._busy = self._at_cuts(np.concatenate([busy, busy_again[again]]))
+        self._total = np.stack(
+            [self._at_cuts(np.concatenate([one.total_s, one.again_total_s[again]])) for one in made]
+        )
+        self._before = np.stack(
+            [
+                self._at_cuts(np.concatenate([one.before_s, one.again_before_s[again]]))
+                + self._ended(one.link_s.min(axis=1)[:, self._cuts])[self._entries][:, None, :]
+                for one in made
+            ]
+        )
+
+    @staticmethod
+    def _ended(links: Floats) -> Floats:
+        """Links by layer, none at the end of the model."""
+        links = links.copy()
+        links[:, -1] = 0.0
+        return links
+
+    def _at_cuts(self, table: Floats) -> Floats:
+        return table if len(self._cuts) == table.shape[-1] else table[:, self._cuts][:, :, self._cuts]
+
+    def solve(self, prices: Floats) -> list[PricedPipeline | None]:
+        """For each amount of samples the cheapest pipeline, or None where none can do it."""
+        count, levels, num_layers = len(self.amounts), self._levels, self._num_layers
+        shape = (count, num_layers + 1, levels)
+        price, window = np.full(shape, np.inf), np.zeros(shape)
+        price[:, num_layers] = 0.0
+        stops, options, nexts = (np.zeros(shape, dtype=np.int32) for _ in range(3))
+        cost = prices[self._entries]
+        level = np.arange(levels)
+        with np.errstate(invalid="ignore", over="ignore"):
+            for start in range(num_layers - 1, -1, -1):
+                fits = (self._total[:, :, start] <= self.step_s).any(axis=(0, 1))
+                most = int(np.flatnonzero(fits)[-1]) if fits.any() else 0
+                if most <= start:
+                    continue
+                span = slice(start + 1, most + 1)
+                self._layer(start, span, cost, level, price, window, stops, options, nexts)
+        return [self._pipeline(which, price, stops, options, nexts) for which in range(count)]
+
+    def _layer(
+        self,
+        start: int,
+        span: slice,
+        cost: Floats,
+        level: npt.NDArray[np.int64],
+        price: Floats,
+        window: Floats,
+        stops: npt.NDArray[np.int32],
+        options: npt.NDArray[np.int32],
+        nexts: npt.NDArray[np.int32],
+    ) -> None:
+        """Suffixes that begin at one layer; candidates are indexed [samples, option, stop, level]."""
+        count, levels = len(self.amounts), self._levels
+        left = self._left_s
+        total, before = self._total[:, :, start, span], self._before[:, :, start, span]
+        steps = before / self._grid_s
+        steps = np.floor(steps - TOLERANCE) if self.relaxed else np.rint(steps)
+        steps = np.minimum(np.nan_to_num(steps, posinf=levels), levels).astype(np.int64)
+        at = np.maximum(level - steps[..., None], 0)
+        rows = (
+            np.arange(count)[:, None] * (self._num_layers + 1) + np.arange(span.start, span.stop)
+        ) * levels
+        flat = rows[:, None, :, None] + at
+        candidate = price.reshape(-1)[flat]
+        candidate += cost[:, None, None]
+        candidate[total[..., None] > left * (1 + TOLERANCE)] = np.inf
+        after = span.stop - 1 == self._num_layers
+        ends = before.shape[2] - 1 if after else before.shape[2]
+        blocked = before[:, :, :ends, None] >= left
+        candidate[:, :, :ends][blocked] = np.inf
+        if not self._ample:
+            busy = self._busy[:, start, span]
+            trip = window.reshape(-1)[flat]
+            trip += (busy + self._link[:, span])[..., None]
+            allowed = self._caps[:, start, span][..., None] * (left * (1 + TOLERANCE))
+            many = self._microbatches[:, None, None, None]
+            candidate[many * trip > allowed] = np.inf
+        wide = candidate.reshape(count, -1, levels)
+        pick = wide.argmin(axis=1)[:, None]
+        best = np.take_along_axis(wide, pick, axis=1)
+        price[:, start] = best[:, 0]
+        option, stop = np.divmod(pick[:, 0], candidate.shape[2])
+        stops[:, start], options[:, start] = stop + span.start, option
+        nexts[:, start] = np.take_along_axis(at.reshape(count, -1, levels), pick, axis=1)[:, 0]
+        if self._ample:
+            return
+        if self.relaxed:
+            trip[candidate == np.inf] = np.inf
+            window[:, start] = trip.min(axis=(1, 2))
+            return
+        chosen = np.take_along_axis(trip.reshape(count, -1, levels), pick, axis=1)[:, 0]
+        period = left / self._microbatches[:, None]
+        flights = np.maximum(np.ceil(chosen / period - TOLERANCE), 1.0)
+        own = self._busy[option, start, stop + span.start]
+        window[:, start] = np.maximum(chosen, (flights - 1) * period + own)
+
+    def _pipeline(
+        self,
+        which: int,
+        price: Floats,
+        stops: npt.NDArray[np.int32],
+        options: npt.NDArray[np.int32],
+        nexts: npt.NDArray[np.int32],
+    ) -> PricedPipeline | None:
+        at = self._levels - 1
+        if not np.isfinite(price[which, 0, at]):
+            return None
+        start, stages = 0, []
+        while start < self._num_layers:
+            stop = int(stops[which, start, at])
+            entry, recompute = self._options[options[which, start, at]]
+            stages.append(ColumnStage(entry, int(self._cuts[start]), int(self._cuts[stop]), recompute))
+            start, at = stop, int(nexts[which, start, at])
+        samples = self.amounts[which].num_samples(self.microbatch_size)
+        return PricedPipeline(
+            float(price[which, 0, -1]), samples, min(self.microbatch_size, samples), tuple(stages)
+        )

@@ -1,0 +1,275 @@
+"""From the least makespan of one pipeline per count vector to the best split of a cluster into pipelines.
+
+Gives the plan's pipelines and the integer bound together: no plan in which each device serves one stage of
+one pipeline is faster than `bound_s`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from partition.column_dp import ColumnStage
+from partition.tables import Amount, Floats, ProblemTables
+from partition.type_counts import CountVectors, TypeCountProgramme
+
+SAFETY = 1e-7  # relative: a floating-point tie must not prove a false bound
+GROWTH = 1.6  # of microbatches between amounts of the first grid
+SIDE_BY_SIDE = 12
+
+Family = tuple[int, int, int]
+"""(microbatch size, least and most samples of the last microbatch)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClassPipeline:
+    """A pipeline on classes of devices, with the samples that it is meant to do."""
+
+    microbatch_size: int
+    num_samples: int
+    stages: tuple[ColumnStage, ...]
+
+
+@dataclass(slots=True)
+class CountSplit:
+    """Owns the table of least makespans Z and refines it where the bound is decided.
+
+    Within a family Z grows no faster than in proportion to the samples, and never falls: so what is known at
+    two amounts bounds what a step can hold in between. ceiling_s: the time of a plan that is known.
+    """
+
+    tables: ProblemTables
+    ceiling_s: float
+    whole_only: bool = False
+    max_labels: int | None = 1
+    recompute: bool = True
+    vectors: CountVectors = field(init=False)
+    subsets: list[npt.NDArray[np.int64]] = field(init=False)
+    least: dict[Family, dict[int, Floats]] = field(default_factory=dict)
+    exact: dict[int, dict[int, Floats]] = field(default_factory=dict)
+    programmes: dict[tuple[Family, int], tuple[TypeCountProgramme, int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.vectors = CountVectors(self.tables.classes.counts)
+        digits = self.vectors.digits
+        self.subsets = [
+            np.flatnonzero((digits[: vector + 1] <= digits[vector]).all(axis=1))
+            for vector in range(self.vectors.size)
+        ]
+        batch = self.tables.problem.global_batch_size
+        sizes = [size for size in self.tables.problem.microbatch_sizes if size <= batch]
+        for size in sizes:
+            for family in families(size, whole_only=self.whole_only):
+                self.add(family, _grid(batch // size))
+        if not self.whole_only:
+            larger = [batch + 1] if max(self.tables.problem.microbatch_sizes) > batch else []
+            for below, above in pairwise((0, *sizes, *larger)):
+                self.add_singles(above, range(below + 1, above))
+
+    def add(self, family: Family, counts: Sequence[int]) -> None:
+        """Work out the least makespans for more microbatches; 0 for a single smaller one."""
+        size = family[0]
+        known = self.least.setdefault(family, {})
+        new = sorted(set(counts) - known.keys())
+        for first in range(0, len(new), SIDE_BY_SIDE):
+            part = new[first : first + SIDE_BY_SIDE]
+            below = [max([0, *(k for k in [*known, *new] if k < count)]) for count in part]
+            amounts = [_amount(family, count, before) for count, before in zip(part, below, strict=True)]
+            programme = self._programme(size, amounts, GROWTH)
+            for which, (count, row) in enumerate(zip(part, programme.least_s(), strict=True)):
+                known[count] = row
+                self.programmes[family, count] = (programme, which)
+
+    def add_singles(self, size: int, samples: Sequence[int]) -> None:
+        """Single microbatches of these samples, smaller than a size of the problem."""
+        if samples:
+            programme = self._programme(size, [Amount(0, amount, amount, 1.0) for amount in samples], 1.0)
+            for which, (amount, row) in enumerate(zip(samples, programme.least_s(), strict=True)):
+                self.least[amount, amount, amount] = {0: row}  # no size of the problem, so no other family
+                self.programmes[(amount, amount, amount), 0] = (programme, which)
+
+    def _programme(self, size: int, amounts: Sequence[Amount], beyond: float) -> TypeCountProgramme:
+        return TypeCountProgramme(
+            self.tables,
+            self.vectors,
+            size,
+            amounts,
+            self.ceiling_s * (1 + SAFETY) * (1.0 if self.whole_only else beyond),
+            max_labels=self.max_labels,
+            recompute=self.recompute,
+        )
+
+    def add_exact(self, size: int, samples: Sequence[int]) -> None:
+        """Work out single amounts with a smaller last microbatch."""
+        known = self.exact.setdefault(size, {})
+        new = sorted(set(samples) - known.keys())
+        for first in range(0, len(new), SIDE_BY_SIDE):
+            part = new[first : first + SIDE_BY_SIDE]
+            programme = self._programme(size, [Amount.exact(amount, size) for amount in part], 1.0)
+            known.update(zip(part, programme.least_s(), strict=True))
+
+    def _done(self, step_s: float, *, upper: bool) -> dict[Family, npt.NDArray[np.int64]]:
+        """By family and vector the samples that one pipeline does in a step.
+
+        upper: no less than any can do, else the amounts that were worked out.
+        """
+        limit = step_s * (1 + SAFETY)
+        return {
+            family: self._family_done(family, rows, limit, upper=upper) for family, rows in self.least.items()
+        }
+
+    def _family_done(
+        self, family: Family, rows: dict[int, Floats], step_s: float, *, upper: bool
+    ) -> npt.NDArray[np.int64]:
+        batch, (size, least, most) = self.tables.problem.global_batch_size, family
+        counts = sorted(rows)
+        table = np.stack([rows[count] for count in counts])
+        fits = table <= step_s
+        reach = np.where(fits.any(axis=0), len(counts) - 1 - fits[::-1].argmax(axis=0), -1)
+        if counts == [0]:
+            return np.where(reach >= 0, most, 0)
+        samples = np.array([size * count for count in counts])
+        if not upper:
+            return np.append(samples, 0)[reach]
+        after = np.minimum(reach + 1, len(counts) - 1)
+        beyond = np.where(np.isfinite(table), table, self.ceiling_s * GROWTH)
+        next_s = np.take_along_axis(beyond, after[None], axis=0)[0]
+        scaled = samples[after] * np.minimum(1.0, step_s / np.maximum(next_s, 1e-300))
+        top = np.where(reach == len(counts) - 1, batch, np.floor(scaled + 1e-6))
+        top = np.where(reach < 0, 0, np.maximum(top, np.append(samples, 0)[reach]))
+        top = np.minimum(top, batch).astype(np.int64)
+        if least == size:
+            return top // size * size
+        return self._ruled_out(_ending(top, family), family, step_s)
+
+    def _ruled_out(self, top: npt.NDArray[np.int64], family: Family, step_s: float) -> npt.NDArray[np.int64]:
+        """Amounts lowered past those that are known, exactly, to take longer than the step."""
+        known = self.exact.get(family[0], {})
+        changed = bool(known)
+        while changed:
+            changed = False
+            for samples in np.unique(top):
+                if samples in known:
+                    late = (top == samples) & (known[samples] > step_s)
+                    if late.any():
+                        top = np.where(late, _ending(top - 1, family), top)
+                        changed = True
+        return top
+
+    def split(self, step_s: float, *, upper: bool) -> tuple[int, list[tuple[int, Family, int]]]:
+        """(samples done, pipelines as (vector, family, samples)) of the best split of all devices."""
+        by_family = self._done(step_s, upper=upper)
+        one = np.max(list(by_family.values()), axis=0)
+        best, part = np.zeros(self.vectors.size, dtype=np.int64), np.zeros(self.vectors.size, dtype=np.int64)
+        for vector, subsets in enumerate(self.subsets):
+            values = one[subsets] + best[vector - subsets]
+            pick = int(values.argmax())
+            best[vector], part[vector] = values[pick], subsets[pick]
+        pipelines, vector = [], self.vectors.size - 1
+        while vector and best[vector]:
+            used = int(part[vector])
+            if not used:
+                break
+            family = max(by_family, key=lambda entry: (by_family[entry][used], -entry[0]))
+            if one[used]:
+                pipelines.append((used, family, int(one[used])))
+            vector -= used
+        return int(best[-1]), pipelines
+
+    def least_step_s(self, *, upper: bool, low_s: float, tolerance: float = 2e-4) -> float:
+        """The least step in which a split does the batch, from below; at most the ceiling."""
+        batch = self.tables.problem.global_batch_size
+        low, high = low_s, self.ceiling_s
+        if self.split(low, upper=upper)[0] >= batch:
+            return low
+        while high > low * (1 + tolerance):
+            middle = (low * high) ** 0.5 if low > 0 else high / 2
+            if self.split(middle, upper=upper)[0] >= batch:
+                high = middle
+            else:
+                low = middle
+        return low
+
+    def bound_s(self, low_s: float, rounds: int = 24) -> float:
+        """No plan of disjoint pipelines is faster; amounts are refined where the bound is decided."""
+        bound = low_s
+        for _ in range(rounds):
+            bound = max(bound, self.least_step_s(upper=True, low_s=bound))
+            if bound >= self.ceiling_s * (1 - 2e-3):
+                break
+            _, pipelines = self.split(bound * (1 + 3e-4), upper=True)
+            if not self._refine(pipelines, bound):
+                break
+        return bound
+
+    def _refine(self, pipelines: Sequence[tuple[int, Family, int]], step_s: float) -> bool:
+        """Work out the amounts that the pipelines of a bound claim; False if all are known already."""
+        wanted: dict[Family, set[int]] = {}
+        exact: dict[int, set[int]] = {}
+        for _, family, samples in pipelines:
+            count, known = -(-samples // family[0]), self.least[family]
+            if 0 in known:
+                continue
+            near = {count, samples // family[0]} - {0}
+            below = max([0, *(k for k in known if k < count)])
+            near |= {(below + count + 1) // 2} if count - below > 2 else set()
+            if near - known.keys():
+                wanted.setdefault(family, set()).update(near)
+            elif family[1] < family[0] and samples not in self.exact.get(family[0], {}):
+                exact.setdefault(family[0], set()).add(samples)
+        for family, counts in wanted.items():
+            self.add(family, sorted(counts))
+        for size, amounts in exact.items():
+            self.add_exact(size, sorted(amounts))
+        return bool(wanted or exact)
+
+    def pipelines(self, step_s: float) -> list[ClassPipeline]:
+        """The pipelines of the best split in a step, on classes of devices."""
+        found = []
+        for vector, family, samples in self.split(step_s, upper=False)[1]:
+            count = 0 if 0 in self.least[family] else samples // family[0]
+            programme, which = self.programmes[family, count]
+            stages = programme.stages(which, vector)
+            if stages:
+                found.append(ClassPipeline(min(family[0], samples), samples, stages))
+        return found
+
+
+def families(size: int, *, whole_only: bool) -> list[Family]:
+    """How the last microbatch may end: as large as the others, or smaller, in two groups."""
+    found = [(size, size, size)]
+    if not whole_only and size > 1:
+        half = max(1, size // 2)
+        found += [(size, half, size - 1)] + ([(size, 1, half - 1)] if half > 1 else [])
+    return found
+
+
+def _ending(samples: npt.NDArray[np.int64], family: Family) -> npt.NDArray[np.int64]:
+    """The largest amounts, not above these, whose last microbatch is as small as the family's."""
+    size, least, most = family
+    rest = samples % size
+    lowered = np.where(rest < least, samples - rest - size + most, samples - np.maximum(rest - most, 0))
+    return np.where(lowered > size, lowered, 0)
+
+
+def _amount(family: Family, count: int, below: int) -> Amount:
+    """Microbatches of a family; below: the next smaller number that is known.
+
+    With a smaller last microbatch only floor(samples / size) of them are full. To hold in proportion for all
+    amounts since the one below, Little's law counts what is full there, in proportion.
+    """
+    size, least, most = family
+    since = max(1, below)
+    passes = float(count) if least == size else count * since / (since + most / size)
+    return Amount(count, least, most, passes, below=below)
+
+
+def _grid(most: int) -> list[int]:
+    """Numbers of microbatches, ever further apart."""
+    counts, count = [], 1
+    while count < most:
+        counts.append(count)
+        count = max(count + 1, int(count * GROWTH))
+    return [*counts, max(1, most)]

@@ -1,0 +1,242 @@
+"""Plans of any number of pipelines, each device serving one stage of one of them, best clocks first."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from partition.card_load import CardLoad
+from partition.classes import equal_devices
+from partition.columns import ROUNDS, Column, Columns, generate
+from partition.count_split import ClassPipeline, CountSplit
+from partition.local_search import Judge, LocalSearch, fitted
+from partition.master import solve_master
+from partition.pipeline_costs import PipelineCosts
+from partition.placement import place
+from partition.plan import Plan
+from partition.problem import Problem
+from partition.recut import Recutter
+from partition.tables import ProblemTables
+from partition.worker import Worker, Workshop, share_out
+
+MOST_COUNTS = 300  # count vectors up to which the exact programme is a start of the search
+STEPS = 7
+SMALL = 16  # devices up to which whole samples decide the rounding
+LARGE = 128  # devices from which only what the floor of the relaxed amounts leaves is rounded
+STARTS = 3
+CHAIN_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 64)
+TRIES = 240
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Workers and the step in which they do the batch, as judged by the search."""
+
+    step_s: float
+    workers: tuple[Worker, ...]
+    start: str
+
+
+class PipelineSearch:
+    """Owns the arrays of a problem and the timings of the pipelines found so far."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.costs = PipelineCosts(problem)
+        self.classes = equal_devices(problem.cluster)
+        self.tables = ProblemTables(problem, self.classes)
+        self.workshop = Workshop(self.costs)
+        self.recutter = Recutter(self.tables, self.workshop)
+        self.load = CardLoad(self.costs)
+        self.columns: Columns | None = None
+        self.best: float | None = None  # seconds of the best set of pipelines so far, without gradient sync
+
+    def starts(self) -> list[Found]:
+        """Sets of pipelines from every source there is, least step first."""
+        found: list[tuple[str, Sequence[Worker]]] = [("singles", self.singles()), ("chain", self.chain())]
+        found += [("columns", workers) for workers in self.from_columns()]
+        sets = [(name, list(workers)) for name, workers in found if workers]
+        batch = self.problem.global_batch_size
+        judged = [Found(share_out(workers, batch)[0], tuple(workers), name) for name, workers in sets]
+        if math.prod(count + 1 for count in self.classes.counts) <= MOST_COUNTS:
+            ceiling_s = min((entry.step_s for entry in judged), default=math.inf)
+            judged += self.from_counts(ceiling_s)
+        judged = [entry for entry in judged if math.isfinite(entry.step_s)]
+        self._note(entry.step_s for entry in judged)
+        return sorted(judged, key=lambda entry: (entry.step_s, len(entry.workers), entry.start))
+
+    def search(self, judge: Judge, tries: int = TRIES) -> list[Found]:
+        """The best starts, improved; least step first. Empty where no pipeline fits."""
+        improved = []
+
+        def loaded(workers: Sequence[Worker], seconds: float) -> float:
+            return judge(workers, self.load.step_s(workers, seconds))
+
+        starts = [(loaded(entry.workers, entry.step_s), entry) for entry in self.starts()]
+        starts.sort(key=lambda pair: (pair[0], len(pair[1].workers), pair[1].start))
+        for _, entry in starts[:STARTS]:
+            step_s, workers = LocalSearch(self.recutter, loaded, tries).improve(entry.workers)
+            improved.append(Found(step_s, tuple(workers), entry.start))
+            self._note([share_out(workers, self.problem.global_batch_size)[0]])
+        return sorted(improved, key=lambda entry: (entry.step_s, len(entry.workers), entry.start))
+
+    def _note(self, seconds: Iterable[float]) -> None:
+        known = [*seconds, *([] if self.best is None else [self.best])]
+        self.best = min(known, default=None)
+
+    def fewer(self, judge: Judge, counts: Sequence[int]) -> list[Found]:
+        """The best sets of no more than so many pipelines, for each count; for slow gradient sync."""
+        batch, found = self.problem.global_batch_size, []
+
+        def loaded(workers: Sequence[Worker], seconds: float) -> float:
+            return judge(workers, self.load.step_s(workers, seconds))
+
+        for count in counts:
+            sets = self.from_columns(most_pipelines=count) if count > 1 else [self.chain()]
+            judged = [(share_out(workers, batch)[0], workers) for workers in sets if workers]
+            judged = [
+                (loaded(workers, seconds), workers) for seconds, workers in judged if seconds < math.inf
+            ]
+            if judged:
+                _, workers = min(judged, key=lambda entry: entry[0])
+                step_s, better = LocalSearch(self.recutter, loaded, TRIES // 2).improve(workers)
+                found.append(Found(step_s, tuple(better), "fewer"))
+        return found
+
+    def singles(self) -> list[Worker]:
+        """Every device that the whole model fits on, each at its best microbatch size."""
+        workers = []
+        for group in self.classes.members:
+            options = []
+            for size in self.problem.microbatch_sizes:
+                worker = self.recutter.recut(group[:1], size, size)
+                if worker is not None:
+                    options.append((worker.timing.time_s(16 * size) / size, size))
+            if options:
+                made = (self.recutter.recut([device], min(options)[1], min(options)[1]) for device in group)
+                workers += [worker for worker in made if worker is not None]
+        return workers
+
+    def chain(self) -> list[Worker]:
+        """One pipeline over the devices with most memory or speed, however many of them are best."""
+        batch, layers = self.problem.global_batch_size, self.problem.profile.num_layers
+        devices = self.problem.cluster.devices
+        speed = {name: float(self.tables.at(1).busy_s[entry, 0, -1]) for name, entry in self._entries()}
+        by_memory = sorted(devices, key=lambda device: (-device.usable_bytes, device.name))
+        by_speed = sorted(devices, key=lambda device: (speed[device.name], device.name))
+        best: tuple[float, Worker] | None = None
+        for order in (by_memory, by_speed):
+            for count in sorted(
+                {min(len(order), layers, size) for size in (1, 2, 3, 4, 6, 8, 12, 16, 24, 64)}
+            ):
+                first = sorted(order[:count], key=lambda device: (-device.usable_bytes, device.name))
+                for size in self.problem.microbatch_sizes:
+                    worker = self.recutter.recut(first, size, batch)
+                    if worker is not None:
+                        seconds = worker.timing.time_s(batch)
+                        if best is None or seconds < best[0]:
+                            best = (seconds, worker)
+        return [best[1]] if best else []
+
+    def _entries(self) -> Iterable[tuple[str, int]]:
+        for entry, group in enumerate(self.classes.members):
+            for device in group:
+                yield device.name, entry
+
+    def from_columns(self, most_pipelines: int | None = None) -> list[list[Worker]]:
+        """The relaxed programme's pipelines, rounded to whole ones and put on devices."""
+        known = self.columns.pool if self.columns else None
+        columns = generate(
+            self.tables,
+            self.workshop,
+            rounds=ROUNDS if known is None else ROUNDS // 3,
+            most_pipelines=most_pipelines,
+            pool=known,
+        )
+        if most_pipelines is None:
+            self.columns = columns
+        if not columns.pool.columns or not math.isfinite(columns.step_s):
+            return []
+        return [self.realise(chosen, step_s) for step_s, chosen in self.rounded(columns, most_pipelines)]
+
+    def rounded(
+        self, columns: Columns, most_pipelines: int | None = None
+    ) -> list[tuple[float, list[ClassPipeline]]]:
+        """Whole pipelines: the integer programme at step times from the relaxed one's upwards."""
+        batch, counts = self.problem.global_batch_size, self.classes.counts
+        every = list(columns.pool.columns.values())
+        low, high = columns.step_s, 1.6 * columns.step_s
+        step_s, best, fallback = 1.03 * low, None, None
+        for _ in range(STEPS):
+            values = columns.pool.values(step_s)
+            live = [(column, value) for column, value in zip(every, values, strict=True) if value]
+            if live:
+                total, chosen = self._whole(live, counts, most_pipelines)
+                found = (step_s, [_class_pipeline(column, value) for column, value in chosen])
+                if total >= batch:
+                    high, best = step_s, found
+                else:
+                    low, fallback = step_s, found
+            step_s = math.sqrt(low * high) if best else 1.25 * step_s
+            if best and high / low < 1.004:
+                break
+        return [entry for entry in (best, fallback) if entry]
+
+    def _whole(
+        self, live: list[tuple[Column, int]], counts: Sequence[int], most_pipelines: int | None
+    ) -> tuple[float, list[tuple[Column, int]]]:
+        """(samples, pipelines) of the integer programme; of a large cluster most by rounding down."""
+        uses, values = [column.uses for column, _ in live], [float(value) for _, value in live]
+        base = np.zeros(len(live))
+        left = list(map(float, counts))
+        limit = most_pipelines
+        if sum(counts) > LARGE:
+            base = np.floor(solve_master(uses, values, counts, most_pipelines=limit).amounts + 1e-9)
+            left = list(np.array(counts) - base @ np.array(uses))
+            limit = None if limit is None else limit - int(base.sum())
+        rest = solve_master(uses, values, left, integer=True, most_pipelines=limit)
+        amounts = np.round(rest.amounts) + base
+        chosen = [entry for amount, entry in zip(amounts, live, strict=True) for _ in range(int(amount))]
+        return float(amounts @ np.array(values)), chosen
+
+    def from_counts(self, ceiling_s: float) -> list[Found]:
+        """The exact programme over counts of devices, for small clusters."""
+        if not math.isfinite(ceiling_s):
+            return []
+        split = CountSplit(self.tables, ceiling_s, max_labels=1)
+        least = split.least_step_s(upper=False, low_s=ceiling_s / 16)
+        found = []
+        for factor in (1.003, 1.04, 1.1, 1.2):
+            pipelines = split.pipelines(factor * least)
+            if pipelines:
+                workers = self.realise(pipelines, factor * least)
+                seconds = share_out(workers, self.problem.global_batch_size)[0] if workers else math.inf
+                found.append(Found(seconds, tuple(workers), "counts"))
+        return found
+
+    def realise(self, pipelines: Sequence[ClassPipeline], step_s: float) -> list[Worker]:
+        """Pipelines on named devices, cut anew for their links where that is faster."""
+        workers = []
+        for pipeline, stages in zip(pipelines, place(self.classes, pipelines), strict=True):
+            raw = self.workshop.worker(stages, pipeline.microbatch_size)
+            cut = fitted(self.recutter, raw.devices, pipeline.microbatch_size, step_s)
+            options = [worker for worker in (raw, cut) if worker is not None and worker.timing.fits]
+            if options:
+                samples = max(1, pipeline.num_samples)
+                workers.append(min(options, key=lambda worker: worker.timing.time_s(samples)))
+        return workers
+
+    def plan(self, strategy: str, workers: Sequence[Worker]) -> Plan | None:
+        """The plan of a set of workers, samples shared out; None where they cannot do the batch."""
+        batch = self.problem.global_batch_size
+        seconds, samples = share_out(workers, batch)
+        if not math.isfinite(seconds):
+            return None
+        pairs = zip(workers, samples, strict=True)
+        pipelines = tuple(worker.pipeline(count) for worker, count in pairs if count)
+        return Plan(strategy, self.problem.profile.model, batch, pipelines)
+
+
+def _class_pipeline(column: Column, samples: int) -> ClassPipeline:
+    return ClassPipeline(column.microbatch_size, samples, column.stages)

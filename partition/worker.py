@@ -1,0 +1,315 @@
+"""A pipeline on devices of its own, and how long it takes for any number of samples."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+from cost_model.cluster import Device
+from partition.pipeline_clock import Seconds, one_f_one_b_s
+from partition.pipeline_costs import MANY, PipelineCosts
+from partition.plan import Pipeline, Stage
+from partition.windows import cap_in_flight, in_flight_windows, period_s
+
+EXTRA_IN_FLIGHT = (0, 1, 2, 4)
+WARM, WARM_EXTRA, SPAN = 2, 4, 4
+MOST_TICKS = 400  # microbatches x stages that the clock runs through before it extrapolates
+FILLING, MOST_FILLING_TICKS = 1e-3, 1600  # and if it is seen to be in its warmup still
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStage:
+    """Layers [start, stop) on a device that serves nothing else."""
+
+    device: Device
+    start: int
+    stop: int
+    recompute: bool = False
+
+
+class Timing:
+    """Seconds of pipelines that differ in nothing but the names of their devices.
+
+    time_s(samples) holds no gradient sync; the longest optimizer step is in it.
+    """
+
+    def __init__(
+        self,
+        costs: PipelineCosts,
+        stages: Sequence[WorkerStage],
+        channels: Sequence[tuple[Device, Device]],
+        microbatch_size: int,
+    ) -> None:
+        self._costs, self._stages, self._channels = costs, tuple(stages), tuple(channels)
+        self.microbatch_size = microbatch_size
+        self.full = self._seconds(microbatch_size)
+        self.busy_s = [sum(pair) for pair in zip(self.full.forward_s, self.full.backward_s, strict=True)]
+        hops = [sum(link) for link in self.full.link_s]
+        self.caps = [
+            costs.cap(stage.device, stage.start, stage.stop, microbatch_size, stage.recompute)
+            for stage in stages
+        ]
+        self.fits = min(self.caps) >= 1
+        self.period_s = period_s(self.busy_s, [max(link[:2]) for link in self.full.link_s])
+        self.needed = (
+            in_flight_windows(self.busy_s, hops, self.period_s)
+            if self.period_s > 0
+            else ((1,) * len(self._stages))
+        )
+        self.round_trip_s = sum(self.busy_s) + sum(hops)
+        self.optimizer_s = max(
+            costs.prices.optimizer_s(stage.device, range(stage.start, stage.stop)) for stage in stages
+        )
+        self._whole: dict[int, float] = {}
+        self._rest: dict[int, float] = {}
+        self._best: dict[int, tuple[int, ...]] = {}
+
+    def _seconds(self, samples: int) -> Seconds:
+        prices = self._costs.prices
+        return Seconds(
+            tuple(prices.forward_s(s.device, s.start, s.stop, samples) for s in self._stages),
+            tuple(
+                prices.backward_s(s.device, s.start, s.stop, samples, recompute=s.recompute)
+                for s in self._stages
+            ),
+            tuple(
+                self._costs.message_s(*channel, right.start, samples)
+                for channel, (_, right) in zip(self._channels, pairwise(self._stages), strict=True)
+            ),
+        )
+
+    def flights(self, num_microbatches: int) -> list[tuple[int, ...]]:
+        """in_flight worth trying, each within memory: what the period needs, a few more, all that fit."""
+        tries = [[need + extra for need in self.needed[:-1]] + [1] for extra in EXTRA_IN_FLIGHT]
+        tries.append([num_microbatches] * len(self.needed))
+        caps = [min(cap, num_microbatches) for cap in self.caps]
+        return list(dict.fromkeys(cap_in_flight(entry, caps) for entry in tries))
+
+    def best_flights(self, num_samples: int) -> tuple[int, ...]:
+        """The in_flight with which these samples take least time."""
+        if num_samples not in self._best:
+            self._best[num_samples] = self._best_flights(num_samples)
+        return self._best[num_samples]
+
+    def _best_flights(self, num_samples: int) -> tuple[int, ...]:
+        num_microbatches = -(-num_samples // self.microbatch_size)
+        rest = num_samples - (num_microbatches - 1) * self.microbatch_size
+        last = None if rest == self.microbatch_size else self._seconds(rest)
+        if num_microbatches > 400:
+            return self.flights(num_microbatches)[0]
+        return min(
+            self.flights(num_microbatches),
+            key=lambda flights: (one_f_one_b_s(self.full, flights, num_microbatches, last), flights),
+        )
+
+    def whole_s(self, num_microbatches: int) -> float:
+        """Seconds of equal microbatches; those of many are extended from the steady state."""
+        if num_microbatches > self._warm:
+            return max(begin + num_microbatches * each for begin, each in self._lines)
+        return self._exact_s(num_microbatches)
+
+    def _exact_s(self, num_microbatches: int) -> float:
+        if num_microbatches not in self._whole:
+            flights = self.flights(num_microbatches)[0]
+            self._whole[num_microbatches] = self.optimizer_s + one_f_one_b_s(
+                self.full, flights, num_microbatches
+            )
+        return self._whole[num_microbatches]
+
+    @cached_property
+    def _warm(self) -> int:
+        """Microbatches after which each further one takes the same time, as far as that is seen soon."""
+        stages = len(self._stages)
+        if stages == 1:
+            return 1
+        warm = WARM * max(stages, min(self.needed[0], self.caps[0])) + WARM_EXTRA
+        warm = min(warm, max(stages + WARM_EXTRA, MOST_TICKS // stages))
+        # faster than the busiest stage or link: a queue in front of it is still filling
+        while self._pace_s(warm) < self.period_s * (1 - FILLING) and 2 * warm * stages <= MOST_FILLING_TICKS:
+            warm *= 2
+        return warm
+
+    def _pace_s(self, num_microbatches: int) -> float:
+        """Seconds of one more microbatch, as a mean of the last few."""
+        return (self._exact_s(num_microbatches) - self._exact_s(num_microbatches - SPAN)) / SPAN
+
+    @cached_property
+    def steady_s(self) -> float:
+        """Seconds that one more microbatch takes when there are many."""
+        return max(each for _, each in self._lines)
+
+    @cached_property
+    def _lines(self) -> list[tuple[float, float]]:
+        """(s, s per microbatch) of what many microbatches take, of which the longest counts.
+
+        One goes on as the clock did at last. If the queue in front of what is busiest is full only later,
+        that may be too short: no step is shorter than the way to it and back, and all microbatches there (Z
+        of `partition.windows`).
+        """
+        if len(self._stages) == 1:
+            return [(self.optimizer_s, self.busy_s[0])]
+        warm_s = self._exact_s(self._warm)
+        pace = self._pace_s(self._warm)
+        lines, way = [(warm_s - self._warm * pace, pace)], 0.0
+        links = [*self.full.link_s, (0.0, 0.0, 0.0, 0.0)]
+        for busy, link, after in zip(self.busy_s, links, [*self.busy_s[1:], 0.0], strict=True):
+            way += busy
+            lines.append((self.optimizer_s + way - busy, busy))
+            way += sum(link)
+            each = max(link[:2])
+            lines.append((self.optimizer_s + way + after - each, each))
+        period = max(each for _, each in lines[1:])
+        return [lines[0], *(line for line in lines[1:] if line[1] == period)]
+
+    def _rest_share(self, samples: int) -> float:
+        """Seconds of a smaller last microbatch as a share of a full one's."""
+        if samples not in self._rest:
+            small = self._seconds(samples)
+            busy = [sum(pair) for pair in zip(small.forward_s, small.backward_s, strict=True)]
+            pairs = zip(busy, self.busy_s, strict=True)
+            self._rest[samples] = max((one / full if full else 0.0) for one, full in pairs)
+        return self._rest[samples]
+
+    def time_s(self, num_samples: int) -> float:
+        """Seconds of a step of these samples; a smaller last microbatch is interpolated."""
+        if num_samples <= 0:
+            return 0.0
+        whole, rest = divmod(num_samples, self.microbatch_size)
+        if rest == 0:
+            return self.whole_s(whole)
+        before = self.whole_s(whole) if whole else self.optimizer_s
+        return before + (self.whole_s(whole + 1) - before) * self._rest_share(rest)
+
+    def most(self, step_s: float, limit: int) -> int:
+        """The most samples, at most `limit`, that take no longer than a step of step_s seconds."""
+        if not self.fits:
+            return 0
+        whole = self._most_whole(step_s)
+        before = self.whole_s(whole) if whole else self.optimizer_s
+        share = (step_s - before) / max(self.whole_s(whole + 1) - before, 1e-300)
+        if whole * self.microbatch_size >= limit:
+            return limit
+        rest = 0
+        while rest + 1 < self.microbatch_size and self._rest_share(rest + 1) <= share:
+            rest += 1
+        return min(limit, whole * self.microbatch_size + rest)
+
+    def _most_whole(self, step_s: float) -> int:
+        """The most full microbatches that take no longer than a step."""
+        if self.whole_s(1) > step_s:
+            return 0
+        warm = self._warm
+        if self._exact_s(warm) <= step_s:
+            most = min((step_s - begin) / each if each > 0 else math.inf for begin, each in self._lines)
+            return max(warm, int(most)) if most < warm + MANY else warm + MANY
+        low, high = 1, warm - 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._exact_s(middle) <= step_s:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A pipeline on named devices, with its timing."""
+
+    stages: tuple[WorkerStage, ...]
+    timing: Timing
+
+    @property
+    def microbatch_size(self) -> int:
+        return self.timing.microbatch_size
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        return tuple(stage.device for stage in self.stages)
+
+    def pipeline(self, num_samples: int) -> Pipeline:
+        """The pipeline for these samples, with the in_flight that suits them best."""
+        flights = self.timing.best_flights(num_samples)
+        return Pipeline(
+            microbatch_size=min(self.microbatch_size, num_samples),
+            num_samples=num_samples,
+            stages=tuple(
+                Stage((stage.device.name,), (stage.start, stage.stop), flight, stage.recompute)
+                for stage, flight in zip(self.stages, flights, strict=True)
+            ),
+        )
+
+
+class Workshop:
+    """Makes workers; those that differ only in the names of their devices share one timing."""
+
+    def __init__(self, costs: PipelineCosts) -> None:
+        self.costs = costs
+        self._timings: dict[object, Timing] = {}
+
+    def worker(self, stages: Sequence[WorkerStage], microbatch_size: int) -> Worker:
+        channels = [(left.device, right.device) for left, right in pairwise(stages)]
+        return Worker(tuple(stages), self.timing(stages, channels, microbatch_size))
+
+    def timing(
+        self, stages: Sequence[WorkerStage], channels: Sequence[tuple[Device, Device]], microbatch_size: int
+    ) -> Timing:
+        route = self.costs.network.route
+        key = (
+            microbatch_size,
+            tuple(
+                (s.device.kind, s.device.speed, s.device.usable_bytes, s.start, s.stop, s.recompute)
+                for s in stages
+            ),
+            tuple((route(a.name, b.name).link, route(b.name, a.name).link) for a, b in channels),
+        )
+        if key not in self._timings:
+            self._timings[key] = Timing(self.costs, stages, channels, microbatch_size)
+        return self._timings[key]
+
+
+def share_out(workers: Sequence[Worker], batch: int, tolerance: float = 1e-5) -> tuple[float, list[int]]:
+    """(seconds, samples of each worker): the least step in which they do the batch, by bisection.
+
+    Workers may get none. Seconds are inf where the workers cannot do it.
+    """
+    counts: dict[int, tuple[Timing, int]] = {}
+    for worker in workers:
+        timing, count = counts.get(id(worker.timing), (worker.timing, 0))
+        counts[id(worker.timing)] = (timing, count + 1)
+    able = [(timing, count) for timing, count in counts.values() if timing.fits]
+    if not able:
+        return math.inf, [0] * len(workers)
+
+    def enough(step_s: float) -> bool:
+        return sum(count * timing.most(step_s, batch) for timing, count in able) >= batch
+
+    # a little more than one worker alone needs, so that rounding does not take a sample from it
+    high = (1 + tolerance) * min(timing.time_s(batch) for timing, _ in able)
+    low = high / (2 * len(workers))
+    while enough(low) and low > 0:
+        low, high = low / 2, low
+    while high > low * (1 + tolerance):
+        middle = math.sqrt(low * high) if low > 0 else high / 2
+        if enough(middle):
+            high = middle
+        else:
+            low = middle
+    return high, _within(workers, batch, high)
+
+
+def _within(workers: Sequence[Worker], batch: int, step_s: float) -> list[int]:
+    """Samples of each worker in a step of step_s seconds; the surplus is taken from those that end last."""
+    most = {id(worker.timing): worker.timing.most(step_s, batch) for worker in workers}
+    samples = [most[id(worker.timing)] if worker.timing.fits else 0 for worker in workers]
+    surplus = sum(samples) - batch
+    while surplus > 0:
+        last = max(
+            (index for index, count in enumerate(samples) if count),
+            key=lambda index: (workers[index].timing.time_s(samples[index]), index),
+        )
+        taken = min(surplus, (samples[last] - 1) % workers[last].microbatch_size + 1)
+        samples[last] -= taken
+        surplus -= taken
+    return samples
