@@ -48,6 +48,7 @@ _LINKS = {  # one direction, bytes/s
     "NVLink 1": 80e9,  # 4 links; NVIDIA P100 whitepaper, 2016
     "NVLink 2": 150e9,  # 6 links; NVIDIA V100 whitepaper, 2017
     "NVLink 3": 300e9,  # 12 links; NVIDIA A100 whitepaper, 2020
+    "NVLink A800": 200e9,  # 8 links of NVLink 3
     "NVLink 4": 450e9,  # 18 links; NVIDIA H100 whitepaper, 2022
     "NVLink bridge": 300e9,  # NVIDIA H100 NVL datasheet, 2023: 600 GB/s both ways
 }
@@ -64,14 +65,19 @@ _TABLE = """
 K80         | Tesla K80                                  | 12 | 240  | 4.37 -    -      | PCIe 3    | 150 | 2014 | 0.90 # NVIDIA Tesla K80 board specification, 2015, one of its two GPUs; p2.xlarge; link not checked against a datasheet
 GTX-1080-Ti | NVIDIA GeForce GTX 1080 Ti                 | 11 | 484  | 11.3 -    -      | PCIe 3    | 250 | 2017 | - # NVIDIA GTX 1080 Ti product page, 2017; float32 and watts TechPowerUp; link not checked against a datasheet
 Titan-Xp    | NVIDIA TITAN Xp                            | 12 | 548  | 12.1 -    -      | PCIe 3    | 250 | 2017 | - # NVIDIA TITAN Xp product page, 2017, which rounds float32 to 12; link not checked against a datasheet
+P4000       | NVIDIA Quadro P4000                        | 8  | 243  | 5.3  -    -      | PCIe 3    | 105 | 2017 | - # NVIDIA Quadro P4000 datasheet, 2017; not checked against it
 P40         | Tesla P40                                  | 24 | 346  | 11.8 -    -      | PCIe 3    | 250 | 2016 | - # NVIDIA Tesla P40 datasheet, 2016, which rounds float32 to 12
 P100-PCIE   | Tesla P100-PCIE-16GB, P100                 | 16 | 732  | 9.3  -    -      | PCIe 3    | 250 | 2016 | 1.46 # NVIDIA Tesla P100 PCIe datasheet, 2016; Google Cloud, the GPU without its machine
+P100-PCIE-12GB | Tesla P100-PCIE-12GB                    | 12 | 549  | 9.3  -    -      | PCIe 3    | 250 | 2016 | - # NVIDIA Tesla P100 PCIe datasheet, 2016; not checked against it
 P100-SXM2   | Tesla P100-SXM2-16GB                       | 16 | 732  | 10.6 -    -      | NVLink 1  | 300 | 2016 | - # NVIDIA Tesla P100 datasheet, 2016; its whitepaper has 720 GB/s
 V100-SXM2-16GB | Tesla V100-SXM2-16GB, V100, V100-16     | 16 | 900  | 15.7 -    125    | NVLink 2  | 300 | 2017 | 3.06 # NVIDIA V100 datasheet, 2018; p3.2xlarge
 V100-SXM2-32GB | Tesla V100-SXM2-32GB, V100-32           | 32 | 900  | 15.7 -    125    | NVLink 2  | 300 | 2018 | - # NVIDIA V100 datasheet, 2018
 V100-PCIE-16GB | Tesla V100-PCIE-16GB                    | 16 | 900  | 14.0 -    112    | PCIe 3    | 250 | 2017 | - # NVIDIA V100 datasheet, 2018
 V100-PCIE-32GB | Tesla V100-PCIE-32GB                    | 32 | 900  | 14.0 -    112    | PCIe 3    | 250 | 2018 | - # NVIDIA V100 datasheet, 2018
+V100S-PCIE-32GB | Tesla V100S-PCIE-32GB, V100S           | 32 | 1134 | 16.4 -    130    | PCIe 3    | 250 | 2019 | - # NVIDIA V100 datasheet, 2020; not checked against it
+Titan-V     | NVIDIA TITAN V                             | 12 | 653  | 14.9 -    119    | PCIe 3    | 250 | 2017 | - # NVIDIA TITAN V product page, 2017: 110 with tensor cores, here cores x clock as float32; link not checked against a datasheet
 T4          | Tesla T4                                   | 16 | 320  | 8.1  -    65     | PCIe 3    | 70  | 2018 | 0.526 # NVIDIA T4 product page, 2018: "320+" GB/s, 300 in later datasheets; g4dn.xlarge
+RTX-2060    | NVIDIA GeForce RTX 2060                    | 6  | 336  | 6.45 -    25.8   | PCIe 3    | 160 | 2019 | - # TechPowerUp; tensor rate from cores x clock
 RTX-2080    | NVIDIA GeForce RTX 2080                    | 8  | 448  | 10.1 -    40.3   | PCIe 3    | 215 | 2018 | - # NVIDIA Turing whitepaper, 2018, reference clocks; memory and watts TechPowerUp
 RTX-2080-Ti | NVIDIA GeForce RTX 2080 Ti                 | 11 | 616  | 13.4 -    53.8   | PCIe 3    | 250 | 2018 | - # NVIDIA Turing whitepaper, 2018, reference clocks; link and watts not checked against a datasheet
 Titan-RTX   | NVIDIA TITAN RTX                           | 24 | 672  | 16.3 -    130    | PCIe 3    | 280 | 2018 | - # NVIDIA TITAN RTX product page, 2018; memory and watts TechPowerUp
@@ -81,6 +87,7 @@ A100-PCIE-40GB | NVIDIA A100-PCIE-40GB                   | 40 | 1555 | 19.5 156 
 A100-SXM4-40GB | NVIDIA A100-SXM4-40GB, A100, A100-40    | 40 | 1555 | 19.5 156  312+   | NVLink 3  | 400 | 2020 | 3.673 # NVIDIA A100 datasheet, 2020; a2-highgpu-1g
 A100-PCIE-80GB | NVIDIA A100 80GB PCIe                   | 80 | 1935 | 19.5 156  312+   | PCIe 4    | 300 | 2021 | - # NVIDIA A100 80GB datasheet, 2021
 A100-SXM4-80GB | NVIDIA A100-SXM4-80GB, A100-80          | 80 | 2039 | 19.5 156  312+   | NVLink 3  | 400 | 2020 | 5.07 # NVIDIA A100 80GB datasheet, 2021; a2-ultragpu-1g
+A800-SXM4-80GB | NVIDIA A800-SXM4-80GB, A800             | 80 | 2039 | 19.5 156  312+   | NVLink A800 | 400 | 2022 | - # an A100 80 GB with 8 of its 12 links; not checked against a datasheet
 A30         | NVIDIA A30                                 | 24 | 933  | 10.3 82   165+   | PCIe 4    | 165 | 2021 | - # NVIDIA A30 datasheet, 2021; link not checked against a datasheet
 A40         | NVIDIA A40                                 | 48 | 696  | 37.4 74.8 149.7+ | PCIe 4    | 300 | 2020 | - # NVIDIA A40 datasheet, 2021
 A10         | NVIDIA A10                                 | 24 | 600  | 31.2 62.5 125+   | PCIe 4    | 150 | 2021 | - # NVIDIA A10 datasheet, 2021; tf32 not checked against a datasheet

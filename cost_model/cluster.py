@@ -1,6 +1,7 @@
 """The hardware: devices on nodes, and the links between them."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -102,20 +103,21 @@ class Cluster:
     links: tuple[NodeLink, ...] = ()
 
     def __post_init__(self) -> None:
-        names = [node.name for node in self.nodes]
-        for name in names:
-            if names.count(name) > 1:
+        names = Counter(node.name for node in self.nodes)
+        for name, count in names.items():
+            if count > 1:
                 raise InputError(f"node {name!r} appears twice; names of nodes must differ")
         if not any(node.devices for node in self.nodes):
             raise InputError("the cluster has no device; give a node `devices`")
-        pairs = [frozenset(override.nodes) for override in self.links]
-        for override, pair in zip(self.links, pairs, strict=True):
+        pairs = Counter(frozenset(override.nodes) for override in self.links)
+        for override in self.links:
+            pair = frozenset(override.nodes)
             for name in override.nodes:
                 if name not in names:
                     raise InputError(f"a link names the unknown node {name!r}; {did_you_mean(name, names)}")
             if len(pair) != 2:
                 raise InputError(f"a link joins node {override.nodes[0]!r} with itself; use `interconnect`")
-            if pairs.count(pair) > 1:
+            if pairs[pair] > 1:
                 raise InputError(f"the link between {' and '.join(sorted(pair))} is given twice")
 
     def __iter__(self) -> Iterator[Device]:

@@ -14,6 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from cost_model.collectives import Collective
 from cost_model.communication import NORM_BYTES, all_reduce_due, reserve
 from hetpipe.costs import ProgramCosts
 from hetpipe.instructions import Direction, Program, Transfer
@@ -221,10 +222,11 @@ class Board:
             if any(self._joined[collective, member] != step + 1 for member in members):
                 return
             num_bytes = NORM_BYTES if is_norm else self._costs.sync_bytes(collective)
+            way = Collective.RING if is_norm else program.buckets[collective].collective
             names = program.device_names
             ready = {names[member]: float(self._ready[collective, member]) for member in members}
             free_at = self._free_at.tolist()
-            due = all_reduce_due(free_at, self._costs.network, num_bytes, ready)
+            due = all_reduce_due(free_at, self._costs.network, num_bytes, ready, way)
             self._free_at[:] = free_at
             for member in members:
                 self._collective_due[collective, member] = due[names[member]]

@@ -1,11 +1,13 @@
 """Sums of gradients over the owners of each bucket."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.futures import Future
 
+from cost_model.collectives import Collective
 from hetpipe.instructions import Program
 from hetpipe.splitting import ChainModel
 
@@ -21,14 +23,21 @@ class GradientSync:
             ranks: None if ranks == everyone else dist.new_group(list(ranks))
             for ranks in sorted({bucket.ranks for bucket in program.buckets})
         }
+        self._program = program
         self._groups = [groups[bucket.ranks] for bucket in program.buckets]
+        # NOTE: gloo matches collectives by their order in a group, and when a reduction is over, so that its
+        # broadcast may begin, differs from rank to rank: each bucket's broadcasts have a group of their own
+        self._broadcast_groups = [
+            dist.new_group(list(bucket.ranks)) if bucket.collective is Collective.TREE else None
+            for bucket in program.buckets
+        ]
         self._members = [
             [parameters[name] for name in bucket_names(program, index, chain)] if rank in bucket.ranks else []
             for index, bucket in enumerate(program.buckets)
         ]
         # one buffer for each bucket, of which the gradients are views: nothing is copied to be summed
         self._buffers = [_buffer(members) for members in self._members]
-        self._under_way: dict[int, dist.Work] = {}
+        self._under_way: dict[int, Callable[[], object]] = {}
 
     def buffers(self) -> list[Tensor]:
         """The memory of the gradients that are summed, one tensor for each bucket of this rank."""
@@ -44,15 +53,44 @@ class GradientSync:
 
     def start(self, bucket: int) -> None:
         """Begin to sum the bucket's gradients over its owners."""
+        if self._program.buckets[bucket].collective is Collective.TREE:
+            self._under_way[bucket] = self._start_tree(bucket)
+            return
         work = dist.all_reduce(self._buffers[bucket], group=self._groups[bucket], async_op=True)
         assert work is not None
-        self._under_way[bucket] = work
+        self._under_way[bucket] = work.wait
+
+    def _start_tree(self, bucket: int) -> Callable[[], object]:
+        """Begin to reduce to the first owner, which then broadcasts; gives how to wait for both.
+
+        A reduction leaves partial sums at the others, which the broadcast writes over.
+        """
+        buffer, group = self._buffers[bucket], self._groups[bucket]
+        owner = self._program.buckets[bucket].ranks[0]
+        reduction = dist.reduce(buffer, dst=owner, group=group, async_op=True)
+        assert reduction is not None
+        if buffer.is_cuda:  # NCCL runs the collectives of a group one after another
+            return self._broadcast(bucket, group).wait
+        later = self._broadcast_groups[bucket]
+
+        def go_on(reduced: Future[object]) -> dist.Work:
+            reduced.value()  # raises what went wrong
+            return self._broadcast(bucket, later)
+
+        begun: Future[dist.Work] = reduction.get_future().then(go_on)
+        return lambda: begun.wait().wait()
+
+    def _broadcast(self, bucket: int, group: dist.ProcessGroup | None) -> dist.Work:
+        owner = self._program.buckets[bucket].ranks[0]
+        work: dist.Work | None = dist.broadcast(self._buffers[bucket], src=owner, group=group, async_op=True)
+        assert work is not None
+        return work
 
     def finish(self) -> list[int]:
         """Wait for all that were started; gives their buckets."""
         done = list(self._under_way)
         for bucket in done:
-            self._under_way.pop(bucket).wait()
+            self._under_way.pop(bucket)()
         return done
 
 

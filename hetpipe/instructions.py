@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
+from cost_model.collectives import Collective
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
 from partition.plan import Pipeline, Plan, Stage
@@ -25,6 +26,11 @@ class Direction(StrEnum):
 
     SEND = "SEND"
     RECV = "RECV"
+
+
+# a program has a million instructions, and a member is looked up more slowly than a name
+_FORWARD = Pass.FORWARD
+_SEND = Direction.SEND
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +61,7 @@ class Transfer:
 
     @property
     def _downstream(self) -> bool:
-        return (self.direction is Direction.SEND) == (self.op is Pass.FORWARD)
+        return (self.direction is _SEND) == (self.op is _FORWARD)
 
     @property
     def peer_stage(self) -> int:
@@ -69,7 +75,8 @@ class Transfer:
     @property
     def message(self) -> "Message":
         """The same for both ends, and for no other message of the step."""
-        return (self.op, self.pipeline, self.boundary, self.microbatch)
+        downstream = (self.direction is _SEND) == (self.op is _FORWARD)
+        return (self.op, self.pipeline, self.stage + 1 if downstream else self.stage, self.microbatch)
 
     def __str__(self) -> str:
         return f"{_route(self.pipeline)}{self.stage}{self.direction}_{self.op}{self.microbatch}"
@@ -115,16 +122,18 @@ class Bucket:
     """Parameters whose gradients are summed over the same ranks.
 
     tied: only the parameters that layers[0] shares with the later ones of layers; otherwise all parameters
-    of the layers but tied ones.
+    of the layers but tied ones. collective: the tree reduces to the first of ranks, which broadcasts.
     """
 
     layers: tuple[int, ...]
     ranks: tuple[int, ...]
     tied: bool = False
+    collective: Collective = Collective.RING
 
     def __str__(self) -> str:
         ranks, layers = ",".join(map(str, self.ranks)), ",".join(map(str, self.layers))
-        return f"ranks={ranks} layers={layers}{' tied' if self.tied else ''}"
+        marks = (" tied" if self.tied else "") + (" tree" if self.collective is Collective.TREE else "")
+        return f"ranks={ranks} layers={layers}{marks}"
 
     def num_bytes(self, profile: ModelProfile) -> float:
         """Bytes of gradients that each rank gives to the sum."""
@@ -216,7 +225,7 @@ def outgoing(compute: Compute, num_stages: int) -> Message | None:
 
 
 _WORD = re.compile(r"(?:(\d+):)?(\d+)(?:(SEND|RECV)_)?([FB])(\d+)")
-_BUCKET = re.compile(r"bucket \d+: ranks=([\d,]+) layers=([\d,]+)( tied)?")
+_BUCKET = re.compile(r"bucket \d+: ranks=([\d,]+) layers=([\d,]+)( tied)?( tree)?")
 
 
 def parse_instruction(word: str) -> Instruction:
@@ -271,4 +280,5 @@ def _parse_bucket(line: str) -> Bucket:
             f"program.txt: {line!r} is no bucket; they look like 'bucket 0: ranks=0,3 layers=0,25'"
         )
     ranks, layers = (tuple(map(int, group.split(","))) for group in match.groups()[:2])
-    return Bucket(layers, ranks, tied=match[3] is not None)
+    collective = Collective.RING if match[4] is None else Collective.TREE
+    return Bucket(layers, ranks, tied=match[3] is not None, collective=collective)

@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from cost_model.communication import reserve
+from cost_model.communication import idle, reserve
 from cost_model.errors import InputError
 from hetpipe.costs import ProgramCosts
 from hetpipe.instructions import Compute, Direction, Pass, Transfer, outgoing
@@ -82,7 +82,7 @@ class _Scheduler:
         self._costs = costs
         plan = costs.program.plan
         self._local = costs.program.local_boundaries
-        self._free_at = [0.0] * len(costs.network.resources)
+        self._free_at = idle()
         self._stages: list[list[_StageState]] = [[] for _ in plan.pipelines]
         for index, pipeline in enumerate(plan.pipelines):
             for stage, entry in enumerate(pipeline.stages):

@@ -1,8 +1,11 @@
 """From a plan to the instruction lists that run."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from cost_model.cluster import Cluster
+from cost_model.collectives import Collective
+from cost_model.communication import Network, cheaper_collective
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
 from hetpipe.costs import ProgramCosts
@@ -35,14 +38,16 @@ Order = tuple[Compute, ...]
 def lower(plan: Plan, profile: ModelProfile, cluster: Cluster | None = None) -> Program:
     """The program of a plan: 1F1B at every stage, receives posted ahead, SYNC as soon as possible.
 
-    cluster: where a device serves several stages, its seconds decide their order (`list_schedule`); other
-    plans do without it.
+    cluster: decides by which collective each bucket is summed, all by rings without it. Where a device serves
+    several stages, its seconds decide their order (`list_schedule`).
 
     Raises: InputError if states are sharded (not yet), or a device is shared and no cluster is given.
     """
     if plan.zero:
         raise InputError(f"zero is {plan.zero}; sharded optimizer states are not supported yet, write 0")
     buckets = gradient_buckets(plan, profile)
+    if cluster is not None:
+        buckets = with_collectives(plan, buckets, profile, cluster)
     shared = next((name for name, places in plan.places.items() if len(places) > 1), None)
     if shared is None:
         orders = [_one_f_one_b(plan, pipeline, stage) for ((pipeline, stage),) in plan.places.values()]
@@ -198,3 +203,16 @@ def gradient_buckets(plan: Plan, profile: ModelProfile) -> tuple[Bucket, ...]:
             start = stop
     several = [bucket for bucket in buckets if len(bucket.ranks) > 1]
     return tuple(sorted(several, key=lambda bucket: (-bucket.layers[0], bucket.tied)))
+
+
+def with_collectives(
+    plan: Plan, buckets: Iterable[Bucket], profile: ModelProfile, cluster: Cluster
+) -> tuple[Bucket, ...]:
+    """The buckets, each summed by the collective that is cheaper for its owners on the idle network."""
+    network = Network(cluster, profile.links, profile.all_reduces)
+    names = plan.device_names
+
+    def collective(bucket: Bucket) -> Collective:
+        return cheaper_collective(network, bucket.num_bytes(profile), [names[rank] for rank in bucket.ranks])
+
+    return tuple(replace(bucket, collective=collective(bucket)) for bucket in buckets)

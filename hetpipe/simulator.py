@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from operator import attrgetter
 
-from cost_model.communication import NORM_BYTES, all_reduce_due, reserve
+from cost_model.communication import NORM_BYTES, FreeAt, all_reduce_due, idle, reserve
 from cost_model.errors import InputError
 from hetpipe.costs import ProgramCosts
 from hetpipe.instructions import (
@@ -43,7 +43,7 @@ class _Simulation:
     costs: ProgramCosts
     clock: list[float] = field(init=False)
     position: list[int] = field(init=False)
-    free_at: list[float] = field(init=False)
+    free_at: FreeAt = field(default_factory=idle)
     due: dict[Message, float] = field(default_factory=dict)
     sync_ready: list[dict[str, float]] = field(init=False)
     sync_due: list[dict[str, float]] = field(init=False)
@@ -61,7 +61,6 @@ class _Simulation:
         self.local = program.local_boundaries
         self.clock = [0.0] * count
         self.position = [0] * count
-        self.free_at = [0.0] * len(self.costs.network.resources)
         self.sync_ready = [{} for _ in program.buckets]
         self.sync_due = [{} for _ in program.buckets]
         self.queue = [(0.0, rank) for rank in range(count)]
@@ -153,9 +152,9 @@ class _Simulation:
         if len(ready) < len(bucket.ranks):
             return
         num_bytes = self.costs.sync_bytes(sync.bucket)
-        # in order of rank, so that the ring is the same however the ranks arrive, and that of the real one
+        # in order of rank, so that the messages are the same however the ranks arrive
         in_order = {names[member]: ready[names[member]] for member in bucket.ranks}
-        due = all_reduce_due(self.free_at, self.costs.network, num_bytes, in_order)
+        due = all_reduce_due(self.free_at, self.costs.network, num_bytes, in_order, bucket.collective)
         self.sync_due[sync.bucket] = due
         for member in bucket.ranks:
             self.events[member].append(Event(member, sync, ready[names[member]], due[names[member]]))

@@ -1,16 +1,21 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cost_model.cluster import EMULATED, Cluster, Device, Link, Node, NodeLink
+from cost_model.collectives import Collective, ring_all_reduce, tree_all_reduce
 from cost_model.communication import (
     Network,
     Route,
     all_reduce_due,
     all_reduce_s,
+    cheaper_collective,
+    idle,
     reserve,
-    ring_all_reduce,
 )
+from cost_model.measured_links import MeasuredAllReduce
 from small_case import small_cluster
 
 SLOW = Link(latency_s=1.0, bandwidth_bytes_per_s=1.0)
@@ -89,3 +94,75 @@ def test_all_reduce_of_one_rank_is_free():
 def test_all_reduce_grows_with_bytes(factor: int):
     network = Network(replace(small_cluster(), network=Link(0.0, 40.0)))
     assert all_reduce_s(network, 80.0 * factor, ["a/0", "b/0"]) == pytest.approx(2.0 * factor)
+
+
+def four_devices() -> Network:
+    """Two nodes of two devices; inside a node messages take no time, between them 1 s and 1 s per byte."""
+    nodes = tuple(
+        Node(name, tuple(Device(f"{name}/{index}", name, "gpu", 1.0) for index in range(2)), Link(0.0, 1e30))
+        for name in "ab"
+    )
+    return Network(Cluster("four", Link(1.0, 1.0), nodes))
+
+
+NAMES = ["a/0", "b/0", "a/1", "b/1"]
+
+
+def test_a_tree_sums_in_each_node_first():
+    assert tree_all_reduce(8.0, [["a/0", "a/1"], ["b/0", "b/1"]]) == [
+        [("a/1", "a/0", 8.0), ("b/1", "b/0", 8.0)],
+        [("b/0", "a/0", 8.0)],
+        [("a/0", "b/0", 8.0)],
+        [("a/0", "a/1", 8.0), ("b/0", "b/1", 8.0)],
+    ]
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6))
+def test_a_tree_gives_all_to_the_first_and_back(sizes: list[int]):
+    starts = [sum(sizes[:index]) for index in range(len(sizes))]
+    groups = [list(range(start, start + size)) for start, size in zip(starts, sizes, strict=True)]
+    rounds = tree_all_reduce(1.0, groups)
+    half = len(rounds) // 2
+    has = {rank: {rank} for group in groups for rank in group}
+    for messages in rounds[:half]:
+        for source, destination, _ in messages:
+            assert not has[source] & has[destination]  # nothing is summed twice
+            has[destination] |= has[source]
+    assert has[0] == has.keys()
+    told = {0}
+    for messages in rounds[half:]:
+        assert {source for source, _, _ in messages} <= told
+        told |= {destination for _, destination, _ in messages}
+    assert told == has.keys()
+
+
+def test_a_tree_by_hand():
+    # between the nodes one message each way, 2 s each; the ring has 6 rounds, all of them between nodes
+    network = four_devices()
+    due = all_reduce_due(idle(), network, 1.0, {**dict.fromkeys(NAMES, 0.0), "b/1": 3.0}, Collective.TREE)
+    assert due == {"a/0": 5.0, "a/1": 5.0, "b/0": 7.0, "b/1": 7.0}
+    assert all_reduce_s(network, 1.0, NAMES, Collective.TREE) == 4.0
+    assert all_reduce_s(network, 1.0, NAMES) > 6.0
+
+
+def test_the_cheaper_collective_depends_on_bytes_and_latency():
+    network = four_devices()
+    by_node = sorted(NAMES)
+    # the ring takes 3 latencies and 6/4 of the bytes at most, the tree 2 latencies and twice the bytes
+    assert cheaper_collective(network, 0.1, by_node) is Collective.TREE
+    assert cheaper_collective(network, 100.0, by_node) is Collective.RING
+    assert (
+        cheaper_collective(network, 100.0, NAMES) is Collective.TREE
+    )  # each card passes two messages a round
+    assert cheaper_collective(network, 1.0, NAMES[:2]) is Collective.RING
+
+
+def test_a_measured_all_reduce_stays():
+    devices = [replace(device, kind="gpu") for device in small_cluster().devices]
+    nodes = tuple(Node(device.node, (device,)) for device in devices)
+    third = Node("c", (Device("c/0", "c", "gpu", 1.0),))
+    made = Cluster("three", Link(1.0, 1e9), (*nodes, third))
+    names = [device.name for device in made.devices]
+    measured = MeasuredAllReduce(("gpu",) * 3, (8,), (100.0,))
+    assert cheaper_collective(Network(made), 8.0, names) is Collective.TREE
+    assert cheaper_collective(Network(made, all_reduces=[measured]), 8.0, names) is Collective.RING

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from cost_model.cluster_file import read_cluster
+from cost_model.collectives import Collective
 from hetpipe import emulation
 from hetpipe.costs import ProgramCosts
 from hetpipe.emulation import Board, ByteCounter, EmulatedPace, Pace
@@ -294,10 +295,13 @@ def drive(
     return ends
 
 
+@pytest.mark.parametrize("collective", Collective)
 @pytest.mark.parametrize("plan", [one_pipeline(), two_pipelines()], ids=["one pipeline", "two pipelines"])
-def test_due_times_equal_those_of_the_simulator(tmp_path, boards, plan):
+def test_due_times_equal_those_of_the_simulator(tmp_path, boards, plan, collective):
     costs = costs_of(tmp_path, plan)
     assert costs.program.buckets
+    buckets = tuple(replace(bucket, collective=collective) for bucket in costs.program.buckets)
+    costs.program = replace(costs.program, buckets=buckets)
     predicted = {(event.rank, str(event.instruction)): event.end_s for event in simulate(costs).events}
     opened = boards(costs)
     for step, begin_s in enumerate((1000.0, 2000.0)):  # the second step starts on the first one's table

@@ -4,7 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cost_model.cluster import Cluster, Device, Link, Node
+from cost_model.collectives import Collective
 from cost_model.errors import InputError
+from cost_model.profile import ModelProfile
 from hetpipe.instructions import (
     Bucket,
     Compute,
@@ -17,6 +20,7 @@ from hetpipe.instructions import (
     parse_program,
 )
 from hetpipe.lowering import gradient_buckets, lower
+from hetpipe.planning import simulate_plan
 from hetpipe.verifier import observed_in_flight, verify_computations, verify_messages, verify_order
 from partition.plan import Pipeline, Plan, Stage
 from small_case import equal_plan, equal_stages, plan_of, small_plan, small_profile
@@ -121,6 +125,39 @@ def test_program_text_of_another_plan_is_refused():
         parse_program("\n".join(lines[:-1]), small_plan())
     with pytest.raises(InputError, match="is no bucket"):
         parse_program(program.text.replace("layers=0,3", "layer=0"), small_plan())
+
+
+def data_parallel(count: int) -> tuple[Plan, ModelProfile, Cluster]:
+    """One pipeline of one stage on each of so many nodes, 4 bytes in every layer."""
+    profile = equal_stages(2)[0]
+    profile = replace(profile, layers=tuple(replace(layer, parameter_bytes=4.0) for layer in profile.layers))
+    nodes = tuple(Node(f"n{i}", (Device(f"n{i}/0", f"n{i}", "one", 1e9),)) for i in range(count))
+    pipelines = tuple(Pipeline(1, 1, (Stage((f"n{i}/0",), (0, 2), 1),)) for i in range(count))
+    return Plan("manual", "made-up", count, pipelines), profile, Cluster("flat", Link(1.0, 8.0), nodes)
+
+
+def test_each_bucket_is_summed_by_the_cheaper_collective():
+    # 8 bytes over 8 owners at 8 B/s, ring: 14 x (1 + 1/8) s; tree: 3 rounds and back, 6 x (1 + 1) s
+    plan, profile, cluster = data_parallel(8)
+    (bucket,) = lower(plan, profile, cluster).buckets
+    assert bucket == Bucket((0, 1), tuple(range(8)), collective=Collective.TREE)
+    trace = simulate_plan(plan, profile, cluster)
+    sync_s = max(event.duration_s for event in trace.events if isinstance(event.instruction, Sync))
+    assert sync_s == 12.0
+    # 0.1 s of latency: 14 x (0.1 + 1/8) against 6 x (0.1 + 1)
+    quick = replace(cluster, network=Link(0.1, 8.0))
+    assert lower(plan, profile, quick).buckets == (replace(bucket, collective=Collective.RING),)
+    assert lower(plan, profile).buckets == (replace(bucket, collective=Collective.RING),)
+
+
+def test_a_tree_is_written_and_read_back():
+    plan, profile, cluster = data_parallel(8)
+    program = lower(plan, profile, cluster)
+    assert "bucket 0: ranks=0,1,2,3,4,5,6,7 layers=0,1 tree\n" in program.text
+    assert parse_program(program.text, plan) == program
+    assert "tree" not in lower(plan, profile).text
+    tied = replace(program, buckets=(replace(program.buckets[0], tied=True),))
+    assert parse_program(tied.text, plan) == tied
 
 
 def test_figures_in_the_plan_do_not_change_the_program():

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from cost_model.cluster import Cluster, Link, Node
-from cost_model.communication import Network, all_reduce_due, reserve, ring_all_reduce
+from cost_model.collectives import ring_all_reduce
+from cost_model.communication import Network, all_reduce_due, reserve
 from cost_model.profile import ModelProfile
 from hetpipe.planning import simulate_plan
 from partition.bounds import fractional_bound_s

@@ -12,6 +12,7 @@ from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfi
 from hetpipe.costs import ProgramCosts
 from hetpipe.critical_path import critical_path, device_times
 from hetpipe.lowering import lower
+from hetpipe.planning import predict
 from hetpipe.profiling import processor_name
 from hetpipe.simulator import simulate
 from partition.plan import Pipeline, Plan, Stage
@@ -20,6 +21,11 @@ DEVICES_PER_NODE = 4
 HEADER = (
     "| devices | pipelines | microbatches of each | instructions | lower s | simulate s, median [min, max] "
     "| us an instruction | critical path and waiting s |\n|---|---|---|---|---|---|---|---|"
+)
+
+PREDICT_HEADER = (
+    "| devices | pipelines | instructions | CPU s, median [min, max] | elapsed s, median |\n"
+    "|---|---|---|---|---|"
 )
 
 
@@ -35,6 +41,9 @@ def main() -> None:
     print("\n1,000 devices in several pipelines, which sync gradients\n", HEADER, sep="\n")
     for pipelines in (10, 1000):
         print(_row(1000, pipelines, most, options.rounds), flush=True)
+    print("\na whole prediction: four devices a pipeline, 16 microbatches each\n", PREDICT_HEADER, sep="\n")
+    for count in (1024, 10_000):
+        print(_predict_row(count, count // 4, 16, options.rounds), flush=True)
     load = os.getloadavg()[0]
     print(f"\n{_machine()}; Python {platform.python_version()}; load at the end {load:.2f}")
 
@@ -116,6 +125,21 @@ def _row(count: int, pipelines: int, instructions: int, rounds: int) -> str:
         f"| {count:,} | {pipelines} | {microbatches:,} | {number:,} | {statistics.median(lower_s):.2f} "
         f"| {median:.2f} [{min(simulate_s):.2f}, {max(simulate_s):.2f}] | {median / number * 1e6:.1f} "
         f"| {statistics.median(explain_s):.2f} |"
+    )
+
+
+def _predict_row(count: int, pipelines: int, microbatches: int, rounds: int) -> str:
+    plan, profile, cluster = case(count, pipelines, microbatches)
+    cpu_s, elapsed_s = [], []
+    for _ in range(rounds):
+        begin, cpu_begin = time.perf_counter(), time.process_time()
+        predict(plan, profile, cluster)
+        cpu_s.append(time.process_time() - cpu_begin)
+        elapsed_s.append(time.perf_counter() - begin)
+    number = sum(map(len, lower(plan, profile, cluster).ranks))
+    return (
+        f"| {count:,} | {pipelines:,} | {number:,} | {statistics.median(cpu_s):.2f} "
+        f"[{min(cpu_s):.2f}, {max(cpu_s):.2f}] | {statistics.median(elapsed_s):.2f} |"
     )
 
 
