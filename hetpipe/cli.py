@@ -8,6 +8,7 @@ import typer
 
 from cost_model.errors import CheckFailedError, InfeasibleError, InputError
 from hetpipe.commands.demo import demo_command
+from hetpipe.commands.explaining import explain_command
 from hetpipe.commands.hosts import env_command, init_command
 from hetpipe.commands.models import check_command, export_command, profile_command
 from hetpipe.commands.pictures import plot_command
@@ -30,6 +31,7 @@ VERBS: Mapping[str, Callable[..., None]] = {
     "init": init_command,
     "profile": profile_command,
     "plan": plan_command,
+    "explain": explain_command,
     "simulate": simulate_command,
     "compare": compare_command,
     "check": check_command,

@@ -19,6 +19,7 @@ from hetpipe.settings import Clock
 from partition.plan import Plan, Prediction
 
 if TYPE_CHECKING:  # the solver loads NumPy, which a table does not need
+    from partition.gains import Gain
     from partition.solver import Outcome
 
 ESTIMATED = "estimated"
@@ -196,23 +197,45 @@ def waiting_table(times: Mapping[str, DeviceTime]) -> Table:
     return table
 
 
-def comparison_table(outcomes: "Sequence[Outcome]", ours: Plan | None) -> Table:
-    """The strategies side by side; the speed-up is that of ours over each."""
+def comparison_table(outcomes: "Sequence[Outcome]", ours: Plan | None, plain: str | None = None) -> Table:
+    """The strategies side by side; speed-ups are that of ours over each, and of each over the plain one."""
     table = _table("strategy")
-    for title in ("predicted step", "samples/s", "speed-up of ours"):
+    titles = ["predicted step", "samples/s", "speed-up of ours"]
+    for title in [*titles, f"speed-up over {plain}"] if plain else titles:
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("fits")
     best = ours.predicted.step_s if ours is not None and ours.predicted is not None else None
+    steps = {
+        outcome.strategy: outcome.plan.predicted.step_s
+        for outcome in outcomes
+        if outcome.plan is not None and outcome.plan.predicted is not None
+    }
     for outcome in outcomes:
-        figures = outcome.plan.predicted if outcome.plan is not None else None
-        if figures is None:
-            table.add_row(outcome.strategy, "", "", "", f"no: {outcome.reason}")
+        name = outcome.strategy
+        if name not in steps:
+            table.add_row(name, "", "", "", *([""] if plain else []), f"no: {outcome.reason}")
             continue
-        speed_up = f"{figures.step_s / best:.2f}" if best else ""
-        table.add_row(
-            outcome.strategy, format_seconds(figures.step_s), f"{figures.samples_per_s:.4g}", speed_up, "yes"
-        )
+        assert outcome.plan is not None and outcome.plan.predicted is not None
+        speed_ups = [f"{steps[name] / best:.2f}" if best else ""]
+        if plain:
+            speed_ups.append(f"{steps[plain] / steps[name]:.2f}" if steps[name] else "")
+        rate = f"{outcome.plan.predicted.samples_per_s:.4g}"
+        table.add_row(name, format_seconds(steps[name]), rate, *speed_ups, "yes")
     return table
+
+
+def gain_sentence(gain: "Gain") -> str:
+    """Where the speed-up of ours over plain training comes from."""
+    if gain.total is None:
+        return (
+            "no plain strategy fits: that there is a plan is the gain of memory; with ample memory auto "
+            f"would be {gain.balance:.2f} times as fast as the best of them"
+        )
+    return (
+        f"auto is {gain.total:.2f} times as fast as the best plain strategy, {gain.over}: "
+        f"{gain.balance:.2f} by balance of computation (as with ample memory) times {gain.memory:.2f} "
+        "by memory"
+    )
 
 
 def run_report_tables(report: RunReport) -> list[RenderableType]:

@@ -17,12 +17,13 @@ from partition.sync_costs import SyncCosts
 from partition.verdict import Verdict, estimate_s, variants
 from partition.worker import Worker
 
+MANY_DEVICES = 8
 FEW_DEVICES = 6  # up to which all orders of one pipeline are tried with every in_flight
 NUM_CHAINS = 8
 MUCH_SYNC = 0.03  # of the step: from here on fewer pipelines are tried too
-FEWER = (1, 2, 3, 4, 6, 8, 12, 16, 32)
-INSTRUCTIONS = 400_000  # that the verdict may simulate; one more plan is always allowed
+INSTRUCTIONS = 60_000  # that the verdict may simulate of each source beyond its first plans
 OUR_OWN = 3
+HEAVY = 60_000  # instructions of a plan beyond which only the best by estimate is simulated
 
 
 def auto(problem: Problem, evaluate: Evaluate | None = None, *, search: PipelineSearch | None = None) -> Plan:
@@ -72,7 +73,7 @@ def _ours(problem: Problem, search: PipelineSearch, costs: PipelineCosts) -> Ite
     if found:
         first = found[0]
         if len(first.workers) > 1 and sync.exposed_s(first.workers) > MUCH_SYNC * first.step_s:
-            found += search.fewer(judge, [count for count in FEWER if count < len(first.workers)])
+            found += search.fewer(judge, _fewer(len(first.workers)))
     for entry in _distinct(found):
         plan = search.plan(AUTO, entry.workers)
         if plan is not None:
@@ -80,6 +81,11 @@ def _ours(problem: Problem, search: PipelineSearch, costs: PipelineCosts) -> Ite
     if len(problem.cluster.devices) <= FEW_DEVICES:
         for chain in search_chains(problem).plans[:NUM_CHAINS]:
             yield from variants(costs, chain)
+
+
+def _fewer(count: int) -> list[int]:
+    """Numbers of pipelines below one: none but one where they are few, else a half and a fifth too."""
+    return sorted({1, *(part for part in (count // 2, count // 5) if part > 1)} - {count})
 
 
 def _distinct(found: Sequence[Found]) -> list[Found]:
@@ -90,6 +96,9 @@ def _distinct(found: Sequence[Found]) -> list[Found]:
 
 
 def _baselines(problem: Problem, evaluate: Evaluate | None) -> Iterator[Plan]:
+    """What each baseline would choose; in a large cluster by its estimate, to be simulated if it may win."""
+    if len(problem.cluster.devices) > MANY_DEVICES:
+        evaluate = None
     for baseline in BASELINES.values():
         try:
             yield baseline(problem, evaluate)
@@ -104,7 +113,7 @@ def _best(
     budget = INSTRUCTIONS
     for index, plan in enumerate(plans):
         weight = instructions(plan)
-        if index >= least and weight > budget:
+        if index >= (1 if weight > HEAVY else least) and weight > budget:
             continue
         if best is not None and busiest_s(plan, costs) > verdict(best)[0]:
             continue

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 import pulp
 
+from cost_model.cluster import Device
 from cost_model.errors import InfeasibleError
 from cost_model.memory import StageShape, device_memory
 from cost_model.pricing import Prices
-from partition.chain_dp import DeviceClasses
 from partition.column_bound import ColumnBound
 from partition.count_split import CountSplit
 from partition.pipeline_search import PipelineSearch
@@ -100,17 +100,21 @@ def fractional_bound_s(problem: Problem) -> float:
 
     Raises: InfeasibleError if the states of the model do not even fit when cut up at will.
     """
-    classes = DeviceClasses.of(problem.cluster.devices)
-    layers, entries = range(problem.profile.num_layers), range(len(classes.members))
+    groups: dict[tuple[str, float, float], list[Device]] = {}
+    for device in problem.cluster.devices:
+        groups.setdefault((device.kind, device.speed, device.usable_bytes), []).append(device)
+    members = list(groups.values())
+    layers, entries = range(problem.profile.num_layers), range(len(members))
     states = [_state_bytes(problem, layer) for layer in layers]
-    usable = [sum(device.usable_bytes for device in group) for group in classes.members]
+    usable = [sum(device.usable_bytes for device in group) for group in members]
     if sum(states) > sum(usable):
         raise InfeasibleError(
             f"the states of {problem.profile.model!r} alone need {sum(states):,.0f} bytes, all devices "
             f"together have {sum(usable):,.0f} usable; add a device or memory",
             missing_bytes=sum(states) - sum(usable),
         )
-    seconds = [[_seconds(problem, layer, group[0].name) for group in classes.members] for layer in layers]
+    prices = Prices(problem.profile)
+    seconds = [[_seconds(problem, prices, layer, group[0]) for group in members] for layer in layers]
     unit_s = sum(map(min, seconds)) or 1.0
     programme = pulp.LpProblem("fractional", pulp.LpMinimize)
     step = programme.add_variable("step", lowBound=0)
@@ -120,7 +124,7 @@ def fractional_bound_s(problem: Problem) -> float:
     programme += step
     for layer in layers:
         programme += pulp.lpSum(share[layer]) == 1
-    for entry, count in enumerate(classes.counts):
+    for entry, count in enumerate(map(len, members)):
         busy = pulp.lpSum(seconds[layer][entry] / unit_s * share[layer][entry] for layer in layers)
         held = pulp.lpSum(states[layer] / usable[entry] * share[layer][entry] for layer in layers)
         programme += busy <= count * step
@@ -138,13 +142,12 @@ def _state_bytes(problem: Problem, layer: int) -> float:
     return states - copies * problem.profile.tied_bytes(layer)
 
 
-def _seconds(problem: Problem, layer: int, name: str) -> float:
+def _seconds(problem: Problem, prices: Prices, layer: int, device: Device) -> float:
     """Seconds of a layer for the whole batch and its optimizer step, at the least that any plan needs.
 
     Per-sample seconds fall or rise all the way between two measured sizes, so that the ends are enough.
     """
     profile, batch = problem.profile, problem.global_batch_size
-    prices, device = Prices(profile), problem.cluster.device(name)
     largest = _largest(problem)
     sizes = {1, largest, *(size for size in profile.kind(device.kind).microbatch_sizes if size < largest)}
     forward_backward = min(

@@ -25,8 +25,9 @@ STEPS = 7
 SMALL = 16  # devices up to which whole samples decide the rounding
 LARGE = 128  # devices from which only what the floor of the relaxed amounts leaves is rounded
 STARTS = 3
+JUDGED_CHAINS = 4
 CHAIN_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 64)
-TRIES = 240
+TRIES, LEAST_TRIES = 240, 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class PipelineSearch:
         self._note(entry.step_s for entry in judged)
         return sorted(judged, key=lambda entry: (entry.step_s, len(entry.workers), entry.start))
 
-    def search(self, judge: Judge, tries: int = TRIES) -> list[Found]:
+    def search(self, judge: Judge) -> list[Found]:
         """The best starts, improved; least step first. Empty where no pipeline fits."""
         improved = []
 
@@ -76,10 +77,15 @@ class PipelineSearch:
         starts = [(loaded(entry.workers, entry.step_s), entry) for entry in self.starts()]
         starts.sort(key=lambda pair: (pair[0], len(pair[1].workers), pair[1].start))
         for _, entry in starts[:STARTS]:
-            step_s, workers = LocalSearch(self.recutter, loaded, tries).improve(entry.workers)
+            step_s, workers = LocalSearch(self.recutter, loaded, self._tries).improve(entry.workers)
             improved.append(Found(step_s, tuple(workers), entry.start))
             self._note([share_out(workers, self.problem.global_batch_size)[0]])
         return sorted(improved, key=lambda entry: (entry.step_s, len(entry.workers), entry.start))
+
+    @property
+    def _tries(self) -> int:
+        """Of the local search, fewer for large clusters, where each takes longer."""
+        return max(LEAST_TRIES, TRIES * SMALL // max(SMALL, len(self.problem.cluster.devices)))
 
     def _note(self, seconds: Iterable[float]) -> None:
         known = [*seconds, *([] if self.best is None else [self.best])]
@@ -100,7 +106,7 @@ class PipelineSearch:
             ]
             if judged:
                 _, workers = min(judged, key=lambda entry: entry[0])
-                step_s, better = LocalSearch(self.recutter, loaded, TRIES // 2).improve(workers)
+                step_s, better = LocalSearch(self.recutter, loaded, self._tries // 3).improve(workers)
                 found.append(Found(step_s, tuple(better), "fewer"))
         return found
 
@@ -125,18 +131,16 @@ class PipelineSearch:
         speed = {name: float(self.tables.at(1).busy_s[entry, 0, -1]) for name, entry in self._entries()}
         by_memory = sorted(devices, key=lambda device: (-device.usable_bytes, device.name))
         by_speed = sorted(devices, key=lambda device: (speed[device.name], device.name))
-        best: tuple[float, Worker] | None = None
+        found: list[tuple[float, Worker]] = []
         for order in (by_memory, by_speed):
-            for count in sorted(
-                {min(len(order), layers, size) for size in (1, 2, 3, 4, 6, 8, 12, 16, 24, 64)}
-            ):
+            for count in sorted({min(len(order), layers, size) for size in CHAIN_SIZES}):
                 first = sorted(order[:count], key=lambda device: (-device.usable_bytes, device.name))
                 for size in self.problem.microbatch_sizes:
                     worker = self.recutter.recut(first, size, batch)
                     if worker is not None:
-                        seconds = worker.timing.time_s(batch)
-                        if best is None or seconds < best[0]:
-                            best = (seconds, worker)
+                        found.append((worker.timing.quick_s(-(-batch // size)), worker))
+        found.sort(key=lambda entry: entry[0])
+        best = min(found[:JUDGED_CHAINS], key=lambda entry: entry[1].timing.time_s(batch), default=None)
         return [best[1]] if best else []
 
     def _entries(self) -> Iterable[tuple[str, int]]:

@@ -75,10 +75,13 @@ class Recutter:
                 period *= LONGER
                 continue
             worker = self.workshop.worker(stages, microbatch_size)
-            seconds = worker.timing.time_s(num_samples)
-            if worker.timing.fits and (best is None or seconds < best[0]):
+            if not worker.timing.fits:
+                period *= LONGER
+                continue
+            seconds = worker.timing.quick_s(max(1, num_samples // microbatch_size))
+            if best is None or seconds < best[0]:
                 best = (seconds, stages)
-            own = worker.timing.steady_s if len(stages) > 1 else worker.timing.period_s
+            own = worker.timing.period_s
             if abs(own / period - 1) < CLOSE or (best is not None and seconds > best[0]):
                 break
             period = own

@@ -160,6 +160,7 @@ class SizeTables:
 
     def __init__(self, tables: ProblemTables, samples: int) -> None:
         self.tables, self.samples = tables, samples
+        self._caps: dict[bool, Floats] = {}
 
     @cached_property
     def forward_s(self) -> Floats:
@@ -232,6 +233,11 @@ class SizeTables:
 
     def caps(self, *, recompute: bool) -> Floats:
         """The most microbatches in flight that memory takes; 0 where not even one, at most ALL."""
+        if recompute not in self._caps:
+            self._caps[recompute] = self._count_caps(recompute=recompute)
+        return self._caps[recompute]
+
+    def _count_caps(self, *, recompute: bool) -> Floats:
         held, samples, stages = self.tables.bytes, self.samples, self.tables.stages
         optimizer = self.tables.problem.profile.optimizer_bytes_per_parameter_byte
         fixed = held.weights + held.trained * (1 + optimizer) + self.workspace_bytes

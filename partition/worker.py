@@ -10,7 +10,7 @@ from cost_model.cluster import Device
 from partition.pipeline_clock import Seconds, one_f_one_b_s
 from partition.pipeline_costs import MANY, PipelineCosts
 from partition.plan import Pipeline, Stage
-from partition.windows import cap_in_flight, in_flight_windows, period_s
+from partition.windows import cap_in_flight, in_flight_windows, makespan_bound_s, period_s
 
 EXTRA_IN_FLIGHT = (0, 1, 2, 4)
 WARM, WARM_EXTRA, SPAN = 2, 4, 4
@@ -102,6 +102,12 @@ class Timing:
             self.flights(num_microbatches),
             key=lambda flights: (one_f_one_b_s(self.full, flights, num_microbatches, last), flights),
         )
+
+    def quick_s(self, num_microbatches: int) -> float:
+        """The closed form for equal microbatches: Z with Little's law, and the optimizer."""
+        hops = [sum(link) for link in self.full.link_s]
+        flights = self.flights(num_microbatches)[0]
+        return self.optimizer_s + makespan_bound_s(self.busy_s, hops, num_microbatches, in_flight=flights)
 
     def whole_s(self, num_microbatches: int) -> float:
         """Seconds of equal microbatches; those of many are extended from the steady state."""

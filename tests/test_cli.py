@@ -109,6 +109,48 @@ def test_simulate_warns_of_another_profile_and_cluster(hetpipe: Shell):
     assert result.json["step_s"] > 0
 
 
+def test_what_is_forced_is_respected(hetpipe: Shell):
+    files = "--profile profile.json --cluster cluster.toml --global-batch-size 4"
+    pinned = hetpipe(f"plan {files} --pin b/0=0-1 --json --no-proof")
+    assert pinned.code == 0, pinned.err
+    (pipeline,) = pinned.json["pipelines"]
+    assert [(s["devices"], s["layers"]) for s in pipeline["stages"]] == [(["b/0"], [0, 2]), (["a/0"], [2, 4])]
+    assert len(hetpipe(f"plan {files} --pipelines 2 --json").json["pipelines"]) == 2
+    assert list(hetpipe(f"plan {files} --max-devices 1 --json").json["predicted"]["devices"]) == ["a/0"]
+    assert "b/0" in hetpipe(f"plan {files} --pin b/0=0-1").out
+
+
+def test_what_is_excluded_is_left_out(hetpipe: Shell):
+    files = "--profile profile.json --cluster cluster.toml --global-batch-size 4"
+    result = hetpipe(f"plan {files} --exclude a -o new.json")
+    assert result.code == 0, result.err
+    assert "left out: a/0" in result.out
+    assert read_plan(hetpipe.folder / "new.json").device_names == ("b/0",)
+    assert (
+        hetpipe(f"simulate new.json {files.partition(' --global')[0]}").err == ""
+    )  # the cluster is the same
+    outcomes = hetpipe(f"compare {files} --exclude a/0 --json").json["strategies"]
+    assert {name for entry in outcomes for name in entry["plan"]["predicted"]["devices"]} == {"b/0"}
+
+
+def test_what_is_forced_and_does_not_fit_is_exit_code_3(hetpipe: Shell):
+    hetpipe.write("cluster.toml", CLUSTER.replace('"slow", memory = "10 kB"', '"slow", memory = "1 kB"'))
+    result = hetpipe("plan --profile profile.json --cluster cluster.toml --pin b/0=0-2")
+    assert result.code == 3
+    assert "--pin b/0=0-2" in result.err and "bytes are missing" in result.err
+
+
+def test_explain_says_why(hetpipe: Shell):
+    files = "--profile profile.json --cluster cluster.toml"
+    result = hetpipe(f"explain plan.json {files}")
+    assert result.code == 0, result.err
+    assert "a/0 has layers 0-2, limited by" in result.out and "b/0 has layer 3, limited by" in result.out
+    assert "the fastest single device, a/0," in result.out
+    found = hetpipe(f"explain plan.json {files} --json").json
+    assert [stage["device"] for stage in found["stages"]] == ["a/0", "b/0"]
+    assert {"left_out", "alternatives", "sentences", "step_s"} <= found.keys()
+
+
 def test_compare_shows_every_strategy(hetpipe: Shell):
     files = "--profile profile.json --cluster cluster.toml"
     outcomes = hetpipe(f"compare {files} --json").json["strategies"]
@@ -116,8 +158,13 @@ def test_compare_shows_every_strategy(hetpipe: Shell):
     assert all(outcome["fits"] == (outcome["plan"] is not None) for outcome in outcomes)
     steps = [outcome["predicted_step_s"] for outcome in outcomes if outcome["fits"]]
     assert min(steps) == steps[-1]
+    gain = hetpipe(f"compare {files} --json").json["gain"]
+    assert gain["total"] == pytest.approx(gain["balance"] * gain["memory"])
     shown = hetpipe(f"compare {files}").out
     assert "speed-up of ours" in shown and f"{ESTIMATES}\n" in shown
+    assert f"speed-up over {gain['over']}" in shown
+    assert f"times as fast as the best plain strategy, {gain['over']}: " in shown
+    assert "can be faster than" in shown
 
 
 @pytest.mark.parametrize(
@@ -150,6 +197,32 @@ def test_compare_shows_every_strategy(hetpipe: Shell):
         ("plan --profile profile.json", "Missing option '--cluster'"),
         ("plan --clutser cluster.toml", "No such option"),
         ("paln", "No such command 'paln'"),
+        *[
+            (f"{verb} --cluster cluster.toml --profile profile.json {options}", message)
+            for verb in ("plan", "compare", "run --model made-up")
+            for options, message in (("--exclude c/0", "no such device or node"),)
+        ],
+        *[
+            (f"plan --cluster cluster.toml --profile profile.json {options}", message)
+            for options, message in (
+                ("--pin a/0", "names no device and layers"),
+                ("--pin c/0=0", "unknown device 'c/0'"),
+                ("--pin a/0=0-4", "has layers 0 to 3"),
+                ("--pin a/0=1", "layers 0 and 2-3 to 1 free device"),
+                ("--exclude a --exclude b/0", "leaves none of the 2 devices"),
+                ("--pipelines 3", "3 pipelines need 3 devices"),
+                ("--pipelines 2 --max-devices 1", "more than --max-devices 1"),
+                ("--max-devices 1 --strategy single", "is for --strategy auto"),
+                ("--exclude a --pin a/0=0", "unknown device 'a/0'"),
+            )
+        ],
+        (
+            "run --model made-up --cluster cluster.toml --plan plan.json --pipelines 1",
+            "--plan decides everything",
+        ),
+        ("explain no.json --profile profile.json --cluster cluster.toml", "no.json: no such file"),
+        ("explain plan.json --cluster cluster.toml", "neither --model nor --profile"),
+        ("explain plan.json --profile profile.json --cluster other.toml", "no kind 'fats'"),
         ("simulate no.json --profile profile.json --cluster cluster.toml", "no.json: no such file"),
         ("plot plan.json --cluster cluster.toml", "--profile is needed too"),
         ("plot ..", "no run folder"),
@@ -261,8 +334,17 @@ def test_plot_draws_a_plan(hetpipe: Shell):
     result = hetpipe("plot plan.json --profile profile.json --cluster cluster.toml -o pictures --json")
     assert result.code == 0, result.err
     names = {Path(name).name for name in result.json["files"]}
-    assert names == {f"{name}.{suffix}" for name in ("step", "memory", "layers") for suffix in ("png", "svg")}
+    assert names == {
+        f"{name}.{suffix}" for name in ("step", "memory", "layers", "speed-ups") for suffix in ("png", "svg")
+    }
     assert names == {path.name for path in (hetpipe.folder / "pictures").iterdir()}
+
+
+def test_plot_draws_a_plan_on_one_page(hetpipe: Shell):
+    files = "--profile profile.json --cluster cluster.toml"
+    assert hetpipe(f"plot plan.json {files} -o out.png").out.split() == ["out.png", "out.svg"]
+    assert (hetpipe.folder / "out.png").stat().st_size > 10_000
+    assert hetpipe("plot . -o out.png").err == "error: -o out.png: a run is several pictures; give a folder\n"
 
 
 def test_run_refuses_what_does_not_match_before_it_starts(hetpipe: Shell):
@@ -283,6 +365,10 @@ def test_a_dry_run_plans_and_trains_nothing(hetpipe: Shell):
     assert result.json["settings"]["seed"] == 3
     assert result.json["plan"]["model"] == "bert-tiny"
     assert "auto: bert-tiny" in hetpipe(line).out
+    assert len(hetpipe(f"{line} --json --pipelines 2 --no-proof").json["plan"]["pipelines"]) == 2
+    excluded = hetpipe(f"{line} --json --exclude a").json["plan"]
+    assert list(excluded["predicted"]["devices"]) == ["b/0"]
+    assert excluded["cluster_sha256"] == result.json["plan"]["cluster_sha256"]
     assert not (hetpipe.folder / "runs").exists()
 
 

@@ -83,6 +83,25 @@ def test_speedups_compare_with_the_best_of_the_others():
     assert ax.get_xlabel() == "speed (single = 1)"
 
 
+def test_the_bound_is_a_line_at_the_speed_that_no_plan_exceeds():
+    ours = outcome("auto", 2.0)
+    assert ours.plan is not None and ours.plan.predicted is not None
+    bounded = replace(ours.plan, predicted=replace(ours.plan.predicted, bound_s=1.6))
+    ax = plotting.speedups([outcome("single", 4.0), replace(ours, plan=bounded)])
+    (line,) = [line for line in ax.lines if line.get_color() == plotting.VERMILION]
+    assert line.get_xdata()[0] == pytest.approx(2.5)
+    assert ax.get_xlim()[1] > 2.5
+
+
+def test_the_overview_has_all_four_pictures_and_draws_the_even_split():
+    profile, cluster = small_profile(), small_cluster()
+    even = outcome("gpipe-even", 3.0)
+    trace = simulate_plan(small_plan(), profile, cluster)
+    axes = plotting.overview(small_plan(), [even, outcome("manual", 2.0)], trace, profile, cluster)
+    assert [label.get_text() for label in axes[0].get_yticklabels()] == ["gpipe-even", "manual"]
+    assert len(axes) == len(figure_of(axes[0]).axes) == 4
+
+
 def test_measured_speeds_are_bars_and_predictions_lines():
     ax = plotting.speedups([outcome("single", 4.0), outcome("auto", 2.0)], {"single": 5.0, "auto": 2.5})
     assert bars(ax, plotting.BLUE) == [1.0, 2.0]

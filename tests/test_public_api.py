@@ -19,7 +19,7 @@ from test_layers import MODULES
 
 
 def test_verbs():
-    verbs = "demo init profile plan simulate compare check run plot export env"
+    verbs = "demo init profile plan explain simulate compare check run plot export env"
     assert list(cli.VERBS) == verbs.split()
 
 

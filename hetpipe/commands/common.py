@@ -89,7 +89,7 @@ def write_output(path: Path, text: str) -> None:
 
 def check_strategy(strategy: str) -> None:
     """Raises: InputError with the nearest strategy, before anything slow is done for a typing mistake."""
-    from partition.strategies import STRATEGIES
+    from partition.auto import STRATEGIES
 
     if strategy not in STRATEGIES:
         raise InputError(f"unknown strategy {strategy!r}; {did_you_mean(strategy, STRATEGIES)}")

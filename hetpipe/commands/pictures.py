@@ -1,5 +1,6 @@
 """plot: pictures of a run folder or of a plan."""
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -7,10 +8,11 @@ import typer
 
 from cost_model.cluster import Cluster
 from cost_model.cluster_file import read_cluster
-from cost_model.errors import InputError
+from cost_model.errors import InfeasibleError, InputError
 from cost_model.profile import ModelProfile, read_profile
 from hetpipe.commands.common import JsonOption, print_json, warn_if_changed
-from hetpipe.planning import simulate_plan
+from hetpipe.commands.planning import figured
+from hetpipe.planning import evaluator, simulate_plan
 from hetpipe.run_folder import MEASURED, PREDICTED, RunFolder
 from hetpipe.run_report import read_report
 from partition.plan import Plan, check_plan, read_plan
@@ -18,26 +20,40 @@ from partition.plan import Plan, check_plan, read_plan
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from partition.solver import Outcome
+
+PICTURES = (".png", ".svg")
+
 
 def plot_command(
     path: Annotated[Path, typer.Argument(help="A run folder, or a plan.json.")],
     profile: Annotated[Path | None, typer.Option("--profile", help="The profile of a plan.json.")] = None,
     cluster: Annotated[Path | None, typer.Option("--cluster", help="The cluster of a plan.json.")] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Folder for the pictures; else beside the data.")
+        Path | None,
+        typer.Option(
+            "-o", "--output", help="Folder, or for a plan one file such as plan.png; else beside the data."
+        ),
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Draw a run or a plan: the step, memory, layers and losses, as PNG and SVG."""
+    """Draw a run or a plan: the step, memory, layers, speed-ups and losses, as PNG and SVG."""
     if path.is_dir():
+        if output is not None and output.suffix in PICTURES:
+            raise InputError(f"-o {output}: a run is several pictures; give a folder")
         written = plot_run(RunFolder(path), output or path)
     elif profile is None or cluster is None:
         missing = "--profile" if profile is None else "--cluster"
         raise InputError(f"{path}: to draw a plan, {missing} is needed too; or give a run folder")
     else:
-        written = plot_plan(
-            read_plan(path), read_profile(profile), read_cluster(cluster), output or path.parent
-        )
+        given, costs, devices = read_plan(path), read_profile(profile), read_cluster(cluster)
+        check_plan(given, costs, devices)
+        warn_if_changed(given, costs, devices)
+        if output is not None and output.suffix in PICTURES:
+            written = plot_overview(given, costs, devices, output)
+        else:
+            folder = output or path.parent
+            written = plot_plan(given, costs, devices, folder) + plot_speedups(given, costs, devices, folder)
     if json:
         print_json({"files": [str(entry) for entry in written]})
     else:
@@ -67,8 +83,6 @@ def plot_plan(plan: Plan, profile: ModelProfile, cluster: Cluster, folder: Path)
     """Draw the predicted step, the memory and the layers of a plan into a folder."""
     from hetpipe import plotting
 
-    check_plan(plan, profile, cluster)
-    warn_if_changed(plan, profile, cluster)
     labels = plotting.stage_labels(plan, profile, cluster)
     pictures = {
         "step": plotting.gantt(simulate_plan(plan, profile, cluster), labels=labels),
@@ -76,6 +90,45 @@ def plot_plan(plan: Plan, profile: ModelProfile, cluster: Cluster, folder: Path)
         "layers": plotting.partition_bars(_beside_even(plan, profile, cluster), profile, cluster),
     }
     return [entry for name, ax in pictures.items() for entry in save_picture(ax, folder / name)]
+
+
+def plot_overview(plan: Plan, profile: ModelProfile, cluster: Cluster, path: Path) -> list[Path]:
+    """Draw a plan on one page, beside the plain strategies."""
+    from hetpipe import plotting
+
+    trace = simulate_plan(plan, profile, cluster)
+    axes = plotting.overview(plan, beside_others(plan, profile, cluster), trace, profile, cluster)
+    return save_picture(axes[0], path)
+
+
+def plot_speedups(plan: Plan, profile: ModelProfile, cluster: Cluster, folder: Path) -> list[Path]:
+    """Draw the speed of a plan beside that of the plain strategies into a folder."""
+    from hetpipe import plotting
+
+    ax = plotting.speedups(beside_others(plan, profile, cluster))
+    return save_picture(ax, folder / "speed-ups")
+
+
+def beside_others(plan: Plan, profile: ModelProfile, cluster: Cluster) -> "list[Outcome]":
+    """The outcomes of the plain strategies, each with its figures, then the plan itself."""
+    from partition.forcing import without
+    from partition.problem import problem_of
+    from partition.solver import Outcome
+    from partition.strategies import BASELINES
+
+    unknown = [device.name for device in cluster.devices if device.kind not in profile.kinds]
+    problem = problem_of(profile, without(cluster, unknown), plan.global_batch_size)
+    evaluate = evaluator(profile, cluster)
+    outcomes = []
+    for name, strategy in BASELINES.items():
+        try:
+            plain = strategy(problem, evaluate)
+        except (InfeasibleError, InputError) as error:
+            outcomes.append(Outcome(name, None, str(error)))
+        else:
+            outcomes.append(Outcome(name, dataclasses.replace(plain, predicted=evaluate(plain))))
+    own = plan.strategy if plan.strategy not in BASELINES else f"{plan.strategy}, this plan"
+    return [*outcomes, Outcome(own, figured(plan, profile, cluster))]
 
 
 def plot_run(run: RunFolder, folder: Path) -> list[Path]:
@@ -88,6 +141,8 @@ def plot_run(run: RunFolder, folder: Path) -> list[Path]:
     if not run.plan.exists():
         raise InputError(f"{run.path}: no run folder, it holds no {run.plan.name}")
     plan, profile, cluster = read_plan(run.plan), read_profile(run.profile), read_cluster(run.cluster)
+    check_plan(plan, profile, cluster)
+    warn_if_changed(plan, profile, cluster)
     written = plot_plan(plan, profile, cluster, folder)
     traces = run.read_traces()
     if MEASURED in traces and PREDICTED in traces:
@@ -106,7 +161,6 @@ def plot_run(run: RunFolder, folder: Path) -> list[Path]:
 
 def _beside_even(plan: Plan, profile: ModelProfile, cluster: Cluster) -> list[Plan]:
     """An even split for contrast where it fits, then the plan."""
-    from cost_model.errors import InfeasibleError
     from partition.problem import problem_of
     from partition.strategies import gpipe_even
 

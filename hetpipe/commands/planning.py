@@ -30,15 +30,26 @@ from hetpipe.commands.common import (
     warn_if_changed,
     write_output,
 )
+from hetpipe.commands.forcing import (
+    ExcludeOption,
+    MaxDevicesOption,
+    NoProofOption,
+    PinOption,
+    PipelinesOption,
+    forced_problem,
+    remaining,
+)
 from hetpipe.commands.measuring import measure_outcomes
 from hetpipe.costs import ProgramCosts
 from hetpipe.critical_path import DeviceTime, Share, critical_path, device_times, shares
 from hetpipe.lowering import lower
 from hetpipe.planning import evaluator, predict
 from hetpipe.report import (
+    bound_sentence,
     comparison_table,
     console,
     estimate_sentences,
+    gain_sentence,
     measured_table,
     path_sentence,
     plan_sentences,
@@ -58,6 +69,7 @@ if TYPE_CHECKING:
     from partition.solver import Outcome
 
 AUTO = "auto"
+NOTHING: "tuple[Outcome, ...]" = ()
 
 
 def plan_command(
@@ -68,6 +80,11 @@ def plan_command(
     sequence_length: SequenceOption = 64,
     microbatch_size: MicrobatchOption = None,
     strategy: StrategyOption = AUTO,
+    pin: PinOption = None,
+    exclude: ExcludeOption = None,
+    pipelines: PipelinesOption = None,
+    max_devices: MaxDevicesOption = None,
+    no_proof: NoProofOption = False,
     program: Annotated[bool, typer.Option("--program", help="Print what each rank runs, verified.")] = False,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan here.")] = None,
     profile_budget: BudgetOption = 60.0,
@@ -76,9 +93,15 @@ def plan_command(
     """Decide who holds which layers, and show it beside the plain alternatives."""
     check_strategy(strategy)
     devices = read_cluster(cluster)
-    costs = get_profile(model, profile, devices, sequence_length, budget_s=profile_budget, quiet=json)
-    problem = problem_of(costs, devices, global_batch_size, microbatch_size)
-    found, outcomes = (solve_problem(problem, strategy), ()) if json else plan_and_compare(problem, strategy)
+    left = remaining(devices, exclude)
+    costs = get_profile(model, profile, left, sequence_length, budget_s=profile_budget, quiet=json)
+    problem = problem_of(costs, left, global_batch_size, microbatch_size)
+    problem = forced_problem(problem, strategy, pin, pipelines, max_devices)
+    if json:
+        found, outcomes = solve_problem(problem, strategy, proof=not no_proof), NOTHING
+    else:
+        found, outcomes = plan_and_compare(problem, strategy, proof=not no_proof)
+    found = dataclasses.replace(found, cluster_sha256=devices.sha256)
     text = ""
     if program:
         lowered = lower(found, costs, devices)
@@ -94,17 +117,19 @@ def plan_command(
     sys.stdout.write(text)
 
 
-def solve_problem(problem: Problem, strategy: str) -> Plan:
-    """The plan of one strategy, with its figures.
+def solve_problem(problem: Problem, strategy: str, *, proof: bool = True) -> Plan:
+    """The plan of one strategy, with its figures; without proof no time is spent on the bound.
 
     Raises: InfeasibleError if nothing fits.
     """
     from partition.solver import solve
 
-    return solve(problem, evaluator(problem.profile, problem.cluster), strategy)
+    return solve(problem, evaluator(problem.profile, problem.cluster), strategy, proof=proof)
 
 
-def plan_and_compare(problem: Problem, strategy: str) -> tuple[Plan, "tuple[Outcome, ...]"]:
+def plan_and_compare(
+    problem: Problem, strategy: str, *, proof: bool = True
+) -> tuple[Plan, "tuple[Outcome, ...]"]:
     """The plan of a strategy, and the outcome of every strategy.
 
     Raises: InfeasibleError if the strategy has no plan.
@@ -112,19 +137,21 @@ def plan_and_compare(problem: Problem, strategy: str) -> tuple[Plan, "tuple[Outc
     from partition.solver import compare
 
     with _telling("planning") as tell:
-        outcomes = compare(problem, evaluator(problem.profile, problem.cluster), progress=tell)
+        judge = evaluator(problem.profile, problem.cluster)
+        outcomes = compare(problem, judge, progress=tell, proof=proof)
     plan = next((outcome.plan for outcome in outcomes if outcome.strategy == strategy), None)
-    return plan or solve_problem(problem, strategy), outcomes
+    return plan or solve_problem(problem, strategy, proof=proof), outcomes
 
 
 def figured(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Plan:
     """A given plan with its predicted figures; with a bound if all kinds of the cluster were profiled."""
     if all(device.kind in profile.kinds for device in cluster.devices):
-        from partition.bounds import fractional_bound_s
+        from partition.bounds import Bound, bound_space, fractional_bound_s
         from partition.solver import with_figures
 
         problem = problem_of_plan(plan, profile, cluster)
-        return with_figures(plan, problem, evaluator(profile, cluster), fractional_bound_s(problem))
+        bound = Bound(fractional_bound_s(problem), bound_space(problem))
+        return with_figures(plan, problem, evaluator(profile, cluster), bound)
     return dataclasses.replace(
         plan,
         predicted=predict(plan, profile, cluster),
@@ -148,11 +175,13 @@ def _estimates(profile: ModelProfile, cluster: Cluster) -> list[str]:
 
 def show_plan(plan: Plan, outcomes: "tuple[Outcome, ...]", profile: ModelProfile, cluster: Cluster) -> None:
     """Print the plan with its bound, and all strategies."""
+    from partition.gains import best_plain
+
     show(
         [
             *plan_sentences(plan, profile, cluster),
             plan_table(plan, profile, cluster),
-            comparison_table(outcomes, plan),
+            comparison_table(outcomes, plan, best_plain(outcomes)),
         ]
     )
 
@@ -212,6 +241,11 @@ def compare_command(
     global_batch_size: BatchOption = 16,
     sequence_length: SequenceOption = 64,
     microbatch_size: MicrobatchOption = None,
+    pin: PinOption = None,
+    exclude: ExcludeOption = None,
+    pipelines: PipelinesOption = None,
+    max_devices: MaxDevicesOption = None,
+    no_proof: NoProofOption = False,
     measure: Annotated[
         bool, typer.Option("--measure", help="Also run each that fits, a few steps long.")
     ] = False,
@@ -220,21 +254,32 @@ def compare_command(
     json: JsonOption = False,
 ) -> None:
     """All strategies side by side."""
-    devices = read_cluster(cluster)
+    devices = remaining(read_cluster(cluster), exclude)
     costs = get_profile(model, profile, devices, sequence_length, budget_s=profile_budget, quiet=json)
     problem = problem_of(costs, devices, global_batch_size, microbatch_size)
+    problem = forced_problem(problem, AUTO, pin, pipelines, max_devices)
+    from partition.gains import best_plain, gain
     from partition.solver import compare
 
-    outcomes = compare(problem, evaluator(costs, devices))
+    outcomes = compare(problem, evaluator(costs, devices), proof=not no_proof)
     plans = {outcome.strategy: outcome.plan for outcome in outcomes if outcome.plan is not None}
     if not plans:
         reasons = "; ".join(f"{outcome.strategy}: {outcome.reason}" for outcome in outcomes)
         raise InfeasibleError(f"no strategy fits: {reasons}")
+    gained = gain(problem, evaluator(costs, devices), outcomes)
     if not json:
-        show([*_estimates(costs, devices), comparison_table(outcomes, plans.get(AUTO))])
+        show(
+            [
+                *_estimates(costs, devices),
+                comparison_table(outcomes, plans.get(AUTO), best_plain(outcomes)),
+                *([gain_sentence(gained)] if gained else []),
+                *[bound_sentence(plan.predicted) for plan in [plans.get(AUTO)] if plan and plan.predicted],
+            ]
+        )
     reports = measure_outcomes(plans, costs, cluster, steps, quiet=json) if measure else {}
     if json:
-        print_json({"strategies": [_outcome_json(outcome, reports) for outcome in outcomes]})
+        strategies = [_outcome_json(outcome, reports) for outcome in outcomes]
+        print_json({"strategies": strategies, "gain": gained and gained.to_json()})
         note(_estimates(costs, devices))
     elif reports:
         show([measured_table(list(reports.values())), *run_report_tables(list(reports.values())[-1])[2:]])

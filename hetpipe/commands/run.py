@@ -1,5 +1,6 @@
 """run: plan, train, and show how far the prediction was off."""
 
+import dataclasses
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -29,6 +30,15 @@ from hetpipe.commands.common import (
     warn_if_changed,
     warn_if_too_fast,
 )
+from hetpipe.commands.forcing import (
+    ExcludeOption,
+    MaxDevicesOption,
+    NoProofOption,
+    PinOption,
+    PipelinesOption,
+    forced_problem,
+    remaining,
+)
 from hetpipe.commands.models import RequiredModel
 from hetpipe.commands.planning import AUTO, figured, plan_and_compare, show_plan, solve_problem
 from hetpipe.launch import under_torchrun
@@ -45,7 +55,7 @@ from hetpipe.run_folder import RunFolder
 from hetpipe.settings import Clock, Settings
 from hetpipe.verifier import verify
 from partition.plan import Plan, check_plan, read_plan
-from partition.problem import problem_of
+from partition.problem import Problem, problem_of
 
 if TYPE_CHECKING:
     from hetpipe.run_report import RunReport
@@ -75,6 +85,11 @@ def run_command(
     ] = None,
     microbatch_size: MicrobatchOption = None,
     strategy: StrategyOption = AUTO,
+    pin: PinOption = None,
+    exclude: ExcludeOption = None,
+    pipelines: PipelinesOption = None,
+    max_devices: MaxDevicesOption = None,
+    no_proof: NoProofOption = False,
     seed: Annotated[int, typer.Option("--seed")] = 0,
     learning_rate: Annotated[float, typer.Option("--learning-rate")] = 1e-4,
     every: Annotated[int, typer.Option("--every", help="A checkpoint each so many steps; 0: none.")] = 0,
@@ -101,7 +116,12 @@ def run_command(
         return
     check_strategy(strategy)
     devices = read_cluster(cluster)
+    left = remaining(devices, exclude)
     given = read_plan(plan) if plan is not None else None
+    if given is not None and (pin or exclude or pipelines is not None or max_devices is not None):
+        raise InputError(
+            "--plan decides everything; leave out --pin, --exclude, --pipelines and --max-devices"
+        )
     texts = tuple(entry.resolve() for entry in data or ())
     if texts:
         from hetpipe.data import read_corpus
@@ -114,7 +134,7 @@ def run_command(
 
         source = find_checkpoint(resume, folder, RUNS, model)
     length = sequence_length or 64
-    costs = get_profile(model, profile, devices, length, budget_s=profile_budget, quiet=quiet or json)
+    costs = get_profile(model, profile, left, length, budget_s=profile_budget, quiet=quiet or json)
     if sequence_length is not None and sequence_length != costs.sequence_length:
         raise InputError(
             f"--sequence-length is {sequence_length}, the profile is of {costs.sequence_length}; "
@@ -139,7 +159,9 @@ def run_command(
     if given is not None:
         chosen = _given_plan(given, settings, costs, devices, quiet=silent)
     else:
-        chosen = _new_plan(settings, costs, devices, strategy, microbatch_size, quiet=silent)
+        problem = problem_of(costs, left, settings.global_batch_size, microbatch_size)
+        problem = forced_problem(problem, strategy, pin, pipelines, max_devices)
+        chosen = _new_plan(problem, devices, strategy, proof=not no_proof, quiet=silent)
     verify(lower(chosen, costs, devices), costs, devices)
     used = [devices.device(name) for name in chosen.device_names]
     warn_if_too_fast(device.speed for device in used if device.kind == EMULATED)
@@ -173,21 +195,13 @@ def _given_plan(
     return figures
 
 
-def _new_plan(
-    settings: Settings,
-    profile: ModelProfile,
-    cluster: Cluster,
-    strategy: str,
-    microbatch_size: int | None,
-    *,
-    quiet: bool,
-) -> Plan:
-    problem = problem_of(profile, cluster, settings.global_batch_size, microbatch_size)
+def _new_plan(problem: Problem, cluster: Cluster, strategy: str, *, proof: bool, quiet: bool) -> Plan:
     if quiet:
-        return solve_problem(problem, strategy)
-    plan, outcomes = plan_and_compare(problem, strategy)
-    show_plan(plan, outcomes, profile, cluster)
-    return plan
+        plan = solve_problem(problem, strategy, proof=proof)
+    else:
+        plan, outcomes = plan_and_compare(problem, strategy, proof=proof)
+        show_plan(plan, outcomes, problem.profile, cluster)
+    return dataclasses.replace(plan, cluster_sha256=cluster.sha256)
 
 
 def _train(

@@ -1,0 +1,62 @@
+"""explain: why a plan is as it is."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cost_model.cluster_file import read_cluster
+from hetpipe.commands.common import (
+    BudgetOption,
+    ClusterOption,
+    JsonOption,
+    ModelOption,
+    ProfileOption,
+    SequenceOption,
+    get_profile,
+    note,
+    print_json,
+    warn_if_changed,
+)
+from hetpipe.commands.planning import figured
+from hetpipe.costs import ProgramCosts
+from hetpipe.critical_path import device_times
+from hetpipe.lowering import lower
+from hetpipe.planning import evaluator
+from hetpipe.report import estimate_sentences, plan_sentences, show
+from hetpipe.simulator import simulate
+from partition.plan import check_plan, read_plan
+from partition.problem import problem_of
+
+
+def explain_command(
+    plan: Annotated[Path, typer.Argument(help="A plan.json.")],
+    cluster: ClusterOption,
+    model: ModelOption = None,
+    profile: ProfileOption = None,
+    sequence_length: SequenceOption = 64,
+    profile_budget: BudgetOption = 60.0,
+    json: JsonOption = False,
+) -> None:
+    """Say why each stage has its layers, what the left-out devices would add, and how plain plans compare."""
+    given, devices = read_plan(plan), read_cluster(cluster)
+    costs = get_profile(model, profile, devices, sequence_length, budget_s=profile_budget, quiet=json)
+    check_plan(given, costs, devices)
+    warn_if_changed(given, costs, devices)
+    from partition.explain import explain, sentences
+    from partition.forcing import without
+
+    prices = ProgramCosts(lower(given, costs, devices), costs, devices)
+    trace = simulate(prices)
+    times = zip(trace.device_names, device_times(trace, prices), strict=True)
+    unknown = [device.name for device in devices.devices if device.kind not in costs.kinds]
+    problem = problem_of(costs, without(devices, unknown), given.global_batch_size)
+    waits = {name: entry.waiting_for for name, entry in times}
+    found = explain(given, problem, evaluator(costs, devices), waits)
+    lines = sentences(found, given, problem)
+    estimates = estimate_sentences(costs, (device.kind for device in devices.devices))
+    if json:
+        print_json({**found.to_json(), "sentences": lines})
+        note(estimates)
+        return
+    show([*plan_sentences(figured(given, costs, devices), costs, devices), *lines])

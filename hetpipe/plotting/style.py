@@ -1,0 +1,57 @@
+"""Colours, axes and legends that all pictures share."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+# Okabe and Ito, "Color Universal Design" (2008): told apart by people with any colour vision.
+BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
+SKY, PURPLE, YELLOW, BLACK = "#56B4E9", "#CC79A7", "#F0E442", "#000000"
+STAGE_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, YELLOW)
+FORWARD, BACKWARD, OPTIMIZER, SYNC = SKY, BLUE, GREEN, ORANGE
+IDLE, INK = "#E6E6E6", "#333333"
+MIB, GIB = 2**20, 2**30
+ROW, BAR = 1.0, 0.76
+TEXT_WIDTH = 0.011
+"""Share of the axis that a microbatch number of one digit needs."""
+
+
+def save(figure: Figure, path: Path) -> tuple[Path, Path]:
+    """Write a figure as PNG and SVG beside each other, whatever the suffix of path; gives both paths."""
+    paths = (path.with_suffix(".png"), path.with_suffix(".svg"))
+    for entry in paths:
+        figure.savefig(entry, dpi=160, bbox_inches="tight", facecolor="white")
+    return paths
+
+
+def new_axes(width: float = 9.0, height: float = 3.0) -> Axes:
+    """Axes of a new figure that no window knows of (works without a display, leaks nothing)."""
+    return Figure(figsize=(width, height), layout="constrained").add_subplot()
+
+
+def label_rows(ax: Axes, labels: Sequence[str]) -> None:
+    ax.set_yticks([row * ROW for row in range(len(labels))], labels, fontsize=8)
+    ax.set_ylim((len(labels) - 0.4) * ROW, -0.6 * ROW)
+    ax.tick_params(axis="y", length=0)
+    strip(ax)
+
+
+def strip(ax: Axes) -> None:
+    for side in ("top", "right"):
+        ax.spines[side].set_visible(False)
+
+
+def legend_above(ax: Axes, entries: Sequence[tuple[str, str]], num_columns: int | None = None) -> None:
+    ax.legend(
+        handles=[Patch(facecolor=colour, label=label) for colour, label in entries],
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        ncols=num_columns or len(entries),
+        frameon=False,
+        fontsize=8,
+        borderaxespad=0.2,
+        handlelength=1.2,
+    )

@@ -1,0 +1,160 @@
+"""No plan of disjoint pipelines is faster than its bounds, in problems whose memory was made for such plans."""
+
+import dataclasses
+import random
+
+import numpy as np
+import pytest
+
+from cost_model.cluster import Cluster, Device, Link, Node
+from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
+from partition.bounds import fractional_bound_s
+from partition.classes import equal_devices
+from partition.column_bound import ColumnBound, Interval
+from partition.count_split import CountSplit
+from partition.plan import Pipeline, Plan, Stage
+from partition.problem import Problem
+from partition.tables import Amount, ProblemTables
+from random_plans import fits, random_plan, tight_case, without_sync_s
+
+FAR = (1.0, 1.3, 4.0)  # ceilings in times of the best plan: from as near as it gets to far above
+SLACK = 1 + 1e-9
+
+
+def bounds_s(problem: Problem, ceiling_s: float) -> tuple[float, float]:
+    """(integer bound, column bound) with nothing known from below."""
+    classes = equal_devices(problem.cluster)
+    tables, low_s = ProblemTables(problem, classes), 1e-3 * ceiling_s
+    exact_s = CountSplit(tables, ceiling_s).bound_s(low_s)
+    prices = np.ones(len(classes.counts))
+    return exact_s, ColumnBound(tables, prices, seconds=3.0).bound_s(low_s, ceiling_s)
+
+
+def check(problem: Problem, best_s: float, factor: float) -> None:
+    exact_s, column_s = bounds_s(problem, factor * best_s)
+    assert fractional_bound_s(problem) <= best_s * SLACK
+    assert exact_s <= best_s * SLACK
+    assert column_s <= best_s * SLACK
+
+
+def check_tight_case(seed: int) -> None:
+    problem, plans = tight_case(seed)
+    assert plans, seed
+    best_s = min(without_sync_s(plan, problem) for plan in plans)
+    if best_s > 0:
+        check(problem, best_s, FAR[seed % len(FAR)])
+
+
+@pytest.mark.parametrize("first", range(0, 60, 20))
+def test_no_plan_beats_the_bounds(first: int) -> None:
+    for seed in range(first, first + 20):
+        check_tight_case(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(10_000, 10_400, 50))
+def test_no_plan_beats_the_bounds_in_hundreds_of_problems(first: int) -> None:
+    for seed in range(first, first + 50):
+        check_tight_case(seed)
+
+
+def lone_device(memory_bytes: float, *, sizes: tuple[int, ...] = (2,), batch: int = 2) -> Problem:
+    """One layer, F 1 s and B 2 s a sample, 1 byte of parameters, 1 byte saved a sample, on one device."""
+    times = LayerTimes((1.0, 2.0), (2.0, 4.0))
+    profile = ModelProfile(
+        model="one layer",
+        sequence_length=8,
+        dtype="float32",
+        layers=(LayerProfile("only", 1.0, 0.0, 1.0),),
+        kinds={"kind": KindProfile("measured", (1, 2), (times,))},
+    )
+    node = Node("a", (Device("a/0", "a", "kind", memory_bytes),))
+    return Problem(profile, Cluster("lone", Link(0.0, 1.0), (node,)), batch, sizes)
+
+
+def lone_plan(problem: Problem, size: int) -> Plan:
+    stage = Stage(("a/0",), (0, 1), 1)
+    batch = problem.global_batch_size
+    return Plan("manual", problem.profile.model, batch, (Pipeline(size, batch, (stage,)),))
+
+
+def test_a_single_microbatch_whose_gradients_come_after_its_activations_counts() -> None:
+    # parameters 1 + states 2 + the larger of gradients 1 and saved 2: 5, not 6
+    problem = lone_device(5.0)
+    assert fits(lone_plan(problem, 2), problem)
+    for bound_s in bounds_s(problem, 24.0):
+        assert bound_s == pytest.approx(6.0, rel=5e-3)
+
+
+def test_a_single_smaller_microbatch_takes_less_memory() -> None:
+    # sizes of 4 need 1 + 2 + 4 = 7 bytes, 3 samples in one microbatch 6; two of them only 5, the plan says 6
+    problem = lone_device(6.0, sizes=(4,), batch=3)
+    assert fits(lone_plan(problem, 3), problem)
+    for bound_s in bounds_s(problem, 36.0):
+        assert bound_s == pytest.approx(9.0, rel=5e-3)
+
+
+def test_a_smaller_last_microbatch_may_take_less_for_a_sample() -> None:
+    # of size 2: F 8 and B 8, of size 1: 1 and 1; three samples take 18, not 1.5 * 16 = 24
+    problem = lone_device(100.0, batch=3)
+    kind = dataclasses.replace(
+        problem.profile.kinds["kind"], layers=(LayerTimes((1.0, 8.0), (1.0, 8.0)),)
+    )
+    problem = dataclasses.replace(problem, profile=dataclasses.replace(problem.profile, kinds={"kind": kind}))
+    assert without_sync_s(lone_plan(problem, 2), problem) == 18.0
+    for bound_s in bounds_s(problem, 72.0):
+        assert bound_s == pytest.approx(18.0, rel=5e-3)
+
+
+def test_memory_that_just_fits_is_not_lost_by_rounding() -> None:
+    for seed in range(60):
+        problem, plans = tight_case(seed, num_plans=6)
+        tables = ProblemTables(problem, equal_devices(problem.cluster))
+        for plan in plans:
+            for pipeline in plan.pipelines:
+                size = tables.at(pipeline.microbatch_size)
+                amount = Amount.exact(pipeline.num_samples, pipeline.microbatch_size)
+                for place, stage in enumerate(pipeline.stages):
+                    entry = next(
+                        index
+                        for index, group in enumerate(tables.classes.members)
+                        if stage.device in {device.name for device in group}
+                    )
+                    caps = size.most_in_flight(amount, recompute=stage.recompute)
+                    assert caps[entry, stage.start, stage.stop] >= pipeline.in_flight(place), seed
+
+
+def test_fewer_labels_never_raise_the_bound() -> None:
+    for seed in range(12):
+        problem, plans = tight_case(seed, num_plans=5)
+        ceiling_s = 2 * min(without_sync_s(plan, problem) for plan in plans)
+        tables = ProblemTables(problem, equal_devices(problem.cluster))
+        values = [
+            CountSplit(tables, ceiling_s, max_labels=labels).bound_s(1e-3 * ceiling_s)
+            for labels in (1, 2, None)
+        ]
+        assert values[0] <= values[1] * (1 + 1e-3) and values[1] <= values[2] * (1 + 1e-3), seed
+
+
+def test_plans_that_are_drawn_cover_the_space() -> None:
+    rng = random.Random(0)
+    plans = [random_plan(rng, tight_case(seed, num_plans=1)[0]) for seed in range(200)]
+    pipelines = [pipeline for plan in plans for pipeline in plan.pipelines]
+    stages = [stage for pipeline in pipelines for stage in pipeline.stages]
+    assert sum(len(plan.pipelines) > 1 for plan in plans) > 20
+    assert sum(pipeline.num_microbatches == 1 for pipeline in pipelines) > 20
+    assert sum(pipeline.num_samples % pipeline.microbatch_size > 0 for pipeline in pipelines) > 20
+    assert sum(stage.recompute for stage in stages) > 20
+    assert sum(len(pipeline.stages) > 2 for pipeline in pipelines) > 20
+
+
+def test_intervals_end_at_single_amounts() -> None:
+    work, ends = [Interval(4, 1, 3, 1, 3)], []
+    while work:
+        interval = work.pop()
+        if interval.exact:
+            ends.append(interval.top)
+            assert interval.fewest == interval.top
+        else:
+            work += interval.parts(256)
+    assert sorted(ends) == [5, 6, 7, 9, 10, 11, 13, 14, 15]
