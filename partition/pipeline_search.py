@@ -3,9 +3,11 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 
 import numpy as np
 
+from cost_model.cluster import Device
 from partition.card_load import CardLoad
 from partition.classes import equal_devices
 from partition.columns import ROUNDS, Column, Columns, generate
@@ -26,6 +28,7 @@ SMALL = 16  # devices up to which whole samples decide the rounding
 LARGE = 128  # devices from which only what the floor of the relaxed amounts leaves is rounded
 STARTS = 3
 JUDGED_CHAINS = 4
+ALL_ORDERS = 4  # devices up to which every order of every subset is tried
 CHAIN_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 64)
 TRIES, LEAST_TRIES = 240, 30
 
@@ -126,22 +129,36 @@ class PipelineSearch:
 
     def chain(self) -> list[Worker]:
         """One pipeline over the devices with most memory or speed, however many of them are best."""
-        batch, layers = self.problem.global_batch_size, self.problem.profile.num_layers
-        devices = self.problem.cluster.devices
-        speed = {name: float(self.tables.at(1).busy_s[entry, 0, -1]) for name, entry in self._entries()}
-        by_memory = sorted(devices, key=lambda device: (-device.usable_bytes, device.name))
-        by_speed = sorted(devices, key=lambda device: (speed[device.name], device.name))
+        batch = self.problem.global_batch_size
         found: list[tuple[float, Worker]] = []
-        for order in (by_memory, by_speed):
-            for count in sorted({min(len(order), layers, size) for size in CHAIN_SIZES}):
-                first = sorted(order[:count], key=lambda device: (-device.usable_bytes, device.name))
-                for size in self.problem.microbatch_sizes:
-                    worker = self.recutter.recut(first, size, batch)
-                    if worker is not None:
-                        found.append((worker.timing.quick_s(-(-batch // size)), worker))
+        for order in self._orders():
+            for size in self.problem.microbatch_sizes:
+                worker = self.recutter.recut(order, size, batch)
+                if worker is not None:
+                    found.append((worker.timing.quick_s(-(-batch // size)), worker))
         found.sort(key=lambda entry: entry[0])
         best = min(found[:JUDGED_CHAINS], key=lambda entry: entry[1].timing.time_s(batch), default=None)
         return [best[1]] if best else []
+
+    def _orders(self) -> list[tuple[Device, ...]]:
+        """All orders of all subsets of few devices; else those with most memory or speed, by memory."""
+        devices, layers = self.problem.cluster.devices, self.problem.profile.num_layers
+        speed = {name: float(self.tables.at(1).busy_s[entry, 0, -1]) for name, entry in self._entries()}
+        by_memory = sorted(devices, key=lambda device: (-device.usable_bytes, device.name))
+        by_speed = sorted(devices, key=lambda device: (speed[device.name], device.name))
+        orders = [
+            tuple(sorted(ranked[:count], key=lambda device: (-device.usable_bytes, device.name)))
+            for ranked in (by_memory, by_speed)
+            for count in sorted({min(len(devices), layers, size) for size in CHAIN_SIZES})
+        ]
+        if len(devices) <= ALL_ORDERS:
+            orders += [
+                order
+                for count in range(1, min(len(devices), layers) + 1)
+                for order in permutations(devices, count)
+            ]
+        kinds = {tuple(device.device_class for device in order): order for order in reversed(orders)}
+        return list(kinds.values())
 
     def _entries(self) -> Iterable[tuple[str, int]]:
         for entry, group in enumerate(self.classes.members):

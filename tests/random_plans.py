@@ -1,11 +1,11 @@
-"""Random problems whose memory is just enough for some plan, and plans of disjoint pipelines. Shared by tests."""
+"""Random plans of disjoint pipelines, and problems whose memory is just enough for them. Shared by tests."""
 
 import random
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from cost_model.cluster import Cluster, Device, Link, Node
+from cost_model.cluster import Cluster, Device, Link, Node, NodeLink
 from cost_model.profile import LayerTimes, ModelProfile
 from hetpipe.instructions import Compute, Step
 from hetpipe.planning import simulate_plan
@@ -49,7 +49,12 @@ def random_case(seed: int) -> Problem:
     link = Link(rng.choice([0.0, 0.3, 2.0]), rng.choice([0.5, 5.0, 100.0, 1e9]))
     inside = rng.choice([None, Link(0.0, 50.0)])
     sizes = rng.choice(SIZE_SETS)
-    return Problem(profile, _cluster(link, inside, devices), rng.randint(1, 14), sizes)
+    cluster = _cluster(link, inside, devices)
+    if len(cluster.nodes) > 1 and rng.random() < 0.4:
+        nodes = rng.sample([node.name for node in cluster.nodes], 2)
+        own = NodeLink((nodes[0], nodes[1]), Link(rng.choice([0.0, 1.0]), rng.choice([0.5, 1e9])))
+        cluster = replace(cluster, links=(own,))
+    return Problem(profile, cluster, rng.randint(1, 14), sizes)
 
 
 def _cluster(link: Link, inside: Link | None, devices: Sequence[Device]) -> Cluster:
@@ -98,9 +103,7 @@ def random_plan(rng: random.Random, problem: Problem) -> Plan:
     return Plan("random", problem.profile.model, batch, pipelines)
 
 
-def _pipeline(
-    rng: random.Random, problem: Problem, devices: Sequence[Device], num_samples: int
-) -> Pipeline:
+def _pipeline(rng: random.Random, problem: Problem, devices: Sequence[Device], num_samples: int) -> Pipeline:
     layers = problem.profile.num_layers
     size = min(rng.choice(problem.microbatch_sizes), num_samples)
     stages = min(len(devices), layers)
@@ -128,9 +131,7 @@ def with_tight_memory(rng: random.Random, problem: Problem, plan: Plan) -> Probl
         need = largest if same else needs.get(device.name, rng.uniform(0.3, 1.0) * largest)
         return replace(device, memory_bytes=max(need * more, 1e-6))
 
-    nodes = tuple(
-        replace(node, devices=tuple(map(tight, node.devices))) for node in problem.cluster.nodes
-    )
+    nodes = tuple(replace(node, devices=tuple(map(tight, node.devices))) for node in problem.cluster.nodes)
     return replace(problem, cluster=replace(problem.cluster, nodes=nodes))
 
 

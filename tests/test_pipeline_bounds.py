@@ -1,4 +1,4 @@
-"""No plan of disjoint pipelines is faster than its bounds, in problems whose memory was made for such plans."""
+"""No plan of disjoint pipelines is faster than its bounds, where memory was made for such plans too."""
 
 import dataclasses
 import random
@@ -97,9 +97,7 @@ def test_a_single_smaller_microbatch_takes_less_memory() -> None:
 def test_a_smaller_last_microbatch_may_take_less_for_a_sample() -> None:
     # of size 2: F 8 and B 8, of size 1: 1 and 1; three samples take 18, not 1.5 * 16 = 24
     problem = lone_device(100.0, batch=3)
-    kind = dataclasses.replace(
-        problem.profile.kinds["kind"], layers=(LayerTimes((1.0, 8.0), (1.0, 8.0)),)
-    )
+    kind = dataclasses.replace(problem.profile.kinds["kind"], layers=(LayerTimes((1.0, 8.0), (1.0, 8.0)),))
     problem = dataclasses.replace(problem, profile=dataclasses.replace(problem.profile, kinds={"kind": kind}))
     assert without_sync_s(lone_plan(problem, 2), problem) == 18.0
     for bound_s in bounds_s(problem, 72.0):

@@ -103,7 +103,7 @@ def test_clock_by_hand() -> None:
 
 
 def test_a_message_occupies_its_link_without_the_latency() -> None:
-    # two forwards at once in flight on a link of 2 with latency 10: they leave at 1 and 3, arrive at 13 and 15
+    # two forwards on a link of 2 with latency 10: they leave at 1 and 3, arrive at 13 and 15
     full = Seconds((1.0, 1.0), (0.0, 0.0), ((2.0, 0.0, 10.0, 0.0),))
     assert one_f_one_b_s(full, [2, 2], 2) == 16.0
 

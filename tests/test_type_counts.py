@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import cache
 from itertools import combinations, pairwise, permutations, product
 
-import numpy as np
 import pulp
 import pytest
 
@@ -14,7 +13,6 @@ from cost_model.cluster import Node
 from cost_model.memory import StageShape, device_memory
 from partition.classes import equal_devices
 from partition.column_dp import ColumnStage
-from partition.count_split import CountSplit
 from partition.problem import Problem
 from partition.tables import Amount, ProblemTables
 from partition.type_counts import CountVectors, TypeCountProgramme
@@ -160,7 +158,9 @@ def milp_s(brute: BruteForce, counts: Sequence[int]) -> tuple[float, tuple[Colum
     """
     layers, entries = brute.tables.num_layers, range(len(counts))
     spans = list(combinations(range(layers + 1), 2))
-    stages = [ColumnStage(entry, *span, flag) for entry in entries for span in spans for flag in (False, True)]
+    stages = [
+        ColumnStage(entry, *span, flag) for entry in entries for span in spans for flag in (False, True)
+    ]
     stages = [stage for stage in stages if brute.cap(stage) >= 1]
     first_s = {stage: brute.seconds(stage, brute.first) for stage in stages}
     last_s = {stage: brute.seconds(stage, brute.last) for stage in stages}
