@@ -18,8 +18,8 @@ from partition.verdict import Verdict, estimate_s, variants
 from partition.worker import Worker
 
 MANY_DEVICES = 8
-FEW_DEVICES = 6  # up to which all orders of one pipeline are tried with every in_flight
-NUM_CHAINS = 8
+FEW_DEVICES = 5  # up to which all orders of one pipeline are tried with every in_flight
+NUM_CHAINS = 16
 MUCH_SYNC = 0.03  # of the step: from here on fewer pipelines are tried too
 INSTRUCTIONS = 60_000  # that the verdict may simulate of each source beyond its first plans
 OUR_OWN = 3

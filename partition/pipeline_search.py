@@ -83,6 +83,7 @@ class PipelineSearch:
             step_s, workers = LocalSearch(self.recutter, loaded, self._tries).improve(entry.workers)
             improved.append(Found(step_s, tuple(workers), entry.start))
             self._note([share_out(workers, self.problem.global_batch_size)[0]])
+        improved += [entry for _, entry in starts[:STARTS]]
         return sorted(improved, key=lambda entry: (entry.step_s, len(entry.workers), entry.start))
 
     @property

@@ -13,6 +13,7 @@ from partition.plan import Pipeline, Stage
 from partition.windows import cap_in_flight, in_flight_windows, makespan_bound_s, period_s
 
 EXTRA_IN_FLIGHT = (0, 1, 2, 4)
+FEW = 3
 WARM, WARM_EXTRA, SPAN = 2, 4, 4
 MOST_TICKS = 400  # microbatches x stages that the clock runs through before it extrapolates
 FILLING, MOST_FILLING_TICKS = 1e-3, 1600  # and if it is seen to be in its warmup still
@@ -104,9 +105,9 @@ class Timing:
         )
 
     def quick_s(self, num_microbatches: int) -> float:
-        """The closed form for equal microbatches: Z with Little's law, and the optimizer."""
+        """The closed form for equal microbatches: Z with all in flight that fits, and the optimizer."""
         hops = [sum(link) for link in self.full.link_s]
-        flights = self.flights(num_microbatches)[0]
+        flights = self.flights(num_microbatches)[-1]
         return self.optimizer_s + makespan_bound_s(self.busy_s, hops, num_microbatches, in_flight=flights)
 
     def whole_s(self, num_microbatches: int) -> float:
@@ -117,9 +118,11 @@ class Timing:
 
     def _exact_s(self, num_microbatches: int) -> float:
         if num_microbatches not in self._whole:
-            flights = self.flights(num_microbatches)[0]
-            self._whole[num_microbatches] = self.optimizer_s + one_f_one_b_s(
-                self.full, flights, num_microbatches
+            tries = self.flights(num_microbatches)
+            few = num_microbatches <= FEW * len(self._stages)  # then more than the period needs may pay
+            self._whole[num_microbatches] = self.optimizer_s + min(
+                one_f_one_b_s(self.full, flights, num_microbatches)
+                for flights in ((tries[0], tries[-1]) if few else tries[:1])
             )
         return self._whole[num_microbatches]
 
