@@ -3,8 +3,9 @@
 import importlib
 import json
 import os
+import sys
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -44,11 +45,18 @@ def lead(folder: str, make_task: TaskFactory, board: str | None, group: RankGrou
     _train(store, what, on_event)
 
 
-def follow() -> None:
-    """As any other rank: wait for the plan of rank 0, then train."""
+def follow() -> NoReturn:
+    """As any other rank: wait for the plan of rank 0, train, and end the process.
+
+    NOTE: on a busy host gloo's threads sometimes abort a process whose interpreter is being taken down
+    ("terminate called without an active exception"); ranks that the launcher forks skip that too.
+    """
     store = _store()
     store.wait([_KEY], timedelta(seconds=PLANNING_TIMEOUT_S))
     _train(store, json.loads(store.get(_KEY)), lambda event: None)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _train(store: Store, what: dict[str, Any], on_event: Emit) -> None:

@@ -2,11 +2,13 @@
 
 import dataclasses
 import random
+from itertools import product
 
 import numpy as np
 import pytest
 
 from cost_model.cluster import Cluster, Device, Link, Node
+from cost_model.memory import StageShape, device_memory
 from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
 from partition.bounds import fractional_bound_s
 from partition.classes import equal_devices
@@ -102,6 +104,63 @@ def test_a_smaller_last_microbatch_may_take_less_for_a_sample() -> None:
     assert without_sync_s(lone_plan(problem, 2), problem) == 18.0
     for bound_s in bounds_s(problem, 72.0):
         assert bound_s == pytest.approx(18.0, rel=5e-3)
+
+
+def two_layers(
+    times: LayerTimes, memory_bytes: float, num_devices: int, *, output_bytes: float, batch: int, size: int
+) -> Problem:
+    """Two equal layers of 4 bytes of states, measured at 1 and 2 or 1 and 4, on equal devices of one node."""
+    layers = tuple(LayerProfile(name, 1.0, output_bytes, 0.1) for name in ("first", "last"))
+    kinds = {"kind": KindProfile("measured", (1, size), (times,) * 2)}
+    profile = ModelProfile("two layers", 8, "float32", layers, kinds)
+    devices = tuple(Device(f"a/{index}", "a", "kind", memory_bytes) for index in range(num_devices))
+    cluster = Cluster("lab", Link(0.0, 1e9), (Node("a", devices),))
+    return Problem(profile, cluster, batch, (size,))
+
+
+def test_only_full_microbatches_take_a_full_round_trip() -> None:
+    # F 4 and B 4 at size 2, 0.5 and 0.5 at size 1; 6.2 bytes are one layer with one of size 2 in flight.
+    # two pipelines of 3 samples: round trips of 16 and of 2 one after the other, not 1.5 * 16 = 24
+    times = LayerTimes((0.5, 4.0), (0.5, 4.0))
+    problem = two_layers(times, 6.3, 4, output_bytes=1.0, batch=6, size=2)
+    pipelines = tuple(
+        Pipeline(2, 3, (Stage((f"a/{first}",), (0, 1), 1), Stage((f"a/{first + 1}",), (1, 2), 1)))
+        for first in (0, 2)
+    )
+    plan = Plan("manual", problem.profile.model, 6, pipelines)
+    assert fits(plan, problem) and without_sync_s(plan, problem) == pytest.approx(18.0, rel=1e-6)
+    for bound_s in bounds_s(problem, 72.0):
+        assert bound_s <= 18.0 * SLACK
+
+
+def test_a_larger_microbatch_may_take_less_time() -> None:
+    # F 8 and B 8 at size 1, 2 and 2 at size 4, so 4 and 4 at 3; 7.3 bytes are one layer of 3 samples
+    times = LayerTimes((8.0, 2.0), (8.0, 2.0))
+    problem = two_layers(times, 7.4, 2, output_bytes=1.0, batch=3, size=4)
+    stages = (Stage(("a/0",), (0, 1), 1), Stage(("a/1",), (1, 2), 1))
+    plan = Plan("manual", problem.profile.model, 3, (Pipeline(3, 3, stages),))
+    assert fits(plan, problem) and without_sync_s(plan, problem) == pytest.approx(16.0, rel=1e-6)
+    for bound_s in bounds_s(problem, 64.0):
+        assert bound_s <= 16.0 * SLACK
+
+
+def test_most_in_flight_is_what_memory_says() -> None:
+    for seed in range(30):
+        problem = tight_case(seed, num_plans=4)[0]
+        tables = ProblemTables(problem, equal_devices(problem.cluster))
+        for samples, count, again in product((1, 2), (1, 2, 3, 5), (False, True)):
+            caps = tables.at(samples).most_in_flight(Amount.whole(count, samples), recompute=again)
+            for (entry, group), start in product(enumerate(tables.classes.members), range(tables.num_layers)):
+                for stop in range(start + 1, tables.num_layers + 1):
+                    usable = group[0].usable_bytes * (1 + 1e-9)
+                    fitting = [
+                        device_memory(
+                            problem.profile, [StageShape(start, stop, flight, samples, again, count)]
+                        ).total_bytes
+                        <= usable
+                        for flight in range(1, count + 1)
+                    ]
+                    assert min(caps[entry, start, stop], count) == sum(fitting), (seed, count, start, stop)
 
 
 def test_memory_that_just_fits_is_not_lost_by_rounding() -> None:
