@@ -129,7 +129,7 @@ class KindProfile:
 
 
 def _plain_without_sizes(link: MeasuredLink) -> Link:
-    return link if link.message_bytes else Link(link.latency_s, link.bandwidth_bytes_per_s)
+    return link if link.message_bytes or link.calibrated else Link(link.latency_s, link.bandwidth_bytes_per_s)
 
 
 _LinkInFile = Annotated[
@@ -145,7 +145,8 @@ _LinkInFile = Annotated[
 class ModelProfile:
     """Everything that planning needs to know of a model: layers, and their times on each kind of device.
 
-    links: measured channels by "kind>kind", used where they are slower than the cluster file says;
+    links: measured channels by "kind>kind", used where they are slower than the cluster file says, or where
+        a run has calibrated them;
         never for emulated devices, whose links behave as written in the file.
     all_reduces: measured between groups of real devices; each group appears once.
     """
@@ -236,6 +237,8 @@ class ModelProfile:
         for link in data["links"].values():
             if link.get("standard_error", 0.0) is None:
                 del link["standard_error"]
+            if not link.get("calibrated", True):
+                del link["calibrated"]
         if not data["all_reduces"]:
             del data["all_reduces"]
         return {"format": FORMAT, **data}

@@ -123,8 +123,8 @@ def _scaled_link(link: Link, by: float) -> Link:
     latency_s, bandwidth = link.latency_s * by, link.bandwidth_bytes_per_s / by
     if isinstance(link, MeasuredLink):
         occupied_s = tuple(by * seconds for seconds in link.occupied_s)
-        return MeasuredLink(latency_s, bandwidth, link.message_bytes, occupied_s)
-    return Link(latency_s, bandwidth)
+        return MeasuredLink(latency_s, bandwidth, link.message_bytes, occupied_s, calibrated=True)
+    return MeasuredLink(latency_s, bandwidth, calibrated=True)
 
 
 def _hops(profile: ModelProfile, plan: Plan, trace: Trace) -> Iterator[tuple[str, str, float, float]]:

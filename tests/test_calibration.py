@@ -1,11 +1,13 @@
+import json
 from dataclasses import replace
 
 import pytest
 
 from cost_model.cluster import EMULATED, Cluster, Device, Link, Node
+from cost_model.communication import Network
 from cost_model.errors import InputError
 from cost_model.measured_links import MeasuredLink
-from cost_model.profile import ModelProfile
+from cost_model.profile import ModelProfile, profile_from_data, profile_text
 from hetpipe.calibration import calibrate
 from hetpipe.costs import ProgramCosts
 from hetpipe.lowering import lower
@@ -128,6 +130,9 @@ def test_hops_faster_than_planned_give_a_faster_link():
     for link in after.links.values():
         assert link.latency_s == pytest.approx(0.125)
         assert link.bandwidth_bytes_per_s == pytest.approx(80)
+    route = Network(cluster, after.links).route(*plan.device_names[:2])
+    assert route.link.transfer_s(10) == pytest.approx(0.25)  # faster than the file's 0.5 s
+    assert profile_from_data(json.loads(profile_text(after)), "file") == after
 
 
 def test_a_link_measured_by_size_is_scaled_at_each_size():
