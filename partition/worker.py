@@ -13,7 +13,6 @@ from partition.plan import Pipeline, Stage
 from partition.windows import cap_in_flight, in_flight_windows, makespan_bound_s, period_s
 
 EXTRA_IN_FLIGHT = (0, 1, 2, 4)
-FEW = 3
 WARM, WARM_EXTRA, SPAN = 2, 4, 4
 MOST_TICKS = 400  # microbatches x stages that the clock runs through before it extrapolates
 FILLING, MOST_FILLING_TICKS = 1e-3, 1600  # and if it is seen to be in its warmup still
@@ -118,26 +117,30 @@ class Timing:
 
     def _exact_s(self, num_microbatches: int) -> float:
         if num_microbatches not in self._whole:
-            tries = self.flights(num_microbatches)
-            few = num_microbatches <= FEW * len(self._stages)  # then more than the period needs may pay
-            self._whole[num_microbatches] = self.optimizer_s + min(
-                one_f_one_b_s(self.full, flights, num_microbatches)
-                for flights in ((tries[0], tries[-1]) if few else tries[:1])
+            flights = self.flights(num_microbatches)[0]
+            self._whole[num_microbatches] = self.optimizer_s + one_f_one_b_s(
+                self.full, flights, num_microbatches
             )
         return self._whole[num_microbatches]
 
     @cached_property
     def _warm(self) -> int:
         """Microbatches after which each further one takes the same time, as far as that is seen soon."""
-        stages = len(self._stages)
+        stages, warm = len(self._stages), self._first_warm
         if stages == 1:
             return 1
-        warm = WARM * max(stages, min(self.needed[0], self.caps[0])) + WARM_EXTRA
-        warm = min(warm, max(stages + WARM_EXTRA, MOST_TICKS // stages))
         # faster than the busiest stage or link: a queue in front of it is still filling
         while self._pace_s(warm) < self.period_s * (1 - FILLING) and 2 * warm * stages <= MOST_FILLING_TICKS:
             warm *= 2
         return warm
+
+    @cached_property
+    def _first_warm(self) -> int:
+        stages = len(self._stages)
+        if stages == 1:
+            return 1
+        warm = WARM * max(stages, min(self.needed[0], self.caps[0])) + WARM_EXTRA
+        return min(warm, max(stages + WARM_EXTRA, MOST_TICKS // stages))
 
     def _pace_s(self, num_microbatches: int) -> float:
         """Seconds of one more microbatch, as a mean of the last few."""
@@ -157,10 +160,20 @@ class Timing:
         of `partition.windows`).
         """
         if len(self._stages) == 1:
-            return [(self.optimizer_s, self.busy_s[0])]
+            return self._floors
         warm_s = self._exact_s(self._warm)
         pace = self._pace_s(self._warm)
-        lines, way = [(warm_s - self._warm * pace, pace)], 0.0
+        period = max(each for _, each in self._floors)
+        slowest = [line for line in self._floors if line[1] == period]
+        return [(warm_s - self._warm * pace, pace), *slowest]
+
+    @cached_property
+    def _floors(self) -> list[tuple[float, float]]:
+        """(s, s per microbatch) of each stage and link: Z is the longest of them."""
+        if len(self._stages) == 1:
+            return [(self.optimizer_s, self.busy_s[0])]
+        lines: list[tuple[float, float]] = []
+        way = 0.0
         links = [*self.full.link_s, (0.0, 0.0, 0.0, 0.0)]
         for busy, link, after in zip(self.busy_s, links, [*self.busy_s[1:], 0.0], strict=True):
             way += busy
@@ -168,8 +181,7 @@ class Timing:
             way += sum(link)
             each = max(link[:2])
             lines.append((self.optimizer_s + way + after - each, each))
-        period = max(each for _, each in lines[1:])
-        return [lines[0], *(line for line in lines[1:] if line[1] == period)]
+        return lines
 
     def _rest_share(self, samples: int) -> float:
         """Seconds of a smaller last microbatch as a share of a full one's."""
@@ -208,18 +220,20 @@ class Timing:
         """The most full microbatches that take no longer than a step."""
         if self.whole_s(1) > step_s:
             return 0
-        warm = self._warm
-        if self._exact_s(warm) <= step_s:
+        upper = MANY
+        for begin, each in self._floors:
+            if each > 0:
+                upper = min(upper, int((step_s - begin) / each))
+        if upper >= self._first_warm and self._exact_s(self._warm) <= step_s:
+            warm = self._warm
             most = min((step_s - begin) / each if each > 0 else math.inf for begin, each in self._lines)
             return max(warm, int(most)) if most < warm + MANY else warm + MANY
-        low, high = 1, warm - 1
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self._exact_s(middle) <= step_s:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        most = max(1, min(upper, self._warm - 1) if upper >= self._first_warm else upper)
+        while most > 1 and self._exact_s(most) > step_s:  # from above, by what is too long in periods
+            most = max(1, most - max(1, int((self._exact_s(most) - step_s) / self.period_s)))
+        while most < upper and self._exact_s(most + 1) <= step_s:
+            most += 1
+        return most
 
 
 @dataclass(frozen=True, slots=True)
