@@ -8,6 +8,7 @@ Each size and each case runs in a process of its own, on one core.
 """
 
 import argparse
+import dataclasses
 import json
 import resource
 import statistics
@@ -20,8 +21,11 @@ from typing import Any
 
 from cases import random_case, regular_case
 
-from hetpipe.instructions import Compute, Step
-from hetpipe.planning import evaluator, simulate_plan
+from hetpipe.costs import ProgramCosts
+from hetpipe.instructions import Compute, Step, Sync
+from hetpipe.lowering import lower
+from hetpipe.planning import evaluator
+from hetpipe.simulator import simulate
 from partition.bounds import best_bound
 from partition.pipeline_search import PipelineSearch
 from partition.plan import Plan
@@ -93,8 +97,17 @@ def quality(seed: int) -> dict[str, Any]:
 
 
 def without_sync_s(plan: Plan, problem: Problem) -> float:
-    """Seconds until the last computation of the simulated step, and the longest optimizer step after it."""
-    trace = simulate_plan(plan, problem.profile, problem.cluster)
+    """Seconds of a simulated step that sums no gradients: to its last computation, and the longest optimizer.
+
+    The sums would also keep the messages of pipelines waiting that are not done yet.
+    """
+    program = lower(plan, problem.profile, problem.cluster)
+    ranks = tuple(
+        tuple(instruction for instruction in rank if not isinstance(instruction, Sync))
+        for rank in program.ranks
+    )
+    bare = dataclasses.replace(program, buckets=(), ranks=ranks)
+    trace = simulate(ProgramCosts(bare, problem.profile, problem.cluster))
     last = max(event.end_s for event in trace.events if isinstance(event.instruction, Compute))
     return last + max(
         event.end_s - event.start_s for event in trace.events if isinstance(event.instruction, Step)
