@@ -14,7 +14,7 @@ from partition.search import AUTO, least_shortfall, search_chains
 from partition.shared_devices import memory_binds, shared_plans
 from partition.strategies import BASELINES, Strategy, TooManyStagesError
 from partition.sync_costs import SyncCosts
-from partition.verdict import Verdict, estimate_s, variants
+from partition.verdict import Verdict, estimate_s, total_s, variants
 from partition.worker import Worker
 
 MANY_DEVICES = 8
@@ -38,11 +38,7 @@ def auto(problem: Problem, evaluate: Evaluate | None = None, *, search: Pipeline
     costs = PipelineCosts(problem)
     verdict = Verdict(problem, evaluate)
     if problem.forced != Forced():
-        plans = [
-            plan
-            for plan in forced_plans(problem, verdict_evaluate(problem, evaluate))
-            if problem.forced.allows(plan)
-        ]
+        plans = [plan for plan in forced_plans(problem, _simulator(evaluate)) if problem.forced.allows(plan)]
         return dataclasses.replace(min(plans, key=verdict), strategy=AUTO)
     search = search or PipelineSearch(problem)
     ours = sorted(_ours(problem, search, costs), key=lambda plan: estimate_s(costs, plan))
@@ -56,8 +52,8 @@ def auto(problem: Problem, evaluate: Evaluate | None = None, *, search: Pipeline
     return dataclasses.replace(best, strategy=AUTO)
 
 
-def verdict_evaluate(problem: Problem, evaluate: Evaluate | None) -> Evaluate:
-    """The simulator, or where none was given a stand-in that is never asked for more than the step."""
+def _simulator(evaluate: Evaluate | None) -> Evaluate:
+    """Raises: InfeasibleError if none was given."""
     if evaluate is None:
         raise InfeasibleError("forced plans need the simulator", missing_bytes=0.0)
     return evaluate
@@ -132,10 +128,8 @@ def busiest_s(plan: Plan, costs: PipelineCosts) -> float:
     """Seconds for which the busiest device computes: no step is shorter."""
     busy: dict[str, float] = {}
     for pipeline in plan.pipelines:
-        whole, rest = divmod(pipeline.num_samples, pipeline.microbatch_size)
         for device, start, stop in costs.layout(pipeline):
-            seconds = whole * costs.busy_s(device, start, stop, pipeline.microbatch_size)
-            seconds += costs.busy_s(device, start, stop, rest) if rest else 0.0
+            seconds = total_s(costs, pipeline, device, start, stop)
             busy[device.name] = busy.get(device.name, 0.0) + seconds
     return max(busy.values())
 

@@ -188,7 +188,7 @@ class ColumnBound:
             if size - below > 1:
                 found.append(Interval(size, 0, 0, below + 1, size - 1))
             below = size
-            for _, least, most in families(size, whole_only=False):
+            for _, least, most in families(size):
                 first = 1
                 while first * size <= batch:
                     last = min(batch // size, max(first, int(first * GROWTH) - 1))

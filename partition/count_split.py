@@ -42,7 +42,6 @@ class CountSplit:
 
     tables: ProblemTables
     ceiling_s: float
-    whole_only: bool = False
     max_labels: int | None = 1
     recompute: bool = True
     vectors: CountVectors = field(init=False)
@@ -61,12 +60,11 @@ class CountSplit:
         batch = self.tables.problem.global_batch_size
         sizes = [size for size in self.tables.problem.microbatch_sizes if size <= batch]
         for size in sizes:
-            for family in families(size, whole_only=self.whole_only):
+            for family in families(size):
                 self.add(family, _grid(batch // size))
-        if not self.whole_only:
-            larger = [batch + 1] if max(self.tables.problem.microbatch_sizes) > batch else []
-            for below, above in pairwise((0, *sizes, *larger)):
-                self.add_singles(above, range(below + 1, above))
+        larger = [batch + 1] if max(self.tables.problem.microbatch_sizes) > batch else []
+        for below, above in pairwise((0, *sizes, *larger)):
+            self.add_singles(above, range(below + 1, above))
 
     def add(self, family: Family, counts: Sequence[int]) -> None:
         """Work out the least makespans for more microbatches; 0 for a single smaller one."""
@@ -96,7 +94,7 @@ class CountSplit:
             self.vectors,
             size,
             amounts,
-            self.ceiling_s * (1 + SAFETY) * (1.0 if self.whole_only else beyond),
+            self.ceiling_s * (1 + SAFETY) * beyond,
             max_labels=self.max_labels,
             recompute=self.recompute,
         )
@@ -237,10 +235,10 @@ class CountSplit:
         return found
 
 
-def families(size: int, *, whole_only: bool) -> list[Family]:
+def families(size: int) -> list[Family]:
     """How the last microbatch may end: as large as the others, or smaller, in two groups."""
     found = [(size, size, size)]
-    if not whole_only and size > 1:
+    if size > 1:
         half = max(1, size // 2)
         found += [(size, half, size - 1)] + ([(size, 1, half - 1)] if half > 1 else [])
     return found

@@ -72,11 +72,7 @@ class PipelineSearch:
 
     def search(self, judge: Judge) -> list[Found]:
         """The best starts, improved; least step first. Empty where no pipeline fits."""
-        improved = []
-
-        def loaded(workers: Sequence[Worker], seconds: float) -> float:
-            return judge(workers, self.load.step_s(workers, seconds))
-
+        improved, loaded = [], self._loaded(judge)
         starts = [(loaded(entry.workers, entry.step_s), entry) for entry in self.starts()]
         starts.sort(key=lambda pair: (pair[0], len(pair[1].workers), pair[1].start))
         for _, entry in starts[:STARTS]:
@@ -85,6 +81,10 @@ class PipelineSearch:
             self._note([share_out(workers, self.problem.global_batch_size)[0]])
         improved += [entry for _, entry in starts[:STARTS]]
         return sorted(improved, key=lambda entry: (entry.step_s, len(entry.workers), entry.start))
+
+    def _loaded(self, judge: Judge) -> Judge:
+        """The judge, told of a step in which the network cards are done too."""
+        return lambda workers, seconds: judge(workers, self.load.step_s(workers, seconds))
 
     @property
     def _tries(self) -> int:
@@ -97,11 +97,7 @@ class PipelineSearch:
 
     def fewer(self, judge: Judge, counts: Sequence[int]) -> list[Found]:
         """The best sets of no more than so many pipelines, for each count; for slow gradient sync."""
-        batch, found = self.problem.global_batch_size, []
-
-        def loaded(workers: Sequence[Worker], seconds: float) -> float:
-            return judge(workers, self.load.step_s(workers, seconds))
-
+        batch, found, loaded = self.problem.global_batch_size, [], self._loaded(judge)
         for count in counts:
             sets = self.from_columns(most_pipelines=count) if count > 1 else [self.chain()]
             judged = [(share_out(workers, batch)[0], workers) for workers in sets if workers]

@@ -57,7 +57,7 @@ def estimate_s(costs: PipelineCosts, plan: Plan) -> float:
     cluster, busy_s, optimizer_s = costs.problem.cluster, dict.fromkeys(plan.device_names, 0.0), 0.0
     longest_s = 0.0
     for pipeline in plan.pipelines:
-        totals = [_total_s(costs, pipeline, *stage) for stage in costs.layout(pipeline)]
+        totals = [total_s(costs, pipeline, *stage) for stage in costs.layout(pipeline)]
         for stage, seconds in zip(pipeline.stages, totals, strict=True):
             busy_s[stage.device] += seconds
         longest_s = max(longest_s, _makespan_s(costs, pipeline, totals))
@@ -71,7 +71,7 @@ def estimate_s(costs: PipelineCosts, plan: Plan) -> float:
     return max(longest_s, *busy_s.values()) + optimizer_s + _sync_s(costs, plan) + norm_s
 
 
-def _total_s(costs: PipelineCosts, pipeline: Pipeline, device: Device, start: int, stop: int) -> float:
+def total_s(costs: PipelineCosts, pipeline: Pipeline, device: Device, start: int, stop: int) -> float:
     """Seconds of forward and backward of all samples of a pipeline."""
     whole, rest = divmod(pipeline.num_samples, pipeline.microbatch_size)
     seconds = whole * costs.busy_s(device, start, stop, pipeline.microbatch_size)

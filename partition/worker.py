@@ -57,7 +57,6 @@ class Timing:
             if self.period_s > 0
             else ((1,) * len(self._stages))
         )
-        self.round_trip_s = sum(self.busy_s) + sum(hops)
         self.optimizer_s = max(
             costs.prices.optimizer_s(stage.device, range(stage.start, stage.stop)) for stage in stages
         )
@@ -145,11 +144,6 @@ class Timing:
     def _pace_s(self, num_microbatches: int) -> float:
         """Seconds of one more microbatch, as a mean of the last few."""
         return (self._exact_s(num_microbatches) - self._exact_s(num_microbatches - SPAN)) / SPAN
-
-    @cached_property
-    def steady_s(self) -> float:
-        """Seconds that one more microbatch takes when there are many."""
-        return max(each for _, each in self._lines)
 
     @cached_property
     def _lines(self) -> list[tuple[float, float]]:

@@ -119,5 +119,5 @@ def test_split_is_the_best_way_to_part_the_devices() -> None:
 
 def test_families_cover_all_last_microbatches() -> None:
     for size in range(1, 20):
-        ends = [end for _, least, most in families(size, whole_only=False) for end in range(least, most + 1)]
+        ends = [end for _, least, most in families(size) for end in range(least, most + 1)]
         assert sorted(ends) == list(range(1, size + 1))
