@@ -78,8 +78,8 @@ def device_memory(
 ) -> DeviceMemory:
     """Bytes of a device that holds these stages: the union of their layers once, activations of each.
 
-    The workspace is the largest of its layers, each for the microbatches that it gets, since one operation
-    runs at a time. Where a single stage has all microbatches in flight (GPipe), its activations are fewest
+    The workspace is that of the worst moment of its stages, since one operation runs at a time (see
+    `working_bytes`). Where a single stage has all microbatches in flight (GPipe), its activations are fewest
     when its gradients are all there and the other way round; then gradients and activations are those of the
     worse moment.
 
@@ -99,13 +99,25 @@ def device_memory(
         optimizer_bytes=trained * profile.optimizer_bytes_per_parameter_byte,
         saved_bytes=saved,
         boundary_bytes=sum(boundary for _, boundary in activations),
-        workspace_bytes=max((_workspace_bytes(profile, stage) for stage in stages), default=0.0),
+        workspace_bytes=max((_stage_working_bytes(profile, stage) for stage in stages), default=0.0),
     )
 
 
-def _workspace_bytes(profile: ModelProfile, stage: StageShape) -> float:
-    layers = profile.layers[stage.start : stage.stop]
-    return max((layer.workspace_at(stage.microbatch_size) for layer in layers), default=0.0)
+def working_bytes(profile: ModelProfile, start: int, samples: int) -> tuple[float, ...]:
+    """What a microbatch needs at its worst moment beyond all its saved bytes, by the stage's stop layer.
+
+    While a layer of [start, stop) works, forward or backward, its microbatch keeps nothing of the layers
+    after it: their saved bytes leave room for its workspace. Entry i is of stop = start + i, 0 of no layer.
+    """
+    most = [0.0]
+    for layer in profile.layers[start:]:
+        before = most[-1] - samples * layer.saved_bytes_per_sample
+        most.append(max(0.0, before, layer.workspace_at(samples)))
+    return tuple(most)
+
+
+def _stage_working_bytes(profile: ModelProfile, stage: StageShape) -> float:
+    return working_bytes(profile, stage.start, stage.microbatch_size)[stage.stop - stage.start]
 
 
 def _saved_after_first_backward(profile: ModelProfile, stage: StageShape) -> float:

@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from cost_model.cluster import Device
-from cost_model.memory import StageShape, device_memory
 from cost_model.profile import ModelProfile
 from partition.pipeline_costs import Layout, PipelineCosts
+from partition.tables import LayerBytes, working_table
 from partition.windows import TOLERANCE
 
 Floats = npt.NDArray[np.float64]
@@ -71,23 +71,10 @@ class StageBytes:
 
     @classmethod
     def of(cls, profile: ModelProfile, samples: int) -> "StageBytes":
-        """Sums over layers come from prefix sums; tied weights that would be counted twice are taken off."""
-        layers = range(profile.num_layers)
-        alone = [device_memory(profile, [StageShape(layer, layer + 1, 1, samples)]) for layer in layers]
-        trained = _between(np.cumsum([0.0, *(entry.gradient_bytes for entry in alone)]))
-        weights = _between(np.cumsum([0.0, *(entry.parameter_bytes for entry in alone)]))
-        workspace = np.zeros_like(trained)
-        for layer in layers:
-            home = profile.tied_home(layer)
-            if home != layer:
-                for table in (trained, weights):
-                    table[layer + 1 :, : home + 1] -= profile.tied_bytes(layer)
-            rest = [entry.workspace_bytes for entry in alone[layer:]]
-            workspace[layer + 1 :, layer] = np.maximum.accumulate(rest)
-        boundary = np.array([0.0, *(entry.output_bytes_per_sample for entry in profile.layers[:-1]), 0.0])
-        saved = _between(np.cumsum([0.0, *(entry.saved_bytes_per_sample for entry in profile.layers)]))
-        states = weights + trained * (1 + profile.optimizer_bytes_per_parameter_byte)
-        return cls(states + workspace, saved + boundary[:, None] + boundary[None, :], trained)
+        held = LayerBytes.of(profile)
+        states = held.weights + held.trained * (1 + profile.optimizer_bytes_per_parameter_byte)
+        fixed = states + working_table(profile, samples)
+        return cls(fixed.T, (held.saved + held.inputs + held.outputs).T, held.trained.T)
 
 
 def _between(prefix: Sequence[float] | Floats) -> Floats:

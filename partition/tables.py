@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cost_model.communication import Network
-from cost_model.memory import StageShape, device_memory
+from cost_model.memory import StageShape, device_memory, working_bytes
 from cost_model.pricing import Prices
 from cost_model.profile import ModelProfile
 from partition.classes import DeviceClasses
@@ -61,6 +61,14 @@ class LayerBytes:
             shape + outputs[:, None],
             shape + outputs[None, :],
         )
+
+
+def working_table(profile: ModelProfile, samples: int) -> Floats:
+    """`cost_model.memory.working_bytes` of layers [start, stop) by [start, stop]."""
+    table = np.zeros((profile.num_layers + 1, profile.num_layers + 1))
+    for start in range(profile.num_layers):
+        table[start, start:] = working_bytes(profile, start, samples)
+    return table
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,16 +224,8 @@ class SizeTables:
 
     @cached_property
     def workspace_bytes(self) -> Floats:
-        """The largest workspace of the layers, by [start, stop]."""
-        profile, layers = self.tables.problem.profile, range(self.tables.num_layers)
-        alone = [
-            device_memory(profile, [StageShape(layer, layer + 1, 0, self.samples)]).workspace_bytes
-            for layer in layers
-        ]
-        table = np.zeros_like(self.tables.bytes.weights)
-        for layer in layers:
-            table[layer, layer + 1 :] = np.maximum.accumulate(alone[layer:])
-        return table
+        """`working_bytes` by [start, stop]."""
+        return working_table(self.tables.problem.profile, self.samples)
 
     @property
     def _usable_bytes(self) -> Floats:

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from cost_model.errors import InfeasibleError
-from cost_model.memory import StageShape, device_memory, stage_activation_bytes, trained_bytes
+from cost_model.memory import StageShape, device_memory, stage_activation_bytes, trained_bytes, working_bytes
 from hetpipe.verifier import check_memory
 from small_case import plan_of, small_cluster, small_plan, small_profile
 
@@ -56,7 +56,7 @@ def test_in_flight_beyond_the_microbatches_costs_nothing():
     assert many.memory(small_profile(), "a/0") == few.memory(small_profile(), "a/0")
 
 
-def test_workspace_is_that_of_the_largest_layer_at_its_microbatch_size():
+def test_workspace_is_that_of_the_worst_layer_at_its_microbatch_size():
     profile = small_profile()
     curve = ((1, 4.0), (2, 6.0), (4, 30.0))
     layers = list(profile.layers)
@@ -67,12 +67,29 @@ def test_workspace_is_that_of_the_largest_layer_at_its_microbatch_size():
         shapes = [StageShape(start, stop, 1, size) for start, stop, size in stages]
         return device_memory(profile, shapes).workspace_bytes
 
-    # block0 has 5 at any size; 3 lies half way between 6 and 30, 6 another 12 a sample beyond
-    assert [workspace((1, 3, size)) for size in (1, 2, 3, 4, 6)] == [5, 6, 18, 30, 54]
+    # 3 lies half way between 6 and 30, 6 another 12 a sample beyond; block0's 5 comes when nothing is saved
+    # of block1 any more
+    assert [workspace((1, 3, size)) for size in (1, 2, 3, 4, 6)] == [4, 6, 18, 30, 54]
     assert workspace((1, 2, 4)) == 5
     # of two stages each has its own size
     assert workspace((1, 2, 4), (2, 3, 1)) == 5
     assert workspace((1, 2, 1), (2, 3, 4)) == 30
+
+
+def test_workspace_of_a_layer_has_the_room_of_what_later_layers_save():
+    profile = small_profile()
+    layers = list(profile.layers)
+    layers[1] = replace(layers[1], workspace_bytes=130.0)
+    profile = replace(profile, layers=tuple(layers))
+
+    # block0 works while nothing is saved of block1 (50 a sample): its 130 exceed that by 80, or by 30 of 2
+    assert working_bytes(profile, 1, 1)[:3] == (0.0, 130.0, 80.0)
+    assert working_bytes(profile, 1, 2)[:3] == (0.0, 130.0, 30.0)
+    need = device_memory(profile, [StageShape(1, 3, in_flight=3, microbatch_size=2)])
+    assert (need.saved_bytes, need.workspace_bytes) == (600, 30)
+    # with recompute too only one microbatch is saved whole, and it is the one that works
+    need = device_memory(profile, [StageShape(1, 3, 3, 2, recompute=True)])
+    assert (need.saved_bytes, need.workspace_bytes) == (60 + 200, 30)
 
 
 def test_missing_bytes_are_named():
