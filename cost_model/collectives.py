@@ -29,16 +29,14 @@ def ring_all_reduce(num_bytes: float, ranks: Sequence[Rank]) -> list[list[tuple[
     return [list(ring) for _ in range(2 * (num_ranks - 1))]
 
 
-def tree_all_reduce(
-    num_bytes: float, groups: Sequence[Sequence[Rank]]
-) -> list[list[tuple[Rank, Rank, float]]]:
-    """The messages of a reduction to the first rank and of the broadcast from it.
+def tree_reduce(num_bytes: float, groups: Sequence[Sequence[Rank]]) -> list[list[tuple[Rank, Rank, float]]]:
+    """The messages of a reduction to the first rank.
 
     A binomial tree (Thakur, Rabenseifner and Gropp, IJHPCA 2005, section 4) in each group, the ranks of a
-    node, then one over the first ranks of the groups; the broadcast goes the same ways back.
+    node, then one over the first ranks of the groups.
 
-    >>> tree_all_reduce(4.0, [[0, 1], [2]])
-    [[(1, 0, 4.0)], [(2, 0, 4.0)], [(0, 2, 4.0)], [(0, 1, 4.0)]]
+    >>> tree_reduce(4.0, [[0, 1], [2]])
+    [[(1, 0, 4.0)], [(2, 0, 4.0)]]
     """
     rounds: list[list[tuple[Rank, Rank, float]]] = []
     for ranks_of in (groups, [[group[0] for group in groups]]):
@@ -52,6 +50,23 @@ def tree_all_reduce(
                 ]
             )
             stride *= 2
-    for messages in reversed(rounds[:]):
-        rounds.append([(owner, giver, size) for giver, owner, size in messages])
     return rounds
+
+
+def tree_broadcast(
+    num_bytes: float, groups: Sequence[Sequence[Rank]]
+) -> list[list[tuple[Rank, Rank, float]]]:
+    """The messages of a broadcast from the first rank: the ways of `tree_reduce` back."""
+    rounds = reversed(tree_reduce(num_bytes, groups))
+    return [[(owner, giver, size) for giver, owner, size in messages] for messages in rounds]
+
+
+def tree_all_reduce(
+    num_bytes: float, groups: Sequence[Sequence[Rank]]
+) -> list[list[tuple[Rank, Rank, float]]]:
+    """The messages of a reduction to the first rank and of the broadcast from it.
+
+    >>> tree_all_reduce(4.0, [[0, 1], [2]])
+    [[(1, 0, 4.0)], [(2, 0, 4.0)], [(0, 2, 4.0)], [(0, 1, 4.0)]]
+    """
+    return tree_reduce(num_bytes, groups) + tree_broadcast(num_bytes, groups)

@@ -2,14 +2,20 @@
 so that what is predicted is what runs."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import add
 from typing import Protocol
 
 from cost_model.cluster import EMULATED, Cluster, Device, Link
-from cost_model.collectives import Collective, ring_all_reduce, tree_all_reduce
+from cost_model.collectives import (
+    Collective,
+    ring_all_reduce,
+    tree_all_reduce,
+    tree_broadcast,
+    tree_reduce,
+)
 from cost_model.measured_links import MeasuredAllReduce, slower
 from cost_model.resources import Resources
 
@@ -186,6 +192,29 @@ def all_reduce_due(
     else:
         return _messages_due(free_at, network, ring_all_reduce(num_bytes, names), names, begin)
     return dict(zip(names, due, strict=True))
+
+
+def reduce_due(
+    free_at: FreeAt, network: Network, num_bytes: float, ready_s: Mapping[str, float], root: str
+) -> dict[str, float]:
+    """Time at which a reduction by a tree is over for each device: at the root (a name) it has the sum.
+
+    As for `all_reduce_due` it begins when its last member is ready.
+    """
+    rounds = tree_reduce(num_bytes, network.by_node(_root_first(ready_s, root)))
+    return _messages_due(free_at, network, rounds, list(ready_s), max(ready_s.values()))
+
+
+def broadcast_due(
+    free_at: FreeAt, network: Network, num_bytes: float, ready_s: Mapping[str, float], root: str
+) -> dict[str, float]:
+    """Time at which each device has what the root (a name) broadcasts by a tree; see `reduce_due`."""
+    rounds = tree_broadcast(num_bytes, network.by_node(_root_first(ready_s, root)))
+    return _messages_due(free_at, network, rounds, list(ready_s), max(ready_s.values()))
+
+
+def _root_first(names: Iterable[str], root: str) -> list[str]:
+    return [root, *(name for name in names if name != root)]
 
 
 def _ring_routes(network: Network, names: Sequence[str]) -> list[Route]:

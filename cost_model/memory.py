@@ -49,6 +49,12 @@ def trained_bytes(profile: ModelProfile, layers: Iterable[int]) -> float:
     return sum(_own_bytes(profile, set(layers), unreached=False))
 
 
+def state_home_bytes(profile: ModelProfile, layers: Iterable[int]) -> float:
+    """Trained parameter bytes of layers whose optimizer states are kept once: tied ones with their home."""
+    entries = ((profile.layers[layer], profile.tied_bytes(layer)) for layer in layers)
+    return sum(entry.parameter_bytes - entry.unreached_bytes - tied for entry, tied in entries)
+
+
 def _own_bytes(profile: ModelProfile, layers: set[int], *, unreached: bool) -> Iterable[float]:
     for layer in layers:
         entry = profile.layers[layer]
@@ -74,7 +80,11 @@ def stage_activation_bytes(profile: ModelProfile, stage: StageShape) -> tuple[fl
 
 
 def device_memory(
-    profile: ModelProfile, stages: Iterable[StageShape], *, summed_bytes: float = 0.0
+    profile: ModelProfile,
+    stages: Iterable[StageShape],
+    *,
+    summed_bytes: float = 0.0,
+    stepped_bytes: float | None = None,
 ) -> DeviceMemory:
     """Bytes of a device that holds these stages: the union of their layers once, activations of each.
 
@@ -84,6 +94,7 @@ def device_memory(
     worse moment.
 
     summed_bytes: gradients that are there from the start of a step, since they are summed with other devices.
+    stepped_bytes: parameters whose optimizer states are here, where states are sharded; None for all trained.
     """
     stages = tuple(stages)
     layers = {layer for stage in stages for layer in range(stage.start, stage.stop)}
@@ -96,7 +107,8 @@ def device_memory(
     return DeviceMemory(
         parameter_bytes=sum(_own_bytes(profile, layers, unreached=True)),
         gradient_bytes=gradients,
-        optimizer_bytes=trained * profile.optimizer_bytes_per_parameter_byte,
+        optimizer_bytes=(trained if stepped_bytes is None else stepped_bytes)
+        * profile.optimizer_bytes_per_parameter_byte,
         saved_bytes=saved,
         boundary_bytes=sum(boundary for _, boundary in activations),
         workspace_bytes=max((_stage_working_bytes(profile, stage) for stage in stages), default=0.0),
@@ -107,11 +119,14 @@ def working_bytes(profile: ModelProfile, start: int, samples: int) -> tuple[floa
     """What a microbatch needs at its worst moment beyond all its saved bytes, by the stage's stop layer.
 
     While a layer of [start, stop) works, forward or backward, its microbatch keeps nothing of the layers
-    after it: their saved bytes leave room for its workspace. Entry i is of stop = start + i, 0 of no layer.
+    after them: their saved bytes leave room for its workspace. But the gradient of weights that a layer
+    shares with an earlier one of the stage is kept until the backward comes to that one, and both are added.
+    Entry i is of stop = start + i, 0 of no layer.
     """
     most = [0.0]
-    for layer in profile.layers[start:]:
-        before = most[-1] - samples * layer.saved_bytes_per_sample
+    for index, layer in enumerate(profile.layers[start:], start):
+        kept = profile.tied_bytes(index) if profile.tied_home(index) >= start else 0.0
+        before = most[-1] + kept - samples * layer.saved_bytes_per_sample
         most.append(max(0.0, before, layer.workspace_at(samples)))
     return tuple(most)
 

@@ -49,8 +49,11 @@ class Prices:
 
     def optimizer_s(self, device: Device, layers: Iterable[int]) -> float:
         """Seconds of the optimizer step for a set of layers on one device."""
-        per_byte = self.profile.kind(device.kind).optimizer_s_per_byte
-        return per_byte * trained_bytes(self.profile, layers) / device.speed
+        return self.update_s(device, trained_bytes(self.profile, layers))
+
+    def update_s(self, device: Device, num_bytes: float) -> float:
+        """Seconds of the optimizer step for so many parameter bytes."""
+        return self.profile.kind(device.kind).optimizer_s_per_byte * num_bytes / device.speed
 
     def boundary_bytes(self, layer: int, samples: int) -> float:
         """Bytes that travel from layer - 1 to layer, and back as gradients, for one microbatch."""

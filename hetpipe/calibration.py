@@ -8,7 +8,6 @@ from cost_model.cluster import EMULATED, Cluster, Link
 from cost_model.communication import Network
 from cost_model.errors import InputError
 from cost_model.measured_links import MeasuredLink
-from cost_model.memory import trained_bytes
 from cost_model.profile import KindProfile, LayerTimes, ModelProfile
 from hetpipe.instructions import Compute, Pass, Step
 from hetpipe.run_report import RunReport
@@ -90,7 +89,7 @@ def _optimizer_s_per_byte(
     for event in trace.events:
         if isinstance(event.instruction, Step):
             device = cluster.device(trace.device_names[event.rank])
-            held = trained_bytes(profile, plan.layers_of(device.name)) / device.speed
+            held = plan.stepped_bytes(profile, device.name) / device.speed
             seconds[device.kind] = seconds.get(device.kind, 0.0) + event.duration_s
             num_bytes[device.kind] = num_bytes.get(device.kind, 0.0) + held
     return {kind: total_s / num_bytes[kind] for kind, total_s in seconds.items() if num_bytes[kind] > 0}

@@ -1,10 +1,19 @@
 """Seconds and bytes of a program's instructions on a cluster: what the simulator charges, and what an
 emulated device takes."""
 
+from collections.abc import Iterable, Mapping
 from functools import cache
 
 from cost_model.cluster import Cluster
-from cost_model.communication import Network, Route
+from cost_model.communication import (
+    NORM_BYTES,
+    FreeAt,
+    Network,
+    Route,
+    all_reduce_due,
+    broadcast_due,
+    reduce_due,
+)
 from cost_model.pricing import Prices
 from cost_model.profile import ModelProfile
 from hetpipe.instructions import Compute, Pass, Program, Transfer
@@ -26,11 +35,6 @@ class ProgramCosts:
         self._seconds = cache(self._stage_seconds)
         self._route = cache(self._find_route)
         self._boundary_bytes = cache(self._message_bytes)
-        held: dict[str, set[int]] = {name: set() for name in self.device_names}
-        for pipeline in self._pipelines:
-            for stage in pipeline.stages:
-                held[stage.device].update(range(*stage.layers))
-        self._held = [tuple(sorted(held[name])) for name in self.device_names]
 
     def compute_s(self, rank: int, compute: Compute) -> float:
         samples = self._pipelines[compute.pipeline].microbatch_samples(compute.microbatch)
@@ -45,7 +49,8 @@ class ProgramCosts:
 
     def step_s(self, rank: int) -> float:
         """Seconds of the optimizer on a rank."""
-        return self._prices.optimizer_s(self._devices[rank], self._held[rank])
+        num_bytes = self.program.plan.stepped_bytes(self._profile, self.device_names[rank])
+        return self._prices.update_s(self._devices[rank], num_bytes)
 
     def route(self, transfer: Transfer) -> Route:
         """The way of a message from the stage of its SEND to the peer's."""
@@ -64,3 +69,32 @@ class ProgramCosts:
 
     def sync_bytes(self, bucket: int) -> float:
         return self.program.buckets[bucket].num_bytes(self._profile)
+
+    def sync_due(self, free_at: FreeAt, bucket: int, ready_s: Mapping[int, float]) -> dict[int, float]:
+        """When each rank's part in a bucket's SYNC is over, given when each owner was ready (by rank)."""
+        entry, num_bytes = self.program.buckets[bucket], self.sync_bytes(bucket)
+        ready = self._by_name(entry.ranks, ready_s)
+        if entry.state_owner is not None:
+            root = self.device_names[entry.state_owner]
+            due = reduce_due(free_at, self.network, num_bytes, ready, root)
+        else:
+            due = all_reduce_due(free_at, self.network, num_bytes, ready, entry.collective)
+        return {rank: due[self.device_names[rank]] for rank in entry.ranks}
+
+    def broadcast_due(self, free_at: FreeAt, bucket: int, ready_s: Mapping[int, float]) -> dict[int, float]:
+        """When each rank has a bucket's new parameters, given when each was ready for them (by rank)."""
+        entry = self.program.buckets[bucket]
+        assert entry.state_owner is not None
+        ready, root = self._by_name(entry.ranks, ready_s), self.device_names[entry.state_owner]
+        due = broadcast_due(free_at, self.network, self.sync_bytes(bucket), ready, root)
+        return {rank: due[self.device_names[rank]] for rank in entry.ranks}
+
+    def norm_due(self, free_at: FreeAt, ready_s: Mapping[int, float]) -> dict[int, float]:
+        """When each rank has the norm, given when each was ready for it (by rank)."""
+        ready = self._by_name(range(len(self.device_names)), ready_s)
+        due = all_reduce_due(free_at, self.network, NORM_BYTES, ready)
+        return {rank: due[name] for rank, name in enumerate(self.device_names)}
+
+    def _by_name(self, ranks: Iterable[int], ready_s: Mapping[int, float]) -> dict[str, float]:
+        """In order of rank, so that the messages are the same however the ranks arrive."""
+        return {self.device_names[rank]: ready_s[rank] for rank in ranks}

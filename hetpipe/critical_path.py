@@ -7,7 +7,7 @@ from enum import StrEnum
 from functools import cached_property
 
 from hetpipe.costs import ProgramCosts
-from hetpipe.instructions import Compute, Message, Norm, Step, Sync, Transfer, incoming
+from hetpipe.instructions import Broadcast, Compute, Message, Norm, Step, Sync, Transfer, incoming
 from hetpipe.trace import Event, Trace
 
 _ROUNDING = 1e-9  # of the makespan: shorter than this is no wait
@@ -23,6 +23,7 @@ class Cause(StrEnum):
     QUEUE = "queue"
     SYNC = "sync"
     NORM = "norm"
+    BROADCAST = "broadcast"
     OTHER = "other"
 
 
@@ -31,7 +32,7 @@ class PathSegment:
     """A part of the critical path, from start_s to end_s of the trace.
 
     where: the device that computes, the resource of the network that a message occupies or queues for, the
-    bucket of a sync.
+    bucket of a sync or broadcast.
     """
 
     cause: Cause
@@ -150,6 +151,8 @@ def _waits(
                 yield Cause.NORM.value, event.end_s - max(free, event.start_s)
             case Step():
                 yield Cause.OTHER.value, event.start_s - free
+            case Broadcast():
+                yield Cause.BROADCAST.value, event.end_s - free
             case _:
                 continue
         free = max(free, event.end_s)
@@ -252,8 +255,7 @@ class _Path:
         return _Queues(self._sends.values(), self._costs)
 
     def walk(self) -> tuple[PathSegment, ...]:
-        steps = [event for event in self._trace.events if isinstance(event.instruction, Step)]
-        step = max(steps, key=lambda event: event.end_s)
+        step = self._last_step()
         self._spend(Cause.OPTIMIZER, self._trace.device_names[step.rank], step.start_s)
         rank = step.rank
         if self._norms:
@@ -265,6 +267,20 @@ class _Path:
             self._walk_computes(rank)
         self._spend(Cause.OTHER, "", self._begin)
         return tuple(reversed(self._segments))
+
+    def _last_step(self) -> Event:
+        """The last STEP, or the one that held up the last broadcast."""
+        events = self._trace.events
+        steps = [event for event in events if isinstance(event.instruction, Step)]
+        broadcasts = [event for event in events if isinstance(event.instruction, Broadcast)]
+        last = max(broadcasts, key=lambda event: event.end_s, default=None)
+        if last is None:
+            return max(steps, key=lambda event: event.end_s)
+        assert isinstance(last.instruction, Broadcast)
+        members = [event for event in broadcasts if event.instruction == last.instruction]
+        late = max(members, key=lambda event: event.start_s)
+        self._spend(Cause.BROADCAST, str(last.instruction.bucket), late.start_s)
+        return next(event for event in steps if event.rank == late.rank)
 
     def _before_norm(self, rank: int) -> int:
         """The rank whose computation held up the sync that held up a rank's NORM, or the rank itself."""

@@ -14,8 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from cost_model.collectives import Collective
-from cost_model.communication import NORM_BYTES, all_reduce_due, reserve
+from cost_model.communication import reserve
 from hetpipe.costs import ProgramCosts
 from hetpipe.instructions import Direction, Program, Transfer
 
@@ -157,8 +156,9 @@ def sleep_until(when_s: float) -> None:
 class Board:
     """The table in shared memory on which the ranks of a host reserve emulated links and network cards.
 
-    Rows: when each resource is free; when each message of the step is due; per collective (buckets, then
-    NORM) and rank the step it joined in, when it was ready and when it is due. Owns the file's map.
+    Rows: when each resource is free; when each message of the step is due; per collective (SYNC of each
+    bucket, NORM, broadcast of each bucket) and rank the step it joined in, when it was ready and when it is
+    due. Owns the file's map.
     """
 
     def __init__(self, path: Path, costs: ProgramCosts) -> None:
@@ -173,7 +173,7 @@ class Board:
 
     @staticmethod
     def _shapes(costs: ProgramCosts, num_messages: int) -> list[tuple[int, ...]]:
-        collectives, ranks = len(costs.program.buckets) + 1, len(costs.program.ranks)
+        collectives, ranks = 2 * len(costs.program.buckets) + 1, len(costs.program.ranks)
         table = (collectives, ranks)
         return [(len(costs.network.resources),), (num_messages,), table, table, table]
 
@@ -213,23 +213,31 @@ class Board:
 
         The last to join reserves its messages, as in the simulator.
         """
-        program = self._costs.program
-        is_norm = collective == len(program.buckets)
-        members = range(len(program.ranks)) if is_norm else program.buckets[collective].ranks
+        count = len(self._costs.program.buckets)
+        members = self._members(collective)
         with self._lock():
             self._ready[collective, rank] = ready_s
             self._joined[collective, rank] = step + 1
             if any(self._joined[collective, member] != step + 1 for member in members):
                 return
-            num_bytes = NORM_BYTES if is_norm else self._costs.sync_bytes(collective)
-            way = Collective.RING if is_norm else program.buckets[collective].collective
-            names = program.device_names
-            ready = {names[member]: float(self._ready[collective, member]) for member in members}
+            ready = {member: float(self._ready[collective, member]) for member in members}
             free_at = self._free_at.tolist()
-            due = all_reduce_due(free_at, self._costs.network, num_bytes, ready, way)
+            if collective < count:
+                due = self._costs.sync_due(free_at, collective, ready)
+            elif collective == count:
+                due = self._costs.norm_due(free_at, ready)
+            else:
+                due = self._costs.broadcast_due(free_at, collective - count - 1, ready)
             self._free_at[:] = free_at
-            for member in members:
-                self._collective_due[collective, member] = due[names[member]]
+            for member, end in due.items():
+                self._collective_due[collective, member] = end
+
+    def _members(self, collective: int) -> Sequence[int]:
+        program = self._costs.program
+        count = len(program.buckets)
+        if collective == count:
+            return range(len(program.ranks))
+        return program.buckets[collective % (count + 1)].ranks
 
     def collective_due_s(self, collective: int, rank: int) -> float:
         """When a rank has the sum; the real collective must be over, which proves that all have joined."""

@@ -12,6 +12,7 @@ from hetpipe.costs import ProgramCosts
 from hetpipe.emulation import Board, Pace
 from hetpipe.gradient_sync import GradientSync
 from hetpipe.instructions import (
+    Broadcast,
     Compute,
     Direction,
     Instruction,
@@ -123,8 +124,11 @@ class Executor:
                     end = self._pace.now_s
                 case Step():
                     begin, end = self._update(totals, learning_rate, clip_norm)
+                case Broadcast():
+                    end = self._start_broadcast(entry, step)
             if not (isinstance(entry, Transfer) and entry.direction is Direction.RECV):
                 events.append(Event(self._rank, entry, begin - start_s, end - start_s))
+        self._finish_broadcasts()
         end_s = time.monotonic()
         self._transport.finish()
         for index, event in enumerate(events):
@@ -190,6 +194,18 @@ class Executor:
             self._board.join(entry.bucket, self._rank, step, self._pace.now_s)
         self._sync.start(entry.bucket)
         return self._pace.now_s
+
+    def _start_broadcast(self, entry: Broadcast, step: int) -> float:
+        if self._board is not None:
+            self._board.join(self._norm + 1 + entry.bucket, self._rank, step, self._pace.now_s)
+        self._sync.start_broadcast(entry.bucket)
+        return self._pace.now_s
+
+    def _finish_broadcasts(self) -> None:
+        for bucket in self._sync.finish_broadcasts():
+            due_s = self._board.collective_due_s(self._norm + 1 + bucket, self._rank) if self._board else 0.0
+            self._sync_ends[Broadcast(bucket)] = due_s or self._pace.wait(0.0)
+            self._pace.wait(due_s)
 
     def _norm_of_all(self, step: int) -> Tensor:
         """[sum of squares, number of ranks with a non-finite one, loss] over all ranks: float64."""

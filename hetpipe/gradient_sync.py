@@ -23,7 +23,7 @@ class GradientSync:
             ranks: None if ranks == everyone else dist.new_group(list(ranks))
             for ranks in sorted({bucket.ranks for bucket in program.buckets})
         }
-        self._program = program
+        self._program, self._rank = program, rank
         self._groups = [groups[bucket.ranks] for bucket in program.buckets]
         # NOTE: gloo matches collectives by their order in a group, and when a reduction is over, so that its
         # broadcast may begin, differs from rank to rank: each bucket's broadcasts have a group of their own
@@ -45,14 +45,16 @@ class GradientSync:
 
     def attach(self) -> None:
         """Before a step: gradients of zero, in the buckets' buffers."""
-        for buffer, members in zip(self._buffers, self._members, strict=True):
+        for bucket, buffer in enumerate(self._buffers):
             buffer.zero_()
-            parts = torch.split(buffer, [value.numel() for value in members]) if members else ()
-            for value, part in zip(members, parts, strict=True):
-                value.grad = part.view_as(value)
+            for value, part in self._parts(bucket):
+                value.grad = part
 
     def start(self, bucket: int) -> None:
-        """Begin to sum the bucket's gradients over its owners."""
+        """Begin to sum the bucket's gradients over its owners, or for the owner of its states only."""
+        if self._program.buckets[bucket].state_owner is not None:
+            self._under_way[bucket] = self._reduce(bucket).wait
+            return
         if self._program.buckets[bucket].collective is Collective.TREE:
             self._under_way[bucket] = self._start_tree(bucket)
             return
@@ -66,9 +68,7 @@ class GradientSync:
         A reduction leaves partial sums at the others, which the broadcast writes over.
         """
         buffer, group = self._buffers[bucket], self._groups[bucket]
-        owner = self._program.buckets[bucket].ranks[0]
-        reduction = dist.reduce(buffer, dst=owner, group=group, async_op=True)
-        assert reduction is not None
+        reduction = self._reduce(bucket)
         if buffer.is_cuda:  # NCCL runs the collectives of a group one after another
             return self._broadcast(bucket, group).wait
         later = self._broadcast_groups[bucket]
@@ -80,11 +80,46 @@ class GradientSync:
         begun: Future[dist.Work] = reduction.get_future().then(go_on)
         return lambda: begun.wait().wait()
 
+    def _reduce(self, bucket: int) -> dist.Work:
+        owner, buffer = self._program.buckets[bucket].root, self._buffers[bucket]
+        work: dist.Work | None = dist.reduce(buffer, dst=owner, group=self._groups[bucket], async_op=True)
+        assert work is not None
+        return work
+
     def _broadcast(self, bucket: int, group: dist.ProcessGroup | None) -> dist.Work:
-        owner = self._program.buckets[bucket].ranks[0]
+        owner = self._program.buckets[bucket].root
         work: dist.Work | None = dist.broadcast(self._buffers[bucket], src=owner, group=group, async_op=True)
         assert work is not None
         return work
+
+    @torch.no_grad()
+    def start_broadcast(self, bucket: int) -> None:
+        """Begin to spread the bucket's new parameters from the owner of its states.
+
+        They travel in the buffer of the gradients, which nobody needs any more.
+        """
+        if self._program.buckets[bucket].state_owner == self._rank:
+            for value, part in self._parts(bucket):
+                part.copy_(value)
+        self._under_way[bucket] = self._broadcast(bucket, self._groups[bucket]).wait
+
+    @torch.no_grad()
+    def finish_broadcasts(self) -> list[int]:
+        """Wait for all that were started, and take the parameters; gives their buckets."""
+        done = self.finish()
+        for bucket in done:
+            if self._program.buckets[bucket].state_owner != self._rank:
+                for value, part in self._parts(bucket):
+                    value.copy_(part)
+        return done
+
+    def _parts(self, bucket: int) -> list[tuple[nn.Parameter, Tensor]]:
+        """The bucket's parameters, each with its place in the buffer."""
+        members = self._members[bucket]
+        if not members:
+            return []
+        parts = torch.split(self._buffers[bucket], [value.numel() for value in members])
+        return [(value, part.view_as(value)) for value, part in zip(members, parts, strict=True)]
 
     def finish(self) -> list[int]:
         """Wait for all that were started; gives their buckets."""
@@ -113,8 +148,15 @@ def bucket_names(program: Program, bucket: int, chain: ChainModel) -> list[str]:
 
 
 def counted_names(program: Program, rank: int, chain: ChainModel) -> set[str]:
-    """Names of the parameters whose lowest owner is this rank."""
+    """Names of the parameters that count in this rank's norm: those whose states it has, where states are
+    sharded, else those whose lowest owner it is."""
     owners: dict[str, int] = {}
+    if program.plan.state_owners is not None:
+        ranks = {name: owner for owner, name in enumerate(program.device_names)}
+        for layer in reversed(range(chain.num_layers)):  # a tied parameter goes with its home, the first
+            state_owner = ranks[program.plan.state_owners[layer]]
+            owners.update({info.name: state_owner for info in chain.parameters(layer)})
+        return {name for name, owner in owners.items() if owner == rank}
     for owner in reversed(range(len(program.ranks))):
         for layer in program.plan.layers_of(program.device_names[owner]):
             owners.update({info.name: owner for info in chain.parameters(layer)})

@@ -108,7 +108,17 @@ class Step:
         return "STEP"
 
 
-Instruction = Compute | Transfer | Sync | Norm | Step
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """Start to spread a bucket's new parameters from the owner of its states; over when the step is."""
+
+    bucket: int
+
+    def __str__(self) -> str:
+        return f"BCAST{self.bucket}"
+
+
+Instruction = Compute | Transfer | Sync | Norm | Step | Broadcast
 Message = tuple[Pass, int, int, int]
 """(op, pipeline, boundary, microbatch) of what crosses between two stages."""
 
@@ -123,16 +133,26 @@ class Bucket:
 
     tied: only the parameters that layers[0] shares with the later ones of layers; otherwise all parameters
     of the layers but tied ones. collective: the tree reduces to the first of ranks, which broadcasts.
+    state_owner: the one of ranks that has the optimizer states, where they are sharded: gradients are only
+    reduced to it, and it broadcasts the new parameters.
     """
 
     layers: tuple[int, ...]
     ranks: tuple[int, ...]
     tied: bool = False
     collective: Collective = Collective.RING
+    state_owner: int | None = None
+
+    @property
+    def root(self) -> int:
+        """The rank to which a tree reduces."""
+        return self.ranks[0] if self.state_owner is None else self.state_owner
 
     def __str__(self) -> str:
         ranks, layers = ",".join(map(str, self.ranks)), ",".join(map(str, self.layers))
         marks = (" tied" if self.tied else "") + (" tree" if self.collective is Collective.TREE else "")
+        if self.state_owner is not None:
+            marks += f" owner={self.state_owner}"
         return f"ranks={ranks} layers={layers}{marks}"
 
     def num_bytes(self, profile: ModelProfile) -> float:
@@ -225,7 +245,7 @@ def outgoing(compute: Compute, num_stages: int) -> Message | None:
 
 
 _WORD = re.compile(r"(?:(\d+):)?(\d+)(?:(SEND|RECV)_)?([FB])(\d+)")
-_BUCKET = re.compile(r"bucket \d+: ranks=([\d,]+) layers=([\d,]+)( tied)?( tree)?")
+_BUCKET = re.compile(r"bucket \d+: ranks=([\d,]+) layers=([\d,]+)( tied)?( tree)?(?: owner=(\d+))?")
 
 
 def parse_instruction(word: str) -> Instruction:
@@ -242,6 +262,8 @@ def parse_instruction(word: str) -> Instruction:
         return Step()
     if word.startswith("SYNC") and word[4:].isdigit():
         return Sync(int(word[4:]))
+    if word.startswith("BCAST") and word[5:].isdigit():
+        return Broadcast(int(word[5:]))
     match = _WORD.fullmatch(word)
     if match is None:
         raise InputError(f"{word!r} is no instruction; they look like 0F3, 1SEND_B2, SYNC0, NORM, STEP")
@@ -281,4 +303,5 @@ def _parse_bucket(line: str) -> Bucket:
         )
     ranks, layers = (tuple(map(int, group.split(","))) for group in match.groups()[:2])
     collective = Collective.RING if match[4] is None else Collective.TREE
-    return Bucket(layers, ranks, tied=match[3] is not None, collective=collective)
+    owner = None if match[5] is None else int(match[5])
+    return Bucket(layers, ranks, tied=match[3] is not None, collective=collective, state_owner=owner)

@@ -10,6 +10,7 @@ from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
 from hetpipe.costs import ProgramCosts
 from hetpipe.instructions import (
+    Broadcast,
     Bucket,
     Compute,
     Direction,
@@ -27,6 +28,7 @@ from hetpipe.instructions import (
 from hetpipe.list_schedule import last_backward_s, list_schedule
 from hetpipe.schedules import one_f_one_b
 from partition.plan import Plan
+from partition.sharding import with_state_owners
 
 RECEIVE_AHEAD = 1
 """A receive is posted this many computations before the one that waits for it, or earlier: an edge between
@@ -41,10 +43,12 @@ def lower(plan: Plan, profile: ModelProfile, cluster: Cluster | None = None) -> 
     cluster: decides by which collective each bucket is summed, all by rings without it. Where a device serves
     several stages, its seconds decide their order (`list_schedule`).
 
-    Raises: InputError if states are sharded (not yet), or a device is shared and no cluster is given.
+    Raises: InputError if a device is shared, or it is open who has the states, and no cluster is given.
     """
-    if plan.zero:
-        raise InputError(f"zero is {plan.zero}; sharded optimizer states are not supported yet, write 0")
+    if plan.zero and plan.state_owners is None:
+        if cluster is None:
+            raise InputError("the plan leaves open who has the optimizer states; give the cluster")
+        plan = with_state_owners(plan, profile, cluster)
     buckets = gradient_buckets(plan, profile)
     if cluster is not None:
         buckets = with_collectives(plan, buckets, profile, cluster)
@@ -63,7 +67,8 @@ def lower(plan: Plan, profile: ModelProfile, cluster: Cluster | None = None) -> 
     program = Program(plan, buckets, ())
     lists = _with_messages(program, orders)
     syncs = sync_points(program, orders)
-    return Program(plan, buckets, tuple(map(_with_syncs, lists, syncs)))
+    broadcasts = [parameter_broadcasts(program, rank) for rank in range(len(orders))]
+    return Program(plan, buckets, tuple(map(_with_syncs, lists, syncs, broadcasts)))
 
 
 def _one_f_one_b(plan: Plan, pipeline: int, stage: int) -> Order:
@@ -148,10 +153,19 @@ def sync_points(program: Program, orders: Sequence[Iterable[Instruction]]) -> li
     return points
 
 
+def parameter_broadcasts(program: Program, rank: int) -> tuple[Broadcast, ...]:
+    """The broadcasts in which a rank takes part, in order of the buckets."""
+    return tuple(
+        Broadcast(index)
+        for index, bucket in enumerate(program.buckets)
+        if bucket.state_owner is not None and rank in bucket.ranks
+    )
+
+
 def _with_syncs(
-    instructions: Iterable[Instruction], after: dict[Compute, list[Sync]]
+    instructions: Iterable[Instruction], after: dict[Compute, list[Sync]], broadcasts: Iterable[Broadcast]
 ) -> tuple[Instruction, ...]:
-    """A rank's list with its SYNCs, each after the sends of its last backward, then NORM and STEP."""
+    """A rank's list with its SYNCs, each after the sends of its last backward; NORM, STEP, broadcasts."""
     result: list[Instruction] = []
     due: list[Sync] = []
     for entry in instructions:
@@ -161,7 +175,7 @@ def _with_syncs(
         result.append(entry)
         if isinstance(entry, Compute) and entry in after:
             due = after[entry]
-    return (*result, *due, Norm(), Step())
+    return (*result, *due, Norm(), Step(), *broadcasts)
 
 
 def _as_they_end(
@@ -178,7 +192,8 @@ def _as_they_end(
 def gradient_buckets(plan: Plan, profile: ModelProfile) -> tuple[Bucket, ...]:
     """Neighbouring layers with the same owners form a bucket; tied weights are one more each.
 
-    In one global order, the layers whose backward ends first at the front; only buckets of several owners.
+    Where optimizer states are sharded, only layers whose states are on one device go together. In one global
+    order, the layers whose backward ends first at the front; only buckets of several owners.
     """
     rank_of = {name: rank for rank, name in enumerate(plan.device_names)}
     holders: list[set[int]] = [set() for _ in range(profile.num_layers)]
@@ -190,16 +205,22 @@ def gradient_buckets(plan: Plan, profile: ModelProfile) -> tuple[Bucket, ...]:
     def owners(*layers: int) -> tuple[int, ...]:
         return tuple(sorted(set().union(*(holders[layer] for layer in layers))))
 
+    states = plan.state_owners
+
+    def bucket_of(layers: tuple[int, ...], ranks: tuple[int, ...], *, tied: bool = False) -> Bucket:
+        return Bucket(layers, ranks, tied, state_owner=None if states is None else rank_of[states[layers[0]]])
+
     tied = [layer for layer in range(profile.num_layers) if profile.tied_home(layer) != layer]
-    buckets = [
-        Bucket((home, *(layer for layer in tied if profile.tied_home(layer) == home)), (), tied=True)
+    groups = [
+        (home, *(layer for layer in tied if profile.tied_home(layer) == home))
         for home in sorted({profile.tied_home(layer) for layer in tied})
     ]
-    buckets = [Bucket(bucket.layers, owners(*bucket.layers), tied=True) for bucket in buckets]
+    buckets = [bucket_of(layers, owners(*layers), tied=True) for layers in groups]
     start = 0
     for stop in range(1, profile.num_layers + 1):
-        if stop == profile.num_layers or holders[stop] != holders[start]:
-            buckets.append(Bucket(tuple(range(start, stop)), owners(start)))
+        last = stop == profile.num_layers
+        if last or holders[stop] != holders[start] or (states and states[stop] != states[start]):
+            buckets.append(bucket_of(tuple(range(start, stop)), owners(start)))
             start = stop
     several = [bucket for bucket in buckets if len(bucket.ranks) > 1]
     return tuple(sorted(several, key=lambda bucket: (-bucket.layers[0], bucket.tied)))
@@ -213,6 +234,8 @@ def with_collectives(
     names = plan.device_names
 
     def collective(bucket: Bucket) -> Collective:
+        if bucket.state_owner is not None:
+            return bucket.collective  # reduced to the owner, whatever is cheaper
         return cheaper_collective(network, bucket.num_bytes(profile), [names[rank] for rank in bucket.ranks])
 
     return tuple(replace(bucket, collective=collective(bucket)) for bucket in buckets)

@@ -98,7 +98,10 @@ class _Run:
         trained = {name: value for name, value in model.owned_parameters().items() if name in reached}
         for name, value in model.owned_parameters().items():
             value.requires_grad_(name in reached)
-        optimizer = Optimizer(trained, counted_names(program, rank, task.chain), settings.weight_decay)
+        counted = counted_names(program, rank, task.chain)
+        sharded = program.plan.state_owners is not None
+        stepped = {name: value for name, value in trained.items() if name in counted or not sharded}
+        optimizer = Optimizer(stepped, counted, settings.weight_decay)
         board = Board(Path(board_path), costs) if board_path is not None else None
         executor = Executor(
             costs,

@@ -122,6 +122,8 @@ def _header(plan: Plan, profile: ModelProfile, cluster: Cluster) -> str:
         for (size, number), group in groupby(shapes)
     ]
     text = f"{plan.strategy}: {plan.model}, {plan.global_batch_size} samples a step, {', '.join(parts)}"
+    if plan.zero:
+        text += ", optimizer states sharded (ZeRO-1)"
     if plan.predicted is None:
         return text
     kinds = {cluster.device(name).kind for name in plan.device_names}

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: every rank writes the layers it is the lowest owner of, any plan reads them."""
+"""Checkpoints of a run: of each layer's owners one writes it, any plan reads them."""
 
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from hetpipe.settings import Settings
 from hetpipe.skeleton import LayerModel
 from hetpipe.splitting import ChainModel
 from hetpipe.task import TrainingTask
+from partition.plan import Plan
 
 
 def home_layers(chain: ChainModel) -> dict[str, int]:
@@ -41,9 +42,7 @@ def save_checkpoint(
     target = _broadcast(str(checkpoint.begin(folder.checkpoints, step)) if rank == 0 else "")
     files: dict[int, checkpoint.LayerFile] = {}
     names = program.device_names
-    for layer in program.plan.layers_of(names[rank]):
-        if any(layer in program.plan.layers_of(lower) for lower in names[:rank]):
-            continue
+    for layer in _written_by(program.plan, names[rank]):
         tensors = {}
         for name, value in model.parameters_of(layer).items():
             if homes[name] == layer:
@@ -67,6 +66,15 @@ def save_checkpoint(
         vocabulary = folder.vocabulary if folder.vocabulary.exists() else None
         checkpoint.commit(Path(target), manifest, vocabulary)
     _broadcast("committed")
+
+
+def _written_by(plan: Plan, device: str) -> list[int]:
+    """The layers that a device writes: those whose states it has, or of which it is the lowest owner."""
+    held = plan.layers_of(device)
+    if plan.state_owners is not None:
+        return [layer for layer in held if plan.state_owners[layer] == device]
+    lower = plan.device_names[: plan.device_names.index(device)]
+    return [layer for layer in held if not any(layer in plan.layers_of(name) for name in lower)]
 
 
 def check_checkpoint(manifest: checkpoint.Manifest, settings: Settings, source: Path) -> None:

@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 from itertools import chain
 from operator import attrgetter
 
-from cost_model.communication import NORM_BYTES, FreeAt, all_reduce_due, idle, reserve
+from cost_model.communication import FreeAt, idle, reserve
 from cost_model.errors import InputError
 from hetpipe.costs import ProgramCosts
 from hetpipe.instructions import (
+    Broadcast,
     Compute,
     Direction,
     Instruction,
@@ -45,10 +46,11 @@ class _Simulation:
     position: list[int] = field(init=False)
     free_at: FreeAt = field(default_factory=idle)
     due: dict[Message, float] = field(default_factory=dict)
-    sync_ready: list[dict[str, float]] = field(init=False)
-    sync_due: list[dict[str, float]] = field(init=False)
-    norm_ready: dict[str, float] = field(default_factory=dict)
-    norm_due: dict[str, float] = field(default_factory=dict)
+    sync_ready: list[dict[int, float]] = field(init=False)
+    sync_due: list[dict[int, float]] = field(init=False)
+    broadcast_ready: list[dict[int, float]] = field(init=False)
+    norm_ready: dict[int, float] = field(default_factory=dict)
+    norm_due: dict[int, float] = field(default_factory=dict)
     parked: dict[object, list[int]] = field(default_factory=dict)
     queue: list[tuple[float, int]] = field(init=False)
     events: list[list[Event]] = field(init=False)
@@ -63,6 +65,7 @@ class _Simulation:
         self.position = [0] * count
         self.sync_ready = [{} for _ in program.buckets]
         self.sync_due = [{} for _ in program.buckets]
+        self.broadcast_ready = [{} for _ in program.buckets]
         self.queue = [(0.0, rank) for rank in range(count)]
         self.events = [[] for _ in range(count)]
         self.buckets_of = [[] for _ in range(count)]
@@ -117,6 +120,9 @@ class _Simulation:
             case Step():
                 self._record(rank, instruction, self.clock[rank], self.costs.step_s(rank))
                 return None
+            case Broadcast():
+                self._broadcast(rank, instruction)
+                return None
 
     def _record(self, rank: int, instruction: Instruction, start: float, duration: float) -> None:
         self.clock[rank] = start + duration
@@ -145,38 +151,38 @@ class _Simulation:
         self._wake(message)
 
     def _sync(self, rank: int, sync: Sync) -> None:
-        names = self.costs.device_names
-        bucket = self.costs.program.buckets[sync.bucket]
         ready = self.sync_ready[sync.bucket]
-        ready[names[rank]] = self.clock[rank]
-        if len(ready) < len(bucket.ranks):
+        ready[rank] = self.clock[rank]
+        if len(ready) < len(self.costs.program.buckets[sync.bucket].ranks):
             return
-        num_bytes = self.costs.sync_bytes(sync.bucket)
-        # in order of rank, so that the messages are the same however the ranks arrive
-        in_order = {names[member]: ready[names[member]] for member in bucket.ranks}
-        due = all_reduce_due(self.free_at, self.costs.network, num_bytes, in_order, bucket.collective)
+        due = self.costs.sync_due(self.free_at, sync.bucket, ready)
         self.sync_due[sync.bucket] = due
-        for member in bucket.ranks:
-            self.events[member].append(Event(member, sync, ready[names[member]], due[names[member]]))
+        for member, end in due.items():
+            self.events[member].append(Event(member, sync, ready[member], end))
         self._wake(sync)
 
+    def _broadcast(self, rank: int, broadcast: Broadcast) -> None:
+        ready = self.broadcast_ready[broadcast.bucket]
+        ready[rank] = self.clock[rank]
+        if len(ready) == len(self.costs.program.buckets[broadcast.bucket].ranks):
+            due = self.costs.broadcast_due(self.free_at, broadcast.bucket, ready)
+            for member, end in due.items():
+                self.events[member].append(Event(member, broadcast, ready[member], end))
+
     def _norm(self, rank: int) -> object | None:
-        names = self.costs.device_names
-        name = names[rank]
-        if name in self.norm_due:
-            ready = self.norm_ready[name]
-            self._record(rank, Norm(), ready, self.norm_due[name] - ready)
+        if rank in self.norm_due:
+            ready = self.norm_ready[rank]
+            self._record(rank, Norm(), ready, self.norm_due[rank] - ready)
             return None
         ready = self.clock[rank]
         for index in self.buckets_of[rank]:
             if not self.sync_due[index]:
                 return Sync(index)
-            ready = max(ready, self.sync_due[index][name])
-        self.norm_ready[name] = ready
-        if len(self.norm_ready) < len(names):
+            ready = max(ready, self.sync_due[index][rank])
+        self.norm_ready[rank] = ready
+        if len(self.norm_ready) < len(self.costs.device_names):
             return Norm()
-        in_order = {entry: self.norm_ready[entry] for entry in names}
-        self.norm_due = all_reduce_due(self.free_at, self.costs.network, NORM_BYTES, in_order)
+        self.norm_due = self.costs.norm_due(self.free_at, self.norm_ready)
         self._wake(Norm())
-        self._record(rank, Norm(), ready, self.norm_due[name] - ready)
+        self._record(rank, Norm(), ready, self.norm_due[rank] - ready)
         return None

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hetpipe.instructions import Compute, Instruction, Norm, Pass, Step, Sync, Transfer
+from hetpipe.instructions import Broadcast, Compute, Instruction, Norm, Pass, Step, Sync, Transfer
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Event:
 class Trace:
     """The events of one step on all ranks, in order of rank and start.
 
-    Computations and STEP occupy the device; a transfer lasts from its send to its arrival.
+    Computations and STEP occupy the device; a transfer or broadcast lasts from its start to its arrival.
     """
 
     device_names: tuple[str, ...]
@@ -42,9 +42,9 @@ class Trace:
 
     @property
     def makespan_s(self) -> float:
-        """First start of any rank to the end of the last STEP."""
+        """First start of any rank to the end of the last STEP, and of the broadcasts after it."""
         starts = [event.start_s for event in self.events]
-        ends = [event.end_s for event in self.events if isinstance(event.instruction, Step)]
+        ends = [event.end_s for event in self.events if isinstance(event.instruction, Step | Broadcast)]
         return max(ends) - min(starts)
 
     def busy_s(self, rank: int) -> float:
@@ -69,7 +69,14 @@ class Trace:
         return dict(sorted(busy.items()))
 
 
-_CATEGORY = {Compute: "compute", Transfer: "transfer", Sync: "sync", Norm: "norm", Step: "optimizer"}
+_CATEGORY = {
+    Compute: "compute",
+    Transfer: "transfer",
+    Sync: "sync",
+    Norm: "norm",
+    Step: "optimizer",
+    Broadcast: "broadcast",
+}
 _COLOURS = {Pass.FORWARD: "thread_state_running", Pass.BACKWARD: "rail_response"}
 
 
@@ -92,7 +99,7 @@ def _process(pid: int, name: str, trace: Trace) -> Iterable[dict[str, Any]]:
             }
     for event in trace.events:
         instruction = event.instruction
-        messages = isinstance(instruction, Transfer | Sync)
+        messages = isinstance(instruction, Transfer | Sync | Broadcast)
         entry: dict[str, Any] = {
             "ph": "X",
             "pid": pid,

@@ -97,7 +97,7 @@ def prepare(
             prepare_data(folder, settings, vocabulary)
         folder.write(folder.cluster, cluster_text)
         folder.write(folder.profile, profile_text(profile))
-        folder.write(folder.plan, plan_text(plan))
+        folder.write(folder.plan, plan_text(program.plan))
         folder.write(folder.program, program.text)
         folder.write(folder.config, settings_text(settings))
     except BaseException:

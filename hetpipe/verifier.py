@@ -7,6 +7,7 @@ from cost_model.cluster import Cluster
 from cost_model.errors import InfeasibleError, InputError
 from cost_model.profile import ModelProfile
 from hetpipe.instructions import (
+    Broadcast,
     Compute,
     Direction,
     Norm,
@@ -18,7 +19,7 @@ from hetpipe.instructions import (
     incoming,
     outgoing,
 )
-from hetpipe.lowering import sync_points
+from hetpipe.lowering import parameter_broadcasts, sync_points
 from partition.plan import Plan, check_plan
 
 
@@ -82,12 +83,14 @@ def verify_order(program: Program) -> None:
     """No deadlock: run all lists, a computation only after its message was sent; then SYNC, NORM, STEP."""
     for rank, instructions in enumerate(program.ranks):
         syncs = [index for index, bucket in enumerate(program.buckets) if rank in bucket.ranks]
-        tail = [entry for entry in instructions if isinstance(entry, Sync | Norm | Step)]
-        if tail != [*map(Sync, syncs), Norm(), Step()]:
+        tail = [entry for entry in instructions if isinstance(entry, Sync | Norm | Step | Broadcast)]
+        broadcasts = parameter_broadcasts(program, rank)
+        if tail != [*map(Sync, syncs), Norm(), Step(), *broadcasts]:
             raise InputError(
-                f"rank {rank} ends in {' '.join(map(str, tail))}; SYNCs in order, NORM, STEP belong there"
+                f"rank {rank} ends in {' '.join(map(str, tail))}; SYNCs in order, NORM, STEP, and broadcasts "
+                "in order of what is sharded belong there"
             )
-        if not isinstance(instructions[-2], Norm):
+        if not isinstance(instructions[-2 - len(broadcasts)], Norm):
             raise InputError(f"rank {rank} goes on after its NORM")
     _verify_syncs(program)
     sent: set[object] = set()

@@ -5,12 +5,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from cost_model.errors import InfeasibleError
+from partition.bounds import fractional_bound_s
 from partition.forcing import forced_plans
 from partition.pipeline_costs import PipelineCosts
 from partition.pipeline_search import Found, PipelineSearch
 from partition.plan import Plan
 from partition.problem import Evaluate, Forced, Problem
 from partition.search import AUTO, least_shortfall, search_chains
+from partition.sharding import sharded_plans, unsharded
 from partition.shared_devices import memory_binds, shared_plans
 from partition.strategies import BASELINES, Strategy, TooManyStagesError
 from partition.sync_costs import SyncCosts
@@ -23,6 +25,8 @@ NUM_CHAINS = 16
 MUCH_SYNC = 0.03  # of the step: from here on fewer pipelines are tried too
 INSTRUCTIONS = 60_000  # that the verdict may simulate of each source beyond its first plans
 OUR_OWN = 3
+MOST_SHARDED = 12  # devices up to which sharded states are searched for, where they are not needed
+LEAST_GAIN = 0.02  # relative, that they must promise
 HEAVY = 60_000  # instructions of a plan beyond which only the best by estimate is simulated
 
 
@@ -47,6 +51,8 @@ def auto(problem: Problem, evaluate: Evaluate | None = None, *, search: Pipeline
         ceiling_s = verdict(best)[0] if best else math.inf
         best = _best(shared_plans(problem, costs, best, ceiling_s), verdict, costs, OUR_OWN, best)
     best = _best(list(_baselines(problem, evaluate)), verdict, costs, len(BASELINES), best)
+    if best is None or memory_binds(problem, costs):
+        best = _best(list(_sharded(problem, best, verdict)), verdict, costs, OUR_OWN, best)
     if best is None:
         raise least_shortfall(problem)
     return dataclasses.replace(best, strategy=AUTO)
@@ -77,6 +83,20 @@ def _ours(problem: Problem, search: PipelineSearch, costs: PipelineCosts) -> Ite
     if len(problem.cluster.devices) <= FEW_DEVICES:
         for chain in search_chains(problem).plans[:NUM_CHAINS]:
             yield from variants(costs, chain)
+
+
+def _sharded(problem: Problem, best: Plan | None, verdict: Verdict) -> Iterator[Plan]:
+    """Plans with sharded optimizer states, where they could be faster than the best so far."""
+    if best is not None:
+        least_s = fractional_bound_s(unsharded(problem, 0.0))
+        if len(problem.cluster.devices) > MOST_SHARDED or least_s * (1 + LEAST_GAIN) > verdict(best)[0]:
+            return
+
+    def plans_of(smaller: Problem) -> Iterator[Plan]:
+        return _ours(smaller, PipelineSearch(smaller), PipelineCosts(smaller))
+
+    costs = PipelineCosts(problem)
+    yield from sorted(sharded_plans(problem, plans_of), key=lambda plan: estimate_s(costs, plan))
 
 
 def _fewer(count: int) -> list[int]:

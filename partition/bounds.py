@@ -1,7 +1,7 @@
 """Lower bounds on the time of a step."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pulp
@@ -50,6 +50,15 @@ def best_bound(search: PipelineSearch, *, proof: bool = True) -> Bound:
     return Bound(
         fractional_s, bound.fractional_space, pipeline_bound_s(search, fractional_s), pipeline_space(problem)
     )
+
+
+def sharded_bound(problem: Problem) -> Bound:
+    """A bound for plans whose optimizer states may be on any device: they cost neither memory nor time."""
+    profile = problem.profile
+    kinds = {name: replace(kind, optimizer_s_per_byte=0.0) for name, kind in profile.kinds.items()}
+    free = replace(problem, profile=replace(profile, kinds=kinds, optimizer_bytes_per_parameter_byte=0.0))
+    space = f"{bound_space(problem)}, optimizer states anywhere and for nothing"
+    return Bound(fractional_bound_s(free), space)
 
 
 def pipeline_space(problem: Problem) -> str:

@@ -14,6 +14,7 @@ from partition.local_search import LocalSearch, fitted
 from partition.pinned import PinnedCutter
 from partition.plan import Plan
 from partition.problem import Evaluate, Forced, Pin, Problem
+from partition.sharding import fits
 from partition.worker import Worker, share_out
 
 TRIES, TRIES_OF_MANY = 120, 30
@@ -224,7 +225,8 @@ class _ForcedSearch:
     def judge(self, workers: Sequence[Worker], _: float) -> float:
         """Seconds of a step of the plan of these workers; inf where it does not respect what is forced."""
         plan = self.plan(workers)
-        if plan is None or not self.problem.forced.allows(plan) or not self._fits(plan):
+        profile, cluster = self.problem.profile, self.problem.cluster
+        if plan is None or not self.problem.forced.allows(plan) or not fits(plan, profile, cluster):
             return float("inf")
         if plan not in self.found:
             self.found[plan] = self.evaluate(plan).step_s
@@ -244,13 +246,6 @@ class _ForcedSearch:
         pairs = zip(workers, samples, strict=True)
         pipelines = tuple(worker.pipeline(count) for worker, count in pairs)
         return Plan("forced", self.problem.profile.model, batch, pipelines)
-
-    def _fits(self, plan: Plan) -> bool:
-        profile, cluster = self.problem.profile, self.problem.cluster
-        return all(
-            plan.memory(profile, name).total_bytes <= cluster.device(name).usable_bytes
-            for name in plan.device_names
-        )
 
     def shortfall(self) -> ValueError:
         """Why there is no plan: the arrangement that lacks fewest bytes."""

@@ -13,7 +13,13 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from cost_model.cluster import Cluster
 from cost_model.errors import InputError
-from cost_model.memory import DeviceMemory, StageShape, device_memory, trained_bytes
+from cost_model.memory import (
+    DeviceMemory,
+    StageShape,
+    device_memory,
+    state_home_bytes,
+    trained_bytes,
+)
 from cost_model.profile import ModelProfile
 from cost_model.reading import STRICT, canonical_sha256, check_format, read_json, validate
 
@@ -148,6 +154,10 @@ class Plan:
 
     A device may appear in several pipelines, and at several stages of one; it holds the union of its layers
     once.
+
+    zero: 1 where each layer's optimizer states are on one device only, else 0 (ZeRO stage 1: Rajbhandari et
+    al., SC 2020). state_owners: that device by layer; None leaves it open (`partition.sharding`), and then
+    memory counts them on all.
     """
 
     strategy: str
@@ -155,6 +165,7 @@ class Plan:
     global_batch_size: int
     pipelines: tuple[Pipeline, ...]
     zero: int = 0
+    state_owners: tuple[str, ...] | None = None
     predicted: Prediction | None = None
     profile_sha256: str | None = None
     cluster_sha256: str | None = None
@@ -172,6 +183,22 @@ class Plan:
             raise InputError("the pipelines stop at different layers; each must cover them all")
         if self.zero not in (0, 1):
             raise InputError(f"zero is {self.zero}; 0 and 1 are known")
+        if self.state_owners is not None:
+            self._check_state_owners(self.state_owners)
+
+    def _check_state_owners(self, owners: tuple[str, ...]) -> None:
+        if not self.zero:
+            raise InputError("state_owners is for sharded optimizer states; write zero 1, or leave it out")
+        if len(owners) != self.num_layers:
+            raise InputError(
+                f"state_owners names {len(owners)} devices, the plan has {self.num_layers} layers; name one "
+                "for each layer"
+            )
+        for layer, name in enumerate(owners):
+            if layer not in self.layers_of(name):
+                raise InputError(
+                    f"state_owners[{layer}] is {name!r}, which does not hold that layer; name one that does"
+                )
 
     @property
     def num_layers(self) -> int:
@@ -213,6 +240,13 @@ class Plan:
         """The union of the layers that a device holds, rising."""
         return self._held.get(device, ())
 
+    def stepped_bytes(self, profile: ModelProfile, device: str) -> float:
+        """Parameter bytes whose optimizer states a device has, and which it therefore updates."""
+        if self.state_owners is None:
+            return trained_bytes(profile, self.layers_of(device))
+        mine = [layer for layer, owner in enumerate(self.state_owners) if owner == device]
+        return state_home_bytes(profile, mine)
+
     def memory(self, profile: ModelProfile, device: str) -> DeviceMemory:
         """Bytes that the plan needs on one device."""
         shapes = []
@@ -228,7 +262,12 @@ class Plan:
                     pipeline.num_microbatches,
                 )
             )
-        return device_memory(profile, shapes, summed_bytes=self._summed_bytes(profile, device))
+        return device_memory(
+            profile,
+            shapes,
+            summed_bytes=self._summed_bytes(profile, device),
+            stepped_bytes=self.stepped_bytes(profile, device),
+        )
 
     def _summed_bytes(self, profile: ModelProfile, device: str) -> float:
         """Bytes of the gradients that a device sums with others: of shared layers, and of tied ones."""
@@ -261,6 +300,8 @@ class Plan:
             "zero": self.zero,
             "pipelines": pipelines,
         }
+        if self.state_owners is not None:
+            data["state_owners"] = self.state_owners
         if self.predicted is not None:
             data["predicted"] = self.predicted.to_json()
         if self.profile_sha256 is not None:
@@ -282,6 +323,7 @@ class _PlanFile(BaseModel):
     model: str
     global_batch_size: int
     zero: int = 0
+    state_owners: tuple[str, ...] | None = None
     pipelines: tuple[Pipeline, ...]
     predicted: dict[str, Any] | None = None
     profile_sha256: str | None = None
@@ -303,6 +345,7 @@ def plan_from_data(data: object, source: str) -> Plan:
             model=file.model,
             global_batch_size=file.global_batch_size,
             zero=file.zero,
+            state_owners=file.state_owners,
             pipelines=file.pipelines,
             profile_sha256=file.profile_sha256,
             cluster_sha256=file.cluster_sha256,

@@ -14,6 +14,7 @@ from partition.plan import Plan
 from partition.problem import Problem
 from partition.recut import Recutter
 from partition.replicated_stages import ReplicatedStages
+from partition.sharding import fits
 from partition.tables import Floats, ProblemTables
 from partition.worker import WorkerStage, Workshop
 
@@ -57,7 +58,7 @@ def shared_plans(
     for _, plan in sorted(judged, key=lambda entry: (entry[0], len(entry[1].pipelines))):
         if len(plans) == limit:
             break
-        if problem.forced.allows(plan) and _fits(plan, problem):
+        if problem.forced.allows(plan) and fits(plan, problem.profile, problem.cluster):
             plans.append(plan)
     return plans
 
@@ -65,13 +66,6 @@ def shared_plans(
 def _shares(draft: Draft) -> bool:
     names = [stage.device.name for entry in draft for stage in entry.stages]
     return len(set(names)) < len(names)
-
-
-def _fits(plan: Plan, problem: Problem) -> bool:
-    return all(
-        plan.memory(problem.profile, name).total_bytes <= problem.cluster.device(name).usable_bytes
-        for name in plan.device_names
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from cost_model.errors import InfeasibleError, InputError
 from cost_model.reading import did_you_mean
 from partition.auto import STRATEGIES, auto
-from partition.bounds import Bound, best_bound
+from partition.bounds import Bound, best_bound, sharded_bound
 from partition.pipeline_search import PipelineSearch
 from partition.plan import Plan
 from partition.problem import Evaluate, Problem
@@ -89,6 +89,8 @@ def _silent(_: str) -> None:
 def with_figures(plan: Plan, problem: Problem, evaluate: Evaluate, bound: Bound) -> Plan:
     """The plan with its predicted figures beside a bound, and the hashes of what they rest on."""
     predicted = evaluate(plan)
+    if plan.zero:
+        bound = sharded_bound(problem)
     if bound.fractional_s > 0:  # all times may be zero, and then there is no gap to speak of
         bound_s, space = bound.of(plan)
         predicted = dataclasses.replace(

@@ -18,7 +18,8 @@ from cost_model.profile import ModelProfile, read_profile
 from cost_model.reading import did_you_mean, write_atomically
 from hetpipe.model_names import model_entry
 from hetpipe.report import console
-from partition.plan import Plan
+from partition.plan import Plan, check_plan
+from partition.sharding import with_state_owners
 
 ModelOption = Annotated[str | None, typer.Option("--model", help="A model by name, such as bert-large.")]
 ProfileOption = Annotated[
@@ -147,8 +148,12 @@ def get_profile(
         return profile_model(model, cluster, sequence_length, budget_s=budget_s, progress=report)
 
 
-def warn_if_changed(plan: Plan, profile: ModelProfile, cluster: Cluster) -> None:
-    """Warn where a plan was made from another profile or cluster than these."""
+def checked_plan(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Plan:
+    """A given plan with what it leaves open; warns where it was made from another profile or cluster.
+
+    Raises: InputError if it does not fit the profile or the cluster.
+    """
+    check_plan(plan, profile, cluster)
     for what, made_from, given in (
         ("profile", plan.profile_sha256, profile.sha256),
         ("cluster", plan.cluster_sha256, cluster.sha256),
@@ -158,3 +163,4 @@ def warn_if_changed(plan: Plan, profile: ModelProfile, cluster: Cluster) -> None
                 f"the plan was made from the {what} {made_from[:12]}, this {what} is {given[:12]}; "
                 "its figures are computed anew"
             )
+    return with_state_owners(plan, profile, cluster) if plan.zero else plan

@@ -13,10 +13,10 @@ from hetpipe.commands.common import (
     ModelOption,
     ProfileOption,
     SequenceOption,
+    checked_plan,
     get_profile,
     note,
     print_json,
-    warn_if_changed,
 )
 from hetpipe.commands.planning import figured
 from hetpipe.costs import ProgramCosts
@@ -25,7 +25,7 @@ from hetpipe.lowering import lower
 from hetpipe.planning import evaluator
 from hetpipe.report import estimate_sentences, plan_sentences, show
 from hetpipe.simulator import simulate
-from partition.plan import check_plan, read_plan
+from partition.plan import read_plan
 from partition.problem import problem_of
 
 
@@ -41,8 +41,7 @@ def explain_command(
     """Say why each stage has its layers, what the left-out devices would add, and how plain plans compare."""
     given, devices = read_plan(plan), read_cluster(cluster)
     costs = get_profile(model, profile, devices, sequence_length, budget_s=profile_budget, quiet=json)
-    check_plan(given, costs, devices)
-    warn_if_changed(given, costs, devices)
+    given = checked_plan(given, costs, devices)
     from partition.explain import explain, sentences
     from partition.forcing import without
 

@@ -10,12 +10,12 @@ from cost_model.cluster import Cluster
 from cost_model.cluster_file import read_cluster
 from cost_model.errors import InfeasibleError, InputError
 from cost_model.profile import ModelProfile, read_profile
-from hetpipe.commands.common import JsonOption, print_json, warn_if_changed
+from hetpipe.commands.common import JsonOption, checked_plan, print_json
 from hetpipe.commands.planning import figured
 from hetpipe.planning import evaluator, simulate_plan
 from hetpipe.run_folder import MEASURED, PREDICTED, RunFolder
 from hetpipe.run_report import read_report
-from partition.plan import Plan, check_plan, read_plan
+from partition.plan import Plan, read_plan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,8 +47,7 @@ def plot_command(
         raise InputError(f"{path}: to draw a plan, {missing} is needed too; or give a run folder")
     else:
         given, costs, devices = read_plan(path), read_profile(profile), read_cluster(cluster)
-        check_plan(given, costs, devices)
-        warn_if_changed(given, costs, devices)
+        given = checked_plan(given, costs, devices)
         if output is not None and output.suffix in PICTURES:
             written = plot_overview(given, costs, devices, output)
         else:
@@ -141,8 +140,7 @@ def plot_run(run: RunFolder, folder: Path) -> list[Path]:
     if not run.plan.exists():
         raise InputError(f"{run.path}: no run folder, it holds no {run.plan.name}")
     plan, profile, cluster = read_plan(run.plan), read_profile(run.profile), read_cluster(run.cluster)
-    check_plan(plan, profile, cluster)
-    warn_if_changed(plan, profile, cluster)
+    plan = checked_plan(plan, profile, cluster)
     written = plot_plan(plan, profile, cluster, folder)
     traces = run.read_traces()
     if MEASURED in traces and PREDICTED in traces:

@@ -24,10 +24,10 @@ from hetpipe.commands.common import (
     SequenceOption,
     StrategyOption,
     check_strategy,
+    checked_plan,
     get_profile,
     note,
     print_json,
-    warn_if_changed,
     write_output,
 )
 from hetpipe.commands.forcing import (
@@ -62,7 +62,7 @@ from hetpipe.run_folder import PREDICTED
 from hetpipe.simulator import simulate
 from hetpipe.trace import chrome_trace
 from hetpipe.verifier import check_memory, verify
-from partition.plan import Plan, Prediction, check_plan, plan_text, read_plan
+from partition.plan import Plan, Prediction, plan_text, read_plan
 from partition.problem import Problem, problem_of, problem_of_plan
 
 if TYPE_CHECKING:
@@ -200,8 +200,7 @@ def simulate_command(
     devices = read_cluster(cluster)
     costs = get_profile(None, profile, devices, 0)
     given = read_plan(plan)
-    check_plan(given, costs, devices)
-    warn_if_changed(given, costs, devices)
+    given = checked_plan(given, costs, devices)
     check_memory(given, costs, devices)
     figures = figured(given, costs, devices)
     assert figures.predicted is not None

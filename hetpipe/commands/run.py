@@ -23,11 +23,11 @@ from hetpipe.commands.common import (
     ProfileOption,
     StrategyOption,
     check_strategy,
+    checked_plan,
     get_profile,
     note,
     print_json,
     warn,
-    warn_if_changed,
     warn_if_too_fast,
 )
 from hetpipe.commands.forcing import (
@@ -54,7 +54,7 @@ from hetpipe.report import (
 from hetpipe.run_folder import RunFolder
 from hetpipe.settings import Clock, Settings
 from hetpipe.verifier import verify
-from partition.plan import Plan, check_plan, read_plan
+from partition.plan import Plan, read_plan
 from partition.problem import Problem, problem_of
 
 if TYPE_CHECKING:
@@ -187,8 +187,7 @@ def _given_plan(
             f"--global-batch-size is {settings.global_batch_size}, the plan's is {plan.global_batch_size}; "
             "leave it out, or plan again"
         )
-    check_plan(plan, profile, cluster)
-    warn_if_changed(plan, profile, cluster)
+    plan = checked_plan(plan, profile, cluster)
     figures = figured(plan, profile, cluster)
     if not quiet:
         show([*plan_sentences(figures, profile, cluster), plan_table(figures, profile, cluster)])

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from cost_model.cluster import Cluster
 from cost_model.profile import ModelProfile
-from hetpipe.instructions import Compute, Norm, Pass, Step, Sync
+from hetpipe.instructions import Broadcast, Compute, Norm, Pass, Step, Sync
 from hetpipe.plotting.style import (
     BACKWARD,
     BAR,
@@ -68,7 +68,9 @@ def _gantt_row(ax: Axes, trace: Trace, rank: int, end_s: float, y: float) -> Non
                 ax.text(middle, y, text, ha="center", va="center", fontsize=7, color=ink)
         elif isinstance(instruction, Step):
             ax.barh(y, width, BAR, event.start_s, color=OPTIMIZER, edgecolor="white", linewidth=0.4)
-        elif isinstance(instruction, Sync | Norm):  # beside the computation, so a thin line below it
+        elif isinstance(
+            instruction, Sync | Norm | Broadcast
+        ):  # beside the computation, so a thin line below it
             ax.barh(y + BAR / 2 + 0.05, max(width, end_s / 1000), 0.1, event.start_s, color=SYNC, linewidth=0)
 
 

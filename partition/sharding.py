@@ -1,0 +1,126 @@
+"""Who has the optimizer states of each layer where they are sharded (ZeRO stage 1), by free memory.
+
+Whole layers, so that memory is known without the model's parameters; each layer's states are on one of the
+devices that hold the layer (Rajbhandari, Rasley, Ruwase and He, SC 2020, section 5.1, for equal devices).
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+from cost_model.cluster import Cluster
+from cost_model.memory import state_home_bytes
+from cost_model.profile import ModelProfile
+from partition.plan import Plan
+from partition.problem import Problem
+
+SHARES = (0.5, 0.0)
+"""Of the optimizer states, which the problems to search in leave on each device."""
+
+
+def with_state_owners(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Plan:
+    """The plan with zero 1 and an owner for each layer's states; any that it names already stay.
+
+    Neighbouring layers with the same owners are cut into one block for each, by the memory that is free
+    there, so that few buckets come of it; where a block would not fit, layer by layer to whoever has most.
+    Whether all fits is for `Plan.memory` to say.
+    """
+    if plan.state_owners is not None:
+        return plan
+    holders = _holders(plan)
+    nobody = replace(plan, zero=0)
+    free = {name: _free_bytes(nobody, profile, cluster, name) for name in plan.device_names}
+    states = [
+        profile.optimizer_bytes_per_parameter_byte * state_home_bytes(profile, [layer])
+        for layer in range(plan.num_layers)
+    ]
+    owners = [names[0] for names in holders]
+    for layers in sorted(_runs(holders), key=lambda run: (len(holders[run[0]]), run[0])):
+        chosen = _blocks([states[layer] for layer in layers], holders[layers[0]], free)
+        for layer, name in zip(layers, chosen, strict=True):
+            owners[layer] = name
+            free[name] -= states[layer]
+    return replace(plan, zero=1, state_owners=tuple(owners))
+
+
+def _holders(plan: Plan) -> list[tuple[str, ...]]:
+    """The devices that hold each layer, in order of rank."""
+    held: list[list[str]] = [[] for _ in range(plan.num_layers)]
+    for name in plan.device_names:
+        for layer in plan.layers_of(name):
+            held[layer].append(name)
+    return list(map(tuple, held))
+
+
+def _runs(holders: Sequence[tuple[str, ...]]) -> list[range]:
+    """Neighbouring layers with the same holders."""
+    runs, start = [], 0
+    for stop in range(1, len(holders) + 1):
+        if stop == len(holders) or holders[stop] != holders[start]:
+            runs.append(range(start, stop))
+            start = stop
+    return runs
+
+
+def _blocks(states: Sequence[float], names: tuple[str, ...], free: Mapping[str, float]) -> list[str]:
+    """An owner for each layer of a run: blocks in proportion to free memory, else one layer at a time."""
+    room = [max(0.0, free[name]) for name in names]
+    ends = list(accumulate(room))
+    total, chosen, before = sum(states), [], 0.0
+    for size in states:
+        # where the middle of the layer falls, if all the room were filled evenly
+        place = (before + size / 2) / total * ends[-1] if total > 0 else 0.0
+        chosen.append(names[min(bisect_right(ends, place), len(names) - 1)])
+        before += size
+    held = dict.fromkeys(names, 0.0)
+    for name, size in zip(chosen, states, strict=True):
+        held[name] += size
+    if all(held[name] <= free[name] for name in names):
+        return chosen
+    left, packed = dict(free), [names[0]] * len(states)
+    for layer in sorted(range(len(states)), key=lambda layer: -states[layer]):
+        packed[layer] = max(names, key=lambda name: left[name])
+        left[packed[layer]] -= states[layer]
+    return packed
+
+
+def _free_bytes(plan: Plan, profile: ModelProfile, cluster: Cluster, name: str) -> float:
+    """What is usable on a device beside all that a plan needs there but optimizer states."""
+    need = plan.memory(profile, name)
+    return cluster.device(name).usable_bytes - (need.total_bytes - need.optimizer_bytes)
+
+
+def fits(plan: Plan, profile: ModelProfile, cluster: Cluster) -> bool:
+    """Whether every device has the memory that a plan needs there."""
+    return all(
+        plan.memory(profile, name).total_bytes <= cluster.device(name).usable_bytes
+        for name in plan.device_names
+    )
+
+
+def unsharded(problem: Problem, share: float) -> Problem:
+    """The problem with optimizer states that are only this share of what they are, to search in."""
+    ratio = share * problem.profile.optimizer_bytes_per_parameter_byte
+    return replace(problem, profile=replace(problem.profile, optimizer_bytes_per_parameter_byte=ratio))
+
+
+def sharded_plans(problem: Problem, plans_of: Callable[[Problem], Iterable[Plan]]) -> Iterator[Plan]:
+    """Plans with sharded states that fit memory, found among the plans of problems with smaller states.
+
+    plans_of: a search, which knows nothing of sharding. A plan whose devices share no layers has nothing to
+    shard.
+    """
+    seen = set()
+    for share in SHARES:
+        for plan in plans_of(unsharded(problem, share)):
+            if plan.pipelines in seen or not _shares_layers(plan):
+                continue
+            seen.add(plan.pipelines)
+            sharded = with_state_owners(plan, problem.profile, problem.cluster)
+            if fits(sharded, problem.profile, problem.cluster):
+                yield sharded
+
+
+def _shares_layers(plan: Plan) -> bool:
+    return sum(len(plan.layers_of(name)) for name in plan.device_names) > plan.num_layers
