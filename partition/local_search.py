@@ -35,7 +35,7 @@ class LocalSearch:
             since += 1
             if since > self.tries // 3 + 10:
                 break
-            trial = self._change(rng, best, shared)
+            trial = self.change(rng, best, shared)
             if trial is None or any(not worker.timing.fits for worker in trial):
                 continue
             seconds = share_out(trial, batch, 1e-4)[0]
@@ -46,7 +46,7 @@ class LocalSearch:
                 step_s, shared, best, since = judged, seconds, trial, 0
         return step_s, best
 
-    def _change(self, rng: random.Random, workers: list[Worker], step_s: float) -> list[Worker] | None:
+    def change(self, rng: random.Random, workers: list[Worker], step_s: float) -> list[Worker] | None:
         """The workers after a random move; None where it leads nowhere."""
         move = rng.choice(MOVES)
         index = rng.randrange(len(workers))

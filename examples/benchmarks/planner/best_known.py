@@ -1,0 +1,160 @@
+"""How far plans are from the best ones known: of an exhaustive search up to 4 devices, else of a long one.
+
+    python examples/benchmarks/planner/best_known.py [--first 0] [--cases 20] [--seconds 600] [--few]
+
+Both sides without gradient sync, by the simulator. `seconds` are CPU seconds of the long search of a case.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from itertools import combinations, permutations, product
+from typing import Any
+
+from cases import random_case
+from main import without_sync_s
+
+from cost_model.cluster import Device
+from partition.local_search import LocalSearch
+from partition.pipeline_search import Found, PipelineSearch
+from partition.worker import Worker, share_out
+
+FEW = 4
+KICKS = (2, 3, 5, 8)  # random changes between two climbs
+WORSE = 1.02  # a climb goes on from what is at most so much slower than the best
+TRIES = 300
+AMOUNTS = (1.0, 0.6, 0.35, 0.2, 0.1)
+"""Shares of the batch for which the pipelines of the exhaustive search are cut."""
+
+
+def compare(seed: int, seconds: float) -> dict[str, Any]:
+    """Step of our plan over that of the best plan known, both without gradient sync."""
+    problem, tight = random_case(seed)
+    search = PipelineSearch(problem)
+    begin = time.process_time()
+    found = search.search(_clock)
+    row: dict[str, Any] = {
+        "seed": seed,
+        "devices": len(problem.cluster.devices),
+        "layers": problem.profile.num_layers,
+        "tight": tight,
+        "search_s": time.process_time() - begin,
+    }
+    if not found:
+        return {**row, "ratio": None}
+    exhaustive = row["devices"] <= FEW
+    others = _every_set(search) if exhaustive else _long_search(search, found, seconds)
+    ours_s = _simulated_s(search, found[0].workers)
+    best_s = min(ours_s, *(_simulated_s(search, workers) for workers in others))
+    return {**row, "exhaustive": exhaustive, "step_s": ours_s, "best_s": best_s, "ratio": ours_s / best_s}
+
+
+def _clock(_: Sequence[Worker], seconds: float) -> float:
+    return seconds
+
+
+def _simulated_s(search: PipelineSearch, workers: Sequence[Worker]) -> float:
+    plan = search.plan("best known", workers)
+    assert plan is not None
+    return without_sync_s(plan, search.problem)
+
+
+def _every_set(search: PipelineSearch, kept: int = 20) -> list[list[Worker]]:
+    """The best of all sets of pipelines over some of the devices, in any order, of any microbatch sizes."""
+    problem = search.problem
+    batch = problem.global_batch_size
+    options: dict[tuple[Device, ...], list[Worker]] = {}
+
+    def workers_on(order: tuple[Device, ...]) -> list[Worker]:
+        if order not in options:
+            cuts: dict[object, Worker] = {}
+            for size, share in product(problem.microbatch_sizes, AMOUNTS if len(order) > 1 else (1.0,)):
+                worker = search.recutter.recut(order, size, max(size, round(share * batch)))
+                if worker is not None and worker.timing.fits:
+                    cuts.setdefault((size, worker.stages), worker)
+            options[order] = list(cuts.values())
+        return options[order]
+
+    judged: list[tuple[float, list[Worker]]] = []
+    devices = problem.cluster.devices
+    for count in range(1, len(devices) + 1):
+        for used in combinations(devices, count):
+            for orders in _partitions(used):
+                for workers in product(*map(workers_on, orders)):
+                    judged.append((share_out(workers, batch)[0], list(workers)))
+        judged = sorted(judged, key=lambda entry: entry[0])[:kept]
+    return [workers for seconds, workers in judged if seconds < float("inf")]
+
+
+def _partitions(devices: tuple[Device, ...]) -> Iterator[tuple[tuple[Device, ...], ...]]:
+    """All sets of ordered groups that use every device once."""
+    if not devices:
+        yield ()
+        return
+    first, rest = devices[0], devices[1:]
+    for count in range(len(rest) + 1):
+        for others in combinations(rest, count):
+            left = tuple(device for device in rest if device not in others)
+            for order in permutations((first, *others)):
+                for more in _partitions(left):
+                    yield (order, *more)
+
+
+def _long_search(search: PipelineSearch, found: Sequence[Found], seconds: float) -> list[list[Worker]]:
+    """Climbs from many starts, and from the best after random changes, until the time is over."""
+    until = time.process_time() + seconds
+    starts = [list(entry.workers) for entry in [*found, *search.starts()]]
+    batch = search.problem.global_batch_size
+    rng = random.Random(0)
+    best_s, best = found[0].step_s, list(found[0].workers)
+    now_s, now = best_s, best
+    climbs: list[list[Worker]] = []
+    turn = 0
+    while time.process_time() < until:
+        climber = LocalSearch(search.recutter, _clock, TRIES, seed=turn)
+        if turn < len(starts):
+            base = starts[turn]
+        else:
+            base = now
+            for _ in range(rng.choice(KICKS)):
+                changed = climber.change(rng, base, now_s)
+                if changed and share_out(changed, batch)[0] < float("inf"):
+                    base = changed
+        step_s, workers = climber.improve(base)
+        turn += 1
+        if step_s < best_s:
+            best_s, best = step_s, workers
+            climbs.append(workers)
+        if step_s <= best_s * WORSE:
+            now_s, now = step_s, workers
+        else:
+            now_s, now = best_s, best
+    return climbs[-5:]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--cases", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--few", action="store_true", help="only cases of up to 4 devices, searched in full")
+    options = parser.parse_args()
+    rows, seed = [], options.first
+    while len(rows) < options.cases:
+        few = len(random_case(seed)[0].cluster.devices) <= FEW
+        if few == options.few:
+            rows.append(compare(seed, options.seconds))
+            print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+        seed += 1
+    gaps = sorted(row["ratio"] - 1 for row in rows if row["ratio"] is not None)
+    high = gaps[min(len(gaps) - 1, int(0.9 * len(gaps)))]
+    print(f"{len(gaps)} cases: median {statistics.median(gaps):.2%}, 90th percentile {high:.2%}, ", end="")
+    print(f"worst {gaps[-1]:.2%}")
+
+
+if __name__ == "__main__":
+    main()
