@@ -14,9 +14,11 @@ from cost_model.communication import (
     broadcast_due,
     reduce_due,
 )
+from cost_model.errors import InfeasibleError
 from cost_model.pricing import Prices
 from cost_model.profile import ModelProfile
 from hetpipe.instructions import Compute, Pass, Program, Transfer
+from partition.plan import Plan
 
 
 class ProgramCosts:
@@ -98,3 +100,19 @@ class ProgramCosts:
     def _by_name(self, ranks: Iterable[int], ready_s: Mapping[int, float]) -> dict[str, float]:
         """In order of rank, so that the messages are the same however the ranks arrive."""
         return {self.device_names[rank]: ready_s[rank] for rank in ranks}
+
+
+def check_memory(plan: Plan, profile: ModelProfile, cluster: Cluster) -> None:
+    """Raises: InfeasibleError naming the device that lacks most, and its missing bytes."""
+    needs = [(cluster.device(name), plan.memory(profile, name).total_bytes) for name in plan.device_names]
+    device, need = max(needs, key=lambda pair: pair[1] - pair[0].usable_bytes)
+    missing = need - device.usable_bytes
+    if missing > 0:
+        layers = plan.layers_of(device.name)
+        raise InfeasibleError(
+            f"{plan.strategy}: layers {layers[0]} to {layers[-1]} need {need:,.0f} bytes on {device.name!r}, "
+            f"which has {device.usable_bytes:,.0f} usable; {missing:,.0f} bytes are missing: give it fewer "
+            "layers, a smaller microbatch, or more memory",
+            device=device.name,
+            missing_bytes=missing,
+        )

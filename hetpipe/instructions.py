@@ -28,6 +28,21 @@ class Direction(StrEnum):
     RECV = "RECV"
 
 
+class Schedule(StrEnum):
+    """The order of the computations of a program.
+
+    1f1b: 1F1B at every stage; a device that serves several takes them as `list_schedule` says. gpipe: all
+    forwards of a device before its backwards. interleaved: `interleaved_one_f_one_b`. list: `list_schedule`
+    on every device. auto: the fastest of these by simulation (`hetpipe.schedule_choice`).
+    """
+
+    ONE_F_ONE_B = "1f1b"
+    GPIPE = "gpipe"
+    INTERLEAVED = "interleaved"
+    LIST = "list"
+    AUTO = "auto"
+
+
 # a program has a million instructions, and a member is looked up more slowly than a name
 _FORWARD = Pass.FORWARD
 _SEND = Direction.SEND
@@ -180,6 +195,7 @@ class Program:
     plan: Plan
     buckets: tuple[Bucket, ...]
     ranks: tuple[tuple[Instruction, ...], ...]
+    schedule: Schedule = Schedule.ONE_F_ONE_B  # never AUTO
 
     @property
     def device_names(self) -> tuple[str, ...]:
@@ -215,7 +231,7 @@ class Program:
     @property
     def text(self) -> str:
         """The content of program.txt: readable, and all that `parse_program` needs besides the plan."""
-        lines = [f"{FORMAT} plan={self.plan.sha256[:16]}"]
+        lines = [_head(self.plan, self.schedule)]
         lines += [f"bucket {index}: {bucket}" for index, bucket in enumerate(self.buckets)]
         for rank, (name, instructions) in enumerate(zip(self.device_names, self.ranks, strict=True)):
             lines.append(f"rank {rank} {name}: {' '.join(map(str, instructions))}")
@@ -224,6 +240,12 @@ class Program:
     @property
     def sha256(self) -> str:
         return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+def _head(plan: Plan, schedule: Schedule) -> str:
+    """The first line of program.txt; it names the schedule where that is not 1F1B."""
+    head = f"{FORMAT} plan={plan.sha256[:16]}"
+    return head if schedule is Schedule.ONE_F_ONE_B else f"{head} schedule={schedule}"
 
 
 def incoming(compute: Compute, num_stages: int) -> Message | None:
@@ -280,8 +302,9 @@ def parse_program(text: str, plan: Plan) -> Program:
     Raises: InputError if the text is malformed or belongs to another plan.
     """
     lines = text.splitlines()
-    if not lines or lines[0] != f"{FORMAT} plan={plan.sha256[:16]}":
-        found = lines[0] if lines else ""
+    found = lines[0] if lines else ""
+    schedule = next((entry for entry in Schedule if found == _head(plan, entry)), None)
+    if schedule is None:
         raise InputError(f"program.txt begins with {found!r}, which is not format {FORMAT!r} of this plan")
     buckets = [_parse_bucket(line) for line in lines[1:] if line.startswith("bucket ")]
     ranks: list[tuple[Instruction, ...]] = []
@@ -292,7 +315,7 @@ def parse_program(text: str, plan: Plan) -> Program:
         ranks.append(tuple(parse_instruction(word) for word in words.split()))
     if len(ranks) != len(plan.device_names) or len(lines) != 1 + len(buckets) + len(ranks):
         raise InputError(f"program.txt has {len(ranks)} ranks, the plan {len(plan.device_names)} devices")
-    return Program(plan, tuple(buckets), tuple(ranks))
+    return Program(plan, tuple(buckets), tuple(ranks), schedule)
 
 
 def _parse_bucket(line: str) -> Bucket:

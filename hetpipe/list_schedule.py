@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from cost_model.communication import idle, reserve
 from cost_model.errors import InputError
 from hetpipe.costs import ProgramCosts
-from hetpipe.instructions import Compute, Direction, Pass, Transfer, outgoing
+from hetpipe.instructions import Compute, Direction, Pass, Schedule, Transfer, outgoing
 from hetpipe.schedules import one_f_one_b
 
 Scheduled = tuple[tuple[Compute, float], ...]
@@ -17,19 +17,20 @@ _PASSES = tuple(Pass)
 _SAME_TIME = 1e-9  # relative: sums of the same seconds in another order are one time
 
 
-def list_schedule(costs: ProgramCosts) -> tuple[Scheduled, ...]:
+def list_schedule(costs: ProgramCosts, schedule: Schedule = Schedule.ONE_F_ONE_B) -> tuple[Scheduled, ...]:
     """The computations of every rank, in the order in which a device that is free takes what is ready.
 
     List scheduling (Graham, SIAM J. Appl. Math. 1969): backwards first, never more than in_flight at a
     stage; among equals the pipeline of which the smaller fraction is done, then the lower pipeline, then the
-    stage that is nearer to the end of the pass. A device that serves one stage keeps its 1F1B. Messages queue
-    as in `simulate`; gradient sync is not on this clock.
+    stage that is nearer to the end of the pass. A device that serves one stage keeps its 1F1B, but for the
+    schedule `list`. Messages queue as in `simulate`; gradient sync is not on this clock.
 
-    costs: of a program whose instruction lists need not be there yet.
+    costs: of a program whose instruction lists need not be there yet. schedule: `gpipe` lets no device begin
+    a backward before it has done all its forwards.
 
     Raises: InputError if in_flight lets no stage go on, naming those that wait.
     """
-    return _Scheduler(costs).run()
+    return _Scheduler(costs, schedule).run()
 
 
 @dataclass(slots=True)
@@ -78,8 +79,9 @@ class _StageState:
 class _Scheduler:
     """Owns the virtual clock, the queue of times at which ranks look for work, and the network's queues."""
 
-    def __init__(self, costs: ProgramCosts) -> None:
+    def __init__(self, costs: ProgramCosts, schedule: Schedule) -> None:
         self._costs = costs
+        self._forwards_first = schedule is Schedule.GPIPE
         plan = costs.program.plan
         self._local = costs.program.local_boundaries
         self._free_at = idle()
@@ -87,7 +89,7 @@ class _Scheduler:
         for index, pipeline in enumerate(plan.pipelines):
             for stage, entry in enumerate(pipeline.stages):
                 limit = pipeline.in_flight(stage)
-                alone = len(plan.places[entry.device]) == 1
+                alone = len(plan.places[entry.device]) == 1 and schedule is not Schedule.LIST
                 order = one_f_one_b(range(pipeline.num_microbatches), limit) if alone else None
                 state = _StageState(index, stage, pipeline.num_microbatches, limit, order)
                 self._stages[index].append(state)
@@ -140,9 +142,13 @@ class _Scheduler:
     def _begin(self, rank: int, at_once: float) -> None:
         """Start the best of what is ready on a free rank, if anything is."""
         best: tuple[tuple[object, ...], _StageState, Pass, float] | None = None
-        for state in self._of_rank[rank]:
+        states = self._of_rank[rank]
+        wait = self._forwards_first and any(
+            state.upcoming[Pass.FORWARD] < state.num_microbatches for state in states
+        )
+        for state in states:
             for op in _PASSES:
-                if not state.may(op):
+                if not state.may(op) or (wait and op is Pass.BACKWARD):
                     continue
                 due = state.due_s(op)
                 if due is not None and due <= at_once:

@@ -1,14 +1,14 @@
 """From a plan to the instruction lists that run."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from cost_model.cluster import Cluster
 from cost_model.collectives import Collective
 from cost_model.communication import Network, cheaper_collective
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
-from hetpipe.costs import ProgramCosts
 from hetpipe.instructions import (
     Broadcast,
     Bucket,
@@ -19,14 +19,15 @@ from hetpipe.instructions import (
     Norm,
     Pass,
     Program,
+    Schedule,
     Step,
     Sync,
     Transfer,
     incoming,
     outgoing,
 )
-from hetpipe.list_schedule import last_backward_s, list_schedule
-from hetpipe.schedules import one_f_one_b
+from hetpipe.orders import Order, compute_orders, in_rounds
+from hetpipe.schedule_choice import Choice, choose
 from partition.plan import Plan
 from partition.sharding import with_state_owners
 
@@ -34,17 +35,41 @@ RECEIVE_AHEAD = 1
 """A receive is posted this many computations before the one that waits for it, or earlier: an edge between
 two ranks carries its messages in the order in which they are sent."""
 
-Order = tuple[Compute, ...]
 
-
-def lower(plan: Plan, profile: ModelProfile, cluster: Cluster | None = None) -> Program:
-    """The program of a plan: 1F1B at every stage, receives posted ahead, SYNC as soon as possible.
+def lower(
+    plan: Plan, profile: ModelProfile, cluster: Cluster | None = None, schedule: Schedule | None = None
+) -> Program:
+    """The program of a plan: computations by schedule, receives posted ahead, SYNC as soon as possible.
 
     cluster: decides by which collective each bucket is summed, all by rings without it. Where a device serves
-    several stages, its seconds decide their order (`list_schedule`).
+    several stages, its seconds decide their order (`list_schedule`). schedule: None is `default_schedule`.
+    The plan of the program has the in_flight of its schedule: `gpipe` and `interleaved` do not ask what the
+    plan given allows.
 
-    Raises: InputError if a device is shared, or it is open who has the states, and no cluster is given.
+    Raises: InputError if the schedule is not for the plan; or if a device is shared, or it is open who has the
+        states, and no cluster is given.
     """
+    if cluster is not None:
+        return choose_schedule(plan, profile, cluster, schedule).program
+    if schedule is Schedule.AUTO:
+        raise InputError("the schedule auto depends on the seconds of each; give the cluster")
+    return _lower(plan, profile, None, schedule or Schedule.ONE_F_ONE_B)
+
+
+def choose_schedule(
+    plan: Plan, profile: ModelProfile, cluster: Cluster, schedule: Schedule | None = None
+) -> Choice:
+    """`lower`, and of the schedule `auto` what each would take."""
+    asked = schedule or default_schedule(plan)
+    return choose(partial(_lower, plan, profile, cluster), profile, cluster, asked)
+
+
+def default_schedule(plan: Plan) -> Schedule:
+    """`auto` for a pipeline that visits its devices in rounds, where order counts most; else 1F1B."""
+    return Schedule.AUTO if in_rounds(plan) else Schedule.ONE_F_ONE_B
+
+
+def _lower(plan: Plan, profile: ModelProfile, cluster: Cluster | None, schedule: Schedule) -> Program:
     if plan.zero and plan.state_owners is None:
         if cluster is None:
             raise InputError("the plan leaves open who has the optimizer states; give the cluster")
@@ -52,29 +77,14 @@ def lower(plan: Plan, profile: ModelProfile, cluster: Cluster | None = None) -> 
     buckets = gradient_buckets(plan, profile)
     if cluster is not None:
         buckets = with_collectives(plan, buckets, profile, cluster)
-    shared = next((name for name, places in plan.places.items() if len(places) > 1), None)
-    if shared is None:
-        orders = [_one_f_one_b(plan, pipeline, stage) for ((pipeline, stage),) in plan.places.values()]
-    elif cluster is None:
-        count = len(plan.places[shared])
-        raise InputError(
-            f"device {shared!r} serves {count} stages, whose order depends on their seconds; give the cluster"
-        )
-    else:
-        schedule = list_schedule(ProgramCosts(Program(plan, buckets, ()), profile, cluster))
-        orders = [tuple(compute for compute, _ in scheduled) for scheduled in schedule]
-        buckets = _as_they_end(plan, buckets, last_backward_s(schedule))
-    program = Program(plan, buckets, ())
-    lists = _with_messages(program, orders)
-    syncs = sync_points(program, orders)
-    broadcasts = [parameter_broadcasts(program, rank) for rank in range(len(orders))]
-    return Program(plan, buckets, tuple(map(_with_syncs, lists, syncs, broadcasts)))
-
-
-def _one_f_one_b(plan: Plan, pipeline: int, stage: int) -> Order:
-    entry = plan.pipelines[pipeline]
-    order = one_f_one_b(range(entry.num_microbatches), entry.in_flight(stage))
-    return tuple(Compute(op, pipeline, stage, microbatch) for op, microbatch in order)
+    ordered = compute_orders(plan, profile, cluster, schedule)
+    if ordered.last_backward_s:
+        buckets = _as_they_end(plan, buckets, ordered.last_backward_s)
+    program = Program(ordered.plan, buckets, ())
+    lists = _with_messages(program, ordered.ranks)
+    syncs = sync_points(program, ordered.ranks)
+    broadcasts = [parameter_broadcasts(program, rank) for rank in range(len(ordered.ranks))]
+    return Program(ordered.plan, buckets, tuple(map(_with_syncs, lists, syncs, broadcasts)), schedule)
 
 
 def _with_messages(program: Program, orders: Sequence[Order]) -> Iterator[list[Instruction]]:
@@ -179,7 +189,7 @@ def _with_syncs(
 
 
 def _as_they_end(
-    plan: Plan, buckets: Iterable[Bucket], ends_s: dict[tuple[int, int], float]
+    plan: Plan, buckets: Iterable[Bucket], ends_s: Mapping[tuple[int, int], float]
 ) -> tuple[Bucket, ...]:
     """The buckets in the order in which their last backward ends, so that no SYNC waits for a later one."""
     ready = [0.0] * plan.num_layers

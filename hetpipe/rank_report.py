@@ -124,6 +124,7 @@ def _report(
         devices=devices,
         shared_parameters=len(names),
         owners_agree=agree,
+        schedule=costs.program.schedule,
     )
 
 

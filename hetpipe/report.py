@@ -242,7 +242,7 @@ def gain_sentence(gain: "Gain") -> str:
 
 def run_report_tables(report: RunReport) -> list[RenderableType]:
     """The predicted and measured tables after a run, and what they can and cannot show."""
-    times = _table(f"{report.strategy}, {report.steps} steps")
+    times = _table(f"{report.strategy}, {report.schedule}, {report.steps} steps")
     for title in ("predicted", "measured", "error"):
         times.add_column(title, justify="right", no_wrap=True)
     times.add_row("step", *_errors(report.predicted_step_s, report.measured_step_s, report.step_error))

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from pydantic import ConfigDict, TypeAdapter
 
 from cost_model.reading import STRICT, check_format, read_json, validate
+from hetpipe.instructions import Schedule
 
 FORMAT = "hetpipe.report/1"
 OVERLOADED_SHARE = 0.02
@@ -56,7 +57,7 @@ class RunReport:
 
     step_s_all: seconds of every step, the first included. foreign_cores: CPU cores that other processes of
     the host used in the timed steps. shared_parameters: how many have several owners; owners_agree: whether
-    they are equal there bit for bit at the end.
+    they are equal there bit for bit at the end. schedule: the one that ran, never auto.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -76,6 +77,7 @@ class RunReport:
     devices: dict[str, DeviceReport]
     shared_parameters: int = 0
     owners_agree: bool = True
+    schedule: Schedule = Schedule.ONE_F_ONE_B
 
     @property
     def step_error(self) -> float:

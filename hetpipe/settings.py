@@ -12,6 +12,7 @@ from pydantic import ConfigDict, TypeAdapter
 
 from cost_model.errors import InputError
 from cost_model.reading import STRICT, check_format, read_json, validate
+from hetpipe.instructions import Schedule
 
 FORMAT = "hetpipe.config/1"
 
@@ -28,7 +29,8 @@ class Settings:
     """Settings of a training run.
 
     total_steps: length of the learning-rate schedule, None: steps. every: a checkpoint each so many steps,
-    0 for none; save: one at the end. resume_from: folder of the checkpoint to go on from.
+    0 for none; save: one at the end. resume_from: folder of the checkpoint to go on from. schedule: as asked
+    for, None: `hetpipe.lowering.default_schedule`.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -47,6 +49,7 @@ class Settings:
     every: int = 0
     save: bool = False
     clock: Clock = Clock.NOMINAL
+    schedule: Schedule | None = None
     data: tuple[str, ...] = ()
     resume_from: str | None = None
     timeout_s: float = 600.0

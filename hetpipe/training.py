@@ -17,8 +17,8 @@ from hetpipe.costs import ProgramCosts
 from hetpipe.emulation import Board
 from hetpipe.instructions import Program
 from hetpipe.launch import Emit, RankGroup, run_ranks, under_torchrun
-from hetpipe.lowering import lower
 from hetpipe.models import preload_modules
+from hetpipe.planning import scheduled
 from hetpipe.profiler import threads_for
 from hetpipe.rank import train_rank
 from hetpipe.run_folder import RunFolder, newest
@@ -69,7 +69,8 @@ def prepare(
     Raises: InputError or InfeasibleError before anything is written, if the run cannot work.
     """
     cluster = read_cluster(cluster_file)
-    program = lower(plan, profile, cluster)
+    plan, choice = scheduled(plan, profile, cluster, settings.schedule)
+    program = choice.program
     verify(program, profile, cluster)
     for key, mine, theirs in (
         ("model", settings.model, plan.model),

@@ -4,8 +4,9 @@ from collections import defaultdict
 from dataclasses import replace
 
 from cost_model.cluster import Cluster
-from cost_model.errors import InfeasibleError, InputError
+from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
+from hetpipe.costs import check_memory
 from hetpipe.instructions import (
     Broadcast,
     Compute,
@@ -20,7 +21,8 @@ from hetpipe.instructions import (
     outgoing,
 )
 from hetpipe.lowering import parameter_broadcasts, sync_points
-from partition.plan import Plan, check_plan
+from hetpipe.orders import most_in_flight, with_in_flight
+from partition.plan import check_plan
 
 
 def verify(program: Program, profile: ModelProfile, cluster: Cluster) -> None:
@@ -32,7 +34,7 @@ def verify(program: Program, profile: ModelProfile, cluster: Cluster) -> None:
     verify_messages(program)
     verify_computations(program)
     verify_order(program)
-    check_memory(_observed(program), profile, cluster)
+    check_memory(with_in_flight(program.plan, observed_in_flight(program)), profile, cluster)
 
 
 def verify_messages(program: Program) -> None:
@@ -142,37 +144,4 @@ def _verify_syncs(program: Program) -> None:
 
 def observed_in_flight(program: Program) -> dict[tuple[int, int], int]:
     """The most microbatches that a stage (pipeline, stage) holds between forward and backward."""
-    alive: dict[tuple[int, int], int] = defaultdict(int)
-    most: dict[tuple[int, int], int] = defaultdict(int)
-    for instructions in program.ranks:
-        for entry in instructions:
-            if isinstance(entry, Compute):
-                key = (entry.pipeline, entry.stage)
-                alive[key] += 1 if entry.op is Pass.FORWARD else -1
-                most[key] = max(most[key], alive[key])
-    return dict(most)
-
-
-def _observed(program: Program) -> Plan:
-    most = observed_in_flight(program)
-    pipelines = []
-    for index, pipeline in enumerate(program.plan.pipelines):
-        stages = tuple(replace(s, in_flight=most[index, k]) for k, s in enumerate(pipeline.stages))
-        pipelines.append(replace(pipeline, stages=stages))
-    return replace(program.plan, pipelines=tuple(pipelines))
-
-
-def check_memory(plan: Plan, profile: ModelProfile, cluster: Cluster) -> None:
-    """Raises: InfeasibleError naming the device that lacks most, and its missing bytes."""
-    needs = [(cluster.device(name), plan.memory(profile, name).total_bytes) for name in plan.device_names]
-    device, need = max(needs, key=lambda pair: pair[1] - pair[0].usable_bytes)
-    missing = need - device.usable_bytes
-    if missing > 0:
-        layers = plan.layers_of(device.name)
-        raise InfeasibleError(
-            f"{plan.strategy}: layers {layers[0]} to {layers[-1]} need {need:,.0f} bytes on {device.name!r}, "
-            f"which has {device.usable_bytes:,.0f} usable; {missing:,.0f} bytes are missing: give it fewer "
-            "layers, a smaller microbatch, or more memory",
-            device=device.name,
-            missing_bytes=missing,
-        )
+    return most_in_flight(program.ranks)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from cost_model.errors import InfeasibleError
 from partition.bounds import fractional_bound_s
 from partition.forcing import forced_plans
+from partition.interleaved import interleaved_plans
 from partition.pipeline_costs import PipelineCosts
 from partition.pipeline_search import Found, PipelineSearch
 from partition.plan import Plan
@@ -31,7 +32,7 @@ HEAVY = 60_000  # instructions of a plan beyond which only the best by estimate 
 
 
 def auto(problem: Problem, evaluate: Evaluate | None = None, *, search: PipelineSearch | None = None) -> Plan:
-    """The best of the pipelines of `PipelineSearch`, of single pipelines, of shared devices and baselines.
+    """The best of `PipelineSearch`, of single and interleaved pipelines, of shared devices and baselines.
 
     Never worse than a baseline: each that could be faster is a candidate. Ties go to fewer devices. Of
     candidates whose busiest device alone is busy for longer than the best plan's step none is simulated.
@@ -50,6 +51,8 @@ def auto(problem: Problem, evaluate: Evaluate | None = None, *, search: Pipeline
     if best is None or memory_binds(problem, costs):
         ceiling_s = verdict(best)[0] if best else math.inf
         best = _best(shared_plans(problem, costs, best, ceiling_s), verdict, costs, OUR_OWN, best)
+    ceiling_s = verdict(best)[0] if best else math.inf
+    best = _best(interleaved_plans(problem, costs, ceiling_s), verdict, costs, OUR_OWN, best)
     best = _best(list(_baselines(problem, evaluate)), verdict, costs, len(BASELINES), best)
     if best is None or memory_binds(problem, costs):
         best = _best(list(_sharded(problem, best, verdict)), verdict, costs, OUR_OWN, best)

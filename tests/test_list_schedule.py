@@ -11,7 +11,7 @@ from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
 from hetpipe.costs import ProgramCosts
 from hetpipe.critical_path import critical_path
-from hetpipe.instructions import Compute, Pass, Program, Sync, Transfer, parse_program
+from hetpipe.instructions import Compute, Pass, Program, Schedule, Sync, Transfer, parse_program
 from hetpipe.list_schedule import list_schedule
 from hetpipe.lowering import lower
 from hetpipe.planning import simulate_plan
@@ -181,17 +181,23 @@ def test_limits_that_cross_are_named():
 
 
 @settings(deadline=None)
-@given(shared_plans(), st.lists(st.floats(0.1, 3), min_size=5, max_size=5), st.sampled_from([0.0, 0.3]))
+@given(
+    shared_plans(),
+    st.lists(st.floats(0.1, 3), min_size=5, max_size=5),
+    st.sampled_from([0.0, 0.3]),
+    st.sampled_from([Schedule.ONE_F_ONE_B, Schedule.LIST, Schedule.GPIPE]),
+)
 @example(
     plan_of(pipeline(1, (1, 0, 1, 1), (0, 1, 2, 1), (1, 2, 3, 1), (0, 3, 5, 1)), pipeline(3, (0, 0, 5, 1))),
     [1.0, 0.25, 1.0, 1.0, 0.5],
     0.3,
+    Schedule.ONE_F_ONE_B,
 )
 def test_every_plan_lowers_to_a_program_that_lasts_as_long_as_the_clock_said(
-    plan: Plan, seconds: list[float], latency_s: float
+    plan: Plan, seconds: list[float], latency_s: float, schedule: Schedule
 ):
     profile, cluster = layers_of(*seconds, link=Link(latency_s, 1e30))
-    program = lower(plan, profile, cluster)
+    program = lower(plan, profile, cluster, schedule)
     check(program)
     # gradient sync is not on that clock: a ring holds its links while it waits for latencies
     without = [tuple(entry for entry in ranks if not isinstance(entry, Sync)) for ranks in program.ranks]
@@ -202,7 +208,7 @@ def test_every_plan_lowers_to_a_program_that_lasts_as_long_as_the_clock_said(
         for event in simulate(costs).events
         if isinstance(event.instruction, Compute)
     }
-    for scheduled in list_schedule(costs):
+    for scheduled in list_schedule(costs, schedule):
         assert [ends[compute] for compute, _ in scheduled] == pytest.approx([end for _, end in scheduled])
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from cost_model.errors import InfeasibleError
 from cost_model.memory import StageShape, device_memory, stage_activation_bytes, trained_bytes, working_bytes
-from hetpipe.verifier import check_memory
+from hetpipe.costs import check_memory
 from small_case import plan_of, small_cluster, small_plan, small_profile
 
 

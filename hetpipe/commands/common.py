@@ -16,6 +16,7 @@ from cost_model.cluster import Cluster
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile, read_profile
 from cost_model.reading import did_you_mean, write_atomically
+from hetpipe.instructions import Schedule
 from hetpipe.model_names import model_entry
 from hetpipe.report import console
 from partition.plan import Plan, check_plan
@@ -35,6 +36,10 @@ MicrobatchOption = Annotated[
 ]
 StrategyOption = Annotated[
     str, typer.Option("--strategy", help="auto, or the plan space of a known system (hetpipe compare).")
+]
+ScheduleOption = Annotated[
+    Schedule | None,
+    typer.Option("--schedule", help="Order of computations; auto: the fastest of all by simulation."),
 ]
 BudgetOption = Annotated[float, typer.Option("--profile-budget", help="Seconds to spend on measuring.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, nothing else.")]

@@ -58,4 +58,4 @@ def explain_command(
         print_json({**found.to_json(), "sentences": lines})
         note(estimates)
         return
-    show([*plan_sentences(figured(given, costs, devices), costs, devices), *lines])
+    show([*plan_sentences(figured(given, costs, devices)[0], costs, devices), *lines])

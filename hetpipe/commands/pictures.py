@@ -10,11 +10,16 @@ from cost_model.cluster import Cluster
 from cost_model.cluster_file import read_cluster
 from cost_model.errors import InfeasibleError, InputError
 from cost_model.profile import ModelProfile, read_profile
+from cost_model.reading import read_text
 from hetpipe.commands.common import JsonOption, checked_plan, print_json
 from hetpipe.commands.planning import figured
+from hetpipe.costs import ProgramCosts
+from hetpipe.instructions import parse_program
 from hetpipe.planning import evaluator, simulate_plan
 from hetpipe.run_folder import MEASURED, PREDICTED, RunFolder
 from hetpipe.run_report import read_report
+from hetpipe.simulator import simulate
+from hetpipe.trace import Trace
 from partition.plan import Plan, read_plan
 
 if TYPE_CHECKING:
@@ -52,7 +57,9 @@ def plot_command(
             written = plot_overview(given, costs, devices, output)
         else:
             folder = output or path.parent
-            written = plot_plan(given, costs, devices, folder) + plot_speedups(given, costs, devices, folder)
+            trace = simulate_plan(given, costs, devices)
+            written = plot_plan(given, costs, devices, trace, folder)
+            written += plot_speedups(given, costs, devices, folder)
     if json:
         print_json({"files": [str(entry) for entry in written]})
     else:
@@ -78,13 +85,13 @@ def save_picture(ax: "Axes", path: Path) -> list[Path]:
         raise InputError(f"{path}: cannot be written ({error.strerror})") from None
 
 
-def plot_plan(plan: Plan, profile: ModelProfile, cluster: Cluster, folder: Path) -> list[Path]:
+def plot_plan(plan: Plan, profile: ModelProfile, cluster: Cluster, trace: Trace, folder: Path) -> list[Path]:
     """Draw the predicted step, the memory and the layers of a plan into a folder."""
     from hetpipe import plotting
 
     labels = plotting.stage_labels(plan, profile, cluster)
     pictures = {
-        "step": plotting.gantt(simulate_plan(plan, profile, cluster), labels=labels),
+        "step": plotting.gantt(trace, labels=labels),
         "memory": plotting.memory(plan, profile, cluster),
         "layers": plotting.partition_bars(_beside_even(plan, profile, cluster), profile, cluster),
     }
@@ -127,7 +134,7 @@ def beside_others(plan: Plan, profile: ModelProfile, cluster: Cluster) -> "list[
         else:
             outcomes.append(Outcome(name, dataclasses.replace(plain, predicted=evaluate(plain))))
     own = plan.strategy if plan.strategy not in BASELINES else f"{plan.strategy}, this plan"
-    return [*outcomes, Outcome(own, figured(plan, profile, cluster))]
+    return [*outcomes, Outcome(own, figured(plan, profile, cluster)[0])]
 
 
 def plot_run(run: RunFolder, folder: Path) -> list[Path]:
@@ -140,8 +147,10 @@ def plot_run(run: RunFolder, folder: Path) -> list[Path]:
     if not run.plan.exists():
         raise InputError(f"{run.path}: no run folder, it holds no {run.plan.name}")
     plan, profile, cluster = read_plan(run.plan), read_profile(run.profile), read_cluster(run.cluster)
+    program = parse_program(read_text(run.program), plan)
     plan = checked_plan(plan, profile, cluster)
-    written = plot_plan(plan, profile, cluster, folder)
+    predicted = simulate(ProgramCosts(program, profile, cluster))
+    written = plot_plan(plan, profile, cluster, predicted, folder)
     traces = run.read_traces()
     if MEASURED in traces and PREDICTED in traces:
         labels = plotting.stage_labels(plan, profile, cluster)

@@ -21,6 +21,7 @@ from hetpipe.commands.common import (
     MicrobatchOption,
     ModelOption,
     ProfileOption,
+    ScheduleOption,
     SequenceOption,
     StrategyOption,
     check_strategy,
@@ -40,10 +41,10 @@ from hetpipe.commands.forcing import (
     remaining,
 )
 from hetpipe.commands.measuring import measure_outcomes
-from hetpipe.costs import ProgramCosts
+from hetpipe.costs import ProgramCosts, check_memory
 from hetpipe.critical_path import DeviceTime, Share, critical_path, device_times, shares
-from hetpipe.lowering import lower
-from hetpipe.planning import evaluator, predict
+from hetpipe.instructions import Schedule
+from hetpipe.planning import evaluator, scheduled
 from hetpipe.report import (
     bound_sentence,
     comparison_table,
@@ -59,9 +60,10 @@ from hetpipe.report import (
     waiting_table,
 )
 from hetpipe.run_folder import PREDICTED
+from hetpipe.schedule_choice import Choice
 from hetpipe.simulator import simulate
 from hetpipe.trace import chrome_trace
-from hetpipe.verifier import check_memory, verify
+from hetpipe.verifier import verify
 from partition.plan import Plan, Prediction, plan_text, read_plan
 from partition.problem import Problem, problem_of, problem_of_plan
 
@@ -85,6 +87,7 @@ def plan_command(
     pipelines: PipelinesOption = None,
     max_devices: MaxDevicesOption = None,
     no_proof: NoProofOption = False,
+    schedule: ScheduleOption = None,
     program: Annotated[bool, typer.Option("--program", help="Print what each rank runs, verified.")] = False,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan here.")] = None,
     profile_budget: BudgetOption = 60.0,
@@ -102,18 +105,22 @@ def plan_command(
     else:
         found, outcomes = plan_and_compare(problem, strategy, proof=not no_proof)
     found = dataclasses.replace(found, cluster_sha256=devices.sha256)
+    found, choice = scheduled(found, costs, devices, schedule)
+    check_memory(found, costs, devices)
     text = ""
     if program:
-        lowered = lower(found, costs, devices)
-        verify(lowered, costs, devices)
-        text = lowered.text
+        verify(choice.program, costs, devices)
+        text = choice.program.text
     if output is not None:
         write_output(output, plan_text(found))
     if json:
-        print_json({**found.to_json(), "program": text} if program else found.to_json())
+        extra = {"program": text} if program else {}
+        extra |= choice_json(choice) if schedule is not None else {}
+        print_json({**found.to_json(), **extra})
         note(_estimates(costs, devices))
         return
     show_plan(found, outcomes, costs, devices)
+    show(choice_sentences(choice, schedule))
     sys.stdout.write(text)
 
 
@@ -143,21 +150,32 @@ def plan_and_compare(
     return plan or solve_problem(problem, strategy, proof=proof), outcomes
 
 
-def figured(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Plan:
-    """A given plan with its predicted figures; with a bound if all kinds of the cluster were profiled."""
+def figured(
+    plan: Plan, profile: ModelProfile, cluster: Cluster, schedule: Schedule | None = None
+) -> tuple[Plan, Choice]:
+    """A given plan as it runs under a schedule, with its predicted figures, and with a bound if all kinds of
+    the cluster were profiled; and the choice of the schedule."""
+    plan, choice = scheduled(plan, profile, cluster, schedule)
+    assert plan.predicted is not None
+    figures = plan.predicted
     if all(device.kind in profile.kinds for device in cluster.devices):
         from partition.bounds import Bound, bound_space, fractional_bound_s
         from partition.solver import with_figures
 
         problem = problem_of_plan(plan, profile, cluster)
         bound = Bound(fractional_bound_s(problem), bound_space(problem))
-        return with_figures(plan, problem, evaluator(profile, cluster), bound)
-    return dataclasses.replace(
-        plan,
-        predicted=predict(plan, profile, cluster),
-        profile_sha256=profile.sha256,
-        cluster_sha256=cluster.sha256,
-    )
+        return with_figures(plan, problem, lambda _: figures, bound), choice
+    plan = dataclasses.replace(plan, profile_sha256=profile.sha256, cluster_sha256=cluster.sha256)
+    return plan, choice
+
+
+def choice_sentences(choice: Choice, schedule: Schedule | None) -> list[str]:
+    """The schedule taken, where one was asked for or there was a choice."""
+    return [str(choice)] if schedule is not None or choice.asked is Schedule.AUTO else []
+
+
+def choice_json(choice: Choice) -> dict[str, Any]:
+    return {"schedule_choice": choice.to_json()}
 
 
 @contextmanager
@@ -194,6 +212,7 @@ def simulate_command(
     plot: Annotated[
         Path | None, typer.Option("--plot", help="Draw the step here, as PNG and as SVG.")
     ] = None,
+    schedule: ScheduleOption = None,
     json: JsonOption = False,
 ) -> None:
     """Run a plan on a virtual clock: step time, bubble, memory, and what the step waits for."""
@@ -201,10 +220,10 @@ def simulate_command(
     costs = get_profile(None, profile, devices, 0)
     given = read_plan(plan)
     given = checked_plan(given, costs, devices)
-    check_memory(given, costs, devices)
-    figures = figured(given, costs, devices)
+    figures, choice = figured(given, costs, devices, schedule)
+    check_memory(figures, costs, devices)
     assert figures.predicted is not None
-    prices = ProgramCosts(lower(given, costs, devices), costs, devices)
+    prices = ProgramCosts(choice.program, costs, devices)
     simulated = simulate(prices)
     if trace is not None:
         write_output(trace, chrome_trace([(PREDICTED, simulated)]))
@@ -216,11 +235,11 @@ def simulate_command(
     causes = shares(critical_path(simulated, prices))
     times = dict(zip(simulated.device_names, device_times(simulated, prices), strict=True))
     if json:
-        print_json(_prediction_json(figures.predicted, causes, times))
+        print_json({**_prediction_json(figures.predicted, causes, times), **choice_json(choice)})
         note(_estimates(costs, devices))
         return
     show([*plan_sentences(figures, costs, devices), plan_table(figures, costs, devices)])
-    show([path_sentence(causes), waiting_table(times)])
+    show([*choice_sentences(choice, schedule), path_sentence(causes), waiting_table(times)])
 
 
 def _prediction_json(

@@ -21,6 +21,7 @@ from hetpipe.commands.common import (
     JsonOption,
     MicrobatchOption,
     ProfileOption,
+    ScheduleOption,
     StrategyOption,
     check_strategy,
     checked_plan,
@@ -40,9 +41,18 @@ from hetpipe.commands.forcing import (
     remaining,
 )
 from hetpipe.commands.models import RequiredModel
-from hetpipe.commands.planning import AUTO, figured, plan_and_compare, show_plan, solve_problem
+from hetpipe.commands.planning import (
+    AUTO,
+    choice_json,
+    choice_sentences,
+    figured,
+    plan_and_compare,
+    show_plan,
+    solve_problem,
+)
+from hetpipe.instructions import Schedule
 from hetpipe.launch import under_torchrun
-from hetpipe.lowering import lower
+from hetpipe.planning import scheduled
 from hetpipe.report import (
     console,
     estimate_sentences,
@@ -52,7 +62,7 @@ from hetpipe.report import (
     show,
 )
 from hetpipe.run_folder import RunFolder
-from hetpipe.settings import Clock, Settings
+from hetpipe.settings import Clock, Settings, read_settings
 from hetpipe.verifier import verify
 from partition.plan import Plan, read_plan
 from partition.problem import Problem, problem_of
@@ -90,6 +100,7 @@ def run_command(
     pipelines: PipelinesOption = None,
     max_devices: MaxDevicesOption = None,
     no_proof: NoProofOption = False,
+    schedule: ScheduleOption = None,
     seed: Annotated[int, typer.Option("--seed")] = 0,
     learning_rate: Annotated[float, typer.Option("--learning-rate")] = 1e-4,
     every: Annotated[int, typer.Option("--every", help="A checkpoint each so many steps; 0: none.")] = 0,
@@ -152,6 +163,7 @@ def run_command(
         every=every,
         save=save,
         clock=clock,
+        schedule=schedule or (_kept_schedule(source) if source is not None else None),
         data=tuple(map(str, texts)),
         resume_from=None if source is None else str(source),
     )
@@ -162,21 +174,31 @@ def run_command(
         problem = problem_of(costs, left, settings.global_batch_size, microbatch_size)
         problem = forced_problem(problem, strategy, pin, pipelines, max_devices)
         chosen = _new_plan(problem, devices, strategy, proof=not no_proof, quiet=silent)
-    verify(lower(chosen, costs, devices), costs, devices)
+    running, choice = scheduled(chosen, costs, devices, settings.schedule)
+    verify(choice.program, costs, devices)
+    if not silent:
+        show(choice_sentences(choice, settings.schedule))
     used = [devices.device(name) for name in chosen.device_names]
     warn_if_too_fast(device.speed for device in used if device.kind == EMULATED)
     estimates = estimate_sentences(costs, (device.kind for device in used))
     if dry_run:
         if json:
-            print_json({"plan": chosen.to_json(), "settings": settings.to_json()})
+            decided = {"plan": running.to_json(), "settings": settings.to_json()}
+            print_json({**decided, **choice_json(choice)})
             note(estimates)
         return
     report, folder = _train(settings, cluster, costs, chosen, folder, quiet=silent)
     if json:
-        print_json({"run_folder": str(folder.path), **report.to_json()})
+        print_json({"run_folder": str(folder.path), **report.to_json(), **choice_json(choice)})
         note(estimates)
         return
     show([*run_report_tables(report), *estimates, f"run folder: {folder.path}"])
+
+
+def _kept_schedule(checkpoint: Path) -> Schedule | None:
+    """What the run of a checkpoint was asked for; None where its folder is not there."""
+    config = RunFolder(checkpoint.parent.parent).config
+    return read_settings(config).schedule if config.exists() else None
 
 
 def _given_plan(
@@ -188,10 +210,10 @@ def _given_plan(
             "leave it out, or plan again"
         )
     plan = checked_plan(plan, profile, cluster)
-    figures = figured(plan, profile, cluster)
+    figures, _ = figured(plan, profile, cluster, settings.schedule)
     if not quiet:
         show([*plan_sentences(figures, profile, cluster), plan_table(figures, profile, cluster)])
-    return figures
+    return dataclasses.replace(figures, pipelines=plan.pipelines)
 
 
 def _new_plan(problem: Problem, cluster: Cluster, strategy: str, *, proof: bool, quiet: bool) -> Plan:
