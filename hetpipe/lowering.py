@@ -46,8 +46,8 @@ def lower(
     The plan of the program has the in_flight of its schedule: `gpipe` and `interleaved` do not ask what the
     plan given allows.
 
-    Raises: InputError if the schedule is not for the plan; or if a device is shared, or it is open who has the
-        states, and no cluster is given.
+    Raises: InputError if the schedule is not for the plan; or if no cluster is given, and a device is shared
+        or it is open who has the states.
     """
     if cluster is not None:
         return choose_schedule(plan, profile, cluster, schedule).program

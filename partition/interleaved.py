@@ -8,7 +8,7 @@ from partition.classes import equal_devices
 from partition.pipeline_costs import PipelineCosts
 from partition.plan import Plan
 from partition.problem import Problem
-from partition.shared_devices import fits
+from partition.sharding import fits
 from partition.verdict import total_s
 
 MOST_DEVICES = 8
@@ -36,7 +36,7 @@ def interleaved_plans(problem: Problem, costs: PipelineCosts, ceiling_s: float =
         layout = tuple((group[index % len(group)], *cut) for index, cut in enumerate(pairwise(cuts)))
         plan = costs.plan("auto", layout, samples, range(num_stages, 0, -1))
         least_s = _least_s(costs, plan)
-        if least_s < ceiling_s and fits(plan, problem):
+        if least_s < ceiling_s and fits(plan, problem.profile, problem.cluster):
             found.append((least_s, plan))
     return [plan for _, plan in sorted(found, key=lambda entry: entry[0])]
 
