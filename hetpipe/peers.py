@@ -1,0 +1,31 @@
+"""Names who waited, at which instruction, for whom and how long, when a message or a sum does not come."""
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from hetpipe.instructions import Instruction, Program
+
+
+class PeerError(RuntimeError):
+    """A message or a sum did not come; names rank, instruction, peers and age."""
+
+
+@contextmanager
+def waiting_for(
+    program: Program, rank: int, instruction: Instruction, peers: Iterable[int], since_s: float
+) -> Iterator[None]:
+    """Turn the error of a communication that began at since_s, on the monotonic clock, into a PeerError."""
+    try:
+        yield
+    except RuntimeError as error:
+        lines = str(error).strip().splitlines() or ["no reason given"]
+        others = ", ".join(_name(program, peer) for peer in peers if peer != rank)
+        raise PeerError(
+            f"{_name(program, rank)} waited at {instruction} for {others}, "
+            f"begun {time.monotonic() - since_s:.1f} s ago: {lines[-1]}"
+        ) from error
+
+
+def _name(program: Program, rank: int) -> str:
+    return f"rank {rank} ({program.device_names[rank]})"
