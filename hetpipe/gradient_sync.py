@@ -102,7 +102,12 @@ class GradientSync:
             return self._broadcast(bucket, later)
 
         begun: Future[dist.Work] = reduction.get_future().then(go_on)
-        return lambda: begun.wait().wait()
+
+        def wait() -> None:
+            reduction.wait()  # raises its own error, which a future wraps into a traceback
+            begun.wait().wait()
+
+        return wait
 
     def _reduce(self, bucket: int) -> dist.Work:
         owner, buffer = self._program.buckets[bucket].root, self._buffers[bucket]

@@ -1,10 +1,14 @@
 """Names who waited, at which instruction, for whom and how long, when a message or a sum does not come."""
 
+import re
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from hetpipe.instructions import Instruction, Program
+
+_PLACE = re.compile(r"^\[\S+:\d+\] ")
+"""Where in its own sources torch has raised an error."""
 
 
 class PeerError(RuntimeError):
@@ -19,11 +23,11 @@ def waiting_for(
     try:
         yield
     except RuntimeError as error:
-        lines = str(error).strip().splitlines() or ["no reason given"]
+        reason = _PLACE.sub("", (str(error).strip().splitlines() or ["no reason given"])[-1])
         others = ", ".join(_name(program, peer) for peer in peers if peer != rank)
         raise PeerError(
             f"{_name(program, rank)} waited at {instruction} for {others}, "
-            f"begun {time.monotonic() - since_s:.1f} s ago: {lines[-1]}"
+            f"begun {time.monotonic() - since_s:.1f} s ago: {reason}"
         ) from error
 
 

@@ -50,7 +50,7 @@ def random_case(seed: int, num_ranks: int) -> Case:
     """A verified program on so many devices, a pure function of the two numbers."""
     rng = random.Random(f"{seed} {num_ranks}")
     model = rng.choice(MODELS)
-    profile = _profile(rng, model)
+    profile = profile_of(rng, model)
     speeds = [rng.choice([0.5, 1.0, 2.0]) for _ in range(num_ranks)]
     devices = tuple(Device(f"n/{i}", "n", CPU, 1e12, speed=speed) for i, speed in enumerate(speeds))
     cluster = Cluster("random", Link(rng.choice([0.0, 1e-3]), rng.choice([1e5, 1e9])), (Node("n", devices),))
@@ -94,7 +94,7 @@ def _pipeline(rng: random.Random, devices: Sequence[str]) -> Pipeline:
     return Pipeline(size, num_samples, stages)
 
 
-def _profile(rng: random.Random, model: str) -> ModelProfile:
+def profile_of(rng: random.Random, model: str) -> ModelProfile:
     """The model's layers with made-up sizes, and times that decide the order on shared devices."""
     chain = chain_of(model)
     homes: dict[str, int] = {}

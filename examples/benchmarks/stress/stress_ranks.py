@@ -42,14 +42,14 @@ class Rank:
     executor: Executor
 
     @classmethod
-    def open(cls, case: Case, rank: int) -> "Rank":
+    def open(cls, case: Case, rank: int, timeout_s: float = TIMEOUT_S) -> "Rank":
         program, chain = case.program, chain_of(case.model)
         layers = program.plan.layers_of(program.device_names[rank])
         model = chain.materialise(layers, SEED, torch.float64)
         model.train()
         trained = {name: value for name, value in model.owned_parameters().items() if value.requires_grad}
         optimizer = Optimizer(trained, counted_names(program, rank, chain), WEIGHT_DECAY)
-        return cls(case, model, optimizer, executor_of(case, rank, model, optimizer))
+        return cls(case, model, optimizer, executor_of(case, rank, model, optimizer, timeout_s))
 
     def step(self, step: int, sequence_length: int, learning_rate: float, clip_norm: float) -> StepOutcome:
         """One step; the gradients stay where they are."""
@@ -70,15 +70,17 @@ class Rank:
         return {name: value for name, value in found.items() if value is not None}
 
 
-def executor_of(case: Case, rank: int, model: LayerModel, optimizer: Optimizer) -> Executor:
+def executor_of(
+    case: Case, rank: int, model: LayerModel, optimizer: Optimizer, timeout_s: float = TIMEOUT_S
+) -> Executor:
     """An executor of the case's program; several may share a model."""
     program, chain = case.program, chain_of(case.model)
     return Executor(
         ProgramCosts(program, case.profile, case.cluster),
         rank,
         stages=StageRunner(program, model, KeyedDropout(SEED), loss_of(case.model)),
-        transport=DistributedTransport(program, rank, torch.device("cpu"), TIMEOUT_S),
-        sync=GradientSync(program, rank, chain, optimizer.parameters, TIMEOUT_S),
+        transport=DistributedTransport(program, rank, torch.device("cpu"), timeout_s),
+        sync=GradientSync(program, rank, chain, optimizer.parameters, timeout_s),
         optimizer=optimizer,
         boundaries=boundaries_of(chain, torch.float64),
         pace=Pace(),
