@@ -150,6 +150,8 @@ class Executor:
 
     def close(self) -> None:
         """Give back the process groups; all ranks together, after their last step."""
+        if len(self._program.ranks) > 1:
+            dist.barrier()  # until nobody waits for a broadcast any more
         self._transport.close()
         self._sync.close()
 

@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -157,7 +157,7 @@ class _Run:
         count = self.costs.program.plan.global_batch_size
         inputs, labels = self.task.batch(self.samples_seen, count)
         weight = 1 / self.task.num_loss_tokens(count)
-        microbatch = microbatches(self.costs.program, self.step, inputs, labels, weight)
+        microbatch = slices(self.costs.program, self.step, inputs, labels, weight)
         self.executor.prepare()
         counter = self._counter() if counted else None
         context: AbstractContextManager[Any] = counter if counter is not None else nullcontext()
@@ -211,8 +211,8 @@ class _Run:
         self.emit({"event": "step", **metrics})
 
 
-def microbatches(
-    program: Program, step: int, inputs: Mapping[str, Tensor], labels: Tensor, weight: float
+def slices(
+    program: Program, step: int, inputs: Any, labels: Tensor, weight: float
 ) -> Callable[[int, int], Microbatch]:
     """Which samples of the step a microbatch is: consecutive blocks, in the order of the plan."""
     pipelines = program.plan.pipelines

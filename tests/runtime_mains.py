@@ -15,7 +15,7 @@ from cost_model.collectives import Collective
 from hetpipe.emulation import ByteCounter
 from hetpipe.instructions import Norm, Sync
 from hetpipe.lowering import lower
-from hetpipe.rank import microbatches
+from hetpipe.rank import slices
 from partition.plan import Pipeline, Plan, Stage
 from random_cases import Case, batch_of, profile_of
 from stress_ranks import OneProcess, Rank, compare, executor_of
@@ -106,7 +106,7 @@ def peak_bytes(cases: Sequence[Case], *, rank: int, emit: Emit) -> None:
         with counter:
             runner.executor.step(
                 1,
-                microbatches(program, 1, inputs, labels, weight),
+                slices(program, 1, inputs, labels, weight),
                 start_s=time.monotonic(),
                 learning_rate=0.0,
                 clip_norm=1.0,

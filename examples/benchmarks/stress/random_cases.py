@@ -1,4 +1,4 @@
-"""Random plans that really run: own cuts, microbatches, in_flight, recompute; shared devices; collectives."""
+"""Random plans that really run: own cuts, microbatches, in_flight, recompute; shared devices; sharding."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -56,7 +56,11 @@ def random_case(seed: int, num_ranks: int) -> Case:
     cluster = Cluster("random", Link(rng.choice([0.0, 1e-3]), rng.choice([1e5, 1e9])), (Node("n", devices),))
     plan = _plan(rng, model, num_ranks)
     program = lower(plan, profile, cluster)
-    buckets = tuple(replace(bucket, collective=rng.choice(list(Collective))) for bucket in program.buckets)
+    ways = list(Collective)
+    buckets = tuple(
+        bucket if bucket.state_owner is not None else replace(bucket, collective=rng.choice(ways))
+        for bucket in program.buckets
+    )
     program = replace(program, buckets=buckets)
     verify(program, profile, cluster)
     name = f"random_case({seed}, {num_ranks}): {model}"
@@ -79,7 +83,8 @@ def _plan(rng: random.Random, model: str, num_ranks: int) -> Plan:
                 chosen.append([rng.choice(names) for _ in range(rng.randint(1, NUM_LAYERS))])
         if {name for row in chosen for name in row} == set(names):
             pipelines = tuple(_pipeline(rng, row) for row in chosen)
-            return Plan(kind, model, sum(entry.num_samples for entry in pipelines), pipelines)
+            total = sum(entry.num_samples for entry in pipelines)
+            return Plan(kind, model, total, pipelines, zero=int(rng.random() < 0.25))
 
 
 def _pipeline(rng: random.Random, devices: Sequence[str]) -> Pipeline:

@@ -1,5 +1,6 @@
 """What the ranks run: one random plan after another, each step compared with one process."""
 
+import ctypes
 import gc
 import os
 import time
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hetpipe.costs import ProgramCosts
 from hetpipe.dropout import KeyedDropout
@@ -18,7 +19,7 @@ from hetpipe.executor import Executor, StepOutcome
 from hetpipe.gradient_sync import GradientSync, counted_names
 from hetpipe.instructions import Program
 from hetpipe.optimizer import Optimizer
-from hetpipe.rank import boundaries_of, gather, microbatches
+from hetpipe.rank import boundaries_of, gather, slices
 from hetpipe.skeleton import LayerModel
 from hetpipe.stage import StageRunner
 from hetpipe.transport import DistributedTransport
@@ -38,7 +39,7 @@ class Rank:
 
     case: Case
     model: LayerModel
-    optimizer: Optimizer
+    optimizer: "RecordingOptimizer"
     executor: Executor
 
     @classmethod
@@ -47,27 +48,40 @@ class Rank:
         layers = program.plan.layers_of(program.device_names[rank])
         model = chain.materialise(layers, SEED, torch.float64)
         model.train()
-        trained = {name: value for name, value in model.owned_parameters().items() if value.requires_grad}
-        optimizer = Optimizer(trained, counted_names(program, rank, chain), WEIGHT_DECAY)
+        counted, trained = counted_names(program, rank, chain), trained_parameters(model)
+        sharded = program.plan.state_owners is not None
+        stepped = {name: value for name, value in trained.items() if name in counted or not sharded}
+        optimizer = RecordingOptimizer(stepped, counted, WEIGHT_DECAY)
         return cls(case, model, optimizer, executor_of(case, rank, model, optimizer, timeout_s))
 
     def step(self, step: int, sequence_length: int, learning_rate: float, clip_norm: float) -> StepOutcome:
-        """One step; the gradients stay where they are."""
+        """One step; the optimizer has its gradients then."""
         self.executor.prepare()
         program = self.case.program
         count = program.plan.global_batch_size
         batch = batch_of(self.case.model, step, count, sequence_length)
         return self.executor.step(
             step,
-            microbatches(program, step, *batch),
+            slices(program, step, *batch),
             start_s=time.monotonic(),
             learning_rate=learning_rate,
             clip_norm=clip_norm,
         )
 
-    def gradients(self) -> dict[str, Tensor]:
-        found = {name: value.grad for name, value in self.optimizer.parameters.items()}
-        return {name: value for name, value in found.items() if value is not None}
+
+class RecordingOptimizer(Optimizer):
+    """Keeps a copy of the gradients of the last step, clipped: parameters may travel in their memory."""
+
+    gradients: dict[str, Tensor]
+
+    def step(self, learning_rate: float, scale: float) -> None:
+        super().step(learning_rate, scale)
+        found = {name: value.grad for name, value in self.parameters.items()}
+        self.gradients = {name: value.clone() for name, value in found.items() if value is not None}
+
+
+def trained_parameters(model: LayerModel) -> dict[str, nn.Parameter]:
+    return {name: value for name, value in model.owned_parameters().items() if value.requires_grad}
 
 
 def executor_of(
@@ -80,7 +94,7 @@ def executor_of(
         rank,
         stages=StageRunner(program, model, KeyedDropout(SEED), loss_of(case.model)),
         transport=DistributedTransport(program, rank, torch.device("cpu"), timeout_s),
-        sync=GradientSync(program, rank, chain, optimizer.parameters, timeout_s),
+        sync=GradientSync(program, rank, chain, trained_parameters(model), timeout_s),
         optimizer=optimizer,
         boundaries=boundaries_of(chain, torch.float64),
         pace=Pace(),
@@ -97,8 +111,7 @@ class OneProcess:
         self._model.train()
         self._dropout = KeyedDropout(SEED)
         self._model.on_layer = self._dropout.enter_layer
-        owned = self._model.owned_parameters().items()
-        self._parameters = {name: value for name, value in owned if value.requires_grad}
+        self._parameters = trained_parameters(self._model)
         values = self._parameters.values()
         groups = [
             {"params": [value for value in values if value.dim() > 1], "weight_decay": WEIGHT_DECAY},
@@ -150,7 +163,7 @@ def compare(
 ) -> float:
     """Run a step on all ranks; `difference` on rank 0, which has the one process, 0 on the others."""
     outcome = runner.step(step, sequence_length, learning_rate, clip)
-    found = gather(runner.gradients())
+    found = gather(runner.optimizer.gradients)
     if one is None:
         return 0.0
     count = runner.case.program.plan.global_batch_size
@@ -190,6 +203,7 @@ def features(program: Program) -> dict[str, bool]:
         "stages in a row": bool(program.local_boundaries),
         "short last microbatch": any(p.num_samples % p.microbatch_size for p in plan.pipelines),
         "recompute": any(stage.recompute for stage in stages),
+        "states sharded": any(bucket.state_owner is not None for bucket in program.buckets),
         "tied over ranks": any(bucket.tied for bucket in program.buckets),
         **{name: name in collectives for name in ("ring", "tree")},
     }
@@ -220,8 +234,9 @@ def stress(
 
 
 def census() -> dict[str, float]:
-    """What this process holds."""
+    """What this process holds, after free memory went back to the system (glibc keeps some for later)."""
     gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return {
         "rss_mib": pages * os.sysconf("SC_PAGE_SIZE") / MIB,
