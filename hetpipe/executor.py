@@ -25,12 +25,13 @@ from hetpipe.instructions import (
     outgoing,
 )
 from hetpipe.optimizer import Optimizer
+from hetpipe.peers import waiting_for
 from hetpipe.stage import Microbatch, StageRunner
 from hetpipe.trace import Event
 from hetpipe.transport import TensorShape, Transport, release_points
 
-Boundaries = Callable[[int, int], tuple[TensorShape, ...]]
-"""(layer, samples) -> the tensors that travel from layer - 1 to layer for a microbatch of samples."""
+Boundaries = Callable[[int, Microbatch], tuple[TensorShape, ...]]
+"""(layer, microbatch) -> the tensors that travel from layer - 1 to layer for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +104,9 @@ class Executor:
     ) -> StepOutcome:
         """Run the whole list once, after `prepare`.
 
-        microbatch: (pipeline, microbatch) -> its data. start_s: common start of all ranks, monotonic clock.
-        A step whose gradients are not finite leaves the parameters as they are, on all ranks alike.
+        microbatch: (pipeline, microbatch) -> its data, whose shapes may differ from step to step, but for the
+        number of samples. start_s: common start of all ranks, monotonic clock. A step whose gradients are not
+        finite leaves the parameters as they are, on all ranks alike.
         """
         events: list[Event] = []
         totals = torch.zeros(3, dtype=torch.float64)
@@ -116,7 +118,7 @@ class Executor:
                 case Compute():
                     begin, end = self._compute(index, entry, microbatch)
                 case Transfer():
-                    end = self._transfer(entry)
+                    end = self._transfer(entry, microbatch)
                 case Sync():
                     end = self._start_sync(entry, step)
                 case Norm():
@@ -145,6 +147,13 @@ class Executor:
             over_budget_s=self._pace.over_budget_s,
             events=tuple(events),
         )
+
+    def close(self) -> None:
+        """Give back the process groups; all ranks together, after their last step."""
+        if len(self._program.ranks) > 1:
+            dist.barrier()  # until nobody waits for a broadcast any more
+        self._transport.close()
+        self._sync.close()
 
     def _compute(
         self, index: int, entry: Compute, microbatch: Callable[[int, int], Microbatch]
@@ -176,14 +185,14 @@ class Executor:
             self._outgoing[made] = result
         return start, self._pace.end(start, self._costs.compute_s(self._rank, entry))
 
-    def _transfer(self, entry: Transfer) -> float:
+    def _transfer(self, entry: Transfer, microbatch: Callable[[int, int], Microbatch]) -> float:
         """Post a message; gives the time at which it is due."""
         if entry.direction is Direction.SEND:
             due_s = self._board.send(entry, self._pace.now_s) if self._board else self._pace.now_s
             self._transport.send(entry, self._outgoing.pop(entry.message))
             return due_s
         layer = self._program.pipeline(entry).stages[entry.boundary].start
-        shapes = self._boundaries(layer, self._program.samples(entry))
+        shapes = self._boundaries(layer, microbatch(entry.pipeline, entry.microbatch))
         if entry.op is Pass.BACKWARD:
             shapes = tuple(shape for shape in shapes if shape.dtype.is_floating_point)
         self._transport.post_receive(entry, shapes)
@@ -221,7 +230,9 @@ class Executor:
             return totals
         if self._board is not None:
             self._board.join(self._norm, self._rank, step, self._pace.now_s)
-        dist.all_reduce(totals)
+        everyone = range(len(self._program.ranks))
+        with waiting_for(self._program, self._rank, Norm(), everyone, time.monotonic()):
+            dist.all_reduce(totals)
         self._pace.wait(self._board.collective_due_s(self._norm, self._rank) if self._board else 0.0)
         return totals
 

@@ -1,6 +1,9 @@
 """Sums of gradients over the owners of each bucket."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -8,7 +11,8 @@ from torch import Tensor, nn
 from torch.futures import Future
 
 from cost_model.collectives import Collective
-from hetpipe.instructions import Program
+from hetpipe.instructions import Broadcast, Program, Sync
+from hetpipe.peers import waiting_for
 from hetpipe.splitting import ChainModel
 
 
@@ -16,11 +20,18 @@ class GradientSync:
     """The collectives of one rank. Owns the process groups and the sums that are under way."""
 
     def __init__(
-        self, program: Program, rank: int, chain: ChainModel, parameters: Mapping[str, nn.Parameter]
+        self,
+        program: Program,
+        rank: int,
+        chain: ChainModel,
+        parameters: Mapping[str, nn.Parameter],
+        timeout_s: float,
     ) -> None:
         everyone = tuple(range(len(program.ranks)))
+        # NOTE: a group that is given no timeout has torch's, half an hour, whatever the default group has
+        timeout = timedelta(seconds=timeout_s)
         groups = {
-            ranks: None if ranks == everyone else dist.new_group(list(ranks))
+            ranks: None if ranks == everyone else dist.new_group(list(ranks), timeout=timeout)
             for ranks in sorted({bucket.ranks for bucket in program.buckets})
         }
         self._program, self._rank = program, rank
@@ -28,7 +39,9 @@ class GradientSync:
         # NOTE: gloo matches collectives by their order in a group, and when a reduction is over, so that its
         # broadcast may begin, differs from rank to rank: each bucket's broadcasts have a group of their own
         self._broadcast_groups = [
-            dist.new_group(list(bucket.ranks)) if bucket.collective is Collective.TREE else None
+            dist.new_group(list(bucket.ranks), timeout=timeout)
+            if bucket.collective is Collective.TREE
+            else None
             for bucket in program.buckets
         ]
         self._members = [
@@ -37,7 +50,7 @@ class GradientSync:
         ]
         # one buffer for each bucket, of which the gradients are views: nothing is copied to be summed
         self._buffers = [_buffer(members) for members in self._members]
-        self._under_way: dict[int, Callable[[], object]] = {}
+        self._under_way: dict[Sync | Broadcast, tuple[Callable[[], object], float]] = {}
 
     def buffers(self) -> list[Tensor]:
         """The memory of the gradients that are summed, one tensor for each bucket of this rank."""
@@ -52,15 +65,26 @@ class GradientSync:
 
     def start(self, bucket: int) -> None:
         """Begin to sum the bucket's gradients over its owners, or for the owner of its states only."""
+        self._begin(Sync(bucket), self._sum)
+
+    def _begin(
+        self, instruction: Sync | Broadcast, collective: Callable[[int], Callable[[], object]]
+    ) -> None:
+        """Start what gives how to wait for it."""
+        since_s = time.monotonic()
+        with self._waiting(instruction, since_s):
+            self._under_way[instruction] = (collective(instruction.bucket), since_s)
+
+    def _sum(self, bucket: int) -> Callable[[], object]:
         if self._program.buckets[bucket].state_owner is not None:
-            self._under_way[bucket] = self._reduce(bucket).wait
-            return
+            return self._reduce(bucket).wait
         if self._program.buckets[bucket].collective is Collective.TREE:
-            self._under_way[bucket] = self._start_tree(bucket)
-            return
-        work = dist.all_reduce(self._buffers[bucket], group=self._groups[bucket], async_op=True)
+            return self._start_tree(bucket)
+        work: dist.Work | None = dist.all_reduce(
+            self._buffers[bucket], group=self._groups[bucket], async_op=True
+        )
         assert work is not None
-        self._under_way[bucket] = work.wait
+        return work.wait
 
     def _start_tree(self, bucket: int) -> Callable[[], object]:
         """Begin to reduce to the first owner, which then broadcasts; gives how to wait for both.
@@ -78,7 +102,12 @@ class GradientSync:
             return self._broadcast(bucket, later)
 
         begun: Future[dist.Work] = reduction.get_future().then(go_on)
-        return lambda: begun.wait().wait()
+
+        def wait() -> None:
+            reduction.wait()  # raises its own error, which a future wraps into a traceback
+            begun.wait().wait()
+
+        return wait
 
     def _reduce(self, bucket: int) -> dist.Work:
         owner, buffer = self._program.buckets[bucket].root, self._buffers[bucket]
@@ -101,7 +130,7 @@ class GradientSync:
         if self._program.buckets[bucket].state_owner == self._rank:
             for value, part in self._parts(bucket):
                 part.copy_(value)
-        self._under_way[bucket] = self._broadcast(bucket, self._groups[bucket]).wait
+        self._begin(Broadcast(bucket), lambda bucket: self._broadcast(bucket, self._groups[bucket]).wait)
 
     @torch.no_grad()
     def finish_broadcasts(self) -> list[int]:
@@ -122,11 +151,27 @@ class GradientSync:
         return [(value, part.view_as(value)) for value, part in zip(members, parts, strict=True)]
 
     def finish(self) -> list[int]:
-        """Wait for all that were started; gives their buckets."""
+        """Wait for all that were started; gives their buckets.
+
+        Raises: PeerError if one does not end in time, or an owner is gone.
+        """
         done = list(self._under_way)
-        for bucket in done:
-            self._under_way.pop(bucket)()
-        return done
+        for instruction in done:
+            wait, since_s = self._under_way.pop(instruction)
+            with self._waiting(instruction, since_s):
+                wait()
+        return [instruction.bucket for instruction in done]
+
+    def close(self) -> None:
+        """Give back the process groups; all ranks must have finished their last step."""
+        for group in {*self._groups, *self._broadcast_groups} - {None}:
+            dist.destroy_process_group(group)
+        self._groups.clear()
+        self._broadcast_groups.clear()
+
+    def _waiting(self, instruction: Sync | Broadcast, since_s: float) -> AbstractContextManager[None]:
+        owners = self._program.buckets[instruction.bucket].ranks
+        return waiting_for(self._program, self._rank, instruction, owners, since_s)
 
 
 def _buffer(members: Sequence[nn.Parameter]) -> Tensor:

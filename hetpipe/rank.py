@@ -21,9 +21,9 @@ from cost_model.reading import read_text
 from hetpipe.costs import ProgramCosts
 from hetpipe.dropout import KeyedDropout
 from hetpipe.emulation import Board, ByteCounter, EmulatedPace, HostLoad, Pace
-from hetpipe.executor import Executor, StepOutcome
+from hetpipe.executor import Boundaries, Executor, StepOutcome
 from hetpipe.gradient_sync import GradientSync, counted_names
-from hetpipe.instructions import parse_program
+from hetpipe.instructions import Program, parse_program
 from hetpipe.launch import Emit
 from hetpipe.optimizer import Optimizer
 from hetpipe.rank_report import RankSummary, shared_hashes, write_results
@@ -31,6 +31,7 @@ from hetpipe.run_folder import RunFolder
 from hetpipe.saving import load_checkpoint, save_checkpoint
 from hetpipe.settings import Clock, Settings, read_settings
 from hetpipe.skeleton import LayerModel
+from hetpipe.splitting import ChainModel
 from hetpipe.stage import Microbatch, StageRunner
 from hetpipe.task import TaskFactory, TrainingTask
 from hetpipe.transport import DistributedTransport, TensorShape
@@ -108,9 +109,9 @@ class _Run:
             rank,
             stages=StageRunner(program, model, KeyedDropout(settings.seed), task.loss),
             transport=DistributedTransport(program, rank, place, settings.timeout_s),
-            sync=GradientSync(program, rank, task.chain, trained),
+            sync=GradientSync(program, rank, task.chain, trained, settings.timeout_s),
             optimizer=optimizer,
-            boundaries=_boundaries(task, settings, dtype),
+            boundaries=boundaries_of(task.chain, dtype),
             pace=_pace(device, settings, place),
             board=board,
         )
@@ -155,7 +156,8 @@ class _Run:
     def _one_step(self, *, counted: bool) -> None:
         count = self.costs.program.plan.global_batch_size
         inputs, labels = self.task.batch(self.samples_seen, count)
-        microbatch = _slices(self.costs, self.step, inputs, labels, 1 / self.task.num_loss_tokens(count))
+        weight = 1 / self.task.num_loss_tokens(count)
+        microbatch = slices(self.costs.program, self.step, inputs, labels, weight)
         self.executor.prepare()
         counter = self._counter() if counted else None
         context: AbstractContextManager[Any] = counter if counter is not None else nullcontext()
@@ -209,11 +211,11 @@ class _Run:
         self.emit({"event": "step", **metrics})
 
 
-def _slices(
-    costs: ProgramCosts, step: int, inputs: Any, labels: Tensor, weight: float
+def slices(
+    program: Program, step: int, inputs: Any, labels: Tensor, weight: float
 ) -> Callable[[int, int], Microbatch]:
     """Which samples of the step a microbatch is: consecutive blocks, in the order of the plan."""
-    pipelines = costs.program.plan.pipelines
+    pipelines = program.plan.pipelines
     offsets = [sum(entry.num_samples for entry in pipelines[:index]) for index in range(len(pipelines))]
 
     def microbatch(pipeline: int, index: int) -> Microbatch:
@@ -225,18 +227,16 @@ def _slices(
     return microbatch
 
 
-def _boundaries(
-    task: TrainingTask, settings: Settings, dtype: torch.dtype
-) -> Callable[[int, int], tuple[TensorShape, ...]]:
-    length = settings.sequence_length
-    specs = {layer: task.chain.boundary(layer, length) for layer in range(1, task.chain.num_layers)}
+def boundaries_of(chain: ChainModel, dtype: torch.dtype) -> Boundaries:
+    """What travels between the layers of a chain whose floating tensors are of a dtype."""
 
-    def boundaries(layer: int, samples: int) -> tuple[TensorShape, ...]:
+    def boundaries(layer: int, microbatch: Microbatch) -> tuple[TensorShape, ...]:
         return tuple(
             TensorShape(
-                (samples, *spec.shape_per_sample), dtype if spec.dtype.is_floating_point else spec.dtype
+                (len(microbatch.samples), *spec.shape_per_sample),
+                dtype if spec.dtype.is_floating_point else spec.dtype,
             )
-            for spec in specs[layer]
+            for spec in chain.boundary_for(layer, microbatch.inputs)
         )
 
     return boundaries

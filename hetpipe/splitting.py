@@ -93,10 +93,27 @@ class ChainModel:
 
     def boundary(self, layer: int, sequence_length: int | None = None) -> tuple[TensorSpec, ...]:
         """What travels from layer - 1 to layer for one sample; sequence_length None takes the example's."""
+        shapes = [
+            (sequence_length,)
+            if sequence_length is not None and tensor.dim() == 2 and not tensor.is_floating_point()
+            else tuple(tensor.shape[1:])
+            for tensor in self.example.values()
+        ]
+        return self._crossing(layer, tuple(shapes))
+
+    def boundary_for(self, layer: int, inputs: Inputs) -> tuple[TensorSpec, ...]:
+        """The same for samples with the shapes of these inputs, each [samples, ...]."""
+        if self.structure is None:  # takes its inputs by position
+            given = list(inputs.values())
+        else:
+            given = [inputs.get(key, tensor) for key, tensor in self.example.items()]
+        return self._crossing(layer, tuple(tuple(tensor.shape[1:]) for tensor in given))
+
+    def _crossing(self, layer: int, shapes: tuple[tuple[int, ...], ...]) -> tuple[TensorSpec, ...]:
         if not 0 < layer < self.num_layers:
             raise ValueError(f"boundaries of {self.name} are 1 to {self.num_layers - 1}, not {layer}")
         # All blocks pass on the same tensors.
-        return _boundaries(self, sequence_length)[layer - 1 if self.structure is None else 0]
+        return _boundaries(self, shapes)[layer - 1 if self.structure is None else 0]
 
     def materialise(
         self,
@@ -288,14 +305,15 @@ def _sequential_reached(build: Callable[[], nn.Module], inputs: Inputs) -> set[s
     return {name for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
-@lru_cache(maxsize=64)
-def _boundaries(chain: ChainModel, sequence_length: int | None) -> tuple[tuple[TensorSpec, ...], ...]:
-    """What travels: at each inner boundary of an nn.Sequential, else at the first one (all are alike)."""
+@lru_cache(maxsize=1024)
+def _boundaries(chain: ChainModel, shapes: tuple[tuple[int, ...], ...]) -> tuple[tuple[TensorSpec, ...], ...]:
+    """What travels: at each inner boundary of an nn.Sequential, else at the first one (all are alike).
+
+    shapes: of one sample of each input, in the order of the example.
+    """
     example = {
-        key: torch.zeros(1, sequence_length, dtype=tensor.dtype)
-        if sequence_length is not None and tensor.dim() == 2 and not tensor.is_floating_point()
-        else tensor
-        for key, tensor in chain.example.items()
+        key: tensor if tuple(tensor.shape[1:]) == shape else torch.zeros(1, *shape, dtype=tensor.dtype)
+        for (key, tensor), shape in zip(chain.example.items(), shapes, strict=True)
     }
     with torch.no_grad():
         if chain.structure is None:

@@ -47,8 +47,7 @@ class StageRunner:
         self._dropout = dropout
         self._loss = loss
         self._alive: dict[tuple[int, int, int], _InFlight] = {}
-        self._losses: list[Tensor] = []
-        model.on_layer = dropout.enter_layer
+        self._loss_so_far: Tensor | None = None
 
     @property
     def num_in_flight(self) -> int:
@@ -65,7 +64,8 @@ class StageRunner:
             outputs = self._run(compute, microbatch, carried)
         last = self._is_last(compute)
         if last:
-            self._losses.append(outputs[0].detach())
+            loss = outputs[0].detach().double()
+            self._loss_so_far = loss if self._loss_so_far is None else self._loss_so_far + loss
         kept = () if recompute else outputs
         self._alive[_key(compute)] = _InFlight(microbatch, carried, kept)
         return () if last else outputs
@@ -91,14 +91,14 @@ class StageRunner:
 
     def take_loss(self) -> float:
         """Sum of the weighted losses since the last call."""
-        total = sum(float(loss) for loss in self._losses)
-        self._losses.clear()
-        return total
+        total, self._loss_so_far = self._loss_so_far, None
+        return 0.0 if total is None else float(total)
 
     def _run(
         self, compute: Compute, microbatch: Microbatch, carried: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
         stage = self._program.stage(compute)
+        self._model.on_layer = self._dropout.enter_layer  # the model may serve several programs
         self._dropout.at(microbatch.step, microbatch.samples)
         with self._dropout:
             outputs = self._model.run(stage.start, stage.stop, microbatch.inputs, carried)

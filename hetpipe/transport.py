@@ -1,9 +1,10 @@
 """Moves the tensors that cross from stage to stage."""
 
+import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Protocol
 
@@ -13,10 +14,7 @@ from torch import Tensor
 
 from cost_model.errors import InputError
 from hetpipe.instructions import Compute, Direction, Message, Pass, Program, Transfer, incoming
-
-
-class TransferError(RuntimeError):
-    """A message did not come; names rank, instruction and peer."""
+from hetpipe.peers import waiting_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +33,15 @@ class Transport(Protocol):
     def receive(self, transfer: Transfer) -> tuple[Tensor, ...]: ...
     def release(self, transfer: Transfer) -> None: ...
     def finish(self) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class _UnderWay:
+    """The tensors of one message, each with torch's handle, and when the message was posted."""
+
+    tensors: list[tuple[dist.Work, Tensor]] = field(default_factory=list)
+    since_s: float = field(default_factory=time.monotonic)
 
 
 class DistributedTransport:
@@ -50,21 +57,22 @@ class DistributedTransport:
         self._rank = rank
         self._device = device
         self._timeout = timedelta(seconds=timeout_s)
-        self._sends: dict[Transfer, list[tuple[dist.Work, Tensor]]] = {}
-        self._receives: dict[Transfer, list[tuple[dist.Work, Tensor]]] = {}
+        self._sends: dict[Transfer, _UnderWay] = {}
+        self._receives: dict[Transfer, _UnderWay] = {}
         slots = sorted({entry.message for entry in _transfers(program)})
         self._tags = {message: index * MAX_TENSORS for index, message in enumerate(slots)}
-        self._groups = _edge_groups(program) if device.type == "cuda" else {}
+        self._groups = _edge_groups(program, self._timeout) if device.type == "cuda" else {}
 
     def send(self, transfer: Transfer, tensors: Sequence[Tensor]) -> None:
         peer, group = self._peer(transfer)
         tag = self._tags[transfer.message]
-        work = []
+        message = self._sends[transfer] = _UnderWay()
         for index, tensor in enumerate(tensors):
             data = tensor.detach().contiguous()
-            with self._naming(transfer):
-                work.append((dist.isend(data, peer, group=group, tag=tag + index), data))
-        self._sends[transfer] = [(handle, data) for handle, data in work if handle is not None]
+            with self._waiting(transfer, message):
+                work = dist.isend(data, peer, group=group, tag=tag + index)
+            assert work is not None
+            message.tensors.append((work, data))
 
     def post_receive(self, transfer: Transfer, shapes: Sequence[TensorShape]) -> None:
         if len(shapes) > MAX_TENSORS:
@@ -73,35 +81,35 @@ class DistributedTransport:
             )
         peer, group = self._peer(transfer)
         tag = self._tags[transfer.message]
-        work = []
+        message = self._receives[transfer] = _UnderWay()
         for index, entry in enumerate(shapes):
             buffer = torch.empty(entry.shape, dtype=entry.dtype, device=self._device)
-            with self._naming(transfer):
-                work.append((dist.irecv(buffer, peer, group=group, tag=tag + index), buffer))
-        self._receives[transfer] = [(handle, data) for handle, data in work if handle is not None]
+            with self._waiting(transfer, message):
+                work = dist.irecv(buffer, peer, group=group, tag=tag + index)
+            assert work is not None
+            message.tensors.append((work, buffer))
 
     def receive(self, transfer: Transfer) -> tuple[Tensor, ...]:
         """Wait for the tensors of a posted receive.
 
-        Raises: TransferError if they do not come in time, or the peer is gone.
+        Raises: PeerError if they do not come in time, or the peer is gone.
         """
-        tensors = []
-        for work, buffer in self._receives.pop(transfer):
-            with self._naming(transfer):
-                work.wait(self._timeout)
-            tensors.append(buffer)
-        return tuple(tensors)
+        return self._wait(transfer, self._receives.pop(transfer))
 
     def release(self, transfer: Transfer) -> None:
         """Let go of a send that is proven to have arrived."""
-        for work, _ in self._sends.pop(transfer, ()):
-            with self._naming(transfer):
-                work.wait(self._timeout)
+        self._wait(transfer, self._sends.pop(transfer))
 
     def finish(self) -> None:
         """Let go of all sends; every receiver has passed the step's NORM."""
         for transfer in tuple(self._sends):
             self.release(transfer)
+
+    def close(self) -> None:
+        """Give back the communicators; all ranks must have finished their last step."""
+        for group in self._groups.values():
+            dist.destroy_process_group(group)
+        self._groups.clear()
 
     def _peer(self, transfer: Transfer) -> tuple[int, dist.ProcessGroup | None]:
         peer = self._program.rank_of(transfer.pipeline, transfer.peer_stage)
@@ -109,20 +117,15 @@ class DistributedTransport:
         edge = (self._rank, peer) if sending else (peer, self._rank)
         return peer, self._groups.get(edge)
 
-    @contextmanager
-    def _naming(self, transfer: Transfer) -> Iterator[None]:
-        """Turn torch's error into a TransferError."""
-        try:
-            yield
-        except RuntimeError as error:
-            raise self._failed(transfer, error) from error
+    def _wait(self, transfer: Transfer, message: _UnderWay) -> tuple[Tensor, ...]:
+        with self._waiting(transfer, message):
+            for work, _ in message.tensors:
+                work.wait(self._timeout)
+        return tuple(tensor for _, tensor in message.tensors)
 
-    def _failed(self, transfer: Transfer, error: RuntimeError) -> TransferError:
+    def _waiting(self, transfer: Transfer, message: _UnderWay) -> AbstractContextManager[None]:
         peer = self._program.rank_of(transfer.pipeline, transfer.peer_stage)
-        names = self._program.device_names
-        reason = (str(error).strip().splitlines() or ["no reason given"])[-1]
-        here, there = f"rank {self._rank} ({names[self._rank]})", f"rank {peer} ({names[peer]})"
-        return TransferError(f"{here} waited at {transfer} for {there}: {reason}")
+        return waiting_for(self._program, self._rank, transfer, (peer,), message.since_s)
 
 
 MAX_TENSORS = 16
@@ -133,13 +136,13 @@ def _transfers(program: Program) -> list[Transfer]:
     return [entry for instructions in program.ranks for entry in instructions if isinstance(entry, Transfer)]
 
 
-def _edge_groups(program: Program) -> dict[tuple[int, int], dist.ProcessGroup]:
+def _edge_groups(program: Program, timeout: timedelta) -> dict[tuple[int, int], dist.ProcessGroup]:
     edges = {
         (program.rank_of(entry.pipeline, entry.stage), program.rank_of(entry.pipeline, entry.peer_stage))
         for entry in _transfers(program)
         if entry.direction is Direction.SEND
     }
-    return {edge: dist.new_group(sorted(edge)) for edge in sorted(edges)}
+    return {edge: dist.new_group(sorted(edge), timeout=timeout) for edge in sorted(edges)}
 
 
 def release_points(program: Program, rank: int) -> dict[int, tuple[Transfer, ...]]:

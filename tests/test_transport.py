@@ -180,8 +180,8 @@ def test_a_boundary_of_several_tensors_arrives_whole():
 @pytest.mark.parametrize("peer", ["stays silent", "leaves"])
 def test_a_receive_from_a_lost_peer_names_rank_instruction_and_peer(peer):
     expected = (
-        r"rank 1 \(here/1\) failed: TransferError: "
-        r"rank 1 \(here/1\) waited at 1RECV_F2 for rank 0 \(here/0\): .+"
+        r"rank 1 \(here/1\) failed: PeerError: "
+        r"rank 1 \(here/1\) waited at 1RECV_F2 for rank 0 \(here/0\), begun \d+\.\d s ago: .+"
     )
     with pytest.raises(WorkerLostError, match=expected):
         run_ranks(rank_mains.lose_the_peer, (program_of(0, 4, 8), peer), TWO_RANKS)

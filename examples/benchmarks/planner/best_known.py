@@ -16,9 +16,9 @@ from itertools import combinations, permutations, product
 from typing import Any
 
 from cases import random_case
-from main import without_sync_s
 
 from cost_model.cluster import Device
+from main import without_sync_s
 from partition.local_search import LocalSearch
 from partition.pipeline_search import Found, PipelineSearch
 from partition.worker import Worker, share_out

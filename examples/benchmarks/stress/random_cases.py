@@ -1,0 +1,191 @@
+"""Random plans that really run: own cuts, microbatches, in_flight, recompute; shared devices; sharding."""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cost_model.cluster import CPU, Cluster, Device, Link, Node
+from cost_model.collectives import Collective
+from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
+from hetpipe.instructions import Program
+from hetpipe.loss import loss_sum
+from hetpipe.lowering import lower
+from hetpipe.models import model_spec
+from hetpipe.splitting import ChainModel
+from hetpipe.stage import Loss
+from hetpipe.verifier import verify
+from partition.plan import Pipeline, Plan, Stage
+
+MODELS = ("gpt2-tiny", "bert-tiny", "pairs")
+"""Six layers, weights tied across them, dropout on; GPT-2 and BERT are shrunk to 4 blocks of width 16."""
+MODULES = tuple(f"transformers.models.{name}.modeling_{name}" for name in ("bert", "gpt2"))
+NUM_LAYERS = 6
+NUM_FEATURES = 8
+SEQUENCE_LENGTHS = ((8,), (8,), (8, 5), (6, 11, 6))
+"""Of the steps of a case."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A program for a model, in float64, and the sequence length of each step."""
+
+    name: str
+    program: Program
+    profile: ModelProfile
+    cluster: Cluster
+    sequence_lengths: tuple[int, ...]
+
+    @property
+    def model(self) -> str:
+        return self.program.plan.model
+
+
+def random_case(seed: int, num_ranks: int) -> Case:
+    """A verified program on so many devices, a pure function of the two numbers."""
+    rng = random.Random(f"{seed} {num_ranks}")
+    model = rng.choice(MODELS)
+    profile = profile_of(rng, model)
+    speeds = [rng.choice([0.5, 1.0, 2.0]) for _ in range(num_ranks)]
+    devices = tuple(Device(f"n/{i}", "n", CPU, 1e12, speed=speed) for i, speed in enumerate(speeds))
+    cluster = Cluster("random", Link(rng.choice([0.0, 1e-3]), rng.choice([1e5, 1e9])), (Node("n", devices),))
+    plan = _plan(rng, model, num_ranks)
+    program = lower(plan, profile, cluster)
+    ways = list(Collective)
+    buckets = tuple(
+        bucket if bucket.state_owner is not None else replace(bucket, collective=rng.choice(ways))
+        for bucket in program.buckets
+    )
+    program = replace(program, buckets=buckets)
+    verify(program, profile, cluster)
+    name = f"random_case({seed}, {num_ranks}): {model}"
+    return Case(name, program, profile, cluster, rng.choice(SEQUENCE_LENGTHS))
+
+
+def _plan(rng: random.Random, model: str, num_ranks: int) -> Plan:
+    """One to four pipelines that together use all devices: of their own, shared, or interleaved."""
+    kind = rng.choice(["own", "shared", "interleaved"])
+    names = [f"n/{index}" for index in range(num_ranks)]
+    while True:
+        count = rng.randint(1, min(4, num_ranks) if kind == "own" else 4)
+        rng.shuffle(names)
+        ends = [0, *sorted(rng.sample(range(1, num_ranks), count - 1)), num_ranks] if kind == "own" else []
+        chosen = [names[start:stop] for start, stop in pairwise(ends)]
+        while len(chosen) < count:
+            if kind == "shared":
+                chosen.append(rng.sample(names, rng.randint(1, num_ranks)))
+            else:
+                chosen.append([rng.choice(names) for _ in range(rng.randint(1, NUM_LAYERS))])
+        if {name for row in chosen for name in row} == set(names):
+            pipelines = tuple(_pipeline(rng, row) for row in chosen)
+            total = sum(entry.num_samples for entry in pipelines)
+            return Plan(kind, model, total, pipelines, zero=int(rng.random() < 0.25))
+
+
+def _pipeline(rng: random.Random, devices: Sequence[str]) -> Pipeline:
+    cuts = [0, *sorted(rng.sample(range(1, NUM_LAYERS), len(devices) - 1)), NUM_LAYERS]
+    size, num_samples = rng.randint(1, 3), rng.randint(1, 7)
+    flights = sorted((rng.randint(1, -(-num_samples // size)) for _ in devices), reverse=True)
+    again = rng.choice([0.0, 0.0, 0.5, 1.0])
+    stages = tuple(
+        Stage((name,), layers, flight, rng.random() < again)
+        for name, layers, flight in zip(devices, pairwise(cuts), flights, strict=True)
+    )
+    return Pipeline(size, num_samples, stages)
+
+
+def profile_of(rng: random.Random, model: str) -> ModelProfile:
+    """The model's layers with made-up sizes, and times that decide the order on shared devices."""
+    chain = chain_of(model)
+    homes: dict[str, int] = {}
+    layers, times = [], []
+    for index, name in enumerate(chain.layer_names):
+        tied = [info.name for info in chain.parameters(index) if info.tied]
+        home = min((homes.setdefault(entry, index) for entry in tied), default=index)
+        tied_to = chain.layer_names[home] if home != index else None
+        layers.append(LayerProfile(name, 16.0, 4.0, 8.0, tied_to=tied_to, tied_bytes=8.0 if tied_to else 0.0))
+        forward_s = rng.uniform(1e-3, 1e-2)
+        times.append(LayerTimes((forward_s,), (2 * forward_s,)))
+    kind = KindProfile("measured", (1,), tuple(times))
+    return ModelProfile(model, 8, "float64", tuple(layers), {CPU: kind})
+
+
+@cache
+def chain_of(model: str) -> ChainModel:
+    if model == "pairs":
+        return ChainModel.from_module(_build_pairs, torch.zeros(1, 8, NUM_FEATURES), name=model)
+    return ChainModel.from_spec(model_spec(model).shrunk())
+
+
+def loss_of(model: str) -> Loss:
+    return _squared_error if model == "pairs" else partial(loss_sum, model_spec(model).task)
+
+
+def batch_of(
+    model: str, step: int, num_samples: int, sequence_length: int
+) -> tuple[Mapping[str, Tensor], Tensor, float]:
+    """Inputs by name and labels, [samples, sequence, ...], and the weight of a token's loss."""
+    draws = torch.Generator().manual_seed(step)
+    shape = (num_samples, sequence_length)
+    if model == "pairs":
+        x = torch.randn(*shape, NUM_FEATURES, generator=draws, dtype=torch.float64)
+        return {"x": x}, torch.sin(x), 1 / x.numel()
+    ids = torch.randint(0, 128, shape, generator=draws)
+    if model == "gpt2-tiny":
+        return {"input_ids": ids}, ids, 1 / (num_samples * (sequence_length - 1))
+    scored = torch.rand(shape, generator=draws) < 0.4
+    scored[0, 0] = True
+    return {"input_ids": ids}, ids.where(scored, torch.tensor(-100)), 1 / int(scored.sum())
+
+
+def _squared_error(prediction: Tensor, target: Tensor) -> Tensor:
+    return (prediction - target).square().sum()
+
+
+class _Mark(nn.Module):
+    """Adds which entries were positive: two tensors travel from here, one of them of integers."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, (x[..., 0] > 0).long()
+
+
+class _Mix(nn.Module):
+    """A linear layer, dropout and a row for each mark."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.linear = linear
+        self.rows = nn.Embedding(2, NUM_FEATURES)
+
+    def forward(self, pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        x, mark = pair
+        return F.dropout(torch.tanh(self.linear(x)), 0.2, self.training) + self.rows(mark), mark
+
+
+class _Shift(nn.Module):
+    """No parameters; the marks change."""
+
+    def forward(self, pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        x, mark = pair
+        return torch.tanh(x), 1 - mark
+
+
+class _Out(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(NUM_FEATURES, NUM_FEATURES)
+
+    def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor:
+        return self.linear(pair[0])
+
+
+def _build_pairs() -> nn.Module:
+    """The second and the fifth layer share a matrix."""
+    shared = nn.Linear(NUM_FEATURES, NUM_FEATURES)
+    own = nn.Linear(NUM_FEATURES, NUM_FEATURES)
+    return nn.Sequential(_Mark(), _Mix(shared), _Shift(), _Mix(own), _Mix(shared), _Out())

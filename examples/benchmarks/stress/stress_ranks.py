@@ -1,0 +1,246 @@
+"""What the ranks run: one random plan after another, each step compared with one process."""
+
+import ctypes
+import gc
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hetpipe.costs import ProgramCosts
+from hetpipe.dropout import KeyedDropout
+from hetpipe.emulation import Pace
+from hetpipe.executor import Executor, StepOutcome
+from hetpipe.gradient_sync import GradientSync, counted_names
+from hetpipe.instructions import Program
+from hetpipe.optimizer import Optimizer
+from hetpipe.rank import boundaries_of, gather, slices
+from hetpipe.skeleton import LayerModel
+from hetpipe.stage import StageRunner
+from hetpipe.transport import DistributedTransport
+from random_cases import Case, batch_of, chain_of, loss_of, random_case
+
+SEED = 3
+WEIGHT_DECAY = 0.01
+TIMEOUT_S = 120.0
+MIB = 2**20
+
+Emit = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One rank of a case: its layers, and what runs them."""
+
+    case: Case
+    model: LayerModel
+    optimizer: "RecordingOptimizer"
+    executor: Executor
+
+    @classmethod
+    def open(cls, case: Case, rank: int, timeout_s: float = TIMEOUT_S) -> "Rank":
+        program, chain = case.program, chain_of(case.model)
+        layers = program.plan.layers_of(program.device_names[rank])
+        model = chain.materialise(layers, SEED, torch.float64)
+        model.train()
+        counted, trained = counted_names(program, rank, chain), trained_parameters(model)
+        sharded = program.plan.state_owners is not None
+        stepped = {name: value for name, value in trained.items() if name in counted or not sharded}
+        optimizer = RecordingOptimizer(stepped, counted, WEIGHT_DECAY)
+        return cls(case, model, optimizer, executor_of(case, rank, model, optimizer, timeout_s))
+
+    def step(self, step: int, sequence_length: int, learning_rate: float, clip_norm: float) -> StepOutcome:
+        """One step; the optimizer has its gradients then."""
+        self.executor.prepare()
+        program = self.case.program
+        count = program.plan.global_batch_size
+        batch = batch_of(self.case.model, step, count, sequence_length)
+        return self.executor.step(
+            step,
+            slices(program, step, *batch),
+            start_s=time.monotonic(),
+            learning_rate=learning_rate,
+            clip_norm=clip_norm,
+        )
+
+
+class RecordingOptimizer(Optimizer):
+    """Keeps a copy of the gradients of the last step, clipped: parameters may travel in their memory."""
+
+    gradients: dict[str, Tensor]
+
+    def step(self, learning_rate: float, scale: float) -> None:
+        super().step(learning_rate, scale)
+        found = {name: value.grad for name, value in self.parameters.items()}
+        self.gradients = {name: value.clone() for name, value in found.items() if value is not None}
+
+
+def trained_parameters(model: LayerModel) -> dict[str, nn.Parameter]:
+    return {name: value for name, value in model.owned_parameters().items() if value.requires_grad}
+
+
+def executor_of(
+    case: Case, rank: int, model: LayerModel, optimizer: Optimizer, timeout_s: float = TIMEOUT_S
+) -> Executor:
+    """An executor of the case's program; several may share a model."""
+    program, chain = case.program, chain_of(case.model)
+    return Executor(
+        ProgramCosts(program, case.profile, case.cluster),
+        rank,
+        stages=StageRunner(program, model, KeyedDropout(SEED), loss_of(case.model)),
+        transport=DistributedTransport(program, rank, torch.device("cpu"), timeout_s),
+        sync=GradientSync(program, rank, chain, trained_parameters(model), timeout_s),
+        optimizer=optimizer,
+        boundaries=boundaries_of(chain, torch.float64),
+        pace=Pace(),
+        board=None,
+    )
+
+
+class OneProcess:
+    """The same training on the whole model and batch, with nothing of the runtime but the dropout's keys."""
+
+    def __init__(self, model: str) -> None:
+        self._name = model
+        self._model = chain_of(model).materialise(range(chain_of(model).num_layers), SEED, torch.float64)
+        self._model.train()
+        self._dropout = KeyedDropout(SEED)
+        self._model.on_layer = self._dropout.enter_layer
+        self._parameters = trained_parameters(self._model)
+        values = self._parameters.values()
+        groups = [
+            {"params": [value for value in values if value.dim() > 1], "weight_decay": WEIGHT_DECAY},
+            {"params": [value for value in values if value.dim() <= 1], "weight_decay": 0.0},
+        ]
+        self._adamw = torch.optim.AdamW(groups)
+
+    def step(
+        self, step: int, num_samples: int, sequence_length: int, learning_rate: float, clip_norm: float
+    ) -> tuple[float, float, dict[str, Tensor]]:
+        """(loss, norm of the gradients, gradients after clipping)."""
+        inputs, labels, weight = batch_of(self._name, step, num_samples, sequence_length)
+        self._dropout.at(step, range(num_samples))
+        with self._dropout:
+            (logits,) = self._model.run(0, self._model.num_layers, inputs)
+        loss = loss_of(self._name)(logits, labels) * weight
+        self._adamw.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters.values(), clip_norm)
+        for group in self._adamw.param_groups:
+            group["lr"] = learning_rate
+        self._adamw.step()
+        gradients = {name: value.grad for name, value in self._parameters.items()}
+        return loss.item(), norm.item(), {k: v for k, v in gradients.items() if v is not None}
+
+
+def difference(
+    outcome: StepOutcome,
+    found: Iterable[Mapping[str, Tensor]],
+    expected: tuple[float, float, Mapping[str, Tensor]],
+) -> float:
+    """The largest difference of a step of all ranks from one process, in units of the largest gradient; of
+    loss and norm in units of their own. Infinite where owners of a parameter disagree, or one is missing.
+    """
+    loss, norm, gradients = expected
+    largest = max(float(value.abs().max()) for value in gradients.values())
+    worst = max(abs(outcome.loss - loss) / abs(loss), abs(outcome.gradient_norm - norm) / norm)
+    seen: dict[str, Tensor] = {}
+    for rank in found:
+        for name, value in rank.items():
+            if not torch.equal(seen.setdefault(name, value), value):
+                return float("inf")
+            worst = max(worst, float((value - gradients[name]).abs().max()) / largest)
+    return worst if seen.keys() == gradients.keys() else float("inf")
+
+
+def compare(
+    runner: Rank, one: OneProcess | None, step: int, sequence_length: int, learning_rate: float, clip: float
+) -> float:
+    """Run a step on all ranks; `difference` on rank 0, which has the one process, 0 on the others."""
+    outcome = runner.step(step, sequence_length, learning_rate, clip)
+    found = gather(runner.optimizer.gradients)
+    if one is None:
+        return 0.0
+    count = runner.case.program.plan.global_batch_size
+    return difference(outcome, found, one.step(step, count, sequence_length, learning_rate, clip))
+
+
+def check_cases(seeds: Sequence[int], num_ranks: int, *, rank: int, emit: Emit) -> None:
+    """Gradients of some plans, at the initial weights; rank 0 emits each plan's largest difference."""
+    references = {}
+    for seed in seeds:
+        case = random_case(seed, num_ranks)
+        try:
+            runner = Rank.open(case, rank)
+            if rank == 0 and case.model not in references:
+                references[case.model] = OneProcess(case.model)
+            one = references.get(case.model)
+            lengths = enumerate(case.sequence_lengths)
+            # a learning rate of zero leaves the weights as they are
+            worst = max(compare(runner, one, step, length, 0.0, 1e30) for step, length in lengths)
+            runner.executor.close()
+        except Exception as error:
+            raise AssertionError(f"{case.name}: {type(error).__name__}: {error}") from error
+        if rank == 0:
+            emit({"event": "case", "name": case.name, "worst": worst, **features(case.program)})
+
+
+def features(program: Program) -> dict[str, bool]:
+    """What a plan has, to see that the random ones have everything."""
+    plan = program.plan
+    stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
+    places = plan.places.values()
+    collectives = {str(bucket.collective) for bucket in program.buckets}
+    return {
+        "several pipelines": len(plan.pipelines) > 1,
+        "device in several pipelines": any(len({p for p, _ in row}) > 1 for row in places),
+        "device at several stages": any(len(row) > len({p for p, _ in row}) for row in places),
+        "stages in a row": bool(program.local_boundaries),
+        "short last microbatch": any(p.num_samples % p.microbatch_size for p in plan.pipelines),
+        "recompute": any(stage.recompute for stage in stages),
+        "states sharded": any(bucket.state_owner is not None for bucket in program.buckets),
+        "tied over ranks": any(bucket.tied for bucket in program.buckets),
+        **{name: name in collectives for name in ("ring", "tree")},
+    }
+
+
+def stress(
+    steps: int, steps_of_plan: int, every: int, num_ranks: int, first_seed: int, *, rank: int, emit: Emit
+) -> None:
+    """Train under one plan after another; every so many steps rank 0 emits what all ranks hold."""
+    worst = 0.0
+    for done in range(0, steps, steps_of_plan):
+        case = random_case(first_seed + done // steps_of_plan, num_ranks)
+        try:
+            runner = Rank.open(case, rank)
+            one = OneProcess(case.model) if rank == 0 else None
+            for step in range(steps_of_plan):
+                length = case.sequence_lengths[step % len(case.sequence_lengths)]
+                worst = max(worst, compare(runner, one, step, length, 1e-3, 1.0))
+            runner.executor.close()
+        except Exception as error:
+            raise AssertionError(f"{case.name}: {type(error).__name__}: {error}") from error
+        del runner, one
+        if (done + steps_of_plan) % every == 0:
+            held = gather(census())
+            if rank == 0:
+                emit({"event": "census", "steps": done + steps_of_plan, "worst": worst, "ranks": held})
+                worst = 0.0
+
+
+def census() -> dict[str, float]:
+    """What this process holds, after free memory went back to the system (glibc keeps some for later)."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return {
+        "rss_mib": pages * os.sysconf("SC_PAGE_SIZE") / MIB,
+        "files": len(os.listdir("/proc/self/fd")),
+        "threads": len(os.listdir("/proc/self/task")),
+        "tensors": sum(issubclass(type(entry), Tensor) for entry in gc.get_objects()),
+    }
