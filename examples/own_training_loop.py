@@ -45,7 +45,7 @@ def batch(first: int, count: int) -> tuple[dict[str, Tensor], Tensor]:
     x = torch.empty(count, NUM_FEATURES)
     for index in range(count):
         x[index].normal_(generator=torch.Generator().manual_seed(first + index))
-    return {"x": x}, torch.sin(x.sum(1, keepdim=True))
+    return {"x": x}, x[:, :4].sum(1, keepdim=True)
 
 
 def train(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hetpipe.launch import WorkerLostError
     from hetpipe.lowering import lower
     from hetpipe.models import model_spec
-    from hetpipe.own_task import own_task
+    from hetpipe.own_model import own_task
     from hetpipe.planning import evaluator, predict, simulate_plan
     from hetpipe.profiling import profile_model
     from hetpipe.run_folder import RunFolder
@@ -55,7 +55,7 @@ _HOMES = {
     "hetpipe.launch": ("WorkerLostError",),
     "hetpipe.lowering": ("lower",),
     "hetpipe.models": ("model_spec",),
-    "hetpipe.own_task": ("own_task",),
+    "hetpipe.own_model": ("own_task",),
     "hetpipe.planning": ("evaluator", "predict", "simulate_plan"),
     "hetpipe.profiling": ("profile_model",),
     "hetpipe.run_folder": ("RunFolder",),

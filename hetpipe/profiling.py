@@ -123,7 +123,7 @@ def _measure(
     from hetpipe.checking import require_split
     from hetpipe.launch import RankGroup, run_ranks
     from hetpipe.models import model_spec, preload_modules
-    from hetpipe.own_task import OwnTask
+    from hetpipe.own_model import OwnTask
     from hetpipe.profiler import profile_rank, threads_for
     from hetpipe.task import prepare_data, registered_task
 

@@ -14,8 +14,8 @@ from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
 from hetpipe import checkpoint, torchrun
 from hetpipe.launch import under_torchrun
+from hetpipe.own_model import Model, own_task
 from hetpipe.own_optimizer import make_checked, optimizer_name
-from hetpipe.own_task import Model, own_task
 from hetpipe.profiling import profile_model
 from hetpipe.run_folder import RunFolder
 from hetpipe.run_report import RunReport
@@ -28,7 +28,7 @@ from partition.plan import Plan
 
 RUNS = Path("runs")
 PROFILE_BUDGET_S = 10.0
-"""How long a model is measured that comes without a profile; its plan is made, so times are for the report."""
+"""How long a model without a profile is measured: its plan is made, the times are for the report only."""
 
 
 @dataclass(frozen=True, slots=True)

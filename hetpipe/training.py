@@ -19,7 +19,7 @@ from hetpipe.instructions import Program
 from hetpipe.launch import Emit, RankGroup, run_ranks, under_torchrun
 from hetpipe.lowering import lower
 from hetpipe.models import preload_modules
-from hetpipe.own_task import OwnTask
+from hetpipe.own_model import OwnTask
 from hetpipe.profiler import threads_for
 from hetpipe.rank import train_rank
 from hetpipe.run_folder import RunFolder, newest
