@@ -1,25 +1,18 @@
 """A model of your own, an nn.Sequential, trained over unequal devices: python examples/sequential.py
 
-What a `TrainingTask` needs: the chain of layers, the loss, and the data as a pure function of the sample's
-index, so that every process makes just its own. Two things travel between the layers here, the state and
-what the first layer saw (a tuple), so a cut between any two of them sends both.
+`hetpipe.Trainer` takes the module, the data by index, an optimizer of torch, and the loss as a sum. Two
+things travel between the layers here, the state and what the first layer saw (a tuple), so a cut between any
+two of them sends both.
 """
 
+import functools
 import tempfile
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from cost_model.cluster_file import read_cluster
-from hetpipe.planning import evaluator
-from hetpipe.profiling import profile_model
-from hetpipe.run_folder import RunFolder
-from hetpipe.settings import Settings
-from hetpipe.splitting import ChainModel
-from hetpipe.task import TrainingTask
-from hetpipe.training import train
-from partition.plan import Pipeline, Plan, Stage
+import hetpipe
 
 NUM_FEATURES, WIDTH, NUM_BLOCKS = 16, 64, 4
 
@@ -79,50 +72,66 @@ def build() -> nn.Module:
 
 
 def squared_error(prediction: Tensor, target: Tensor) -> Tensor:
-    """Summed over the samples, not averaged: the runtime weighs it by the samples of the whole step."""
+    """Summed over the samples, not averaged: it is divided by the samples of the whole step."""
     return (prediction - target).square().sum()
 
 
-def make_task(folder: RunFolder, settings: Settings) -> TrainingTask:
-    """Called once in every process; importable, so at the top level of its module."""
-    dtype = getattr(torch, settings.dtype)
+class Sums(torch.utils.data.Dataset):
+    """Random x [features] and the sum of four of them [1]: the same each time that an index is read."""
 
-    def batch(first_sample: int, num_samples: int) -> tuple[dict[str, Tensor], Tensor]:
-        x = torch.empty(num_samples, NUM_FEATURES, dtype=dtype)
-        for index in range(num_samples):
-            generator = torch.Generator().manual_seed(1_000_003 * settings.seed + first_sample + index)
-            x[index].normal_(generator=generator)
-        return {"x": x}, torch.sin(x.sum(1, keepdim=True))
+    def __len__(self) -> int:
+        return 4096
 
-    chain = ChainModel.from_module(build, torch.zeros(1, NUM_FEATURES), name=settings.model)
-    return TrainingTask(chain, squared_error, batch, num_loss_tokens=lambda num_samples: num_samples)
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        x = torch.randn(NUM_FEATURES, generator=torch.Generator().manual_seed(index))
+        return x, x[:4].sum(0, keepdim=True)
+
+
+def constant(step: int) -> float:
+    """The learning rate of each step, as a multiple of the optimizer's."""
+    return 1.0
+
+
+class Print(hetpipe.Callback):
+    """Called in this process while the ranks wait."""
+
+    def on_step_end(self, metrics):
+        print(f"step {metrics['step']}: loss {metrics['loss']:.3f}")
+
+    def on_end(self, report):
+        print(f"measured: {report.measured_step_s * 1e3:.1f} ms a step")
 
 
 def main() -> None:
+    torch.manual_seed(0)
+    model = build()
     with tempfile.TemporaryDirectory() as name:
         cluster_file = Path(name) / "cluster.toml"
         cluster_file.write_text(CLUSTER)
-        cluster = read_cluster(cluster_file)
-        profile = profile_model("my-model", cluster, 1, budget_s=2.0, microbatch_sizes=(4, 8), task=make_task)
-        # by hand here; `partition.solver.solve` finds the best one
+        cluster = hetpipe.read_cluster(cluster_file)
+        task = hetpipe.own_task(model, Sums(), squared_error)
+        profile = hetpipe.profile_model("mine", cluster, 1, budget_s=2.0, microbatch_sizes=(4, 8), task=task)
+        # by hand here; `hetpipe.solve` finds the best one
         stages = (
-            Stage(("here/0",), (0, 4), in_flight=3),
-            Stage(("here/1",), (4, 5), in_flight=2),
-            Stage(("here/2",), (5, 6), in_flight=1),
+            hetpipe.Stage(("here/0",), (0, 4), in_flight=3),
+            hetpipe.Stage(("here/1",), (4, 5), in_flight=2),
+            hetpipe.Stage(("here/2",), (5, 6), in_flight=1),
         )
-        plan = Plan("manual", "my-model", 32, (Pipeline(8, 32, stages),))
-        print(f"predicted: {evaluator(profile, cluster)(plan).step_s * 1e3:.1f} ms a step")
-        settings = Settings("my-model", steps=20, global_batch_size=32, learning_rate=1e-2, sequence_length=1)
-        report = train(
-            settings,
-            cluster_file,
-            profile,
+        plan = hetpipe.Plan("manual", "mine", 32, (hetpipe.Pipeline(8, 32, stages),))
+        print(f"predicted: {hetpipe.predict(plan, profile, cluster).step_s * 1e3:.1f} ms a step")
+        trainer = hetpipe.Trainer(
             plan,
-            RunFolder(Path(name) / "run"),
-            on_event=lambda event: print(f"step {event['step']}: loss {event['loss']:.3f}"),
-            make_task=make_task,
+            model,
+            Sums(),
+            functools.partial(torch.optim.SGD, lr=0.02, momentum=0.9),
+            squared_error,
+            cluster=cluster_file,
+            profile=profile,
+            folder=Path(name) / "run",
+            callbacks=[Print()],
+            schedule=constant,
         )
-        print(f"measured: {report.measured_step_s * 1e3:.1f} ms a step")
+        trainer.fit(steps=20)
 
 
 if __name__ == "__main__":

@@ -19,10 +19,14 @@ if TYPE_CHECKING:
     from cost_model.errors import InfeasibleError, InputError
     from cost_model.profile import ModelProfile, read_profile
     from hetpipe.checking import check_split
+    from hetpipe.checkpoint import load_weights
+    from hetpipe.execution import RankStages, execute, trace_of
+    from hetpipe.executor import StepOutcome
     from hetpipe.instructions import Program
     from hetpipe.launch import WorkerLostError
     from hetpipe.lowering import lower
     from hetpipe.models import model_spec
+    from hetpipe.own_model import own_task
     from hetpipe.planning import evaluator, predict, simulate_plan
     from hetpipe.profiling import profile_model
     from hetpipe.run_folder import RunFolder
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
     from hetpipe.splitting import ChainModel
     from hetpipe.task import TrainingTask
     from hetpipe.trace import Trace
+    from hetpipe.trainer import AdamW, Callback, Trainer
     from hetpipe.training import measure, train
     from hetpipe.verifier import verify
     from partition.plan import Pipeline, Plan, Stage, read_plan
@@ -43,10 +48,14 @@ _HOMES = {
     "cost_model.errors": ("InfeasibleError", "InputError"),
     "cost_model.profile": ("ModelProfile", "read_profile"),
     "hetpipe.checking": ("check_split",),
+    "hetpipe.checkpoint": ("load_weights",),
+    "hetpipe.execution": ("RankStages", "execute", "trace_of"),
+    "hetpipe.executor": ("StepOutcome",),
     "hetpipe.instructions": ("Program",),
     "hetpipe.launch": ("WorkerLostError",),
     "hetpipe.lowering": ("lower",),
     "hetpipe.models": ("model_spec",),
+    "hetpipe.own_model": ("own_task",),
     "hetpipe.planning": ("evaluator", "predict", "simulate_plan"),
     "hetpipe.profiling": ("profile_model",),
     "hetpipe.run_folder": ("RunFolder",),
@@ -55,6 +64,7 @@ _HOMES = {
     "hetpipe.splitting": ("ChainModel",),
     "hetpipe.task": ("TrainingTask",),
     "hetpipe.trace": ("Trace",),
+    "hetpipe.trainer": ("AdamW", "Callback", "Trainer"),
     "hetpipe.training": ("measure", "train"),
     "hetpipe.verifier": ("verify",),
     "partition.plan": ("Pipeline", "Plan", "Stage", "read_plan"),
@@ -71,6 +81,8 @@ __all__ = [  # noqa: RUF022  # in the order in which they are met
     "Program", "lower", "verify", "predict", "simulate_plan", "Trace",
     "ChainModel", "model_spec", "check_split", "TrainingTask",
     "Settings", "RunFolder", "RunReport", "train", "measure",
+    "Trainer", "AdamW", "Callback", "own_task", "load_weights",
+    "RankStages", "execute", "StepOutcome", "trace_of",
     "InputError", "InfeasibleError", "WorkerLostError",
 ]  # fmt: skip
 

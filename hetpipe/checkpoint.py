@@ -52,7 +52,7 @@ class Manifest:
     """What a checkpoint holds, and all that a run needs besides tensors to go on from it.
 
     step, samples_seen: done so far, so the next step starts at sample position samples_seen.
-    layers: in model order.  optimizer: hyper-parameters.  plan: what wrote it, None for none.
+    layers: in model order.  optimizer: its name and number of steps.  plan: what wrote it, None for none.
     """
 
     model: str
@@ -205,15 +205,29 @@ def export_huggingface(folder: Path, target: Path, model: nn.Module) -> None:
     Raises:
         InputError: the checkpoint's names or shapes are not the model's.
     """
-    manifest = read_manifest(folder)
-    weights = {
-        name: tensor
-        for layer in range(len(manifest.layers))
-        for name, tensor in read_layer(folder, manifest, layer).items()
-        if not name.endswith(tuple(f".{state}" for state in OPTIMIZER_STATES))
-    }
-    _fill(model, weights, folder)
+    load_weights(folder, model)
     model.save_pretrained(target)  # type: ignore[operator]  # nn.Module would call it a Tensor or Module
+
+
+def load_weights(folder: Path, model: nn.Module) -> None:
+    """Fills a model, on the meta device or the CPU, with the weights of a checkpoint.
+
+    Its parameters are replaced: an optimizer that holds the old ones has to be made anew.
+
+    Raises:
+        InputError: the checkpoint's names or shapes are not the model's.
+    """
+    manifest = read_manifest(folder)
+    weights: dict[str, Tensor] = {}
+    for layer in range(len(manifest.layers)):
+        tensors = read_layer(folder, manifest, layer)
+        weights |= {name: tensor for name, tensor in tensors.items() if not _is_state(name, tensors)}
+    _fill(model, weights, folder)
+
+
+def _is_state(name: str, names: Collection[str]) -> bool:
+    """Whether a tensor is an optimizer state: it is named after a parameter of the same file."""
+    return any(name[:end] in names for end, letter in enumerate(name) if letter == ".")
 
 
 def _fill(model: nn.Module, weights: Mapping[str, Tensor], folder: Path) -> None:

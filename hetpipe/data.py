@@ -207,7 +207,7 @@ class Dataset:
         found = np.empty(num_samples, np.int64)
         for epoch in np.unique(epochs):
             here = epochs == epoch
-            found[here] = _epoch_order(self.seed, int(epoch), self.num_sequences)[offsets[here]]
+            found[here] = epoch_order(self.seed, int(epoch), self.num_sequences)[offsets[here]]
         return found
 
     def batch(self, first_sample: int, num_samples: int) -> StepData:
@@ -286,7 +286,8 @@ def _draws(count: int, seed: int, stream: int, index: int) -> npt.NDArray[np.uin
 
 
 @lru_cache(maxsize=2)  # a batch straddles at most two long epochs
-def _epoch_order(seed: int, epoch: int, num_sequences: int) -> IntArray:
+def epoch_order(seed: int, epoch: int, num_sequences: int) -> IntArray:
+    """The sequences in the order in which an epoch reads them, each once. [num_sequences]"""
     order = np.argsort(_draws(num_sequences, seed, ORDER_STREAM, epoch), kind="stable")
     order.flags.writeable = False
     return order

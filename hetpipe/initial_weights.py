@@ -1,11 +1,14 @@
 """Initial weights as a function of the seed and the module's name alone: no plan can change them."""
 
+import copy
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import nn
+from safetensors import safe_open
+from torch import Tensor, nn
 
 from hetpipe.dropout import stable_hash
 
@@ -78,3 +81,48 @@ def _post_order(
     for child_name, child in module.named_children():
         yield from _post_order(f"{name}.{child_name}" if name else child_name, child, rule)
     yield name, module, rule
+
+
+class Template:
+    """A module without its weights; calling it gives a copy whose parameters are zero, tied ones tied.
+
+    The copy is made on the device of the context, as one that a constructor makes. Buffers keep their values.
+    Can be sent to other processes: parameters cost nothing here.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = _copy_with(
+            module, lambda value: nn.Parameter(value.detach().to("meta"), value.requires_grad)
+        )
+        for part in self._module.modules():
+            part._buffers.update(
+                {key: value.cpu() for key, value in part._buffers.items() if value is not None}
+            )
+
+    def __call__(self) -> nn.Module:
+        made = _copy_with(
+            self._module,
+            lambda value: nn.Parameter(torch.zeros(value.shape, dtype=value.dtype), value.requires_grad),
+        )
+        return made.to("meta") if torch.empty(0).is_meta else made
+
+
+def _copy_with(module: nn.Module, make: Callable[[nn.Parameter], nn.Parameter]) -> nn.Module:
+    """A deep copy of a module with other parameters, one for each."""
+    return copy.deepcopy(module, {id(value): make(value) for value in module.parameters()})
+
+
+def take_weights(
+    names: Mapping[nn.Parameter, str], wanted: Collection[str], weights: Path | Mapping[str, Tensor]
+) -> None:
+    """Fill the wanted parameters with weights, by name in memory or in a safetensors file.
+
+    names: canonical names of all parameters.
+    """
+    if isinstance(weights, Path):
+        with safe_open(weights, framework="pt") as file:
+            weights = {name: file.get_tensor(name) for name in wanted}
+    with torch.no_grad():
+        for parameter, name in names.items():
+            if name in wanted:
+                parameter.copy_(weights[name])

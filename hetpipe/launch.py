@@ -19,7 +19,9 @@ from typing import Any
 
 from cost_model.errors import InfeasibleError, InputError
 
-Emit = Callable[[dict[str, Any]], None]
+Emit = Callable[[dict[str, Any]], object]
+"""Takes an event. What a rank emits is taken in the launcher's process, and the rank gets back whether the
+answer there was True."""
 RankMain = Callable[..., None]
 """What a rank runs: main(*arguments, rank=..., emit=...); importable, since it is pickled by name."""
 
@@ -57,7 +59,7 @@ def run_ranks(
     Ranks are processes of a forkserver that has torch loaded (0.2 s to start four, 60 MiB each). However
     this ends, no rank is left over: they are ended here, and end themselves if this process is killed.
 
-    on_event: called with what the ranks emit.
+    on_event: called with what the ranks emit; the rank goes on when it returns.
 
     Raises: WorkerLostError with the first error of a rank; InputError and InfeasibleError as raised there.
     """
@@ -67,7 +69,7 @@ def run_ranks(
         connections: list[Connection] = []
         try:
             for rank in range(len(group.names)):
-                here, there = context.Pipe(duplex=False)
+                here, there = context.Pipe()
                 process = context.Process(
                     target=_rank_main,
                     args=(there, rank, group, str(Path(folder) / "store"), main, tuple(arguments)),
@@ -128,7 +130,9 @@ def _watch(
                 elif event["event"] == "done":
                     done.add(rank)
                 else:
-                    on_event(event)
+                    answer = on_event(event) is True
+                    with contextlib.suppress(OSError):  # that a rank is gone is noticed above
+                        connection.send(answer)
         if errors and deadline == float("inf"):
             # others fail because of the first; wait a moment to see which that was
             deadline = time.monotonic() + GATHER_ERRORS_S
@@ -180,12 +184,17 @@ def _rank_main(
     arguments: tuple[Any, ...],
 ) -> None:
     """The life of a rank: process group, main, and a last word about how it ended."""
+
+    def emit(event: dict[str, Any]) -> bool:
+        connection.send(event)
+        return bool(connection.recv())
+
     _die_with_parent()
     threading.Thread(target=_die_with_launcher, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
     try:
         join_group(rank, group, store)
-        main(*arguments, rank=rank, emit=connection.send)
+        main(*arguments, rank=rank, emit=emit)
         leave_group()
         connection.send({"event": "done"})
     except BaseException as error:

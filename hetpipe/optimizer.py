@@ -15,8 +15,16 @@ class Optimizer:
     adds to the norm, so that each counts once over all ranks.
     """
 
+    name = "AdamW"
+
     def __init__(
-        self, parameters: Mapping[str, nn.Parameter], counted: Collection[str], weight_decay: float
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        counted: Collection[str],
+        weight_decay: float,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        epsilon: float = 1e-8,
     ) -> None:
         self.parameters = dict(parameters)
         self.num_steps = 0
@@ -30,7 +38,7 @@ class Optimizer:
         # NOTE: torch refuses an empty list, which a stage without parameters has (nn.ReLU, nn.Flatten)
         nothing = {"params": [torch.zeros(1)]}
         filled = [group for group in groups if group["params"]]
-        self._adamw = torch.optim.AdamW(filled or [nothing], lr=0.0, fused=True)
+        self._adamw = torch.optim.AdamW(filled or [nothing], lr=0.0, betas=betas, eps=epsilon, fused=True)
         # NOTE: torch makes the states in the first step; here the first needs as much as all later ones
         for value in self.parameters.values():
             self._adamw.state[value] = {

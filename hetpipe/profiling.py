@@ -77,8 +77,8 @@ def profile_model(
 
     Emulated devices are profiled once, unslowed, with one thread; their speed scales the price later.
     budget_s: seconds of measurement over all kinds; it ends earlier where all medians are known well.
-    microbatch_sizes: those of them that fit; None: up to the largest that fits. task: a `TaskFactory`
-    for a model of your own, named by `model`; never cached.
+    microbatch_sizes: those of them that fit; None: up to the largest that fits. task: for a model of your
+    own, named by `model`: an `own_task`, or an importable `TaskFactory`; never cached.
 
     Raises: InputError for an unknown model, or a kind that this host does not have; CheckFailedError for a
     model that does not compute the same when it is split.
@@ -123,6 +123,7 @@ def _measure(
     from hetpipe.checking import require_split
     from hetpipe.launch import RankGroup, run_ranks
     from hetpipe.models import model_spec, preload_modules
+    from hetpipe.own_model import OwnTask
     from hetpipe.profiler import profile_rank, threads_for
     from hetpipe.task import prepare_data, registered_task
 
@@ -140,6 +141,8 @@ def _measure(
         if task is None:
             require_split(model_spec(settings.model))
             prepare_data(folder, settings)
+        if isinstance(task, OwnTask):
+            task.write_weights(folder)
         preload = preload_modules(settings.model) if task is None else ()
         group = RankGroup((kind,), (threads_for(kind, count),), preload=preload)
         arguments = (name, (kind,), *limits, task or registered_task)

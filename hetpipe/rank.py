@@ -26,6 +26,7 @@ from hetpipe.gradient_sync import GradientSync, counted_names
 from hetpipe.instructions import Program, parse_program
 from hetpipe.launch import Emit
 from hetpipe.optimizer import Optimizer
+from hetpipe.own_optimizer import optimizer_of
 from hetpipe.rank_report import RankSummary, shared_hashes, write_results
 from hetpipe.run_folder import RunFolder
 from hetpipe.saving import load_checkpoint, save_checkpoint
@@ -85,7 +86,7 @@ class _Run:
         settings = read_settings(folder.config)
         cluster, profile = read_cluster(folder.cluster), read_profile(folder.profile)
         program = parse_program(read_text(folder.program), read_plan(folder.plan))
-        _same_on_all_ranks(program.sha256)
+        same_on_all_ranks(program.sha256)
         costs = ProgramCosts(program, profile, cluster)
         device = cluster.device(program.device_names[rank])
         place = torch_device(device)
@@ -102,7 +103,7 @@ class _Run:
         counted = counted_names(program, rank, task.chain)
         sharded = program.plan.state_owners is not None
         stepped = {name: value for name, value in trained.items() if name in counted or not sharded}
-        optimizer = Optimizer(stepped, counted, settings.weight_decay)
+        optimizer = optimizer_of(task, stepped, counted, settings)
         board = Board(Path(board_path), costs) if board_path is not None else None
         executor = Executor(
             costs,
@@ -112,7 +113,7 @@ class _Run:
             sync=GradientSync(program, rank, task.chain, trained, settings.timeout_s),
             optimizer=optimizer,
             boundaries=boundaries_of(task.chain, dtype),
-            pace=_pace(device, settings, place),
+            pace=pace_of(device, settings.clock, place),
             board=board,
         )
         run = cls(folder, settings, costs, rank, task, model, optimizer, executor, board, device, emit)
@@ -133,16 +134,19 @@ class _Run:
             if step == first + 1:
                 load.lap()  # the first step is not timed
             self.step = step
-            self._one_step(counted=step == first)
+            stopped = self._one_step(counted=step == first)
             done = step + 1
             every = self.settings.every
-            last = done == self.settings.steps
+            last = stopped or done == self.settings.steps
             if (every and done % every == 0) or (last and self.settings.save):
                 program = self.costs.program
-                save_checkpoint(
+                path = save_checkpoint(
                     self.folder, self.settings, self.task, program, self.rank, self.model, self.optimizer,
                     done, self.samples_seen,
                 )  # fmt: skip
+                last |= self._tell({"event": "checkpoint", "step": done, "path": str(path)})
+            if last:
+                break
         summary = RankSummary(
             peak_bytes=self.peak_bytes,
             outcomes=tuple(self.outcomes),
@@ -153,21 +157,21 @@ class _Run:
         if self.rank == 0 and self.outcomes:
             write_results(self.folder, self.costs, self.settings, summaries, self.step_s)
 
-    def _one_step(self, *, counted: bool) -> None:
+    def _one_step(self, *, counted: bool) -> bool:
+        """One step, on every rank; gives whether training shall end."""
         count = self.costs.program.plan.global_batch_size
         inputs, labels = self.task.batch(self.samples_seen, count)
-        weight = 1 / self.task.num_loss_tokens(count)
-        microbatch = slices(self.costs.program, self.step, inputs, labels, weight)
+        microbatch = slices(self.costs.program, self.step, inputs, labels, self.task.term_weight(labels))
         self.executor.prepare()
         counter = self._counter() if counted else None
         context: AbstractContextManager[Any] = counter if counter is not None else nullcontext()
-        start_s = _common_start()
+        start_s = common_start()
         with context:
             outcome = self.executor.step(
                 self.step,
                 microbatch,
                 start_s=start_s,
-                learning_rate=self.settings.learning_rate_at(self.step),
+                learning_rate=self.task.learning_rate(self.settings, self.step),
                 clip_norm=self.settings.clip_norm,
             )
         if counter is not None:
@@ -176,7 +180,7 @@ class _Run:
             self.peak_bytes = float(torch.cuda.max_memory_allocated())
         self.samples_seen += count
         self.outcomes.append(outcome)
-        self._report(outcome, count)
+        return self._report(outcome, count)
 
     def _counter(self) -> ByteCounter | None:
         if self.device.kind not in (CPU, EMULATED):
@@ -188,19 +192,19 @@ class _Run:
             counter.add(value)
         return counter
 
-    def _report(self, outcome: StepOutcome, num_samples: int) -> None:
+    def _report(self, outcome: StepOutcome, num_samples: int) -> bool:
         ends_and_busy = gather((outcome.end_s, outcome.busy_s))
         step_s = max(end for end, _ in ends_and_busy) - outcome.start_s
         self.step_s.append(step_s)
         if self.rank != 0:
-            return
+            return self._tell({})
         metrics = {
             "step": self.step + 1,
             "loss": outcome.loss,
             "samples_per_s": num_samples / step_s,
             "step_s": step_s,
             "bubble": 1 - sum(busy for _, busy in ends_and_busy) / (len(ends_and_busy) * step_s),
-            "learning_rate": self.settings.learning_rate_at(self.step),
+            "learning_rate": self.task.learning_rate(self.settings, self.step),
             "gradient_norm": outcome.gradient_norm,
             "finite": outcome.finite,
             "samples_seen": self.samples_seen,
@@ -208,7 +212,14 @@ class _Run:
         with open(self.folder.metrics, "a", encoding="utf-8") as file:
             finite = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
             file.write(json.dumps(finite) + "\n")
-        self.emit({"event": "step", **metrics})
+        return self._tell({"event": "step", **metrics})
+
+    def _tell(self, event: dict[str, Any]) -> bool:
+        """Emit rank 0's event; gives on all ranks whether the answer is to stop."""
+        stop = torch.tensor(int(self.rank == 0 and self.emit(event) is True))
+        if dist.is_initialized():
+            dist.broadcast(stop, src=0)
+        return bool(stop)
 
 
 def slices(
@@ -253,9 +264,10 @@ def torch_device(device: Device) -> torch.device:
     return place
 
 
-def _pace(device: Device, settings: Settings, place: torch.device) -> Pace:
+def pace_of(device: Device, clock: Clock, place: torch.device) -> Pace:
+    """When operations start and end on a device."""
     if device.kind == EMULATED:
-        return EmulatedPace(device.speed if settings.clock is Clock.CPU else None)
+        return EmulatedPace(device.speed if clock is Clock.CPU else None)
     return Pace(torch.cuda.synchronize) if place.type == "cuda" else Pace()
 
 
@@ -268,11 +280,13 @@ def gather(value: T) -> list[T]:
     return values
 
 
-def _common_start() -> float:
+def common_start() -> float:
+    """When all ranks begin the next step, on the host's monotonic clock."""
     return max(gather(time.monotonic())) + LEAD_S
 
 
-def _same_on_all_ranks(sha256: str) -> None:
+def same_on_all_ranks(sha256: str) -> None:
+    """Raises: InputError if the programs of the ranks differ."""
     found = gather(sha256)
     if len(set(found)) > 1:
         other = next(rank for rank, entry in enumerate(found) if entry != found[0])

@@ -36,8 +36,8 @@ def save_checkpoint(
     optimizer: Optimizer,
     step: int,
     samples_seen: int,
-) -> None:
-    """Write the state after `step` steps; complete on return, on every rank."""
+) -> Path:
+    """Write the state after `step` steps; complete on return, on every rank. Gives its folder."""
     homes = home_layers(task.chain)
     target = _broadcast(str(checkpoint.begin(folder.checkpoints, step)) if rank == 0 else "")
     files: dict[int, checkpoint.LayerFile] = {}
@@ -50,6 +50,7 @@ def save_checkpoint(
                 tensors |= optimizer.states(name)
         files[layer] = checkpoint.write_layer(Path(target), layer, tensors)
     merged = {layer: file for part in _gather(files) for layer, file in part.items()}
+    written = ""
     if rank == 0:
         manifest = checkpoint.Manifest(
             model=settings.model,
@@ -60,12 +61,12 @@ def save_checkpoint(
             vocabulary_sha256=task.vocabulary_sha256,
             layers=tuple(merged[layer] for layer in sorted(merged)),
             torch_version=str(torch.__version__),
-            optimizer={"name": "AdamW", "steps": optimizer.num_steps},
+            optimizer={"name": optimizer.name, "steps": optimizer.num_steps},
             plan=program.plan.to_json(),
         )
         vocabulary = folder.vocabulary if folder.vocabulary.exists() else None
-        checkpoint.commit(Path(target), manifest, vocabulary)
-    _broadcast("committed")
+        written = str(checkpoint.commit(Path(target), manifest, vocabulary))
+    return Path(_broadcast(written))
 
 
 def _written_by(plan: Plan, device: str) -> list[int]:
@@ -91,6 +92,13 @@ def check_checkpoint(manifest: checkpoint.Manifest, settings: Settings, source: 
         )
 
 
+def check_optimizer(manifest: checkpoint.Manifest, name: str, source: Path) -> None:
+    """Raises: InputError if the states of the checkpoint are those of another optimizer."""
+    theirs = manifest.optimizer.get("name", name)
+    if theirs != name:
+        raise InputError(f"{source}: was written with optimizer {theirs}, the run's is {name}; give the same")
+
+
 def load_checkpoint(
     source: Path, settings: Settings, task: TrainingTask, model: LayerModel, optimizer: Optimizer
 ) -> tuple[int, int]:
@@ -106,6 +114,7 @@ def load_checkpoint(
         raise InputError(
             f"{source}: has {len(manifest.layers)} layers, {settings.model} has {task.chain.num_layers}"
         )
+    check_optimizer(manifest, optimizer.name, source)
     homes = home_layers(task.chain)
     parameters = model.owned_parameters()
     found_steps = manifest.optimizer.get("steps")
@@ -117,7 +126,9 @@ def load_checkpoint(
         ]
         reached = set(optimizer.parameters)
         wanted = [key for key in wanted if key in parameters or key.rsplit(".", 1)[0] in reached]
-        tensors = checkpoint.read_layer(source, manifest, layer, names=wanted)
+        # of another optimizer than ours the file knows which states each parameter has
+        names = wanted if task.make_optimizer is None else None
+        tensors = checkpoint.read_layer(source, manifest, layer, names)
         for name in mine:
             with torch.no_grad():
                 parameters[name].copy_(tensors[name])

@@ -44,6 +44,8 @@ class Settings:
     learning_rate: float = 1e-4
     warmup: float = 0.1
     weight_decay: float = 0.01
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = 1e-8
     clip_norm: float = 1.0
     dtype: str = "float32"
     every: int = 0
@@ -74,6 +76,10 @@ class Settings:
             raise InputError(f"dtype {self.dtype!r} is not supported; float32 and float64 are")
         if self.clip_norm <= 0:
             raise InputError(f"clip_norm is {self.clip_norm}; give more than zero (1e30 for no clipping)")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise InputError(f"betas are {list(self.betas)}; give two numbers in [0, 1)")
+        if not 0 < self.epsilon < math.inf:
+            raise InputError(f"epsilon is {self.epsilon}; give a finite number above zero")
         if self.timeout_s <= 0:
             raise InputError(f"timeout_s is {self.timeout_s}; give more than zero seconds")
 

@@ -1,23 +1,35 @@
 """Models as chains of layers: described without weights, materialised layer by layer."""
 
+import copy
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from cost_model.errors import InputError
 from hetpipe.initial_weights import (
+    Template,
     has_rule,
     initialise_by_module,
     own_random_stream,
     parameters_on_meta,
+    take_weights,
 )
 from hetpipe.models import ModelSpec
 from hetpipe.skeleton import BlockLayers, LayerModel, SequentialLayers
-from hetpipe.structure import BlockStructure, Inputs, Observation, ParameterInfo, find_blocks, observe
+from hetpipe.structure import (
+    BlockStructure,
+    Inputs,
+    Observation,
+    ParameterInfo,
+    find_blocks,
+    observe,
+    refused_on_error,
+)
 
 __all__ = ["ChainModel", "LayerModel", "ParameterInfo", "TensorSpec"]
 
@@ -45,6 +57,7 @@ class ChainModel:
     layer_parameters: tuple[tuple[ParameterInfo, ...], ...]
     example: Inputs  # of one sample
     has_rule: bool  # whether weights can be initialised module by module
+    weights: Path | Mapping[str, Tensor] | None = None  # given ones; None: drawn from the seed
 
     @classmethod
     def from_spec(cls, spec: ModelSpec) -> "ChainModel":
@@ -60,7 +73,7 @@ class ChainModel:
     @classmethod
     def from_module(
         cls,
-        factory: Callable[[], nn.Module],
+        factory: Callable[[], nn.Module] | nn.Module,
         example: Inputs | Tensor | tuple[Tensor, ...],
         *,
         shrunk: Callable[[], nn.Module] | None = None,
@@ -68,6 +81,7 @@ class ChainModel:
     ) -> "ChainModel":
         """The chain of any module with a list of blocks, or of an nn.Sequential.
 
+        factory: builds the module; or the module itself, whose weights are then the initial ones.
         example: inputs of one sample, by name of the forward's arguments; for an nn.Sequential also plain
         tensors.
         shrunk: the same class made small; without it the structure is read off the full model, on the CPU.
@@ -80,6 +94,12 @@ class ChainModel:
         if isinstance(example, tuple):
             example = {f"input{index}": tensor for index, tensor in enumerate(example)}
         inputs = {key: torch.cat([tensor, tensor]) for key, tensor in example.items()}
+        if isinstance(factory, nn.Module):
+            name = name or type(factory).__name__
+            with refused_on_error(f"{name} cannot be split: it cannot be copied"):
+                template = Template(factory)
+            described = _describe(name, template, shrunk or partial(copy.deepcopy, factory), inputs, example)
+            return replace(described, has_rule=False, weights=dict(factory.named_parameters()))
         return _describe(name or _name_of(factory), factory, shrunk or factory, inputs, example)
 
     @property
@@ -124,9 +144,9 @@ class ChainModel:
     ) -> LayerModel:
         """These layers with real weights; all others cost nothing.
 
-        Weights are drawn in float32 on the CPU and do not depend on which layers are asked for. A Hugging
-        Face model draws its layers alone, by the model's rule for each module; any other model has no such
-        rule, is built in full on the CPU and keeps what is owned.
+        Weights are those given, or are drawn in float32 on the CPU and do not depend on which layers are
+        asked for. A Hugging Face model draws its layers alone, by the model's rule for each module; any other
+        model has no such rule, is built in full on the CPU and keeps what is owned.
         """
         owned = frozenset(layers)
         if not owned <= set(range(self.num_layers)):
@@ -163,6 +183,8 @@ class ChainModel:
                 model, names, lambda name, old: nn.Parameter(torch.empty(old.shape)) if name in infos else old
             )
             initialise_by_module(model, names, infos, seed)
+        elif self.weights is not None:
+            take_weights(names, infos, self.weights)
         return model, names
 
 

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cost_model.errors import InputError
 from hetpipe.data import (
@@ -27,6 +27,8 @@ from hetpipe.splitting import ChainModel
 from hetpipe.stage import Loss
 
 Batch = Callable[[int, int], tuple[Mapping[str, Tensor], Tensor]]
+OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+"""Makes the optimizer of the trained parameters of one rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,10 @@ class TrainingTask:
     """Everything that a rank needs to know of the model and its data; made anew on every rank.
 
     batch: (first sample of the run, number of samples) -> inputs by name and labels, each [samples, ...], a
-    pure function of the two. num_loss_tokens: how many tokens of so many samples the loss counts.
+    pure function of the two. num_loss_tokens: how many tokens of so many samples the loss counts;
+    count_terms, where given, counts them in the labels of a whole step instead.
+    make_optimizer: None for AdamW with the hyper-parameters of the settings. schedule: the learning rate of
+    each step, counted from 0, as a multiple of the first; None for that of the settings.
     """
 
     chain: ChainModel
@@ -42,6 +47,25 @@ class TrainingTask:
     batch: Batch
     num_loss_tokens: Callable[[int], int]
     vocabulary_sha256: str = ""
+    count_terms: Callable[[Tensor], int] | None = None
+    make_optimizer: OptimizerFactory | None = None
+    schedule: Callable[[int], float] | None = None
+
+    def term_weight(self, labels: Tensor) -> float:
+        """What a token's loss counts in a step with these labels: 1 / (loss tokens of the step).
+
+        Raises: InputError if the step has none.
+        """
+        terms = self.num_loss_tokens(len(labels)) if self.count_terms is None else self.count_terms(labels)
+        if terms < 1:
+            raise InputError(f"the loss of a step has {terms} terms; every step needs labels that count")
+        return 1 / terms
+
+    def learning_rate(self, settings: Settings, step: int) -> float:
+        """The learning rate of a step, counted from 0."""
+        if self.schedule is None:
+            return settings.learning_rate_at(step)
+        return settings.learning_rate * self.schedule(step)
 
 
 TaskFactory = Callable[[RunFolder, Settings], TrainingTask]

@@ -34,7 +34,7 @@ def lead(folder: str, make_task: TaskFactory, board: str | None, group: RankGrou
         )
     what = {
         "folder": os.path.abspath(folder),
-        "task": [make_task.__module__, make_task.__qualname__],
+        "task": _name_of(make_task),
         "board": board,
         "threads": group.threads,
         "backend": group.backend,
@@ -42,24 +42,32 @@ def lead(folder: str, make_task: TaskFactory, board: str | None, group: RankGrou
     }
     store = _store()
     store.set(_KEY, json.dumps(what))
-    _train(store, what, on_event)
+    _train(store, what, on_event, make_task)
 
 
-def follow() -> NoReturn:
+def follow(make_task: TaskFactory | None = None) -> NoReturn:
     """As any other rank: wait for the plan of rank 0, train, and end the process.
+
+    make_task: what this process trains; None for what rank 0 named.
 
     NOTE: on a busy host gloo's threads sometimes abort a process whose interpreter is being taken down
     ("terminate called without an active exception"); ranks that the launcher forks skip that too.
     """
     store = _store()
     store.wait([_KEY], timedelta(seconds=PLANNING_TIMEOUT_S))
-    _train(store, json.loads(store.get(_KEY)), lambda event: None)
+    _train(store, json.loads(store.get(_KEY)), lambda event: None, make_task)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
-def _train(store: Store, what: dict[str, Any], on_event: Emit) -> None:
+def _name_of(make_task: TaskFactory) -> list[str] | None:
+    """Where another process finds the function; None for an object that each process has made."""
+    name = getattr(make_task, "__qualname__", None)
+    return None if name is None else [make_task.__module__, name]
+
+
+def _train(store: Store, what: dict[str, Any], on_event: Emit, make_task: TaskFactory | None) -> None:
     rank = int(os.environ["RANK"])
     torch.set_num_threads(what["threads"][rank])
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -71,8 +79,11 @@ def _train(store: Store, what: dict[str, Any], on_event: Emit) -> None:
         timeout=timedelta(seconds=what["timeout_s"]),
     )
     try:
-        module, name = what["task"]
-        make_task = getattr(importlib.import_module(module), name)
+        if make_task is None:
+            if what["task"] is None:
+                raise InputError("rank 0 trains a model of its own; run the same script on all ranks")
+            module, name = what["task"]
+            make_task = getattr(importlib.import_module(module), name)
         train_rank(what["folder"], make_task, what["board"], rank=rank, emit=on_event)
     finally:
         dist.destroy_process_group()

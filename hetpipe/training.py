@@ -18,6 +18,7 @@ from hetpipe.emulation import Board
 from hetpipe.instructions import Program
 from hetpipe.launch import Emit, RankGroup, run_ranks, under_torchrun
 from hetpipe.models import preload_modules
+from hetpipe.own_model import OwnTask
 from hetpipe.planning import scheduled
 from hetpipe.profiler import threads_for
 from hetpipe.rank import train_rank
@@ -127,12 +128,15 @@ def train(
 ) -> RunReport:
     """Train settings.model under a plan on this host, one process per device; gives the report.
 
-    on_event: called with {"event": "step", "step": ..., "loss": ..., ...} after each step.
-    make_task: for a model of your own: an importable function that gives its `TrainingTask`.
+    on_event: called with {"event": "step", "step": ..., "loss": ..., ...} after each step, and with {"event":
+    "checkpoint", "step": ..., "path": ...} after each checkpoint; True ends training there.
+    make_task: for a model of your own: an `OwnTask`, or an importable function that gives its `TrainingTask`.
 
     Raises: InputError, InfeasibleError as `prepare`; WorkerLostError if a process fails.
     """
     program = prepare(folder, settings, cluster_file, profile, plan, own_data=make_task is not None)
+    if isinstance(make_task, OwnTask):
+        make_task.write_weights(folder)
     cluster = read_cluster(folder.cluster)
     group = rank_group(program.device_names, cluster, settings)
     costs = ProgramCosts(program, profile, cluster)

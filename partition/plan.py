@@ -1,6 +1,7 @@
 """The plan: pipelines of stages, who holds which layers and who gets how many samples."""
 
 import dataclasses
+import importlib
 import json
 from collections import Counter
 from collections.abc import Mapping
@@ -309,6 +310,15 @@ class Plan:
         if self.cluster_sha256 is not None:
             data["cluster_sha256"] = self.cluster_sha256
         return data
+
+    def to_torchgpipe(self, model: Any, devices: Any = None) -> Any:
+        """A `torchgpipe.GPipe` of this plan and an nn.Sequential: see `hetpipe.torchgpipe_backend`.
+
+        Raises: InputError for a plan or model that torchgpipe cannot run; says why and what can.
+        """
+        # by name: planning knows no torch, and who calls this has a model of torch
+        backend = importlib.import_module("hetpipe.torchgpipe_backend")
+        return backend.to_torchgpipe(self, model, devices)
 
     @property
     def sha256(self) -> str:

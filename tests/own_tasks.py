@@ -71,3 +71,72 @@ def linear_task(folder: RunFolder, settings: Settings) -> TrainingTask:
 
 def spiky_task(folder: RunFolder, settings: Settings) -> TrainingTask:
     return _task(settings, build_spiky, BAD_SAMPLES)
+
+
+def build_plain() -> nn.Module:
+    """Five layers without dropout, the second without parameters: what a plain loop of torch computes too."""
+    return nn.Sequential(
+        nn.Linear(NUM_FEATURES, 16), nn.Tanh(), nn.Linear(16, 12), nn.GELU(), nn.Linear(12, NUM_OUTPUTS)
+    )
+
+
+def samples(count: int = 40) -> list[tuple[Tensor, Tensor]]:
+    """A data set of (x [features], y [outputs])."""
+    xs = [
+        torch.randn(NUM_FEATURES, generator=torch.Generator().manual_seed(k)).double() for k in range(count)
+    ]
+    return [(x, torch.sin(x[:NUM_OUTPUTS])) for x in xs]
+
+
+def mean_squared_error(prediction: Tensor, target: Tensor) -> Tensor:
+    return (prediction - target).square().mean()
+
+
+def entries(target: Tensor) -> int:
+    return target.numel()
+
+
+def halving(step: int) -> float:
+    return 0.5**step
+
+
+def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+
+
+def adagrad_by_shape(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """Two groups of different rates; a state that is a tensor of no dimension."""
+    groups = [[p for p in parameters if p.dim() > 1], [p for p in parameters if p.dim() <= 1]]
+    rates = (0.1, 0.02)
+    return torch.optim.Adagrad(
+        [{"params": group, "lr": rate} for group, rate in zip(groups, rates, strict=True) if group]
+    )
+
+
+class Counting(torch.optim.SGD):
+    """Keeps a number for each parameter, and steps by it."""
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for value in group["params"]:
+                if value.grad is not None:
+                    state = self.state[value]
+                    state["seen"] = state.get("seen", 0) + 1
+                    value.data.add_(value.grad, alpha=-group["lr"] / state["seen"])
+
+
+def counting(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return Counting(parameters, lr=0.1)
+
+
+class GroupCounting(torch.optim.SGD):
+    """Keeps a number for its groups, which no checkpoint holds."""
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["seen"] = group.get("seen", 0) + 1
+        super().step()
+
+
+def group_counting(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return GroupCounting(parameters, lr=0.1)

@@ -32,7 +32,18 @@ def cluster_file(folder: Path, text: str = CPU_CLUSTER) -> Path:
 
 def made_up_profile(model: str, kind: str = CPU, layer_s: float = 0.001) -> ModelProfile:
     """The sizes of the model's parameters with times that are made up, all layers alike."""
-    chain = ChainModel.from_spec(model_spec(model))
+    return made_up_profile_of(ChainModel.from_spec(model_spec(model)), model, kind, layer_s)
+
+
+def made_up_profile_of(
+    chain: ChainModel,
+    model: str,
+    kind: str = CPU,
+    layer_s: float = 0.001,
+    *,
+    dtype: str = "float32",
+    sequence_length: int = 64,
+) -> ModelProfile:
     layers = []
     for index, name in enumerate(chain.layer_names):
         infos = chain.parameters(index)
@@ -51,7 +62,7 @@ def made_up_profile(model: str, kind: str = CPU, layer_s: float = 0.001) -> Mode
         )
     times = LayerTimes((layer_s, 2 * layer_s), (2 * layer_s, 4 * layer_s))
     entry = KindProfile("measured", (1, 2), (times,) * chain.num_layers, 1e-10)
-    return ModelProfile(model, 64, "float32", tuple(layers), {kind: entry})
+    return ModelProfile(model, sequence_length, dtype, tuple(layers), {kind: entry})
 
 
 def chain_plan(

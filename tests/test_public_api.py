@@ -58,6 +58,7 @@ def test_data_is_frozen(data: type):
 def test_the_package_gives_what_it_says():
     for name in getattr(hetpipe, "__all__", ()):
         assert getattr(hetpipe, name).__doc__, name
+        assert not inspect.ismodule(getattr(hetpipe, name)), f"a module hides hetpipe.{name}"
 
 
 def test_every_module_and_public_class_says_what_it_is():

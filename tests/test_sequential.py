@@ -1,5 +1,3 @@
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,14 +64,3 @@ def test_a_run_whose_first_stage_has_no_parameters_resumes(tmp_path, profile):
     run_folder = RunFolder(folder / "run")
     train(second, folder / "cluster.toml", profile, plan, run_folder, make_task=own_tasks.mixed_task)
     assert [e["loss"] for e in run_folder.read_metrics()] == pytest.approx(expected, rel=1e-12)
-
-
-@pytest.mark.slow
-def test_the_example_runs():
-    script = Path(__file__).parents[1] / "examples" / "sequential.py"
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(script)], capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    assert "step 20: loss" in done.stdout
-    assert done.stdout.splitlines()[-1].startswith("measured: ")

@@ -1,0 +1,329 @@
+"""A model, data, optimizer and loss of one's own, trained under any plan as one process would train them."""
+
+import copy
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import own_tasks
+from cost_model.errors import InputError
+from hetpipe import checkpoint
+from hetpipe.data import epoch_order
+from hetpipe.own_data import batch_of
+from hetpipe.run_folder import RunFolder
+from hetpipe.settings import Settings
+from hetpipe.splitting import ChainModel
+from hetpipe.trainer import AdamW, Callback, Trainer
+from partition.plan import Pipeline, Plan, Stage
+from runs import chain_plan, cluster_file, made_up_profile_of
+
+BATCH, STEPS = 16, 6
+SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+
+
+def module(seed: int = 3) -> nn.Module:
+    torch.manual_seed(seed)
+    return own_tasks.build_plain().double()
+
+
+def two_pipelines() -> Plan:
+    first = Pipeline(2, 10, (Stage(("here/0",), (0, 2), 2), Stage(("here/1",), (2, 5), 1)))
+    second = Pipeline(4, 6, (Stage(("here/2",), (0, 3), 2), Stage(("here/3",), (3, 5), 1)))
+    return Plan("manual", "mine", BATCH, (first, second))
+
+
+def trainer(folder: Path, plan: Plan | None = None, model: Any = None, **options: Any) -> Trainer:
+    """A trainer in float64 on CPU devices, with a profile that nobody measured."""
+    folder.mkdir(exist_ok=True)
+    model = module() if model is None else model
+    chain = ChainModel.from_module(model, torch.zeros(1, own_tasks.NUM_FEATURES, dtype=torch.float64))
+    profile = made_up_profile_of(chain, "mine", dtype="float64", sequence_length=1)
+    chosen = {
+        "data": own_tasks.samples(),
+        "optimizer": AdamW(1e-2),
+        "loss": own_tasks.squared_error,
+        "cluster": cluster_file(folder),
+        "profile": profile,
+        "folder": folder / "run",
+        "dtype": "float64",
+        **options,
+    }
+    return Trainer(plan or chain_plan("mine", [0, 2, 5], 4), model, **chosen)
+
+
+class Recorder(Callback):
+    """Notes what it is told; ends training at a step or a checkpoint."""
+
+    def __init__(self, stop_at: int | None = None, stop_at_checkpoint: int | None = None) -> None:
+        self.told: list[tuple[str, Any]] = []
+        self.metrics: list[Mapping[str, Any]] = []
+        self.paths: list[Path] = []
+        self.stop_at, self.stop_at_checkpoint = stop_at, stop_at_checkpoint
+
+    def on_step_end(self, metrics: Mapping[str, Any]) -> bool:
+        self.told.append(("step", metrics["step"]))
+        self.metrics.append(metrics)
+        return metrics["step"] == self.stop_at
+
+    def on_checkpoint(self, step: int, path: Path) -> bool:
+        self.told.append(("checkpoint", step))
+        self.paths.append(path)
+        return step == self.stop_at_checkpoint
+
+    def on_end(self, report: Any) -> None:
+        self.told.append(("end", report.steps))
+
+
+def losses(folder: Path, plan: Plan | None = None, *, steps: int = STEPS, **options: Any) -> list[float]:
+    recorder = Recorder()
+    trainer(folder, plan, callbacks=[recorder], **options).fit(steps)
+    return [entry["loss"] for entry in recorder.metrics]
+
+
+def plain_losses(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    rate: Callable[[int], float],
+    *,
+    terms: int = BATCH,
+    seed: int = 0,
+) -> list[float]:
+    """The same training by torch alone; rate: multiple of each group's learning rate."""
+    data, found = own_tasks.samples(), []
+    first_rates = [group["lr"] for group in optimizer.param_groups]
+    for step in range(STEPS):
+        positions = range(step * BATCH, (step + 1) * BATCH)
+        chosen = [data[epoch_order(seed, p // len(data), len(data))[p % len(data)]] for p in positions]
+        x, y = torch.stack([x for x, _ in chosen]), torch.stack([y for _, y in chosen])
+        loss = own_tasks.squared_error(model(x), y) / terms
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for group, first in zip(optimizer.param_groups, first_rates, strict=True):
+            group["lr"] = first * rate(step)
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+def default_rate(step: int) -> float:
+    return Settings("mine", STEPS, learning_rate=1.0).learning_rate_at(step)
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    values = list(model.parameters())
+    return torch.optim.AdamW(
+        [
+            {"params": [value for value in values if value.dim() > 1], "weight_decay": 0.1},
+            {"params": [value for value in values if value.dim() <= 1], "weight_decay": 0.0},
+        ],
+        lr=1e-2, betas=(0.8, 0.99), eps=1e-6,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cuts", [(0, 5), (0, 1, 2, 5)])
+def test_a_module_trains_from_its_own_weights_as_torch_trains_it(tmp_path, cuts):
+    copied = copy.deepcopy(module())
+    expected = plain_losses(copied, adamw(copied), default_rate)
+    optimizer = AdamW(1e-2, betas=(0.8, 0.99), epsilon=1e-6, weight_decay=0.1)
+    found = losses(tmp_path, chain_plan("mine", list(cuts), 3), optimizer=optimizer)
+    assert expected[-1] < expected[0]
+    assert found == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("factory", [SGD, own_tasks.adagrad_by_shape])
+def test_any_optimizer_of_torch_trains_the_same_under_a_plan(tmp_path, factory):
+    copied = copy.deepcopy(module())
+    made = factory(list(copied.parameters()))
+    options = {"optimizer": factory, "schedule": own_tasks.halving, "count_terms": own_tasks.entries}
+    expected = plain_losses(copied, made, own_tasks.halving, terms=BATCH * own_tasks.NUM_OUTPUTS)
+    assert losses(tmp_path, two_pipelines(), **options) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", [own_tasks.sgd, own_tasks.adagrad_by_shape, own_tasks.counting])
+def test_a_checkpoint_holds_the_states_of_the_optimizer_for_any_plan(tmp_path, optimizer):
+    expected = losses(tmp_path / "straight", optimizer=optimizer)
+    recorder = Recorder()
+    options = {"optimizer": optimizer, "callbacks": [recorder]}
+    trainer(tmp_path / "two", total_steps=STEPS, save=True, **options).fit(3)
+    second = trainer(tmp_path / "two", chain_plan("mine", [0, 3, 5], 16), **options)
+    second.fit(STEPS, resume_from=second.folder.path)
+    assert [entry["loss"] for entry in recorder.metrics] == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.slow
+def test_states_of_another_optimizer_are_refused(tmp_path):
+    trainer(tmp_path, save=True).fit(1)
+    other = trainer(tmp_path, optimizer=own_tasks.sgd)
+    with pytest.raises(
+        InputError, match=r"was written with optimizer AdamW, the run's is torch\.optim\.sgd\.SGD"
+    ):
+        other.fit(2, resume_from=tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_what_no_checkpoint_can_hold_is_refused(tmp_path):
+    with pytest.raises(InputError, match="it keeps 'seen' for a whole group of parameters"):
+        trainer(tmp_path, optimizer=own_tasks.group_counting, save=True).fit(1)
+
+
+@pytest.mark.slow
+def test_callbacks_are_told_in_order(tmp_path):
+    first, second = Recorder(), Recorder()
+    report = trainer(tmp_path, callbacks=[first, second], every=2, save=True).fit(3)
+    expected = [("step", 1), ("step", 2), ("checkpoint", 2), ("step", 3), ("checkpoint", 3), ("end", 3)]
+    assert first.told == expected == second.told
+    assert report.steps == 3
+    entries = RunFolder(tmp_path / "run").read_metrics()
+    assert [dict(entry) for entry in first.metrics] == list(entries)
+    assert entries[0].keys() >= {"loss", "step_s", "gradient_norm", "learning_rate", "samples_per_s"}
+    assert first.paths == [tmp_path / "run" / "checkpoints" / f"step-00000{step}" for step in (2, 3)]
+    assert all(
+        checkpoint.read_manifest(path).step == step for path, step in zip(first.paths, (2, 3), strict=True)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["step", "checkpoint"])
+def test_a_callback_ends_training(tmp_path, where):
+    other = Recorder()
+    stopping = Recorder(stop_at=2) if where == "step" else Recorder(stop_at_checkpoint=2)
+    made = trainer(tmp_path, callbacks=[stopping, other], save=True, every=0 if where == "step" else 1)
+    report = made.fit(1000)
+    assert report.steps == 2 == len(RunFolder(tmp_path / "run").read_metrics())
+    assert [event for event in other.told if event[0] == "step"] == [("step", 1), ("step", 2)]
+    assert other.told[-2:] == [("checkpoint", 2), ("end", 2)]
+    assert made.checkpoint == other.paths[-1]
+
+
+class Failing(Callback):
+    def on_step_end(self, metrics: Mapping[str, Any]) -> None:
+        raise ZeroDivisionError("in a callback")
+
+
+@pytest.mark.slow
+def test_what_a_callback_raises_comes_out(tmp_path):
+    with pytest.raises(ZeroDivisionError, match="in a callback"):
+        trainer(tmp_path, callbacks=[Failing()]).fit(3)
+
+
+@pytest.mark.slow
+def test_trained_weights_come_back_and_the_module_stays_as_it_is(tmp_path):
+    model = module()
+    before = copy.deepcopy(model.state_dict())
+    made = trainer(tmp_path, two_pipelines(), model, optimizer=SGD, save=True, schedule=own_tasks.halving)
+    made.fit(STEPS)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    expected = copy.deepcopy(model)
+    plain_losses(expected, SGD(expected.parameters()), own_tasks.halving)
+    assert made.checkpoint is not None
+    checkpoint.load_weights(made.checkpoint, model)
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, expected.state_dict()[name], rtol=1e-12, atol=1e-12)
+    assert not list((tmp_path / "run").glob("*.safetensors"))
+
+
+@pytest.mark.slow
+def test_a_profile_is_measured_where_none_is_given(tmp_path):
+    report = trainer(tmp_path, model=own_tasks.build_plain, profile=None).fit(2)
+    assert report.predicted_step_s > 0
+    profile = RunFolder(tmp_path / "run").profile.read_text()
+    assert '"source": "measured"' in profile
+
+
+@pytest.mark.slow
+def test_a_mean_is_refused_when_it_shows(tmp_path):
+    with pytest.raises(InputError, match=r"adds up to .*; give a sum over the samples"):
+        trainer(tmp_path, loss=own_tasks.mean_squared_error).fit(1)
+
+
+class Unsure:
+    """Samples that differ each time they are read."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return torch.randn(own_tasks.NUM_FEATURES).double(), torch.zeros(own_tasks.NUM_OUTPUTS)
+
+
+def wrong_first(first: int, count: int) -> tuple[Tensor, Tensor]:
+    return torch.zeros(count + 1, own_tasks.NUM_FEATURES), torch.zeros(count)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"data": iter([])}, "the data are a list_iterator, which has no samples by index"),
+        ({"data": torch.utils.data.DataLoader(own_tasks.samples(4))}, "give its data set"),
+        ({"data": []}, "the data set is empty"),
+        ({"data": [1, 2]}, r"data\[[01]\] is a int; give \(inputs, label\) or a mapping"),
+        ({"data": [{"x": torch.zeros(8)}]}, r"it needs inputs and 'labels'"),
+        ({"data": [("text", 1)]}, "'input' of data.0. is a str; give tensors, arrays or numbers"),
+        ({"data": Unsure()}, "give another sample when they are read again"),
+        ({"data": wrong_first}, r"'input' of 1 samples is \(2, 8\); give a tensor \[1, ...\]"),
+        ({"data": [(torch.zeros(3).double(), 1)]}, "the model fails on the first sample of the data"),
+        ({"loss": nn.MSELoss()}, "the loss has reduction 'mean'; give reduction='sum'"),
+        ({"loss": lambda outputs, labels: outputs.sum()}, "the loss cannot be sent to the ranks"),
+        ({"loss": "mse"}, "the loss is a str"),
+        ({"optimizer": torch.optim.SGD([torch.zeros(1)], lr=0.1)}, "give what makes one, as functools"),
+        ({"optimizer": "sgd"}, "the optimizer is a str"),
+        ({"optimizer": list}, "the optimizer factory gives a list"),
+        ({"optimizer": partial(torch.optim.SGD, lr=-1.0)}, "the optimizer factory fails: Invalid learning"),
+        ({"optimizer": partial(torch.optim.SGD, lr=0.0)}, "do not all have a learning rate above zero"),
+        ({"optimizer": AdamW(-1.0)}, "learning_rate is -1.0"),
+        ({"optimizer": AdamW(betas=(0.9, 1.0))}, r"betas are \[0.9, 1.0\]; give two numbers in \[0, 1\)"),
+        ({"callbacks": [print]}, "a callback is a builtin_function_or_method without any of on_step_end"),
+        ({"learning_rate": 0.1}, "there is no setting 'learning_rate'; there are total_steps, seed"),
+        ({"clip_norm": 0.0}, "clip_norm is 0.0; give more than zero"),
+        ({"plan": chain_plan("mine", [0, 2, 4], 4)}, "the plan is for 4 layers, the model has 5"),
+        ({"model": nn.Linear(8, 4)}, "Linear cannot be split: it has no list of alike blocks"),
+        ({"model": nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))}, "layer '1' is a BatchNorm1d"),
+    ],
+)  # fmt: skip
+def test_wrong_arguments_are_refused_in_one_line(tmp_path, options, message):
+    options = {"plan": chain_plan("mine", [0, 5], 4), "data": own_tasks.samples(4), **options}
+    model = options.pop("model", None) or module()
+    options = {"optimizer": AdamW(), "loss": own_tasks.squared_error, "callbacks": (), **options}
+    with pytest.raises(InputError, match=message) as caught:
+        Trainer(
+            options.pop("plan"), model, cluster=cluster_file(tmp_path), folder=tmp_path / "run", **options
+        )
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_each_epoch_reads_each_sample_once_in_an_order_of_its_own():
+    data = [(torch.tensor([float(index)]), index) for index in range(5)]
+    read = batch_of(data, 7, shuffle=True)
+    inputs, labels = read(0, 15)
+    epochs = labels.view(3, 5).tolist()
+    assert all(sorted(epoch) == list(range(5)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) > 1
+    assert torch.equal(inputs["input"].flatten(), labels.double().float())
+    assert torch.equal(read(4, 3)[1], labels[4:7])  # a slice of a batch is a batch
+    assert batch_of(data, 7, shuffle=False)(3, 4)[1].tolist() == [3, 4, 0, 1]
+
+
+def test_samples_may_be_mappings_of_lists_and_arrays():
+    data = [{"input_ids": [index, 1, 2], "labels": [index, -100, 2]} for index in range(3)]
+    inputs, labels = batch_of(data, 0, shuffle=False)(0, 2)
+    assert inputs["input_ids"].tolist() == [[0, 1, 2], [1, 1, 2]]
+    assert labels.tolist() == [[0, -100, 2], [1, -100, 2]]
+    with pytest.raises(InputError, match="samples of the data do not fit together"):
+        batch_of([*data, {"input_ids": [1], "labels": [1]}], 0, shuffle=False)(2, 2)
+
+
+def test_floats_of_plain_python_become_float32():
+    inputs, labels = batch_of([([1.0, 2.0], 0.5)], 0, shuffle=False)(0, 1)
+    assert inputs["input"].dtype == labels.dtype == torch.float32
+    assert math.isclose(float(labels), 0.5)
