@@ -1,8 +1,7 @@
 """Moves the tensors that cross from stage to stage."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol
@@ -40,9 +39,10 @@ class Transport(Protocol):
 class DistributedTransport:
     """Asynchronous isend and irecv of torch.distributed. Owns the messages that are under way.
 
-    gloo matches by tag; NCCL ignores tags, so there each directed edge has a communicator of its own and
-    relies on the order that the verifier proved. A send is never waited for where it is posted: gloo gives
-    no completion before the receiver has come. `release` waits for it once that is proven to be over.
+    Each directed edge has a communicator of its own. NCCL ignores tags and relies on the order that the
+    verifier proved; gloo matches by tag, but its thread that moves the data spins while a call on the same
+    connection holds the lock. A send is never waited for where it is posted: gloo gives no completion before
+    the receiver has come. `release` waits for it once that is proven to be over.
     """
 
     def __init__(self, program: Program, rank: int, device: torch.device, timeout_s: float) -> None:
@@ -54,7 +54,7 @@ class DistributedTransport:
         self._receives: dict[Transfer, list[tuple[dist.Work, Tensor]]] = {}
         slots = sorted({entry.message for entry in _transfers(program)})
         self._tags = {message: index * MAX_TENSORS for index, message in enumerate(slots)}
-        self._groups = _edge_groups(program) if device.type == "cuda" else {}
+        self._groups = _edge_groups(program, self._timeout) if dist.is_initialized() else {}
 
     def send(self, transfer: Transfer, tensors: Sequence[Tensor]) -> None:
         peer, group = self._peer(transfer)
@@ -62,8 +62,10 @@ class DistributedTransport:
         work = []
         for index, tensor in enumerate(tensors):
             data = tensor.detach().contiguous()
-            with self._naming(transfer):
+            try:
                 work.append((dist.isend(data, peer, group=group, tag=tag + index), data))
+            except RuntimeError as error:
+                raise self._failed(transfer, error) from error
         self._sends[transfer] = [(handle, data) for handle, data in work if handle is not None]
 
     def post_receive(self, transfer: Transfer, shapes: Sequence[TensorShape]) -> None:
@@ -76,8 +78,10 @@ class DistributedTransport:
         work = []
         for index, entry in enumerate(shapes):
             buffer = torch.empty(entry.shape, dtype=entry.dtype, device=self._device)
-            with self._naming(transfer):
+            try:
                 work.append((dist.irecv(buffer, peer, group=group, tag=tag + index), buffer))
+            except RuntimeError as error:
+                raise self._failed(transfer, error) from error
         self._receives[transfer] = [(handle, data) for handle, data in work if handle is not None]
 
     def receive(self, transfer: Transfer) -> tuple[Tensor, ...]:
@@ -87,16 +91,14 @@ class DistributedTransport:
         """
         tensors = []
         for work, buffer in self._receives.pop(transfer):
-            with self._naming(transfer):
-                work.wait(self._timeout)
+            self._wait(work, transfer)
             tensors.append(buffer)
         return tuple(tensors)
 
     def release(self, transfer: Transfer) -> None:
         """Let go of a send that is proven to have arrived."""
         for work, _ in self._sends.pop(transfer, ()):
-            with self._naming(transfer):
-                work.wait(self._timeout)
+            self._wait(work, transfer)
 
     def finish(self) -> None:
         """Let go of all sends; every receiver has passed the step's NORM."""
@@ -109,11 +111,9 @@ class DistributedTransport:
         edge = (self._rank, peer) if sending else (peer, self._rank)
         return peer, self._groups.get(edge)
 
-    @contextmanager
-    def _naming(self, transfer: Transfer) -> Iterator[None]:
-        """Turn torch's error into a TransferError."""
+    def _wait(self, work: dist.Work, transfer: Transfer) -> None:
         try:
-            yield
+            work.wait(self._timeout)
         except RuntimeError as error:
             raise self._failed(transfer, error) from error
 
@@ -133,13 +133,13 @@ def _transfers(program: Program) -> list[Transfer]:
     return [entry for instructions in program.ranks for entry in instructions if isinstance(entry, Transfer)]
 
 
-def _edge_groups(program: Program) -> dict[tuple[int, int], dist.ProcessGroup]:
+def _edge_groups(program: Program, timeout: timedelta) -> dict[tuple[int, int], dist.ProcessGroup]:
     edges = {
         (program.rank_of(entry.pipeline, entry.stage), program.rank_of(entry.pipeline, entry.peer_stage))
         for entry in _transfers(program)
         if entry.direction is Direction.SEND
     }
-    return {edge: dist.new_group(sorted(edge)) for edge in sorted(edges)}
+    return {edge: dist.new_group(sorted(edge), timeout=timeout) for edge in sorted(edges)}
 
 
 def release_points(program: Program, rank: int) -> dict[int, tuple[Transfer, ...]]:
