@@ -1,4 +1,4 @@
-"""How fast are we where devices differ, beside the runtimes and plans that people use today? See README.md."""
+"""How fast are we where devices differ, beside runtimes and plans that people use today? See README.md."""
 
 import argparse
 import json

@@ -174,7 +174,7 @@ class TorchPipeline:
 
 
 class DataParallel:
-    """torch's DistributedDataParallel, microbatches accumulated under no_sync; samples as the plan shares them.
+    """torch's DistributedDataParallel, samples as the plan shares them, microbatches added up under no_sync.
 
     A bucket's sum is posted when the backward of the layer that filled it ends on the device's clock. The
     norm needs no message: every rank holds all gradients.
@@ -206,8 +206,10 @@ class DataParallel:
             SlowedModule(module.train(), pace, seconds(index), ended=ended)
             for index, module in enumerate(layers)
         ]
-        self._model = DistributedDataParallel(nn.Sequential(*self._layers))
-        self._model.register_comm_hook(None, self._on_bucket)
+        self._model: nn.Module = nn.Sequential(*self._layers)
+        if len(plan.pipelines) > 1:  # of few samples slow devices may get none
+            self._model = model = DistributedDataParallel(self._model)
+            model.register_comm_hook(None, self._on_bucket)
         self._optimizer = Optimizer(parameters, set(parameters), 0.01)
         self._offset = sum(entry.num_samples for entry in plan.pipelines[:rank])
         self._filled: list[tuple[int, Tensor, Future[Tensor]]] = []
@@ -228,8 +230,9 @@ class DataParallel:
         for index in range(count):
             start = self._offset + index * size
             stop = start + self._pipeline.microbatch_samples(index)
-            with nullcontext() if index == count - 1 else self._model.no_sync():
-                outputs = self._model(self._common.inputs[start:stop])
+            summed = index == count - 1 or not isinstance(model, DistributedDataParallel)
+            with nullcontext() if summed else model.no_sync():
+                outputs = model(self._common.inputs[start:stop])
                 self._common.loss(outputs, self._common.labels[start:stop]).backward()
         for bucket in self._summed:
             self.pace.wait(self._common.board.collective_due_s(bucket, self._rank))
@@ -265,10 +268,10 @@ def _finish(buffer: Tensor, future: Future[Tensor]) -> Callable[[Future[Any]], N
 
 
 class TorchGPipe:
-    """torchgpipe: all devices in this process, and on one CPU in one thread, so on clocks that nobody waits for.
+    """torchgpipe: all devices in this process and, on one CPU, in one thread, so on clocks nobody waits for.
 
-    Its own order of forwards and backwards decides when each device begins what. The whole backward is one run
-    of autograd.
+    Its own order of forwards and backwards decides when each device begins what. The whole backward is one
+    run of autograd.
     """
 
     def __init__(self, files: Files, rank: int) -> None:
