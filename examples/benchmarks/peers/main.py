@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from encoder import make_task
-from plans import PLANS
+from plans import PLANS, checked
 from runtimes import Files, contender_rank, costs_of
 
 from cost_model.cluster import Cluster
 from cost_model.cluster_file import read_cluster
+from cost_model.errors import InfeasibleError
 from cost_model.profile import ModelProfile, profile_text, read_profile
 from hetpipe.emulation import Board
 from hetpipe.launch import RankGroup, run_ranks
@@ -77,7 +78,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=2, help="each runs every contender once, in turn")
     parser.add_argument("--steps", type=int, default=4, help="of a run; the first is not timed")
-    parser.add_argument("--model", default="encoder-12x256", help="encoder-BLOCKSxWIDTH")
+    parser.add_argument("--model", default="encoder-12x192", help="encoder-BLOCKSxWIDTH")
     parser.add_argument("--length", type=int, default=32, help="tokens of a sample")
     parser.add_argument("--samples", type=int, default=32, help="of a step, for each device of the cluster")
     parser.add_argument("--clusters", nargs="+", choices=CLUSTER_NAMES, default=CLUSTER_NAMES)
@@ -108,11 +109,15 @@ def _profile(options: argparse.Namespace) -> ModelProfile:
 
 
 def _plan(name: str, contender: str, profile: ModelProfile, options: argparse.Namespace) -> Path:
-    """The file of a contender's plan for a cluster; made where it is missing."""
+    """The file of a contender's plan for a cluster; made where it is missing.
+
+    Raises: InfeasibleError if it does not fit.
+    """
     path = Path(options.results) / "plans" / name / f"{contender.replace(', ', '-').replace(' ', '-')}.json"
     if not path.exists():
         cluster = read_cluster(CLUSTERS[name])
-        plan = PLANS[contender](problem_of(profile, cluster, options.samples * len(cluster.devices)))
+        problem = problem_of(profile, cluster, options.samples * len(cluster.devices))
+        plan = checked(PLANS[contender](problem), problem)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(plan_text(plan))
     return path
@@ -120,7 +125,11 @@ def _plan(name: str, contender: str, profile: ModelProfile, options: argparse.Na
 
 def _measure(name: str, contender: str, profile: ModelProfile, options: argparse.Namespace) -> Row:
     """One run of a contender: a row of the results, without its round."""
-    path = _plan(name, contender, profile, options)
+    try:
+        path = _plan(name, contender, profile, options)
+    except InfeasibleError as error:
+        print(f"{name} {contender}: {error}", file=sys.stderr)
+        return {"cluster": name, "contender": contender, "measured_s": []}
     plan, cluster = read_plan(path), read_cluster(CLUSTERS[name])
     runtime = RUNTIME.get(contender)
     if runtime is None:
@@ -185,6 +194,9 @@ def _table(name: str, rows: Sequence[Row], options: argparse.Namespace) -> str:
     ]
     for contender, median in medians.items():
         mine = [row for row in rows if row["contender"] == contender]
+        if median == float("inf"):
+            lines.append(f"| {contender} | does not fit | | | | | |")
+            continue
         values = [value for row in mine for value in row["measured_s"]]
         star = " *" if any(row["overloaded"] for row in mine) else ""
         lines.append(
@@ -203,16 +215,19 @@ def _table(name: str, rows: Sequence[Row], options: argparse.Namespace) -> str:
 
 
 def _medians(rows: Sequence[Row]) -> dict[str, float]:
-    """Median step by contender, in the order of the table; those without a run are left out."""
+    """Median step by contender, in the order of the table; inf for what does not fit.
+
+    Those without a run are left out.
+    """
     found: dict[str, list[float]] = {}
     for row in rows:
         found.setdefault(row["contender"], []).extend(row["measured_s"])
-    return {name: statistics.median(found[name]) for name in PLANS if name in found}
+    return {name: statistics.median(found[name] or [float("inf")]) for name in PLANS if name in found}
 
 
 def _of_the_sum(cluster: Cluster, rows: Sequence[Row], medians: dict[str, float]) -> str:
     """Ours over (sum of speeds x the throughput of one device of speed 1), measured on the fastest."""
-    if "one device" not in medians:
+    if medians.get("one device", float("inf")) == float("inf"):
         return ""
     speed = next(row["speed"] for row in rows if row["contender"] == "one device")
     alone_s = medians["one device"] * speed

@@ -98,6 +98,18 @@ def with_flights(plan: Plan, *, gpipe: bool) -> Plan:
     return Plan(plan.strategy, plan.model, plan.global_batch_size, (changed,))
 
 
+def checked(plan: Plan, problem: Problem) -> Plan:
+    """The plan, if it fits.
+
+    Raises: InfeasibleError if it does not.
+    """
+    for name in plan.device_names:
+        need, device = plan.memory(problem.profile, name).total_bytes, problem.cluster.device(name)
+        if need > device.usable_bytes:
+            raise InfeasibleError(f"{name} lacks {need - device.usable_bytes:,.0f} bytes")
+    return plan
+
+
 PLANS: Mapping[str, Callable[[Problem], Plan]] = {
     "ours": ours,
     "torch 1F1B, even": lambda problem: with_flights(_judged(gpipe_even, problem), gpipe=False),
