@@ -70,6 +70,7 @@ class _Run:
     executor: Executor
     board: Board | None
     device: Device
+    place: torch.device
     emit: Emit
     step: int = 0
     samples_seen: int = 0
@@ -114,7 +115,7 @@ class _Run:
             pace=_pace(device, settings, place),
             board=board,
         )
-        run = cls(folder, settings, costs, rank, task, model, optimizer, executor, board, device, emit)
+        run = cls(folder, settings, costs, rank, task, model, optimizer, executor, board, device, place, emit)
         if settings.resume_from is not None:
             run.step, run.samples_seen = load_checkpoint(
                 Path(settings.resume_from), settings, task, model, optimizer
@@ -155,6 +156,8 @@ class _Run:
     def _one_step(self, *, counted: bool) -> None:
         count = self.costs.program.plan.global_batch_size
         inputs, labels = self.task.batch(self.samples_seen, count)
+        inputs = {name: value.to(self.place) for name, value in inputs.items()}
+        labels = labels.to(self.place)
         microbatch = _slices(self.costs, self.step, inputs, labels, 1 / self.task.num_loss_tokens(count))
         self.executor.prepare()
         counter = self._counter() if counted else None
@@ -256,7 +259,8 @@ def torch_device(device: Device) -> torch.device:
 def _pace(device: Device, settings: Settings, place: torch.device) -> Pace:
     if device.kind == EMULATED:
         return EmulatedPace(device.speed if settings.clock is Clock.CPU else None)
-    return Pace(torch.cuda.synchronize) if place.type == "cuda" else Pace()
+    # not the whole device: a receive that is posted ahead would be waited for, whose sender may wait for us
+    return Pace(torch.cuda.current_stream(place).synchronize) if place.type == "cuda" else Pace()
 
 
 def gather(value: T) -> list[T]:
