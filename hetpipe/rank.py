@@ -72,6 +72,7 @@ class _Run:
     executor: Executor
     board: Board | None
     device: Device
+    place: torch.device
     emit: Emit
     step: int = 0
     samples_seen: int = 0
@@ -116,7 +117,7 @@ class _Run:
             pace=pace_of(device, settings.clock, place),
             board=board,
         )
-        run = cls(folder, settings, costs, rank, task, model, optimizer, executor, board, device, emit)
+        run = cls(folder, settings, costs, rank, task, model, optimizer, executor, board, device, place, emit)
         if settings.resume_from is not None:
             run.step, run.samples_seen = load_checkpoint(
                 Path(settings.resume_from), settings, task, model, optimizer
@@ -161,7 +162,9 @@ class _Run:
         """One step, on every rank; gives whether training shall end."""
         count = self.costs.program.plan.global_batch_size
         inputs, labels = self.task.batch(self.samples_seen, count)
-        microbatch = slices(self.costs.program, self.step, inputs, labels, self.task.term_weight(labels))
+        inputs = {name: value.to(self.place) for name, value in inputs.items()}
+        weight = self.task.term_weight(labels)
+        microbatch = slices(self.costs.program, self.step, inputs, labels.to(self.place), weight)
         self.executor.prepare()
         counter = self._counter() if counted else None
         context: AbstractContextManager[Any] = counter if counter is not None else nullcontext()
@@ -268,7 +271,8 @@ def pace_of(device: Device, clock: Clock, place: torch.device) -> Pace:
     """When operations start and end on a device."""
     if device.kind == EMULATED:
         return EmulatedPace(device.speed if clock is Clock.CPU else None)
-    return Pace(torch.cuda.synchronize) if place.type == "cuda" else Pace()
+    # not the whole device: a receive that is posted ahead would be waited for, whose sender may wait for us
+    return Pace(torch.cuda.current_stream(place).synchronize) if place.type == "cuda" else Pace()
 
 
 def gather(value: T) -> list[T]:

@@ -47,9 +47,10 @@ class _UnderWay:
 class DistributedTransport:
     """Asynchronous isend and irecv of torch.distributed. Owns the messages that are under way.
 
-    gloo matches by tag; NCCL ignores tags, so there each directed edge has a communicator of its own and
-    relies on the order that the verifier proved. A send is never waited for where it is posted: gloo gives
-    no completion before the receiver has come. `release` waits for it once that is proven to be over.
+    Each directed edge has a communicator of its own. NCCL ignores tags and relies on the order that the
+    verifier proved; gloo matches by tag, but its thread that moves the data spins while a call on the same
+    connection holds the lock. A send is never waited for where it is posted: gloo gives no completion before
+    the receiver has come. `release` waits for it once that is proven to be over.
     """
 
     def __init__(self, program: Program, rank: int, device: torch.device, timeout_s: float) -> None:
@@ -61,7 +62,7 @@ class DistributedTransport:
         self._receives: dict[Transfer, _UnderWay] = {}
         slots = sorted({entry.message for entry in _transfers(program)})
         self._tags = {message: index * MAX_TENSORS for index, message in enumerate(slots)}
-        self._groups = _edge_groups(program, self._timeout) if device.type == "cuda" else {}
+        self._groups = _edge_groups(program, self._timeout) if dist.is_initialized() else {}
 
     def send(self, transfer: Transfer, tensors: Sequence[Tensor]) -> None:
         peer, group = self._peer(transfer)

@@ -1,0 +1,153 @@
+"""Is our executor as fast as torch's Schedule1F1B where torch's can run? See README.md."""
+
+import argparse
+import math
+import os
+import platform
+import pstats
+import statistics
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from runtimes import RUNTIMES, Case, compare_rank, memory_rank, profile_rank
+
+from hetpipe.launch import RankGroup, run_ranks
+from hetpipe.profiling import processor_name
+
+MIB = 2**20
+
+
+def main() -> None:
+    options = _options()
+    if options.profile:
+        _profile(options)
+        return
+    cases = [_case(count, options) for count in options.ranks]
+    nothing = [Case(count, 32, 1, blocks=None) for count in options.ranks]
+    pairs = {case: _run(compare_rank, case, options.pairs) for case in (*cases, *nothing)}
+    memory = {(case, name): _run(memory_rank, case, name)[0] for case in cases for name in RUNTIMES}
+    print(_speed_table(cases, pairs))
+    print(_memory_table(cases, memory))
+    print(_instruction_table(nothing, pairs))
+    print(
+        f"{os.cpu_count()} cores ({processor_name()}); Python {platform.python_version()}, "
+        f"torch {version('torch')}, NumPy {version('numpy')}"
+    )
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--pairs", type=int, default=40, help="of steps, one of each runtime")
+    parser.add_argument("--microbatches", type=int, default=8)
+    parser.add_argument("--microbatch-size", type=int, default=2)
+    parser.add_argument("--blocks", type=int, default=8)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--profile", action="store_true", help="cProfile of our executor, nothing else")
+    return parser.parse_args()
+
+
+def _case(num_stages: int, options: argparse.Namespace) -> Case:
+    return Case(
+        num_stages,
+        options.microbatches,
+        options.microbatch_size,
+        blocks=options.blocks,
+        width=options.width,
+        length=options.length,
+    )
+
+
+def _run(main_of_rank: Any, case: Case, *arguments: Any) -> list[dict[str, Any]]:
+    """What the ranks emit; a thread each."""
+    events: list[dict[str, Any]] = []
+    names = tuple(f"here/{rank}" for rank in range(case.num_stages))
+    run_ranks(main_of_rank, (case, *arguments), RankGroup(names, (1,) * len(names)), events.append)
+    print(f"{main_of_rank.__name__} {case.num_stages} {arguments}", file=sys.stderr)
+    return events
+
+
+def _speed_table(cases: Sequence[Case], events: dict[Case, list[dict[str, Any]]]) -> str:
+    lines = [
+        "| ranks | ours s, median [min, max] | torch s, median [min, max] | ours / torch of n pairs: median "
+        "| its 95 % interval | CPU s, ours | torch | largest difference of a gradient |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for case in cases:
+        first, *pairs = events[case]
+        seconds = {name: [pair[name][0] for pair in pairs] for name in RUNTIMES}
+        cpu = {name: statistics.median(pair[name][1] for pair in pairs) for name in RUNTIMES}
+        ratios = [a / b for a, b in zip(seconds["ours"], seconds["torch"], strict=True)]
+        low, high = median_interval(ratios)
+        lines.append(
+            f"| {case.num_stages} | {_spread(seconds['ours'])} | {_spread(seconds['torch'])} "
+            f"| {statistics.median(ratios):.3f} of {len(ratios)} | [{low:.3f}, {high:.3f}] "
+            f"| {cpu['ours']:.3f} | {cpu['torch']:.3f} | {first['gradient_difference']:.1e} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _memory_table(cases: Sequence[Case], memory: dict[tuple[Case, str], dict[str, Any]]) -> str:
+    lines = [
+        "| ranks | rank | tensors MiB, ours | torch | resident MiB, ours | torch |",
+        "|---|---|---|---|---|---|",
+    ]
+    for case in cases:
+        for rank in range(case.num_stages):
+            cells = [
+                f"{memory[case, name][which][rank] / MIB:.1f}"
+                for which in ("tensors", "resident")
+                for name in RUNTIMES
+            ]
+            lines.append(f"| {case.num_stages} | {rank} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _instruction_table(cases: Sequence[Case], events: dict[Case, list[dict[str, Any]]]) -> str:
+    lines = [
+        "| ranks | instructions | CPU us per instruction, ours: median [min, max] | torch |",
+        "|---|---|---|---|",
+    ]
+    for case in cases:
+        first, *pairs = events[case]
+        count = first["instructions"]
+        cells = [_spread([1e6 * pair[name][1] / count for pair in pairs], 1) for name in RUNTIMES]
+        lines.append(f"| {case.num_stages} | {count} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _spread(values: Sequence[float], digits: int = 3) -> str:
+    median, low, high = statistics.median(values), min(values), max(values)
+    return f"{median:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+
+
+def median_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:
+    """An interval that holds the median with at least this probability, whatever the distribution.
+
+    From the order statistics: the k-th smallest and k-th largest, where k is the largest with
+    P(Binomial(n, 1/2) < k) <= (1 - level) / 2. Of few values it is their range.
+
+    >>> median_interval(range(1, 31))
+    (10, 21)
+    """
+    ordered, count = sorted(values), len(values)
+    below, k = 0.0, 0
+    while (below := below + math.comb(count, k) / 2**count) <= (1 - level) / 2:
+        k += 1
+    k = max(k, 1)
+    return ordered[k - 1], ordered[count - k]
+
+
+def _profile(options: argparse.Namespace) -> None:
+    """The functions of our executor that use most time where the model computes next to nothing."""
+    path = Path("torch-1f1b.prof")
+    _run(profile_rank, Case(options.ranks[0], 32, 1, blocks=None), 50, str(path))
+    pstats.Stats(str(path)).sort_stats("tottime").print_stats(30)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,297 @@
+"""One rank of both runtimes, with the same model, cuts and microbatches: apart, so that a rank imports it."""
+
+import gc
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+from cost_model.cluster import CPU, Cluster, Device, Link, Node
+from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
+from hetpipe.costs import ProgramCosts
+from hetpipe.dropout import KeyedDropout
+from hetpipe.emulation import ByteCounter, Pace, sleep_until
+from hetpipe.executor import Executor
+from hetpipe.gradient_sync import GradientSync
+from hetpipe.instructions import Norm, Program, Step
+from hetpipe.launch import Emit
+from hetpipe.lowering import lower
+from hetpipe.optimizer import Optimizer
+from hetpipe.rank import gather
+from hetpipe.splitting import ChainModel
+from hetpipe.stage import Microbatch, StageRunner
+from hetpipe.transport import DistributedTransport, TensorShape
+from partition.plan import Pipeline, Plan, Stage
+
+SEED = 0
+LEAD_S = 0.003
+WARM_UP = 2
+CPU_DEVICE = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A model as an nn.Sequential, cut into stages of equally many layers, and its microbatches.
+
+    blocks None: a Linear of 8 x 8 for each stage, whose computation is next to nothing.
+    """
+
+    num_stages: int
+    num_microbatches: int
+    microbatch_size: int
+    blocks: int | None = 8
+    width: int = 256
+    length: int = 128
+    vocabulary: int = 1000
+
+    def build(self) -> nn.Sequential:
+        if self.blocks is None:
+            return nn.Sequential(*(nn.Linear(8, 8) for _ in range(self.num_stages)))
+        block = partial(
+            nn.TransformerEncoderLayer, self.width, 4, 4 * self.width,
+            dropout=0.0, activation="gelu", batch_first=True, norm_first=True,
+        )  # fmt: skip
+        head = nn.Linear(self.width, self.vocabulary)
+        return nn.Sequential(
+            nn.Embedding(self.vocabulary, self.width), *(block() for _ in range(self.blocks)), head
+        )
+
+    def chain(self) -> ChainModel:
+        return ChainModel.from_module(self.build, self.batch(1)[0], name="encoder")
+
+    def batch(self, num_samples: int) -> tuple[Tensor, Tensor]:
+        """Inputs and labels: token ids [samples, length], or numbers [samples, 8]."""
+        generator = torch.Generator().manual_seed(SEED)
+        if self.blocks is None:
+            return torch.randn(num_samples, 8, generator=generator), torch.zeros(num_samples, 8)
+        shape = (num_samples, self.length)
+        ids = torch.randint(self.vocabulary, shape, generator=generator)
+        return ids, torch.randint(self.vocabulary, shape, generator=generator)
+
+    def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        if self.blocks is None:
+            return F.mse_loss(outputs, labels, reduction="sum")
+        return F.cross_entropy(outputs.flatten(0, 1), labels.flatten(), reduction="sum")
+
+    @property
+    def batch_size(self) -> int:
+        return self.num_microbatches * self.microbatch_size
+
+    @property
+    def weight(self) -> float:
+        """What a token's loss counts."""
+        return 1 / (self.batch_size * (8 if self.blocks is None else self.length))
+
+    def cuts(self, num_layers: int) -> list[int]:
+        return [round(stage * num_layers / self.num_stages) for stage in range(self.num_stages + 1)]
+
+
+class Runtime(Protocol):
+    """A step is: prepare (not timed), then run all forwards and backwards of the batch."""
+
+    def prepare(self) -> None: ...
+    def run(self) -> None: ...
+    def gradients(self) -> dict[str, Tensor]: ...
+
+
+class Ours:
+    """hetpipe's executor on the program of an even plan, without NORM and STEP."""
+
+    def __init__(self, case: Case, rank: int) -> None:
+        chain = case.chain()
+        self.costs = ProgramCosts(_program(case, chain), _profile(chain), _cluster(case.num_stages))
+        program = self.costs.program
+        start, stop = program.plan.pipelines[0].stages[rank].layers
+        model = chain.materialise(range(start, stop), SEED)
+        self._parameters = model.owned_parameters()
+        self._stages = StageRunner(program, model.train(), KeyedDropout(SEED), case.loss)
+        self._executor = Executor(
+            self.costs,
+            rank,
+            stages=self._stages,
+            transport=DistributedTransport(program, rank, CPU_DEVICE, 600.0),
+            sync=GradientSync(program, rank, chain, self._parameters),
+            optimizer=Optimizer(self._parameters, (), 0.0),
+            boundaries=_boundaries(chain),
+            pace=Pace(),
+            board=None,
+        )
+        inputs, labels = case.batch(case.batch_size)
+        size, name = case.microbatch_size, next(iter(chain.example))
+
+        def microbatch(pipeline: int, index: int) -> Microbatch:
+            start, stop = index * size, (index + 1) * size
+            samples = tuple(range(start, stop))
+            return Microbatch(0, samples, {name: inputs[start:stop]}, labels[start:stop], case.weight)
+
+        self._microbatch = microbatch
+
+    def prepare(self) -> None:
+        self._executor.prepare()
+        self._stages.take_loss()
+
+    def run(self) -> None:
+        self._executor.step(0, self._microbatch, start_s=0.0, learning_rate=0.0, clip_norm=1.0)
+
+    def gradients(self) -> dict[str, Tensor]:
+        return {name: value.grad for name, value in self._parameters.items() if value.grad is not None}
+
+
+class Torch:
+    """torch.distributed.pipelining on the same layers, cut alike."""
+
+    def __init__(self, case: Case, rank: int) -> None:
+        chain = case.chain()
+        start, stop = list(pairwise(case.cuts(chain.num_layers)))[rank]
+        model = chain.materialise(range(start, stop), SEED)
+        self._parameters = model.owned_parameters()
+        # states that are never used, as in ours: optimizers are no part of the comparison
+        self._optimizer = Optimizer(self._parameters, (), 0.0)
+        module = nn.Sequential(*list(model.model.children())[start:stop])
+        stage = PipelineStage(module.train(), rank, case.num_stages, CPU_DEVICE)
+        weight = case.weight
+
+        def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+            return case.loss(outputs, labels) * weight
+
+        self._schedule = Schedule1F1B(stage, case.num_microbatches, loss_fn=loss, scale_grads=False)
+        self._first, self._last = rank == 0, rank == case.num_stages - 1
+        self._inputs, self._labels = case.batch(case.batch_size)
+
+    def prepare(self) -> None:
+        self._optimizer.zero_grad()
+
+    def run(self) -> None:
+        inputs = (self._inputs,) if self._first else ()
+        target = self._labels if self._last else None
+        self._schedule.step(*inputs, target=target, losses=[] if self._last else None, return_outputs=False)
+
+    def gradients(self) -> dict[str, Tensor]:
+        return {name: value.grad for name, value in self._parameters.items() if value.grad is not None}
+
+
+RUNTIMES: dict[str, Callable[[Case, int], Runtime]] = {"ours": Ours, "torch": Torch}
+
+
+def compare_rank(case: Case, num_pairs: int, *, rank: int, emit: Emit) -> None:
+    """Step by step in turn, the other one first in every second pair.
+
+    Emits the largest difference of a gradient, and per pair and runtime the seconds of the step (last end of
+    a rank less common start) and the CPU seconds of all ranks.
+    """
+    runtimes = {name: make(case, rank) for name, make in RUNTIMES.items()}
+    for runtime in runtimes.values():
+        for _ in range(WARM_UP):
+            _timed(runtime)
+    found, expected = (runtimes[name].gradients() for name in ("ours", "torch"))
+    assert found.keys() == expected.keys()
+    differences = gather(max(float((found[name] - expected[name]).abs().max()) for name in found))
+    if rank == 0:
+        num_instructions = sum(map(len, _program(case, case.chain()).ranks))
+        emit({"event": "case", "gradient_difference": max(differences), "instructions": num_instructions})
+    for pair in range(num_pairs):
+        names = list(RUNTIMES) if pair % 2 == 0 else list(RUNTIMES)[::-1]
+        measured = {name: _timed(runtimes[name]) for name in names}
+        if rank == 0:
+            emit({"event": "pair", **{name: measured[name] for name in RUNTIMES}})
+
+
+def memory_rank(case: Case, name: str, *, rank: int, emit: Emit) -> None:
+    """One runtime alone in its processes.
+
+    Emits per rank by how much the resident memory has grown at most since before the model was built, and the
+    most bytes of tensors that are alive in a step, whoever holds them.
+    """
+    before = _status("VmRSS")
+    runtime = RUNTIMES[name](case, rank)
+    for _ in range(3):
+        _timed(runtime)
+    resident = _status("VmHWM") - before
+    runtime.prepare()
+    gc.collect()
+    counter = ByteCounter()
+    for entry in gc.get_objects():
+        if issubclass(type(entry), Tensor):  # of a proxy, isinstance would look up what it stands for
+            counter.add(entry)
+    with counter:
+        runtime.run()
+    rows = gather((resident, counter.peak_bytes))
+    if rank == 0:
+        emit({"event": "memory", "resident": [row[0] for row in rows], "tensors": [row[1] for row in rows]})
+
+
+def profile_rank(case: Case, num_steps: int, path: str, *, rank: int, emit: Emit) -> None:
+    """Where the Python time of our executor goes: cProfile of rank 0 into a file."""
+    import cProfile
+
+    runtime = Ours(case, rank)
+    _timed(runtime)
+    profiler = cProfile.Profile()
+    for _ in range(num_steps):
+        runtime.prepare()
+        gather(0)
+        if rank == 0:
+            profiler.enable()
+        runtime.run()
+        profiler.disable()
+    if rank == 0:
+        profiler.dump_stats(path)
+
+
+def _timed(runtime: Runtime) -> tuple[float, float]:
+    """Seconds of a step, and the CPU seconds that all ranks used in it."""
+    runtime.prepare()
+    start_s = max(gather(time.monotonic())) + LEAD_S
+    sleep_until(start_s)
+    cpu_s = time.process_time()
+    runtime.run()
+    end_s, cpu_s = time.monotonic(), time.process_time() - cpu_s
+    rows = gather((end_s, cpu_s))
+    return max(end for end, _ in rows) - start_s, sum(used for _, used in rows)
+
+
+def _status(key: str) -> int:
+    """Bytes that the kernel notes of this process under a key."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith(key)).split()[1])
+
+
+def _program(case: Case, chain: ChainModel) -> Program:
+    cuts = case.cuts(chain.num_layers)
+    stages = tuple(
+        Stage((f"here/{index}",), layers, case.num_stages - index)
+        for index, layers in enumerate(pairwise(cuts))
+    )
+    pipeline = Pipeline(case.microbatch_size, case.batch_size, stages)
+    program = lower(Plan("even", chain.name, case.batch_size, (pipeline,)), _profile(chain))
+    lists = (tuple(entry for entry in row if not isinstance(entry, Norm | Step)) for row in program.ranks)
+    return replace(program, ranks=tuple(lists))
+
+
+def _cluster(num_stages: int) -> Cluster:
+    devices = tuple(Device(f"here/{index}", "here", CPU, 2.0**40) for index in range(num_stages))
+    return Cluster("equal", Link(0.0, 1e9), (Node("here", devices),))
+
+
+def _profile(chain: ChainModel) -> ModelProfile:
+    """Layers without costs: nothing here is predicted, and real devices take the time they take."""
+    layers = tuple(LayerProfile(name, 4.0, 4.0, 4.0) for name in chain.layer_names)
+    times = (LayerTimes((0.0,), (0.0,)),) * chain.num_layers
+    return ModelProfile(chain.name, 1, "float32", layers, {CPU: KindProfile("estimated", (1,), times)})
+
+
+def _boundaries(chain: ChainModel) -> Callable[[int, int], tuple[TensorShape, ...]]:
+    specs = {layer: chain.boundary(layer) for layer in range(1, chain.num_layers)}
+
+    def boundaries(layer: int, samples: int) -> tuple[TensorShape, ...]:
+        return tuple(TensorShape((samples, *spec.shape_per_sample), spec.dtype) for spec in specs[layer])
+
+    return boundaries
