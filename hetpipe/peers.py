@@ -23,12 +23,15 @@ def waiting_for(
     try:
         yield
     except RuntimeError as error:
-        reason = _PLACE.sub("", (str(error).strip().splitlines() or ["no reason given"])[-1])
         others = ", ".join(_name(program, peer) for peer in peers if peer != rank)
-        raise PeerError(
-            f"{_name(program, rank)} waited at {instruction} for {others}, "
-            f"begun {time.monotonic() - since_s:.1f} s ago: {reason}"
-        ) from error
+        waited = f"{_name(program, rank)} waited at {instruction} for {others}"
+        raise peer_error(waited, since_s, error) from error
+
+
+def peer_error(waited: str, since_s: float, error: RuntimeError) -> PeerError:
+    """Who waited for whom, for how long, and the reason in torch's error."""
+    reason = _PLACE.sub("", (str(error).strip().splitlines() or ["no reason given"])[-1])
+    return PeerError(f"{waited}, begun {time.monotonic() - since_s:.1f} s ago: {reason}")
 
 
 def _name(program: Program, rank: int) -> str:

@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from hetpipe.instructions import Program, parse_program
 from hetpipe.launch import Emit
 from hetpipe.optimizer import Optimizer
 from hetpipe.own_optimizer import optimizer_of
+from hetpipe.peers import peer_error
 from hetpipe.rank_report import RankSummary, shared_hashes, write_results
 from hetpipe.run_folder import RunFolder
 from hetpipe.saving import load_checkpoint, save_checkpoint
@@ -39,6 +41,9 @@ from hetpipe.transport import DistributedTransport, TensorShape
 from partition.plan import read_plan
 
 T = TypeVar("T")
+
+KEPT_STEPS = 100
+"""A rank keeps the events of so many steps, the last ones: a run may have millions."""
 
 LEAD_S = 0.003
 """The common start of a step lies this far ahead, so that every rank is waiting for it."""
@@ -76,7 +81,7 @@ class _Run:
     emit: Emit
     step: int = 0
     samples_seen: int = 0
-    outcomes: list[StepOutcome] = field(default_factory=list)
+    outcomes: deque[StepOutcome] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
     step_s: list[float] = field(default_factory=list)
     peak_bytes: float | None = None
 
@@ -276,11 +281,19 @@ def pace_of(device: Device, clock: Clock, place: torch.device) -> Pace:
 
 
 def gather(value: T) -> list[T]:
-    """The values of all ranks, in order of rank, on every rank."""
+    """The values of all ranks, in order of rank, on every rank.
+
+    Raises: PeerError if a rank does not come in time, or is gone.
+    """
     if not dist.is_initialized():
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
+    since_s = time.monotonic()
+    try:
+        dist.all_gather_object(values, value)
+    except RuntimeError as error:
+        waited = f"rank {dist.get_rank()} waited between steps for all other ranks"
+        raise peer_error(waited, since_s, error) from error
     return values
 
 

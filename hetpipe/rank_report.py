@@ -24,7 +24,7 @@ from hetpipe.trace import Trace, chrome_trace
 
 @dataclass(frozen=True, slots=True)
 class RankSummary:
-    """What one rank measured in a run.
+    """What one rank measured in a run; outcomes of its last steps only.
 
     load: (wall seconds, CPU seconds of the host, CPU seconds of this rank) of the timed steps.
     hashes: sha256 of each parameter that other ranks own too, at the end.
@@ -78,11 +78,12 @@ def _report(
 ) -> RunReport:
     cluster, profile = read_cluster(folder.cluster), read_profile(folder.profile)
     plan = costs.program.plan
-    timed = slice(1, None) if len(step_s) > 1 else slice(None)
-    median_s = statistics.median(step_s[timed])
+    timed_s = step_s[1:] or step_s
+    timed = slice(-min(len(timed_s), len(summaries[0].outcomes)), None)
+    median_s = statistics.median(timed_s)
     traces = _timed_traces(predicted.device_names, summaries, timed)
     stage_s = [trace.stage_busy_s() for trace in traces]
-    bubbles = [trace.bubble_of(seconds) for trace, seconds in zip(traces, step_s[timed], strict=True)]
+    bubbles = [trace.bubble_of(seconds) for trace, seconds in zip(traces, timed_s[timed], strict=True)]
     devices = {}
     for name, summary in zip(predicted.device_names, summaries, strict=True):
         device = cluster.device(name)

@@ -55,9 +55,10 @@ class DeviceReport:
 class RunReport:
     """Predicted and measured. Measured figures are medians of the timed steps, which leave out the first.
 
-    step_s_all: seconds of every step, the first included. foreign_cores: CPU cores that other processes of
-    the host used in the timed steps. shared_parameters: how many have several owners; owners_agree: whether
-    they are equal there bit for bit at the end. schedule: the one that ran, never auto.
+    Busy seconds and bubble are those of the last 100 of them. step_s_all: seconds of every step, the first
+    included. foreign_cores: CPU cores that other processes of the host used in the timed steps.
+    shared_parameters: how many have several owners; owners_agree: whether they are equal there bit for bit at
+    the end. schedule: the one that ran, never auto.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT

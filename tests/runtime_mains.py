@@ -15,7 +15,7 @@ from cost_model.collectives import Collective
 from hetpipe.emulation import ByteCounter
 from hetpipe.instructions import Norm, Sync
 from hetpipe.lowering import lower
-from hetpipe.rank import slices
+from hetpipe.rank import gather, slices
 from partition.plan import Pipeline, Plan, Stage
 from random_cases import Case, batch_of, profile_of
 from stress_ranks import OneProcess, Rank, compare, executor_of
@@ -68,6 +68,13 @@ def stop_in_a_step(case: Case, where: Sync | Norm, timeout_s: float, *, rank: in
     sync.start, sync.finish = start_or_stop, finish_and_stop
     dist.barrier()
     runner.step(1, 8, 0.0, 1.0)
+
+
+def stay_away(*, rank: int, emit: Emit) -> None:
+    """Rank 1 never comes to where the ranks meet between two steps."""
+    if rank == 1:
+        time.sleep(60)
+    gather(rank)
 
 
 def train_under_all(

@@ -42,3 +42,11 @@ def test_a_sum_with_a_stopped_rank_names_rank_instruction_and_peers(collective, 
     )
     with pytest.raises(WorkerLostError, match=expected):
         run_ranks(runtime_mains.stop_in_a_step, (case, where, TIMEOUT_S), group)
+
+
+@pytest.mark.slow
+def test_a_rank_that_does_not_come_to_the_next_step_is_missed():
+    group = RankGroup(("n/0", "n/1"), (1, 1), timeout_s=1.0)
+    expected = r"rank 0 waited between steps for all other ranks, begun [1-9]\.\d s ago: .+"
+    with pytest.raises(WorkerLostError, match=expected):
+        run_ranks(runtime_mains.stay_away, (), group)

@@ -6,11 +6,20 @@ import pytest
 import torch
 from torch import nn
 
+import own_tasks
 import runtime_mains
+from cost_model.cluster import CPU
+from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
 from hetpipe.launch import RankGroup, run_ranks
+from hetpipe.rank import KEPT_STEPS, _Run
+from hetpipe.run_folder import RunFolder
+from hetpipe.run_report import read_report
+from hetpipe.settings import Settings
 from hetpipe.splitting import ChainModel, TensorSpec
+from hetpipe.training import prepare
 from partition.plan import Pipeline
 from random_cases import MODULES, Case, chain_of
+from runs import chain_plan, cluster_file
 from runtime_mains import case_of, stages
 
 
@@ -85,3 +94,19 @@ def test_memory_does_not_grow_with_the_microbatches(make, most):
     assert len(peaks) == 2 * num_ranks
     for rank in range(num_ranks):
         assert 0 < peaks[1, rank] <= most * peaks[0, rank], rank
+
+
+def test_a_rank_keeps_the_events_of_its_last_steps_only(tmp_path):
+    num_steps = KEPT_STEPS + 5
+    settings = Settings("mine", num_steps, sequence_length=1, clip_norm=1e30)
+    layers = tuple(LayerProfile(str(index), 1000.0, 64.0, 64.0) for index in range(3))
+    times = LayerTimes((0.001,), (0.002,))
+    profile = ModelProfile("mine", 1, "float32", layers, {CPU: KindProfile("measured", (1,), (times,) * 3)})
+    folder = RunFolder(tmp_path / "run")
+    prepare(folder, settings, cluster_file(tmp_path), profile, chain_plan("mine", [0, 3], 16), own_data=True)
+    run = _Run.open(folder, own_tasks.linear_task, None, 0, lambda event: None)
+    run.train()
+    assert len(run.outcomes) == KEPT_STEPS
+    report = read_report(folder.report)
+    assert report.steps == len(report.step_s_all) == num_steps
+    assert report.stages[0].measured_busy_s > 0

@@ -14,7 +14,7 @@ from hetpipe.profiling import processor_name
 from random_cases import MODULES
 from stress_ranks import stress
 
-MOST_RSS_MIB = 24.0
+MOST_RSS_MIB = 12.0
 """A rank may hold so much more memory at the end than after the warm-up: the allocator's pieces, and what
 torch's store keeps of each process group for as long as the process lives."""
 MOST_DIFFERENCE = 1e-9

@@ -23,7 +23,7 @@ from hetpipe.rank import boundaries_of, gather, slices
 from hetpipe.skeleton import LayerModel
 from hetpipe.stage import StageRunner
 from hetpipe.transport import DistributedTransport
-from random_cases import Case, batch_of, chain_of, loss_of, random_case
+from random_cases import MODELS, Case, batch_of, chain_of, loss_of, random_case
 
 SEED = 3
 WEIGHT_DECAY = 0.01
@@ -214,6 +214,8 @@ def stress(
 ) -> None:
     """Train under one plan after another; every so many steps rank 0 emits what all ranks hold."""
     worst = 0.0
+    for model in MODELS:
+        chain_of(model)  # described once, kept for all plans
     for done in range(0, steps, steps_of_plan):
         case = random_case(first_seed + done // steps_of_plan, num_ranks)
         try:
