@@ -137,7 +137,7 @@ def execute(
     leaves the parameters as they are on all of them, and says so in `finite`.
 
     Raises: InputError for another program than that of the stages, or another number of samples than the
-    plan's; TransferError if a message does not come in time.
+    plan's; PeerError if a message or a sum does not come in time.
     """
     if program is not stages.program and program.sha256 != stages.program.sha256:
         raise InputError("the stages are those of another program; make them of this one")
