@@ -61,8 +61,6 @@ class RankStages:
         """
         check_plan(program.plan, profile, cluster)
         profile.check_layers(chain.layer_names)
-        if program.plan.zero:
-            raise InputError(f"the plan has zero {program.plan.zero}; execute takes plans of zero 0")
         self.rank = _rank_of(program)
         same_on_all_ranks(program.sha256)
         self.program = program
@@ -78,7 +76,10 @@ class RankStages:
         trained = self.named_parameters()
         costs = ProgramCosts(program, profile, cluster)
         self._board = _open_board(costs, cluster)
-        self._optimizer = TorchOptimizer(None, trained, counted_names(program, self.rank, chain))
+        counted = counted_names(program, self.rank, chain)
+        sharded = program.plan.state_owners is not None
+        stepped = {name: value for name, value in trained.items() if name in counted or not sharded}
+        self._optimizer = TorchOptimizer(None, stepped, counted)
         self.executor = Executor(
             costs,
             self.rank,
@@ -96,8 +97,11 @@ class RankStages:
         return {name: value for name, value in self.model.owned_parameters().items() if value.requires_grad}
 
     def parameters(self) -> list[nn.Parameter]:
-        """The trained parameters here, for an optimizer; none where no layer of the rank has any."""
-        return list(self.named_parameters().values())
+        """The parameters that this rank steps, for an optimizer; none where there are none.
+
+        All that are trained here; under zero 1 those whose states the rank owns.
+        """
+        return list(self._optimizer.parameters.values())
 
     def use(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Which optimizer the next STEP runs."""
@@ -129,7 +133,7 @@ def execute(
     any device, of any length that the model takes; labels [global_batch_size, ...]. Pipelines take
     consecutive blocks, in the order of the plan.
     optimizer: of `stages.parameters()`; its learning rate is the caller's. None: the step ends with the
-    gradients, summed over all ranks, in the parameters.
+    gradients, summed over all ranks, in the parameters (not under zero 1, which needs their memory).
     step: keys the dropout masks; give each step its own number. num_terms: the sum of the losses is divided
     by it, the terms of the whole step; None: the number of samples. clip_norm: of the gradients of all ranks.
 
@@ -148,6 +152,11 @@ def execute(
     terms = count if num_terms is None else num_terms
     if terms < 1:
         raise InputError(f"num_terms is {terms}; give the terms of the loss of the whole step, at least 1")
+    if optimizer is None and program.plan.state_owners is not None and stages.parameters():
+        raise InputError(
+            "no optimizer is given, and the plan shards its states (zero 1), which leaves no gradients; "
+            "give one, or a plan with zero 0"
+        )
     placed = {name: value.to(stages.device) for name, value in inputs.items()}
     stages.use(optimizer)
     stages.executor.prepare()

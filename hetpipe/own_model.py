@@ -56,9 +56,9 @@ class OwnTask:
         chain = parts["chain"]
         assert isinstance(chain, ChainModel)
         self.num_layers = chain.num_layers
-        self._weights = chain.weights
-        self._has_weights = chain.weights is not None
-        sent = {**parts, "chain": replace(chain, weights=None)}
+        self._weights = chain.given
+        self._has_weights = chain.given is not None
+        sent = {**parts, "chain": replace(chain, given=None)}
         self._parts = {what: _packed(what, part) for what, part in sent.items()}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class OwnTask:
         parts = {what: pickle.loads(data) for what, data in self._parts.items()}
         chain, options = parts["chain"], parts["options"]
         if self._has_weights:
-            chain = replace(chain, weights=folder.path / WEIGHTS_FILE)
+            chain = replace(chain, given=folder.path / WEIGHTS_FILE)
         return TrainingTask(
             chain=chain,
             loss=SummedLoss(parts["loss"]),

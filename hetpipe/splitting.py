@@ -57,7 +57,7 @@ class ChainModel:
     layer_parameters: tuple[tuple[ParameterInfo, ...], ...]
     example: Inputs  # of one sample
     has_rule: bool  # whether weights can be initialised module by module
-    weights: Path | Mapping[str, Tensor] | None = None  # given ones; None: drawn from the seed
+    given: Path | Mapping[str, Tensor] | None = None  # initial weights; None: drawn from the seed
 
     @classmethod
     def from_spec(cls, spec: ModelSpec) -> "ChainModel":
@@ -99,7 +99,7 @@ class ChainModel:
             with refused_on_error(f"{name} cannot be split: it cannot be copied"):
                 template = Template(factory)
             described = _describe(name, template, shrunk or partial(copy.deepcopy, factory), inputs, example)
-            return replace(described, has_rule=False, weights=dict(factory.named_parameters()))
+            return replace(described, has_rule=False, given=dict(factory.named_parameters()))
         return _describe(name or _name_of(factory), factory, shrunk or factory, inputs, example)
 
     @property
@@ -183,8 +183,8 @@ class ChainModel:
                 model, names, lambda name, old: nn.Parameter(torch.empty(old.shape)) if name in infos else old
             )
             initialise_by_module(model, names, infos, seed)
-        elif self.weights is not None:
-            take_weights(names, infos, self.weights)
+        elif self.given is not None:
+            take_weights(names, infos, self.given)
         return model, names
 
 

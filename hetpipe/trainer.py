@@ -78,8 +78,8 @@ class Trainer:
     plan: of the model's layers, under the name by which the run is called.
     model, data, loss: as `own_task` takes them; a module keeps its own weights and is not changed.
     optimizer: `AdamW`, or a function that makes a torch.optim.Optimizer of a list of parameters, as
-    functools.partial(torch.optim.SGD, lr=0.1). It is called on every rank with the parameters there, so that
-    it must treat each by itself (not LBFGS); under zero 1 it must be `AdamW`.
+    functools.partial(torch.optim.SGD, lr=0.1). It is called on every rank with the parameters there, under
+    zero 1 with those whose states the rank owns, so it must treat each by itself (not LBFGS).
     """
 
     def __init__(
@@ -117,10 +117,6 @@ class Trainer:
                     "inherit from hetpipe.Callback"
                 )
         rates, factory, self._optimizer_name = _checked(optimizer)
-        if factory is not None and plan.zero:
-            raise InputError(
-                f"the plan shards the states of AdamW (zero {plan.zero}); give hetpipe.AdamW, or zero 0"
-            )
         self.plan = plan
         self.callbacks = tuple(callbacks)
         self.folder = None if folder is None else RunFolder(Path(folder))

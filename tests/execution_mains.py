@@ -28,7 +28,7 @@ def batch(step: int, count: int) -> tuple[dict[str, Tensor], Tensor]:
 def own_loop(
     program: Program, profile: ModelProfile, cluster: Cluster, steps: int, *, rank: int, emit: Emit
 ) -> None:
-    """Steps with SGD, then one without an optimizer; emits losses, the last gradients, and the trace."""
+    """Steps with SGD, then, unless states are sharded, one without; emits losses, gradients and trace."""
     stages = RankStages(
         program, chain_of(), own_tasks.squared_error, profile=profile, cluster=cluster, seed=SEED,
         dtype=torch.float64,
@@ -38,20 +38,16 @@ def own_loop(
     for step in range(steps):
         outcome = execute(program, stages, *batch(step, count), optimizer=optimizer, step=step, clip_norm=0.5)
         emit({"event": "step", "rank": rank, "loss": outcome.loss, "norm": outcome.gradient_norm})
-    before = {name: value.detach().clone() for name, value in stages.named_parameters().items()}
-    outcome = execute(program, stages, *batch(steps, count), step=steps, num_terms=7)
-    assert all(torch.equal(value, before[name]) for name, value in stages.named_parameters().items())
-    gradients: dict[str, Any] = {}
-    for name, value in stages.named_parameters().items():
-        assert value.grad is not None
-        gradients[name] = value.grad.tolist()
-    emit({"event": "gradients", "rank": rank, "gradients": gradients})
+    if not program.plan.zero:
+        before = {name: value.detach().clone() for name, value in stages.named_parameters().items()}
+        outcome = execute(program, stages, *batch(steps, count), step=steps, num_terms=7)
+        gradients: dict[str, Any] = {}
+        for name, value in stages.named_parameters().items():
+            assert torch.equal(value, before[name])
+            assert value.grad is not None
+            gradients[name] = value.grad.tolist()
+        emit({"event": "gradients", "rank": rank, "gradients": gradients})
     trace = trace_of(program, outcome)
-    emit(
-        {
-            "event": "trace",
-            "rank": rank,
-            "counts": [sum(e.rank == r for e in trace.events) for r in range(99)],
-        }
-    )
+    counts = [sum(event.rank == other for event in trace.events) for other in range(len(program.ranks))]
+    emit({"event": "trace", "rank": rank, "counts": counts})
     stages.close()

@@ -1,6 +1,7 @@
 """Models of a user's own, with data that are a pure function of the sample's index."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hetpipe.run_folder import RunFolder
@@ -140,3 +141,36 @@ class GroupCounting(torch.optim.SGD):
 
 def group_counting(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     return GroupCounting(parameters, lr=0.1)
+
+
+LENGTH, VOCABULARY = 6, 16
+
+
+def build_gpt2() -> nn.Module:
+    """Embeddings, two blocks and a tied head, without dropout."""
+    from transformers.models.gpt2.configuration_gpt2 import GPT2Config
+    from transformers.models.gpt2.modeling_gpt2 import GPT2LMHeadModel
+
+    config = GPT2Config(
+        vocab_size=VOCABULARY, n_positions=LENGTH, n_embd=16, n_layer=2, n_head=2, resid_pdrop=0.0,
+        embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    return GPT2LMHeadModel(config)
+
+
+def sequences(count: int) -> list[dict[str, Tensor]]:
+    """Sequences that count up from their index."""
+    rows = [(index + torch.arange(LENGTH)) % VOCABULARY for index in range(count)]
+    return [{"input_ids": row, "labels": row} for row in rows]
+
+
+def next_token_loss(logits: Tensor, ids: Tensor) -> Tensor:
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), reduction="sum")
+
+
+def num_next_tokens(ids: Tensor) -> int:
+    return ids[:, 1:].numel()
+
+
+def constant(step: int) -> float:
+    return 1.0

@@ -1,10 +1,14 @@
 """The examples of the library run as they are written, without a warning."""
 
+import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import hetpipe
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -48,3 +52,13 @@ def test_own_training_loop():
     assert len(found) == 3
     assert found[-1] < found[0]
     assert lines[-1].startswith("last step: ")
+
+
+def test_the_docs_name_what_the_library_has():
+    text = (EXAMPLES.parent / "docs" / "library.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"\bhetpipe\.([A-Za-z]\w*)", text))
+    assert {"Trainer", "Callback", "execute"} <= named <= set(hetpipe.__all__)
+    blocks = re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    for block in blocks:
+        ast.parse(block)
+    assert len(blocks) > 3

@@ -1,5 +1,6 @@
 """`execute` runs a step of a program in a loop of one's own: what torch computes, on any plan."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -31,6 +32,13 @@ def two_pipelines() -> Plan:
     first = Pipeline(2, 10, (Stage(("here/0",), (0, 2), 2), Stage(("here/1",), (2, 5), 1)))
     second = Pipeline(4, 6, (Stage(("here/0",), (0, 3), 2), Stage(("here/2",), (3, 5), 1)))
     return Plan("manual", "mine", BATCH, (first, second))
+
+
+PLANS = {
+    "chain": chain_plan("mine", [0, 1, 2, 5], 3),
+    "a shared device": two_pipelines(),
+    "sharded states": replace(two_pipelines(), zero=1),
+}
 
 
 def torch_alone() -> tuple[list[tuple[float, float]], dict[str, torch.Tensor]]:
@@ -68,12 +76,11 @@ def check(events: list[dict[str, Any]], program: Program) -> None:
         found = [(event["loss"], event["norm"]) for event in mine if event["event"] == "step"]
         assert [f[0] for f in found] == pytest.approx([e[0] for e in expected], rel=1e-12)
         assert [f[1] for f in found] == pytest.approx([e[1] for e in expected], rel=1e-12)
-    got = {
-        name: g for event in events if event["event"] == "gradients" for name, g in event["gradients"].items()
-    }
-    assert got.keys() == gradients.keys()
-    for name, value in gradients.items():
-        torch.testing.assert_close(torch.tensor(got[name]).double(), value, rtol=1e-6, atol=1e-9)
+    emitted = [event["gradients"] for event in events if event["event"] == "gradients"]
+    got = {name: value for entry in emitted for name, value in entry.items()}
+    assert got.keys() == (set() if program.plan.zero else gradients.keys())
+    for name, value in got.items():
+        torch.testing.assert_close(torch.tensor(value).double(), gradients[name], rtol=1e-6, atol=1e-9)
     counts = next(event["counts"] for event in events if event["event"] == "trace")
     for rank, instructions in enumerate(program.ranks):
         receives = [e for e in instructions if isinstance(e, Transfer) and e.direction == "RECV"]
@@ -81,9 +88,7 @@ def check(events: list[dict[str, Any]], program: Program) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "plan", [chain_plan("mine", [0, 1, 2, 5], 3), two_pipelines()], ids=["chain", "shared"]
-)
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 def test_a_loop_of_ones_own_computes_what_torch_alone_computes(tmp_path, plan):
     program, profile, cluster = lowered(tmp_path, plan)
     check(run_loop(program, profile, cluster), program)
@@ -151,3 +156,12 @@ def test_what_does_not_fit_together_is_refused_in_one_line(tmp_path):
         with pytest.raises(InputError, match=message) as caught:
             act()
         assert "\n" not in str(caught.value)
+
+
+def test_gradients_alone_cannot_be_had_of_sharded_states(tmp_path):
+    program, profile, cluster = lowered(tmp_path, replace(chain_plan("mine", [0, 5], 4), zero=1))
+    stages = RankStages(
+        program, execution_mains.chain_of(), own_tasks.squared_error, profile=profile, cluster=cluster
+    )
+    with pytest.raises(InputError, match="no optimizer is given, and the plan shards its states"):
+        execute(program, stages, *execution_mains.batch(0, BATCH))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import test_trainer
 from cost_model.profile import profile_text
 from hetpipe.run_folder import RunFolder
 from hetpipe.settings import Settings
@@ -53,3 +54,17 @@ def test_another_number_of_processes_is_refused(folder):
     result = under_torchrun(folder, 3)
     assert result.returncode != 0
     assert "torchrun started 3 processes, the plan uses 2 devices (here/0, here/1)" in result.stderr
+
+
+@pytest.mark.slow
+def test_a_trainer_runs_under_torchrun(tmp_path):
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4", "--standalone"]
+    script = str(Path(__file__).parent / "trainer_script.py")
+    result = subprocess.run(
+        [*launcher, script, str(tmp_path / "torchrun")],
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("rank 0 comes back") == 1
+    found = [entry["loss"] for entry in RunFolder(tmp_path / "torchrun" / "run").read_metrics()]
+    assert found == test_trainer.losses(tmp_path / "own", test_trainer.two_pipelines(), steps=3)

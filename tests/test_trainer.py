@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -139,13 +140,48 @@ def test_a_module_trains_from_its_own_weights_as_torch_trains_it(tmp_path, cuts)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("factory", [SGD, own_tasks.adagrad_by_shape])
-def test_any_optimizer_of_torch_trains_the_same_under_a_plan(tmp_path, factory):
+@pytest.mark.parametrize(("factory", "zero"), [(SGD, 0), (own_tasks.adagrad_by_shape, 1)])
+def test_any_optimizer_of_torch_trains_the_same_under_a_plan(tmp_path, factory, zero):
     copied = copy.deepcopy(module())
     made = factory(list(copied.parameters()))
     options = {"optimizer": factory, "schedule": own_tasks.halving, "count_terms": own_tasks.entries}
     expected = plain_losses(copied, made, own_tasks.halving, terms=BATCH * own_tasks.NUM_OUTPUTS)
-    assert losses(tmp_path, two_pipelines(), **options) == pytest.approx(expected, rel=1e-12)
+    plan = replace(two_pipelines(), zero=zero)
+    assert losses(tmp_path, plan, **options) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.slow
+def test_a_module_of_transformers_trains_from_its_own_weights(tmp_path):
+    torch.manual_seed(11)
+    model = own_tasks.build_gpt2().double()
+    data = own_tasks.sequences(24)
+    copied, expected = copy.deepcopy(model), []
+    sgd = torch.optim.SGD(copied.parameters(), lr=0.05, momentum=0.9)
+    for step in range(3):
+        ids = torch.stack([data[(8 * step + row) % 24]["input_ids"] for row in range(8)])
+        loss = own_tasks.next_token_loss(copied(input_ids=ids, use_cache=False).logits, ids)
+        loss = loss / own_tasks.num_next_tokens(ids)
+        sgd.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(copied.parameters(), 1.0)
+        sgd.step()
+        expected.append(loss.item())
+    chain = ChainModel.from_module(model, {"input_ids": data[0]["input_ids"][None]})
+    recorder = Recorder()
+    made = Trainer(
+        chain_plan("mine", [0, 2, 4], 2, batch=8),  # the tied embedding is on both devices
+        model, data, SGD, own_tasks.next_token_loss,
+        count_terms=own_tasks.num_next_tokens, schedule=own_tasks.constant, shuffle=False,
+        cluster=cluster_file(tmp_path), folder=tmp_path / "run", callbacks=[recorder],
+        dtype="float64", save=True,
+        profile=made_up_profile_of(chain, "mine", dtype="float64", sequence_length=own_tasks.LENGTH),
+    )  # fmt: skip
+    made.fit(3)
+    assert [entry["loss"] for entry in recorder.metrics] == pytest.approx(expected, rel=1e-12)
+    assert made.checkpoint is not None
+    checkpoint.load_weights(made.checkpoint, model)
+    torch.testing.assert_close(model.lm_head.weight, copied.lm_head.weight, rtol=1e-12, atol=1e-12)
+    assert model.lm_head.weight is model.transformer.wte.weight
 
 
 @pytest.mark.slow
