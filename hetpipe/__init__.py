@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hetpipe.checkpoint import load_weights
     from hetpipe.execution import RankStages, execute, trace_of
     from hetpipe.executor import StepOutcome
-    from hetpipe.instructions import Program
+    from hetpipe.instructions import Program, Schedule
     from hetpipe.launch import WorkerLostError
     from hetpipe.lowering import lower
     from hetpipe.models import model_spec
@@ -51,7 +51,7 @@ _HOMES = {
     "hetpipe.checkpoint": ("load_weights",),
     "hetpipe.execution": ("RankStages", "execute", "trace_of"),
     "hetpipe.executor": ("StepOutcome",),
-    "hetpipe.instructions": ("Program",),
+    "hetpipe.instructions": ("Program", "Schedule"),
     "hetpipe.launch": ("WorkerLostError",),
     "hetpipe.lowering": ("lower",),
     "hetpipe.models": ("model_spec",),
@@ -78,7 +78,7 @@ __all__ = [  # noqa: RUF022  # in the order in which they are met
     "ModelProfile", "read_profile", "profile_model",
     "Plan", "Pipeline", "Stage", "read_plan",
     "Problem", "problem_of", "solve", "compare", "evaluator",
-    "Program", "lower", "verify", "predict", "simulate_plan", "Trace",
+    "Program", "Schedule", "lower", "verify", "predict", "simulate_plan", "Trace",
     "ChainModel", "model_spec", "check_split", "TrainingTask",
     "Settings", "RunFolder", "RunReport", "train", "measure",
     "Trainer", "AdamW", "Callback", "own_task", "load_weights",
