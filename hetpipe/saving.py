@@ -64,7 +64,8 @@ def save_checkpoint(
             plan=program.plan.to_json(),
         )
         vocabulary = folder.vocabulary if folder.vocabulary.exists() else None
-        checkpoint.commit(Path(target), manifest, vocabulary)
+        config = folder.model_config if folder.model_config.exists() else None
+        checkpoint.commit(Path(target), manifest, vocabulary, config)
     _broadcast("committed")
 
 

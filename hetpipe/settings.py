@@ -29,6 +29,7 @@ class Settings:
 
     total_steps: length of the learning-rate schedule, None: steps. every: a checkpoint each so many steps,
     0 for none; save: one at the end. resume_from: folder of the checkpoint to go on from.
+    model_folder: where a model that is not of the table lies, configuration and weights.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -50,6 +51,7 @@ class Settings:
     data: tuple[str, ...] = ()
     resume_from: str | None = None
     timeout_s: float = 600.0
+    model_folder: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("learning_rate", "warmup", "weight_decay", "clip_norm", "timeout_s"):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -18,6 +18,7 @@ from hetpipe.initial_weights import (
 from hetpipe.models import ModelSpec
 from hetpipe.skeleton import BlockLayers, LayerModel, SequentialLayers
 from hetpipe.structure import BlockStructure, Inputs, Observation, ParameterInfo, find_blocks, observe
+from hetpipe.weights import FolderWeights
 
 __all__ = ["ChainModel", "LayerModel", "ParameterInfo", "TensorSpec"]
 
@@ -45,17 +46,20 @@ class ChainModel:
     layer_parameters: tuple[tuple[ParameterInfo, ...], ...]
     example: Inputs  # of one sample
     has_rule: bool  # whether weights can be initialised module by module
+    weights: FolderWeights | None = None  # what begins with stored weights
 
     @classmethod
     def from_spec(cls, spec: ModelSpec) -> "ChainModel":
         """The chain of a registered model: sizes from the meta device, structure from its shrunken copy.
 
         Raises:
-            InputError: the model cannot be split; says why.
+            InputError: the model cannot be split, or its folder's weights are not its own; says why.
         """
+        weights = FolderWeights.of(spec)
         inputs = {"input_ids": torch.arange(24).reshape(2, 12) % spec.shrunken_vocabulary_size}
         example = {"input_ids": torch.zeros(1, 12, dtype=torch.long)}
-        return _describe(spec.name, spec.build, spec.build_shrunk, inputs, example)
+        chain = _describe(spec.name, spec.build, spec.build_shrunk, inputs, example)
+        return replace(chain, weights=weights)
 
     @classmethod
     def from_module(
@@ -108,8 +112,8 @@ class ChainModel:
         """These layers with real weights; all others cost nothing.
 
         Weights are drawn in float32 on the CPU and do not depend on which layers are asked for. A Hugging
-        Face model draws its layers alone, by the model's rule for each module; any other model has no such
-        rule, is built in full on the CPU and keeps what is owned.
+        Face model draws its layers alone, by the model's rule for each module, but for what its folder holds;
+        any other model has no such rule, is built in full on the CPU and keeps what is owned.
         """
         owned = frozenset(layers)
         if not owned <= set(range(self.num_layers)):
@@ -145,7 +149,11 @@ class ChainModel:
             names = _replace_parameters(
                 model, names, lambda name, old: nn.Parameter(torch.empty(old.shape)) if name in infos else old
             )
-            initialise_by_module(model, names, infos, seed)
+            stored = {} if self.weights is None else self.weights.load(infos)
+            initialise_by_module(model, names, infos.keys() - stored.keys(), seed)
+            for parameter, name in names.items():
+                if name in stored:
+                    parameter.data = stored[name]
         return model, names
 
 

@@ -21,7 +21,8 @@ from hetpipe.report import console
 from partition.plan import Plan, check_plan
 from partition.sharding import with_state_owners
 
-ModelOption = Annotated[str | None, typer.Option("--model", help="A model by name, such as bert-large.")]
+MODEL_HELP = "A model by name, such as bert-large, or a Hugging Face folder."
+ModelOption = Annotated[str | None, typer.Option("--model", help=MODEL_HELP)]
 ProfileOption = Annotated[
     Path | None, typer.Option("--profile", help="A profile.json; without it the model is measured here.")
 ]
@@ -130,13 +131,12 @@ def get_profile(
 
     Raises: InputError if neither is given, or the file is of another model.
     """
-    if model is not None:
-        model_entry(model)
+    name = None if model is None else model_entry(model).name
     if path is not None:
         profile = read_profile(path)
-        if model is not None and profile.model != model:
+        if name is not None and profile.model != name:
             raise InputError(
-                f"{path}: a profile of {profile.model!r}, not of --model {model!r}; give the profile of that "
+                f"{path}: a profile of {profile.model!r}, not of --model {name!r}; give the profile of that "
                 "model, or leave one of the two out"
             )
         return profile
@@ -144,7 +144,7 @@ def get_profile(
         raise InputError("neither --model nor --profile is given; name a model, or give its profile.json")
     from hetpipe.profiling import profile_model
 
-    with progress_bar(f"measuring {model}", quiet=quiet) as report:
+    with progress_bar(f"measuring {name}", quiet=quiet) as report:
         return profile_model(model, cluster, sequence_length, budget_s=budget_s, progress=report)
 
 

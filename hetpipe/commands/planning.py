@@ -43,6 +43,7 @@ from hetpipe.commands.measuring import measure_outcomes
 from hetpipe.costs import ProgramCosts
 from hetpipe.critical_path import DeviceTime, Share, critical_path, device_times, shares
 from hetpipe.lowering import lower
+from hetpipe.model_names import model_entry
 from hetpipe.planning import evaluator, predict
 from hetpipe.report import (
     bound_sentence,
@@ -275,7 +276,10 @@ def compare_command(
                 *[bound_sentence(plan.predicted) for plan in [plans.get(AUTO)] if plan and plan.predicted],
             ]
         )
-    reports = measure_outcomes(plans, costs, cluster, steps, quiet=json) if measure else {}
+    place = None if model is None else model_entry(model).place
+    reports = {}
+    if measure:
+        reports = measure_outcomes(plans, costs, cluster, steps, quiet=json, model_folder=place)
     if json:
         strategies = [_outcome_json(outcome, reports) for outcome in outcomes]
         print_json({"strategies": strategies, "gain": gained and gained.to_json()})

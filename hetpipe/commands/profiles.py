@@ -58,9 +58,9 @@ def measure(
         if value is None:
             raise InputError(f"Missing option '{option}'; only --merge and --from-run go without")
     assert model is not None and cluster is not None
-    model_entry(model)
+    name = model_entry(model).name
     devices = read_cluster(cluster)
-    with progress_bar(f"measuring {model}", quiet=quiet) as report:
+    with progress_bar(f"measuring {name}", quiet=quiet) as report:
         profile = profile_model(
             model, devices, sequence_length, budget_s=budget_s, microbatch_sizes=sizes, progress=report
         )

@@ -43,6 +43,7 @@ from hetpipe.commands.models import RequiredModel
 from hetpipe.commands.planning import AUTO, figured, plan_and_compare, show_plan, solve_problem
 from hetpipe.launch import under_torchrun
 from hetpipe.lowering import lower
+from hetpipe.model_names import model_entry
 from hetpipe.report import (
     console,
     estimate_sentences,
@@ -127,12 +128,13 @@ def run_command(
         from hetpipe.data import read_corpus
 
         read_corpus(texts)  # refused before anything is measured
+    entry = model_entry(model)
     folder = RunFolder(run_folder) if run_folder is not None else None
     source = None
     if resume is not None and not dry_run:
         from hetpipe.training import find_checkpoint
 
-        source = find_checkpoint(resume, folder, RUNS, model)
+        source = find_checkpoint(resume, folder, RUNS, entry.name)
     length = sequence_length or 64
     costs = get_profile(model, profile, left, length, budget_s=profile_budget, quiet=quiet or json)
     if sequence_length is not None and sequence_length != costs.sequence_length:
@@ -141,7 +143,7 @@ def run_command(
             "profile again"
         )
     settings = Settings(
-        model=model,
+        model=entry.name,
         steps=steps,
         global_batch_size=global_batch_size or (given.global_batch_size if given else 16),
         sequence_length=costs.sequence_length,
@@ -154,6 +156,7 @@ def run_command(
         clock=clock,
         data=tuple(map(str, texts)),
         resume_from=None if source is None else str(source),
+        model_folder=entry.place,
     )
     silent = quiet or json
     if given is not None:
@@ -171,6 +174,10 @@ def run_command(
             print_json({"plan": chosen.to_json(), "settings": settings.to_json()})
             note(estimates)
         return
+    if entry.folder is not None:
+        from hetpipe.task import model_notes
+
+        note(model_notes(settings))
     report, folder = _train(settings, cluster, costs, chosen, folder, quiet=silent)
     if json:
         print_json({"run_folder": str(folder.path), **report.to_json()})
