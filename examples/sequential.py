@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from cost_model.cluster_file import read_cluster
+from hetpipe.autocast import weight_dtype
 from hetpipe.planning import evaluator
 from hetpipe.profiling import profile_model
 from hetpipe.run_folder import RunFolder
@@ -85,7 +86,7 @@ def squared_error(prediction: Tensor, target: Tensor) -> Tensor:
 
 def make_task(folder: RunFolder, settings: Settings) -> TrainingTask:
     """Called once in every process; importable, so at the top level of its module."""
-    dtype = getattr(torch, settings.dtype)
+    dtype = weight_dtype(settings.dtype)
 
     def batch(first_sample: int, num_samples: int) -> tuple[dict[str, Tensor], Tensor]:
         x = torch.empty(num_samples, NUM_FEATURES, dtype=dtype)

@@ -235,6 +235,7 @@ def _code() -> str:
         "transport",
         "bench",
         "precision",
+        "autocast",
         "emulation",
         "skeleton",
         "splitting",

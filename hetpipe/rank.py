@@ -18,6 +18,7 @@ from cost_model.cluster_file import read_cluster
 from cost_model.errors import InputError
 from cost_model.profile import read_profile
 from cost_model.reading import read_text
+from hetpipe.autocast import boundary_dtype, kept_casts, lowered_dtype, weight_dtype
 from hetpipe.costs import ProgramCosts
 from hetpipe.dropout import KeyedDropout
 from hetpipe.emulation import Board, ByteCounter, EmulatedPace, HostLoad, Pace
@@ -90,9 +91,9 @@ class _Run:
         place = torch_device(device)
         task = make_task(folder, settings)
         profile.check_layers(task.chain.layer_names)
-        dtype = getattr(torch, settings.dtype)
         layers = program.plan.layers_of(device.name)
-        model = task.chain.materialise(layers, settings.seed, dtype, place)
+        dtype, lowered = weight_dtype(settings.dtype), lowered_dtype(settings.dtype)
+        model = task.chain.materialise(layers, settings.seed, dtype, place, lowered)
         model.train()
         reached = {info.name for layer in layers for info in task.chain.parameters(layer) if info.reached}
         trained = {name: value for name, value in model.owned_parameters().items() if name in reached}
@@ -110,7 +111,7 @@ class _Run:
             transport=DistributedTransport(program, rank, place, settings.timeout_s),
             sync=GradientSync(program, rank, task.chain, trained),
             optimizer=optimizer,
-            boundaries=_boundaries(task, settings, dtype),
+            boundaries=_boundaries(task, settings),
             pace=_pace(device, settings, place),
             board=board,
         )
@@ -160,7 +161,7 @@ class _Run:
         counter = self._counter() if counted else None
         context: AbstractContextManager[Any] = counter if counter is not None else nullcontext()
         start_s = _common_start()
-        with context:
+        with context, kept_casts():
             outcome = self.executor.step(
                 self.step,
                 microbatch,
@@ -225,10 +226,8 @@ def _slices(
     return microbatch
 
 
-def _boundaries(
-    task: TrainingTask, settings: Settings, dtype: torch.dtype
-) -> Callable[[int, int], tuple[TensorShape, ...]]:
-    length = settings.sequence_length
+def _boundaries(task: TrainingTask, settings: Settings) -> Callable[[int, int], tuple[TensorShape, ...]]:
+    length, dtype = settings.sequence_length, boundary_dtype(settings.dtype)
     specs = {layer: task.chain.boundary(layer, length) for layer in range(1, task.chain.num_layers)}
 
     def boundaries(layer: int, samples: int) -> tuple[TensorShape, ...]:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from pydantic import ConfigDict, TypeAdapter
 
+from cost_model.dtypes import DTYPES
 from cost_model.errors import InputError
 from cost_model.reading import STRICT, check_format, read_json, validate
 
@@ -69,8 +70,8 @@ class Settings:
             )
         if not 0 <= self.warmup <= 1:
             raise InputError(f"warmup is {self.warmup}; give the share of the steps, in [0, 1]")
-        if self.dtype not in ("float32", "float64"):
-            raise InputError(f"dtype {self.dtype!r} is not supported; float32 and float64 are")
+        if self.dtype not in DTYPES:
+            raise InputError(f"dtype {self.dtype!r} is not supported; {', '.join(DTYPES)} are")
         if self.clip_norm <= 0:
             raise InputError(f"clip_norm is {self.clip_norm}; give more than zero (1e30 for no clipping)")
         if self.timeout_s <= 0:

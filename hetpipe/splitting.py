@@ -108,12 +108,15 @@ class ChainModel:
         seed: int,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        lowered: torch.dtype | None = None,
     ) -> LayerModel:
         """These layers with real weights; all others cost nothing.
 
         Weights are drawn in float32 on the CPU and do not depend on which layers are asked for. A Hugging
         Face model draws its layers alone, by the model's rule for each module, but for what its folder holds;
         any other model has no such rule, is built in full on the CPU and keeps what is owned.
+
+        lowered: what autocast computes in, on weights of dtype; see hetpipe.autocast.
         """
         owned = frozenset(layers)
         if not owned <= set(range(self.num_layers)):
@@ -127,9 +130,13 @@ class ChainModel:
             layer: {info.name: parameters[info.name] for info in self.layer_parameters[layer]}
             for layer in sorted(owned)
         }
+        layered: LayerModel
         if self.structure is None:
-            return SequentialLayers(model, self.num_layers, by_layer)
-        return BlockLayers(model, self.num_layers, by_layer, self.structure)
+            layered = SequentialLayers(model, self.num_layers, by_layer)
+        else:
+            layered = BlockLayers(model, self.num_layers, by_layer, self.structure)
+        layered.device_type, layered.lowered = torch.device(device).type, lowered
+        return layered
 
     def _build_owned(
         self, layers: frozenset[int], infos: Mapping[str, ParameterInfo], seed: int

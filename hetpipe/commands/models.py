@@ -15,7 +15,9 @@ from cost_model.reading import read_json
 from hetpipe.commands import profiles
 from hetpipe.commands.common import (
     MODEL_HELP,
+    AllowSlowOption,
     BudgetOption,
+    DtypeOption,
     JsonOption,
     ModelOption,
     SequenceOption,
@@ -41,6 +43,8 @@ def profile_command(
     cluster: Annotated[Path | None, typer.Option("--cluster", help="The cluster.toml.")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the profile here.")] = None,
     sequence_length: SequenceOption = 64,
+    dtype: DtypeOption = None,
+    allow_slow_bf16: AllowSlowOption = False,
     profile_budget: BudgetOption = 60.0,
     microbatch_sizes: Annotated[
         str, typer.Option("--microbatch-sizes", help='Such as 1,2,4; "auto": up to the largest that fits.')
@@ -69,8 +73,9 @@ def profile_command(
     else:
         sizes = profiles.parse_sizes(microbatch_sizes)
         profile = profiles.measure(
-            model, cluster, sequence_length, sizes, budget_s=profile_budget, quiet=json
-        )
+            model, cluster, sequence_length, sizes,
+            dtype=dtype, allow_slow=allow_slow_bf16, budget_s=profile_budget, quiet=json,
+        )  # fmt: skip
     profile = _with_estimates(profile, targets)
     if output is not None:
         write_output(output, profile_text(profile))

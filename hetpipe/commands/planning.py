@@ -14,9 +14,11 @@ from cost_model.cluster_file import read_cluster
 from cost_model.errors import InfeasibleError
 from cost_model.profile import ModelProfile
 from hetpipe.commands.common import (
+    AllowSlowOption,
     BatchOption,
     BudgetOption,
     ClusterOption,
+    DtypeOption,
     JsonOption,
     MicrobatchOption,
     ModelOption,
@@ -79,6 +81,8 @@ def plan_command(
     profile: ProfileOption = None,
     global_batch_size: BatchOption = 16,
     sequence_length: SequenceOption = 64,
+    dtype: DtypeOption = None,
+    allow_slow_bf16: AllowSlowOption = False,
     microbatch_size: MicrobatchOption = None,
     strategy: StrategyOption = AUTO,
     pin: PinOption = None,
@@ -95,7 +99,10 @@ def plan_command(
     check_strategy(strategy)
     devices = read_cluster(cluster)
     left = remaining(devices, exclude)
-    costs = get_profile(model, profile, left, sequence_length, budget_s=profile_budget, quiet=json)
+    fast = () if allow_slow_bf16 else left.devices
+    costs = get_profile(
+        model, profile, left, sequence_length, dtype=dtype, fast=fast, budget_s=profile_budget, quiet=json
+    )
     problem = problem_of(costs, left, global_batch_size, microbatch_size)
     problem = forced_problem(problem, strategy, pin, pipelines, max_devices)
     if json:
@@ -240,6 +247,8 @@ def compare_command(
     profile: ProfileOption = None,
     global_batch_size: BatchOption = 16,
     sequence_length: SequenceOption = 64,
+    dtype: DtypeOption = None,
+    allow_slow_bf16: AllowSlowOption = False,
     microbatch_size: MicrobatchOption = None,
     pin: PinOption = None,
     exclude: ExcludeOption = None,
@@ -255,7 +264,10 @@ def compare_command(
 ) -> None:
     """All strategies side by side."""
     devices = remaining(read_cluster(cluster), exclude)
-    costs = get_profile(model, profile, devices, sequence_length, budget_s=profile_budget, quiet=json)
+    fast = () if allow_slow_bf16 else devices.devices
+    costs = get_profile(
+        model, profile, devices, sequence_length, dtype=dtype, fast=fast, budget_s=profile_budget, quiet=json
+    )
     problem = problem_of(costs, devices, global_batch_size, microbatch_size)
     problem = forced_problem(problem, AUTO, pin, pipelines, max_devices)
     from partition.gains import best_plain, gain

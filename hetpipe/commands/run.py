@@ -16,8 +16,10 @@ from cost_model.cluster_file import read_cluster
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
 from hetpipe.commands.common import (
+    AllowSlowOption,
     BudgetOption,
     ClusterOption,
+    DtypeOption,
     JsonOption,
     MicrobatchOption,
     ProfileOption,
@@ -84,6 +86,8 @@ def run_command(
     sequence_length: Annotated[
         int | None, typer.Option("--sequence-length", help="Tokens a sample; 64, or the profile's.")
     ] = None,
+    dtype: DtypeOption = None,
+    allow_slow_bf16: AllowSlowOption = False,
     microbatch_size: MicrobatchOption = None,
     strategy: StrategyOption = AUTO,
     pin: PinOption = None,
@@ -136,7 +140,11 @@ def run_command(
 
         source = find_checkpoint(resume, folder, RUNS, entry.name)
     length = sequence_length or 64
-    costs = get_profile(model, profile, left, length, budget_s=profile_budget, quiet=quiet or json)
+    used = left.devices if given is None else [devices.device(name) for name in given.device_names]
+    costs = get_profile(
+        model, profile, left, length,
+        dtype=dtype, fast=() if allow_slow_bf16 else used, budget_s=profile_budget, quiet=quiet or json,
+    )  # fmt: skip
     if sequence_length is not None and sequence_length != costs.sequence_length:
         raise InputError(
             f"--sequence-length is {sequence_length}, the profile is of {costs.sequence_length}; "
