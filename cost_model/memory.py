@@ -23,7 +23,7 @@ class StageShape:
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """Bytes of one device at its peak, term by term."""
+    """Bytes of one device at its peak, term by term; parameters with their lowered copies, if any."""
 
     parameter_bytes: float
     gradient_bytes: float
@@ -104,8 +104,9 @@ def device_memory(
     if len(stages) == 1 and stages[0].num_microbatches == stages[0].in_flight:
         later = _saved_after_first_backward(profile, stages[0])
         gradients, saved = max((summed_bytes, saved), (trained, later), key=sum)
+    copies = 1 + profile.cast_bytes_per_parameter_byte
     return DeviceMemory(
-        parameter_bytes=sum(_own_bytes(profile, layers, unreached=True)),
+        parameter_bytes=copies * sum(_own_bytes(profile, layers, unreached=True)),
         gradient_bytes=gradients,
         optimizer_bytes=(trained if stepped_bytes is None else stepped_bytes)
         * profile.optimizer_bytes_per_parameter_byte,

@@ -12,6 +12,7 @@ from pydantic import ConfigDict, GetPydanticSchema, TypeAdapter
 from pydantic_core.core_schema import no_info_after_validator_function
 
 from cost_model.cluster import Link
+from cost_model.dtypes import cast_bytes_per_parameter_byte
 from cost_model.errors import InputError
 from cost_model.measured_links import MeasuredAllReduce, MeasuredLink
 from cost_model.reading import STRICT, canonical_sha256, check_format, did_you_mean, read_json, validate
@@ -185,6 +186,11 @@ class ModelProfile:
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def cast_bytes_per_parameter_byte(self) -> float:
+        """Bytes of lowered copies of weights: see `cost_model.dtypes`."""
+        return cast_bytes_per_parameter_byte(self.dtype)
 
     def kind(self, name: str) -> KindProfile:
         """Raises: InputError if the kind was not profiled."""

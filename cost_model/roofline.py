@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_model.catalogue import Accelerator, accelerator
+from cost_model.dtypes import multiplied_in
 from cost_model.errors import InputError
 from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
 
@@ -236,12 +237,12 @@ def nearest_kind(profile: ModelProfile, target: Accelerator) -> str:
 
     Raises: InputError if no measured kind is in the catalogue.
     """
-    distances = {}
+    distances, dtype = {}, multiplied_in(profile.dtype)
     for kind, entry in profile.kinds.items():
         if entry.source == "measured":
             with contextlib.suppress(InputError):
-                peak = accelerator(kind).peak(profile.dtype)[0]
-                distances[kind] = abs(math.log(peak / target.peak(profile.dtype)[0]))
+                peak = accelerator(kind).peak(dtype)[0]
+                distances[kind] = abs(math.log(peak / target.peak(dtype)[0]))
     if not distances:
         raise InputError(
             f"no measured kind ({', '.join(profile.kinds)}) is in the catalogue to estimate {target.name} "
@@ -264,7 +265,7 @@ def layer_work(
         flops=2.0 * passes * tokens * layer.parameter_bytes / element_bytes if multiplies else 0.0,
         weight_bytes=layer.parameter_bytes,
         activation_bytes=passes * samples * (layer.saved_bytes_per_sample + layer.output_bytes_per_sample),
-        dtype=profile.dtype,
+        dtype=multiplied_in(profile.dtype),
         backward=backward,
     )
 
@@ -287,7 +288,7 @@ def estimate_kind(
 
     def scaled(layer: LayerProfile, times: LayerTimes) -> LayerTimes:
         whole = layer_work(layer, profile, sizes[-1], backward=False)
-        multiplies = whole.flops / source.peak(profile.dtype)[0] <= times.forward_s[-1]
+        multiplies = whole.flops / source.peak(multiplied_in(profile.dtype))[0] <= times.forward_s[-1]
 
         def ratio(samples: int, backward: bool) -> float:
             work = layer_work(layer, profile, samples, backward=backward, multiplies=multiplies)

@@ -2,6 +2,7 @@
 
     checkpoints/step-000010/layer-000.safetensors   parameters by canonical name, <name>.exp_avg, ...
                             vocabulary.json
+                            config.json             of a model that came from a folder
                             manifest.json           written last
     checkpoints/.step-000020.tmp-1f2e3d4c/          being written: every rank its layers, then rank 0 commits
     checkpoints/.step-000010.old-5a6b7c8d/          being replaced by a new step-000010
@@ -27,7 +28,7 @@ from torch import Tensor, nn
 from cost_model.errors import InputError
 
 FORMAT = "hetpipe.checkpoint/1"
-MANIFEST_FILE, VOCABULARY_FILE = "manifest.json", "vocabulary.json"
+MANIFEST_FILE, VOCABULARY_FILE, CONFIG_FILE = "manifest.json", "vocabulary.json", "config.json"
 OPTIMIZER_STATES = ("exp_avg", "exp_avg_sq")
 
 STRICT = ConfigDict(extra="forbid", strict=True)
@@ -93,26 +94,31 @@ def write_layer(folder: Path, layer: int, tensors: Mapping[str, Tensor]) -> Laye
     return LayerFile(file=path.name, sha256=_sha256(path), bytes=path.stat().st_size)
 
 
-def commit(folder: Path, manifest: Manifest, vocabulary: Path | None = None) -> Path:
+def commit(
+    folder: Path, manifest: Manifest, vocabulary: Path | None = None, config: Path | None = None
+) -> Path:
     """Turns an unfinished folder, into which all ranks have written, into the checkpoint of its step.
 
     An earlier checkpoint of the same step stays until the new one is complete. A kill at any instant leaves
     a state in which `latest` finds the old or the new one.
 
+    vocabulary, config: files to keep in it.
+
     Raises:
         InputError: a layer file is missing or short, as on hosts that do not share the folder.
     """
-    name = UNFINISHED_NAME.fullmatch(folder.name)
-    assert name and int(name["step"]) == manifest.step, (folder, manifest.step)
+    match = UNFINISHED_NAME.fullmatch(folder.name)
+    assert match and int(match["step"]) == manifest.step, (folder, manifest.step)
     for entry in manifest.layers:
         if not _has_size(folder / entry.file, entry.bytes):
             raise InputError(
                 f"{folder / entry.file} does not have the {entry.bytes:,} bytes that its rank wrote; "
                 "give a checkpoint folder that all hosts share"
             )
-    if vocabulary is not None:
-        shutil.copyfile(vocabulary, folder / VOCABULARY_FILE)
-        _fsync(folder / VOCABULARY_FILE)
+    for source, name in ((vocabulary, VOCABULARY_FILE), (config, CONFIG_FILE)):
+        if source is not None:
+            shutil.copyfile(source, folder / name)
+            _fsync(folder / name)
     content = json.dumps({"format": FORMAT} | asdict(manifest), indent=1)
     (folder / MANIFEST_FILE).write_text(content, encoding="utf-8")
     _fsync(folder / MANIFEST_FILE)

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from cost_model.errors import InputError
 from hetpipe.model_names import Task
+from hetpipe.special_tokens import SpecialTokens
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PAD_ID, UNK_ID, CLS_ID, SEP_ID, MASK_ID = range(len(SPECIAL_TOKENS))
@@ -26,6 +27,8 @@ IGNORE_LABEL = -100  # the value that torch's cross-entropy ignores
 MAX_VOCABULARY = 30_000
 MIN_VOCABULARY = len(SPECIAL_TOKENS) + 256  # every byte is a token of its own
 MASKED_SHARE = 0.15
+OWN_TOKENS = SpecialTokens(SEP_ID, CLS_ID, MASK_ID, tuple(range(len(SPECIAL_TOKENS))))
+"""Of the vocabularies that `train_vocabulary` makes."""
 LINES_PER_WRITE = 10_000
 TOKENS_FILE, TOKENS_HEADER = "tokens.bin", "tokens.json"
 
@@ -82,16 +85,14 @@ def load_vocabulary(path: Path) -> Tokenizer:
     """The vocabulary that `save_vocabulary` wrote.
 
     Raises:
-        InputError: missing, unreadable, or the special tokens are not at ids 0 to 4.
+        InputError: missing, unreadable, or without a token that ends a text.
     """
     remedy = "delete it to train a new one"
     try:
         vocabulary = Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except Exception as error:  # NOTE: tokenizers raises bare Exception on a malformed file
         raise InputError(f"vocabulary {path} cannot be read ({error}); {remedy}") from error
-    found = tuple(vocabulary.id_to_token(token) for token in range(len(SPECIAL_TOKENS)))
-    if found != SPECIAL_TOKENS:
-        raise InputError(f"vocabulary {path} starts with {found}, not {SPECIAL_TOKENS}; {remedy}")
+    SpecialTokens.of(vocabulary)
     vocabulary.encode_special_tokens = True
     return vocabulary
 
@@ -101,14 +102,15 @@ def vocabulary_sha256(vocabulary: Tokenizer) -> str:
     model = json.loads(vocabulary.to_str())["model"]
     ids = vocabulary.get_vocab()
     entries = sorted(ids, key=ids.__getitem__)
-    merges = [merge if isinstance(merge, list) else merge.split(" ") for merge in model["merges"]]
+    pairs = model.get("merges", [])  # a vocabulary of words or pieces has none
+    merges = [merge if isinstance(merge, list) else merge.split(" ") for merge in pairs]
     return hashlib.sha256(json.dumps([entries, merges]).encode()).hexdigest()
 
 
 def write_tokens(folder: Path, documents: Iterable[str], vocabulary: Tokenizer) -> None:
-    """Writes `tokens.bin` (flat, every document followed by [SEP]) and then its header `tokens.json`."""
+    """Writes `tokens.bin` (flat, a separator after every document) and then its header `tokens.json`."""
     dtype = np.dtype(np.uint16 if vocabulary.get_vocab_size() <= 1 << 16 else np.uint32).newbyteorder("<")
-    count = 0
+    count, separator = 0, SpecialTokens.of(vocabulary).separator
     (folder / TOKENS_HEADER).unlink(missing_ok=True)  # an old header never stands beside new tokens
     with _replacing(folder / TOKENS_FILE) as file:
         for document in documents:
@@ -118,7 +120,7 @@ def write_tokens(folder: Path, documents: Iterable[str], vocabulary: Tokenizer) 
                 ids = np.array([token for encoding in encodings for token in encoding.ids], dtype)
                 file.write(ids.tobytes())
                 count += len(ids)
-            file.write(np.array([SEP_ID], dtype).tobytes())
+            file.write(np.array([separator], dtype).tobytes())
             count += 1
     header = {"dtype": dtype.str, "count": count, "vocabulary_sha256": vocabulary_sha256(vocabulary)}
     with _replacing(folder / TOKENS_HEADER) as file:
@@ -164,6 +166,7 @@ class Dataset:
     epoch sees a sequence twice or misses one, whatever the batch sizes and the restarts.
 
     tokens: flat ids.  vocabulary_size: entries really trained, the range of random replacement tokens.
+    special: of the vocabulary.
     """
 
     tokens: npt.NDArray[np.unsignedinteger]
@@ -171,6 +174,7 @@ class Dataset:
     sequence_length: int
     vocabulary_size: int
     seed: int
+    special: SpecialTokens = OWN_TOKENS
 
     def __post_init__(self) -> None:
         shortest = 3 if self.task == Task.MASKED_LM else 2
@@ -235,21 +239,22 @@ class Dataset:
         """
         num_samples, num_tokens = content.shape
         num_masked = _num_masked(num_tokens)
-        inputs = np.full((num_samples, num_tokens + 2), CLS_ID, np.int64)
+        special = self.special
+        inputs = np.full((num_samples, num_tokens + 2), special.cls, np.int64)
         inputs[:, 1:-1] = content
-        inputs[:, -1] = SEP_ID
+        inputs[:, -1] = special.separator
         labels = np.full_like(inputs, IGNORE_LABEL)
-        num_ordinary = self.vocabulary_size - len(SPECIAL_TOKENS)
+        ordinary = np.setdiff1d(np.arange(self.vocabulary_size, dtype=np.uint64), special.all)
         for row, position in enumerate(positions):
             draws = _draws(num_tokens + 2 * num_masked, self.seed, MASK_STREAM, int(position))
             keys, kinds, tokens = np.split(draws, (num_tokens, num_tokens + num_masked))
-            keys[content[row] < len(SPECIAL_TOKENS)] = LAST  # a document's [SEP] is no word to guess
+            keys[np.isin(content[row], special.all)] = LAST  # a document's [SEP] is no word to guess
             masked = 1 + np.argsort(keys, kind="stable")[:num_masked]
             labels[row, masked] = inputs[row, masked]
-            replacements = (len(SPECIAL_TOKENS) + tokens % np.uint64(num_ordinary)).astype(np.int64)
+            replacements = ordinary[tokens % np.uint64(len(ordinary))].astype(np.int64)
             tenths = kinds % np.uint64(10)  # 0 to 7: [MASK]; 8: a random token; 9: unchanged
             kept = np.where(tenths == 8, replacements, inputs[row, masked])
-            inputs[row, masked] = np.where(tenths < 8, MASK_ID, kept)
+            inputs[row, masked] = np.where(tenths < 8, special.mask, kept)
         return inputs, labels
 
 

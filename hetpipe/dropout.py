@@ -69,7 +69,12 @@ class KeyedDropout(TorchFunctionMode):
     def _dropout(self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         if not training or p == 0.0 or self._layer == PREFIX:
             return x
-        keep = self._masks(x, 1.0 - p)
+        keep_probability = 1.0 - p
+        if x.dtype.itemsize < 4 and keep_probability > 0.0:  # the scale itself would be rounded
+            x = x.div_(keep_probability) if inplace else x / keep_probability
+            keep = self._masks(x, keep_probability).sign_()
+        else:
+            keep = self._masks(x, keep_probability)
         return x.mul_(keep) if inplace else x * keep
 
     def _masks(self, x: Tensor, keep_probability: float) -> Tensor:

@@ -1,10 +1,11 @@
-"""The models known by name, as a table that loads without torch."""
+"""The models known by name, as a table that loads without torch; and those of folders."""
 
 import difflib
 from dataclasses import dataclass
 from enum import StrEnum
 
 from cost_model.errors import InputError
+from hetpipe.model_folder import ModelFolder, names_folder, read_model_folder
 
 
 class Task(StrEnum):
@@ -16,11 +17,17 @@ class Task(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """One line of the table of models."""
+    """One line of the table of models; folder: where a model comes from that is not of the table."""
 
     name: str
     task: Task
     description: str
+    folder: ModelFolder | None = None
+
+    @property
+    def place(self) -> str | None:
+        """The folder as `Settings.model_folder` holds it."""
+        return None if self.folder is None else str(self.folder.path)
 
 
 MODEL_ENTRIES = (
@@ -42,14 +49,21 @@ def registered_models() -> tuple[str, ...]:
 
 
 def model_entry(name: str) -> ModelEntry:
-    """The line of the table for a name.
+    """What a --model means: a line of the table, or a folder that holds a Hugging Face model.
+
+    A name of the table wins over a folder that is called so; "./bert-tiny" is the folder.
 
     Raises:
-        InputError: no such model; names the closest one, else all.
+        InputError: no such model; names the closest one, else all; or the folder cannot be used.
     """
     for entry in MODEL_ENTRIES:
         if entry.name == name:
             return entry
+    if names_folder(name):
+        folder = read_model_folder(name)
+        return ModelEntry(folder.name, Task(folder.task), folder.architecture, folder)
+    if "@" in name:
+        raise InputError(f"model {name!r} comes from a folder; give it with --model FOLDER")
     names = registered_models()
     close = difflib.get_close_matches(name.lower(), names, n=1)
     remedy = f"did you mean {close[0]!r}?" if close else f"known models: {', '.join(names)}"

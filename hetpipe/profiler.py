@@ -13,6 +13,7 @@ import torch
 from cost_model.cluster import CPU, EMULATED
 from cost_model.errors import InputError
 from cost_model.profile import KindProfile, LayerProfile, ModelProfile
+from hetpipe.autocast import kept_casts, lowered_dtype, weight_dtype
 from hetpipe.bench import Bench, Samples, boundary_bytes
 from hetpipe.launch import Emit
 from hetpipe.optimizer import Optimizer
@@ -88,16 +89,18 @@ def profile_task(
     chain = task.chain
     groups = _groups_of_alike(chain)
     chosen = sorted({layer for group in groups for layer in (group[0], group[-1])})
-    model = chain.materialise(chosen, settings.seed, getattr(torch, settings.dtype), device)
+    lowered = lowered_dtype(settings.dtype)
+    model = chain.materialise(chosen, settings.seed, weight_dtype(settings.dtype), device, lowered)
     model.train()
     for layer in chosen:
         for info in chain.parameters(layer):
             model.parameters_of(layer)[info.name].requires_grad_(info.reached)
     bench = Bench(task, settings, model, device, {layer: Samples() for layer in chosen})
     begin = time.monotonic()
-    sizes = _fitting(bench, microbatch_sizes, memory_bytes, budget_s)
     by_group = [{group[0], group[-1]} for group in groups]
-    error, where = _measure(bench, sizes, by_group, budget_s, progress, begin)
+    with kept_casts():
+        sizes = _fitting(bench, microbatch_sizes, memory_bytes, budget_s)
+        error, where = _measure(bench, sizes, by_group, budget_s, progress, begin)
     optimizer_s_per_byte = _optimizer_s_per_byte(chain, model, chosen, settings)
     progress(1.0, precision_text(error, where))
     by_layer = {layer: (group[0], group[-1]) for group in groups for layer in group}
@@ -221,7 +224,7 @@ def _too_large(size: int, error: Exception) -> str:
 
 def _layer_profile(bench: Bench, layer: int, measured: Sequence[int]) -> LayerProfile:
     chain, settings = bench.task.chain, bench.settings
-    width = getattr(torch, settings.dtype).itemsize
+    width = weight_dtype(settings.dtype).itemsize
 
     def num_bytes(which: Callable[[str, bool, bool], bool]) -> float:
         total = 0
@@ -260,7 +263,7 @@ def _workspace_by_size(bench: Bench, measured: Sequence[int]) -> tuple[tuple[int
 def _optimizer_s_per_byte(
     chain: ChainModel, model: LayerModel, layers: Sequence[int], settings: Settings
 ) -> float:
-    """Seconds per parameter byte of norm, clipping and AdamW, on the chosen layers."""
+    """Seconds per parameter byte of norm, clipping, AdamW and lowering weights, on the chosen layers."""
     reached = {info.name for layer in layers for info in chain.parameters(layer) if info.reached}
     parameters = {name: value for name, value in model.owned_parameters().items() if name in reached}
     optimizer = Optimizer(parameters, reached, settings.weight_decay)
@@ -271,6 +274,9 @@ def _optimizer_s_per_byte(
         begin = time.perf_counter()
         float(optimizer.square_sum())
         optimizer.step(0.0, 0.5)
+        if model.lowered is not None:
+            for value in parameters.values():
+                value.detach().to(model.lowered)
         if any(value.is_cuda for value in parameters.values()):
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - begin)

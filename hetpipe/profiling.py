@@ -15,6 +15,7 @@ from cost_model.cluster import CPU, EMULATED, Cluster
 from cost_model.errors import InputError
 from cost_model.profile import LayerProfile, ModelProfile, profile_from_data, profile_text, read_profile
 from cost_model.reading import canonical_sha256, write_atomically
+from hetpipe.model_names import model_entry
 from hetpipe.run_folder import RunFolder
 from hetpipe.settings import Settings, settings_text
 
@@ -77,6 +78,7 @@ def profile_model(
 
     Emulated devices are profiled once, unslowed, with one thread; their speed scales the price later.
     budget_s: seconds of measurement over all kinds; it ends earlier where all medians are known well.
+    model: a name, or a Hugging Face folder, of which the cache knows the configuration and not the path.
     microbatch_sizes: those of them that fit; None: up to the largest that fits. task: for a model of your
     own, named by `model`: an `own_task`, or an importable `TaskFactory`; never cached.
 
@@ -84,12 +86,19 @@ def profile_model(
     model that does not compute the same when it is split.
     """
     kinds = sorted({device.kind for device in cluster.devices})
-    settings = Settings(model=model, steps=1, sequence_length=sequence_length, dtype=dtype)
+    entry = None if task is not None else model_entry(model)
+    settings = Settings(
+        model=model if entry is None else entry.name,
+        steps=1,
+        sequence_length=sequence_length,
+        dtype=dtype,
+        model_folder=None if entry is None else entry.place,
+    )
     counts = {kind: sum(device.kind == kind for device in cluster.devices) for kind in kinds}
     sharers = {kind: count if kind == CPU else 1 for kind, count in counts.items()}
     memory = {kind: max(d.memory_bytes for d in cluster.devices if d.kind == kind) for kind in kinds}
     key = cache_key(settings, sharers, microbatch_sizes, _code(), memory, real_kinds=_real_kinds(cluster))
-    path = cache_folder() / f"{_file_name(model)}-{key}.json"
+    path = cache_folder() / f"{_file_name(settings.model)}-{key}.json"
     if use_cache and task is None and path.exists():
         try:
             return read_profile(path)
@@ -139,11 +148,11 @@ def _measure(
         folder = RunFolder(Path(name))
         folder.write(folder.config, settings_text(settings))
         if task is None:
-            require_split(model_spec(settings.model))
+            require_split(model_spec(settings.model, settings.model_folder))
             prepare_data(folder, settings)
         if isinstance(task, OwnTask):
             task.write_weights(folder)
-        preload = preload_modules(settings.model) if task is None else ()
+        preload = preload_modules(settings.model, settings.model_folder) if task is None else ()
         group = RankGroup((kind,), (threads_for(kind, count),), preload=preload)
         arguments = (name, (kind,), *limits, task or registered_task)
         run_ranks(profile_rank, arguments, group, on_event)
@@ -229,6 +238,7 @@ def _code() -> str:
         "transport",
         "bench",
         "precision",
+        "autocast",
         "emulation",
         "skeleton",
         "splitting",

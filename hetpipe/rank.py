@@ -19,6 +19,7 @@ from cost_model.cluster_file import read_cluster
 from cost_model.errors import InputError
 from cost_model.profile import read_profile
 from cost_model.reading import read_text
+from hetpipe.autocast import boundary_dtype, kept_casts, lowered_dtype, weight_dtype
 from hetpipe.costs import ProgramCosts
 from hetpipe.dropout import KeyedDropout
 from hetpipe.emulation import Board, ByteCounter, EmulatedPace, HostLoad, Pace
@@ -98,9 +99,9 @@ class _Run:
         place = torch_device(device)
         task = make_task(folder, settings)
         profile.check_layers(task.chain.layer_names)
-        dtype = getattr(torch, settings.dtype)
         layers = program.plan.layers_of(device.name)
-        model = task.chain.materialise(layers, settings.seed, dtype, place)
+        dtype, lowered = weight_dtype(settings.dtype), lowered_dtype(settings.dtype)
+        model = task.chain.materialise(layers, settings.seed, dtype, place, lowered)
         model.train()
         reached = {info.name for layer in layers for info in task.chain.parameters(layer) if info.reached}
         trained = {name: value for name, value in model.owned_parameters().items() if name in reached}
@@ -118,7 +119,7 @@ class _Run:
             transport=DistributedTransport(program, rank, place, settings.timeout_s),
             sync=GradientSync(program, rank, task.chain, trained, settings.timeout_s),
             optimizer=optimizer,
-            boundaries=boundaries_of(task.chain, dtype),
+            boundaries=boundaries_of(task.chain, boundary_dtype(settings.dtype)),
             pace=pace_of(device, settings.clock, place),
             board=board,
         )
@@ -174,7 +175,7 @@ class _Run:
         counter = self._counter() if counted else None
         context: AbstractContextManager[Any] = counter if counter is not None else nullcontext()
         start_s = common_start()
-        with context:
+        with context, kept_casts():
             outcome = self.executor.step(
                 self.step,
                 microbatch,

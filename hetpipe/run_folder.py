@@ -68,6 +68,11 @@ class RunFolder:
         return self.path / "vocabulary.json"
 
     @property
+    def model_config(self) -> Path:
+        """The config.json of the folder that the model comes from; none for a model by name."""
+        return self.path / "model-config.json"
+
+    @property
     def tokens(self) -> Path:
         return self.path / "tokens.bin"
 

@@ -65,7 +65,8 @@ def save_checkpoint(
             plan=program.plan.to_json(),
         )
         vocabulary = folder.vocabulary if folder.vocabulary.exists() else None
-        written = str(checkpoint.commit(Path(target), manifest, vocabulary))
+        config = folder.model_config if folder.model_config.exists() else None
+        written = str(checkpoint.commit(Path(target), manifest, vocabulary, config))
     return Path(_broadcast(written))
 
 

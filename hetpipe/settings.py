@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from pydantic import ConfigDict, TypeAdapter
 
+from cost_model.dtypes import DTYPES
 from cost_model.errors import InputError
 from cost_model.reading import STRICT, check_format, read_json, validate
 from hetpipe.instructions import Schedule
@@ -30,7 +31,8 @@ class Settings:
 
     total_steps: length of the learning-rate schedule, None: steps. every: a checkpoint each so many steps,
     0 for none; save: one at the end. resume_from: folder of the checkpoint to go on from. schedule: as asked
-    for, None: `hetpipe.lowering.default_schedule`.
+    for, None: `hetpipe.lowering.default_schedule`. model_folder: where a model that is not of the table lies,
+    configuration and weights.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -55,6 +57,7 @@ class Settings:
     data: tuple[str, ...] = ()
     resume_from: str | None = None
     timeout_s: float = 600.0
+    model_folder: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("learning_rate", "warmup", "weight_decay", "clip_norm", "timeout_s"):
@@ -72,8 +75,8 @@ class Settings:
             )
         if not 0 <= self.warmup <= 1:
             raise InputError(f"warmup is {self.warmup}; give the share of the steps, in [0, 1]")
-        if self.dtype not in ("float32", "float64"):
-            raise InputError(f"dtype {self.dtype!r} is not supported; float32 and float64 are")
+        if self.dtype not in DTYPES:
+            raise InputError(f"dtype {self.dtype!r} is not supported; {', '.join(DTYPES)} are")
         if self.clip_norm <= 0:
             raise InputError(f"clip_norm is {self.clip_norm}; give more than zero (1e30 for no clipping)")
         if not all(0 <= beta < 1 for beta in self.betas):

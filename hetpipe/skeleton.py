@@ -31,8 +31,11 @@ class LayerModel(nn.Module):
     masks only.
     on_boundary: called with a layer and the tensors that enter it, at each boundary inside of the range that
     runs. Lives on one device in one dtype: materialise again rather than moving it.
+    lowered: what autocast computes in, and tensors between layers are rounded to; None for no autocast.
     """
 
+    device_type: str = "cpu"
+    lowered: torch.dtype | None = None
     on_layer: Callable[[int], None] | None = None
     on_boundary: Callable[[int, Carried], None] | None = None
 
@@ -58,7 +61,11 @@ class LayerModel(nn.Module):
                     f"layers [{start}, {stop}) are not all owned here; owned: {sorted(self.layers)}"
                 )
             self._ranges.add((start, stop))
-        return self.compute(start, stop, inputs, carried)
+        if self.lowered is None:
+            return self.compute(start, stop, inputs, carried)
+        with torch.autocast(self.device_type, self.lowered):
+            carried = self.compute(start, stop, inputs, carried)
+        return tuple(map(torch.Tensor.float, carried)) if stop == self.num_layers else carried
 
     def compute(self, start: int, stop: int, inputs: Inputs, carried: Carried) -> Carried:
         """`run` without its check that the layers are owned: others compute with zeros."""
@@ -71,6 +78,12 @@ class LayerModel(nn.Module):
     def owned_parameters(self) -> dict[str, nn.Parameter]:
         """The parameters of all owned layers by canonical name, each once, in the order of the layers."""
         return {name: value for layer in self._by_layer.values() for name, value in layer.items()}
+
+    def _rounded(self, tensors: Carried) -> Carried:
+        """What leaves a layer as the next one gets it, be it on this rank or another."""
+        if self.lowered is None:
+            return tensors
+        return tuple(tensor.to(self.lowered) if tensor.is_floating_point() else tensor for tensor in tensors)
 
     def _cross(self, layer: int, tensors: Carried) -> None:
         if self.on_boundary is not None:
@@ -96,6 +109,8 @@ class SequentialLayers(LayerModel):
                 self._cross(layer, tensors)
             result = children[layer](tensors if len(tensors) > 1 else tensors[0])
             tensors = result if isinstance(result, tuple) else (result,)
+            if layer + 1 < self.num_layers:
+                tensors = self._rounded(tensors)
         return (logits_of(tensors),) if stop == self.num_layers else tensors
 
 
@@ -167,11 +182,16 @@ class BlockLayers(LayerModel):
                 self._begin(head)
                 return self._pack(self._carried)
             if layer == self._start:
-                args, kwargs = self._injected(args, kwargs)
+                args, kwargs = self._injected(args, kwargs, self._carried)
                 self._begin(layer)
             else:
-                self._arrive(layer, self._taken(args, kwargs))
+                tensors = self._rounded(self._taken(args, kwargs))
+                self._arrive(layer, tensors)
+                if self.lowered is not None:
+                    args, kwargs = self._injected(args, kwargs, tensors)
             result = forward(*args, **kwargs)
+            if self.lowered is not None:
+                result = self._pack(self._rounded(self._unpacked(result)))
             if layer + 1 == head:
                 self._arrive(head, self._unpacked(result))
             return result
@@ -196,10 +216,10 @@ class BlockLayers(LayerModel):
         )
 
     def _injected(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Carried
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         positional = list(args)
-        for port, tensor in zip(self._ports, self._carried, strict=True):
+        for port, tensor in zip(self._ports, tensors, strict=True):
             if isinstance(port.argument, int):
                 positional[port.argument] = tensor
             else:

@@ -30,6 +30,7 @@ from hetpipe.structure import (
     observe,
     refused_on_error,
 )
+from hetpipe.weights import FolderWeights
 
 __all__ = ["ChainModel", "LayerModel", "ParameterInfo", "TensorSpec"]
 
@@ -58,17 +59,20 @@ class ChainModel:
     example: Inputs  # of one sample
     has_rule: bool  # whether weights can be initialised module by module
     given: Path | Mapping[str, Tensor] | None = None  # initial weights; None: drawn from the seed
+    weights: FolderWeights | None = None  # of a Hugging Face folder: what begins with stored weights
 
     @classmethod
     def from_spec(cls, spec: ModelSpec) -> "ChainModel":
         """The chain of a registered model: sizes from the meta device, structure from its shrunken copy.
 
         Raises:
-            InputError: the model cannot be split; says why.
+            InputError: the model cannot be split, or its folder's weights are not its own; says why.
         """
+        weights = FolderWeights.of(spec)
         inputs = {"input_ids": torch.arange(24).reshape(2, 12) % spec.shrunken_vocabulary_size}
         example = {"input_ids": torch.zeros(1, 12, dtype=torch.long)}
-        return _describe(spec.name, spec.build, spec.build_shrunk, inputs, example)
+        chain = _describe(spec.name, spec.build, spec.build_shrunk, inputs, example)
+        return replace(chain, weights=weights)
 
     @classmethod
     def from_module(
@@ -141,12 +145,16 @@ class ChainModel:
         seed: int,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        lowered: torch.dtype | None = None,
     ) -> LayerModel:
         """These layers with real weights; all others cost nothing.
 
         Weights are those given, or are drawn in float32 on the CPU and do not depend on which layers are
-        asked for. A Hugging Face model draws its layers alone, by the model's rule for each module; any other
-        model has no such rule, is built in full on the CPU and keeps what is owned.
+        asked for. A Hugging Face model draws its layers alone, by the model's rule for each module, but for
+        what its folder holds; any other model has no such rule, is built in full on the CPU and keeps what is
+        owned.
+
+        lowered: what autocast computes in, on weights of dtype; see hetpipe.autocast.
         """
         owned = frozenset(layers)
         if not owned <= set(range(self.num_layers)):
@@ -160,9 +168,13 @@ class ChainModel:
             layer: {info.name: parameters[info.name] for info in self.layer_parameters[layer]}
             for layer in sorted(owned)
         }
+        layered: LayerModel
         if self.structure is None:
-            return SequentialLayers(model, self.num_layers, by_layer)
-        return BlockLayers(model, self.num_layers, by_layer, self.structure)
+            layered = SequentialLayers(model, self.num_layers, by_layer)
+        else:
+            layered = BlockLayers(model, self.num_layers, by_layer, self.structure)
+        layered.device_type, layered.lowered = torch.device(device).type, lowered
+        return layered
 
     def _build_owned(
         self, layers: frozenset[int], infos: Mapping[str, ParameterInfo], seed: int
@@ -182,7 +194,11 @@ class ChainModel:
             names = _replace_parameters(
                 model, names, lambda name, old: nn.Parameter(torch.empty(old.shape)) if name in infos else old
             )
-            initialise_by_module(model, names, infos, seed)
+            stored = {} if self.weights is None else self.weights.load(infos)
+            initialise_by_module(model, names, infos.keys() - stored.keys(), seed)
+            for parameter, name in names.items():
+                if name in stored:
+                    parameter.data = stored[name]
         elif self.given is not None:
             take_weights(names, infos, self.given)
         return model, names

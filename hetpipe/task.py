@@ -1,5 +1,6 @@
 """What is trained: a chain of layers, its data and its loss."""
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -20,11 +21,14 @@ from hetpipe.data import (
     write_tokens,
 )
 from hetpipe.loss import loss_sum
+from hetpipe.model_folder import TOKENIZER_FILE
 from hetpipe.models import ModelSpec, model_spec
 from hetpipe.run_folder import RunFolder
 from hetpipe.settings import Settings
+from hetpipe.special_tokens import SpecialTokens, adopt_vocabulary
 from hetpipe.splitting import ChainModel
 from hetpipe.stage import Loss
+from hetpipe.weights import FolderWeights
 
 Batch = Callable[[int, int], tuple[Mapping[str, Tensor], Tensor]]
 OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -83,25 +87,32 @@ def check_length(spec: ModelSpec, sequence_length: int) -> None:
 def prepare_data(folder: RunFolder, settings: Settings, vocabulary_from: Path | None = None) -> None:
     """Write vocabulary and tokens into the run folder, once, before the ranks start.
 
+    The vocabulary is that of the model's folder, where it holds one; else it is trained on the texts.
+
     vocabulary_from: the vocabulary of the checkpoint that the run goes on from.
 
-    Raises: InputError for text that cannot be used.
+    Raises: InputError for text or a model's folder that cannot be used.
     """
-    spec = model_spec(settings.model)
+    spec = model_spec(settings.model, settings.model_folder)
     check_length(spec, settings.sequence_length)
+    FolderWeights.of(spec)
     documents = read_corpus([Path(path) for path in settings.data])
     if vocabulary_from is not None:
         vocabulary = load_vocabulary(vocabulary_from)
+    elif spec.folder is not None and spec.folder.tokenizer is not None:
+        vocabulary = adopt_vocabulary(spec.folder.tokenizer, spec.task, spec.vocabulary_size)
     else:
         vocabulary = train_vocabulary(documents, spec.vocabulary_size)
+    if spec.folder is not None:
+        folder.write(folder.model_config, json.dumps(dict(spec.folder.config), indent=1) + "\n")
     save_vocabulary(vocabulary, folder.vocabulary)
     write_tokens(folder.path, documents, vocabulary)
     _dataset(folder, settings, spec)
 
 
 def registered_task(folder: RunFolder, settings: Settings) -> TrainingTask:
-    """The task of a registered model on the tokens of the run folder (`prepare_data`)."""
-    spec = model_spec(settings.model)
+    """The task of a registered model, or of a folder's, on the tokens of the run folder (`prepare_data`)."""
+    spec = model_spec(settings.model, settings.model_folder)
     dataset = _dataset(folder, settings, spec)
 
     def batch(first_sample: int, num_samples: int) -> tuple[Mapping[str, Tensor], Tensor]:
@@ -125,4 +136,19 @@ def _dataset(folder: RunFolder, settings: Settings, spec: ModelSpec) -> Dataset:
         sequence_length=settings.sequence_length,
         vocabulary_size=vocabulary.get_vocab_size(),
         seed=settings.seed,
+        special=SpecialTokens.of(vocabulary),
     )
+
+
+def model_notes(settings: Settings) -> list[str]:
+    """What a user should know of the folder that the model comes from; nothing of a model by name."""
+    weights = FolderWeights.of(model_spec(settings.model, settings.model_folder))
+    if weights is None:
+        return []
+    notes = weights.notes()
+    if weights.folder.tokenizer is None:
+        notes.append(
+            f"{weights.folder.name}: the folder holds no {TOKENIZER_FILE}; a vocabulary is trained on the "
+            "text, whose ids are not those that the weights know"
+        )
+    return notes

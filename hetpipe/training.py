@@ -162,7 +162,7 @@ def rank_group(names: Sequence[str], cluster: Cluster, settings: Settings) -> Ra
         found = ", ".join(sorted(set(kinds)))
         raise InputError(f"the plan mixes GPUs with other devices ({found}); one run cannot use both yet")
     try:
-        preload = preload_modules(settings.model)
+        preload = preload_modules(settings.model, settings.model_folder)
     except InputError:
         preload = ()
     return RankGroup(

@@ -146,9 +146,10 @@ def fractional_bound_s(problem: Problem) -> float:
 def _state_bytes(problem: Problem, layer: int) -> float:
     """Parameters, gradients and optimizer states of a layer; what it shares with its home is the home's."""
     memory = device_memory(problem.profile, [StageShape(layer, layer + 1, 0, 1)])
-    copies = 2 + problem.profile.optimizer_bytes_per_parameter_byte
+    profile = problem.profile
+    copies = 2 + profile.cast_bytes_per_parameter_byte + profile.optimizer_bytes_per_parameter_byte
     states = memory.parameter_bytes + memory.gradient_bytes + memory.optimizer_bytes
-    return states - copies * problem.profile.tied_bytes(layer)
+    return states - copies * profile.tied_bytes(layer)
 
 
 def _seconds(problem: Problem, prices: Prices, layer: int, device: Device) -> float:

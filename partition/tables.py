@@ -32,7 +32,8 @@ def between(per_layer: Floats) -> Floats:
 class LayerBytes:
     """Bytes of layers [start, stop) by [start, stop]; saved and boundaries are per sample in flight.
 
-    weights, trained: parameters, and those with a gradient, a tied pair inside counting once.
+    weights, trained: parameters (with lowered copies), and those with a gradient, a tied pair inside
+    counting once.
     """
 
     weights: Floats
@@ -50,8 +51,9 @@ class LayerBytes:
         for layer in layers:
             home = profile.tied_home(layer)
             if home != layer:
-                for table in (weights, trained):
-                    table[: home + 1, layer + 1 :] -= profile.tied_bytes(layer)
+                tied = profile.tied_bytes(layer)
+                trained[: home + 1, layer + 1 :] -= tied
+                weights[: home + 1, layer + 1 :] -= (1 + profile.cast_bytes_per_parameter_byte) * tied
         outputs = np.array([0.0, *(entry.output_bytes_per_sample for entry in profile.layers[:-1]), 0.0])
         shape = np.zeros_like(weights)
         return cls(

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hetpipe.autocast import weight_dtype
 from hetpipe.run_folder import RunFolder
 from hetpipe.settings import Settings
 from hetpipe.splitting import ChainModel
@@ -48,7 +49,7 @@ def squared_error(prediction: Tensor, target: Tensor) -> Tensor:
 
 
 def _task(settings: Settings, factory: object, bad: range = range(0)) -> TrainingTask:
-    dtype = getattr(torch, settings.dtype)
+    dtype = weight_dtype(settings.dtype)
 
     def batch(first_sample: int, num_samples: int) -> tuple[dict[str, Tensor], Tensor]:
         x = torch.empty(num_samples, NUM_FEATURES, dtype=dtype)

@@ -34,6 +34,7 @@ PLANNING_HALF = (
     "hetpipe.instructions",
     "hetpipe.list_schedule",
     "hetpipe.lowering",
+    "hetpipe.model_folder",
     "hetpipe.model_names",
     "hetpipe.planning",
     "hetpipe.plotting",

@@ -16,7 +16,7 @@ REFUSED = [
     ({"seed": -1}, "seed is -1; give zero or more"),
     ({"total_steps": 9}, "total_steps is 9, below steps (10); give at least that"),
     ({"warmup": 1.5}, "warmup is 1.5; give the share of the steps, in [0, 1]"),
-    ({"dtype": "float16"}, "dtype 'float16' is not supported; float32 and float64 are"),
+    ({"dtype": "float16"}, "dtype 'float16' is not supported; float32, float64, bfloat16-autocast are"),
     ({"clip_norm": 0.0}, "clip_norm is 0.0; give more than zero (1e30 for no clipping)"),
     ({"timeout_s": 0.0}, "timeout_s is 0.0; give more than zero seconds"),
     # the file could not be read back: JSON has neither

@@ -12,7 +12,8 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from cost_model.cluster import Cluster
+from cost_model.cluster import Cluster, Device
+from cost_model.dtypes import FLOAT32, check_fast, parse_dtype
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile, read_profile
 from cost_model.reading import did_you_mean, write_atomically
@@ -22,7 +23,8 @@ from hetpipe.report import console
 from partition.plan import Plan, check_plan
 from partition.sharding import with_state_owners
 
-ModelOption = Annotated[str | None, typer.Option("--model", help="A model by name, such as bert-large.")]
+MODEL_HELP = "A model by name, such as bert-large, or a Hugging Face folder."
+ModelOption = Annotated[str | None, typer.Option("--model", help=MODEL_HELP)]
 ProfileOption = Annotated[
     Path | None, typer.Option("--profile", help="A profile.json; without it the model is measured here.")
 ]
@@ -40,6 +42,13 @@ StrategyOption = Annotated[
 ScheduleOption = Annotated[
     Schedule | None,
     typer.Option("--schedule", help="Order of computations; auto: the fastest of all by simulation."),
+]
+DtypeOption = Annotated[
+    str | None,
+    typer.Option("--dtype", help="float32 (default), or bf16: bfloat16 autocast on float32 weights."),
+]
+AllowSlowOption = Annotated[
+    bool, typer.Option("--allow-slow-bf16", help="Also on devices that have no units for bfloat16.")
 ]
 BudgetOption = Annotated[float, typer.Option("--profile-budget", help="Seconds to spend on measuring.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, nothing else.")]
@@ -128,29 +137,42 @@ def get_profile(
     cluster: Cluster,
     sequence_length: int,
     *,
+    dtype: str | None = None,
+    fast: Iterable[Device] = (),
     budget_s: float = 60.0,
     quiet: bool = False,
 ) -> ModelProfile:
     """The profile of a file, or else of the named model, measured here (or taken from the cache).
 
-    Raises: InputError if neither is given, or the file is of another model.
+    dtype: as given to --dtype; None for the file's, else float32. fast: devices that have to be made for it.
+
+    Raises: InputError if neither is given, the file is of another model or dtype, or a device is too slow.
     """
-    if model is not None:
-        model_entry(model)
+    wanted = parse_dtype(dtype)
+    name = None if model is None else model_entry(model).name
     if path is not None:
         profile = read_profile(path)
-        if model is not None and profile.model != model:
+        if name is not None and profile.model != name:
             raise InputError(
-                f"{path}: a profile of {profile.model!r}, not of --model {model!r}; give the profile of that "
+                f"{path}: a profile of {profile.model!r}, not of --model {name!r}; give the profile of that "
                 "model, or leave one of the two out"
             )
+        if wanted is not None and profile.dtype != wanted:
+            raise InputError(
+                f"{path}: a profile in {profile.dtype}, and --dtype is {dtype}; profile again with "
+                f"--dtype {dtype}, or leave the option out"
+            )
+        check_fast(profile.dtype, fast)
         return profile
     if model is None:
         raise InputError("neither --model nor --profile is given; name a model, or give its profile.json")
+    check_fast(wanted or FLOAT32, fast)
     from hetpipe.profiling import profile_model
 
-    with progress_bar(f"measuring {model}", quiet=quiet) as report:
-        return profile_model(model, cluster, sequence_length, budget_s=budget_s, progress=report)
+    with progress_bar(f"measuring {name}", quiet=quiet) as report:
+        return profile_model(
+            model, cluster, sequence_length, dtype=wanted or FLOAT32, budget_s=budget_s, progress=report
+        )
 
 
 def checked_plan(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Plan:

@@ -9,6 +9,7 @@ from cost_model.cluster_file import read_cluster
 from hetpipe.commands.common import (
     BudgetOption,
     ClusterOption,
+    DtypeOption,
     JsonOption,
     ModelOption,
     ProfileOption,
@@ -35,12 +36,15 @@ def explain_command(
     model: ModelOption = None,
     profile: ProfileOption = None,
     sequence_length: SequenceOption = 64,
+    dtype: DtypeOption = None,
     profile_budget: BudgetOption = 60.0,
     json: JsonOption = False,
 ) -> None:
     """Say why each stage has its layers, what the left-out devices would add, and how plain plans compare."""
     given, devices = read_plan(plan), read_cluster(cluster)
-    costs = get_profile(model, profile, devices, sequence_length, budget_s=profile_budget, quiet=json)
+    costs = get_profile(
+        model, profile, devices, sequence_length, dtype=dtype, budget_s=profile_budget, quiet=json
+    )
     given = checked_plan(given, costs, devices)
     from partition.explain import explain, sentences
     from partition.forcing import without

@@ -13,11 +13,17 @@ from partition.plan import Plan
 
 
 def measure_plan(
-    plan: Plan, profile: ModelProfile, cluster_file: Path, steps: int, *, keep: Path | None = None
+    plan: Plan,
+    profile: ModelProfile,
+    cluster_file: Path,
+    steps: int,
+    *,
+    keep: Path | None = None,
+    model_folder: str | None = None,
 ) -> RunReport:
     """Train under a plan for a few steps and give its report; the first step is not timed.
 
-    keep: where to keep the run folder, else it is thrown away.
+    keep: where to keep the run folder, else it is thrown away. model_folder: of a model that is not by name.
     """
     from hetpipe.training import measure
 
@@ -27,12 +33,19 @@ def measure_plan(
         global_batch_size=plan.global_batch_size,
         sequence_length=profile.sequence_length,
         dtype=profile.dtype,
+        model_folder=model_folder,
     )
     return measure(settings, cluster_file, profile, plan, keep=keep)
 
 
 def measure_outcomes(
-    plans: Mapping[str, Plan], profile: ModelProfile, cluster_file: Path, steps: int, *, quiet: bool = False
+    plans: Mapping[str, Plan],
+    profile: ModelProfile,
+    cluster_file: Path,
+    steps: int,
+    *,
+    quiet: bool = False,
+    model_folder: str | None = None,
 ) -> dict[str, RunReport]:
     """The reports of plans by strategy; equal plans are run once."""
     found: dict[str, RunReport] = {}
@@ -42,6 +55,6 @@ def measure_outcomes(
         if key not in found:
             if not quiet and sys.stdout.isatty():
                 console(sys.stderr).print(f"running {strategy}: {steps} steps")
-            found[key] = measure_plan(plan, profile, cluster_file, steps)
+            found[key] = measure_plan(plan, profile, cluster_file, steps, model_folder=model_folder)
         reports[strategy] = dataclasses.replace(found[key], strategy=strategy)
     return reports

@@ -11,9 +11,13 @@ import typer
 from cost_model.catalogue import Accelerator, accelerator
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile, profile_text
+from cost_model.reading import read_json
 from hetpipe.commands import profiles
 from hetpipe.commands.common import (
+    MODEL_HELP,
+    AllowSlowOption,
     BudgetOption,
+    DtypeOption,
     JsonOption,
     ModelOption,
     SequenceOption,
@@ -21,6 +25,7 @@ from hetpipe.commands.common import (
     print_json,
     write_output,
 )
+from hetpipe.model_folder import described
 from hetpipe.model_names import model_entry
 from hetpipe.profiling import MICROBATCH_SIZES
 from hetpipe.report import estimate_sentences, profile_table, show
@@ -29,7 +34,7 @@ from hetpipe.run_folder import RunFolder
 CHECK_FAILED = 4
 DEFAULT_SIZES = ",".join(map(str, MICROBATCH_SIZES))
 
-RequiredModel = Annotated[str, typer.Option("--model", help="A model by name, such as bert-large.")]
+RequiredModel = Annotated[str, typer.Option("--model", help=MODEL_HELP)]
 
 
 def profile_command(
@@ -38,6 +43,8 @@ def profile_command(
     cluster: Annotated[Path | None, typer.Option("--cluster", help="The cluster.toml.")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the profile here.")] = None,
     sequence_length: SequenceOption = 64,
+    dtype: DtypeOption = None,
+    allow_slow_bf16: AllowSlowOption = False,
     profile_budget: BudgetOption = 60.0,
     microbatch_sizes: Annotated[
         str, typer.Option("--microbatch-sizes", help='Such as 1,2,4; "auto": up to the largest that fits.')
@@ -66,8 +73,9 @@ def profile_command(
     else:
         sizes = profiles.parse_sizes(microbatch_sizes)
         profile = profiles.measure(
-            model, cluster, sequence_length, sizes, budget_s=profile_budget, quiet=json
-        )
+            model, cluster, sequence_length, sizes,
+            dtype=dtype, allow_slow=allow_slow_bf16, budget_s=profile_budget, quiet=json,
+        )  # fmt: skip
     profile = _with_estimates(profile, targets)
     if output is not None:
         write_output(output, profile_text(profile))
@@ -107,11 +115,11 @@ def check_command(
     json: JsonOption = False,
 ) -> None:
     """Prove that the split model computes what the whole one does: loss and every gradient."""
-    model_entry(model)
+    entry = model_entry(model)
     from hetpipe.checking import check_split
     from hetpipe.models import model_spec
 
-    report = check_split(model_spec(model), full=full)
+    report = check_split(model_spec(entry.name, entry.place), full=full)
     if json:
         print_json(dataclasses.asdict(report))
     elif report.passed:
@@ -138,7 +146,7 @@ def export_command(
     from transformers.utils import logging
 
     from hetpipe import checkpoint
-    from hetpipe.models import model_spec
+    from hetpipe.models import folder_spec, model_spec
 
     logging.disable_progress_bar()
     root = RunFolder(run).checkpoints
@@ -146,7 +154,10 @@ def export_command(
     if source is None:
         raise InputError(f"{root}: holds no complete checkpoint; train with --save or --every")
     manifest = checkpoint.read_manifest(source)
-    checkpoint.export_huggingface(source, output, model_spec(manifest.model).build())
+    config = source / checkpoint.CONFIG_FILE
+    spec = folder_spec(described(source, manifest.model, read_json(config))) if config.exists() else None
+    model = (spec or model_spec(manifest.model)).build()
+    checkpoint.export_huggingface(source, output, model)
     vocabulary = source / checkpoint.VOCABULARY_FILE
     if vocabulary.exists():
         shutil.copyfile(vocabulary, output / "tokenizer.json")

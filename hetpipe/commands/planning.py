@@ -14,9 +14,11 @@ from cost_model.cluster_file import read_cluster
 from cost_model.errors import InfeasibleError
 from cost_model.profile import ModelProfile
 from hetpipe.commands.common import (
+    AllowSlowOption,
     BatchOption,
     BudgetOption,
     ClusterOption,
+    DtypeOption,
     JsonOption,
     MicrobatchOption,
     ModelOption,
@@ -44,6 +46,7 @@ from hetpipe.commands.measuring import measure_outcomes
 from hetpipe.costs import ProgramCosts, check_memory
 from hetpipe.critical_path import DeviceTime, Share, critical_path, device_times, shares
 from hetpipe.instructions import Schedule
+from hetpipe.model_names import model_entry
 from hetpipe.planning import evaluator, scheduled
 from hetpipe.report import (
     bound_sentence,
@@ -80,6 +83,8 @@ def plan_command(
     profile: ProfileOption = None,
     global_batch_size: BatchOption = 16,
     sequence_length: SequenceOption = 64,
+    dtype: DtypeOption = None,
+    allow_slow_bf16: AllowSlowOption = False,
     microbatch_size: MicrobatchOption = None,
     strategy: StrategyOption = AUTO,
     pin: PinOption = None,
@@ -97,7 +102,10 @@ def plan_command(
     check_strategy(strategy)
     devices = read_cluster(cluster)
     left = remaining(devices, exclude)
-    costs = get_profile(model, profile, left, sequence_length, budget_s=profile_budget, quiet=json)
+    fast = () if allow_slow_bf16 else left.devices
+    costs = get_profile(
+        model, profile, left, sequence_length, dtype=dtype, fast=fast, budget_s=profile_budget, quiet=json
+    )
     problem = problem_of(costs, left, global_batch_size, microbatch_size)
     problem = forced_problem(problem, strategy, pin, pipelines, max_devices)
     if json:
@@ -258,6 +266,8 @@ def compare_command(
     profile: ProfileOption = None,
     global_batch_size: BatchOption = 16,
     sequence_length: SequenceOption = 64,
+    dtype: DtypeOption = None,
+    allow_slow_bf16: AllowSlowOption = False,
     microbatch_size: MicrobatchOption = None,
     pin: PinOption = None,
     exclude: ExcludeOption = None,
@@ -273,7 +283,10 @@ def compare_command(
 ) -> None:
     """All strategies side by side."""
     devices = remaining(read_cluster(cluster), exclude)
-    costs = get_profile(model, profile, devices, sequence_length, budget_s=profile_budget, quiet=json)
+    fast = () if allow_slow_bf16 else devices.devices
+    costs = get_profile(
+        model, profile, devices, sequence_length, dtype=dtype, fast=fast, budget_s=profile_budget, quiet=json
+    )
     problem = problem_of(costs, devices, global_batch_size, microbatch_size)
     problem = forced_problem(problem, AUTO, pin, pipelines, max_devices)
     from partition.gains import best_plain, gain
@@ -294,7 +307,10 @@ def compare_command(
                 *[bound_sentence(plan.predicted) for plan in [plans.get(AUTO)] if plan and plan.predicted],
             ]
         )
-    reports = measure_outcomes(plans, costs, cluster, steps, quiet=json) if measure else {}
+    place = None if model is None else model_entry(model).place
+    reports = {}
+    if measure:
+        reports = measure_outcomes(plans, costs, cluster, steps, quiet=json, model_folder=place)
     if json:
         strategies = [_outcome_json(outcome, reports) for outcome in outcomes]
         print_json({"strategies": strategies, "gain": gained and gained.to_json()})

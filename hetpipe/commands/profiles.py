@@ -6,6 +6,7 @@ from pathlib import Path
 
 from cost_model.cluster import EMULATED, Cluster
 from cost_model.cluster_file import read_cluster
+from cost_model.dtypes import FLOAT32, check_fast, parse_dtype
 from cost_model.errors import InputError
 from cost_model.measured_links import MeasuredLink
 from cost_model.profile import ModelProfile, read_profile
@@ -47,6 +48,8 @@ def measure(
     sequence_length: int,
     sizes: Sequence[int] | None,
     *,
+    dtype: str | None,
+    allow_slow: bool,
     budget_s: float,
     quiet: bool,
 ) -> ModelProfile:
@@ -58,12 +61,14 @@ def measure(
         if value is None:
             raise InputError(f"Missing option '{option}'; only --merge and --from-run go without")
     assert model is not None and cluster is not None
-    model_entry(model)
-    devices = read_cluster(cluster)
-    with progress_bar(f"measuring {model}", quiet=quiet) as report:
+    name = model_entry(model).name
+    devices, precision = read_cluster(cluster), parse_dtype(dtype) or FLOAT32
+    check_fast(precision, () if allow_slow else devices.devices)
+    with progress_bar(f"measuring {name}", quiet=quiet) as report:
         profile = profile_model(
-            model, devices, sequence_length, budget_s=budget_s, microbatch_sizes=sizes, progress=report
-        )
+            model, devices, sequence_length,
+            dtype=precision, budget_s=budget_s, microbatch_sizes=sizes, progress=report,
+        )  # fmt: skip
     for kind, missing in left_out(profile, sizes or ()).items():
         warn(f"microbatches of {', '.join(map(str, missing))} do not fit on {kind!r} and were left out")
     return profile

@@ -16,8 +16,10 @@ from cost_model.cluster_file import read_cluster
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
 from hetpipe.commands.common import (
+    AllowSlowOption,
     BudgetOption,
     ClusterOption,
+    DtypeOption,
     JsonOption,
     MicrobatchOption,
     ProfileOption,
@@ -52,6 +54,7 @@ from hetpipe.commands.planning import (
 )
 from hetpipe.instructions import Schedule
 from hetpipe.launch import under_torchrun
+from hetpipe.model_names import model_entry
 from hetpipe.planning import scheduled
 from hetpipe.report import (
     console,
@@ -93,6 +96,8 @@ def run_command(
     sequence_length: Annotated[
         int | None, typer.Option("--sequence-length", help="Tokens a sample; 64, or the profile's.")
     ] = None,
+    dtype: DtypeOption = None,
+    allow_slow_bf16: AllowSlowOption = False,
     microbatch_size: MicrobatchOption = None,
     strategy: StrategyOption = AUTO,
     pin: PinOption = None,
@@ -138,21 +143,26 @@ def run_command(
         from hetpipe.data import read_corpus
 
         read_corpus(texts)  # refused before anything is measured
+    entry = model_entry(model)
     folder = RunFolder(run_folder) if run_folder is not None else None
     source = None
     if resume is not None and not dry_run:
         from hetpipe.training import find_checkpoint
 
-        source = find_checkpoint(resume, folder, RUNS, model)
+        source = find_checkpoint(resume, folder, RUNS, entry.name)
     length = sequence_length or 64
-    costs = get_profile(model, profile, left, length, budget_s=profile_budget, quiet=quiet or json)
+    used = left.devices if given is None else [devices.device(name) for name in given.device_names]
+    costs = get_profile(
+        model, profile, left, length,
+        dtype=dtype, fast=() if allow_slow_bf16 else used, budget_s=profile_budget, quiet=quiet or json,
+    )  # fmt: skip
     if sequence_length is not None and sequence_length != costs.sequence_length:
         raise InputError(
             f"--sequence-length is {sequence_length}, the profile is of {costs.sequence_length}; "
             "profile again"
         )
     settings = Settings(
-        model=model,
+        model=entry.name,
         steps=steps,
         global_batch_size=global_batch_size or (given.global_batch_size if given else 16),
         sequence_length=costs.sequence_length,
@@ -166,6 +176,7 @@ def run_command(
         schedule=schedule or (_kept_schedule(source) if source is not None else None),
         data=tuple(map(str, texts)),
         resume_from=None if source is None else str(source),
+        model_folder=entry.place,
     )
     silent = quiet or json
     if given is not None:
@@ -187,6 +198,10 @@ def run_command(
             print_json({**decided, **choice_json(choice)})
             note(estimates)
         return
+    if entry.folder is not None:
+        from hetpipe.task import model_notes
+
+        note(model_notes(settings))
     report, folder = _train(settings, cluster, costs, chosen, folder, quiet=silent)
     if json:
         print_json({"run_folder": str(folder.path), **report.to_json(), **choice_json(choice)})

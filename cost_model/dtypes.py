@@ -1,0 +1,60 @@
+"""The precisions in which a model may be trained, by the name that profiles and settings use."""
+
+import contextlib
+from collections.abc import Iterable
+
+from cost_model.catalogue import accelerator
+from cost_model.cluster import Device
+from cost_model.errors import InputError
+
+FLOAT32, FLOAT64, BFLOAT16_AUTOCAST = "float32", "float64", "bfloat16-autocast"
+DTYPES = (FLOAT32, FLOAT64, BFLOAT16_AUTOCAST)
+_SHORT = {"bf16": BFLOAT16_AUTOCAST}
+
+
+def parse_dtype(text: str | None) -> str | None:
+    """A --dtype by its full name.
+
+    >>> parse_dtype("bf16"), parse_dtype("float32")
+    ('bfloat16-autocast', 'float32')
+
+    Raises: InputError if there is no such precision.
+    """
+    if text is None:
+        return None
+    name = _SHORT.get(text, text)
+    if name not in DTYPES:
+        raise InputError(f"--dtype {text!r} is not supported; give {', '.join((*_SHORT, *DTYPES))}")
+    return name
+
+
+def multiplied_in(dtype: str) -> str:
+    """What matrices are multiplied in, as the catalogue names it."""
+    return "bfloat16" if dtype == BFLOAT16_AUTOCAST else dtype
+
+
+def cast_bytes_per_parameter_byte(dtype: str) -> float:
+    """Bytes of the lowered copies of weights, in [0, 1], which all microbatches of a step share.
+
+    At most: embeddings and norms are not lowered.
+    """
+    return 0.5 if dtype == BFLOAT16_AUTOCAST else 0.0
+
+
+def check_fast(dtype: str, devices: Iterable[Device]) -> None:
+    """Refuse devices that are known to have no units for the precision.
+
+    Raises: InputError naming the first one, and the remedy.
+    """
+    if dtype != BFLOAT16_AUTOCAST:
+        return
+    for device in devices:
+        with contextlib.suppress(InputError):  # what the catalogue does not know is not refused
+            if "bfloat16" not in accelerator(device.kind).peak_flops:
+                break
+    else:
+        return
+    raise InputError(
+        f"device {device.name!r} is a {device.kind}, which has no units for bfloat16 and gains nothing; "
+        f"leave it out (--exclude {device.name}), train in float32, or give --allow-slow-bf16"
+    )
