@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from cost_model.errors import InputError
+from hetpipe.autocast import weight_dtype
 from hetpipe.own_data import batch_in, batch_of
 from hetpipe.run_folder import RunFolder
 from hetpipe.settings import Settings
@@ -86,7 +87,7 @@ class OwnTask:
             loss=SummedLoss(parts["loss"]),
             batch=partial(
                 batch_in,
-                getattr(torch, settings.dtype),
+                weight_dtype(settings.dtype),
                 batch_of(parts["data"], settings.seed, options.shuffle),
             ),
             num_loss_tokens=_one_each,
