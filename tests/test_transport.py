@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 import rank_mains
 from cost_model.errors import InputError
-from hetpipe.instructions import Compute, Direction, Pass, Program, Transfer, incoming
+from hetpipe.instructions import Compute, Direction, Pass, Program, Schedule, Transfer, incoming
 from hetpipe.launch import RankGroup, WorkerLostError, run_ranks
 from hetpipe.lowering import lower
 from hetpipe.transport import MAX_TENSORS, DistributedTransport, release_points
 from partition.plan import Pipeline, Plan, Stage
 from runs import chain_plan, made_up_profile
-from shared_plans import layers_of, shared_plans
+from shared_plans import layers_of, pipeline, plan_of, shared_plans
 
 CPU = torch.device("cpu")
 TWO_RANKS = RankGroup(("here/0", "here/1"), (1, 1))
@@ -117,9 +117,18 @@ def test_a_send_is_released_once_and_only_after_its_consumer_has_replied(program
 
 
 @settings(max_examples=60, deadline=None)
-@given(shared_plans())
-def test_sends_between_shared_devices_are_released_as_late(plan):
-    check_releases(lower(plan, *layers_of(1, 2, 1, 3, 1)))
+@given(shared_plans(), st.sampled_from([Schedule.ONE_F_ONE_B, Schedule.GPIPE, Schedule.LIST, Schedule.AUTO]))
+def test_sends_between_shared_devices_are_released_as_late(plan, schedule):
+    check_releases(lower(plan, *layers_of(1, 2, 1, 3, 1), schedule))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(2, 4), st.integers(2, 3), st.integers(1, 9))
+def test_sends_of_an_interleaved_pipeline_are_released_as_late(num_devices, num_chunks, num_microbatches):
+    count = num_devices * num_chunks
+    stages = [(index % num_devices, index, index + 1, count - index) for index in range(count)]
+    plan = plan_of(pipeline(num_microbatches, *stages))
+    check_releases(lower(plan, *layers_of(*[1] * count), Schedule.INTERLEAVED))
 
 
 def check_releases(program: Program) -> None:
