@@ -161,20 +161,29 @@ class Trainer:
         settings = self._settings_for(steps, resume_from=None if source is None else str(source))
         if self._profile is None:
             self._profile = self._measured(settings)
-        self.folder = self.folder or RunFolder.create(RUNS, self.plan.model)
-        report = train(
-            settings,
-            self._cluster,
-            self._profile,
-            self.plan,
-            self.folder,
-            on_event=self._on_event,
-            make_task=self._task,
-        )
-        self._task.remove_weights(self.folder)
+        report = self._train(settings, self._profile)
         for callback in self.callbacks:
             getattr(callback, "on_end", _ignore)(report)
         return report
+
+    def _train(self, settings: Settings, profile: ModelProfile) -> RunReport:
+        made = self.folder is None
+        folder = self.folder = self.folder or RunFolder.create(RUNS, self.plan.model)
+        try:
+            return train(
+                settings,
+                self._cluster,
+                profile,
+                self.plan,
+                folder,
+                on_event=self._on_event,
+                make_task=self._task,
+            )
+        finally:
+            self._task.remove_weights(folder)
+            if made and not any(folder.path.iterdir()):  # refused before anything was written
+                folder.path.rmdir()
+                self.folder = None
 
     @property
     def checkpoint(self) -> Path | None:

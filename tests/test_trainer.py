@@ -39,19 +39,19 @@ def two_pipelines() -> Plan:
     return Plan("manual", "mine", BATCH, (first, second))
 
 
-def trainer(folder: Path, plan: Plan | None = None, model: Any = None, **options: Any) -> Trainer:
+def trainer(place: Path, plan: Plan | None = None, model: Any = None, **options: Any) -> Trainer:
     """A trainer in float64 on CPU devices, with a profile that nobody measured."""
-    folder.mkdir(exist_ok=True)
+    place.mkdir(exist_ok=True)
     model = module() if model is None else model
     chain = ChainModel.from_module(model, torch.zeros(1, own_tasks.NUM_FEATURES, dtype=torch.float64))
     profile = made_up_profile_of(chain, "mine", dtype="float64", sequence_length=1)
-    chosen = {
+    chosen: dict[str, Any] = {
         "data": own_tasks.samples(),
         "optimizer": AdamW(1e-2),
         "loss": own_tasks.squared_error,
-        "cluster": cluster_file(folder),
+        "cluster": cluster_file(place),
         "profile": profile,
-        "folder": folder / "run",
+        "folder": place / "run",
         "dtype": "float64",
         **options,
     }
@@ -336,6 +336,15 @@ def test_wrong_arguments_are_refused_in_one_line(tmp_path, options, message):
         )
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_cannot_work_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = trainer(tmp_path, folder=None, dtype="float32")  # the profile is of float64
+    with pytest.raises(InputError, match="dtype of the run is 'float32', of its plan and profile 'float64'"):
+        made.fit(1)
+    assert made.folder is None and made.checkpoint is None
+    assert list((tmp_path / "runs").iterdir()) == []
 
 
 def test_each_epoch_reads_each_sample_once_in_an_order_of_its_own():
