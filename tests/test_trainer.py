@@ -16,9 +16,10 @@ import own_tasks
 from cost_model.errors import InputError
 from hetpipe import checkpoint
 from hetpipe.data import epoch_order
+from hetpipe.instructions import Schedule
 from hetpipe.own_data import batch_of
 from hetpipe.run_folder import RunFolder
-from hetpipe.settings import Settings
+from hetpipe.settings import Settings, read_settings
 from hetpipe.splitting import ChainModel
 from hetpipe.trainer import AdamW, Callback, Trainer
 from partition.plan import Pipeline, Plan, Stage
@@ -144,7 +145,7 @@ def test_a_module_trains_from_its_own_weights_as_torch_trains_it(tmp_path, cuts)
 def test_any_optimizer_of_torch_trains_the_same_under_a_plan(tmp_path, factory, zero):
     copied = copy.deepcopy(module())
     made = factory(list(copied.parameters()))
-    options = {"optimizer": factory, "schedule": own_tasks.halving, "count_terms": own_tasks.entries}
+    options = {"optimizer": factory, "rate_schedule": own_tasks.halving, "count_terms": own_tasks.entries}
     expected = plain_losses(copied, made, own_tasks.halving, terms=BATCH * own_tasks.NUM_OUTPUTS)
     plan = replace(two_pipelines(), zero=zero)
     assert losses(tmp_path, plan, **options) == pytest.approx(expected, rel=1e-12)
@@ -171,7 +172,7 @@ def test_a_module_of_transformers_trains_from_its_own_weights(tmp_path):
     made = Trainer(
         chain_plan("mine", [0, 2, 4], 2, batch=8),  # the tied embedding is on both devices
         model, data, SGD, own_tasks.next_token_loss,
-        count_terms=own_tasks.num_next_tokens, schedule=own_tasks.constant, shuffle=False,
+        count_terms=own_tasks.num_next_tokens, rate_schedule=own_tasks.constant, shuffle=False,
         cluster=cluster_file(tmp_path), folder=tmp_path / "run", callbacks=[recorder],
         dtype="float64", save=True,
         profile=made_up_profile_of(chain, "mine", dtype="float64", sequence_length=own_tasks.LENGTH),
@@ -215,10 +216,12 @@ def test_what_no_checkpoint_can_hold_is_refused(tmp_path):
 @pytest.mark.slow
 def test_callbacks_are_told_in_order(tmp_path):
     first, second = Recorder(), Recorder()
-    report = trainer(tmp_path, callbacks=[first, second], every=2, save=True).fit(3)
+    options = {"every": 2, "save": True, "schedule": Schedule.GPIPE}
+    report = trainer(tmp_path, callbacks=[first, second], **options).fit(3)
     expected = [("step", 1), ("step", 2), ("checkpoint", 2), ("step", 3), ("checkpoint", 3), ("end", 3)]
     assert first.told == expected == second.told
     assert report.steps == 3
+    assert read_settings(RunFolder(tmp_path / "run").config).schedule is Schedule.GPIPE
     entries = RunFolder(tmp_path / "run").read_metrics()
     assert [dict(entry) for entry in first.metrics] == list(entries)
     assert entries[0].keys() >= {"loss", "step_s", "gradient_norm", "learning_rate", "samples_per_s"}
@@ -256,7 +259,9 @@ def test_what_a_callback_raises_comes_out(tmp_path):
 def test_trained_weights_come_back_and_the_module_stays_as_it_is(tmp_path):
     model = module()
     before = copy.deepcopy(model.state_dict())
-    made = trainer(tmp_path, two_pipelines(), model, optimizer=SGD, save=True, schedule=own_tasks.halving)
+    made = trainer(
+        tmp_path, two_pipelines(), model, optimizer=SGD, save=True, rate_schedule=own_tasks.halving
+    )
     made.fit(STEPS)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     expected = copy.deepcopy(model)
