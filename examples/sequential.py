@@ -129,7 +129,7 @@ def main() -> None:
             profile=profile,
             folder=Path(name) / "run",
             callbacks=[Print()],
-            schedule=constant,
+            rate_schedule=constant,
         )
         trainer.fit(steps=20)
 

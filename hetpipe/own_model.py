@@ -36,14 +36,14 @@ class Options:
     count_terms: labels of a whole step -> how many terms the loss sums; None: one a sample.
     shuffle: each epoch of a data set in an order of its own, drawn from the seed.
     shrunk: builds a small model of the same class, off which the structure is read; None: off the model.
-    make_optimizer, schedule: as in `TrainingTask`.
+    make_optimizer, rate_schedule: as in `TrainingTask`.
     """
 
     count_terms: Callable[[Tensor], int] | None = None
     shuffle: bool = True
     shrunk: Callable[[], nn.Module] | None = None
     make_optimizer: OptimizerFactory | None = None
-    schedule: Callable[[int], float] | None = None
+    rate_schedule: Callable[[int], float] | None = None
 
 
 class OwnTask:
@@ -93,7 +93,7 @@ class OwnTask:
             num_loss_tokens=_one_each,
             count_terms=options.count_terms,
             make_optimizer=options.make_optimizer,
-            schedule=options.schedule,
+            rate_schedule=options.rate_schedule,
         )
 
 

@@ -128,7 +128,7 @@ def load_checkpoint(
         reached = set(optimizer.parameters)
         wanted = [key for key in wanted if key in parameters or key.rsplit(".", 1)[0] in reached]
         # of another optimizer than ours the file knows which states each parameter has
-        names = wanted if task.make_optimizer is None else None
+        names = wanted if optimizer.name == Optimizer.name else None
         tensors = checkpoint.read_layer(source, manifest, layer, names)
         for name in mine:
             with torch.no_grad():

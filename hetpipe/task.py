@@ -42,8 +42,8 @@ class TrainingTask:
     batch: (first sample of the run, number of samples) -> inputs by name and labels, each [samples, ...], a
     pure function of the two. num_loss_tokens: how many tokens of so many samples the loss counts;
     count_terms, where given, counts them in the labels of a whole step instead.
-    make_optimizer: None for AdamW with the hyper-parameters of the settings. schedule: the learning rate of
-    each step, counted from 0, as a multiple of the first; None for that of the settings.
+    make_optimizer: None for AdamW with the hyper-parameters of the settings. rate_schedule: the learning rate
+    of each step, counted from 0, as a multiple of the settings'; None for their warm-up and decay.
     """
 
     chain: ChainModel
@@ -53,7 +53,7 @@ class TrainingTask:
     vocabulary_sha256: str = ""
     count_terms: Callable[[Tensor], int] | None = None
     make_optimizer: OptimizerFactory | None = None
-    schedule: Callable[[int], float] | None = None
+    rate_schedule: Callable[[int], float] | None = None
 
     def term_weight(self, labels: Tensor) -> float:
         """What a token's loss counts in a step with these labels: 1 / (loss tokens of the step).
@@ -67,9 +67,9 @@ class TrainingTask:
 
     def learning_rate(self, settings: Settings, step: int) -> float:
         """The learning rate of a step, counted from 0."""
-        if self.schedule is None:
+        if self.rate_schedule is None:
             return settings.learning_rate_at(step)
-        return settings.learning_rate * self.schedule(step)
+        return settings.learning_rate * self.rate_schedule(step)
 
 
 TaskFactory = Callable[[RunFolder, Settings], TrainingTask]

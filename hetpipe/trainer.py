@@ -94,7 +94,7 @@ class Trainer:
         profile: ModelProfile | None = None,
         folder: Path | str | None = None,
         callbacks: Sequence[Callback] = (),
-        schedule: Callable[[int], float] | None = None,
+        rate_schedule: Callable[[int], float] | None = None,
         count_terms: Callable[[torch.Tensor], int] | None = None,
         shuffle: bool = True,
         shrunk: Callable[[], nn.Module] | None = None,
@@ -103,10 +103,10 @@ class Trainer:
         """Check everything that can be checked without training.
 
         cluster: the cluster file. profile: of this model on it; None: measured when training starts.
-        folder: the run folder; None: a new one under runs/. schedule: step from 0 -> multiple of the learning
-        rate; None: a linear warm-up over the first tenth of the steps (`warmup`), then a linear decay.
+        folder: the run folder; None: a new one under runs/. rate_schedule: step from 0 -> multiple of the
+        learning rate; None: a linear warm-up over the first tenth of the steps (`warmup`), then a linear decay.
         count_terms, shuffle, shrunk: as `own_task` takes them. settings: those of `Settings` that are left:
-        seed, dtype, clip_norm, warmup, total_steps, every, save, clock, timeout_s.
+        seed, dtype, clip_norm, warmup, total_steps, every, save, schedule, clock, timeout_s.
 
         Raises: InputError naming what cannot be used and why.
         """
@@ -130,7 +130,7 @@ class Trainer:
             shuffle=shuffle,
             shrunk=shrunk,
             make_optimizer=factory,
-            schedule=schedule,
+            rate_schedule=rate_schedule,
         )
         self._settings = {**settings, **rates}
         self._check_settings(settings)
@@ -161,20 +161,29 @@ class Trainer:
         settings = self._settings_for(steps, resume_from=None if source is None else str(source))
         if self._profile is None:
             self._profile = self._measured(settings)
-        self.folder = self.folder or RunFolder.create(RUNS, self.plan.model)
-        report = train(
-            settings,
-            self._cluster,
-            self._profile,
-            self.plan,
-            self.folder,
-            on_event=self._on_event,
-            make_task=self._task,
-        )
-        self._task.remove_weights(self.folder)
+        report = self._train(settings, self._profile)
         for callback in self.callbacks:
             getattr(callback, "on_end", _ignore)(report)
         return report
+
+    def _train(self, settings: Settings, profile: ModelProfile) -> RunReport:
+        made = self.folder is None
+        folder = self.folder = self.folder or RunFolder.create(RUNS, self.plan.model)
+        try:
+            return train(
+                settings,
+                self._cluster,
+                profile,
+                self.plan,
+                folder,
+                on_event=self._on_event,
+                make_task=self._task,
+            )
+        finally:
+            self._task.remove_weights(folder)
+            if made and not any(folder.path.iterdir()):  # refused before anything was written
+                folder.path.rmdir()
+                self.folder = None
 
     @property
     def checkpoint(self) -> Path | None:

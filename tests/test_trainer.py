@@ -16,9 +16,10 @@ import own_tasks
 from cost_model.errors import InputError
 from hetpipe import checkpoint
 from hetpipe.data import epoch_order
+from hetpipe.instructions import Schedule
 from hetpipe.own_data import batch_of
 from hetpipe.run_folder import RunFolder
-from hetpipe.settings import Settings
+from hetpipe.settings import Settings, read_settings
 from hetpipe.splitting import ChainModel
 from hetpipe.trainer import AdamW, Callback, Trainer
 from partition.plan import Pipeline, Plan, Stage
@@ -39,19 +40,19 @@ def two_pipelines() -> Plan:
     return Plan("manual", "mine", BATCH, (first, second))
 
 
-def trainer(folder: Path, plan: Plan | None = None, model: Any = None, **options: Any) -> Trainer:
+def trainer(place: Path, plan: Plan | None = None, model: Any = None, **options: Any) -> Trainer:
     """A trainer in float64 on CPU devices, with a profile that nobody measured."""
-    folder.mkdir(exist_ok=True)
+    place.mkdir(exist_ok=True)
     model = module() if model is None else model
     chain = ChainModel.from_module(model, torch.zeros(1, own_tasks.NUM_FEATURES, dtype=torch.float64))
     profile = made_up_profile_of(chain, "mine", dtype="float64", sequence_length=1)
-    chosen = {
+    chosen: dict[str, Any] = {
         "data": own_tasks.samples(),
         "optimizer": AdamW(1e-2),
         "loss": own_tasks.squared_error,
-        "cluster": cluster_file(folder),
+        "cluster": cluster_file(place),
         "profile": profile,
-        "folder": folder / "run",
+        "folder": place / "run",
         "dtype": "float64",
         **options,
     }
@@ -144,7 +145,7 @@ def test_a_module_trains_from_its_own_weights_as_torch_trains_it(tmp_path, cuts)
 def test_any_optimizer_of_torch_trains_the_same_under_a_plan(tmp_path, factory, zero):
     copied = copy.deepcopy(module())
     made = factory(list(copied.parameters()))
-    options = {"optimizer": factory, "schedule": own_tasks.halving, "count_terms": own_tasks.entries}
+    options = {"optimizer": factory, "rate_schedule": own_tasks.halving, "count_terms": own_tasks.entries}
     expected = plain_losses(copied, made, own_tasks.halving, terms=BATCH * own_tasks.NUM_OUTPUTS)
     plan = replace(two_pipelines(), zero=zero)
     assert losses(tmp_path, plan, **options) == pytest.approx(expected, rel=1e-12)
@@ -171,7 +172,7 @@ def test_a_module_of_transformers_trains_from_its_own_weights(tmp_path):
     made = Trainer(
         chain_plan("mine", [0, 2, 4], 2, batch=8),  # the tied embedding is on both devices
         model, data, SGD, own_tasks.next_token_loss,
-        count_terms=own_tasks.num_next_tokens, schedule=own_tasks.constant, shuffle=False,
+        count_terms=own_tasks.num_next_tokens, rate_schedule=own_tasks.constant, shuffle=False,
         cluster=cluster_file(tmp_path), folder=tmp_path / "run", callbacks=[recorder],
         dtype="float64", save=True,
         profile=made_up_profile_of(chain, "mine", dtype="float64", sequence_length=own_tasks.LENGTH),
@@ -215,10 +216,12 @@ def test_what_no_checkpoint_can_hold_is_refused(tmp_path):
 @pytest.mark.slow
 def test_callbacks_are_told_in_order(tmp_path):
     first, second = Recorder(), Recorder()
-    report = trainer(tmp_path, callbacks=[first, second], every=2, save=True).fit(3)
+    options = {"every": 2, "save": True, "schedule": Schedule.GPIPE}
+    report = trainer(tmp_path, callbacks=[first, second], **options).fit(3)
     expected = [("step", 1), ("step", 2), ("checkpoint", 2), ("step", 3), ("checkpoint", 3), ("end", 3)]
     assert first.told == expected == second.told
     assert report.steps == 3
+    assert read_settings(RunFolder(tmp_path / "run").config).schedule is Schedule.GPIPE
     entries = RunFolder(tmp_path / "run").read_metrics()
     assert [dict(entry) for entry in first.metrics] == list(entries)
     assert entries[0].keys() >= {"loss", "step_s", "gradient_norm", "learning_rate", "samples_per_s"}
@@ -256,7 +259,9 @@ def test_what_a_callback_raises_comes_out(tmp_path):
 def test_trained_weights_come_back_and_the_module_stays_as_it_is(tmp_path):
     model = module()
     before = copy.deepcopy(model.state_dict())
-    made = trainer(tmp_path, two_pipelines(), model, optimizer=SGD, save=True, schedule=own_tasks.halving)
+    made = trainer(
+        tmp_path, two_pipelines(), model, optimizer=SGD, save=True, rate_schedule=own_tasks.halving
+    )
     made.fit(STEPS)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     expected = copy.deepcopy(model)
@@ -336,6 +341,15 @@ def test_wrong_arguments_are_refused_in_one_line(tmp_path, options, message):
         )
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_cannot_work_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = trainer(tmp_path, folder=None, dtype="float32")  # the profile is of float64
+    with pytest.raises(InputError, match="dtype of the run is 'float32', of its plan and profile 'float64'"):
+        made.fit(1)
+    assert made.folder is None and made.checkpoint is None
+    assert list((tmp_path / "runs").iterdir()) == []
 
 
 def test_each_epoch_reads_each_sample_once_in_an_order_of_its_own():
