@@ -92,7 +92,7 @@ def test_a_gpu_that_is_not_there_is_named(tmp_path):
         train(tmp_path, plan, "gpu", GPUS)
 
 
-def test_a_run_over_gpu_and_cpu_is_refused_before_anything_is_written(tmp_path):
+def test_a_run_over_gpu_and_cpu_is_refused(tmp_path):
     profile = made_up_profile(MODEL, "gpu")
     profile.kinds[CPU] = profile.kinds["gpu"]  # type: ignore[index]
     settings = Settings(MODEL, steps=1, data=(str(tmp_path / "corpus.txt"),))
