@@ -45,9 +45,10 @@ def lower(plan: Plan, profile: ModelProfile, cluster: Cluster | None = None) -> 
     """
     if plan.zero:
         raise InputError(f"zero is {plan.zero}; sharded optimizer states are not supported yet, write 0")
+    network = None if cluster is None else Network(cluster, profile.links, profile.all_reduces)
     buckets = gradient_buckets(plan, profile)
-    if cluster is not None:
-        buckets = with_collectives(plan, buckets, profile, cluster)
+    if network is not None:
+        buckets = with_collectives(plan, buckets, profile, network)
     shared = next((name for name, places in plan.places.items() if len(places) > 1), None)
     if shared is None:
         orders = [_one_f_one_b(plan, pipeline, stage) for ((pipeline, stage),) in plan.places.values()]
@@ -57,7 +58,7 @@ def lower(plan: Plan, profile: ModelProfile, cluster: Cluster | None = None) -> 
             f"device {shared!r} serves {count} stages, whose order depends on their seconds; give the cluster"
         )
     else:
-        schedule = list_schedule(ProgramCosts(Program(plan, buckets, ()), profile, cluster))
+        schedule = list_schedule(ProgramCosts(Program(plan, buckets, ()), profile, cluster, network))
         orders = [tuple(compute for compute, _ in scheduled) for scheduled in schedule]
         buckets = _as_they_end(plan, buckets, last_backward_s(schedule))
     program = Program(plan, buckets, ())
@@ -206,10 +207,9 @@ def gradient_buckets(plan: Plan, profile: ModelProfile) -> tuple[Bucket, ...]:
 
 
 def with_collectives(
-    plan: Plan, buckets: Iterable[Bucket], profile: ModelProfile, cluster: Cluster
+    plan: Plan, buckets: Iterable[Bucket], profile: ModelProfile, network: Network
 ) -> tuple[Bucket, ...]:
     """The buckets, each summed by the collective that is cheaper for its owners on the idle network."""
-    network = Network(cluster, profile.links, profile.all_reduces)
     names = plan.device_names
 
     def collective(bucket: Bucket) -> Collective:

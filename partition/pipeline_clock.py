@@ -3,7 +3,6 @@
 The same rules as the simulator's, for the search: a plan's time that a user sees comes from the simulator.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,53 +26,85 @@ def one_f_one_b_s(
 
     Each stage's list is that of `hetpipe.schedules.one_f_one_b`; in_flight must not rise along the pipeline.
     """
-    last = last or full
-    final, num_stages = num_microbatches - 1, len(in_flight)
-    if num_stages == 1:
-        busy = full.forward_s[0] + full.backward_s[0]
-        return final * busy + last.forward_s[0] + last.backward_s[0]
-    forward_ready = [[0.0 if not stage else math.inf] * num_microbatches for stage in range(num_stages)]
-    backward_ready = [[math.inf] * num_microbatches for _ in range(num_stages)]
-    clock = [0.0] * num_stages
-    link_there, link_back = [0.0] * num_stages, [0.0] * num_stages
-    forwards, backwards = [0] * num_stages, [0] * num_stages
-    flights = [min(flight, num_microbatches) for flight in in_flight]
-    left = 2 * num_microbatches * num_stages
-    while left:
-        for stage in range(num_stages):
-            now, done, undone = clock[stage], forwards[stage], backwards[stage]
-            has_next, has_previous = stage + 1 < num_stages, stage > 0
-            while True:
-                if done < num_microbatches and done - undone < flights[stage]:
-                    arrived = forward_ready[stage][done]
-                    if arrived == math.inf:
-                        break
-                    seconds = last if done == final else full
-                    now = (arrived if arrived > now else now) + seconds.forward_s[stage]
-                    if has_next:
-                        there, _, latency, _ = seconds.link_s[stage]
-                        free = link_there[stage]
-                        free = (now if now > free else free) + there
-                        link_there[stage] = free
-                        forward_ready[stage + 1][done] = free + latency
-                    else:
-                        backward_ready[stage][done] = now
-                    done += 1
-                elif undone < num_microbatches:
-                    arrived = backward_ready[stage][undone]
-                    if arrived == math.inf:
-                        break
-                    seconds = last if undone == final else full
-                    now = (arrived if arrived > now else now) + seconds.backward_s[stage]
-                    if has_previous:
-                        _, back, _, latency = seconds.link_s[stage - 1]
-                        free = link_back[stage]
-                        free = (now if now > free else free) + back
-                        link_back[stage] = free
-                        backward_ready[stage - 1][undone] = free + latency
-                    undone += 1
-                else:
-                    break
-            left -= done - forwards[stage] + undone - backwards[stage]
-            clock[stage], forwards[stage], backwards[stage] = now, done, undone
-    return max(clock)
+    return PipelineClock(full, in_flight).makespan_s(num_microbatches, last)
+
+
+class PipelineClock:
+    """Makespans of a pipeline for any numbers of microbatches, which begin alike; owns how they begin.
+
+        F0 F1 B0 F2 B1 F3 | B2 B3      in_flight = 2: up to the last forward as with more microbatches
+
+    In round m each stage does the forward of microbatch m, and after it the backward of microbatch
+    m - in_flight + 1, if there is one: all that these wait for is of earlier rounds, or of neighbours in this
+    one. What the last round leaves are in_flight - 1 backwards.
+    """
+
+    def __init__(self, full: Seconds, in_flight: Sequence[int]) -> None:
+        self._full, self._in_flight = full, tuple(in_flight)
+        count = len(self._in_flight)
+        self._arrived: list[list[float]] = [[] for _ in range(count)]  # gradients at a stage, by microbatch
+        self._states = [([0.0] * count, [0.0] * count, [0.0] * count)]
+        """After so many rounds: when each stage is done, and when its links, there and back, are free."""
+
+    def makespan_s(self, num_microbatches: int, last: Seconds | None = None) -> float:
+        """Seconds from the first forward to the last backward; `last` are those of a smaller last one."""
+        full, last, final = self._full, last or self._full, num_microbatches - 1
+        if len(self._in_flight) == 1:
+            busy = full.forward_s[0] + full.backward_s[0]
+            return final * busy + last.forward_s[0] + last.backward_s[0]
+        while len(self._states) <= final:
+            self._go_on()
+        clock, there, back = map(list, self._states[final])
+        _forwards(last, clock, there)
+        arrived: list[float] = []
+        first = num_microbatches  # the first of `arrived`, here the last stage's own
+        for stage in range(len(clock) - 1, -1, -1):
+            now, free, known, sent = clock[stage], back[stage], self._arrived[stage], list[float]()
+            before = first
+            first = max(0, num_microbatches - self._in_flight[stage])
+            for microbatch in range(first, num_microbatches):
+                seconds = full if microbatch < final else last
+                if stage + 1 < len(clock):
+                    due = known[microbatch] if microbatch < before else arrived[microbatch - before]
+                    now = due if due > now else now
+                now += seconds.backward_s[stage]
+                if stage:
+                    _, occupied, _, latency = seconds.link_s[stage - 1]
+                    free = (now if now > free else free) + occupied
+                    sent.append(free + latency)
+            clock[stage], arrived = now, sent
+        return max(clock)
+
+    def _go_on(self) -> None:
+        """One more round."""
+        full, microbatch = self._full, len(self._states) - 1
+        clock, there, back = map(list, self._states[-1])
+        _forwards(full, clock, there)
+        for stage in range(len(clock) - 1, -1, -1):
+            done = microbatch - self._in_flight[stage] + 1
+            if done < 0:
+                break  # nor has any stage before it, where no fewer are in flight
+            now = clock[stage]
+            if stage + 1 < len(clock):
+                due = self._arrived[stage][done]
+                now = due if due > now else now
+            clock[stage] = now = now + full.backward_s[stage]
+            if stage:
+                _, occupied, _, latency = full.link_s[stage - 1]
+                free = back[stage]
+                back[stage] = free = (now if now > free else free) + occupied
+                self._arrived[stage - 1].append(free + latency)
+        self._states.append((clock, there, back))
+
+
+def _forwards(seconds: Seconds, clock: list[float], there: list[float]) -> None:
+    """One microbatch through all stages; moves what each stage and the link behind it is free from."""
+    arrived = 0.0
+    for stage, ((occupied, _, latency, _), busy_s) in enumerate(
+        zip((*seconds.link_s, (0.0, 0.0, 0.0, 0.0)), seconds.forward_s, strict=True)
+    ):
+        now = clock[stage]
+        clock[stage] = now = (arrived if arrived > now else now) + busy_s
+        free = there[stage]
+        there[stage] = free = (now if now > free else free) + occupied
+        arrived = free + latency

@@ -4,10 +4,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from heapq import heapify, heappop, heapreplace
 from itertools import pairwise
 
 from cost_model.cluster import Device
-from partition.pipeline_clock import Seconds, one_f_one_b_s
+from partition.pipeline_clock import PipelineClock, Seconds, one_f_one_b_s
 from partition.pipeline_costs import MANY, PipelineCosts
 from partition.plan import Pipeline, Stage
 from partition.windows import cap_in_flight, in_flight_windows, makespan_bound_s, period_s
@@ -61,6 +62,7 @@ class Timing:
             costs.prices.optimizer_s(stage.device, range(stage.start, stage.stop)) for stage in stages
         )
         self._whole: dict[int, float] = {}
+        self._latest = 0
         self._rest: dict[int, float] = {}
         self._best: dict[int, tuple[int, ...]] = {}
 
@@ -116,11 +118,13 @@ class Timing:
 
     def _exact_s(self, num_microbatches: int) -> float:
         if num_microbatches not in self._whole:
-            flights = self.flights(num_microbatches)[0]
-            self._whole[num_microbatches] = self.optimizer_s + one_f_one_b_s(
-                self.full, flights, num_microbatches
-            )
+            self._whole[num_microbatches] = self.optimizer_s + self._clock.makespan_s(num_microbatches)
         return self._whole[num_microbatches]
+
+    @cached_property
+    def _clock(self) -> PipelineClock:
+        """With what the period needs in flight, as far as memory goes."""
+        return PipelineClock(self.full, cap_in_flight([*self.needed[:-1], 1], self.caps))
 
     @cached_property
     def _warm(self) -> int:
@@ -212,6 +216,16 @@ class Timing:
 
     def _most_whole(self, step_s: float) -> int:
         """The most full microbatches that take no longer than a step."""
+        known, least = self._whole, self._latest
+        if (  # mostly about as many as for the step that was asked before
+            least < self._first_warm
+            and known.get(least, math.inf) <= step_s < known.get(least + 1, -math.inf)
+        ):
+            return least
+        self._latest = self._find_most_whole(step_s)
+        return self._latest
+
+    def _find_most_whole(self, step_s: float) -> int:
         if self.whole_s(1) > step_s:
             return 0
         upper = MANY
@@ -321,12 +335,19 @@ def _within(workers: Sequence[Worker], batch: int, step_s: float) -> list[int]:
     most = {id(worker.timing): worker.timing.most(step_s, batch) for worker in workers}
     samples = [most[id(worker.timing)] if worker.timing.fits else 0 for worker in workers]
     surplus = sum(samples) - batch
+    if surplus <= 0:
+        return samples
+    ends = {id(worker.timing): worker.timing.time_s(most[id(worker.timing)]) for worker in workers}
+    last = [(-ends[id(workers[at].timing)], -at) for at, count in enumerate(samples) if count]
+    heapify(last)
     while surplus > 0:
-        last = max(
-            (index for index, count in enumerate(samples) if count),
-            key=lambda index: (workers[index].timing.time_s(samples[index]), index),
-        )
-        taken = min(surplus, (samples[last] - 1) % workers[last].microbatch_size + 1)
-        samples[last] -= taken
+        at = -last[0][1]
+        size = workers[at].microbatch_size
+        taken = min(surplus, (samples[at] - 1) % size + 1)
+        samples[at] -= taken
         surplus -= taken
+        if samples[at]:
+            heapreplace(last, (-workers[at].timing.time_s(samples[at]), -at))
+        else:
+            heappop(last)
     return samples
