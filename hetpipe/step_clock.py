@@ -5,9 +5,10 @@ the last bit.
 """
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from functools import cache
-from heapq import heappop, heappush, heappushpop
+from heapq import heappop, heappush
 
 from cost_model.communication import NORM_BYTES, all_reduce_due, idle
 from hetpipe.costs import ProgramCosts
@@ -87,6 +88,9 @@ class _StepClock:
         self._ahead = [task(Pass.FORWARD, rank) for rank in range(len(places))]
         self._behind = [task(Pass.BACKWARD, rank) for rank in range(len(places))]
         self._free_at = idle()
+        self._clock, self._busy, self._at = [0.0] * len(places), [0.0] * len(places), [0] * len(places)
+        self._awaited: list[list[float] | None] = [None] * len(places)
+        self._wanted = [0] * len(places)
         self._names = costs.device_names
         self._buckets_of: list[list[int]] = [[] for _ in places]
         for index, bucket in enumerate(costs.program.buckets):
@@ -113,57 +117,77 @@ class _StepClock:
         """When each rank has done its list but NORM and STEP, and for how long it was busy.
 
         A rank is in the queue with the time from which it may send what it has made, or awaits a message.
+        What only one rank ever occupies needs no queue.
         """
-        free_at, final, count = self._free_at, self._final, len(self._final)
-        clock, busy, position = [0.0] * count, [0.0] * count, [0] * count
-        made: list[_Send | None] = [None] * count
-        awaited: list[tuple[list[float], int] | None] = [None] * count
-        queue = [(0.0, rank) for rank in range(count)]  # sorted, so a heap
-        while queue:
-            now, rank = heappop(queue)
+        free_at, final, all_codes, awaited = self._free_at, self._final, self._codes, self._awaited
+        ahead, behind, clock, busy, position = self._ahead, self._behind, self._clock, self._busy, self._at
+        alone = self._alone()
+        made: list[_Send | None] = [None] * len(final)
+        todo, queue = list(range(len(final))), list[tuple[float, int]]()
+        while todo or queue:
+            if todo:
+                rank = todo.pop()
+                now, send = clock[rank], None
+            else:
+                now, rank = heappop(queue)
+                send = made[rank]
+                if send is None:
+                    self._sync(rank, now)
+                    continue
+            codes, at, last, spent = all_codes[rank], position[rank], final[rank], busy[rank]
+            end = len(codes)
+            microbatch = codes[at - 1]
+            if microbatch < 0:
+                microbatch = ~microbatch
             while True:
-                codes, at, send, last = self._codes[rank], position[rank], made[rank], final[rank]
                 if send is not None:
                     resources, full_s, last_s, latency_s, into, peer = send
-                    code = codes[at - 1]
-                    microbatch = code if code >= 0 else ~code
-                    end = now
+                    free = now
                     for resource in resources:
-                        if free_at[resource] > end:
-                            end = free_at[resource]
-                    end += last_s if microbatch == last else full_s
+                        if free_at[resource] > free:
+                            free = free_at[resource]
+                    free += last_s if microbatch == last else full_s
                     for resource in resources:
-                        free_at[resource] = end
-                    into[microbatch] = end + latency_s
-                    waits = awaited[peer]
-                    if waits is not None and waits[0] is into and waits[1] == microbatch:
+                        free_at[resource] = free
+                    into[microbatch] = free + latency_s
+                    if awaited[peer] is into and self._wanted[peer] == microbatch:
                         awaited[peer] = None
-                        heappush(queue, (clock[peer], peer))
-                elif at == len(codes):
-                    self._sync(rank, now)
+                        todo.append(peer)
+                if at == end:
+                    made[rank] = None
+                    heappush(queue, (now, rank))
                     break
-                # computes until there is something to send; nobody else is touched by that
-                send, spent, ahead, behind = None, busy[rank], self._ahead[rank], self._behind[rank]
-                while send is None and at < len(codes):
-                    code = codes[at]
-                    inputs, full_s, last_s, send = ahead if code >= 0 else behind
-                    microbatch = code if code >= 0 else ~code
-                    begin = now
-                    if inputs is not None:
-                        due = inputs[microbatch]
-                        if due == _NEVER:
-                            awaited[rank], send = (inputs, microbatch), None
-                            break
-                        begin = due if due > now else now
-                    now = begin + (last_s if microbatch == last else full_s)
-                    spent += now - begin
-                    at += 1
-                clock[rank], busy[rank], position[rank], made[rank] = now, spent, at, send
-                if awaited[rank] is not None:
+                microbatch = codes[at]
+                if microbatch >= 0:
+                    inputs, full_s, last_s, send = ahead[rank]
+                else:
+                    inputs, full_s, last_s, send = behind[rank]
+                    microbatch = ~microbatch
+                begin = now
+                if inputs is not None:
+                    due = inputs[microbatch]
+                    if due == _NEVER:
+                        awaited[rank], self._wanted[rank] = inputs, microbatch
+                        break
+                    if due > now:
+                        begin = due
+                now = begin + (last_s if microbatch == last else full_s)
+                spent += now - begin
+                at += 1
+                if send is not None and send[0] not in alone:
+                    made[rank] = send
+                    heappush(queue, (now, rank))
                     break
-                now, rank = heappushpop(queue, (now, rank))
-        assert all(map(int.__eq__, position, map(len, self._codes))), "1F1B does not deadlock"
+            clock[rank], busy[rank], position[rank] = now, spent, at
+        assert all(map(int.__eq__, position, map(len, all_codes))), "1F1B does not deadlock"
         return clock, busy
+
+    def _alone(self) -> set[tuple[int, ...]]:
+        """The ways whose resources no other messages take: their order among others is all one."""
+        sends = [task[3] for task in (*self._ahead, *self._behind)]
+        ways = [send[0] for send in sends if send is not None]
+        users = Counter(resource for way in ways for resource in way)
+        return {way for way in ways if all(users[resource] == 1 for resource in way)}
 
     def _sync(self, rank: int, now: float) -> None:
         """The SYNCs of a rank, all after its last backward; the last owner's starts the sum."""
