@@ -211,7 +211,7 @@ class DraftCosts:
                     bound = max(bound, ahead + behind + (count - 1) * occupied)
         bound = max(bound, self._network_s(draft))
         sync = self._sync.of_plan_s(plan)
-        step = max(there[name] + load + max(home[name], sync[name]) for name, load in loads.items())
+        step = max(there[name] + load + max(home[name], sync.get(name, 0.0)) for name, load in loads.items())
         cluster, prices = self.costs.problem.cluster, self.costs.prices
         optimizer = max(prices.optimizer_s(cluster.device(name), plan.layers_of(name)) for name in loads)
         norm = self._sync.ring_s(NORM_BYTES, plan.device_names)
