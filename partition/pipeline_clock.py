@@ -41,70 +41,86 @@ class PipelineClock:
 
     def __init__(self, full: Seconds, in_flight: Sequence[int]) -> None:
         self._full, self._in_flight = full, tuple(in_flight)
+        self._there, self._home = _there(full), _home(full)
         count = len(self._in_flight)
         self._arrived: list[list[float]] = [[] for _ in range(count)]  # gradients at a stage, by microbatch
         self._states = [([0.0] * count, [0.0] * count, [0.0] * count)]
-        """After so many rounds: when each stage is done, and when its links, there and back, are free."""
+        """After so many rounds: when each stage is done, and when its links, there and home, are free."""
 
     def makespan_s(self, num_microbatches: int, last: Seconds | None = None) -> float:
         """Seconds from the first forward to the last backward; `last` are those of a smaller last one."""
-        full, last, final = self._full, last or self._full, num_microbatches - 1
+        full, final = self._full, num_microbatches - 1
         if len(self._in_flight) == 1:
-            busy = full.forward_s[0] + full.backward_s[0]
-            return final * busy + last.forward_s[0] + last.backward_s[0]
+            rest = last or full
+            return final * (full.forward_s[0] + full.backward_s[0]) + rest.forward_s[0] + rest.backward_s[0]
         while len(self._states) <= final:
             self._go_on()
-        clock, there, back = map(list, self._states[final])
-        _forwards(last, clock, there)
-        arrived: list[float] = []
-        first = num_microbatches  # the first of `arrived`, here the last stage's own
+        clock, free_there, free_home = map(list, self._states[final])
+        _forwards(_there(last) if last else self._there, clock, free_there)
+        last_home = _home(last) if last else self._home
+        arrived = [0.0] * min(num_microbatches, self._in_flight[-1])  # the last stage waits for nobody
+        before = num_microbatches - len(arrived)
         for stage in range(len(clock) - 1, -1, -1):
-            now, free, known, sent = clock[stage], back[stage], self._arrived[stage], list[float]()
-            before = first
+            now, free = clock[stage], free_home[stage]
             first = max(0, num_microbatches - self._in_flight[stage])
-            for microbatch in range(first, num_microbatches):
-                seconds = full if microbatch < final else last
-                if stage + 1 < len(clock):
-                    due = known[microbatch] if microbatch < before else arrived[microbatch - before]
-                    now = due if due > now else now
-                now += seconds.backward_s[stage]
-                if stage:
-                    _, occupied, _, latency = seconds.link_s[stage - 1]
-                    free = (now if now > free else free) + occupied
-                    sent.append(free + latency)
-            clock[stage], arrived = now, sent
+            if first < before:
+                arrived = self._arrived[stage][first:before] + arrived
+            before, sent = first, []
+            busy_s, occupied_s, latency_s = self._home[stage]
+            for due in arrived[:-1]:
+                now = (due if due > now else now) + busy_s
+                free = (now if now > free else free) + occupied_s
+                sent.append(free + latency_s)
+            busy_s, occupied_s, latency_s = last_home[stage]
+            due = arrived[-1]
+            clock[stage] = now = (due if due > now else now) + busy_s
+            sent.append((now if now > free else free) + occupied_s + latency_s)
+            arrived = sent
         return max(clock)
 
     def _go_on(self) -> None:
         """One more round."""
-        full, microbatch = self._full, len(self._states) - 1
-        clock, there, back = map(list, self._states[-1])
-        _forwards(full, clock, there)
-        for stage in range(len(clock) - 1, -1, -1):
+        microbatch = len(self._states) - 1
+        clock, free_there, free_home = map(list, self._states[-1])
+        _forwards(self._there, clock, free_there)
+        arrived, last_stage = self._arrived, len(clock) - 1
+        for stage in range(last_stage, -1, -1):
             done = microbatch - self._in_flight[stage] + 1
             if done < 0:
                 break  # nor has any stage before it, where no fewer are in flight
             now = clock[stage]
-            if stage + 1 < len(clock):
-                due = self._arrived[stage][done]
+            if stage < last_stage:
+                due = arrived[stage][done]
                 now = due if due > now else now
-            clock[stage] = now = now + full.backward_s[stage]
+            busy_s, occupied_s, latency_s = self._home[stage]
+            clock[stage] = now = now + busy_s
             if stage:
-                _, occupied, _, latency = full.link_s[stage - 1]
-                free = back[stage]
-                back[stage] = free = (now if now > free else free) + occupied
-                self._arrived[stage - 1].append(free + latency)
-        self._states.append((clock, there, back))
+                free = free_home[stage]
+                free_home[stage] = free = (now if now > free else free) + occupied_s
+                arrived[stage - 1].append(free + latency_s)
+        self._states.append((clock, free_there, free_home))
 
 
-def _forwards(seconds: Seconds, clock: list[float], there: list[float]) -> None:
+_Stages = list[tuple[float, float, float]]
+"""Of each stage and the link that it sends over: seconds, those for which it is occupied, latency."""
+
+
+def _there(seconds: Seconds) -> _Stages:
+    links = [(there, latency) for there, _, latency, _ in seconds.link_s]
+    return [(busy, *link) for busy, link in zip(seconds.forward_s, [*links, (0.0, 0.0)], strict=True)]
+
+
+def _home(seconds: Seconds) -> _Stages:
+    links = [(home, latency) for _, home, _, latency in seconds.link_s]
+    return [(busy, *link) for busy, link in zip(seconds.backward_s, [(0.0, 0.0), *links], strict=True)]
+
+
+def _forwards(stages: _Stages, clock: list[float], free_there: list[float]) -> None:
     """One microbatch through all stages; moves what each stage and the link behind it is free from."""
     arrived = 0.0
-    for stage, ((occupied, _, latency, _), busy_s) in enumerate(
-        zip((*seconds.link_s, (0.0, 0.0, 0.0, 0.0)), seconds.forward_s, strict=True)
-    ):
+    for stage, (busy_s, occupied_s, latency_s) in enumerate(stages):
         now = clock[stage]
         clock[stage] = now = (arrived if arrived > now else now) + busy_s
-        free = there[stage]
-        there[stage] = free = (now if now > free else free) + occupied
-        arrived = free + latency
+        free = free_there[stage]
+        free_there[stage] = free = (now if now > free else free) + occupied_s
+        arrived = free + latency_s

@@ -231,7 +231,8 @@ class PipelineSearch:
             base = np.floor(solve_master(uses, values, counts, most_pipelines=limit).amounts + 1e-9)
             left = list(np.array(counts) - base @ np.array(uses))
             limit = None if limit is None else limit - int(base.sum())
-        rest = solve_master(uses, values, left, integer=True, most_pipelines=limit)
+        missing = self.problem.global_batch_size - float(base @ np.array(values))
+        rest = solve_master(uses, values, left, integer=True, most_pipelines=limit, enough=missing)
         amounts = np.round(rest.amounts) + base
         chosen = [entry for amount, entry in zip(amounts, live, strict=True) for _ in range(int(amount))]
         return float(amounts @ np.array(values)), chosen
