@@ -47,9 +47,7 @@ def evaluator(profile: ModelProfile, cluster: Cluster) -> Evaluate:
     known: dict[Plan, Prediction] = {}
 
     def evaluate(plan: Plan) -> Prediction:
-        key = dataclasses.replace(
-            plan, strategy="", predicted=None, profile_sha256=None, cluster_sha256=None
-        )
+        key = dataclasses.replace(plan, strategy="", predicted=None, profile_sha256=None, cluster_sha256=None)
         if key not in known:
             known[key] = _prediction(plan, profile, _step_times(plan, profile, cluster, network))
         return known[key]

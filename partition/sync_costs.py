@@ -140,7 +140,9 @@ class SyncCosts:
         for layer in self._tied:
             home = owners[np.searchsorted(cuts, self._profile.tied_home(layer), side="right") - 1]
             both = np.unique(np.append(home, owners[np.searchsorted(cuts, layer, side="right") - 1]))
-            tied_s += float(self._rings.seconds(both[None], np.array([self._profile.tied_bytes(layer)]))[0][0])
+            tied_s += float(
+                self._rings.seconds(both[None], np.array([self._profile.tied_bytes(layer)]))[0][0]
+            )
         return max(most, cards_s) + tied_s
 
     def _trained(self, layers: tuple[int, ...]) -> float:
@@ -189,7 +191,9 @@ class _LargeRings:
         row = np.arange(rings)[:, None] * self._num_nodes
         shape = (rings, self._num_nodes)
         out, home = (
-            np.bincount((row + card).ravel(), across.ravel(), minlength=rings * self._num_nodes).reshape(shape)
+            np.bincount((row + card).ravel(), across.ravel(), minlength=rings * self._num_nodes).reshape(
+                shape
+            )
             for card in (here, there)
         )
         chunk = num_bytes / count
@@ -199,9 +203,7 @@ class _LargeRings:
         cards_s = rounds * max(float((chunk @ card).max()) for card in (out, home))
         return rounds * np.maximum(busiest, hop), cards_s
 
-    def _hops(
-        self, owners: npt.NDArray[np.int64], following: npt.NDArray[np.int64]
-    ) -> tuple[Floats, Floats]:
+    def _hops(self, owners: npt.NDArray[np.int64], following: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
         """(s per byte, latency) of each message, of which those between the same groups are alike."""
         pair = self._group[owners] * self._num_groups + self._group[following]
         pair = 2 * pair + (self._node[owners] == self._node[following])

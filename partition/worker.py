@@ -228,20 +228,29 @@ class Timing:
     def _find_most_whole(self, step_s: float) -> int:
         if self.whole_s(1) > step_s:
             return 0
-        upper = MANY
-        for begin, each in self._floors:
-            if each > 0:
-                upper = min(upper, int((step_s - begin) / each))
-        if upper >= self._first_warm and self._exact_s(self._warm) <= step_s:
-            warm = self._warm
-            most = min((step_s - begin) / each if each > 0 else math.inf for begin, each in self._lines)
-            return max(warm, int(most)) if most < warm + MANY else warm + MANY
-        most = max(1, min(upper, self._warm - 1) if upper >= self._first_warm else upper)
-        while most > 1 and self._exact_s(most) > step_s:  # from above, by what is too long in periods
-            most = max(1, most - max(1, int((self._exact_s(most) - step_s) / self.period_s)))
-        while most < upper and self._exact_s(most + 1) <= step_s:
-            most += 1
-        return most
+        limit = self._first_warm - 1
+        if step_s >= self._warm_floor_s:
+            if self._exact_s(self._warm) <= step_s:
+                warm = self._warm
+                most = min((step_s - begin) / each if each > 0 else math.inf for begin, each in self._lines)
+                return max(warm, int(most)) if most < warm + MANY else warm + MANY
+            limit = self._warm - 1
+        done, late = 1, limit + 1  # the answer is from the one on, and below the other
+        guess = self._latest
+        while late - done > 1:
+            guess = min(max(guess, done + 1), late - 1)
+            spare = step_s - self._exact_s(guess)
+            periods = max(1, int(abs(spare) / self.period_s)) if self.period_s > 0 else 1
+            if spare >= 0:
+                done, guess = guess, guess + periods
+            else:
+                late, guess = guess, guess - periods
+        return done
+
+    @cached_property
+    def _warm_floor_s(self) -> float:
+        """A step below it is too short for the microbatches of the warmup."""
+        return max(begin + self._first_warm * each for begin, each in self._floors)
 
 
 @dataclass(frozen=True, slots=True)
