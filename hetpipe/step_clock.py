@@ -42,7 +42,7 @@ def has_clock(plan: Plan) -> bool:
 
 
 def step_times(costs: ProgramCosts) -> StepTimes:
-    """What `simulate` would find for the program of these costs, whose instruction lists need not be there."""
+    """What `simulate` would find for the program of these costs; its lists need not be there."""
     return _StepClock(costs).run()
 
 

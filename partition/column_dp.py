@@ -179,7 +179,7 @@ class ColumnProgramme:
         def following(table: Floats) -> Floats:
             rows = table.reshape(count, -1)
             if len(flat) == 1:
-                return rows.take(flat[0], axis=1)
+                return np.asarray(rows.take(flat[0], axis=1))
             return np.take_along_axis(rows, flat.reshape(count, -1), axis=1).reshape(flat.shape)
 
         candidate = following(price)

@@ -143,7 +143,7 @@ class SyncCosts:
             tied_s += float(
                 self._rings.seconds(both[None], np.array([self._profile.tied_bytes(layer)]))[0][0]
             )
-        return max(most, cards_s) + tied_s
+        return float(max(most, cards_s)) + tied_s
 
     def _trained(self, layers: tuple[int, ...]) -> float:
         if layers not in self._bytes:
