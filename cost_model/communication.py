@@ -301,9 +301,26 @@ def cheaper_collective(network: Network, num_bytes: float, names: Sequence[str])
     """
     if network.measured_group(names) is not None:
         return Collective.RING
-    ring_s = all_reduce_s(network, num_bytes, names)
-    tree_s = all_reduce_s(network, num_bytes, names, Collective.TREE)
-    return Collective.TREE if tree_s < ring_s * (1 - 1e-9) else Collective.RING
+    ring_s = all_reduce_s(network, num_bytes, names) * (1 - 1e-9)
+    rounds = tree_all_reduce(num_bytes, network.by_node(names))
+    for of_first in (True, False):  # what the first owner sends and receives bounds the tree from below
+        tree_s = _tree_s(network, rounds, names, of_first=of_first)
+        if tree_s >= ring_s:
+            return Collective.RING
+    return Collective.TREE
+
+
+def _tree_s(
+    network: Network,
+    rounds: Sequence[Sequence[tuple[str, str, float]]],
+    names: Sequence[str],
+    *,
+    of_first: bool,
+) -> float:
+    """Seconds of the rounds on an idle network; of_first: of those messages alone that the first one sees."""
+    if of_first:
+        rounds = [[entry for entry in messages if names[0] in entry[:2]] for messages in rounds]
+    return max(_messages_due(idle(), network, rounds, names, 0.0).values())
 
 
 def all_reduce_estimate_s(network: Network, num_bytes: float, names: Sequence[str]) -> float:

@@ -22,11 +22,16 @@ from partition.plan import Plan
 
 
 class ProgramCosts:
-    """Prices every instruction of one program; each shape of instruction is priced once."""
+    """Prices every instruction of one program; each shape of instruction is priced once.
 
-    def __init__(self, program: Program, profile: ModelProfile, cluster: Cluster) -> None:
+    network: of the cluster and the profile, where there is one already.
+    """
+
+    def __init__(
+        self, program: Program, profile: ModelProfile, cluster: Cluster, network: Network | None = None
+    ) -> None:
         self.program = program
-        self.network = Network(cluster, profile.links, profile.all_reduces)
+        self.network = network or Network(cluster, profile.links, profile.all_reduces)
         self.device_names = program.device_names
         self.num_stages = [len(pipeline.stages) for pipeline in program.plan.pipelines]
         self._prices = Prices(profile)

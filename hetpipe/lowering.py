@@ -76,7 +76,8 @@ def _lower(plan: Plan, profile: ModelProfile, cluster: Cluster | None, schedule:
         plan = with_state_owners(plan, profile, cluster)
     buckets = gradient_buckets(plan, profile)
     if cluster is not None:
-        buckets = with_collectives(plan, buckets, profile, cluster)
+        network = Network(cluster, profile.links, profile.all_reduces)
+        buckets = with_collectives(plan, buckets, profile, network)
     ordered = compute_orders(plan, profile, cluster, schedule)
     if ordered.last_backward_s:
         buckets = _as_they_end(plan, buckets, ordered.last_backward_s)
@@ -237,10 +238,9 @@ def gradient_buckets(plan: Plan, profile: ModelProfile) -> tuple[Bucket, ...]:
 
 
 def with_collectives(
-    plan: Plan, buckets: Iterable[Bucket], profile: ModelProfile, cluster: Cluster
+    plan: Plan, buckets: Iterable[Bucket], profile: ModelProfile, network: Network
 ) -> tuple[Bucket, ...]:
     """The buckets, each summed by the collective that is cheaper for its owners on the idle network."""
-    network = Network(cluster, profile.links, profile.all_reduces)
     names = plan.device_names
 
     def collective(bucket: Bucket) -> Collective:

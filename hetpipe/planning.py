@@ -1,17 +1,19 @@
 """Planning with the simulator's verdict: ties `partition`'s search to the instruction lists that will run."""
 
+import dataclasses
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 from cost_model.cluster import Cluster
+from cost_model.communication import Network
 from cost_model.profile import ModelProfile
 from hetpipe.costs import ProgramCosts
 from hetpipe.instructions import Program, Schedule
-from hetpipe.lowering import choose_schedule, lower
+from hetpipe.lowering import choose_schedule, gradient_buckets, lower, with_collectives
 from hetpipe.schedule_choice import Choice
 from hetpipe.simulator import simulate
+from hetpipe.step_clock import StepTimes, has_clock, step_times
 from hetpipe.trace import Trace
 from partition.plan import DevicePrediction, Plan, Prediction, check_plan
 from partition.problem import Evaluate
@@ -39,8 +41,7 @@ def _collector_paused() -> Iterator[None]:
 
 def predict(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Prediction:
     """What a plan is expected to do, without a bound."""
-    with _collector_paused():
-        return _prediction(lower(plan, profile, cluster), profile, cluster)
+    return evaluator(profile, cluster)(plan)
 
 
 def scheduled(
@@ -57,35 +58,53 @@ def scheduled(
     check_plan(plan, profile, cluster)
     choice = choose_schedule(plan, profile, cluster, schedule)
     with _collector_paused():
-        figures = _prediction(choice.program, profile, cluster)
+        trace = simulate(ProgramCosts(choice.program, profile, cluster))
+    figures = _prediction(choice.program.plan, _times_of(trace), profile)
     if (old := plan.predicted) is not None:
-        figures = replace(
+        figures = dataclasses.replace(
             figures,
             bound_s=old.bound_s,
             bound_space=old.bound_space,
             fractional_bound_s=old.fractional_bound_s,
         )
-    return replace(choice.program.plan, predicted=figures), choice
-
-
-def _prediction(program: Program, profile: ModelProfile, cluster: Cluster) -> Prediction:
-    trace, plan = simulate(ProgramCosts(program, profile, cluster)), program.plan
-    step_s = trace.makespan_s
-    devices = {
-        name: DevicePrediction(
-            memory_bytes=plan.memory(profile, name).total_bytes,
-            busy=trace.busy_s(rank) / step_s if step_s else 0.0,
-        )
-        for rank, name in enumerate(trace.device_names)
-    }
-    rate = plan.global_batch_size / step_s if step_s else float("inf")
-    return Prediction(step_s=step_s, samples_per_s=rate, bubble=trace.bubble, devices=devices)
+    return dataclasses.replace(choice.program.plan, predicted=figures), choice
 
 
 def evaluator(profile: ModelProfile, cluster: Cluster) -> Evaluate:
-    """The verdict that `partition.solver` asks for."""
+    """The verdict that `partition.solver` asks for; remembers what it was asked."""
+    network = Network(cluster, profile.links, profile.all_reduces)
+    known: dict[Plan, Prediction] = {}
 
     def evaluate(plan: Plan) -> Prediction:
-        return predict(plan, profile, cluster)
+        key = dataclasses.replace(plan, strategy="", predicted=None, profile_sha256=None, cluster_sha256=None)
+        if key not in known:
+            known[key] = _prediction(*_running(plan, profile, cluster, network), profile)
+        return known[key]
 
     return evaluate
+
+
+def _running(plan: Plan, profile: ModelProfile, cluster: Cluster, network: Network) -> tuple[Plan, StepTimes]:
+    """The plan as it runs under the default schedule, and the times of its step."""
+    with _collector_paused():
+        if not has_clock(plan):
+            program = lower(plan, profile, cluster)
+            return program.plan, _times_of(simulate(ProgramCosts(program, profile, cluster)))
+        buckets = with_collectives(plan, gradient_buckets(plan, profile), profile, network)
+        return plan, step_times(ProgramCosts(Program(plan, buckets, ()), profile, cluster, network))
+
+
+def _times_of(trace: Trace) -> StepTimes:
+    return StepTimes(trace.makespan_s, tuple(map(trace.busy_s, range(len(trace.device_names)))))
+
+
+def _prediction(plan: Plan, times: StepTimes, profile: ModelProfile) -> Prediction:
+    step_s = times.step_s
+    devices = {
+        name: DevicePrediction(
+            memory_bytes=plan.memory(profile, name).total_bytes, busy=busy_s / step_s if step_s else 0.0
+        )
+        for name, busy_s in zip(plan.device_names, times.busy_s, strict=True)
+    }
+    rate = plan.global_batch_size / step_s if step_s else float("inf")
+    return Prediction(step_s=step_s, samples_per_s=rate, bubble=times.bubble, devices=devices)

@@ -104,7 +104,7 @@ class Trainer:
 
         cluster: the cluster file. profile: of this model on it; None: measured when training starts.
         folder: the run folder; None: a new one under runs/. rate_schedule: step from 0 -> multiple of the
-        learning rate; None: a linear warm-up over the first tenth of the steps (`warmup`), then a linear decay.
+        learning rate; None: a linear warm-up over the first tenth of the steps (`warmup`), then a decay.
         count_terms, shuffle, shrunk: as `own_task` takes them. settings: those of `Settings` that are left:
         seed, dtype, clip_norm, warmup, total_steps, every, save, schedule, clock, timeout_s.
 

@@ -28,6 +28,8 @@ INSTRUCTIONS = 60_000  # that the verdict may simulate of each source beyond its
 OUR_OWN = 3
 MOST_SHARDED = 12  # devices up to which sharded states are searched for, where they are not needed
 LEAST_GAIN = 0.02  # relative, that they must promise
+QUICK = 20  # times as fast, instruction by instruction, are plans whose devices serve one stage each
+MOST_LOST, CLEARLY = 3, 1.05
 HEAVY = 60_000  # instructions of a plan beyond which only the best by estimate is simulated
 
 
@@ -50,7 +52,7 @@ def auto(problem: Problem, evaluate: Evaluate | None = None, *, search: Pipeline
     best = _best(ours, verdict, costs, OUR_OWN)
     if best is None or memory_binds(problem, costs):
         ceiling_s = verdict(best)[0] if best else math.inf
-        best = _best(shared_plans(problem, costs, best, ceiling_s), verdict, costs, OUR_OWN, best)
+        best = _best(shared_plans(problem, costs, best, ceiling_s), verdict, costs, OUR_OWN, best, MOST_LOST)
     ceiling_s = verdict(best)[0] if best else math.inf
     best = _best(interleaved_plans(problem, costs, ceiling_s), verdict, costs, OUR_OWN, best)
     best = _best(list(_baselines(problem, evaluate)), verdict, costs, len(BASELINES), best)
@@ -126,25 +128,38 @@ def _baselines(problem: Problem, evaluate: Evaluate | None) -> Iterator[Plan]:
 
 
 def _best(
-    plans: Sequence[Plan], verdict: Verdict, costs: PipelineCosts, least: int, best: Plan | None = None
+    plans: Sequence[Plan],
+    verdict: Verdict,
+    costs: PipelineCosts,
+    least: int,
+    best: Plan | None = None,
+    most_lost: int | None = None,
 ) -> Plan | None:
-    """The best of the plans and the one so far; the first `least` are always asked about, if they may win."""
-    budget = INSTRUCTIONS
+    """The best of the plans and the one so far; the first `least` are always asked about, if they may win.
+
+    most_lost: after so many in a row that are clearly worse the rest is left, as likely to be.
+    """
+    budget, lost = INSTRUCTIONS, 0
     for index, plan in enumerate(plans):
         weight = instructions(plan)
         if index >= (1 if weight > HEAVY else least) and weight > budget:
             continue
         if best is not None and busiest_s(plan, costs) > verdict(best)[0]:
             continue
+        if lost == most_lost:
+            break
         budget -= weight
+        lost = lost + 1 if best is not None and verdict(plan)[0] > CLEARLY * verdict(best)[0] else 0
         if best is None or verdict(plan) < verdict(best):
             best = plan
     return best
 
 
 def instructions(plan: Plan) -> int:
-    """About how many instructions the simulator runs through."""
-    return sum(pipeline.num_microbatches * (6 * len(pipeline.stages) - 4) for pipeline in plan.pipelines)
+    """About how many instructions the simulator runs through, or could in its time for the plan."""
+    count = sum(pipeline.num_microbatches * (6 * len(pipeline.stages) - 4) for pipeline in plan.pipelines)
+    alone = sum(len(pipeline.stages) for pipeline in plan.pipelines) == len(plan.device_names)
+    return count // QUICK if alone else count
 
 
 def busiest_s(plan: Plan, costs: PipelineCosts) -> float:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from partition.tables import Amount, Floats, ProblemTables
+from partition.tables import Amount, Floats, ProblemTables, SizeTables
 
 TOLERANCE = 1e-9
 FILL = 10.0  # time left is followed down to the step less this many average microbatches
@@ -90,11 +90,28 @@ class ColumnProgramme:
         self._caps = np.concatenate([caps, caps_again[again]])
         hops = (size.hops[0] + size.hops[1]).min(axis=1)[:, self._cuts]
         self._link = self._ended(hops)[self._entries]
-        made = [size.amount(amount) for amount in amounts]
+        if all(amount == Amount.whole(amount.full, microbatch_size) for amount in amounts):
+            self._tabulate_whole(size, again)
+        else:
+            self._tabulate(size, again)
+        # which stages (option, start, stop) are worth a look, whatever the prices
+        self._able = (self._total <= step_s).any(axis=0) & (self._caps >= 1)
+
+    def _tabulate_whole(self, size: SizeTables, again: list[int]) -> None:
+        """Seconds of numbers of full microbatches, of which each takes the same time to pass."""
+        busy, forward = self._at_cuts(size.busy_s), self._at_cuts(size.forward_s)
+        optimizer = self._at_cuts(size.tables.optimizer_s)[self._entries]
+        self._busy = np.concatenate([busy, busy[again] + forward[again]])
+        self._total = self._microbatches[:, None, None, None] * self._busy + optimizer
+        self._before = (self._busy + self._link[:, None, :])[None]
+
+    def _tabulate(self, size: SizeTables, again: list[int]) -> None:
+        made = [size.amount(amount) for amount in self.amounts]
         busy, busy_again = size.busy_s, size.busy_s + size.forward_s
-        if not any(amount.full for amount in amounts):  # a single microbatch, of any of these sizes
-            busy = np.min([one.total_s for one in made], axis=0) - tables.optimizer_s
-            busy_again = np.min([one.again_total_s for one in made], axis=0) - tables.optimizer_s
+        if not any(amount.full for amount in self.amounts):  # a single microbatch, of any of these sizes
+            optimizer_s = size.tables.optimizer_s
+            busy = np.min([one.total_s for one in made], axis=0) - optimizer_s
+            busy_again = np.min([one.again_total_s for one in made], axis=0) - optimizer_s
         self._busy = self._at_cuts(np.concatenate([busy, busy_again[again]]))
         self._total = np.stack(
             [self._at_cuts(np.concatenate([one.total_s, one.again_total_s[again]])) for one in made]
@@ -128,18 +145,16 @@ class ColumnProgramme:
         level = np.arange(levels)
         with np.errstate(invalid="ignore", over="ignore"):
             for start in range(num_layers - 1, -1, -1):
-                fits = (self._total[:, :, start] <= self.step_s).any(axis=(0, 1))
-                most = int(np.flatnonzero(fits)[-1]) if fits.any() else 0
-                if most <= start:
-                    continue
-                span = slice(start + 1, most + 1)
-                self._layer(start, span, cost, level, price, window, stops, options, nexts)
+                option, stop = np.nonzero(self._able[:, start])
+                if len(stop):
+                    self._layer(start, option, stop, cost, level, price, window, stops, options, nexts)
         return [self._pipeline(which, price, stops, options, nexts) for which in range(count)]
 
     def _layer(
         self,
         start: int,
-        span: slice,
+        option: npt.NDArray[np.int64],
+        stop: npt.NDArray[np.int64],
         cost: Floats,
         level: npt.NDArray[np.int64],
         price: Floats,
@@ -148,50 +163,50 @@ class ColumnProgramme:
         options: npt.NDArray[np.int32],
         nexts: npt.NDArray[np.int32],
     ) -> None:
-        """Suffixes that begin at one layer; candidates are indexed [samples, option, stop, level]."""
+        """Suffixes that begin at one layer; candidates are indexed [samples, stage, level].
+
+        Where a stage adds the same to the way of all amounts of samples, what it leads to has no [samples].
+        """
         count, levels = len(self.amounts), self._levels
         left = self._left_s
-        total, before = self._total[:, :, start, span], self._before[:, :, start, span]
+        total, before = self._total[:, option, start, stop], self._before[:, option, start, stop]
         steps = before / self._grid_s
         steps = np.floor(steps - TOLERANCE) if self.relaxed else np.rint(steps)
         steps = np.minimum(np.nan_to_num(steps, posinf=levels), levels).astype(np.int64)
         at = np.maximum(level - steps[..., None], 0)
-        rows = (
-            np.arange(count)[:, None] * (self._num_layers + 1) + np.arange(span.start, span.stop)
-        ) * levels
-        flat = rows[:, None, :, None] + at
-        candidate = price.reshape(-1)[flat]
-        candidate += cost[:, None, None]
+        flat = stop[:, None] * levels + at
+
+        def following(table: Floats) -> Floats:
+            rows = table.reshape(count, -1)
+            if len(flat) == 1:
+                return np.asarray(rows.take(flat[0], axis=1))
+            return np.take_along_axis(rows, flat.reshape(count, -1), axis=1).reshape(flat.shape)
+
+        candidate = following(price)
+        candidate += cost[option][:, None]
         candidate[total[..., None] > left * (1 + TOLERANCE)] = np.inf
-        after = span.stop - 1 == self._num_layers
-        ends = before.shape[2] - 1 if after else before.shape[2]
-        blocked = before[:, :, :ends, None] >= left
-        candidate[:, :, :ends][blocked] = np.inf
+        late = np.where(stop < self._num_layers, before, -np.inf)[..., None] >= left
+        candidate[np.broadcast_to(late, candidate.shape)] = np.inf
         if not self._ample:
-            busy = self._busy[:, start, span]
-            trip = window.reshape(-1)[flat]
-            trip += (busy + self._link[:, span])[..., None]
-            allowed = self._caps[:, start, span][..., None] * (left * (1 + TOLERANCE))
-            many = self._microbatches[:, None, None, None]
-            candidate[many * trip > allowed] = np.inf
-        wide = candidate.reshape(count, -1, levels)
-        pick = wide.argmin(axis=1)[:, None]
-        best = np.take_along_axis(wide, pick, axis=1)
-        price[:, start] = best[:, 0]
-        option, stop = np.divmod(pick[:, 0], candidate.shape[2])
-        stops[:, start], options[:, start] = stop + span.start, option
-        nexts[:, start] = np.take_along_axis(at.reshape(count, -1, levels), pick, axis=1)[:, 0]
+            busy = self._busy[option, start, stop]
+            trip = following(window)
+            trip += (busy + self._link[option, stop])[:, None]
+            allowed = self._caps[option, start, stop][:, None] * (left * (1 + TOLERANCE))
+            candidate[self._microbatches[:, None, None] * trip > allowed] = np.inf
+        pick = candidate.argmin(axis=1)
+        price[:, start] = np.take_along_axis(candidate, pick[:, None], axis=1)[:, 0]
+        stops[:, start], options[:, start] = stop[pick], option[pick]
+        nexts[:, start] = at[np.arange(count)[:, None] if len(at) > 1 else 0, pick, level]
         if self._ample:
             return
         if self.relaxed:
             trip[candidate == np.inf] = np.inf
-            window[:, start] = trip.min(axis=(1, 2))
+            window[:, start] = trip.min(axis=1)
             return
-        chosen = np.take_along_axis(trip.reshape(count, -1, levels), pick, axis=1)[:, 0]
+        chosen = np.take_along_axis(trip, pick[:, None], axis=1)[:, 0]
         period = left / self._microbatches[:, None]
         flights = np.maximum(np.ceil(chosen / period - TOLERANCE), 1.0)
-        own = self._busy[option, start, stop + span.start]
-        window[:, start] = np.maximum(chosen, (flights - 1) * period + own)
+        window[:, start] = np.maximum(chosen, (flights - 1) * period + busy[pick])
 
     def _pipeline(
         self,

@@ -23,6 +23,7 @@ from partition.worker import Timing, WorkerStage, Workshop
 LEVELS = 28
 ROUNDS = 14
 STALE = 3
+CLOSE = 1e-3  # relative: how exactly the least step is found
 KEPT = 0.97  # columns are added whose samples per price reach this share of the best
 SMOOTH = 0.4
 NEW = 60  # columns added in a round
@@ -193,7 +194,7 @@ def least_step(
     while answer.samples < batch:
         low, high = high, 1.5 * high
         answer = master(high)
-    while high > max(low, 1e-300) * 1.0005:
+    while high > max(low, 1e-300) * (1 + CLOSE):
         share = batch / max(answer.samples, 1e-12)
         middle = max(high * share * 0.999, (low + high) / 2) if low else high * min(0.95, share)
         middle = middle if low < middle < high else (low + high) / 2

@@ -4,9 +4,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from cost_model.memory import StageShape, device_memory, trained_bytes
+from cost_model.communication import NORM_BYTES
+from cost_model.memory import StageShape, device_memory
 from partition.pipeline_costs import PipelineCosts
 from partition.plan import Pipeline, Plan, Stage
+from partition.sync_costs import SyncCosts
 from partition.windows import in_flight_windows
 from partition.worker import WorkerStage
 
@@ -53,7 +55,7 @@ class DraftCosts:
     """Turns drafts into plans; remembers the prices of stages."""
 
     def __init__(self, costs: PipelineCosts) -> None:
-        self.costs = costs
+        self.costs, self._sync = costs, SyncCosts(costs)
         self._stage_s: dict[tuple[str, float, int, int, int, bool], tuple[float, float]] = {}
         self._least: dict[object, float] = {}
         self._more: dict[tuple[int, int, int, bool], float] = {}
@@ -208,11 +210,11 @@ class DraftCosts:
                     trip -= full.forward_s[index] + out + full.backward_s[index] + back
                     bound = max(bound, ahead + behind + (count - 1) * occupied)
         bound = max(bound, self._network_s(draft))
-        sync = self._sync_s(plan)
-        step = max(there[name] + load + max(home[name], sync[name]) for name, load in loads.items())
+        sync = self._sync.of_plan_s(plan)
+        step = max(there[name] + load + max(home[name], sync.get(name, 0.0)) for name, load in loads.items())
         cluster, prices = self.costs.problem.cluster, self.costs.prices
         optimizer = max(prices.optimizer_s(cluster.device(name), plan.layers_of(name)) for name in loads)
-        norm = self.costs.norm_s(cluster.device(name) for name in plan.device_names)
+        norm = self._sync.ring_s(NORM_BYTES, plan.device_names)
         return max(step, bound) + optimizer + norm
 
     def _network_s(self, draft: Draft) -> float:
@@ -230,25 +232,6 @@ class DraftCosts:
                     for resource in route.resources:
                         loads[resource] = loads.get(resource, 0.0) + seconds
         return max(loads.values(), default=0.0)
-
-    def _sync_s(self, plan: Plan) -> dict[str, float]:
-        """Seconds for which each device sums gradients with others that hold the same layers."""
-        profile, cluster = self.costs.problem.profile, self.costs.problem.cluster
-        holders: list[list[str]] = [[] for _ in range(profile.num_layers)]
-        for name in plan.device_names:
-            for layer in plan.layers_of(name):
-                holders[layer].append(name)
-        buckets: dict[tuple[str, ...], list[int]] = {}
-        for layer, held_by in enumerate(holders):
-            buckets.setdefault(tuple(held_by), []).append(layer)
-        seconds = dict.fromkeys(plan.device_names, 0.0)
-        for names, layers in buckets.items():
-            if len(names) > 1:
-                devices = [cluster.device(name) for name in names]
-                bucket_s = self.costs.all_reduce_s(devices, trained_bytes(profile, layers))
-                for name in names:
-                    seconds[name] += bucket_s
-        return seconds
 
 
 def _places(draft: Draft) -> dict[str, list[tuple[int, int, DraftPipeline]]]:

@@ -26,10 +26,12 @@ def solve_master(
     integer: bool = False,
     time_limit_s: float = 0.5,
     most_pipelines: int | None = None,
+    enough: float | None = None,
 ) -> Master:
     """Most samples with the devices at hand, in whole pipelines if asked for (HiGHS).
 
-    most_pipelines: one more row; its price is the last of `prices`.
+    most_pipelines: one more row; its price is the last of `prices`. enough: whole pipelines that do so many
+        samples will do.
     """
     matrix = np.array(uses, dtype=np.float64).T
     bounds = list(map(float, counts))
@@ -56,6 +58,8 @@ def solve_master(
         programme.integrality_ = [highspy.HighsVarType.kInteger] * len(values)
         solver.setOptionValue("time_limit", time_limit_s)
         solver.setOptionValue("mip_rel_gap", 1e-3)
+        if enough is not None:
+            solver.setOptionValue("objective_target", -enough)
     solver.passModel(programme)
     solver.run()
     solution = solver.getSolution()

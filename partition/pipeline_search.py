@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import permutations
 
 import numpy as np
@@ -27,6 +28,7 @@ STEPS = 7
 SMALL = 16  # devices up to which whole samples decide the rounding
 LARGE = 128  # devices from which only what the floor of the relaxed amounts leaves is rounded
 STARTS = 3
+HOPELESS = 1.08  # times the best judged: local search does not make up for that
 JUDGED_CHAINS = 4
 ALL_ORDERS = 4  # devices up to which every order of every subset is tried
 CHAIN_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 64)
@@ -54,6 +56,7 @@ class PipelineSearch:
         self.recutter = Recutter(self.tables, self.workshop)
         self.load = CardLoad(self.costs)
         self.columns: Columns | None = None
+        self.judged_s = math.inf  # what `search` found
         self.best: float | None = None  # seconds of the best set of pipelines so far, without gradient sync
 
     def starts(self) -> list[Found]:
@@ -72,13 +75,17 @@ class PipelineSearch:
 
     def search(self, judge: Judge) -> list[Found]:
         """The best starts, improved; least step first. Empty where no pipeline fits."""
-        improved, loaded = [], self._loaded(judge)
+        improved: list[Found] = []
+        loaded = self._loaded(judge)
         starts = [(loaded(entry.workers, entry.step_s), entry) for entry in self.starts()]
         starts.sort(key=lambda pair: (pair[0], len(pair[1].workers), pair[1].start))
-        for _, entry in starts[:STARTS]:
+        for judged_s, entry in _distinct(starts)[:STARTS]:
+            if improved and judged_s > HOPELESS * min(better.step_s for better in improved):
+                continue
             step_s, workers = LocalSearch(self.recutter, loaded, self._tries).improve(entry.workers)
             improved.append(Found(step_s, tuple(workers), entry.start))
             self._note([share_out(workers, self.problem.global_batch_size)[0]])
+        self.judged_s = min((entry.step_s for entry in improved), default=math.inf)
         improved += [entry for _, entry in starts[:STARTS]]
         return sorted(improved, key=lambda entry: (entry.step_s, len(entry.workers), entry.start))
 
@@ -96,7 +103,10 @@ class PipelineSearch:
         self.best = min(known, default=None)
 
     def fewer(self, judge: Judge, counts: Sequence[int]) -> list[Found]:
-        """The best sets of no more than so many pipelines, for each count; for slow gradient sync."""
+        """The best sets of no more than so many pipelines, for each count; for slow gradient sync.
+
+        A count is left out where even without sync they are slower than what `search` has found with it.
+        """
         batch, found, loaded = self.problem.global_batch_size, [], self._loaded(judge)
         for count in counts:
             sets = self.from_columns(most_pipelines=count) if count > 1 else [self.chain()]
@@ -105,7 +115,9 @@ class PipelineSearch:
                 (loaded(workers, seconds), workers) for seconds, workers in judged if seconds < math.inf
             ]
             if judged:
-                _, workers = min(judged, key=lambda entry: entry[0])
+                seconds, workers = min(judged, key=lambda entry: entry[0])
+                if seconds > HOPELESS * self.judged_s:
+                    continue
                 step_s, better = LocalSearch(self.recutter, loaded, self._tries // 3).improve(workers)
                 found.append(Found(step_s, tuple(better), "fewer"))
         return found
@@ -125,6 +137,10 @@ class PipelineSearch:
         return workers
 
     def chain(self) -> list[Worker]:
+        return list(self._chain)
+
+    @cached_property
+    def _chain(self) -> tuple[Worker, ...]:
         """One pipeline over the devices with most memory or speed, however many of them are best."""
         batch = self.problem.global_batch_size
         found: list[tuple[float, Worker]] = []
@@ -135,7 +151,7 @@ class PipelineSearch:
                     found.append((worker.timing.quick_s(-(-batch // size)), worker))
         found.sort(key=lambda entry: entry[0])
         best = min(found[:JUDGED_CHAINS], key=lambda entry: entry[1].timing.time_s(batch), default=None)
-        return [best[1]] if best else []
+        return (best[1],) if best else ()
 
     def _orders(self) -> list[tuple[Device, ...]]:
         """All orders of all subsets of few devices; else those with most memory or speed, by memory."""
@@ -176,6 +192,8 @@ class PipelineSearch:
             self.columns = columns
         if not columns.pool.columns or not math.isfinite(columns.step_s):
             return []
+        if most_pipelines is not None and columns.step_s > self.judged_s:
+            return []
         return [self.realise(chosen, step_s) for step_s, chosen in self.rounded(columns, most_pipelines)]
 
     def rounded(
@@ -213,7 +231,8 @@ class PipelineSearch:
             base = np.floor(solve_master(uses, values, counts, most_pipelines=limit).amounts + 1e-9)
             left = list(np.array(counts) - base @ np.array(uses))
             limit = None if limit is None else limit - int(base.sum())
-        rest = solve_master(uses, values, left, integer=True, most_pipelines=limit)
+        missing = self.problem.global_batch_size - float(base @ np.array(values))
+        rest = solve_master(uses, values, left, integer=True, most_pipelines=limit, enough=missing)
         amounts = np.round(rest.amounts) + base
         chosen = [entry for amount, entry in zip(amounts, live, strict=True) for _ in range(int(amount))]
         return float(amounts @ np.array(values)), chosen
@@ -254,6 +273,15 @@ class PipelineSearch:
         pairs = zip(workers, samples, strict=True)
         pipelines = tuple(worker.pipeline(count) for worker, count in pairs if count)
         return Plan(strategy, self.problem.profile.model, batch, pipelines)
+
+
+def _distinct(starts: Sequence[tuple[float, Found]]) -> list[tuple[float, Found]]:
+    """Without those whose workers are alike but for the names of devices."""
+    seen: dict[object, tuple[float, Found]] = {}
+    for judged_s, entry in starts:
+        key = (judged_s, tuple(sorted(id(worker.timing) for worker in entry.workers)))
+        seen.setdefault(key, (judged_s, entry))
+    return list(seen.values())
 
 
 def _class_pipeline(column: Column, samples: int) -> ClassPipeline:

@@ -2,8 +2,10 @@
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from cost_model.cluster import Device
 from partition.tables import Floats, ProblemTables
@@ -22,6 +24,8 @@ class Recutter:
             device.name: entry for entry, group in enumerate(tables.classes.members) for device in group
         }
         self._hops: dict[object, Floats] = {}
+        self._no_hop = np.zeros(tables.num_layers + 1)
+        self._stages: dict[tuple[int, int], tuple[_Band, _Band]] = {}
         self._done: dict[object, tuple[WorkerStage, ...] | None] = {}
 
     def entries(self, devices: Sequence[Device]) -> tuple[int, ...]:
@@ -111,37 +115,34 @@ class Recutter:
         period: float,
         recompute: bool,
     ) -> tuple[WorkerStage, ...] | None:
-        size, count = self.tables.at(microbatch_size), num_samples / microbatch_size
-        flags = (False, True) if recompute else (False,)
-        ends = self.tables.num_layers
+        count, ends = num_samples / microbatch_size, self.tables.num_layers
         makespan, window = np.full(ends + 1, np.inf), np.zeros(ends + 1)
         makespan[ends] = 0.0
+        most, rows = max(1.0, np.ceil(count)), np.arange(ends)
         back = []
-        with np.errstate(invalid="ignore", over="ignore"):
-            for place in range(len(entries) - 1, -1, -1):
-                entry = entries[place]
-                hop, link = np.zeros(ends + 1), np.zeros(ends + 1)
-                if place + 1 < len(entries):
-                    hop, link = self._hop(devices[place], devices[place + 1], microbatch_size)
-                values, trips = [], []
-                for flag in flags:
-                    busy = size.busy_s[entry] + (size.forward_s[entry] if flag else 0.0)
-                    trip = busy + hop + window
-                    needed = np.maximum(np.ceil(trip / period - 1e-6), 1.0)
-                    total = max(count, 1.0) * busy + self.tables.optimizer_s[entry]
-                    value = np.maximum(total, busy + hop + np.maximum(makespan, (count - 1) * link))
-                    caps = size.caps(recompute=flag)[entry]
-                    values.append(
-                        np.where(np.minimum(needed, max(1.0, np.ceil(count))) <= caps, value, np.inf)
-                    )
-                    trips.append(np.maximum(trip, (needed - 1) * period + busy))
-                stacked = np.stack(values, axis=1).reshape(ends + 1, -1)
-                pick = stacked.argmin(axis=1)
-                flag, stop = np.divmod(pick, ends + 1)
-                rows = np.arange(ends + 1)
-                makespan = stacked[rows, pick]
-                window = np.where(np.isfinite(makespan), np.stack(trips)[flag, rows, stop], 0.0)
-                back.append((stop, flag))
+        for place in range(len(entries) - 1, -1, -1):
+            bands = self._bands(entries[place], microbatch_size)[: 2 if recompute else 1]
+            hop, link = self._no_hop, self._no_hop
+            if place + 1 < len(entries):
+                hop, link = self._hop(devices[place], devices[place + 1], microbatch_size)
+            beyond = np.maximum(makespan, (count - 1) * link) if count > 1 else makespan
+            best, best_window = np.full(ends, np.inf), np.zeros(ends)
+            stop, flag = np.zeros(ends, dtype=np.int64), np.zeros(ends, dtype=np.bool_)
+            for again, band in enumerate(bands):
+                way = band.busy_s + hop[band.stop]
+                trip = way + window[band.stop]
+                needed = np.maximum(np.ceil(trip / period - 1e-6), 1.0)
+                total = max(count, 1.0) * band.busy_s + band.optimizer_s
+                value = np.maximum(total, way + beyond[band.stop])
+                value[np.minimum(needed, most) > band.caps] = np.inf
+                pick = value.argmin(axis=1)
+                least = value[rows, pick]
+                better = least < best
+                at = rows[better], pick[better]
+                best[better], flag[better], stop[better] = least[better], bool(again), band.stop[at]
+                best_window[better] = np.maximum(trip[at], (needed[at] - 1) * period + band.busy_s[at])
+            makespan, window = np.append(best, np.inf), np.append(best_window, 0.0)
+            back.append((stop, flag))
         if not np.isfinite(makespan[0]):
             return None
         start, stages = 0, []
@@ -150,3 +151,41 @@ class Recutter:
             stages.append(WorkerStage(device, start, end, bool(flag[start])))
             start = end
         return tuple(stages)
+
+    def _bands(self, entry: int, microbatch_size: int) -> tuple["_Band", "_Band"]:
+        """Without and with recompute."""
+        key = (entry, microbatch_size)
+        if key not in self._stages:
+            size, optimizer_s = self.tables.at(microbatch_size), self.tables.optimizer_s[entry]
+            caps = [size.caps(recompute=recompute)[entry] for recompute in (False, True)]
+            busy_s = size.busy_s[entry]
+            again_s = busy_s + size.forward_s[entry]
+            self._stages[key] = (
+                _Band.of(busy_s, optimizer_s, caps[0]),
+                _Band.of(again_s, optimizer_s, caps[1]),
+            )
+        return self._stages[key]
+
+
+@dataclass(frozen=True, slots=True)
+class _Band:
+    """The stages of one class that memory takes, by [start, number of layers - 1]; caps 0 where none is.
+
+    A device holds a few layers of many: arrays over [start, stop] would be empty for the most part.
+    """
+
+    stop: npt.NDArray[np.int64]
+    busy_s: Floats
+    optimizer_s: Floats
+    caps: Floats
+
+    @classmethod
+    def of(cls, busy_s: Floats, optimizer_s: Floats, caps: Floats) -> "_Band":
+        ends = len(caps) - 1
+        starts, stops = np.nonzero(caps >= 1)
+        width = int((stops - starts).max(initial=1))
+        start = np.arange(ends)[:, None]
+        wanted = start + np.arange(1, width + 1)
+        stop = np.minimum(wanted, ends)
+        held = np.where(wanted <= ends, caps[start, stop], 0.0)
+        return cls(stop, busy_s[start, stop], optimizer_s[start, stop], held)

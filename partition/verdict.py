@@ -4,12 +4,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 from cost_model.cluster import Device
-from cost_model.communication import NORM_BYTES, all_reduce_estimate_s
+from cost_model.communication import NORM_BYTES
 from cost_model.memory import trained_bytes
 from partition.pipeline_costs import PipelineCosts
 from partition.plan import Pipeline, Plan
 from partition.problem import Evaluate, Problem
 from partition.search import Rank, rank
+from partition.sync_costs import SyncCosts
 from partition.windows import cap_in_flight, makespan_bound_s
 
 NUM_EVALUATED = 2  # plans of a strategy, by estimate
@@ -67,8 +68,9 @@ def estimate_s(costs: PipelineCosts, plan: Plan) -> float:
         per_byte = costs.problem.profile.kind(device.kind).optimizer_s_per_byte / device.speed
         if per_byte * whole > optimizer_s:  # else even all layers would not be longer
             optimizer_s = max(optimizer_s, costs.prices.optimizer_s(device, layers))
-    norm_s = all_reduce_estimate_s(costs.network, NORM_BYTES, plan.device_names)
-    return max(longest_s, *busy_s.values()) + optimizer_s + _sync_s(costs, plan) + norm_s
+    sync = SyncCosts(costs)
+    norm_s = sync.ring_s(NORM_BYTES, plan.device_names)
+    return max(longest_s, *busy_s.values()) + optimizer_s + sync.exposed_of_plan_s(plan) + norm_s
 
 
 def total_s(costs: PipelineCosts, pipeline: Pipeline, device: Device, start: int, stop: int) -> float:
@@ -90,28 +92,6 @@ def _makespan_s(costs: PipelineCosts, pipeline: Pipeline, total_s: Sequence[floa
         link_rest_s=costs.busy_and_links(layout, pipeline.num_samples - samples)[2],
         in_flight=[pipeline.in_flight(stage) for stage in range(len(layout))],
     )
-
-
-def _sync_s(costs: PipelineCosts, plan: Plan) -> float:
-    """Seconds of gradient sync of the device that has most; layers with the same owners go together."""
-    profile = costs.problem.profile
-    holders: list[list[str]] = [[] for _ in profile.layers]
-    for name in plan.device_names:
-        for layer in plan.layers_of(name):
-            holders[layer].append(name)
-    buckets: dict[tuple[str, ...], float] = {}
-    for layer, names in enumerate(holders):
-        owners, home = tuple(names), profile.tied_home(layer)
-        buckets[owners] = buckets.get(owners, 0.0) + trained_bytes(profile, [layer])
-        if holders[home] != names:  # tied weights are summed over the owners of both layers
-            owners = tuple(dict.fromkeys((*holders[home], *names)))
-            buckets[owners] = buckets.get(owners, 0.0) + profile.tied_bytes(layer)
-    sync_s = dict.fromkeys(plan.device_names, 0.0)
-    for owners, num_bytes in buckets.items():
-        seconds = all_reduce_estimate_s(costs.network, num_bytes, owners)
-        for name in owners:
-            sync_s[name] += seconds
-    return max(sync_s.values())
 
 
 def variants(costs: PipelineCosts, plan: Plan) -> Iterator[Plan]:

@@ -4,10 +4,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from heapq import heapify, heappop, heapreplace
 from itertools import pairwise
 
 from cost_model.cluster import Device
-from partition.pipeline_clock import Seconds, one_f_one_b_s
+from partition.pipeline_clock import PipelineClock, Seconds, one_f_one_b_s
 from partition.pipeline_costs import MANY, PipelineCosts
 from partition.plan import Pipeline, Stage
 from partition.windows import cap_in_flight, in_flight_windows, makespan_bound_s, period_s
@@ -61,6 +62,7 @@ class Timing:
             costs.prices.optimizer_s(stage.device, range(stage.start, stage.stop)) for stage in stages
         )
         self._whole: dict[int, float] = {}
+        self._latest = 0
         self._rest: dict[int, float] = {}
         self._best: dict[int, tuple[int, ...]] = {}
 
@@ -116,11 +118,13 @@ class Timing:
 
     def _exact_s(self, num_microbatches: int) -> float:
         if num_microbatches not in self._whole:
-            flights = self.flights(num_microbatches)[0]
-            self._whole[num_microbatches] = self.optimizer_s + one_f_one_b_s(
-                self.full, flights, num_microbatches
-            )
+            self._whole[num_microbatches] = self.optimizer_s + self._clock.makespan_s(num_microbatches)
         return self._whole[num_microbatches]
+
+    @cached_property
+    def _clock(self) -> PipelineClock:
+        """With what the period needs in flight, as far as memory goes."""
+        return PipelineClock(self.full, cap_in_flight([*self.needed[:-1], 1], self.caps))
 
     @cached_property
     def _warm(self) -> int:
@@ -212,22 +216,41 @@ class Timing:
 
     def _most_whole(self, step_s: float) -> int:
         """The most full microbatches that take no longer than a step."""
+        known, least = self._whole, self._latest
+        if (  # mostly about as many as for the step that was asked before
+            least < self._first_warm
+            and known.get(least, math.inf) <= step_s < known.get(least + 1, -math.inf)
+        ):
+            return least
+        self._latest = self._find_most_whole(step_s)
+        return self._latest
+
+    def _find_most_whole(self, step_s: float) -> int:
         if self.whole_s(1) > step_s:
             return 0
-        upper = MANY
-        for begin, each in self._floors:
-            if each > 0:
-                upper = min(upper, int((step_s - begin) / each))
-        if upper >= self._first_warm and self._exact_s(self._warm) <= step_s:
-            warm = self._warm
-            most = min((step_s - begin) / each if each > 0 else math.inf for begin, each in self._lines)
-            return max(warm, int(most)) if most < warm + MANY else warm + MANY
-        most = max(1, min(upper, self._warm - 1) if upper >= self._first_warm else upper)
-        while most > 1 and self._exact_s(most) > step_s:  # from above, by what is too long in periods
-            most = max(1, most - max(1, int((self._exact_s(most) - step_s) / self.period_s)))
-        while most < upper and self._exact_s(most + 1) <= step_s:
-            most += 1
-        return most
+        limit = self._first_warm - 1
+        if step_s >= self._warm_floor_s:
+            if self._exact_s(self._warm) <= step_s:
+                warm = self._warm
+                most = min((step_s - begin) / each if each > 0 else math.inf for begin, each in self._lines)
+                return max(warm, int(most)) if most < warm + MANY else warm + MANY
+            limit = self._warm - 1
+        done, late = 1, limit + 1  # the answer is from the one on, and below the other
+        guess = self._latest
+        while late - done > 1:
+            guess = min(max(guess, done + 1), late - 1)
+            spare = step_s - self._exact_s(guess)
+            periods = max(1, int(abs(spare) / self.period_s)) if self.period_s > 0 else 1
+            if spare >= 0:
+                done, guess = guess, guess + periods
+            else:
+                late, guess = guess, guess - periods
+        return done
+
+    @cached_property
+    def _warm_floor_s(self) -> float:
+        """A step below it is too short for the microbatches of the warmup."""
+        return max(begin + self._first_warm * each for begin, each in self._floors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,12 +344,19 @@ def _within(workers: Sequence[Worker], batch: int, step_s: float) -> list[int]:
     most = {id(worker.timing): worker.timing.most(step_s, batch) for worker in workers}
     samples = [most[id(worker.timing)] if worker.timing.fits else 0 for worker in workers]
     surplus = sum(samples) - batch
+    if surplus <= 0:
+        return samples
+    ends = {id(worker.timing): worker.timing.time_s(most[id(worker.timing)]) for worker in workers}
+    last = [(-ends[id(workers[at].timing)], -at) for at, count in enumerate(samples) if count]
+    heapify(last)
     while surplus > 0:
-        last = max(
-            (index for index, count in enumerate(samples) if count),
-            key=lambda index: (workers[index].timing.time_s(samples[index]), index),
-        )
-        taken = min(surplus, (samples[last] - 1) % workers[last].microbatch_size + 1)
-        samples[last] -= taken
+        at = -last[0][1]
+        size = workers[at].microbatch_size
+        taken = min(surplus, (samples[at] - 1) % size + 1)
+        samples[at] -= taken
         surplus -= taken
+        if samples[at]:
+            heapreplace(last, (-workers[at].timing.time_s(samples[at]), -at))
+        else:
+            heappop(last)
     return samples

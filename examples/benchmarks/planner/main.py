@@ -1,6 +1,7 @@
 """How fast the planner is, and how far its plans can be from the best.
 
     python examples/benchmarks/planner/main.py speed [--devices 16 64 1024 10000]
+    python examples/benchmarks/planner/main.py growth
     python examples/benchmarks/planner/main.py quality [--first 0] [--cases 200]
     python examples/benchmarks/planner/main.py table RESULTS.jsonl
 
@@ -20,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from cases import random_case, regular_case
+from growth import draw
+from shares import PARTS, Shares
 
 from hetpipe.costs import ProgramCosts
 from hetpipe.instructions import Compute, Step, Sync
@@ -33,6 +36,8 @@ from partition.problem import Problem
 from partition.solver import solve
 
 SHAPES = {16: (4, 26), 64: (4, 26), 1024: (8, 98), 10000: (8, 98)}
+GROWTH = (16, 64, 256, 1024, 4096, 10000)
+GROWTH_SHAPE = (8, 98)
 GROUPS = (
     ("ample", lambda row: not row["tight"]),
     ("tight, up to 16 devices", lambda row: row["tight"] and row["devices"] <= 16),
@@ -40,31 +45,39 @@ GROUPS = (
 )
 
 
-def speed(num_devices: int) -> dict[str, Any]:
-    """Seconds of the search without proof, of the whole solve, and of the proof."""
-    problem = regular_case(num_devices, *SHAPES[num_devices])
-    begin = time.perf_counter()
-    plan = solve(problem, evaluator(problem.profile, problem.cluster), proof=False)
-    plan_s = time.perf_counter() - begin
-    search = PipelineSearch(problem)
-    begin = time.perf_counter()
-    search.search(lambda _, seconds: seconds)
-    search_s = time.perf_counter() - begin
-    begin = time.perf_counter()
-    bound = best_bound(search) if num_devices <= 1024 else best_bound(search, proof=False)
-    proof_s = time.perf_counter() - begin
-    assert search.best is not None and plan.predicted is not None
+def planned(num_devices: int, shape: tuple[int, int]) -> dict[str, Any]:
+    """CPU seconds of the whole solve without proof, by part."""
+    problem, shares = regular_case(num_devices, *shape), Shares()
+    evaluate = shares.evaluator(evaluator(problem.profile, problem.cluster))
+    begin = time.process_time()
+    with shares.measured():
+        plan = solve(problem, evaluate, proof=False)
+    plan_s = time.process_time() - begin
+    assert plan.predicted is not None
     return {
         "devices": num_devices,
-        "kinds": SHAPES[num_devices][0],
-        "layers": SHAPES[num_devices][1],
+        "kinds": shape[0],
+        "layers": shape[1],
         "plan_s": plan_s,
-        "search_s": search_s,
-        "proof_s": proof_s,
+        "shares": shares.seconds,
         "step_s": plan.predicted.step_s,
-        "gap": search.best / max(bound.pipeline_s or 0.0, bound.fractional_s) - 1,
         "megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
+
+
+def speed(num_devices: int) -> dict[str, Any]:
+    """CPU seconds of the whole solve, by part, of the search alone, and of the proof."""
+    shape = SHAPES[num_devices]
+    row = planned(num_devices, shape)
+    search = PipelineSearch(regular_case(num_devices, *shape))
+    begin = time.process_time()
+    search.search(lambda _, seconds: seconds)
+    row["search_s"] = time.process_time() - begin
+    begin = time.process_time()
+    bound = best_bound(search) if num_devices <= 1024 else best_bound(search, proof=False)
+    row["proof_s"] = time.process_time() - begin
+    assert search.best is not None
+    return {**row, "gap": search.best / max(bound.pipeline_s or 0.0, bound.fractional_s) - 1}
 
 
 def quality(seed: int) -> dict[str, Any]:
@@ -135,9 +148,23 @@ def groups(rows: list[dict[str, Any]]) -> Iterator[str]:
         yield f"\n{failed} cases without a plan."
 
 
+def in_parts(row: dict[str, Any]) -> str:
+    return "".join(f"| {row['shares'][part]:.2f} s " for part in PARTS)
+
+
+def growth_table(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Seconds by number of devices."""
+    yield f"| devices | plan | {' | '.join(PARTS)} | memory |"
+    yield "|---" * (3 + len(PARTS)) + "|"
+    for row in rows:
+        yield (f"| {row['devices']:,} | {row['plan_s']:.2f} s {in_parts(row)}| {row['megabytes']:.0f} MiB |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("what", choices=("speed", "quality", "table", "one-speed", "one-quality"))
+    parser.add_argument(
+        "what", choices=("speed", "growth", "quality", "table", "one-speed", "one-growth", "one-quality")
+    )
     parser.add_argument("rest", nargs="*")
     parser.add_argument("--devices", type=int, nargs="+", default=list(SHAPES))
     parser.add_argument("--first", type=int, default=0)
@@ -145,6 +172,12 @@ def main() -> None:
     options = parser.parse_args()
     if options.what == "one-speed":
         print(json.dumps(speed(int(options.rest[0]))))
+    elif options.what == "one-growth":
+        print(json.dumps(planned(int(options.rest[0]), GROWTH_SHAPE)))
+    elif options.what == "growth":
+        rows = [alone(["one-growth", str(count)]) for count in GROWTH]
+        print("\n".join(growth_table(rows)))
+        draw(rows, Path(__file__).parent / "growth.png")
     elif options.what == "one-quality":
         print(json.dumps(quality(int(options.rest[0]))))
     elif options.what == "table":
@@ -152,12 +185,14 @@ def main() -> None:
             "\n".join(groups([json.loads(line) for line in Path(options.rest[0]).read_text().splitlines()]))
         )
     elif options.what == "speed":
-        print("| devices | kinds | layers | plan | of it search | proof | gap | memory |")
-        print("|---|---|---|---|---|---|---|---|")
+        print(
+            f"| devices | kinds | layers | plan | {' | '.join(PARTS)} | search alone | proof | gap | memory |"
+        )
+        print("|---" * (8 + len(PARTS)) + "|")
         for count in options.devices:
             row = alone(["one-speed", str(count)])
             print(
-                f"| {count:,} | {row['kinds']} | {row['layers']} | {row['plan_s']:.2f} s "
+                f"| {count:,} | {row['kinds']} | {row['layers']} | {row['plan_s']:.2f} s {in_parts(row)}"
                 f"| {row['search_s']:.2f} s | {row['proof_s']:.1f} s | {row['gap']:.1%} "
                 f"| {row['megabytes']:.0f} MiB |",
                 flush=True,

@@ -1,0 +1,72 @@
+"""Where the planner's time goes: seconds in its parts, measured around their functions."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import partition.columns
+import partition.pipeline_search
+from partition.chain_dp import ChainProgramme
+from partition.column_dp import ColumnProgramme
+from partition.count_split import CountSplit
+from partition.pipeline_search import PipelineSearch
+from partition.problem import Evaluate
+from partition.type_counts import TypeCountProgramme
+
+LP, DP, MILP, SIMULATOR, REST = "LP", "DP", "MILP", "simulator", "rest"
+PARTS = (LP, DP, MILP, SIMULATOR, REST)
+
+_FUNCTIONS: tuple[tuple[Any, str, str], ...] = (
+    (partition.columns, "solve_master", LP),
+    (ColumnProgramme, "__init__", DP),
+    (ColumnProgramme, "solve", DP),
+    (TypeCountProgramme, "__init__", DP),
+    (CountSplit, "split", DP),
+    (ChainProgramme, "roots", DP),
+    (PipelineSearch, "rounded", MILP),
+)
+
+
+class Shares:
+    """CPU seconds by part; those of a part inside another count for the inner one."""
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys(PARTS, 0.0)
+        self._part, self._since = REST, time.process_time()
+
+    def _enter(self, part: str) -> str:
+        now, before = time.process_time(), self._part
+        self.seconds[before] += now - self._since
+        self._part, self._since = part, now
+        return before
+
+    def of(self, function: Callable[..., Any], part: str) -> Callable[..., Any]:
+        """The function, its seconds counted; of a generator those until it is used up."""
+
+        def counted(*args: Any, **options: Any) -> Any:
+            before = self._enter(part)
+            try:
+                result = function(*args, **options)
+                return iter(list(result)) if isinstance(result, Iterator) else result
+            finally:
+                self._enter(before)
+
+        return counted
+
+    def evaluator(self, evaluate: Evaluate) -> Evaluate:
+        return self.of(evaluate, SIMULATOR)
+
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        """While this is open the parts are counted."""
+        given = [(owner, name, getattr(owner, name)) for owner, name, _ in _FUNCTIONS]
+        for owner, name, part in _FUNCTIONS:
+            setattr(owner, name, self.of(getattr(owner, name), part))
+        self._part, self._since = REST, time.process_time()
+        try:
+            yield
+        finally:
+            self._enter(REST)
+            for owner, name, function in given:
+                setattr(owner, name, function)

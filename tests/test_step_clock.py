@@ -1,0 +1,31 @@
+"""The planner's clock against the simulator, whose rules it follows."""
+
+import random
+
+import pytest
+
+from cost_model.cluster import Cluster
+from cost_model.profile import ModelProfile
+from hetpipe.planning import predict, simulate_plan
+from hetpipe.step_clock import has_clock
+from partition.plan import Plan
+from random_plans import random_case, random_plan
+
+
+def check(plan: Plan, profile: ModelProfile, cluster: Cluster) -> None:
+    """Not nearly: the same additions in the same order."""
+    trace, predicted = simulate_plan(plan, profile, cluster), predict(plan, profile, cluster)
+    assert predicted.step_s == trace.makespan_s
+    assert predicted.bubble == trace.bubble
+    for rank, name in enumerate(plan.device_names):
+        assert predicted.devices[name].busy * predicted.step_s == pytest.approx(trace.busy_s(rank))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_step_is_that_of_the_simulator(seed: int):
+    problem = random_case(seed)
+    rng = random.Random(seed)
+    for _ in range(5):
+        plan = random_plan(rng, problem)
+        assert has_clock(plan)
+        check(plan, problem.profile, problem.cluster)
