@@ -88,7 +88,7 @@ class Recutter:
             own = worker.timing.period_s
             if abs(own / period - 1) < CLOSE or (best is not None and seconds > best[0]):
                 break
-            period = own
+            period = max(own, 1e-300)  # where all times are zero, so is it
         return best[1] if best else None
 
     def _hop(self, one: Device, other: Device, microbatch_size: int) -> tuple[Floats, Floats]:
