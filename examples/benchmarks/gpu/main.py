@@ -168,7 +168,7 @@ def _ours(costs: ProgramCosts, task: TrainingTask, data: Data, place: torch.devi
         0,
         stages=StageRunner(program, model.train(), KeyedDropout(0), task.loss),
         transport=DistributedTransport(program, 0, place, 600.0),
-        sync=GradientSync(program, 0, chain, parameters),
+        sync=GradientSync(program, 0, chain, parameters, 600.0),
         optimizer=Optimizer(parameters, set(parameters), 0.01),
         boundaries=lambda layer, samples: (),
         pace=pace,

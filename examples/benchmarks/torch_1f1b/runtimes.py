@@ -25,14 +25,14 @@ from hetpipe.instructions import Norm, Program, Step
 from hetpipe.launch import Emit
 from hetpipe.lowering import lower
 from hetpipe.optimizer import Optimizer
-from hetpipe.rank import gather
+from hetpipe.rank import LEAD_S, boundaries_of, gather
 from hetpipe.splitting import ChainModel
 from hetpipe.stage import Microbatch, StageRunner
-from hetpipe.transport import DistributedTransport, TensorShape
+from hetpipe.transport import DistributedTransport
 from partition.plan import Pipeline, Plan, Stage
 
 SEED = 0
-LEAD_S = 0.003
+TIMEOUT_S = 600.0
 WARM_UP = 2
 CPU_DEVICE = torch.device("cpu")
 
@@ -117,10 +117,10 @@ class Ours:
             self.costs,
             rank,
             stages=self._stages,
-            transport=DistributedTransport(program, rank, CPU_DEVICE, 600.0),
-            sync=GradientSync(program, rank, chain, self._parameters),
+            transport=DistributedTransport(program, rank, CPU_DEVICE, TIMEOUT_S),
+            sync=GradientSync(program, rank, chain, self._parameters, TIMEOUT_S),
             optimizer=Optimizer(self._parameters, (), 0.0),
-            boundaries=_boundaries(chain),
+            boundaries=boundaries_of(chain, torch.float32),
             pace=Pace(),
             board=None,
         )
@@ -286,12 +286,3 @@ def _profile(chain: ChainModel) -> ModelProfile:
     layers = tuple(LayerProfile(name, 4.0, 4.0, 4.0) for name in chain.layer_names)
     times = (LayerTimes((0.0,), (0.0,)),) * chain.num_layers
     return ModelProfile(chain.name, 1, "float32", layers, {CPU: KindProfile("estimated", (1,), times)})
-
-
-def _boundaries(chain: ChainModel) -> Callable[[int, int], tuple[TensorShape, ...]]:
-    specs = {layer: chain.boundary(layer) for layer in range(1, chain.num_layers)}
-
-    def boundaries(layer: int, samples: int) -> tuple[TensorShape, ...]:
-        return tuple(TensorShape((samples, *spec.shape_per_sample), spec.dtype) for spec in specs[layer])
-
-    return boundaries
