@@ -81,7 +81,7 @@ def main() -> None:
         shrunk = partial(build, num_blocks=2)  # its structure is read off this one
         task = hetpipe.own_task(build, Counting(), next_token_loss, shrunk=shrunk)
         profile = hetpipe.profile_model(
-            "counting-gpt", cluster, task.sequence_length, budget_s=4.0, microbatch_sizes=(2, 4), task=task
+            "counting-gpt", cluster, task.sequence_length, budget_s=2.0, microbatch_sizes=(2, 4), task=task
         )
         plan = hetpipe.solve(hetpipe.problem_of(profile, cluster, BATCH), hetpipe.evaluator(profile, cluster))
         for stage in (stage for pipeline in plan.pipelines for stage in pipeline.stages):
