@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from cost_model.cluster import EMULATED, Cluster
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
+from hetpipe.autocast import kept_casts, lowered_dtype, weight_dtype
 from hetpipe.costs import ProgramCosts
 from hetpipe.dropout import KeyedDropout
 from hetpipe.emulation import Board
@@ -54,8 +55,8 @@ class RankStages:
         """Materialise the layers of this rank and open its channels.
 
         loss: (outputs, labels) of a microbatch -> the sum of its losses. profile, cluster: what the program
-        was lowered with. seed: of initial weights and dropout. timeout_s: how long a message or a sum may
-        take.
+        was lowered with; under a profile in bfloat16-autocast the stages compute so. seed: of initial weights
+        and dropout. timeout_s: how long a message or a sum may take.
 
         Raises: InputError if program, model, cluster and process group do not fit together.
         """
@@ -68,7 +69,10 @@ class RankStages:
         device = cluster.device(self.device_name)
         self.device = torch_device(device)
         layers = program.plan.layers_of(self.device_name)
-        self.model = chain.materialise(layers, seed, dtype, self.device)
+        lowered = lowered_dtype(profile.dtype)
+        if lowered is not None and dtype != weight_dtype(profile.dtype):
+            raise InputError(f"dtype is {dtype}; weights under a profile in {profile.dtype} are in float32")
+        self.model = chain.materialise(layers, seed, dtype, self.device, lowered)
         self.model.train()
         reached = {info.name for layer in layers for info in chain.parameters(layer) if info.reached}
         for name, value in self.model.owned_parameters().items():
@@ -87,7 +91,7 @@ class RankStages:
             transport=DistributedTransport(program, self.rank, self.device, timeout_s),
             sync=GradientSync(program, self.rank, chain, trained, timeout_s),
             optimizer=self._optimizer,
-            boundaries=boundaries_of(chain, dtype),
+            boundaries=boundaries_of(chain, lowered or dtype),
             pace=pace_of(device, Clock.NOMINAL, self.device),
             board=self._board,
         )
@@ -160,13 +164,14 @@ def execute(
     placed = {name: value.to(stages.device) for name, value in inputs.items()}
     stages.use(optimizer)
     stages.executor.prepare()
-    return stages.executor.step(
-        step,
-        slices(program, step, placed, labels.to(stages.device), 1 / terms),
-        start_s=common_start(),
-        learning_rate=math.nan,  # the optimizer's own
-        clip_norm=clip_norm,
-    )
+    with kept_casts():
+        return stages.executor.step(
+            step,
+            slices(program, step, placed, labels.to(stages.device), 1 / terms),
+            start_s=common_start(),
+            learning_rate=math.nan,  # the optimizer's own
+            clip_norm=clip_norm,
+        )
 
 
 def trace_of(program: Program, outcome: StepOutcome) -> Trace:

@@ -10,23 +10,27 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import own_tasks
-from cost_model.cluster import Device
+from cost_model.cluster import CPU, Device
+from cost_model.cluster_file import read_cluster
 from cost_model.dtypes import BFLOAT16_AUTOCAST, check_fast, parse_dtype
 from cost_model.errors import InputError
 from cost_model.memory import StageShape, device_memory
 from cost_model.profile import ModelProfile, profile_text
 from hetpipe import checkpoint, cli
-from hetpipe.autocast import kept_casts
+from hetpipe.autocast import boundary_dtype, kept_casts
 from hetpipe.dropout import KeyedDropout
+from hetpipe.execution import RankStages, execute
+from hetpipe.lowering import lower
 from hetpipe.models import model_spec
 from hetpipe.profiler import profile_task
-from hetpipe.rank import _boundaries
+from hetpipe.rank import boundaries_of
 from hetpipe.run_folder import RunFolder
 from hetpipe.settings import Settings
 from hetpipe.splitting import ChainModel
+from hetpipe.stage import Microbatch
 from hetpipe.task import prepare_data, registered_task
 from partition.plan import Pipeline, Plan, Stage
-from runs import chain_plan, made_up_profile, run
+from runs import chain_plan, cluster_file, made_up_profile, made_up_profile_of, run
 from small_case import CLUSTER_TOML, small_profile
 from test_profiler import EMULATED_CLUSTER
 
@@ -80,8 +84,29 @@ def test_gradients_are_float32_and_those_of_boundaries_are_not():
 def test_the_shapes_of_messages_are_those_of_bfloat16(tmp_path):
     for dtype, expected in ((BFLOAT16_AUTOCAST, LOWERED), ("float32", torch.float32)):
         settings = Settings("mine", 1, sequence_length=1, dtype=dtype)
-        boundaries = _boundaries(own_tasks.linear_task(RunFolder(tmp_path), settings), settings)
-        assert [shape.dtype for shape in boundaries(1, 4)] == [expected]
+        task = own_tasks.linear_task(RunFolder(tmp_path), settings)
+        boundaries = boundaries_of(task.chain, boundary_dtype(dtype))
+        microbatch = Microbatch(0, (0, 1, 2, 3), *task.batch(0, 4), 1.0)
+        assert [shape.dtype for shape in boundaries(1, microbatch)] == [expected]
+
+
+def test_a_loop_of_ones_own_computes_in_the_precision_of_its_profile(tmp_path):
+    layers = ChainModel.from_module(own_tasks.build_linear, torch.zeros(1, 8))
+    cluster = read_cluster(cluster_file(tmp_path))
+    profile = made_up_profile_of(layers, "mine", CPU, 1e-4, dtype=BFLOAT16_AUTOCAST, sequence_length=1)
+    program = lower(chain_plan("mine", [0, 3], 4, batch=4), profile, cluster)
+    options = {"profile": profile, "cluster": cluster, "seed": 3}
+    with pytest.raises(InputError, match="under a profile in bfloat16-autocast are in float32"):
+        RankStages(program, layers, own_tasks.squared_error, dtype=torch.float64, **options)
+    stages = RankStages(program, layers, own_tasks.squared_error, **options)
+    x, y = torch.randn(4, 8), torch.randn(4, 4)
+    losses = {}
+    for lowered in (LOWERED, None):
+        model = layers.materialise(range(3), seed=3, lowered=lowered)
+        losses[lowered] = own_tasks.squared_error(model.run(0, 3, {"x": x})[0], y).item() / 4
+    found = execute(program, stages, {"x": x}, y).loss
+    assert found == pytest.approx(losses[LOWERED], rel=1e-6) != losses[None]
+    stages.close()
 
 
 class CountCasts(TorchDispatchMode):
