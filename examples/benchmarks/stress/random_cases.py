@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import pairwise
@@ -12,8 +13,9 @@ from torch import Tensor, nn
 
 from cost_model.cluster import CPU, Cluster, Device, Link, Node
 from cost_model.collectives import Collective
+from cost_model.errors import InputError
 from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
-from hetpipe.instructions import Program
+from hetpipe.instructions import Program, Schedule
 from hetpipe.loss import loss_sum
 from hetpipe.lowering import lower
 from hetpipe.models import model_spec
@@ -55,7 +57,7 @@ def random_case(seed: int, num_ranks: int) -> Case:
     devices = tuple(Device(f"n/{i}", "n", CPU, 1e12, speed=speed) for i, speed in enumerate(speeds))
     cluster = Cluster("random", Link(rng.choice([0.0, 1e-3]), rng.choice([1e5, 1e9])), (Node("n", devices),))
     plan = _plan(rng, model, num_ranks)
-    program = lower(plan, profile, cluster)
+    program = _lowered(rng, plan, profile, cluster)
     ways = list(Collective)
     buckets = tuple(
         bucket if bucket.state_owner is not None else replace(bucket, collective=rng.choice(ways))
@@ -67,15 +69,28 @@ def random_case(seed: int, num_ranks: int) -> Case:
     return Case(name, program, profile, cluster, rng.choice(SEQUENCE_LENGTHS))
 
 
+def _lowered(rng: random.Random, plan: Plan, profile: ModelProfile, cluster: Cluster) -> Program:
+    """Under one of the schedules that are for the plan; 1F1B always is."""
+    for schedule in (Schedule.INTERLEAVED, Schedule.GPIPE, Schedule.LIST):
+        if rng.random() < 0.4:
+            with suppress(InputError):
+                return lower(plan, profile, cluster, schedule)
+    return lower(plan, profile, cluster, Schedule.ONE_F_ONE_B)
+
+
 def _plan(rng: random.Random, model: str, num_ranks: int) -> Plan:
-    """One to four pipelines that together use all devices: of their own, shared, or interleaved."""
-    kind = rng.choice(["own", "shared", "interleaved"])
+    """One to four pipelines that together use all devices: of their own, shared, or in any order; or one that
+    visits all of them several times, if it has the layers."""
+    kind = rng.choice(["own", "rounds", "shared", "any order"])
+    most = {"own": min(4, num_ranks), "rounds": 1}.get(kind, 4)
     names = [f"n/{index}" for index in range(num_ranks)]
     while True:
-        count = rng.randint(1, min(4, num_ranks) if kind == "own" else 4)
+        count = rng.randint(1, most)
         rng.shuffle(names)
         ends = [0, *sorted(rng.sample(range(1, num_ranks), count - 1)), num_ranks] if kind == "own" else []
         chosen = [names[start:stop] for start, stop in pairwise(ends)]
+        if kind == "rounds":
+            chosen = [names * rng.randint(1, NUM_LAYERS // num_ranks)]
         while len(chosen) < count:
             if kind == "shared":
                 chosen.append(rng.sample(names, rng.randint(1, num_ranks)))

@@ -17,7 +17,7 @@ from hetpipe.dropout import KeyedDropout
 from hetpipe.emulation import Pace
 from hetpipe.executor import Executor, StepOutcome
 from hetpipe.gradient_sync import GradientSync, counted_names
-from hetpipe.instructions import Program
+from hetpipe.instructions import Program, Schedule
 from hetpipe.optimizer import Optimizer
 from hetpipe.rank import boundaries_of, gather, slices
 from hetpipe.skeleton import LayerModel
@@ -206,6 +206,11 @@ def features(program: Program) -> dict[str, bool]:
         "states sharded": any(bucket.state_owner is not None for bucket in program.buckets),
         "tied over ranks": any(bucket.tied for bucket in program.buckets),
         **{name: name in collectives for name in ("ring", "tree")},
+        **{
+            str(schedule): program.schedule is schedule
+            for schedule in Schedule
+            if schedule is not Schedule.AUTO
+        },
     }
 
 
