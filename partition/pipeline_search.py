@@ -28,7 +28,7 @@ STEPS = 7
 SMALL = 16  # devices up to which whole samples decide the rounding
 LARGE = 128  # devices from which only what the floor of the relaxed amounts leaves is rounded
 STARTS = 3
-HOPELESS = 1.08  # times the best judged: local search does not make up for that
+HOPELESS = 2.0  # times the best judged: local search seldom makes up for that
 JUDGED_CHAINS = 4
 ALL_ORDERS = 4  # devices up to which every order of every subset is tried
 CHAIN_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 64)
@@ -192,7 +192,7 @@ class PipelineSearch:
             self.columns = columns
         if not columns.pool.columns or not math.isfinite(columns.step_s):
             return []
-        if most_pipelines is not None and columns.step_s > self.judged_s:
+        if most_pipelines is not None and columns.step_s > HOPELESS * self.judged_s:
             return []
         return [self.realise(chosen, step_s) for step_s, chosen in self.rounded(columns, most_pipelines)]
 

@@ -175,7 +175,10 @@ def main() -> None:
     elif options.what == "one-growth":
         print(json.dumps(planned(int(options.rest[0]), GROWTH_SHAPE)))
     elif options.what == "growth":
-        rows = [alone(["one-growth", str(count)]) for count in GROWTH]
+        rows = []
+        for count in GROWTH:
+            rows.append(alone(["one-growth", str(count)]))
+            print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
         print("\n".join(growth_table(rows)))
         draw(rows, Path(__file__).parent / "growth.png")
     elif options.what == "one-quality":
