@@ -24,12 +24,16 @@ PROOF_S_PER_DEVICE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Lower bounds for the plans of a problem; pipeline_s is None where it was not worked out."""
+    """Lower bounds for the plans of a problem; pipeline_s is None where it was not worked out.
+
+    held_by: why the pipeline bound did not go on: time, or pipelines that are as good as the bound allows.
+    """
 
     fractional_s: float
     fractional_space: str
     pipeline_s: float | None = None
     pipeline_space: str = ""
+    held_by: str = ""
 
     def of(self, plan: Plan) -> tuple[float, str]:
         """(seconds, space) of the best bound that speaks about a plan."""
@@ -47,9 +51,8 @@ def best_bound(search: PipelineSearch, *, proof: bool = True) -> Bound:
     bound = Bound(fractional_s, bound_space(problem))
     if not proof or fractional_s <= 0 or search.best is None:
         return bound
-    return Bound(
-        fractional_s, bound.fractional_space, pipeline_bound_s(search, fractional_s), pipeline_space(problem)
-    )
+    pipeline_s, held_by = pipeline_bound_s(search, fractional_s)
+    return Bound(fractional_s, bound.fractional_space, pipeline_s, pipeline_space(problem), held_by)
 
 
 def sharded_bound(problem: Problem) -> Bound:
@@ -69,8 +72,10 @@ def pipeline_space(problem: Problem) -> str:
     )
 
 
-def pipeline_bound_s(search: PipelineSearch, fractional_s: float) -> float:
+def pipeline_bound_s(search: PipelineSearch, fractional_s: float) -> tuple[float, str]:
     """No plan in which each device serves one stage of one pipeline is faster, gradient sync not counted.
+
+    Also what held the bound, as in `Bound`.
 
     Where the device counts allow it the integer bound of `count_split`, else the column bound, within a time
     budget (DESIGN section 6). search: it has searched already; its best clock is where the bound ends.
@@ -79,10 +84,14 @@ def pipeline_bound_s(search: PipelineSearch, fractional_s: float) -> float:
     ceiling_s, counts = search.best, search.classes.counts
     vectors = math.prod(count + 1 for count in counts)
     if vectors * len(counts) * search.tables.num_layers**2 <= EXACT_WORK and vectors <= MOST_VECTORS:
-        return max(fractional_s, CountSplit(search.tables, ceiling_s).bound_s(fractional_s))
+        bound_s = CountSplit(search.tables, ceiling_s).bound_s(fractional_s)
+        return max(fractional_s, bound_s), "whole pipelines, by Z and Little's law"
     seconds = min(120.0, max(PROOF_S, PROOF_S_PER_DEVICE * sum(counts)))
     prices = search.columns.prices if search.columns else np.ones(len(counts))
-    return ColumnBound(search.tables, prices, seconds).bound_s(fractional_s, ceiling_s)
+    pool = search.columns.pool if search.columns else None
+    proof = ColumnBound(search.tables, prices, seconds, pool)
+    bound_s = proof.bound_s(fractional_s, ceiling_s)
+    return bound_s, "time" if proof.exhausted else "parts of pipelines, by Z and Little's law"
 
 
 def bound_space(problem: Problem) -> str:

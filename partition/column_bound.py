@@ -2,29 +2,36 @@
 
 For a step time T and prices of the device classes, Farley's bound (Operations Research, 1990) says: if every
 pipeline does fewer than batch / (value of all devices) samples per price of its devices, then no set of
-pipelines does the batch in T. `column_dp`, relaxed, gives the least price of a pipeline for an amount of
-samples; amounts are taken in intervals (most samples at the price of the fewest) that are split, and the time
-grid refined, only where the bound is not proven yet. Prices come from the linear programme over the columns
-that stood in the way.
+pipelines does the batch in T. Any prices make a bound; good ones come from the linear programme over the
+columns of the search and those that stood in the way. `price_floor` gives the least price of a pipeline for
+an amount of samples. Amounts are taken in intervals (most samples at the price of the fewest), ways of
+pipelines in ranges; both are split, and the grid refined, only where the bound is not proven yet (branch and
+bound).
 """
 
 import math
 import time
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from partition.column_dp import ColumnProgramme
+from partition.amount_stages import FamilyStages, Ways
+from partition.columns import ColumnPool, search_cuts
 from partition.count_split import SAFETY, families
-from partition.master import solve_master
+from partition.master import Master, solve_master
+from partition.price_floor import FAR, Floor, PriceFloors
 from partition.tables import Amount, Floats, ProblemTables
 
 GROWTH = 1.6
-LEVELS, LEVELS_TRIED = 32, (64, 256)
-SIDE_BY_SIDE = 10
+WIDE, NARROW = 1.3, 1.06  # most samples over fewest: wider is split before ways, or before single ways
+COARSE, FINE, FINEST = 6, 24, 96  # steps of the grid in a microbatch's mean pace
+WAYS = (0.0, 2.0, 3.0, 4.5, 7.0)  # in paces: where the ranges of ways begin that are looked at first
+WHOLE = 2**16  # what the dearest class costs
 WAVE = 120  # intervals looked at together, those that do most for their price first
-ROUNDS = 8
+ROUNDS = 12
+SMOOTH = 0.3
+FEW_CUTS = 26
+PATIENCE = 0.5  # of the seconds that are left, for one step
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +46,6 @@ class Interval:
     last: int
     least: int
     most: int
-    levels: int = LEVELS
 
     @property
     def fewest(self) -> int:
@@ -70,117 +76,224 @@ class Interval:
         """A single amount of samples."""
         return self.first == self.last and self.least == self.most
 
-    def parts(self, most_levels: int) -> list["Interval"]:
-        """Smaller intervals, or for a single amount a finer grid; none at the end."""
+    def parts(self) -> list["Interval"]:
+        """Smaller intervals; none of a single amount."""
         if self.first < self.last:
             middle = (self.first + self.last + 1) // 2
             return [replace(self, last=middle - 1), replace(self, first=middle)]
         if self.least < self.most:
             middle = (self.least + self.most + 1) // 2
             return [replace(self, most=middle - 1), replace(self, least=middle)]
-        return [replace(self, levels=2 * self.levels)] if self.levels < most_levels else []
+        return []
+
+    def above(self, samples: float) -> "Interval":
+        """Without amounts below these samples, as far as it stays an interval; the top is not below them."""
+        if self.first == 0:
+            return replace(self, least=max(self.least, math.ceil(samples)))
+        rest = self.most if self.least < self.size else 0
+        raised = replace(self, first=max(self.first, math.ceil((samples - rest) / self.size)))
+        if raised.first == raised.last and self.least < self.size:
+            least = math.ceil(samples) - raised.first * self.size
+            raised = replace(raised, least=max(self.least, least))
+        return raised
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Amounts of samples, and ways of the pipelines that do them, in paces * fineness steps of a grid."""
+
+    interval: Interval
+    paces: float
+    fineness: int = COARSE
+    first: int = 0
+    last: int | None = None
+
+    @classmethod
+    def whole(cls, interval: Interval) -> "Node":
+        """All ways, on a coarse grid."""
+        return cls(interval, max(1.0, interval.amount.passes))
+
+    def within(self, interval: Interval) -> "Node":
+        """The same with fewer amounts.
+
+        If the last microbatch is another, ways are counted anew. They only get longer, so first stays.
+        """
+        if self.fineness == COARSE:
+            return Node.whole(interval)
+        same = (interval.least, interval.most) == (self.interval.least, self.interval.most)
+        return replace(self, interval=interval, last=self.last if same else None)
+
+    def ways(self, limit: float) -> Ways:
+        interval = self.interval
+        amount, size = interval.amount, interval.memory_size
+        return Ways(amount, size, self.paces, self.fineness, self.first, self.last, limit)
+
+    def parts(self, floor: Floor, most_stages: int) -> list["Node"]:
+        """Smaller nodes, one of which may rule out the pipeline of a floor; none at the end.
+
+        What is widest is split first: amounts, then ways, and last the grid gets finer.
+        """
+        spread = self.interval.top / self.interval.fewest
+        amounts = [self.within(interval) for interval in self.interval.parts()]
+        if spread > WIDE or floor.real:
+            return amounts
+        if self.fineness == COARSE:
+            edges = [round(edge * FINE) for edge in WAYS]
+            lasts = [*(edge - 1 for edge in edges[1:]), None]
+            pairs = zip(edges, lasts, strict=True)
+            return [replace(self, fineness=FINE, first=first, last=last) for first, last in pairs]
+        if self.last is None or self.last - self.first >= self.fineness:
+            return self._halves(floor)
+        if spread > NARROW and amounts:
+            return amounts
+        if self.last > self.first:
+            return self._halves(floor)
+        if self.fineness < FINEST:
+            last = 2 * (self.last + most_stages)
+            return [replace(self, fineness=2 * self.fineness, first=2 * self.first, last=last)]
+        return amounts
+
+    def _halves(self, floor: Floor) -> list["Node"]:
+        if self.last is None:
+            middle = max(floor.way, self.first + self.fineness // 4)
+        else:
+            middle = (self.first + self.last + 1) // 2
+        return [replace(self, last=middle - 1), replace(self, first=middle)]
 
 
 @dataclass(slots=True)
 class ColumnBound:
-    """Owns the columns that stood in the way of a proof; `bound_s` searches the largest provable step."""
+    """Owns the columns that stood in the way of a proof; `bound_s` searches the largest provable step.
+
+    pool: columns that a search has found; they make good prices from the start. exhausted: the last search
+    ended with its seconds, not where its columns stand in the way.
+    """
 
     tables: ProblemTables
     prices: Floats
     seconds: float
-    _deadline: float = field(init=False)
+    pool: ColumnPool | None = None
+    exhausted: bool = False
+    found: list[tuple[tuple[int, ...], float, float]] = field(default_factory=list)
+    _families: dict[object, FamilyStages] = field(default_factory=dict)
+    _deadline: float = field(init=False, default=math.inf)
 
-    def bound_s(self, low_s: float, high_s: float, tolerance: float = 2e-3) -> float:
+    def bound_s(self, low_s: float, high_s: float, tolerance: float = 1e-2) -> float:
         """No plan of disjoint pipelines is faster; low_s is known to be a bound, high_s the time of a plan.
 
         Ends when the two meet within the tolerance, or the seconds are spent.
         """
-        self._deadline = time.monotonic() + self.seconds
-        low, high, share = low_s, high_s, 0.3
-        while high > low * (1 + tolerance) and time.monotonic() < self._deadline:
-            middle = low + (high - low) * share
-            if self._proven(middle):
-                low, share = middle, max(share, 0.5)
+        begin = time.monotonic()
+        end, guess = begin + self.seconds, low_s + 0.5 * (high_s - low_s)
+        if self.tables.num_layers > FEW_CUTS:
+            few = search_cuts(self.tables, FEW_CUTS)
+            reached, high_s = self._search(
+                low_s, high_s, guess, 2 * tolerance, begin + 0.25 * self.seconds, few
+            )
+            guess = low_s + 0.6 * (reached - low_s) if reached > low_s else guess
+        return self._search(low_s, high_s, guess, tolerance, end, None)[0]
+
+    def _search(
+        self, low: float, high: float, guess: float, tolerance: float, end: float, cuts: list[int] | None
+    ) -> tuple[float, float]:
+        """(the largest step that is proven for pipelines with such cuts, the least that is not)."""
+        self.exhausted = False
+        while high > low * (1 + tolerance):
+            now = time.monotonic()
+            if now > end:
+                self.exhausted = True
+                break
+            self._deadline = now + max(PATIENCE * (end - now), min(end - now, 0.1 * self.seconds))
+            proven, reach = self._proven(guess, cuts)
+            if proven:
+                low = guess
+                guess = low + 0.5 * (high - low)
             else:
-                high, share = middle, 0.5
-        return low
+                high = guess
+                guess = 0.985 * reach if low < 0.985 * reach < high else low + 0.5 * (high - low)
+        return low, high
 
-    def _proven(self, step_s: float) -> bool:
-        """Whether no set of disjoint pipelines does the batch in a step; prices are improved on the way."""
-        return any(self._proven_at(step_s, levels) for levels in LEVELS_TRIED)
+    def _proven(self, step_s: float, cuts: list[int] | None) -> tuple[bool, float]:
+        """Whether no set of disjoint pipelines does the batch in a step, and where else that may be shown."""
+        known = self._known(step_s)
+        if known:
+            self._learn(self._master(known, step_s), 1.0)
+        return self._rounds(PriceFloors(self.tables, self._families, step_s, cuts), known)
 
-    def _proven_at(self, step_s: float, levels: int) -> bool:
-        """The same with no finer grid of times than these levels."""
-        counts = np.array(self.tables.classes.counts, dtype=np.float64)
-        batch = self.tables.problem.global_batch_size
-        found: dict[tuple[int, ...], int] = {}
+    def _rounds(self, floors: PriceFloors, known: list[tuple[tuple[int, ...], float]]) -> tuple[bool, float]:
+        """`_proven` for the pipelines of some floors; the prices get better on the way."""
+        batch, step_s = self.tables.problem.global_batch_size, floors.step_s
         for _ in range(ROUNDS):
-            floor = 1e-6 * max(float(self.prices.max()), 1e-12)
-            prices = np.maximum(self.prices, floor)
-            ratio = batch * (1 - SAFETY) / float(prices @ counts)
-            blocking = self._blocking(step_s, prices, ratio, levels)
+            whole = min(WHOLE, FAR // (self.tables.num_layers + 1))
+            prices = np.maximum(1.0, np.rint(self.prices * (whole / max(float(self.prices.max()), 1e-300))))
+            blocking = self.blocking(floors, prices, batch * (1 - SAFETY) / float(prices @ self.counts))
             if blocking is None:
-                return True
+                return True, step_s
             if time.monotonic() > self._deadline:
-                return False
-            for uses, samples in blocking.items():
-                found[uses] = max(samples, found.get(uses, 0))
-            master = solve_master(list(found), list(found.values()), list(counts))
+                break
+            self.found += [(uses, samples, step_s) for uses, samples in blocking.items()]
+            master = self._master(known, step_s)
             if master.samples >= batch:
-                return False
-            value = max(float(master.prices @ counts), 1e-12)
-            self.prices = 0.3 * prices * (value / float(prices @ counts)) + 0.7 * master.prices
-        return False
+                return False, step_s * batch / master.samples
+            self._learn(master, 1 - SMOOTH)
+        return False, 0.0
 
-    def _blocking(
-        self, step_s: float, prices: Floats, ratio: float, levels: int
-    ) -> dict[tuple[int, ...], int] | None:
+    @property
+    def counts(self) -> Floats:
+        return np.array(self.tables.classes.counts, dtype=np.float64)
+
+    def _known(self, step_s: float) -> list[tuple[tuple[int, ...], float]]:
+        if self.pool is None:
+            return []
+        pairs = zip(self.pool.columns.values(), self.pool.values(step_s), strict=True)
+        return [(column.uses, float(value)) for column, value in pairs if value]
+
+    def _master(self, known: list[tuple[tuple[int, ...], float]], step_s: float) -> Master:
+        """The linear programme; columns that stood in the way of other steps count in proportion."""
+        columns = dict(known)
+        for uses, samples, found_s in self.found:
+            columns[uses] = max(columns.get(uses, 0.0), samples * min(1.0, step_s / found_s))
+        return solve_master(list(columns), list(columns.values()), list(self.counts))
+
+    def _learn(self, master: Master, share: float) -> None:
+        """Prices nearer to those of the linear programme by a share."""
+        value = float(master.prices @ self.counts)
+        if value > 0:
+            old = self.prices * (value / max(float(self.prices @ self.counts), 1e-300))
+            self.prices = (1 - share) * old + share * master.prices
+
+    def blocking(
+        self, floors: PriceFloors, prices: Floats, ratio: float
+    ) -> dict[tuple[int, ...], float] | None:
         """Devices and samples of pipelines that do too many for their price; None where there are none."""
-        waiting = [(0.0, interval) for interval in self._intervals(step_s)]
-        columns: dict[tuple[int, ...], int] = {}
+        waiting = [(0.0, Node.whole(interval)) for interval in self._intervals()]
+        columns: dict[tuple[int, ...], float] = {}
+        most_stages = min(self.tables.num_layers, sum(self.tables.classes.counts))
         while waiting and len(columns) < 2 * len(prices) + 2:
-            if time.monotonic() > self._deadline:
-                return columns
             waiting.sort(key=lambda entry: entry[0])
-            work, waiting = [interval for _, interval in waiting[:WAVE]], waiting[WAVE:]
-            for interval, price, uses in self._priced(work, step_s, prices):
-                if uses is None or interval.top < ratio * price:
+            work, waiting = [node for _, node in waiting[:WAVE]], waiting[WAVE:]
+            for index, floor in floors.solve([node.ways(node.interval.top / ratio) for node in work], prices):
+                node = work[index]
+                if time.monotonic() > self._deadline:
+                    return columns
+                if node.interval.top < ratio * floor.price:
                     continue
-                parts = interval.parts(levels)
+                raised = node.within(node.interval.above(ratio * floor.price))
+                if floor.real and node.interval.fewest >= ratio * floor.price:
+                    parts = []
+                else:
+                    parts = raised.parts(floor, most_stages)
+                    if not parts and raised != node:
+                        parts = [raised]
                 if not parts:
-                    columns[uses] = max(interval.top, columns.get(uses, 0))
-                waiting += [(-part.fewest / price, part) for part in parts]
+                    uses = [0] * len(prices)
+                    for stage in floor.stages:
+                        uses[stage.entry] += 1
+                    columns[tuple(uses)] = max(node.interval.fewest, columns.get(tuple(uses), 0.0))
+                waiting += [(-part.interval.fewest / floor.price, part) for part in parts]
         return columns or None
 
-    def _priced(
-        self, intervals: Sequence[Interval], step_s: float, prices: Floats
-    ) -> Iterable[tuple[Interval, float, tuple[int, ...] | None]]:
-        """(interval, least price of its amounts, devices of each class of that pipeline)."""
-        groups: dict[tuple[int, int], list[Interval]] = {}
-        for interval in intervals:
-            groups.setdefault((interval.memory_size, interval.levels), []).append(interval)
-        for (size, levels), members in groups.items():
-            members.sort(key=lambda entry: entry.fewest)
-            for first in range(0, len(members), SIDE_BY_SIDE):
-                part = members[first : first + SIDE_BY_SIDE]
-                programme = ColumnProgramme(
-                    self.tables,
-                    size,
-                    [interval.amount for interval in part],
-                    step_s,
-                    levels=levels,
-                    relaxed=True,
-                )
-                for interval, pipeline in zip(part, programme.solve(prices), strict=True):
-                    if pipeline is None:
-                        yield interval, math.inf, None
-                        continue
-                    uses = [0] * len(prices)
-                    for stage in pipeline.stages:
-                        uses[stage.entry] += 1
-                    yield interval, pipeline.price * (1 - SAFETY), tuple(uses)
-
-    def _intervals(self, step_s: float) -> list[Interval]:
+    def _intervals(self) -> list[Interval]:
         """All amounts of samples, coarsely; those that no device order could do are found out at once."""
         batch, sizes = self.tables.problem.global_batch_size, self.tables.problem.microbatch_sizes
         found, below = [], 0

@@ -206,17 +206,17 @@ def least_step(
     return high, answer
 
 
-def search_cuts(tables: ProblemTables) -> list[int]:
-    """Where the stages of columns may begin and end: everywhere, or about MOST_CUTS places of equal work.
+def search_cuts(tables: ProblemTables, most: int = MOST_CUTS) -> list[int]:
+    """Where the stages of columns may begin and end: everywhere, or about `most` places of equal work.
 
     The exact re-cut of each pipeline for its devices may then use every layer.
     """
     layers = tables.num_layers
-    if layers <= MOST_CUTS:
+    if layers <= most:
         return list(range(layers + 1))
     work = tables.at(1).busy_s[:, 0, :].min(axis=0)
     work[0] = 0.0
-    targets = np.linspace(0, work[-1], MOST_CUTS - 1)
+    targets = np.linspace(0, work[-1], most - 1)
     return sorted({0, 1, layers - 1, layers, *np.abs(work[None] - targets[:, None]).argmin(axis=1).tolist()})
 
 

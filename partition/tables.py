@@ -261,8 +261,10 @@ class SizeTables:
         """
         caps = self.caps(recompute=recompute)
         fewest, most = amount.num_microbatches(self.samples)
-        every = (caps >= fewest - 1) & (caps < most) & self._fits_all(caps + 1, recompute=recompute)
-        return np.where(every, caps + 1, caps)
+        near = (caps >= fewest - 1) & (caps < most)
+        if not near.any():
+            return caps
+        return np.where(near & self._fits_all(caps + 1, recompute=recompute), caps + 1, caps)
 
     def _fits_all(self, in_flight: Floats, *, recompute: bool) -> npt.NDArray[np.bool_]:
         """Where memory takes all microbatches of a pipeline that has so many."""

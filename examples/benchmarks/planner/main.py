@@ -38,6 +38,7 @@ from partition.solver import solve
 SHAPES = {16: (4, 26), 64: (4, 26), 1024: (8, 98), 10000: (8, 98)}
 GROWTH = (16, 64, 256, 1024, 4096, 10000)
 GROWTH_SHAPE = (8, 98)
+LARGE = 0.1
 GROUPS = (
     ("ample", lambda row: not row["tight"]),
     ("tight, up to 16 devices", lambda row: row["tight"] and row["devices"] <= 16),
@@ -106,6 +107,10 @@ def quality(seed: int) -> dict[str, Any]:
     row["proof_s"] = time.perf_counter() - begin
     bound_s = max(bound.pipeline_s or 0.0, bound.fractional_s)
     row |= {"step_s": step_s, "bound_s": bound_s, "fractional_s": bound.fractional_s}
+    assert search.best is not None
+    row |= {"held_by": bound.held_by, "queues": step_s / search.best - 1}
+    if search.columns is not None:
+        row["above_columns"] = step_s / search.columns.step_s - 1
     return {**row, "gap": step_s / bound_s - 1}
 
 
@@ -143,6 +148,7 @@ def groups(rows: list[dict[str, Any]]) -> Iterator[str]:
         if gaps:
             high = gaps[min(len(gaps) - 1, int(0.9 * len(gaps)))]
             yield (f"| {name} | {len(gaps)} | {statistics.median(gaps):.2%} | {high:.2%} | {gaps[-1]:.2%} |")
+    yield from held(rows)
     failed = sum(row["gap"] is None for row in rows)
     if failed:
         yield f"\n{failed} cases without a plan."
@@ -158,6 +164,22 @@ def growth_table(rows: list[dict[str, Any]]) -> Iterator[str]:
     yield "|---" * (3 + len(PARTS)) + "|"
     for row in rows:
         yield (f"| {row['devices']:,} | {row['plan_s']:.2f} s {in_parts(row)}| {row['megabytes']:.0f} MiB |")
+
+
+def held(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """What holds the large gaps: the bound, the rounding to whole pipelines, or queues at network cards."""
+    large = [row for row in rows if row["gap"] is not None and row["gap"] > LARGE and "held_by" in row]
+    if not large:
+        return
+    yield f"\nGaps above {LARGE:.0%}:\n"
+    yield "| case | devices | gap | bound held by | plan above the relaxed columns | plan above its clock |"
+    yield "|---|---|---|---|---|---|"
+    for row in sorted(large, key=lambda row: -float(row["gap"])):
+        above = f"{row['above_columns']:.1%}" if "above_columns" in row else "no columns"
+        yield (
+            f"| {row['seed']} | {row['devices']} | {row['gap']:.1%} | {row['held_by']} | {above} "
+            f"| {row['queues']:.1%} |"
+        )
 
 
 def main() -> None:
