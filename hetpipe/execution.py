@@ -64,7 +64,7 @@ class RankStages:
         profile.check_layers(chain.layer_names)
         self.rank = _rank_of(program)
         same_on_all_ranks(program.sha256)
-        self.program = program
+        self.program, self.chain = program, chain
         self.device_name = program.device_names[self.rank]
         device = cluster.device(self.device_name)
         self.device = torch_device(device)
@@ -162,6 +162,7 @@ def execute(
             "give one, or a plan with zero 0"
         )
     placed = {name: value.to(stages.device) for name, value in inputs.items()}
+    stages.chain.know_boundaries(placed)
     stages.use(optimizer)
     stages.executor.prepare()
     with kept_casts():

@@ -169,6 +169,7 @@ class _Run:
         count = self.costs.program.plan.global_batch_size
         inputs, labels = self.task.batch(self.samples_seen, count)
         inputs = {name: value.to(self.place) for name, value in inputs.items()}
+        self.task.chain.know_boundaries(inputs)
         weight = self.task.term_weight(labels)
         microbatch = slices(self.costs.program, self.step, inputs, labels.to(self.place), weight)
         self.executor.prepare()

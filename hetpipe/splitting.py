@@ -133,6 +133,11 @@ class ChainModel:
             given = [inputs.get(key, tensor) for key, tensor in self.example.items()]
         return self._crossing(layer, tuple(tuple(tensor.shape[1:]) for tensor in given))
 
+    def know_boundaries(self, inputs: Inputs) -> None:
+        """Work out what travels for the shapes of these inputs, once; then `boundary_for` takes no time."""
+        if self.num_layers > 1:
+            self.boundary_for(1, inputs)
+
     def _crossing(self, layer: int, shapes: tuple[tuple[int, ...], ...]) -> tuple[TensorSpec, ...]:
         if not 0 < layer < self.num_layers:
             raise ValueError(f"boundaries of {self.name} are 1 to {self.num_layers - 1}, not {layer}")

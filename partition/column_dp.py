@@ -5,9 +5,8 @@ left when its first microbatch arrives, z = step - (busy and link times before),
 is allowed if it can pass all samples in z, and if its memory takes the in_flight that its round trip W asks
 for. That is the makespan bound Z of `partition.windows` turned into a resource.
 
-relaxed: a lower bound on the price of every pipeline that does the samples within the step (time left is
-rounded up, W is the least of all suffixes, links are the best that the classes have); otherwise an estimate,
-with time rounded to the nearest level and W by the window recursion.
+An estimate: time is rounded to the nearest level, W follows the window recursion, links are the best that the
+classes have. The bound has a programme of its own (`partition.price_floor`).
 """
 
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from partition.tables import Amount, Floats, ProblemTables, SizeTables
+from partition.tables import Floats, ProblemTables, SizeTables
 
 TOLERANCE = 1e-9
 FILL = 10.0  # time left is followed down to the step less this many average microbatches
@@ -45,40 +44,31 @@ class PricedPipeline:
 class ColumnProgramme:
     """The programme for one microbatch size and step time; prices may change between calls.
 
-    amounts: several amounts of samples, priced side by side. cuts: where stages may begin and end, both ends
-    included; None for every layer.
+    amounts: several numbers of microbatches, priced side by side. cuts: where stages may begin and end, both
+    ends included; None for every layer.
     """
 
     def __init__(
         self,
         tables: ProblemTables,
         microbatch_size: int,
-        amounts: Sequence[Amount],
+        amounts: Sequence[int],
         step_s: float,
         *,
         levels: int,
-        relaxed: bool,
         cuts: Sequence[int] | None = None,
         recompute: bool = True,
     ) -> None:
         self.microbatch_size, self.amounts, self.step_s = microbatch_size, tuple(amounts), step_s
-        self.relaxed = relaxed
         self._levels = levels
         self._cuts = np.arange(tables.num_layers + 1) if cuts is None else np.array(cuts)
         self._num_layers = len(self._cuts) - 1  # between cuts from here on
         size = tables.at(microbatch_size)
-        counts = [max(1.0, amount.passes) for amount in amounts]
+        counts = [float(amount) for amount in amounts]
         lowest = step_s * (1 - min(1.0, FILL / min(counts)))
         self._grid_s = (step_s - lowest) / levels
         self._left_s = lowest + self._grid_s * np.arange(1, levels + 1)
-        caps, caps_again = (
-            self._at_cuts(
-                np.max([size.most_in_flight(amount, recompute=flag) for amount in amounts], axis=0)
-                if relaxed
-                else size.caps(recompute=flag)
-            )
-            for flag in (False, True)
-        )
+        caps, caps_again = (self._at_cuts(size.caps(recompute=flag)) for flag in (False, True))
         short = (caps < max(counts)) & (self._at_cuts(size.busy_s) <= step_s)
         self._ample = not short.any()
         entries = list(range(len(caps)))
@@ -90,39 +80,16 @@ class ColumnProgramme:
         self._caps = np.concatenate([caps, caps_again[again]])
         hops = (size.hops[0] + size.hops[1]).min(axis=1)[:, self._cuts]
         self._link = self._ended(hops)[self._entries]
-        if all(amount == Amount.whole(amount.full, microbatch_size) for amount in amounts):
-            self._tabulate_whole(size, again)
-        else:
-            self._tabulate(size, again)
+        self._tabulate(size, again)
         # which stages (option, start, stop) are worth a look, whatever the prices
         self._able = (self._total <= step_s).any(axis=0) & (self._caps >= 1)
 
-    def _tabulate_whole(self, size: SizeTables, again: list[int]) -> None:
-        """Seconds of numbers of full microbatches, of which each takes the same time to pass."""
+    def _tabulate(self, size: SizeTables, again: list[int]) -> None:
         busy, forward = self._at_cuts(size.busy_s), self._at_cuts(size.forward_s)
         optimizer = self._at_cuts(size.tables.optimizer_s)[self._entries]
         self._busy = np.concatenate([busy, busy[again] + forward[again]])
         self._total = self._microbatches[:, None, None, None] * self._busy + optimizer
         self._before = (self._busy + self._link[:, None, :])[None]
-
-    def _tabulate(self, size: SizeTables, again: list[int]) -> None:
-        made = [size.amount(amount) for amount in self.amounts]
-        busy, busy_again = size.busy_s, size.busy_s + size.forward_s
-        if not any(amount.full for amount in self.amounts):  # a single microbatch, of any of these sizes
-            optimizer_s = size.tables.optimizer_s
-            busy = np.min([one.total_s for one in made], axis=0) - optimizer_s
-            busy_again = np.min([one.again_total_s for one in made], axis=0) - optimizer_s
-        self._busy = self._at_cuts(np.concatenate([busy, busy_again[again]]))
-        self._total = np.stack(
-            [self._at_cuts(np.concatenate([one.total_s, one.again_total_s[again]])) for one in made]
-        )
-        self._before = np.stack(
-            [
-                self._at_cuts(np.concatenate([one.before_s, one.again_before_s[again]]))
-                + self._ended(one.link_s.min(axis=1)[:, self._cuts])[self._entries][:, None, :]
-                for one in made
-            ]
-        )
 
     @staticmethod
     def _ended(links: Floats) -> Floats:
@@ -170,8 +137,7 @@ class ColumnProgramme:
         count, levels = len(self.amounts), self._levels
         left = self._left_s
         total, before = self._total[:, option, start, stop], self._before[:, option, start, stop]
-        steps = before / self._grid_s
-        steps = np.floor(steps - TOLERANCE) if self.relaxed else np.rint(steps)
+        steps = np.rint(before / self._grid_s)
         steps = np.minimum(np.nan_to_num(steps, posinf=levels), levels).astype(np.int64)
         at = np.maximum(level - steps[..., None], 0)
         flat = stop[:, None] * levels + at
@@ -199,10 +165,6 @@ class ColumnProgramme:
         nexts[:, start] = at[np.arange(count)[:, None] if len(at) > 1 else 0, pick, level]
         if self._ample:
             return
-        if self.relaxed:
-            trip[candidate == np.inf] = np.inf
-            window[:, start] = trip.min(axis=1)
-            return
         chosen = np.take_along_axis(trip, pick[:, None], axis=1)[:, 0]
         period = left / self._microbatches[:, None]
         flights = np.maximum(np.ceil(chosen / period - TOLERANCE), 1.0)
@@ -225,7 +187,5 @@ class ColumnProgramme:
             entry, recompute = self._options[options[which, start, at]]
             stages.append(ColumnStage(entry, int(self._cuts[start]), int(self._cuts[stop]), recompute))
             start, at = stop, int(nexts[which, start, at])
-        samples = self.amounts[which].num_samples(self.microbatch_size)
-        return PricedPipeline(
-            float(price[which, 0, -1]), samples, min(self.microbatch_size, samples), tuple(stages)
-        )
+        samples = self.amounts[which] * self.microbatch_size
+        return PricedPipeline(float(price[which, 0, -1]), samples, self.microbatch_size, tuple(stages))

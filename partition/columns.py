@@ -17,7 +17,7 @@ from cost_model.cluster import Device
 from partition.classes import DeviceClasses
 from partition.column_dp import ColumnProgramme, ColumnStage, PricedPipeline
 from partition.master import Master, solve_master
-from partition.tables import Amount, Floats, ProblemTables
+from partition.tables import Floats, ProblemTables
 from partition.worker import Timing, WorkerStage, Workshop
 
 LEVELS = 28
@@ -145,10 +145,9 @@ def generate(
                 programme = ColumnProgramme(
                     tables,
                     size,
-                    [Amount.whole(value // size, size) for value in samples],
+                    [value // size for value in samples],
                     step_s,
                     levels=levels,
-                    relaxed=False,
                     cuts=cuts,
                 )
                 found += [

@@ -24,12 +24,13 @@ class Verdict:
 
     def __init__(self, problem: Problem, evaluate: Evaluate | None) -> None:
         self._step_s = _simulated(evaluate) if evaluate else partial(estimate_s, PipelineCosts(problem))
-        self._keys: dict[tuple[Pipeline, ...], tuple[float, Rank]] = {}
+        self._keys: dict[object, tuple[float, Rank]] = {}
 
     def __call__(self, plan: Plan) -> tuple[float, Rank]:
-        if plan.pipelines not in self._keys:
-            self._keys[plan.pipelines] = (_rounded(self._step_s(plan)), rank(plan))
-        return self._keys[plan.pipelines]
+        key = (plan.pipelines, plan.state_owners)
+        if key not in self._keys:
+            self._keys[key] = (_rounded(self._step_s(plan)), rank(plan))
+        return self._keys[key]
 
 
 def _simulated(evaluate: Evaluate) -> Callable[[Plan], float]:
