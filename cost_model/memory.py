@@ -120,14 +120,19 @@ def working_bytes(profile: ModelProfile, start: int, samples: int) -> tuple[floa
     """What a microbatch needs at its worst moment beyond all its saved bytes, by the stage's stop layer.
 
     While a layer of [start, stop) works, forward or backward, its microbatch keeps nothing of the layers
-    after them: their saved bytes leave room for its workspace. But the gradient of weights that a layer
-    shares with an earlier one of the stage is kept until the backward comes to that one, and both are added.
-    Entry i is of stop = start + i, 0 of no layer.
+    after it: their saved bytes leave room for its workspace. But the gradient of weights that a layer
+    shares with an earlier one of the stage is kept until the backward comes to that one, and both are added
+    into a third tensor. Entry i is of stop = start + i, 0 of no layer.
     """
     most = [0.0]
     for index, layer in enumerate(profile.layers[start:], start):
-        kept = profile.tied_bytes(index) if profile.tied_home(index) >= start else 0.0
-        before = most[-1] + kept - samples * layer.saved_bytes_per_sample
+        before, home = most[-1], profile.tied_home(index)
+        if start <= home < index:
+            kept = profile.tied_bytes(index)
+            saved = sum(entry.saved_bytes_per_sample for entry in profile.layers[home + 1 : index])
+            added = profile.layers[home].workspace_at(samples) - samples * saved + kept
+            before = max(before, added) + kept
+        before -= samples * layer.saved_bytes_per_sample
         most.append(max(0.0, before, layer.workspace_at(samples)))
     return tuple(most)
 

@@ -25,7 +25,7 @@ from hetpipe.instructions import (
     outgoing,
 )
 from hetpipe.optimizer import Optimizer
-from hetpipe.peers import waiting_for
+from hetpipe.peers import WaitingFor
 from hetpipe.stage import Microbatch, StageRunner
 from hetpipe.trace import Event
 from hetpipe.transport import TensorShape, Transport, release_points
@@ -82,6 +82,7 @@ class Executor:
         self._releases = release_points(self._program, rank)
         self._norm = len(self._program.buckets)
         self._outgoing: dict[object, tuple[Tensor, ...]] = {}
+        self._shapes: dict[tuple[int, int, Pass], tuple[TensorShape, ...]] = {}  # of the step at hand
         self._sync_ends: dict[Instruction, float] = {}
 
     def prepare(self) -> None:
@@ -109,6 +110,7 @@ class Executor:
         finite leaves the parameters as they are, on all ranks alike.
         """
         events: list[Event] = []
+        self._shapes.clear()
         totals = torch.zeros(3, dtype=torch.float64)
         self._pace.start_step(start_s)
         for index, entry in enumerate(self._program.ranks[self._rank]):
@@ -192,9 +194,13 @@ class Executor:
             self._transport.send(entry, self._outgoing.pop(entry.message))
             return due_s
         layer = self._program.pipeline(entry).stages[entry.boundary].start
-        shapes = self._boundaries(layer, microbatch(entry.pipeline, entry.microbatch))
-        if entry.op is Pass.BACKWARD:
-            shapes = tuple(shape for shape in shapes if shape.dtype.is_floating_point)
+        key = (layer, self._program.samples(entry), entry.op)
+        shapes = self._shapes.get(key)
+        if shapes is None:
+            shapes = self._boundaries(layer, microbatch(entry.pipeline, entry.microbatch))
+            if entry.op is Pass.BACKWARD:
+                shapes = tuple(shape for shape in shapes if shape.dtype.is_floating_point)
+            self._shapes[key] = shapes
         self._transport.post_receive(entry, shapes)
         return self._pace.now_s
 
@@ -231,7 +237,7 @@ class Executor:
         if self._board is not None:
             self._board.join(self._norm, self._rank, step, self._pace.now_s)
         everyone = range(len(self._program.ranks))
-        with waiting_for(self._program, self._rank, Norm(), everyone, time.monotonic()):
+        with WaitingFor(self._program, self._rank, Norm(), everyone, time.monotonic()):
             dist.all_reduce(totals)
         self._pace.wait(self._board.collective_due_s(self._norm, self._rank) if self._board else 0.0)
         return totals

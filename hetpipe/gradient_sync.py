@@ -12,7 +12,7 @@ from torch.futures import Future
 
 from cost_model.collectives import Collective
 from hetpipe.instructions import Broadcast, Program, Sync
-from hetpipe.peers import waiting_for
+from hetpipe.peers import WaitingFor
 from hetpipe.splitting import ChainModel
 
 
@@ -171,7 +171,7 @@ class GradientSync:
 
     def _waiting(self, instruction: Sync | Broadcast, since_s: float) -> AbstractContextManager[None]:
         owners = self._program.buckets[instruction.bucket].ranks
-        return waiting_for(self._program, self._rank, instruction, owners, since_s)
+        return WaitingFor(self._program, self._rank, instruction, owners, since_s)
 
 
 def _buffer(members: Sequence[nn.Parameter]) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cost_model.errors import InputError
 from hetpipe.instructions import Compute, Direction, Message, Pass, Program, Transfer, incoming
-from hetpipe.peers import waiting_for
+from hetpipe.peers import WaitingFor
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +63,10 @@ class DistributedTransport:
         slots = sorted({entry.message for entry in _transfers(program)})
         self._tags = {message: index * MAX_TENSORS for index, message in enumerate(slots)}
         self._groups = _edge_groups(program, self._timeout) if dist.is_initialized() else {}
+        self._ways: dict[Transfer, tuple[int, dist.ProcessGroup | None, int]] = {}
 
     def send(self, transfer: Transfer, tensors: Sequence[Tensor]) -> None:
-        peer, group = self._peer(transfer)
-        tag = self._tags[transfer.message]
+        peer, group, tag = self._way(transfer)
         message = self._sends[transfer] = _UnderWay()
         for index, tensor in enumerate(tensors):
             data = tensor.detach().contiguous()
@@ -80,8 +80,7 @@ class DistributedTransport:
             raise InputError(
                 f"{len(shapes)} tensors cross at {transfer}; {MAX_TENSORS} are the most that may"
             )
-        peer, group = self._peer(transfer)
-        tag = self._tags[transfer.message]
+        peer, group, tag = self._way(transfer)
         message = self._receives[transfer] = _UnderWay()
         for index, entry in enumerate(shapes):
             buffer = torch.empty(entry.shape, dtype=entry.dtype, device=self._device)
@@ -111,12 +110,17 @@ class DistributedTransport:
         for group in self._groups.values():
             dist.destroy_process_group(group)
         self._groups.clear()
+        self._ways.clear()
 
-    def _peer(self, transfer: Transfer) -> tuple[int, dist.ProcessGroup | None]:
-        peer = self._program.rank_of(transfer.pipeline, transfer.peer_stage)
-        sending = transfer.direction is Direction.SEND
-        edge = (self._rank, peer) if sending else (peer, self._rank)
-        return peer, self._groups.get(edge)
+    def _way(self, transfer: Transfer) -> tuple[int, dist.ProcessGroup | None, int]:
+        """Peer, group and first tag of a message, looked up once: a step has many, all steps the same."""
+        way = self._ways.get(transfer)
+        if way is None:
+            peer = self._program.rank_of(transfer.pipeline, transfer.peer_stage)
+            sending = transfer.direction is Direction.SEND
+            edge = (self._rank, peer) if sending else (peer, self._rank)
+            way = self._ways[transfer] = (peer, self._groups.get(edge), self._tags[transfer.message])
+        return way
 
     def _wait(self, transfer: Transfer, message: _UnderWay) -> tuple[Tensor, ...]:
         with self._waiting(transfer, message):
@@ -125,8 +129,7 @@ class DistributedTransport:
         return tuple(tensor for _, tensor in message.tensors)
 
     def _waiting(self, transfer: Transfer, message: _UnderWay) -> AbstractContextManager[None]:
-        peer = self._program.rank_of(transfer.pipeline, transfer.peer_stage)
-        return waiting_for(self._program, self._rank, transfer, (peer,), message.since_s)
+        return WaitingFor(self._program, self._rank, transfer, self._way(transfer)[:1], message.since_s)
 
 
 MAX_TENSORS = 16
