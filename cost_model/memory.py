@@ -101,9 +101,14 @@ def device_memory(
     trained = trained_bytes(profile, layers)
     activations = [stage_activation_bytes(profile, stage) for stage in stages]
     gradients, saved = trained, sum(saved for saved, _ in activations)
+    working = max((_stage_working_bytes(profile, stage) for stage in stages), default=0.0)
     if len(stages) == 1 and stages[0].num_microbatches == stages[0].in_flight:
         later = _saved_after_first_backward(profile, stages[0])
-        gradients, saved = max((summed_bytes, saved), (trained, later), key=sum)
+        first = working
+        if not stages[0].recompute:  # which counts another whole microbatch in its place
+            rows = first_backward_bytes(profile, stages[0].start, stages[0].microbatch_size, summed_bytes)
+            first = max(working, rows[stages[0].stop - stages[0].start])
+        gradients, saved, working = max((summed_bytes, saved, working), (trained, later, first), key=sum)
     copies = 1 + profile.cast_bytes_per_parameter_byte
     return DeviceMemory(
         parameter_bytes=copies * sum(_own_bytes(profile, layers, unreached=True)),
@@ -112,7 +117,7 @@ def device_memory(
         * profile.optimizer_bytes_per_parameter_byte,
         saved_bytes=saved,
         boundary_bytes=sum(boundary for _, boundary in activations),
-        workspace_bytes=max((_stage_working_bytes(profile, stage) for stage in stages), default=0.0),
+        workspace_bytes=working,
     )
 
 
@@ -139,6 +144,24 @@ def working_bytes(profile: ModelProfile, start: int, samples: int) -> tuple[floa
 
 def _stage_working_bytes(profile: ModelProfile, stage: StageShape) -> float:
     return working_bytes(profile, stage.start, stage.microbatch_size)[stage.stop - stage.start]
+
+
+def first_backward_bytes(
+    profile: ModelProfile, start: int, samples: int, summed_bytes: float = 0.0
+) -> tuple[float, ...]:
+    """What the first backward of a step needs at its worst beyond all gradients and other microbatches.
+
+    By the stage's stop layer, as `working_bytes`. A layer's backward still has what it and the layers before
+    it saved; their gradients are only made by it and after it, but for those that have their room from the
+    start.
+    """
+    most, saved, to_come = [0.0], 0.0, 0.0
+    for entry in profile.layers[start:]:
+        saved += samples * entry.saved_bytes_per_sample
+        to_come += entry.parameter_bytes - entry.unreached_bytes
+        made = max(0.0, to_come - summed_bytes)
+        most.append(max(most[-1], entry.workspace_at(samples) + saved - made))
+    return tuple(most)
 
 
 def _saved_after_first_backward(profile: ModelProfile, stage: StageShape) -> float:

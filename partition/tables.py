@@ -4,6 +4,7 @@ Tables are indexed [class, start, stop] for layers [start, stop); empty stages a
 0 where they count.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cost_model.communication import Network
-from cost_model.memory import StageShape, device_memory, working_bytes
+from cost_model.memory import StageShape, device_memory, first_backward_bytes, working_bytes
 from cost_model.pricing import Prices
 from cost_model.profile import ModelProfile
 from partition.classes import DeviceClasses
@@ -67,9 +68,15 @@ class LayerBytes:
 
 def working_table(profile: ModelProfile, samples: int) -> Floats:
     """`cost_model.memory.working_bytes` of layers [start, stop) by [start, stop]."""
+    return _table_of(profile, samples, working_bytes)
+
+
+def _table_of(
+    profile: ModelProfile, samples: int, rows: Callable[[ModelProfile, int, int], tuple[float, ...]]
+) -> Floats:
     table = np.zeros((profile.num_layers + 1, profile.num_layers + 1))
     for start in range(profile.num_layers):
-        table[start, start:] = working_bytes(profile, start, samples)
+        table[start, start:] = rows(profile, start, samples)
     return table
 
 
@@ -229,6 +236,11 @@ class SizeTables:
         """`working_bytes` by [start, stop]."""
         return working_table(self.tables.problem.profile, self.samples)
 
+    @cached_property
+    def first_backward_bytes(self) -> Floats:
+        """`cost_model.memory.first_backward_bytes` by [start, stop], with no gradient there before."""
+        return _table_of(self.tables.problem.profile, self.samples, first_backward_bytes)
+
     @property
     def _usable_bytes(self) -> Floats:
         return self.tables.usable_bytes[:, None, None] * (1 + MEMORY_SLACK)
@@ -277,7 +289,8 @@ class SizeTables:
                 np.where(flight > 0, flight * samples * held.inputs + saved, 0.0)
                 for flight in (in_flight, in_flight - 1)
             )
-        peak = np.maximum(before, held.trained + after) + in_flight * boundary
+        first = 0.0 if recompute else np.maximum(self.first_backward_bytes - self.workspace_bytes, 0.0)
+        peak = np.maximum(before, held.trained + after + first) + in_flight * boundary
         need = held.weights + held.trained * optimizer + self.workspace_bytes + peak
         return np.asarray(self.tables.stages & (need <= self._usable_bytes))
 

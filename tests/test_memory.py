@@ -127,6 +127,21 @@ def test_all_microbatches_in_flight_do_not_meet_all_gradients():
     assert (need.gradient_bytes, need.saved_bytes) == (400, 0)
 
 
+def test_a_large_workspace_of_the_first_backward_meets_the_other_microbatches():
+    # Layers 1 and 2, all of 2 microbatches in flight. In the first backward block0 needs 900, with 50 of its
+    # own saved; of its 200 and block1's 200 of gradients none has been made then that was not there before.
+    profile = small_profile()
+    layers = list(profile.layers)
+    layers[1] = replace(layers[1], workspace_bytes=900.0)
+    profile = replace(profile, layers=tuple(layers))
+    shape = StageShape(1, 3, in_flight=2, microbatch_size=1, num_microbatches=2)
+    need = device_memory(profile, [shape], summed_bytes=400)
+    assert need.gradient_bytes + need.saved_bytes + need.workspace_bytes == 400 + 100 + 900 + 50
+    # gradients that are made by then are not there twice
+    need = device_memory(profile, [shape])
+    assert (need.gradient_bytes, need.saved_bytes, need.workspace_bytes) == (400, 100, 900 - 50)
+
+
 def test_gradients_summed_with_other_devices_are_there_from_the_start():
     # The head on a device of its own sums its 250 tied bytes with the embeddings' device.
     assert small_plan()._summed_bytes(small_profile(), small_plan().device_names[-1]) == 250
