@@ -15,18 +15,16 @@ from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
 from hetpipe.autocast import kept_casts, lowered_dtype, weight_dtype
 from hetpipe.costs import ProgramCosts
-from hetpipe.dropout import KeyedDropout
 from hetpipe.emulation import Board
-from hetpipe.executor import Executor, StepOutcome
-from hetpipe.gradient_sync import GradientSync, counted_names
+from hetpipe.executor import StepOutcome
 from hetpipe.instructions import Program
 from hetpipe.own_optimizer import TorchOptimizer
-from hetpipe.rank import boundaries_of, common_start, gather, pace_of, same_on_all_ranks, slices, torch_device
+from hetpipe.rank import common_start, gather, same_on_all_ranks
+from hetpipe.rank_parts import OwnLayers, executor_of, pace_of, slices, torch_device
 from hetpipe.settings import Clock
 from hetpipe.splitting import ChainModel
-from hetpipe.stage import Loss, StageRunner
+from hetpipe.stage import Loss
 from hetpipe.trace import Trace
-from hetpipe.transport import DistributedTransport
 from partition.plan import check_plan
 
 
@@ -68,33 +66,19 @@ class RankStages:
         self.device_name = program.device_names[self.rank]
         device = cluster.device(self.device_name)
         self.device = torch_device(device)
-        layers = program.plan.layers_of(self.device_name)
         lowered = lowered_dtype(profile.dtype)
         if lowered is not None and dtype != weight_dtype(profile.dtype):
             raise InputError(f"dtype is {dtype}; weights under a profile in {profile.dtype} are in float32")
-        self.model = chain.materialise(layers, seed, dtype, self.device, lowered)
-        self.model.train()
-        reached = {info.name for layer in layers for info in chain.parameters(layer) if info.reached}
-        for name, value in self.model.owned_parameters().items():
-            value.requires_grad_(name in reached)
-        trained = self.named_parameters()
+        own = OwnLayers.of(program, self.rank, chain, seed, self.device, dtype, lowered)
+        self.model = own.model
         costs = ProgramCosts(program, profile, cluster)
         self._board = _open_board(costs, cluster)
-        counted = counted_names(program, self.rank, chain)
-        sharded = program.plan.state_owners is not None
-        stepped = {name: value for name, value in trained.items() if name in counted or not sharded}
-        self._optimizer = TorchOptimizer(None, stepped, counted)
-        self.executor = Executor(
-            costs,
-            self.rank,
-            stages=StageRunner(program, self.model, KeyedDropout(seed), loss),
-            transport=DistributedTransport(program, self.rank, self.device, timeout_s),
-            sync=GradientSync(program, self.rank, chain, trained, timeout_s),
-            optimizer=self._optimizer,
-            boundaries=boundaries_of(chain, lowered or dtype),
-            pace=pace_of(device, Clock.NOMINAL, self.device),
+        self._optimizer = TorchOptimizer(None, own.stepped, own.counted)
+        self.executor = executor_of(
+            costs, self.rank, own, loss, self._optimizer,
+            seed=seed, pace=pace_of(device, Clock.NOMINAL, self.device), timeout_s=timeout_s,
             board=self._board,
-        )
+        )  # fmt: skip
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """The trained parameters here by name; one that several ranks hold is on each of them, and equal."""

@@ -205,41 +205,45 @@ class Executor:
         return self._pace.now_s
 
     def _start_sync(self, entry: Sync, step: int) -> float:
-        if self._board is not None:
-            self._board.join(entry.bucket, self._rank, step, self._pace.now_s)
+        self._join(entry.bucket, step)
         self._sync.start(entry.bucket)
         return self._pace.now_s
 
     def _start_broadcast(self, entry: Broadcast, step: int) -> float:
-        if self._board is not None:
-            self._board.join(self._norm + 1 + entry.bucket, self._rank, step, self._pace.now_s)
+        self._join(self._norm + 1 + entry.bucket, step)
         self._sync.start_broadcast(entry.bucket)
         return self._pace.now_s
 
     def _finish_broadcasts(self) -> None:
         for bucket in self._sync.finish_broadcasts():
-            due_s = self._board.collective_due_s(self._norm + 1 + bucket, self._rank) if self._board else 0.0
-            self._sync_ends[Broadcast(bucket)] = due_s or self._pace.wait(0.0)
-            self._pace.wait(due_s)
+            self._sync_ends[Broadcast(bucket)] = self._wait_for(self._norm + 1 + bucket)
+
+    def _join(self, collective: int, step: int) -> None:
+        """Reserve the emulated links of a collective: SYNC of each bucket, NORM, broadcast of each bucket."""
+        if self._board is not None:
+            self._board.join(collective, self._rank, step, self._pace.now_s)
+
+    def _wait_for(self, collective: int) -> float:
+        """Wait until a collective that is really over is due on emulated links too; gives when that was."""
+        due_s = self._board.collective_due_s(collective, self._rank) if self._board else 0.0
+        now_s = self._pace.wait(due_s)
+        return due_s or now_s
 
     def _norm_of_all(self, step: int) -> Tensor:
         """[sum of squares, number of ranks with a non-finite one, loss] over all ranks: float64."""
         self._sync_ends.clear()
         for bucket in self._sync.finish():
-            due_s = self._board.collective_due_s(bucket, self._rank) if self._board else 0.0
-            self._sync_ends[Sync(bucket)] = due_s or self._pace.wait(0.0)
-            self._pace.wait(due_s)
+            self._sync_ends[Sync(bucket)] = self._wait_for(bucket)
         squares = self._optimizer.square_sum()
         not_finite = 0.0 if squares.isfinite() else 1.0
         totals = torch.tensor([float(squares), not_finite, self._stages.take_loss()], dtype=torch.float64)
         if len(self._program.ranks) == 1:
             return totals
-        if self._board is not None:
-            self._board.join(self._norm, self._rank, step, self._pace.now_s)
+        self._join(self._norm, step)
         everyone = range(len(self._program.ranks))
         with WaitingFor(self._program, self._rank, Norm(), everyone, time.monotonic()):
             dist.all_reduce(totals)
-        self._pace.wait(self._board.collective_due_s(self._norm, self._rank) if self._board else 0.0)
+        self._wait_for(self._norm)
         return totals
 
     def _update(self, totals: Tensor, learning_rate: float, clip_norm: float) -> tuple[float, float]:

@@ -16,7 +16,7 @@ from cost_model.measured_links import MeasuredAllReduce, MeasuredLink
 from hetpipe.instructions import Direction, Pass, Program, Transfer
 from hetpipe.launch import Emit, RankGroup, run_ranks
 from hetpipe.precision import standard_error_of_median
-from hetpipe.rank import torch_device
+from hetpipe.rank_parts import torch_device
 from hetpipe.transport import DistributedTransport, TensorShape
 from partition.plan import Pipeline, Plan, Stage
 

@@ -4,7 +4,6 @@ import json
 import math
 import time
 from collections import deque
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,33 +11,28 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from cost_model.cluster import CPU, EMULATED, Device
 from cost_model.cluster_file import read_cluster
 from cost_model.errors import InputError
 from cost_model.profile import read_profile
 from cost_model.reading import read_text
-from hetpipe.autocast import boundary_dtype, kept_casts, lowered_dtype, weight_dtype
+from hetpipe.autocast import kept_casts, lowered_dtype, weight_dtype
 from hetpipe.costs import ProgramCosts
-from hetpipe.dropout import KeyedDropout
-from hetpipe.emulation import Board, ByteCounter, EmulatedPace, HostLoad, Pace
-from hetpipe.executor import Boundaries, Executor, StepOutcome
-from hetpipe.gradient_sync import GradientSync, counted_names
-from hetpipe.instructions import Program, parse_program
+from hetpipe.emulation import Board, ByteCounter, HostLoad
+from hetpipe.executor import Executor, StepOutcome
+from hetpipe.instructions import parse_program
 from hetpipe.launch import Emit
 from hetpipe.optimizer import Optimizer
 from hetpipe.own_optimizer import optimizer_of
 from hetpipe.peers import peer_error
+from hetpipe.rank_parts import OwnLayers, executor_of, pace_of, slices, torch_device
 from hetpipe.rank_report import RankSummary, shared_hashes, write_results
 from hetpipe.run_folder import RunFolder
 from hetpipe.saving import load_checkpoint, save_checkpoint
-from hetpipe.settings import Clock, Settings, read_settings
+from hetpipe.settings import Settings, read_settings
 from hetpipe.skeleton import LayerModel
-from hetpipe.splitting import ChainModel
-from hetpipe.stage import Microbatch, StageRunner
 from hetpipe.task import TaskFactory, TrainingTask
-from hetpipe.transport import DistributedTransport, TensorShape
 from partition.plan import read_plan
 
 T = TypeVar("T")
@@ -99,30 +93,18 @@ class _Run:
         place = torch_device(device)
         task = make_task(folder, settings)
         profile.check_layers(task.chain.layer_names)
-        layers = program.plan.layers_of(device.name)
-        dtype, lowered = weight_dtype(settings.dtype), lowered_dtype(settings.dtype)
-        model = task.chain.materialise(layers, settings.seed, dtype, place, lowered)
-        model.train()
-        reached = {info.name for layer in layers for info in task.chain.parameters(layer) if info.reached}
-        trained = {name: value for name, value in model.owned_parameters().items() if name in reached}
-        for name, value in model.owned_parameters().items():
-            value.requires_grad_(name in reached)
-        counted = counted_names(program, rank, task.chain)
-        sharded = program.plan.state_owners is not None
-        stepped = {name: value for name, value in trained.items() if name in counted or not sharded}
-        optimizer = optimizer_of(task, stepped, counted, settings)
+        own = OwnLayers.of(
+            program, rank, task.chain, settings.seed, place,
+            weight_dtype(settings.dtype), lowered_dtype(settings.dtype),
+        )  # fmt: skip
+        optimizer = optimizer_of(task, own.stepped, own.counted, settings)
         board = Board(Path(board_path), costs) if board_path is not None else None
-        executor = Executor(
-            costs,
-            rank,
-            stages=StageRunner(program, model, KeyedDropout(settings.seed), task.loss),
-            transport=DistributedTransport(program, rank, place, settings.timeout_s),
-            sync=GradientSync(program, rank, task.chain, trained, settings.timeout_s),
-            optimizer=optimizer,
-            boundaries=boundaries_of(task.chain, boundary_dtype(settings.dtype)),
-            pace=pace_of(device, settings.clock, place),
+        executor = executor_of(
+            costs, rank, own, task.loss, optimizer,
+            seed=settings.seed, pace=pace_of(device, settings.clock, place), timeout_s=settings.timeout_s,
             board=board,
-        )
+        )  # fmt: skip
+        model = own.model
         run = cls(folder, settings, costs, rank, task, model, optimizer, executor, board, device, place, emit)
         if settings.resume_from is not None:
             run.step, run.samples_seen = load_checkpoint(
@@ -230,56 +212,6 @@ class _Run:
         if dist.is_initialized():
             dist.broadcast(stop, src=0)
         return bool(stop)
-
-
-def slices(
-    program: Program, step: int, inputs: Any, labels: Tensor, weight: float
-) -> Callable[[int, int], Microbatch]:
-    """Which samples of the step a microbatch is: consecutive blocks, in the order of the plan."""
-    pipelines = program.plan.pipelines
-    offsets = [sum(entry.num_samples for entry in pipelines[:index]) for index in range(len(pipelines))]
-
-    def microbatch(pipeline: int, index: int) -> Microbatch:
-        start = offsets[pipeline] + index * pipelines[pipeline].microbatch_size
-        stop = start + pipelines[pipeline].microbatch_samples(index)
-        chosen = {name: value[start:stop] for name, value in inputs.items()}
-        return Microbatch(step, tuple(range(start, stop)), chosen, labels[start:stop], weight)
-
-    return microbatch
-
-
-def boundaries_of(chain: ChainModel, dtype: torch.dtype) -> Boundaries:
-    """What travels between the layers of a chain whose floating tensors are of a dtype."""
-
-    def boundaries(layer: int, microbatch: Microbatch) -> tuple[TensorShape, ...]:
-        return tuple(
-            TensorShape(
-                (len(microbatch.samples), *spec.shape_per_sample),
-                dtype if spec.dtype.is_floating_point else spec.dtype,
-            )
-            for spec in chain.boundary_for(layer, microbatch.inputs)
-        )
-
-    return boundaries
-
-
-def torch_device(device: Device) -> torch.device:
-    """The GPU with the device's index on its node; the CPU for emulated and CPU devices."""
-    if device.kind in (CPU, EMULATED):
-        return torch.device("cpu")
-    place = torch.device("cuda", int(device.name.rsplit("/", 1)[1]))
-    if not torch.cuda.is_available() or place.index >= torch.cuda.device_count():
-        raise InputError(f"device {device.name!r} is a {device.kind}, and this host has no GPU {place.index}")
-    torch.cuda.set_device(place)
-    return place
-
-
-def pace_of(device: Device, clock: Clock, place: torch.device) -> Pace:
-    """When operations start and end on a device."""
-    if device.kind == EMULATED:
-        return EmulatedPace(device.speed if clock is Clock.CPU else None)
-    # not the whole device: a receive that is posted ahead would be waited for, whose sender may wait for us
-    return Pace(torch.cuda.current_stream(place).synchronize) if place.type == "cuda" else Pace()
 
 
 def gather(value: T) -> list[T]:

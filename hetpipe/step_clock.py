@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from heapq import heappop, heappush
 
-from cost_model.communication import NORM_BYTES, all_reduce_due, idle
+from cost_model.communication import idle
 from hetpipe.costs import ProgramCosts
 from hetpipe.instructions import Compute, Direction, Pass, Transfer
 from hetpipe.schedules import one_f_one_b
@@ -91,24 +91,23 @@ class _StepClock:
         self._clock, self._busy, self._at = [0.0] * len(places), [0.0] * len(places), [0] * len(places)
         self._awaited: list[list[float] | None] = [None] * len(places)
         self._wanted = [0] * len(places)
-        self._names = costs.device_names
         self._buckets_of: list[list[int]] = [[] for _ in places]
         for index, bucket in enumerate(costs.program.buckets):
             for rank in bucket.ranks:
                 self._buckets_of[rank].append(index)
-        self._ready: list[dict[str, float]] = [{} for _ in costs.program.buckets]
-        self._summed: list[dict[str, float]] = [{} for _ in costs.program.buckets]
+        self._ready: list[dict[int, float]] = [{} for _ in costs.program.buckets]
+        self._summed: list[dict[int, float]] = [{} for _ in costs.program.buckets]
 
     def run(self) -> StepTimes:
         clock, busy = self._computed()
         ready = {
-            name: max([clock[rank], *(self._summed[index][name] for index in self._buckets_of[rank])])
-            for rank, name in enumerate(self._names)
+            rank: max([now, *(self._summed[index][rank] for index in self._buckets_of[rank])])
+            for rank, now in enumerate(clock)
         }
-        due = all_reduce_due(self._free_at, self._costs.network, NORM_BYTES, ready)
+        due = self._costs.norm_due(self._free_at, ready)
         ends = []
-        for rank, name in enumerate(self._names):
-            start = ready[name] + (due[name] - ready[name])
+        for rank in ready:
+            start = ready[rank] + (due[rank] - ready[rank])
             ends.append(start + self._costs.step_s(rank))
             busy[rank] += ends[-1] - start
         return StepTimes(max(ends), tuple(busy))
@@ -191,15 +190,11 @@ class _StepClock:
 
     def _sync(self, rank: int, now: float) -> None:
         """The SYNCs of a rank, all after its last backward; the last owner's starts the sum."""
-        costs, names = self._costs, self._names
         for index in self._buckets_of[rank]:
-            bucket, ready = costs.program.buckets[index], self._ready[index]
-            ready[names[rank]] = now
-            if len(ready) == len(bucket.ranks):
-                in_order = {names[member]: ready[names[member]] for member in bucket.ranks}
-                self._summed[index] = all_reduce_due(
-                    self._free_at, costs.network, costs.sync_bytes(index), in_order, bucket.collective
-                )
+            ready = self._ready[index]
+            ready[rank] = now
+            if len(ready) == len(self._costs.program.buckets[index].ranks):
+                self._summed[index] = self._costs.sync_due(self._free_at, index, ready)
 
 
 def _codes(num_microbatches: int, in_flight: int) -> list[int]:

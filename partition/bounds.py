@@ -15,6 +15,7 @@ from partition.count_split import CountSplit
 from partition.pipeline_search import PipelineSearch
 from partition.plan import Plan
 from partition.problem import Problem
+from partition.sharding import unsharded
 
 EXACT_WORK = 4e7  # count vectors x layers squared x classes up to which the integer bound is worked out
 MOST_VECTORS = 2000
@@ -57,9 +58,9 @@ def best_bound(search: PipelineSearch, *, proof: bool = True) -> Bound:
 
 def sharded_bound(problem: Problem) -> Bound:
     """A bound for plans whose optimizer states may be on any device: they cost neither memory nor time."""
-    profile = problem.profile
+    profile = unsharded(problem, 0.0).profile
     kinds = {name: replace(kind, optimizer_s_per_byte=0.0) for name, kind in profile.kinds.items()}
-    free = replace(problem, profile=replace(profile, kinds=kinds, optimizer_bytes_per_parameter_byte=0.0))
+    free = replace(problem, profile=replace(profile, kinds=kinds))
     space = f"{bound_space(problem)}, optimizer states anywhere and for nothing"
     return Bound(fractional_bound_s(free), space)
 

@@ -15,45 +15,15 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from cost_model.cluster import Device
 from cost_model.profile import ModelProfile
+from partition.classes import ClassOrder, DeviceClasses
 from partition.pipeline_costs import Layout, PipelineCosts
 from partition.tables import LayerBytes, working_table
 from partition.windows import TOLERANCE
 
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
-ClassOrder = tuple[int, ...]
-"""Classes of devices in the order of the stages."""
-
 FOREVER_S = 1e18  # as a period: one microbatch in flight is enough everywhere
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceClasses:
-    """Devices grouped by `device_class`: any of a group may stand for any other."""
-
-    members: tuple[tuple[Device, ...], ...]
-
-    @classmethod
-    def of(cls, devices: Iterable[Device]) -> "DeviceClasses":
-        groups: dict[tuple[str, float, float, str], list[Device]] = {}
-        for device in devices:
-            groups.setdefault(device.device_class, []).append(device)
-        return cls(tuple(tuple(group) for group in groups.values()))
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        return tuple(len(group) for group in self.members)
-
-    def pair(self, first: int, second: int) -> tuple[Device, Device]:
-        """Two different devices that stand for two classes, or for the same one twice."""
-        return self.members[first][0], self.members[second][1 if first == second else 0]
-
-    def devices(self, order: ClassOrder) -> tuple[Device, ...]:
-        """A device for each place of an order, each device once, in the order of the cluster."""
-        unused = [iter(group) for group in self.members]
-        return tuple(next(unused[entry]) for entry in order)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,13 @@
 """Devices that may stand for one another, and the links between such classes."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from cost_model.cluster import Cluster, Device, Node
+
+ClassOrder = tuple[int, ...]
+"""Classes of devices in the order of the stages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,15 +15,43 @@ class DeviceClasses:
     """Devices grouped: any of a group may stand for any other.
 
     links: for each two classes (first <= second), pairs of different devices that stand for every kind of
-        channel between them; none for a class of one device with itself.
+        channel between them; none for a class of one device with itself. Empty where nobody asks.
     """
 
     members: tuple[tuple[Device, ...], ...]
-    links: dict[tuple[int, int], tuple[tuple[Device, Device], ...]] = dataclasses.field(compare=False)
+    links: dict[tuple[int, int], tuple[tuple[Device, Device], ...]] = dataclasses.field(
+        compare=False, default_factory=dict
+    )
+
+    @classmethod
+    def by(cls, devices: Iterable[Device], key: Callable[[Device], object]) -> "DeviceClasses":
+        """Devices of one key together, without links; in order of first appearance."""
+        groups: dict[object, list[Device]] = {}
+        for device in devices:
+            groups.setdefault(key(device), []).append(device)
+        return cls(tuple(map(tuple, groups.values())))
+
+    @classmethod
+    def of(cls, devices: Iterable[Device]) -> "DeviceClasses":
+        """By `device_class`: those of one node that are alike."""
+        return cls.by(devices, lambda device: device.device_class)
 
     @property
     def counts(self) -> tuple[int, ...]:
         return tuple(len(group) for group in self.members)
+
+    def entries(self) -> dict[str, int]:
+        """The class of each device, by its name."""
+        return {device.name: entry for entry, group in enumerate(self.members) for device in group}
+
+    def pair(self, first: int, second: int) -> tuple[Device, Device]:
+        """Two different devices that stand for two classes, or for the same one twice."""
+        return self.members[first][0], self.members[second][1 if first == second else 0]
+
+    def devices(self, order: ClassOrder) -> tuple[Device, ...]:
+        """A device for each place of an order, each device once, in the order of the cluster."""
+        unused = [iter(group) for group in self.members]
+        return tuple(next(unused[entry]) for entry in order)
 
     def channels(self, first: int, second: int) -> tuple[tuple[Device, Device], ...]:
         """Pairs (device of first, device of second), one for every kind of channel between the classes."""
@@ -32,11 +63,10 @@ class DeviceClasses:
 def equal_devices(cluster: Cluster) -> DeviceClasses:
     """Classes by (kind, speed, memory, node shape): equal nodes are one class, however many there are."""
     shapes = {node.name: _node_shape(node, cluster) for node in cluster.nodes}
-    groups: dict[object, list[Device]] = {}
-    for device in cluster.devices:
-        key = (device.kind, device.speed, device.usable_bytes, shapes[device.node])
-        groups.setdefault(key, []).append(device)
-    members = tuple(tuple(group) for group in groups.values())
+    members = DeviceClasses.by(
+        cluster.devices,
+        lambda device: (device.kind, device.speed, device.usable_bytes, shapes[device.node]),
+    ).members
     links = {}
     for first, group in enumerate(members):
         for second in range(first, len(members)):

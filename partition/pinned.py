@@ -59,11 +59,10 @@ class _PinnedSize(SizeTables):
 def _classes(problem: Problem) -> DeviceClasses:
     """Devices of one node that are alike, each pinned one alone; which links they have, nobody asks here."""
     pinned = {pin.device for pin in problem.forced.pins}
-    groups: dict[object, list[Device]] = {}
-    for device in problem.cluster.devices:
-        key = (device.device_class, device.name if device.name in pinned else "")
-        groups.setdefault(key, []).append(device)
-    return DeviceClasses(tuple(tuple(group) for group in groups.values()), {})
+    return DeviceClasses.by(
+        problem.cluster.devices,
+        lambda device: (device.device_class, device.name if device.name in pinned else ""),
+    )
 
 
 @dataclass(frozen=True, slots=True)

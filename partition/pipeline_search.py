@@ -156,7 +156,10 @@ class PipelineSearch:
     def _orders(self) -> list[tuple[Device, ...]]:
         """All orders of all subsets of few devices; else those with most memory or speed, by memory."""
         devices, layers = self.problem.cluster.devices, self.problem.profile.num_layers
-        speed = {name: float(self.tables.at(1).busy_s[entry, 0, -1]) for name, entry in self._entries()}
+        speed = {
+            name: float(self.tables.at(1).busy_s[entry, 0, -1])
+            for name, entry in self.classes.entries().items()
+        }
         by_memory = sorted(devices, key=lambda device: (-device.usable_bytes, device.name))
         by_speed = sorted(devices, key=lambda device: (speed[device.name], device.name))
         orders = [
@@ -172,11 +175,6 @@ class PipelineSearch:
             ]
         kinds = {tuple(device.device_class for device in order): order for order in reversed(orders)}
         return list(kinds.values())
-
-    def _entries(self) -> Iterable[tuple[str, int]]:
-        for entry, group in enumerate(self.classes.members):
-            for device in group:
-                yield device.name, entry
 
     def from_columns(self, most_pipelines: int | None = None) -> list[list[Worker]]:
         """The relaxed programme's pipelines, rounded to whole ones and put on devices."""

@@ -20,9 +20,7 @@ class Recutter:
 
     def __init__(self, tables: ProblemTables, workshop: Workshop) -> None:
         self.tables, self.workshop = tables, workshop
-        self._entry = {
-            device.name: entry for entry, group in enumerate(tables.classes.members) for device in group
-        }
+        self._entry = tables.classes.entries()
         self._hops: dict[object, Floats] = {}
         self._no_hop = np.zeros(tables.num_layers + 1)
         self._stages: dict[tuple[int, int], tuple[_Band, _Band]] = {}

@@ -58,9 +58,7 @@ class ReplicatedStages:
 
     def __init__(self, tables: ProblemTables, costs: PipelineCosts) -> None:
         self.tables, self.costs = tables, costs
-        self._entry = {
-            device.name: entry for entry, group in enumerate(tables.classes.members) for device in group
-        }
+        self._entry = tables.classes.entries()
         self._rings: dict[tuple[str, ...], tuple[float, float]] = {}
 
     def drafts(self, ceiling_s: float = math.inf) -> Iterator[Draft]:

@@ -8,7 +8,8 @@ from itertools import product
 import numpy as np
 
 from cost_model.errors import InfeasibleError
-from partition.chain_dp import FOREVER_S, ChainProgramme, ClassOrder, DeviceClasses, Floats, Root, StageBytes
+from partition.chain_dp import FOREVER_S, ChainProgramme, Floats, Root, StageBytes
+from partition.classes import ClassOrder, DeviceClasses
 from partition.pipeline_costs import Layout, PipelineCosts
 from partition.plan import Plan
 from partition.problem import Problem

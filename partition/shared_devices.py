@@ -89,9 +89,7 @@ class ShiftedCuts:
 
     def __init__(self, tables: ProblemTables, draft_costs: DraftCosts) -> None:
         self.tables, self.draft_costs = tables, draft_costs
-        self._entry = {
-            device.name: entry for entry, group in enumerate(tables.classes.members) for device in group
-        }
+        self._entry = tables.classes.entries()
         self._found: dict[object, list[_Shift]] = {}
 
     def drafts(self, best: Plan | None) -> Iterator[Draft]:

@@ -15,7 +15,8 @@ from cost_model.collectives import Collective
 from hetpipe.emulation import ByteCounter
 from hetpipe.instructions import Norm, Sync
 from hetpipe.lowering import lower
-from hetpipe.rank import gather, slices
+from hetpipe.rank import gather
+from hetpipe.rank_parts import slices
 from partition.plan import Pipeline, Plan, Stage
 from random_cases import Case, batch_of, profile_of
 from stress_ranks import OneProcess, Rank, compare, executor_of

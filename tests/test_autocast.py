@@ -23,7 +23,7 @@ from hetpipe.execution import RankStages, execute
 from hetpipe.lowering import lower
 from hetpipe.models import model_spec
 from hetpipe.profiler import profile_task
-from hetpipe.rank import boundaries_of
+from hetpipe.rank_parts import boundaries_of
 from hetpipe.run_folder import RunFolder
 from hetpipe.settings import Settings
 from hetpipe.splitting import ChainModel

@@ -9,7 +9,8 @@ import pytest
 
 from cost_model.cluster import Cluster, Device, Link, Node
 from cost_model.memory import StageShape, device_memory
-from partition.chain_dp import FOREVER_S, ChainProgramme, DeviceClasses, StageBytes
+from partition.chain_dp import FOREVER_S, ChainProgramme, StageBytes
+from partition.classes import DeviceClasses
 from partition.pipeline_costs import Layout, PipelineCosts
 from partition.problem import Problem
 from partition.search import class_orders, search_chains

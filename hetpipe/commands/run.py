@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -138,18 +138,10 @@ def run_command(
         raise InputError(
             "--plan decides everything; leave out --pin, --exclude, --pipelines and --max-devices"
         )
-    texts = tuple(entry.resolve() for entry in data or ())
-    if texts:
-        from hetpipe.data import read_corpus
-
-        read_corpus(texts)  # refused before anything is measured
+    texts = _readable(data or ())
     entry = model_entry(model)
     folder = RunFolder(run_folder) if run_folder is not None else None
-    source = None
-    if resume is not None and not dry_run:
-        from hetpipe.training import find_checkpoint
-
-        source = find_checkpoint(resume, folder, RUNS, entry.name)
+    source = None if dry_run else _source(resume, folder, entry.name)
     length = sequence_length or 64
     used = left.devices if given is None else [devices.device(name) for name in given.device_names]
     costs = get_profile(
@@ -193,21 +185,40 @@ def run_command(
     warn_if_too_fast(device.speed for device in used if device.kind == EMULATED)
     estimates = estimate_sentences(costs, (device.kind for device in used))
     if dry_run:
-        if json:
-            decided = {"plan": running.to_json(), "settings": settings.to_json()}
-            print_json({**decided, **choice_json(choice)})
-            note(estimates)
-        return
-    if entry.folder is not None:
-        from hetpipe.task import model_notes
+        result: dict[str, Any] = {"plan": running.to_json(), "settings": settings.to_json()}
+        tables: list[Any] = []
+    else:
+        if entry.folder is not None:
+            from hetpipe.task import model_notes
 
-        note(model_notes(settings))
-    report, folder = _train(settings, cluster, costs, chosen, folder, quiet=silent)
+            note(model_notes(settings))
+        report, folder = _train(settings, cluster, costs, chosen, folder, quiet=silent)
+        result = {"run_folder": str(folder.path), **report.to_json()}
+        tables = [*run_report_tables(report), *estimates, f"run folder: {folder.path}"]
     if json:
-        print_json({"run_folder": str(folder.path), **report.to_json(), **choice_json(choice)})
+        print_json({**result, **choice_json(choice)})
         note(estimates)
-        return
-    show([*run_report_tables(report), *estimates, f"run folder: {folder.path}"])
+    else:
+        show(tables)
+
+
+def _readable(data: Iterable[Path]) -> tuple[Path, ...]:
+    """The texts by their full paths; refused before anything is measured."""
+    texts = tuple(entry.resolve() for entry in data)
+    if texts:
+        from hetpipe.data import read_corpus
+
+        read_corpus(texts)
+    return texts
+
+
+def _source(resume: str | None, folder: RunFolder | None, name: str) -> Path | None:
+    """The checkpoint to go on from."""
+    if resume is None:
+        return None
+    from hetpipe.training import find_checkpoint
+
+    return find_checkpoint(resume, folder, RUNS, name)
 
 
 def _kept_schedule(checkpoint: Path) -> Schedule | None:

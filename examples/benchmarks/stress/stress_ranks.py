@@ -19,7 +19,8 @@ from hetpipe.executor import Executor, StepOutcome
 from hetpipe.gradient_sync import GradientSync, counted_names
 from hetpipe.instructions import Program, Schedule
 from hetpipe.optimizer import Optimizer
-from hetpipe.rank import boundaries_of, gather, slices
+from hetpipe.rank import gather
+from hetpipe.rank_parts import boundaries_of, slices
 from hetpipe.skeleton import LayerModel
 from hetpipe.stage import StageRunner
 from hetpipe.transport import DistributedTransport

@@ -25,7 +25,8 @@ from hetpipe.instructions import Norm, Program, Step
 from hetpipe.launch import Emit
 from hetpipe.lowering import lower
 from hetpipe.optimizer import Optimizer
-from hetpipe.rank import LEAD_S, boundaries_of, gather
+from hetpipe.rank import LEAD_S, gather
+from hetpipe.rank_parts import boundaries_of
 from hetpipe.splitting import ChainModel
 from hetpipe.stage import Microbatch, StageRunner
 from hetpipe.transport import DistributedTransport
