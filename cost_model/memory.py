@@ -121,16 +121,18 @@ def device_memory(
     )
 
 
-def working_bytes(profile: ModelProfile, start: int, samples: int) -> tuple[float, ...]:
+def working_bytes(
+    profile: ModelProfile, start: int, samples: int, stop: int | None = None
+) -> tuple[float, ...]:
     """What a microbatch needs at its worst moment beyond all its saved bytes, by the stage's stop layer.
 
     While a layer of [start, stop) works, forward or backward, its microbatch keeps nothing of the layers
     after it: their saved bytes leave room for its workspace. But the gradient of weights that a layer
     shares with an earlier one of the stage is kept until the backward comes to that one, and both are added
-    into a third tensor. Entry i is of stop = start + i, 0 of no layer.
+    into a third tensor. Entry i is of stop = start + i, 0 of no layer, the last one of `stop`.
     """
     most = [0.0]
-    for index, layer in enumerate(profile.layers[start:], start):
+    for index, layer in enumerate(profile.layers[start:stop], start):
         before, home = most[-1], profile.tied_home(index)
         if start <= home < index:
             kept = profile.tied_bytes(index)
@@ -143,7 +145,7 @@ def working_bytes(profile: ModelProfile, start: int, samples: int) -> tuple[floa
 
 
 def _stage_working_bytes(profile: ModelProfile, stage: StageShape) -> float:
-    return working_bytes(profile, stage.start, stage.microbatch_size)[stage.stop - stage.start]
+    return working_bytes(profile, stage.start, stage.microbatch_size, stage.stop)[-1]
 
 
 def first_backward_bytes(

@@ -42,17 +42,18 @@ def auto(problem: Problem, evaluate: Evaluate | None = None, *, search: Pipeline
     Raises: InfeasibleError with the least that is missing, over all orders and cuts, or why nothing that is
         forced can be.
     """
-    costs = PipelineCosts(problem)
     verdict = Verdict(problem, evaluate)
     if problem.forced != Forced():
         plans = [plan for plan in forced_plans(problem, _simulator(evaluate)) if problem.forced.allows(plan)]
         return dataclasses.replace(min(plans, key=verdict), strategy=AUTO)
     search = search or PipelineSearch(problem)
+    costs = search.costs
     ours = sorted(_ours(problem, search, costs), key=lambda plan: estimate_s(costs, plan))
     best = _best(ours, verdict, costs, OUR_OWN)
     if best is None or memory_binds(problem, costs):
         ceiling_s = verdict(best)[0] if best else math.inf
-        best = _best(shared_plans(problem, costs, best, ceiling_s), verdict, costs, OUR_OWN, best, MOST_LOST)
+        shared = shared_plans(search.tables, costs, best, ceiling_s)
+        best = _best(shared, verdict, costs, OUR_OWN, best, MOST_LOST)
     ceiling_s = verdict(best)[0] if best else math.inf
     best = _best(interleaved_plans(problem, costs, ceiling_s), verdict, costs, OUR_OWN, best)
     best = _best(list(_baselines(problem, evaluate)), verdict, costs, len(BASELINES), best)

@@ -1,6 +1,6 @@
 """Lower bounds on the time of a step."""
 
-import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,9 +16,9 @@ from partition.pipeline_search import PipelineSearch
 from partition.plan import Plan
 from partition.problem import Problem
 from partition.sharding import unsharded
+from partition.tables import ProblemTables
 
-EXACT_WORK = 4e7  # count vectors x layers squared x classes up to which the integer bound is worked out
-MOST_VECTORS = 2000
+MOST_WORK = (5e8, 2.5e9)  # of the integer bound, with all classes, and with fewer
 PROOF_S = 14.0
 PROOF_S_PER_DEVICE = 0.1
 
@@ -83,16 +83,27 @@ def pipeline_bound_s(search: PipelineSearch, fractional_s: float) -> tuple[float
     """
     assert search.best is not None
     ceiling_s, counts = search.best, search.classes.counts
-    vectors = math.prod(count + 1 for count in counts)
-    if vectors * len(counts) * search.tables.num_layers**2 <= EXACT_WORK and vectors <= MOST_VECTORS:
-        bound_s = CountSplit(search.tables, ceiling_s).bound_s(fractional_s)
-        return max(fractional_s, bound_s), "whole pipelines, by Z and Little's law"
+    for tables, most_work in zip(_coarser(search), MOST_WORK, strict=False):
+        if CountSplit.work(tables) <= most_work:
+            bound_s = CountSplit(tables, ceiling_s, for_bound=True).bound_s(fractional_s)
+            return max(fractional_s, bound_s), "whole pipelines, by Z and Little's law"
     seconds = min(120.0, max(PROOF_S, PROOF_S_PER_DEVICE * sum(counts)))
     prices = search.columns.prices if search.columns else np.ones(len(counts))
     pool = search.columns.pool if search.columns else None
     proof = ColumnBound(search.tables, prices, seconds, pool)
     bound_s = proof.bound_s(fractional_s, ceiling_s)
     return bound_s, "time" if proof.exhausted else "parts of pipelines, by Z and Little's law"
+
+
+def _coarser(search: PipelineSearch) -> Iterator[ProblemTables]:
+    """The tables of the search; then with its classes of equal devices as one, wherever these are.
+
+    Such a class has all links that a part of it has, so that the bound holds, and hardly suffers.
+    """
+    yield search.tables
+    merged = search.classes.merged()
+    if len(merged.members) < len(search.classes.members):
+        yield ProblemTables(search.problem, merged)
 
 
 def bound_space(problem: Problem) -> str:

@@ -36,6 +36,23 @@ class DeviceClasses:
         """By `device_class`: those of one node that are alike."""
         return cls.by(devices, lambda device: device.device_class)
 
+    def merged(self) -> "DeviceClasses":
+        """Classes of one kind, speed and memory together, with the channels of all of them."""
+        groups: dict[object, list[int]] = {}
+        for entry, (device, *_) in enumerate(self.members):
+            groups.setdefault((device.kind, device.speed, device.usable_bytes), []).append(entry)
+        parts = list(groups.values())
+        links = {
+            (first, second): tuple(
+                pair for one in parts[first] for other in parts[second] for pair in self.channels(one, other)
+            )
+            for first in range(len(parts))
+            for second in range(first, len(parts))
+        }
+        return DeviceClasses(
+            tuple(tuple(device for entry in part for device in self.members[entry]) for part in parts), links
+        )
+
     @property
     def counts(self) -> tuple[int, ...]:
         return tuple(len(group) for group in self.members)

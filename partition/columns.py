@@ -20,10 +20,10 @@ from partition.master import Master, solve_master
 from partition.tables import Floats, ProblemTables
 from partition.worker import Timing, WorkerStage, Workshop
 
-LEVELS = 28
+LEVELS = (24, 16)  # of the grid, in turn: one misses columns that the other finds
 ROUNDS = 14
 STALE = 3
-CLOSE = 1e-3  # relative: how exactly the least step is found
+CLOSE = 4e-3  # relative: how exactly the least step is found
 KEPT = 0.97  # columns are added whose samples per price reach this share of the best
 SMOOTH = 0.4
 NEW = 60  # columns added in a round
@@ -119,7 +119,7 @@ def generate(
     workshop: Workshop,
     *,
     rounds: int = ROUNDS,
-    levels: int = LEVELS,
+    levels: Sequence[int] = LEVELS,
     most_pipelines: int | None = None,
     pool: ColumnPool | None = None,
 ) -> Columns:
@@ -138,7 +138,7 @@ def generate(
     cuts = search_cuts(tables)
     best = math.inf
     stale = 0
-    for _ in range(rounds):
+    for turn in range(rounds):
         found: list[tuple[float, PricedPipeline]] = []
         for size, samples in amounts.items():
             if samples:
@@ -147,7 +147,7 @@ def generate(
                     size,
                     [value // size for value in samples],
                     step_s,
-                    levels=levels,
+                    levels=levels[turn % len(levels)],
                     cuts=cuts,
                 )
                 found += [

@@ -4,20 +4,21 @@ Gives the plan's pipelines and the integer bound together: no plan in which each
 one pipeline is faster than `bound_s`.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
 from partition.column_dp import ColumnStage
 from partition.tables import Amount, Floats, ProblemTables
-from partition.type_counts import CountVectors, TypeCountProgramme
+from partition.type_counts import CountVectors, Places, TypeCountProgramme
 
+MOST_PARTS = 6_000_000  # pairs of a vector and one below it
 SAFETY = 1e-7  # relative: a floating-point tie must not prove a false bound
 GROWTH = 1.6  # of microbatches between amounts of the first grid
-SIDE_BY_SIDE = 12
+SIDE_BY_SIDE, MOST_STATES = 12, 12_000_000  # of amounts, and of vectors, classes and layers times those
 
 Family = tuple[int, int, int]
 """(microbatch size, least and most samples of the last microbatch)."""
@@ -38,77 +39,99 @@ class CountSplit:
 
     Within a family Z grows no faster than in proportion to the samples, and never falls: so what is known at
     two amounts bounds what a step can hold in between. ceiling_s: the time of a plan that is known.
+
+    for_bound: only for `bound_s`, which takes single microbatches together until it needs them one by one.
     """
 
     tables: ProblemTables
     ceiling_s: float
     max_labels: int | None = 1
     recompute: bool = True
+    for_bound: bool = False
     vectors: CountVectors = field(init=False)
-    subsets: list[npt.NDArray[np.int64]] = field(init=False)
+    subsets: list[Places] = field(init=False)
     least: dict[Family, dict[int, Floats]] = field(default_factory=dict)
-    exact: dict[int, dict[int, Floats]] = field(default_factory=dict)
+    exact: dict[tuple[int, int], Floats] = field(default_factory=dict)
     programmes: dict[tuple[Family, int], tuple[TypeCountProgramme, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.vectors = CountVectors(self.tables.classes.counts)
-        digits = self.vectors.digits
-        self.subsets = [
-            np.flatnonzero((digits[: vector + 1] <= digits[vector]).all(axis=1))
-            for vector in range(self.vectors.size)
-        ]
+        self.subsets = [self.vectors.below(vector) for vector in range(self.vectors.size)]
         batch = self.tables.problem.global_batch_size
         sizes = [size for size in self.tables.problem.microbatch_sizes if size <= batch]
-        for size in sizes:
-            for family in families(size):
-                self.add(family, _grid(batch // size))
-        larger = [batch + 1] if max(self.tables.problem.microbatch_sizes) > batch else []
-        for below, above in pairwise((0, *sizes, *larger)):
-            self.add_singles(above, range(below + 1, above))
+        wanted = {family: _grid(batch // size) for size in sizes for family in families(size)} | {
+            family: [0] for family in self._singles(sizes)
+        }
+        self.add(wanted)
 
-    def add(self, family: Family, counts: Sequence[int]) -> None:
-        """Work out the least makespans for more microbatches; 0 for a single smaller one."""
-        size = family[0]
-        known = self.least.setdefault(family, {})
-        new = sorted(set(counts) - known.keys())
-        for first in range(0, len(new), SIDE_BY_SIDE):
-            part = new[first : first + SIDE_BY_SIDE]
-            below = [max([0, *(k for k in [*known, *new] if k < count)]) for count in part]
-            amounts = [_amount(family, count, before) for count, before in zip(part, below, strict=True)]
-            programme = self._programme(size, amounts, GROWTH)
-            for which, (count, row) in enumerate(zip(part, programme.least_s(), strict=True)):
-                known[count] = row
+    @staticmethod
+    def work(tables: ProblemTables) -> float:
+        """About how many candidates the first grid looks at; inf where a cluster has too many parts."""
+        counts, problem = tables.classes.counts, tables.problem
+        if math.prod((count + 1) * (count + 2) // 2 for count in counts) > MOST_PARTS:
+            return math.inf
+        vectors = math.prod(count + 1 for count in counts)
+        size = tables.at(min(problem.microbatch_sizes))
+        stages = (size.caps(recompute=False) >= 1) | (size.caps(recompute=True) >= 1)
+        each = sum(
+            vectors * count / (count + 1) * int(stages[entry].sum()) for entry, count in enumerate(counts)
+        )
+        grids = sum(
+            len(families(size)) * len(_grid(max(1, problem.global_batch_size // size)))
+            for size in problem.microbatch_sizes
+        )
+        return 2.0 * grids * each
+
+    def _singles(self, sizes: Sequence[int]) -> list[Family]:
+        """Single microbatches of samples that are no size of the problem, nor is the family's."""
+        batch, largest = self.tables.problem.global_batch_size, max(self.tables.problem.microbatch_sizes)
+        ends = (0, *sizes, *([batch + 1] if largest > batch else []))
+        gaps = [(below + 1, above - 1) for below, above in pairwise(ends) if above - below > 1]
+        if self.for_bound:
+            return [(most, least, most) for least, most in gaps]
+        return [(one, one, one) for least, most in gaps for one in range(least, most + 1)]
+
+    def add(self, wanted: Mapping[Family, Sequence[int]]) -> None:
+        """Work out the least makespans for more microbatches; 0 for a single one of least to most samples."""
+        new, asked = [], []
+        for family, counts in wanted.items():
+            known = self.least.setdefault(family, {})
+            every = sorted({*counts, *known})
+            for below, count in pairwise([0, *every] if every[0] else [0, 0]):
+                if count not in known:
+                    new.append((family, count))
+                    asked.append((family[0], _amount(family, count, below)))
+        for index, programme, which in self._programmes(asked, GROWTH):
+            family, count = new[index]
+            self.least[family][count] = programme.least_s()[which]
+            if not self.for_bound:
                 self.programmes[family, count] = (programme, which)
 
-    def add_singles(self, size: int, samples: Sequence[int]) -> None:
-        """Single microbatches of these samples, smaller than a size of the problem."""
-        if samples:
-            programme = self._programme(size, [Amount(0, amount, amount, 1.0) for amount in samples], 1.0)
-            for which, (amount, row) in enumerate(zip(samples, programme.least_s(), strict=True)):
-                self.least[amount, amount, amount] = {0: row}  # no size of the problem, so no other family
-                self.programmes[(amount, amount, amount), 0] = (programme, which)
+    def add_exact(self, wanted: Sequence[tuple[int, int]]) -> None:
+        """Work out single amounts, as (microbatch size, samples), with a smaller last microbatch."""
+        asked = [(size, Amount.exact(samples, size)) for size, samples in wanted]
+        for index, programme, which in self._programmes(asked, 1.0):
+            self.exact[wanted[index]] = programme.least_s()[which]
 
-    def _programme(self, size: int, amounts: Sequence[Amount], beyond: float) -> TypeCountProgramme:
-        return TypeCountProgramme(
-            self.tables,
-            self.vectors,
-            size,
-            amounts,
-            self.ceiling_s * (1 + SAFETY) * beyond,
-            max_labels=self.max_labels,
-            recompute=self.recompute,
-        )
+    def _programmes(
+        self, asked: Sequence[tuple[int, Amount]], beyond: float
+    ) -> Iterator[tuple[int, TypeCountProgramme, int]]:
+        """(index, programme, which of its amounts); makespans up to `beyond` times the ceiling are kept."""
+        states = self.vectors.size * len(self.vectors.counts) * (self.tables.num_layers + 1)
+        side_by_side = max(1, min(SIDE_BY_SIDE, MOST_STATES // states))
+        for first in range(0, len(asked), side_by_side):
+            part = asked[first : first + side_by_side]
+            programme = TypeCountProgramme(
+                self.tables,
+                self.vectors,
+                part,
+                self.ceiling_s * (1 + SAFETY) * beyond,
+                max_labels=self.max_labels,
+                recompute=self.recompute,
+            )
+            yield from ((first + which, programme, which) for which in range(len(part)))
 
-    def add_exact(self, size: int, samples: Sequence[int]) -> None:
-        """Work out single amounts with a smaller last microbatch."""
-        known = self.exact.setdefault(size, {})
-        new = sorted(set(samples) - known.keys())
-        for first in range(0, len(new), SIDE_BY_SIDE):
-            part = new[first : first + SIDE_BY_SIDE]
-            programme = self._programme(size, [Amount.exact(amount, size) for amount in part], 1.0)
-            known.update(zip(part, programme.least_s(), strict=True))
-
-    def _done(self, step_s: float, *, upper: bool) -> dict[Family, npt.NDArray[np.int64]]:
+    def _done(self, step_s: float, *, upper: bool) -> dict[Family, Places]:
         """By family and vector the samples that one pipeline does in a step.
 
         upper: no less than any can do, else the amounts that were worked out.
@@ -118,9 +141,7 @@ class CountSplit:
             family: self._family_done(family, rows, limit, upper=upper) for family, rows in self.least.items()
         }
 
-    def _family_done(
-        self, family: Family, rows: dict[int, Floats], step_s: float, *, upper: bool
-    ) -> npt.NDArray[np.int64]:
+    def _family_done(self, family: Family, rows: dict[int, Floats], step_s: float, *, upper: bool) -> Places:
         batch, (size, least, most) = self.tables.problem.global_batch_size, family
         counts = sorted(rows)
         table = np.stack([rows[count] for count in counts])
@@ -142,9 +163,9 @@ class CountSplit:
             return top // size * size
         return self._ruled_out(_ending(top, family), family, step_s)
 
-    def _ruled_out(self, top: npt.NDArray[np.int64], family: Family, step_s: float) -> npt.NDArray[np.int64]:
+    def _ruled_out(self, top: Places, family: Family, step_s: float) -> Places:
         """Amounts lowered past those that are known, exactly, to take longer than the step."""
-        known = self.exact.get(family[0], {})
+        known = {samples: least_s for (size, samples), least_s in self.exact.items() if size == family[0]}
         changed = bool(known)
         while changed:
             changed = False
@@ -182,6 +203,13 @@ class CountSplit:
         low, high = low_s, self.ceiling_s
         if self.split(low, upper=upper)[0] >= batch:
             return low
+        reach = tolerance
+        while low > 0 and low * (1 + reach) < high:  # most often it is near
+            trial, reach = low * (1 + reach), 2 * reach
+            if self.split(trial, upper=upper)[0] >= batch:
+                high = trial
+            else:
+                low = trial
         while high > low * (1 + tolerance):
             middle = (low * high) ** 0.5 if low > 0 else high / 2
             if self.split(middle, upper=upper)[0] >= batch:
@@ -204,23 +232,25 @@ class CountSplit:
 
     def _refine(self, pipelines: Sequence[tuple[int, Family, int]], step_s: float) -> bool:
         """Work out the amounts that the pipelines of a bound claim; False if all are known already."""
-        wanted: dict[Family, set[int]] = {}
-        exact: dict[int, set[int]] = {}
-        for _, family, samples in pipelines:
-            count, known = -(-samples // family[0]), self.least[family]
+        wanted: dict[Family, Sequence[int]] = {}
+        exact: list[tuple[int, int]] = []
+        for family, samples in dict.fromkeys((family, samples) for _, family, samples in pipelines):
+            (size, least, most), known = family, self.least[family]
             if 0 in known:
+                if least < most:
+                    wanted |= {(one, one, one): [0] for one in range(least, most + 1)}
+                    del self.least[family]
                 continue
-            near = {count, samples // family[0]} - {0}
+            count = -(-samples // size)
+            near = {count, samples // size} - {0}
             below = max([0, *(k for k in known if k < count)])
             near |= {(below + count + 1) // 2} if count - below > 2 else set()
             if near - known.keys():
-                wanted.setdefault(family, set()).update(near)
-            elif family[1] < family[0] and samples not in self.exact.get(family[0], {}):
-                exact.setdefault(family[0], set()).add(samples)
-        for family, counts in wanted.items():
-            self.add(family, sorted(counts))
-        for size, amounts in exact.items():
-            self.add_exact(size, sorted(amounts))
+                wanted[family] = [*wanted.get(family, ()), *near]
+            elif least < size and (size, samples) not in self.exact:
+                exact.append((size, samples))
+        self.add(wanted)
+        self.add_exact(exact)
         return bool(wanted or exact)
 
     def pipelines(self, step_s: float) -> list[ClassPipeline]:
@@ -244,7 +274,7 @@ def families(size: int) -> list[Family]:
     return found
 
 
-def _ending(samples: npt.NDArray[np.int64], family: Family) -> npt.NDArray[np.int64]:
+def _ending(samples: Places, family: Family) -> Places:
     """The largest amounts, not above these, whose last microbatch is as small as the family's."""
     size, least, most = family
     rest = samples % size
@@ -253,12 +283,14 @@ def _ending(samples: npt.NDArray[np.int64], family: Family) -> npt.NDArray[np.in
 
 
 def _amount(family: Family, count: int, below: int) -> Amount:
-    """Microbatches of a family; below: the next smaller number that is known.
+    """Microbatches of a family, 0 for a single one of least to most; below: the next smaller number known.
 
     With a smaller last microbatch only floor(samples / size) of them are full. To hold in proportion for all
     amounts since the one below, Little's law counts what is full there, in proportion.
     """
     size, least, most = family
+    if not count:
+        return Amount(0, least, most, 1.0)
     since = max(1, below)
     passes = float(count) if least == size else count * since / (since + most / size)
     return Amount(count, least, most, passes, below=below)

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from cost_model.cluster import Device
 from cost_model.communication import NORM_BYTES, Network, all_reduce_s
 from cost_model.errors import InfeasibleError
-from cost_model.memory import StageShape, device_memory
+from cost_model.memory import StageShape, device_memory, stage_activation_bytes
 from cost_model.pricing import Prices
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import Problem
@@ -109,13 +110,10 @@ class PipelineCosts:
         """The most microbatches in flight that memory takes, however many there are; 0 if not even one."""
         key = (start, stop, samples, recompute)
         if key not in self._stage_bytes:
-            one, two = (
-                device_memory(
-                    self.problem.profile, [StageShape(start, stop, flight, samples, recompute)]
-                ).total_bytes
-                for flight in (1, 2)
-            )
-            self._stage_bytes[key] = (one, two - one)
+            profile, shape = self.problem.profile, StageShape(start, stop, 1, samples, recompute)
+            more = sum(stage_activation_bytes(profile, replace(shape, in_flight=2)))
+            more -= sum(stage_activation_bytes(profile, shape))
+            self._stage_bytes[key] = (device_memory(profile, [shape]).total_bytes, more)
         one, more = self._stage_bytes[key]
         spare = device.usable_bytes - one
         if spare < 0:

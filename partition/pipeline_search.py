@@ -1,6 +1,7 @@
 """Plans of any number of pipelines, each device serving one stage of one of them, best clocks first."""
 
 import math
+import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,7 +33,11 @@ HOPELESS = 2.0  # times the best judged: local search seldom makes up for that
 JUDGED_CHAINS = 4
 ALL_ORDERS = 4  # devices up to which every order of every subset is tried
 CHAIN_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 64)
-TRIES, LEAST_TRIES = 240, 30
+TRIES, LEAST_TRIES = 160, 30
+CLIMBS, PATIENCE = 24, 6  # after random changes, and those without a gain in a row
+KICKS = (2, 3, 5, 8)  # random changes between two climbs
+WORSE = 1.02  # climbs go on from what is at most so much slower than the best
+CLOSE = 1.015  # to the relaxed programme: no more climbs
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +89,46 @@ class PipelineSearch:
                 continue
             step_s, workers = LocalSearch(self.recutter, loaded, self._tries).improve(entry.workers)
             improved.append(Found(step_s, tuple(workers), entry.start))
-            self._note([share_out(workers, self.problem.global_batch_size)[0]])
+            self._note([self._unloaded_s(workers)])
+        if improved:
+            improved += self._shaken(min(improved, key=lambda entry: entry.step_s), loaded)
         self.judged_s = min((entry.step_s for entry in improved), default=math.inf)
         improved += [entry for _, entry in starts[:STARTS]]
         return sorted(improved, key=lambda entry: (entry.step_s, len(entry.workers), entry.start))
+
+    def _shaken(self, best: Found, judge: Judge) -> list[Found]:
+        """What climbs after a few random changes find: the better ones, the best last.
+
+        Iterated local search (Lourenco, Martin, Stuetzle, Handbook of Metaheuristics 2003), for as long as
+        the relaxed programme says that there may be something to be found, and something is.
+        """
+        columns_s = self.columns.step_s if self.columns else math.inf
+        if len(self.problem.cluster.devices) > LARGE or not math.isfinite(columns_s):
+            return []
+        batch, rng = self.problem.global_batch_size, random.Random(0)
+        found, now, failed = [best], best, 0
+        for turn in range(CLIMBS):
+            if failed == PATIENCE or (self.best or 0.0) <= CLOSE * columns_s:
+                break
+            climber = LocalSearch(self.recutter, judge, self._tries, seed=turn + 1)
+            base = list(now.workers)
+            for _ in range(rng.choice(KICKS)):
+                changed = climber.change(rng, base, now.step_s)
+                if changed and math.isfinite(share_out(changed, batch)[0]):
+                    base = changed
+            step_s, workers = climber.improve(base)
+            failed += 1
+            now = found[-1]
+            if step_s <= WORSE * now.step_s:
+                now = Found(step_s, tuple(workers), "shaken")
+            if step_s < found[-1].step_s:
+                found.append(now)
+                self._note([self._unloaded_s(workers)])
+                failed = 0
+        return found[1:]
+
+    def _unloaded_s(self, workers: Sequence[Worker]) -> float:
+        return share_out(workers, self.problem.global_batch_size)[0]
 
     def _loaded(self, judge: Judge) -> Judge:
         """The judge, told of a step in which the network cards are done too."""

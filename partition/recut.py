@@ -23,7 +23,7 @@ class Recutter:
         self._entry = tables.classes.entries()
         self._hops: dict[object, Floats] = {}
         self._no_hop = np.zeros(tables.num_layers + 1)
-        self._stages: dict[tuple[int, int], tuple[_Band, _Band]] = {}
+        self._stages: dict[tuple[int, int, bool], _Band] = {}
         self._done: dict[object, tuple[WorkerStage, ...] | None] = {}
 
     def entries(self, devices: Sequence[Device]) -> tuple[int, ...]:
@@ -119,26 +119,23 @@ class Recutter:
         most, rows = max(1.0, np.ceil(count)), np.arange(ends)
         back = []
         for place in range(len(entries) - 1, -1, -1):
-            bands = self._bands(entries[place], microbatch_size)[: 2 if recompute else 1]
+            band = self._band(entries[place], microbatch_size, recompute)
             hop, link = self._no_hop, self._no_hop
             if place + 1 < len(entries):
                 hop, link = self._hop(devices[place], devices[place + 1], microbatch_size)
             beyond = np.maximum(makespan, (count - 1) * link) if count > 1 else makespan
-            best, best_window = np.full(ends, np.inf), np.zeros(ends)
-            stop, flag = np.zeros(ends, dtype=np.int64), np.zeros(ends, dtype=np.bool_)
-            for again, band in enumerate(bands):
-                way = band.busy_s + hop[band.stop]
-                trip = way + window[band.stop]
-                needed = np.maximum(np.ceil(trip / period - 1e-6), 1.0)
-                total = max(count, 1.0) * band.busy_s + band.optimizer_s
-                value = np.maximum(total, way + beyond[band.stop])
-                value[np.minimum(needed, most) > band.caps] = np.inf
-                pick = value.argmin(axis=1)
-                least = value[rows, pick]
-                better = least < best
-                at = rows[better], pick[better]
-                best[better], flag[better], stop[better] = least[better], bool(again), band.stop[at]
-                best_window[better] = np.maximum(trip[at], (needed[at] - 1) * period + band.busy_s[at])
+            way = band.busy_s + hop[band.stop]
+            trip = way + window[band.stop]
+            needed = np.maximum(np.ceil(trip / period - 1e-6), 1.0)
+            total = max(count, 1.0) * band.busy_s + band.optimizer_s
+            value = np.maximum(total, way + beyond[band.stop])
+            value[np.minimum(needed, most) > band.caps] = np.inf
+            pick = value.argmin(axis=1)
+            at = rows, pick
+            best = value[at]
+            stop, flag = band.stop[at], pick >= band.plain
+            best_window = np.maximum(trip[at], (needed[at] - 1) * period + band.busy_s[at])
+            best_window[~np.isfinite(best)] = 0.0
             makespan, window = np.append(best, np.inf), np.append(best_window, 0.0)
             back.append((stop, flag))
         if not np.isfinite(makespan[0]):
@@ -150,32 +147,32 @@ class Recutter:
             start = end
         return tuple(stages)
 
-    def _bands(self, entry: int, microbatch_size: int) -> tuple["_Band", "_Band"]:
-        """Without and with recompute."""
-        key = (entry, microbatch_size)
+    def _band(self, entry: int, microbatch_size: int, recompute: bool) -> "_Band":
+        key = (entry, microbatch_size, recompute)
         if key not in self._stages:
             size, optimizer_s = self.tables.at(microbatch_size), self.tables.optimizer_s[entry]
-            caps = [size.caps(recompute=recompute)[entry] for recompute in (False, True)]
             busy_s = size.busy_s[entry]
-            again_s = busy_s + size.forward_s[entry]
-            self._stages[key] = (
-                _Band.of(busy_s, optimizer_s, caps[0]),
-                _Band.of(again_s, optimizer_s, caps[1]),
-            )
+            band = _Band.of(busy_s, optimizer_s, size.caps(recompute=False)[entry])
+            if recompute:
+                again_s = busy_s + size.forward_s[entry]
+                band = band.with_others(_Band.of(again_s, optimizer_s, size.caps(recompute=True)[entry]))
+            self._stages[key] = band
         return self._stages[key]
 
 
 @dataclass(frozen=True, slots=True)
 class _Band:
-    """The stages of one class that memory takes, by [start, number of layers - 1]; caps 0 where none is.
+    """The stages of one class that memory takes, by [start, any]; caps 0 where none is.
 
-    A device holds a few layers of many: arrays over [start, stop] would be empty for the most part.
+    A device holds a few layers of many: arrays over [start, stop) would be empty for the most part. plain:
+    how many in a row are without recompute, which come first.
     """
 
     stop: npt.NDArray[np.int64]
     busy_s: Floats
     optimizer_s: Floats
     caps: Floats
+    plain: int
 
     @classmethod
     def of(cls, busy_s: Floats, optimizer_s: Floats, caps: Floats) -> "_Band":
@@ -186,4 +183,14 @@ class _Band:
         wanted = start + np.arange(1, width + 1)
         stop = np.minimum(wanted, ends)
         held = np.where(wanted <= ends, caps[start, stop], 0.0)
-        return cls(stop, busy_s[start, stop], optimizer_s[start, stop], held)
+        return cls(stop, busy_s[start, stop], optimizer_s[start, stop], held, width)
+
+    def with_others(self, other: "_Band") -> "_Band":
+        """Both side by side."""
+        return _Band(
+            np.hstack([self.stop, other.stop]),
+            np.hstack([self.busy_s, other.busy_s]),
+            np.hstack([self.optimizer_s, other.optimizer_s]),
+            np.hstack([self.caps, other.caps]),
+            self.plain,
+        )

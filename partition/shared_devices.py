@@ -7,7 +7,6 @@ from itertools import combinations, product
 
 import numpy as np
 
-from partition.classes import equal_devices
 from partition.drafts import Draft, DraftCosts, DraftPipeline
 from partition.pipeline_costs import PipelineCosts
 from partition.plan import Plan
@@ -33,7 +32,7 @@ def memory_binds(problem: Problem, costs: PipelineCosts) -> bool:
 
 
 def shared_plans(
-    problem: Problem,
+    tables: ProblemTables,
     costs: PipelineCosts,
     best: Plan | None,
     ceiling_s: float = math.inf,
@@ -47,10 +46,9 @@ def shared_plans(
     devices of any size (`partition.replicated_stages`), and pipelines of `best` (of a single pipeline, if
     None) next to a second one over the same devices whose cuts are a layer away.
     """
-    if len(problem.cluster.devices) > LARGE:
+    if len(tables.problem.cluster.devices) > LARGE:
         return []
-    tables = ProblemTables(problem, equal_devices(problem.cluster))
-    draft_costs = DraftCosts(costs)
+    problem, draft_costs = tables.problem, DraftCosts(costs)
     drafts = dict.fromkeys(ReplicatedStages(tables, costs).drafts(ceiling_s))
     drafts.update(dict.fromkeys(ShiftedCuts(tables, draft_costs).drafts(best)))
     judged = [entry for draft in drafts if _shares(draft) for entry in draft_costs.plans(draft)]

@@ -10,14 +10,24 @@ replaces, so that the result stays a lower bound (DESIGN section 6).
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 import numpy.typing as npt
 
 from partition.column_dp import ColumnStage
-from partition.tables import Amount, Floats, ProblemTables
+from partition.tables import Amount, ProblemTables
 
 TOLERANCE = 1e-9
+ROUNDED = 1e-5  # relative: more than the rounding of all sums in single precision
+FAR_S = 1e30  # longer than any trip
+MOST_CELLS = 200_000  # candidates looked at together
+
+Places = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.floating]
+Labels = list[tuple[Floats, Floats]]
+"""(makespans, round trips), the least makespans first."""
 
 
 class CountVectors:
@@ -31,64 +41,119 @@ class CountVectors:
         self.digits = (index[:, None] // self.strides[None]) % (np.array(counts) + 1)[None]
         self.totals = self.digits.sum(axis=1)
 
-    def users(self, total: int, entry: int) -> npt.NDArray[np.int64]:
+    def below(self, vector: int) -> Places:
+        """All vectors that use no more of any class than this one."""
+        index = np.zeros(1, dtype=np.int64)
+        for digit, stride in zip(self.digits[vector], self.strides, strict=True):
+            index = np.add.outer(np.arange(digit + 1) * stride, index).ravel()
+        return index
+
+    def users(self, total: int, entry: int) -> Places:
         """The vectors of `total` devices that use at least one of a class."""
         return np.flatnonzero((self.totals == total) & (self.digits[:, entry] > 0))
 
 
-class TypeCountProgramme:
-    """The programme for one microbatch size and several amounts of samples, side by side.
+@dataclass(frozen=True, slots=True)
+class _Stages:
+    """The stages of a class that some amount allows, in the order of their starts.
 
-    ceiling_s: labels beyond it are dropped. max_labels: None keeps all and is exact.
+    start, stop: by stage; the others by [amount, recompute, stage], total_s inf where one is not allowed.
+    share: of the round trip that Little's law asks for.
+    """
+
+    start: Places
+    stop: Places
+    total_s: Floats
+    before_s: Floats
+    busy_s: Floats
+    share: Floats
+
+    def only(self, which: npt.NDArray[np.bool_]) -> "_Stages":
+        """Some of the stages."""
+        if which.all():
+            return self
+        tables = (self.total_s, self.before_s, self.busy_s, self.share)
+        return _Stages(
+            self.start[which],
+            self.stop[which],
+            *(np.compress(which, table, axis=-1) for table in tables),
+        )
+
+
+class TypeCountProgramme:
+    """The programme for several amounts of samples side by side, each in microbatches of its own size.
+
+    ceiling_s: labels beyond it are dropped. max_labels: None keeps all and is exact; with one label numbers
+    are of single precision, and makespans lower by what that may have rounded.
     """
 
     def __init__(
         self,
         tables: ProblemTables,
         vectors: CountVectors,
-        microbatch_size: int,
-        amounts: Sequence[Amount],
+        amounts: Sequence[tuple[int, Amount]],
         ceiling_s: float,
         *,
         max_labels: int | None = 2,
         recompute: bool = True,
     ) -> None:
-        self.microbatch_size, self.amounts = microbatch_size, tuple(amounts)
         self._tables, self._vectors, self._ceiling_s = tables, vectors, ceiling_s
-        self._max_labels, self._recompute = max_labels, recompute
+        self._max_labels, self._flags = max_labels, (False, True) if recompute else (False,)
+        self._kind: type[np.floating] = np.float32 if max_labels == 1 else np.float64
         self.num_layers = tables.num_layers
-        self._tabulate()
-        shape = (len(self.amounts), vectors.size, len(vectors.counts), self.num_layers + 1)
-        self._makespan = [np.full(shape, np.inf)]
-        self._trip = [np.full(shape, np.inf)]
+        self._tabulate(amounts)
+        shape = (len(amounts), vectors.size, len(vectors.counts), self.num_layers + 1)
+        kind = self._kind
+        self._makespan = [np.full(shape, np.inf, kind)]
+        self._trip = [np.full(shape, np.inf, kind)]
+        self._end = np.full((len(amounts), 1, 1, self.num_layers + 1), np.inf, kind)
+        self._end[..., -1] = 0.0
         self._run()
 
-    def _tabulate(self) -> None:
-        """Arrays by [samples, recompute, class, start, stop]."""
-        size = self._tables.at(self.microbatch_size)
-        flags = (False, True) if self._recompute else (False,)
-        made = [size.amount(amount) for amount in self.amounts]
-        self._full = np.array([max(1.0, amount.passes) for amount in self.amounts])
-        self._total = np.stack([np.stack([one.total_s, one.again_total_s])[: len(flags)] for one in made])
-        self._before = np.stack([np.stack([one.before_s, one.again_before_s])[: len(flags)] for one in made])
-        self._link = np.stack([one.link_s for one in made])  # [samples, class, next class, layer]
-        firsts = [size if amount.full else self._tables.at(amount.least) for amount in self.amounts]
-        self._hop = np.stack([first.hops[0] + first.hops[1] for first in firsts])
-        self._busy = np.stack(
+    def _tabulate(self, amounts: Sequence[tuple[int, Amount]]) -> None:
+        """Links by [amount, class, next class, layer], and the stages of each class."""
+        made = [self._tables.at(size).amount(amount) for size, amount in amounts]
+        hops = [self._tables.at(size).hops for size, _ in amounts]
+        self._link = np.stack([one.link_s for one in made]).astype(self._kind)
+        self._hop = np.stack(
             [
-                np.stack([first.busy_s, first.busy_s + first.forward_s])[: len(flags)]
-                if amount.full
-                else total - self._tables.optimizer_s
-                for first, amount, total in zip(firsts, self.amounts, self._total, strict=True)
+                hop[0] + hop[1] if amount.full else one.link_s
+                for (_, amount), one, hop in zip(amounts, made, hops, strict=True)
             ]
-        )
-        self._caps = np.stack(
-            [
-                np.stack([first.most_in_flight(amount, recompute=flag) for flag in flags])
-                for first, amount in zip(firsts, self.amounts, strict=True)
-            ]
-        )
-        self._allowed = (self._caps >= 1) & (self._total <= self._ceiling_s)
+        ).astype(self._kind)
+        count = len(self._flags)
+        total = np.stack([np.stack([one.total_s, one.again_total_s][:count]) for one in made])
+        before = np.stack([np.stack([one.before_s, one.again_before_s][:count]) for one in made])
+        busy = np.stack([self._busy(*asked, all_s) for asked, all_s in zip(amounts, total, strict=True)])
+        caps = np.stack([np.stack([self._cap(*asked, flag) for flag in self._flags]) for asked in amounts])
+        full = np.array([max(1.0, amount.passes) for _, amount in amounts])
+        share = full[:, None, None, None, None] / np.maximum(caps, 1e-9)
+        allowed = (caps >= 1) & (total <= self._ceiling_s)
+        total[~allowed] = np.inf
+        self._stages = []
+        for entry in range(len(self._vectors.counts)):
+            start, stop = np.nonzero(allowed[:, :, entry].any(axis=(0, 1)))
+            tables = (
+                np.ascontiguousarray(table[:, :, entry, start, stop], self._kind)
+                for table in (total, before, busy, share)
+            )
+            self._stages.append(_Stages(start, stop, *tables))
+
+    def _busy(self, size: int, amount: Amount, total_s: Floats) -> Floats:
+        """Seconds of a microbatch, without and with recompute."""
+        if not amount.full:
+            return total_s - self._tables.optimizer_s
+        table = self._tables.at(size)
+        return np.stack([table.busy_s, table.busy_s + table.forward_s][: len(self._flags)])
+
+    def _cap(self, size: int, amount: Amount, recompute: bool) -> Floats:
+        """The most in flight of an amount, of a single microbatch at the size that memory takes most of.
+
+        A larger one may need less: its later layers leave more room for a workspace.
+        """
+        sizes = [size] if amount.full else range(amount.least, amount.most + 1)
+        caps = [self._tables.at(one).most_in_flight(amount, recompute=recompute) for one in sizes]
+        return np.asarray(np.max(caps, axis=0))
 
     def _run(self) -> None:
         vectors, counts = self._vectors, self._vectors.counts
@@ -102,33 +167,41 @@ class TypeCountProgramme:
                 if not alive:
                     break
 
-    def _extend(self, total: int, entry: int, users: npt.NDArray[np.int64]) -> bool:
+    def _extend(self, total: int, entry: int, users: Places) -> bool:
         """Labels of suffixes that begin with a stage of a class; False if there are none."""
         if total == 1:
-            makespan = np.full((len(self.amounts), 1, 1, self.num_layers + 1), np.inf)
-            makespan[..., -1] = 0.0
-            trip = np.where(np.isfinite(makespan), 0.0, np.inf)
+            makespan = trip = self._end
         else:
             makespan, trip = self._followers(entry, users - self._vectors.strides[entry])
-        if not np.isfinite(makespan).any():
+        finite = np.logical_or.reduce(np.isfinite(makespan), axis=(0, 2))  # [vector, layer]
+        going = finite.any(axis=1)
+        stages = self._stages[entry]
+        stages = stages.only(finite.any(axis=0)[stages.stop])
+        if not len(stages.start):
             return False
+        starts, places = np.unique(stages.start, return_index=True)
+        rows = np.flatnonzero(going)
+        cells = makespan.shape[0] * makespan.shape[2] * len(self._flags) * len(stages.start)
         alive = False
-        for start in range(self.num_layers):
-            allowed = self._allowed[:, :, entry, start]
-            stops = np.flatnonzero(allowed.any(axis=(0, 1)))
-            if not len(stops):
-                continue
-            labels = _labels(*self._stage(entry, start, stops, makespan, trip), self._max_labels)
-            for label, (least, shortest) in enumerate(labels):
-                if label == len(self._makespan):
-                    self._makespan.append(np.full_like(self._makespan[0], np.inf))
-                    self._trip.append(np.full_like(self._makespan[0], np.inf))
-                self._makespan[label][:, users, entry, start] = least
-                self._trip[label][:, users, entry, start] = shortest
-                alive |= bool(np.isfinite(least).any())
+        for part in np.array_split(rows, -(-len(rows) * cells // MOST_CELLS)):
+            least, around = self._candidates(stages, makespan[:, part], trip[:, part])
+            labels = _by_start(least, around, places, self._ceiling_s, self._max_labels)
+            alive |= self._keep(entry, users[part], starts, labels)
         return alive
 
-    def _followers(self, entry: int, before: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
+    def _keep(self, entry: int, users: Places, starts: Places, labels: Labels) -> bool:
+        """Notes the labels [amount, vector, start]; False if none of them is finite."""
+        alive = False
+        for label, (least, shortest) in enumerate(labels):
+            if label == len(self._makespan):
+                self._makespan.append(np.full_like(self._makespan[0], np.inf))
+                self._trip.append(np.full_like(self._makespan[0], np.inf))
+            self._makespan[label][:, users[:, None], entry, starts] = least
+            self._trip[label][:, users[:, None], entry, starts] = shortest
+            alive |= bool(np.isfinite(least).any())
+        return alive
+
+    def _followers(self, entry: int, before: Places) -> tuple[Floats, Floats]:
         """Labels of what comes after a stage of a class, with its link: [samples, vector, label, layer]."""
         link = self._link[:, None, entry]
         hop = self._hop[:, None, entry]
@@ -137,26 +210,19 @@ class TypeCountProgramme:
         merged = _labels(np.concatenate(makespans, axis=2), np.concatenate(trips, axis=2), self._max_labels)
         return np.stack([one for one, _ in merged], axis=2), np.stack([one for _, one in merged], axis=2)
 
-    def _stage(
-        self, entry: int, start: int, stops: npt.NDArray[np.int64], makespan: Floats, trip: Floats
-    ) -> tuple[Floats, Floats]:
-        """Candidates [samples, vector, label x recompute x stop] of suffixes that begin at a layer."""
-        index = (slice(None), slice(None), entry, start, stops)
-        busy, caps = self._busy[index], self._caps[index]
-        total = np.where(self._allowed[index], self._total[index], np.inf)
-        shape = (makespan.shape[0], makespan.shape[1], makespan.shape[2], total.shape[1], len(stops))
-        later = makespan[:, :, :, None, stops] + self._before[index][:, None, None]
-        around = trip[:, :, :, None, stops] + busy[:, None, None]
-        least = np.maximum(later, total[:, None, None])
-        limit = (self._full[:, None, None] / np.maximum(caps, 1e-9))[:, None, None] * around
-        np.maximum(least, limit, out=least)
-        least[~(least <= self._ceiling_s)] = np.inf
-        flat = (shape[0], shape[1], -1)
-        return least.reshape(flat), np.broadcast_to(around, shape).reshape(flat)
+    def _candidates(self, stages: _Stages, makespan: Floats, trip: Floats) -> tuple[Floats, Floats]:
+        """Suffixes that begin with stages, late ones too: [amount, vector, label x recompute, stage]."""
+        least = np.take(makespan, stages.stop, axis=-1)[..., None, :] + stages.before_s[:, None, None]
+        around = np.take(trip, stages.stop, axis=-1)[..., None, :] + stages.busy_s[:, None, None]
+        np.maximum(least, stages.total_s[:, None, None], out=least)
+        np.maximum(least, stages.share[:, None, None] * around, out=least)
+        shape = (*least.shape[:2], -1, len(stages.stop))
+        return least.reshape(shape), around.reshape(shape)
 
     def least_s(self) -> Floats:
         """[samples, counts]: no pipeline on so many devices passes the samples sooner; inf if none can."""
-        return np.asarray(self._makespan[0][..., 0].min(axis=2))
+        least = self._makespan[0][..., 0].min(axis=2).astype(np.float64)
+        return np.asarray(least * (1 - ROUNDED) if self._kind is np.float32 else least)
 
     def stages(self, which: int, vector: int) -> tuple[ColumnStage, ...]:
         """The stages of the pipeline of least Z for an amount of samples on exactly these devices."""
@@ -171,21 +237,18 @@ class TypeCountProgramme:
                     here = np.array([vector])
                     link = self._link[which, after, entry, start] if after >= 0 else 0.0
                     if self._vectors.totals[vector] == 1:
-                        makespan = np.full((len(self.amounts), 1, 1, self.num_layers + 1), np.inf)
-                        makespan[..., -1] = 0.0
-                        trip = np.where(np.isfinite(makespan), 0.0, np.inf)
+                        makespan = trip = self._end
                     else:
                         makespan, trip = self._followers(entry, here - self._vectors.strides[entry])
-                    stops = np.flatnonzero(self._allowed[which, :, entry, start].any(axis=0))
-                    if not len(stops):
+                    stages = self._stages[entry]
+                    stages = stages.only(stages.start == start)
+                    if not len(stages.stop):
                         continue
-                    least = self._stage(entry, start, stops, makespan, trip)[0][which, 0]
-                    pick = int(least.argmin())
-                    value = float(least[pick]) + link
+                    least = _on_time(self._candidates(stages, makespan, trip)[0][which, 0], self._ceiling_s)
+                    rest, stop = divmod(int(least.argmin()), len(stages.stop))
+                    value = float(least[rest, stop]) + link
                     if np.isfinite(value) and (best is None or value < best[0]):
-                        rest, stop = divmod(pick, len(stops))
-                        flags = self._busy.shape[1]
-                        best = (value, entry, int(stops[stop]), bool(rest % flags))
+                        best = (value, entry, int(stages.stop[stop]), bool(rest % len(self._flags)))
                 if best is None:
                     return ()
                 _, entry, stop, recompute = best
@@ -195,9 +258,45 @@ class TypeCountProgramme:
         return tuple(found)
 
 
-def _labels(makespan: Floats, trip: Floats, most: int | None) -> list[tuple[Floats, Floats]]:
+def _on_time(makespan: Floats, ceiling_s: float) -> Floats:
+    return np.where(makespan <= ceiling_s, makespan, np.inf)
+
+
+def _by_start(least: Floats, around: Floats, places: Places, ceiling_s: float, most: int | None) -> Labels:
+    """Labels of the candidates by [amount, vector, start]; places: where the stages of each start begin."""
+    if most == 1:
+        around += around.dtype.type(FAR_S) * (
+            least > least.dtype.type(ceiling_s)
+        )  # sums are faster than masks
+        # one by one: of a short axis in the middle this is faster than min()
+        tables = (reduce(np.minimum, np.moveaxis(table, 2, 0)) for table in (least, around))
+        makespan, trip = (np.minimum.reduceat(table, places, axis=-1) for table in tables)
+        makespan = _on_time(makespan, ceiling_s)
+        return [(makespan, np.where(np.isfinite(makespan), trip, np.inf))]
+    least = _on_time(least, ceiling_s)
+    flat = (*least.shape[:2], -1)
+    found = [
+        _labels(one.reshape(flat), other.reshape(flat), most)
+        for one, other in zip(
+            np.split(least, places[1:], axis=-1), np.split(around, places[1:], axis=-1), strict=True
+        )
+    ]
+    none = np.full(least.shape[:2], np.inf)
+    rows = [
+        [labels[number] if number < len(labels) else (none, none) for labels in found]
+        for number in range(max(map(len, found)))
+    ]
+    return [
+        (np.stack([one for one, _ in row], axis=-1), np.stack([one for _, one in row], axis=-1))
+        for row in rows
+    ]
+
+
+def _labels(makespan: Floats, trip: Floats, most: int | None) -> Labels:
     """Pareto-optimal pairs along the third axis, least makespan first; the last one merges what is left."""
-    labels: list[tuple[Floats, Floats]] = []
+    if most == 1:
+        return [(makespan.min(axis=2), np.where(np.isfinite(makespan), trip, np.inf).min(axis=2))]
+    labels: Labels = []
     rest = makespan
     while True:
         pick = rest.argmin(axis=2)[:, :, None]

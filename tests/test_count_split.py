@@ -82,8 +82,11 @@ def compare_with_brute_force(seed: int) -> float:
         assert bound_s >= ceiling_s * (1 - 1e-2), seed
         return math.nan
     assert bound_s <= optimum_s * (1 + 1e-9), seed
-    merged_s = CountSplit(tables, ceiling_s, max_labels=1).bound_s(1e-3 * ceiling_s)
-    assert merged_s <= optimum_s * (1 + 1e-9), seed
+    for classes in (tables.classes, tables.classes.merged()):
+        coarser = ProblemTables(problem, classes)
+        for for_bound in (False, True):
+            split = CountSplit(coarser, ceiling_s, for_bound=for_bound)
+            assert split.bound_s(1e-3 * ceiling_s) <= optimum_s * (1 + 1e-9), (seed, classes, for_bound)
     return 1 - bound_s / optimum_s
 
 

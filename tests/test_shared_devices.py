@@ -12,11 +12,13 @@ from hetpipe.lowering import lower
 from hetpipe.planning import predict, simulate_plan
 from hetpipe.verifier import observed_in_flight, verify_messages, verify_order
 from partition.bounds import fractional_bound_s
+from partition.classes import equal_devices
 from partition.drafts import DraftCosts, DraftPipeline
 from partition.pipeline_costs import PipelineCosts
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import Forced, Problem
 from partition.shared_devices import memory_binds, shared_plans
+from partition.tables import ProblemTables
 from partition.worker import WorkerStage
 from random_problems import random_problem, with_ample_memory
 from shared_plans import layers_of
@@ -34,7 +36,8 @@ def holding(num_layers: int, num_devices: int, *seconds: float, batch: int = 64)
 
 
 def planned(problem: Problem, best: Plan | None = None, limit: int = 12) -> list[Plan]:
-    return shared_plans(problem, PipelineCosts(problem), best, limit=limit)
+    tables = ProblemTables(problem, equal_devices(problem.cluster))
+    return shared_plans(tables, PipelineCosts(problem), best, limit=limit)
 
 
 def least_s(problem: Problem, plans: list[Plan]) -> float:

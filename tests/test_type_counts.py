@@ -119,7 +119,9 @@ def compare_with_brute_force(seed: int) -> tuple[int, int]:
     amounts = sorted({1, size, problem.global_batch_size, 3 * size + size // 2})
     made = [Amount.exact(amount, size) for amount in amounts]
     programmes = {
-        labels: TypeCountProgramme(tables, vectors, size, made, NO_CEILING_S, max_labels=labels)
+        labels: TypeCountProgramme(
+            tables, vectors, [(size, amount) for amount in made], NO_CEILING_S, max_labels=labels
+        )
         for labels in (None, 1, 2)
     }
     least = {labels: programme.least_s() for labels, programme in programmes.items()}
@@ -233,7 +235,7 @@ def compare_with_milp(seed: int) -> bool:
     tables, samples = ProblemTables(problem, classes), problem.global_batch_size
     brute = BruteForce(problem, size, samples)
     programme = TypeCountProgramme(
-        tables, vectors, size, [Amount.exact(samples, size)], NO_CEILING_S, max_labels=None
+        tables, vectors, [(size, Amount.exact(samples, size))], NO_CEILING_S, max_labels=None
     )
     expected = float(programme.least_s()[0, -1])
     counts = classes.counts
