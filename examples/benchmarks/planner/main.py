@@ -29,6 +29,7 @@ from hetpipe.instructions import Compute, Step, Sync
 from hetpipe.lowering import lower
 from hetpipe.planning import evaluator
 from hetpipe.simulator import simulate
+from partition.auto import OUR_OWN
 from partition.bounds import best_bound
 from partition.pipeline_search import PipelineSearch
 from partition.plan import Plan
@@ -82,7 +83,7 @@ def speed(num_devices: int) -> dict[str, Any]:
 
 
 def quality(seed: int) -> dict[str, Any]:
-    """The gap of the plan that is searched without gradient sync, and what sync makes of the plan with it."""
+    """The gap of the plan that is searched without gradient sync; of the best ones the simulator takes one."""
     problem, tight = random_case(seed)
     search = PipelineSearch(problem)
     begin = time.perf_counter()
@@ -99,9 +100,8 @@ def quality(seed: int) -> dict[str, Any]:
     }
     if not found:
         return {**row, "gap": None}
-    plan = search.plan("search", found[0].workers)
-    assert plan is not None
-    step_s = without_sync_s(plan, problem)
+    plans = [search.plan("search", entry.workers) for entry in found[:OUR_OWN]]
+    step_s = min(without_sync_s(plan, problem) for plan in plans if plan is not None)
     begin = time.perf_counter()
     bound = best_bound(search)
     row["proof_s"] = time.perf_counter() - begin
