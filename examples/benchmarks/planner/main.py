@@ -83,7 +83,7 @@ def speed(num_devices: int) -> dict[str, Any]:
 
 
 def quality(seed: int) -> dict[str, Any]:
-    """The gap of the plan that is searched without gradient sync; of the best ones the simulator takes one."""
+    """The gap of the plan that is searched without gradient sync; the simulator chooses it among the best."""
     problem, tight = random_case(seed)
     search = PipelineSearch(problem)
     begin = time.perf_counter()
