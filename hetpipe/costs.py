@@ -37,7 +37,7 @@ class ProgramCosts:
         self._prices = Prices(profile)
         self._profile = profile
         by_name = {device.name: device for device in cluster.devices}
-        self._devices = [by_name.get(name) or cluster.device(name) for name in self.device_names]
+        self.devices = [by_name.get(name) or cluster.device(name) for name in self.device_names]
         self._pipelines = program.plan.pipelines
         self._seconds = cache(self._stage_seconds)
         self._route = cache(self._find_route)
@@ -49,7 +49,7 @@ class ProgramCosts:
 
     def _stage_seconds(self, rank: int, op: Pass, pipeline: int, stage: int, samples: int) -> float:
         entry = self._pipelines[pipeline].stages[stage]
-        device = self._devices[rank]
+        device = self.devices[rank]
         if op is Pass.FORWARD:
             return self._prices.forward_s(device, entry.start, entry.stop, samples)
         return self._prices.backward_s(device, entry.start, entry.stop, samples, recompute=entry.recompute)
@@ -57,7 +57,7 @@ class ProgramCosts:
     def step_s(self, rank: int) -> float:
         """Seconds of the optimizer on a rank."""
         num_bytes = self.program.plan.stepped_bytes(self._profile, self.device_names[rank])
-        return self._prices.update_s(self._devices[rank], num_bytes)
+        return self._prices.update_s(self.devices[rank], num_bytes)
 
     def route(self, transfer: Transfer) -> Route:
         """The way of a message from the stage of its SEND to the peer's."""

@@ -33,7 +33,7 @@ class RankStages:
 
     Made on all ranks together, once torch.distributed is initialised with one process for each device of the
     program, in that order (a program of one device needs no process group); gloo for CPU and emulated
-    devices, NCCL for GPUs ("cpu:gloo,cuda:nccl"). The process group stays the caller's.
+    devices, "cpu:gloo,cuda:nccl" where any is a GPU. The process group stays the caller's.
 
     model: the layers of this rank in train mode, on its device. rank, device_name: of this process.
     """

@@ -14,10 +14,14 @@ from cost_model.collectives import Collective
 from hetpipe.instructions import Broadcast, Program, Sync
 from hetpipe.peers import WaitingFor
 from hetpipe.splitting import ChainModel
+from hetpipe.staging import Staging, room_on_host
 
 
 class GradientSync:
-    """The collectives of one rank. Owns the process groups and the sums that are under way."""
+    """The collectives of one rank. Owns the process groups and the sums that are under way.
+
+    Where GPUs and CPUs sum together they do so on the host: a rank on a GPU copies its part there and back.
+    """
 
     def __init__(
         self,
@@ -26,12 +30,15 @@ class GradientSync:
         chain: ChainModel,
         parameters: Mapping[str, nn.Parameter],
         timeout_s: float,
+        staging: Staging | None = None,
     ) -> None:
+        """staging: None if no rank is on a GPU."""
+        staging = staging or Staging((False,) * len(program.ranks))
         everyone = tuple(range(len(program.ranks)))
         # NOTE: a group that is given no timeout has torch's, half an hour, whatever the default group has
         timeout = timedelta(seconds=timeout_s)
         groups = {
-            ranks: None if ranks == everyone else dist.new_group(list(ranks), timeout=timeout)
+            ranks: None if ranks == everyone else staging.new_group(ranks, timeout)
             for ranks in sorted({bucket.ranks for bucket in program.buckets})
         }
         self._program, self._rank = program, rank
@@ -39,9 +46,7 @@ class GradientSync:
         # NOTE: gloo matches collectives by their order in a group, and when a reduction is over, so that its
         # broadcast may begin, differs from rank to rank: each bucket's broadcasts have a group of their own
         self._broadcast_groups = [
-            dist.new_group(list(bucket.ranks), timeout=timeout)
-            if bucket.collective is Collective.TREE
-            else None
+            staging.new_group(bucket.ranks, timeout) if bucket.collective is Collective.TREE else None
             for bucket in program.buckets
         ]
         self._members = [
@@ -50,6 +55,11 @@ class GradientSync:
         ]
         # one buffer for each bucket, of which the gradients are views: nothing is copied to be summed
         self._buffers = [_buffer(members) for members in self._members]
+        # what the collectives move: the buffers, or copies of them on the host
+        self._moved = [
+            room_on_host(buffer) if rank in bucket.ranks and staging.copies(rank, bucket.ranks) else buffer
+            for buffer, bucket in zip(self._buffers, program.buckets, strict=True)
+        ]
         self._under_way: dict[Sync | Broadcast, tuple[Callable[[], object], float]] = {}
 
     def buffers(self) -> list[Tensor]:
@@ -72,6 +82,7 @@ class GradientSync:
     ) -> None:
         """Start what gives how to wait for it."""
         since_s = time.monotonic()
+        self._copy(instruction.bucket, self._moved, self._buffers)
         with self._waiting(instruction, since_s):
             self._under_way[instruction] = (collective(instruction.bucket), since_s)
 
@@ -81,7 +92,7 @@ class GradientSync:
         if self._program.buckets[bucket].collective is Collective.TREE:
             return self._start_tree(bucket)
         work: dist.Work | None = dist.all_reduce(
-            self._buffers[bucket], group=self._groups[bucket], async_op=True
+            self._moved[bucket], group=self._groups[bucket], async_op=True
         )
         assert work is not None
         return work.wait
@@ -91,7 +102,7 @@ class GradientSync:
 
         A reduction leaves partial sums at the others, which the broadcast writes over.
         """
-        buffer, group = self._buffers[bucket], self._groups[bucket]
+        buffer, group = self._moved[bucket], self._groups[bucket]
         reduction = self._reduce(bucket)
         if buffer.is_cuda:  # NCCL runs the collectives of a group one after another
             return self._broadcast(bucket, group).wait
@@ -110,14 +121,14 @@ class GradientSync:
         return wait
 
     def _reduce(self, bucket: int) -> dist.Work:
-        owner, buffer = self._program.buckets[bucket].root, self._buffers[bucket]
+        owner, buffer = self._program.buckets[bucket].root, self._moved[bucket]
         work: dist.Work | None = dist.reduce(buffer, dst=owner, group=self._groups[bucket], async_op=True)
         assert work is not None
         return work
 
     def _broadcast(self, bucket: int, group: dist.ProcessGroup | None) -> dist.Work:
         owner = self._program.buckets[bucket].root
-        work: dist.Work | None = dist.broadcast(self._buffers[bucket], src=owner, group=group, async_op=True)
+        work: dist.Work | None = dist.broadcast(self._moved[bucket], src=owner, group=group, async_op=True)
         assert work is not None
         return work
 
@@ -160,7 +171,14 @@ class GradientSync:
             wait, since_s = self._under_way.pop(instruction)
             with self._waiting(instruction, since_s):
                 wait()
+            self._copy(instruction.bucket, self._buffers, self._moved)
         return [instruction.bucket for instruction in done]
+
+    @staticmethod
+    def _copy(bucket: int, into: Sequence[Tensor], source: Sequence[Tensor]) -> None:
+        """Between a buffer and its copy on the host, where there is one."""
+        if into[bucket] is not source[bucket]:
+            into[bucket].copy_(source[bucket])
 
     def close(self) -> None:
         """Give back the process groups; all ranks must have finished their last step."""

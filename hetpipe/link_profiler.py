@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from itertools import accumulate
 from random import Random
 from typing import Any
@@ -17,6 +18,7 @@ from hetpipe.instructions import Direction, Pass, Program, Transfer
 from hetpipe.launch import Emit, RankGroup, run_ranks
 from hetpipe.precision import standard_error_of_median
 from hetpipe.rank_parts import torch_device
+from hetpipe.staging import Staging, room_on_host
 from hetpipe.transport import DistributedTransport, TensorShape
 from partition.plan import Pipeline, Plan, Stage
 
@@ -94,19 +96,10 @@ def measure_all_reduces(cluster: Cluster) -> tuple[MeasuredAllReduce, ...]:
 def _run(main: Callable[..., None], devices: Sequence[Device], arguments: tuple[Any, ...]) -> list[Any]:
     """What the first rank emits as "found", with one rank for each device."""
     found: list[Any] = []
-    backend = "gloo" if _on_host(devices) else "cpu:gloo,cuda:nccl"
-    group = RankGroup(tuple(device.name for device in devices), (1,) * len(devices), backend=backend)
+    names = tuple(device.name for device in devices)
+    group = RankGroup(names, (1,) * len(devices), backend=Staging.of(devices).backend)
     run_ranks(main, arguments, group, lambda event: found.append(event["found"]))
     return found
-
-
-def _on_host(devices: Sequence[Device]) -> bool:
-    """Whether the tensors lie in the host's memory: where a CPU takes part, they do."""
-    return any(device.kind == CPU for device in devices)
-
-
-def _place(devices: Sequence[Device], rank: int) -> torch.device:
-    return torch.device("cpu") if _on_host(devices) else torch_device(devices[rank])
 
 
 # ---- links
@@ -201,7 +194,7 @@ def _transport(
     devices: Sequence[Device], rank: int, num_messages: int
 ) -> tuple[torch.device, DistributedTransport]:
     """The executor's transport for as many messages each way between two stages."""
-    place = _place(devices, rank)
+    place = torch_device(devices[rank])
     stages = tuple(Stage((device.name,), (index, index + 1), 1) for index, device in enumerate(devices))
     plan = Plan("manual", "links", num_messages, (Pipeline(1, num_messages, stages),))
     ranks = tuple(
@@ -215,7 +208,7 @@ def _transport(
         )
         for stage in (0, 1)
     )
-    return place, DistributedTransport(Program(plan, (), ranks), rank, place, TIMEOUT_S)
+    return place, DistributedTransport(Program(plan, (), ranks), rank, place, TIMEOUT_S, Staging.of(devices))
 
 
 def _finish(place: torch.device) -> None:
@@ -228,11 +221,12 @@ def _finish(place: torch.device) -> None:
 
 def all_reduce_rank(devices: Sequence[Device], sizes: Sequence[int], *, rank: int, emit: Emit) -> None:
     """Sum over the first two, four, ... ranks; rank 0 emits a `MeasuredAllReduce` for each size of group."""
-    place, order = _place(devices, rank), mixed(ALL_REDUCE_BYTES)
+    place, staging, order = torch_device(devices[rank]), Staging.of(devices), mixed(ALL_REDUCE_BYTES)
     for size in sizes:
-        group = dist.new_group(list(range(size)))
+        ranks = range(size)
+        group = staging.new_group(ranks, timedelta(seconds=TIMEOUT_S))
         if rank < size:
-            found = _by_size(order, _all_reduces_s(order, group, place))
+            found = _by_size(order, _all_reduces_s(order, group, place, staging.copies(rank, ranks)))
         if rank == 0:
             kinds = tuple(sorted(device.kind for device in devices[:size]))
             medians = tuple(statistics.median(found[num_bytes]) for num_bytes in ALL_REDUCE_BYTES)
@@ -240,15 +234,25 @@ def all_reduce_rank(devices: Sequence[Device], sizes: Sequence[int], *, rank: in
         dist.all_reduce(torch.zeros(1))  # the others must not open the next group beside this one
 
 
-def _all_reduces_s(order: Sequence[int], group: dist.ProcessGroup | None, place: torch.device) -> list[float]:
-    """Seconds of sums of these bytes, one after the other: each begins when its members have the last."""
+def _all_reduces_s(
+    order: Sequence[int], group: dist.ProcessGroup | None, place: torch.device, copied: bool
+) -> list[float]:
+    """Seconds of sums of these bytes, one after the other: each begins when its members have the last.
+
+    copied: through the host's memory, as in `GradientSync`.
+    """
     buffers = {num_bytes: torch.zeros(num_bytes // 4, device=place) for num_bytes in set(order)}
+    moved = {size: room_on_host(buffer) if copied else buffer for size, buffer in buffers.items()}
     seconds = []
     for num_bytes in order:
         begin_s = time.perf_counter()
-        work = dist.all_reduce(buffers[num_bytes], group=group, async_op=True)
+        if copied:
+            moved[num_bytes].copy_(buffers[num_bytes])
+        work = dist.all_reduce(moved[num_bytes], group=group, async_op=True)
         assert work is not None
         work.wait()
+        if copied:
+            buffers[num_bytes].copy_(moved[num_bytes])
         _finish(place)
         seconds.append(time.perf_counter() - begin_s)
     return seconds

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from cost_model.cluster import CPU, EMULATED, Device
+from cost_model.cluster import EMULATED, Device
 from cost_model.cluster_file import read_cluster
 from cost_model.errors import InputError
 from cost_model.profile import read_profile
@@ -32,6 +32,7 @@ from hetpipe.run_folder import RunFolder
 from hetpipe.saving import load_checkpoint, save_checkpoint
 from hetpipe.settings import Settings, read_settings
 from hetpipe.skeleton import LayerModel
+from hetpipe.staging import is_gpu
 from hetpipe.task import TaskFactory, TrainingTask
 from partition.plan import read_plan
 
@@ -168,14 +169,14 @@ class _Run:
             )
         if counter is not None:
             self.peak_bytes = float(counter.peak_bytes)
-        elif counted and torch.cuda.is_available() and self.device.kind not in (CPU, EMULATED):
+        elif counted and torch.cuda.is_available() and is_gpu(self.device):
             self.peak_bytes = float(torch.cuda.max_memory_allocated())
         self.samples_seen += count
         self.outcomes.append(outcome)
         return self._report(outcome, count)
 
     def _counter(self) -> ByteCounter | None:
-        if self.device.kind not in (CPU, EMULATED):
+        if is_gpu(self.device):
             return None
         cap = self.device.memory_bytes if self.device.kind == EMULATED else float("inf")
         counter = ByteCounter(cap, self.device.name)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cost_model.cluster import CPU, EMULATED, Device
+from cost_model.cluster import EMULATED, Device
 from cost_model.errors import InputError
 from hetpipe.costs import ProgramCosts
 from hetpipe.dropout import KeyedDropout
@@ -21,6 +21,7 @@ from hetpipe.settings import Clock
 from hetpipe.skeleton import LayerModel
 from hetpipe.splitting import ChainModel
 from hetpipe.stage import Loss, Microbatch, StageRunner
+from hetpipe.staging import Staging, is_gpu
 from hetpipe.transport import DistributedTransport, TensorShape
 
 
@@ -80,12 +81,13 @@ def executor_of(
 ) -> Executor:
     """The executor of a rank's list; on all ranks together, since it opens their channels."""
     program = costs.program
+    staging = Staging.of(costs.devices)
     return Executor(
         costs,
         rank,
         stages=StageRunner(program, own.model, KeyedDropout(seed), loss),
-        transport=DistributedTransport(program, rank, own.place, timeout_s),
-        sync=GradientSync(program, rank, own.chain, own.trained, timeout_s),
+        transport=DistributedTransport(program, rank, own.place, timeout_s, staging),
+        sync=GradientSync(program, rank, own.chain, own.trained, timeout_s, staging),
         optimizer=optimizer,
         boundaries=boundaries_of(own.chain, own.travels),
         pace=pace,
@@ -126,7 +128,7 @@ def boundaries_of(chain: ChainModel, dtype: torch.dtype) -> Boundaries:
 
 def torch_device(device: Device) -> torch.device:
     """The GPU with the device's index on its node; the CPU for emulated and CPU devices."""
-    if device.kind in (CPU, EMULATED):
+    if not is_gpu(device):
         return torch.device("cpu")
     place = torch.device("cuda", int(device.name.rsplit("/", 1)[1]))
     if not torch.cuda.is_available() or place.index >= torch.cuda.device_count():

@@ -26,6 +26,7 @@ from hetpipe.run_folder import RunFolder, newest
 from hetpipe.run_report import RunReport, read_report
 from hetpipe.saving import check_checkpoint
 from hetpipe.settings import Settings, settings_text
+from hetpipe.staging import Staging
 from hetpipe.task import TaskFactory, prepare_data, registered_task
 from hetpipe.verifier import verify
 from partition.plan import Plan, plan_text
@@ -154,13 +155,13 @@ def train(
 
 
 def rank_group(names: Sequence[str], cluster: Cluster, settings: Settings) -> RankGroup:
-    """A process per device: one thread each where they are emulated, NCCL where each has its own GPU."""
-    kinds = [cluster.device(name).kind for name in names]
+    """A process per device: one thread each where they are emulated, NCCL between those with a GPU.
+
+    Raises: InputError for GPUs beside emulated devices.
+    """
+    devices = [cluster.device(name) for name in names]
+    kinds = [device.kind for device in devices]
     threads = tuple(threads_for(kind, kinds.count(CPU)) for kind in kinds)
-    on_gpu = all(kind not in (CPU, EMULATED) for kind in kinds)
-    if not on_gpu and any(kind not in (CPU, EMULATED) for kind in kinds):
-        found = ", ".join(sorted(set(kinds)))
-        raise InputError(f"the plan mixes GPUs with other devices ({found}); one run cannot use both yet")
     try:
         preload = preload_modules(settings.model, settings.model_folder)
     except InputError:
@@ -168,7 +169,7 @@ def rank_group(names: Sequence[str], cluster: Cluster, settings: Settings) -> Ra
     return RankGroup(
         tuple(names),
         threads,
-        backend="cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+        backend=Staging.of(devices).backend,
         preload=preload,
         timeout_s=settings.timeout_s,
     )

@@ -15,6 +15,7 @@ from torch import Tensor
 from cost_model.errors import InputError
 from hetpipe.instructions import Compute, Direction, Message, Pass, Program, Transfer, incoming
 from hetpipe.peers import WaitingFor
+from hetpipe.staging import Staging
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +52,20 @@ class DistributedTransport:
     verifier proved; gloo matches by tag, but its thread that moves the data spins while a call on the same
     connection holds the lock. A send is never waited for where it is posted: gloo gives no completion before
     the receiver has come. `release` waits for it once that is proven to be over.
+
+    A message between a GPU and a CPU is copied to or from the host's memory at the GPU's end. staging: None
+    if no rank is on a GPU.
     """
 
-    def __init__(self, program: Program, rank: int, device: torch.device, timeout_s: float) -> None:
+    def __init__(
+        self,
+        program: Program,
+        rank: int,
+        device: torch.device,
+        timeout_s: float,
+        staging: Staging | None = None,
+    ) -> None:
+        staging = staging or Staging((False,) * len(program.ranks))
         self._program = program
         self._rank = rank
         self._device = device
@@ -62,7 +74,8 @@ class DistributedTransport:
         self._receives: dict[Transfer, _UnderWay] = {}
         slots = sorted({entry.message for entry in _transfers(program)})
         self._tags = {message: index * MAX_TENSORS for index, message in enumerate(slots)}
-        self._groups = _edge_groups(program, self._timeout) if dist.is_initialized() else {}
+        self._groups = _edge_groups(program, staging, self._timeout) if dist.is_initialized() else {}
+        self._staged = [staging.copies(rank, (rank, peer)) for peer in range(len(program.ranks))]
         self._ways: dict[Transfer, tuple[int, dist.ProcessGroup | None, int]] = {}
 
     def send(self, transfer: Transfer, tensors: Sequence[Tensor]) -> None:
@@ -70,6 +83,8 @@ class DistributedTransport:
         message = self._sends[transfer] = _UnderWay()
         for index, tensor in enumerate(tensors):
             data = tensor.detach().contiguous()
+            if self._staged[peer]:
+                data = data.cpu()
             with self._waiting(transfer, message):
                 work = dist.isend(data, peer, group=group, tag=tag + index)
             assert work is not None
@@ -82,8 +97,9 @@ class DistributedTransport:
             )
         peer, group, tag = self._way(transfer)
         message = self._receives[transfer] = _UnderWay()
+        place = "cpu" if self._staged[peer] else self._device
         for index, entry in enumerate(shapes):
-            buffer = torch.empty(entry.shape, dtype=entry.dtype, device=self._device)
+            buffer = torch.empty(entry.shape, dtype=entry.dtype, device=place)
             with self._waiting(transfer, message):
                 work = dist.irecv(buffer, peer, group=group, tag=tag + index)
             assert work is not None
@@ -94,7 +110,10 @@ class DistributedTransport:
 
         Raises: PeerError if they do not come in time, or the peer is gone.
         """
-        return self._wait(transfer, self._receives.pop(transfer))
+        tensors = self._wait(transfer, self._receives.pop(transfer))
+        if self._staged[self._way(transfer)[0]]:
+            return tuple(tensor.to(self._device) for tensor in tensors)
+        return tensors
 
     def release(self, transfer: Transfer) -> None:
         """Let go of a send that is proven to have arrived."""
@@ -140,13 +159,15 @@ def _transfers(program: Program) -> list[Transfer]:
     return [entry for instructions in program.ranks for entry in instructions if isinstance(entry, Transfer)]
 
 
-def _edge_groups(program: Program, timeout: timedelta) -> dict[tuple[int, int], dist.ProcessGroup]:
+def _edge_groups(
+    program: Program, staging: Staging, timeout: timedelta
+) -> dict[tuple[int, int], dist.ProcessGroup]:
     edges = {
         (program.rank_of(entry.pipeline, entry.stage), program.rank_of(entry.pipeline, entry.peer_stage))
         for entry in _transfers(program)
         if entry.direction is Direction.SEND
     }
-    return {edge: dist.new_group(sorted(edge), timeout=timeout) for edge in sorted(edges)}
+    return {edge: staging.new_group(sorted(edge), timeout) for edge in sorted(edges)}
 
 
 def release_points(program: Program, rank: int) -> dict[int, tuple[Transfer, ...]]:

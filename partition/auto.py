@@ -8,8 +8,9 @@ from cost_model.errors import InfeasibleError
 from partition.bounds import fractional_bound_s
 from partition.forcing import forced_plans
 from partition.interleaved import interleaved_plans
+from partition.local_search import Found
 from partition.pipeline_costs import PipelineCosts
-from partition.pipeline_search import Found, PipelineSearch
+from partition.pipeline_search import PipelineSearch
 from partition.plan import Plan
 from partition.problem import Evaluate, Forced, Problem
 from partition.search import AUTO, least_shortfall, search_chains
@@ -48,8 +49,13 @@ def auto(problem: Problem, evaluate: Evaluate | None = None, *, search: Pipeline
         return dataclasses.replace(min(plans, key=verdict), strategy=AUTO)
     search = search or PipelineSearch(problem)
     costs = search.costs
-    ours = sorted(_ours(problem, search, costs), key=lambda plan: estimate_s(costs, plan))
+    found = _found(search)
+    ours = sorted(_ours(search, found), key=lambda plan: estimate_s(costs, plan))
     best = _best(ours, verdict, costs, OUR_OWN)
+    settled = (
+        search.plan(AUTO, entry.workers) for entry in search.settled(found, lambda plan: verdict(plan)[0])
+    )
+    best = min((plan for plan in (best, *settled) if plan is not None), key=verdict, default=None)
     if best is None or memory_binds(problem, costs):
         ceiling_s = verdict(best)[0] if best else math.inf
         shared = shared_plans(search.tables, costs, best, ceiling_s)
@@ -71,7 +77,8 @@ def _simulator(evaluate: Evaluate | None) -> Evaluate:
     return evaluate
 
 
-def _ours(problem: Problem, search: PipelineSearch, costs: PipelineCosts) -> Iterator[Plan]:
+def _found(search: PipelineSearch) -> list[Found]:
+    """The sets of the search, least estimates first, with gradient sync; fewer pipelines where it is slow."""
     sync = SyncCosts(search.costs)
 
     def judge(workers: Sequence[Worker], seconds: float) -> float:
@@ -82,13 +89,17 @@ def _ours(problem: Problem, search: PipelineSearch, costs: PipelineCosts) -> Ite
         first = found[0]
         if len(first.workers) > 1 and sync.exposed_s(first.workers) > MUCH_SYNC * first.step_s:
             found += search.fewer(judge, _fewer(len(first.workers)))
-    for entry in _distinct(found):
+    return sorted(_distinct(found), key=lambda entry: entry.step_s)
+
+
+def _ours(search: PipelineSearch, found: Sequence[Found]) -> Iterator[Plan]:
+    for entry in found:
         plan = search.plan(AUTO, entry.workers)
         if plan is not None:
             yield plan
-    if len(problem.cluster.devices) <= FEW_DEVICES:
-        for chain in search_chains(problem).plans[:NUM_CHAINS]:
-            yield from variants(costs, chain)
+    if len(search.problem.cluster.devices) <= FEW_DEVICES:
+        for chain in search_chains(search.problem).plans[:NUM_CHAINS]:
+            yield from variants(search.costs, chain)
 
 
 def _sharded(problem: Problem, best: Plan | None, verdict: Verdict) -> Iterator[Plan]:
@@ -99,7 +110,8 @@ def _sharded(problem: Problem, best: Plan | None, verdict: Verdict) -> Iterator[
             return
 
     def plans_of(smaller: Problem) -> Iterator[Plan]:
-        return _ours(smaller, PipelineSearch(smaller), PipelineCosts(smaller))
+        search = PipelineSearch(smaller)
+        return _ours(search, _found(search))
 
     costs = PipelineCosts(problem)
     yield from sorted(sharded_plans(problem, plans_of), key=lambda plan: estimate_s(costs, plan))

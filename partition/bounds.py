@@ -1,5 +1,6 @@
 """Lower bounds on the time of a step."""
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -11,14 +12,16 @@ from cost_model.errors import InfeasibleError
 from cost_model.memory import StageShape, device_memory
 from cost_model.pricing import Prices
 from partition.column_bound import ColumnBound
-from partition.count_split import CountSplit
+from partition.count_split import GROWTH, CountSplit
 from partition.pipeline_search import PipelineSearch
 from partition.plan import Plan
 from partition.problem import Problem
 from partition.sharding import unsharded
 from partition.tables import ProblemTables
 
-MOST_WORK = (5e8, 2.5e9)  # of the integer bound, with all classes, and with fewer
+MUCH_WORK, MOST_WORK = 2e8, 1.2e9  # of the integer bound: else with fewer classes, or not at all
+COARSE = 3.0
+WHOLE = "whole pipelines, by Z and Little's law"
 PROOF_S = 14.0
 PROOF_S_PER_DEVICE = 0.1
 
@@ -83,10 +86,12 @@ def pipeline_bound_s(search: PipelineSearch, fractional_s: float) -> tuple[float
     """
     assert search.best is not None
     ceiling_s, counts = search.best, search.classes.counts
-    for tables, most_work in zip(_coarser(search), MOST_WORK, strict=False):
-        if CountSplit.work(tables) <= most_work:
-            bound_s = CountSplit(tables, ceiling_s, for_bound=True).bound_s(fractional_s)
-            return max(fractional_s, bound_s), "whole pipelines, by Z and Little's law"
+    for tables, growth, most_work in _coarser(search):
+        if CountSplit.work(tables, growth) <= most_work:
+            end = time.monotonic() + PROOF_S
+            split = CountSplit(tables, ceiling_s, for_bound=True, growth=growth)
+            bound_s = split.bound_s(fractional_s, seconds=end - time.monotonic())
+            return max(fractional_s, bound_s), WHOLE
     seconds = min(120.0, max(PROOF_S, PROOF_S_PER_DEVICE * sum(counts)))
     prices = search.columns.prices if search.columns else np.ones(len(counts))
     pool = search.columns.pool if search.columns else None
@@ -95,15 +100,18 @@ def pipeline_bound_s(search: PipelineSearch, fractional_s: float) -> tuple[float
     return bound_s, "time" if proof.exhausted else "parts of pipelines, by Z and Little's law"
 
 
-def _coarser(search: PipelineSearch) -> Iterator[ProblemTables]:
-    """The tables of the search; then with its classes of equal devices as one, wherever these are.
+def _coarser(search: PipelineSearch) -> Iterator[tuple[ProblemTables, float, float]]:
+    """(tables, growth of the grid, most work) of integer bounds, the closest first.
 
-    Such a class has all links that a part of it has, so that the bound holds, and hardly suffers.
+    First with the classes of the search; then with its classes of equal devices as one, wherever these are:
+    it has all links that a part of it has, so that the bound holds, and hardly suffers.
     """
-    yield search.tables
-    merged = search.classes.merged()
+    tables, merged = search.tables, search.classes.merged()
     if len(merged.members) < len(search.classes.members):
-        yield ProblemTables(search.problem, merged)
+        yield tables, GROWTH, MUCH_WORK
+        tables = ProblemTables(search.problem, merged)
+    yield tables, GROWTH, MOST_WORK
+    yield tables, COARSE, MOST_WORK
 
 
 def bound_space(problem: Problem) -> str:

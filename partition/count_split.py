@@ -5,7 +5,8 @@ one pipeline is faster than `bound_s`.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -14,9 +15,11 @@ import numpy as np
 from partition.column_dp import ColumnStage
 from partition.tables import Amount, Floats, ProblemTables
 from partition.type_counts import CountVectors, Places, TypeCountProgramme
+from partition.vector_splits import MixedVectors, WholeVectors, num_parts
 
 MOST_PARTS = 6_000_000  # pairs of a vector and one below it
 SAFETY = 1e-7  # relative: a floating-point tie must not prove a false bound
+ROUNDS = 24
 GROWTH = 1.6  # of microbatches between amounts of the first grid
 SIDE_BY_SIDE, MOST_STATES = 12, 12_000_000  # of amounts, and of vectors, classes and layers times those
 
@@ -40,7 +43,9 @@ class CountSplit:
     Within a family Z grows no faster than in proportion to the samples, and never falls: so what is known at
     two amounts bounds what a step can hold in between. ceiling_s: the time of a plan that is known.
 
-    for_bound: only for `bound_s`, which takes single microbatches together until it needs them one by one.
+    for_bound: only for `bound_s`, which takes amounts together that end in a smaller microbatch or not, and
+    single microbatches, until it needs them one by one.
+    growth: of microbatches between amounts of the first grid.
     """
 
     tables: ProblemTables
@@ -48,28 +53,32 @@ class CountSplit:
     max_labels: int | None = 1
     recompute: bool = True
     for_bound: bool = False
+    growth: float = GROWTH
     vectors: CountVectors = field(init=False)
-    subsets: list[Places] = field(init=False)
+    parts: WholeVectors | MixedVectors = field(init=False)
     least: dict[Family, dict[int, Floats]] = field(default_factory=dict)
     exact: dict[tuple[int, int], Floats] = field(default_factory=dict)
     programmes: dict[tuple[Family, int], tuple[TypeCountProgramme, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.vectors = CountVectors(self.tables.classes.counts)
-        self.subsets = [self.vectors.below(vector) for vector in range(self.vectors.size)]
+        many = num_parts(self.vectors.counts) > MOST_PARTS
+        self.parts = (MixedVectors if many else WholeVectors)(self.vectors)
         batch = self.tables.problem.global_batch_size
         sizes = [size for size in self.tables.problem.microbatch_sizes if size <= batch]
-        wanted = {family: _grid(batch // size) for size in sizes for family in families(size)} | {
-            family: [0] for family in self._singles(sizes)
-        }
+        wanted: dict[Family, Sequence[int]] = {family: [0] for family in self._singles(sizes)}
+        for size in sizes:
+            grid = _grid(batch // size, self.growth)
+            if self.for_bound and size > 1:
+                wanted |= {(size, 1, size): grid, (size, size, size): [0]}
+            else:
+                wanted |= dict.fromkeys(families(size), grid)
         self.add(wanted)
 
     @staticmethod
-    def work(tables: ProblemTables) -> float:
-        """About how many candidates the first grid looks at; inf where a cluster has too many parts."""
+    def work(tables: ProblemTables, growth: float = GROWTH) -> float:
+        """About how many candidates the first grid for a bound looks at."""
         counts, problem = tables.classes.counts, tables.problem
-        if math.prod((count + 1) * (count + 2) // 2 for count in counts) > MOST_PARTS:
-            return math.inf
         vectors = math.prod(count + 1 for count in counts)
         size = tables.at(min(problem.microbatch_sizes))
         stages = (size.caps(recompute=False) >= 1) | (size.caps(recompute=True) >= 1)
@@ -77,8 +86,7 @@ class CountSplit:
             vectors * count / (count + 1) * int(stages[entry].sum()) for entry, count in enumerate(counts)
         )
         grids = sum(
-            len(families(size)) * len(_grid(max(1, problem.global_batch_size // size)))
-            for size in problem.microbatch_sizes
+            len(_grid(max(1, problem.global_batch_size // size), growth)) for size in problem.microbatch_sizes
         )
         return 2.0 * grids * each
 
@@ -91,7 +99,7 @@ class CountSplit:
             return [(most, least, most) for least, most in gaps]
         return [(one, one, one) for least, most in gaps for one in range(least, most + 1)]
 
-    def add(self, wanted: Mapping[Family, Sequence[int]]) -> None:
+    def add(self, wanted: Mapping[Family, Iterable[int]]) -> None:
         """Work out the least makespans for more microbatches; 0 for a single one of least to most samples."""
         new, asked = [], []
         for family, counts in wanted.items():
@@ -177,25 +185,20 @@ class CountSplit:
                         changed = True
         return top
 
-    def split(self, step_s: float, *, upper: bool) -> tuple[int, list[tuple[int, Family, int]]]:
-        """(samples done, pipelines as (vector, family, samples)) of the best split of all devices."""
+    def split(self, step_s: float, *, upper: bool) -> tuple[float, list[tuple[int, Family, int]]]:
+        """(samples done, pipelines as (vector, family, samples)) of the best split of all devices.
+
+        With too many vectors for whole pipelines parts of them count too: no fewer samples are done.
+        """
         by_family = self._done(step_s, upper=upper)
         one = np.max(list(by_family.values()), axis=0)
-        best, part = np.zeros(self.vectors.size, dtype=np.int64), np.zeros(self.vectors.size, dtype=np.int64)
-        for vector, subsets in enumerate(self.subsets):
-            values = one[subsets] + best[vector - subsets]
-            pick = int(values.argmax())
-            best[vector], part[vector] = values[pick], subsets[pick]
-        pipelines, vector = [], self.vectors.size - 1
-        while vector and best[vector]:
-            used = int(part[vector])
-            if not used:
-                break
-            family = max(by_family, key=lambda entry: (by_family[entry][used], -entry[0]))
-            if one[used]:
-                pipelines.append((used, family, int(one[used])))
-            vector -= used
-        return int(best[-1]), pipelines
+        done, used = self.parts.best(one)
+        pipelines = []
+        for vector in used:
+            family = max(by_family, key=lambda entry: (by_family[entry][vector], -entry[0]))
+            if one[vector]:
+                pipelines.append((vector, family, int(one[vector])))
+        return done, pipelines
 
     def least_step_s(self, *, upper: bool, low_s: float, tolerance: float = 2e-4) -> float:
         """The least step in which a split does the batch, from below; at most the ceiling."""
@@ -218,10 +221,15 @@ class CountSplit:
                 low = middle
         return low
 
-    def bound_s(self, low_s: float, rounds: int = 24) -> float:
-        """No plan of disjoint pipelines is faster; amounts are refined where the bound is decided."""
-        bound = low_s
-        for _ in range(rounds):
+    def bound_s(self, low_s: float, rounds: int = ROUNDS, seconds: float = math.inf) -> float:
+        """No plan of disjoint pipelines is faster; amounts are refined where the bound is decided.
+
+        seconds: no more rounds after them.
+        """
+        bound, end = low_s, time.monotonic() + seconds
+        for turn in range(rounds):
+            if turn and time.monotonic() > end:
+                break
             bound = max(bound, self.least_step_s(upper=True, low_s=bound))
             if bound >= self.ceiling_s * (1 - 2e-3):
                 break
@@ -232,23 +240,30 @@ class CountSplit:
 
     def _refine(self, pipelines: Sequence[tuple[int, Family, int]], step_s: float) -> bool:
         """Work out the amounts that the pipelines of a bound claim; False if all are known already."""
-        wanted: dict[Family, Sequence[int]] = {}
+        wanted: dict[Family, set[int]] = {}
         exact: list[tuple[int, int]] = []
+        divided: dict[Family, list[Family]] = {}
         for family, samples in dict.fromkeys((family, samples) for _, family, samples in pipelines):
             (size, least, most), known = family, self.least[family]
             if 0 in known:
                 if least < most:
-                    wanted |= {(one, one, one): [0] for one in range(least, most + 1)}
-                    del self.least[family]
+                    divided[family] = [(one, one, one) for one in range(least, most + 1)]
                 continue
             count = -(-samples // size)
             near = {count, samples // size} - {0}
             below = max([0, *(k for k in known if k < count)])
             near |= {(below + count + 1) // 2} if count - below > 2 else set()
             if near - known.keys():
-                wanted[family] = [*wanted.get(family, ()), *near]
+                wanted.setdefault(family, set()).update(near)
+            elif least == 1 and most == size > 1:
+                divided[family] = families(size)
             elif least < size and (size, samples) not in self.exact:
                 exact.append((size, samples))
+        for family, parts in divided.items():
+            counts = self.least.pop(family).keys() | wanted.pop(family, set())
+            for part in parts:
+                self.least.pop(part, None)  # a single microbatch as large as the others
+                wanted[part] = set(counts)
         self.add(wanted)
         self.add_exact(exact)
         return bool(wanted or exact)
@@ -296,10 +311,10 @@ def _amount(family: Family, count: int, below: int) -> Amount:
     return Amount(count, least, most, passes, below=below)
 
 
-def _grid(most: int) -> list[int]:
+def _grid(most: int, growth: float) -> list[int]:
     """Numbers of microbatches, ever further apart."""
     counts, count = [], 1
     while count < most:
         counts.append(count)
-        count = max(count + 1, int(count * GROWTH))
+        count = max(count + 1, int(count * growth))
     return [*counts, max(1, most)]

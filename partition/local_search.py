@@ -14,6 +14,15 @@ Judge = Callable[[Sequence[Worker], float], float]
 """Seconds of a step of workers whose samples are done in the given time; adds what the clock leaves out."""
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Workers and the step in which they do the batch, as judged by the search."""
+
+    step_s: float
+    workers: tuple[Worker, ...]
+    start: str
+
+
 @dataclass(slots=True)
 class LocalSearch:
     """Hill climbing with a fixed number of tries and a fixed seed, so that machines agree."""

@@ -1,9 +1,7 @@
 """Plans of any number of pipelines, each device serving one stage of one of them, best clocks first."""
 
 import math
-import random
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from itertools import permutations
 
@@ -12,9 +10,10 @@ import numpy as np
 from cost_model.cluster import Device
 from partition.card_load import CardLoad
 from partition.classes import equal_devices
+from partition.climbs import settled, shaken
 from partition.columns import ROUNDS, Column, Columns, generate
 from partition.count_split import ClassPipeline, CountSplit
-from partition.local_search import Judge, LocalSearch, fitted
+from partition.local_search import Found, Judge, LocalSearch, fitted
 from partition.master import solve_master
 from partition.pipeline_costs import PipelineCosts
 from partition.placement import place
@@ -34,19 +33,7 @@ JUDGED_CHAINS = 4
 ALL_ORDERS = 4  # devices up to which every order of every subset is tried
 CHAIN_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 64)
 TRIES, LEAST_TRIES = 160, 30
-CLIMBS, PATIENCE = 24, 6  # after random changes, and those without a gain in a row
-KICKS = (2, 3, 5, 8)  # random changes between two climbs
-WORSE = 1.02  # climbs go on from what is at most so much slower than the best
 CLOSE = 1.015  # to the relaxed programme: no more climbs
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Workers and the step in which they do the batch, as judged by the search."""
-
-    step_s: float
-    workers: tuple[Worker, ...]
-    start: str
 
 
 class PipelineSearch:
@@ -96,36 +83,28 @@ class PipelineSearch:
         improved += [entry for _, entry in starts[:STARTS]]
         return sorted(improved, key=lambda entry: (entry.step_s, len(entry.workers), entry.start))
 
-    def _shaken(self, best: Found, judge: Judge) -> list[Found]:
-        """What climbs after a few random changes find: the better ones, the best last.
+    def settled(self, found: Sequence[Found], simulate: Callable[[Plan], float]) -> list[Found]:
+        """`climbs.settled` for sets that this search found. simulate: seconds of a plan's step."""
 
-        Iterated local search (Lourenco, Martin, Stuetzle, Handbook of Metaheuristics 2003), for as long as
-        the relaxed programme says that there may be something to be found, and something is.
-        """
+        def judge(workers: Sequence[Worker], _: float) -> float:
+            plan = self.plan("settled", workers)
+            return simulate(plan) if plan is not None else math.inf
+
+        if len(self.problem.cluster.devices) > LARGE or not found:
+            return []
+        return settled(self.recutter, found, judge, self._tries)
+
+    def _shaken(self, best: Found, judge: Judge) -> list[Found]:
+        """`climbs.shaken`, for as long as the relaxed programme says that something may be found."""
         columns_s = self.columns.step_s if self.columns else math.inf
         if len(self.problem.cluster.devices) > LARGE or not math.isfinite(columns_s):
             return []
-        batch, rng = self.problem.global_batch_size, random.Random(0)
-        found, now, failed = [best], best, 0
-        for turn in range(CLIMBS):
-            if failed == PATIENCE or (self.best or 0.0) <= CLOSE * columns_s:
-                break
-            climber = LocalSearch(self.recutter, judge, self._tries, seed=turn + 1)
-            base = list(now.workers)
-            for _ in range(rng.choice(KICKS)):
-                changed = climber.change(rng, base, now.step_s)
-                if changed and math.isfinite(share_out(changed, batch)[0]):
-                    base = changed
-            step_s, workers = climber.improve(base)
-            failed += 1
-            now = found[-1]
-            if step_s <= WORSE * now.step_s:
-                now = Found(step_s, tuple(workers), "shaken")
-            if step_s < found[-1].step_s:
-                found.append(now)
-                self._note([self._unloaded_s(workers)])
-                failed = 0
-        return found[1:]
+
+        def goes_on(entry: Found) -> bool:
+            self._note([self._unloaded_s(entry.workers)])
+            return self.best is not None and self.best > CLOSE * columns_s
+
+        return shaken(self.recutter, best, judge, self._tries, goes_on)
 
     def _unloaded_s(self, workers: Sequence[Worker]) -> float:
         return share_out(workers, self.problem.global_batch_size)[0]

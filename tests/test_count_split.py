@@ -65,8 +65,11 @@ def tiny_problem(seed: int) -> Problem:
         seed += 20_000
 
 
-def compare_with_brute_force(seed: int) -> float:
-    """How far the refined bound is below the least step; nan where there is none."""
+def compare_with_brute_force(seed: int, *, exact: bool = True) -> float:
+    """How far the refined bound is below the least step; nan where there is none.
+
+    exact: whole pipelines.
+    """
     problem = tiny_problem(seed)
     table = least_s(problem)
     optimum_s = least_step_s(problem, table)
@@ -79,7 +82,7 @@ def compare_with_brute_force(seed: int) -> float:
         assert split.split(step_s, upper=True)[0] >= expected, (seed, factor)
     bound_s = split.bound_s(1e-3 * ceiling_s)
     if optimum_s == math.inf:
-        assert bound_s >= ceiling_s * (1 - 1e-2), seed
+        assert not exact or bound_s >= ceiling_s * (1 - 1e-2), seed
         return math.nan
     assert bound_s <= optimum_s * (1 + 1e-9), seed
     for classes in (tables.classes, tables.classes.merged()):

@@ -8,6 +8,7 @@ import torch
 import own_tasks
 from cost_model.cluster import CPU
 from cost_model.errors import InputError
+from cost_model.profile import ModelProfile
 from hetpipe.models import model_spec
 from hetpipe.profiler import profile_task
 from hetpipe.run_folder import RunFolder
@@ -36,12 +37,16 @@ MIXED = GPUS.replace(
 )
 
 
-def train(folder: Path, plan: Plan, kind: str, cluster: str) -> tuple[RunReport, list[float]]:
+def train(
+    folder: Path, plan: Plan, profile: ModelProfile | str, cluster: str
+) -> tuple[RunReport, list[float]]:
+    """profile: or the kind of a made-up one."""
     corpus = folder / "corpus.txt"
     folder.mkdir(parents=True, exist_ok=True)
     corpus.write_text("a stage waits for what it needs to arrive\n" * 400)
     settings = Settings(MODEL, steps=3, learning_rate=1e-3, data=(str(corpus),))
-    return run(folder, plan, settings, made_up_profile(MODEL, kind), cluster)
+    found = made_up_profile(MODEL, profile) if isinstance(profile, str) else profile
+    return run(folder, plan, settings, found, cluster)
 
 
 @pytest.fixture(scope="module")
@@ -92,13 +97,25 @@ def test_a_gpu_that_is_not_there_is_named(tmp_path):
         train(tmp_path, plan, "gpu", GPUS)
 
 
-def test_a_run_over_gpu_and_cpu_is_refused(tmp_path):
+def mixed_profile() -> ModelProfile:
     profile = made_up_profile(MODEL, "gpu")
     profile.kinds[CPU] = profile.kinds["gpu"]  # type: ignore[index]
-    settings = Settings(MODEL, steps=1, data=(str(tmp_path / "corpus.txt"),))
-    (tmp_path / "corpus.txt").write_text("a stage waits for what it needs to arrive\n" * 400)
-    with pytest.raises(InputError, match="mixes GPUs with other devices"):
-        run(tmp_path, chain_plan(MODEL, [0, 3, 6], 2), settings, profile, MIXED)
+    return profile
+
+
+def mixed_plan(shape: str) -> Plan:
+    """A pipeline over the GPU and the CPU, or one on each."""
+    if shape == "pipeline":
+        return chain_plan(MODEL, [0, 3, 6], 2)
+    pipelines = tuple(Pipeline(2, 8, (Stage((f"here/{index}",), (0, 6), 1),)) for index in range(2))
+    return Plan("manual", MODEL, 16, pipelines)
+
+
+@pytest.mark.parametrize("shape", ["pipeline", "data parallel"])
+def test_a_gpu_and_a_cpu_train_together_as_the_cpu_does(tmp_path, losses_on_the_cpu, shape):
+    report, losses = train(tmp_path, mixed_plan(shape), mixed_profile(), MIXED)
+    assert losses == pytest.approx(losses_on_the_cpu, rel=1e-3)
+    assert report.owners_agree and not report.emulated
 
 
 @pytest.mark.parametrize("model", ["gpt2-tiny", "llama-tiny", "bert-tiny"])

@@ -31,6 +31,7 @@ from hetpipe.run_folder import RunFolder
 from hetpipe.settings import Settings
 from hetpipe.splitting import ChainModel
 from hetpipe.stage import Microbatch, StageRunner
+from hetpipe.staging import Staging
 from hetpipe.structure import logits_of
 from hetpipe.task import TrainingTask, prepare_data, registered_task
 from hetpipe.training import measure
@@ -163,12 +164,13 @@ def _ours(costs: ProgramCosts, task: TrainingTask, data: Data, place: torch.devi
     parameters = model.owned_parameters()
     weight = 1 / task.num_loss_tokens(program.plan.global_batch_size)
     pace = Pace(torch.cuda.current_stream(place).synchronize) if place.type == "cuda" else Pace()
+    staging = Staging.of(costs.devices)
     executor = Executor(
         costs,
         0,
         stages=StageRunner(program, model.train(), KeyedDropout(0), task.loss),
-        transport=DistributedTransport(program, 0, place, 600.0),
-        sync=GradientSync(program, 0, chain, parameters, 600.0),
+        transport=DistributedTransport(program, 0, place, 600.0, staging),
+        sync=GradientSync(program, 0, chain, parameters, 600.0, staging),
         optimizer=Optimizer(parameters, set(parameters), 0.01),
         boundaries=lambda layer, samples: (),
         pace=pace,

@@ -19,8 +19,8 @@ from cases import random_case
 
 from cost_model.cluster import Device
 from main import without_sync_s
-from partition.local_search import LocalSearch
-from partition.pipeline_search import Found, PipelineSearch
+from partition.local_search import Found, LocalSearch
+from partition.pipeline_search import PipelineSearch
 from partition.worker import Worker, share_out
 
 FEW = 4

@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import os
+import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,12 +18,13 @@ from hetpipe.dropout import KeyedDropout
 from hetpipe.emulation import Pace
 from hetpipe.executor import Executor, StepOutcome
 from hetpipe.gradient_sync import GradientSync, counted_names
-from hetpipe.instructions import Program, Schedule
+from hetpipe.instructions import Schedule
 from hetpipe.optimizer import Optimizer
 from hetpipe.rank import gather
 from hetpipe.rank_parts import boundaries_of, slices
 from hetpipe.skeleton import LayerModel
 from hetpipe.stage import StageRunner
+from hetpipe.staging import Staging
 from hetpipe.transport import DistributedTransport
 from random_cases import MODELS, Case, batch_of, chain_of, loss_of, random_case
 
@@ -85,17 +87,24 @@ def trained_parameters(model: LayerModel) -> dict[str, nn.Parameter]:
     return {name: value for name, value in model.owned_parameters().items() if value.requires_grad}
 
 
+def staging_of(case: Case) -> Staging:
+    """In half of the cases some ranks copy what they give and get, as those on GPUs do beside CPUs."""
+    rng = random.Random(case.name)
+    share = rng.choice([0.0, 0.5])
+    return Staging(tuple(rng.random() < share for _ in case.program.ranks))
+
+
 def executor_of(
     case: Case, rank: int, model: LayerModel, optimizer: Optimizer, timeout_s: float = TIMEOUT_S
 ) -> Executor:
     """An executor of the case's program; several may share a model."""
-    program, chain = case.program, chain_of(case.model)
+    program, chain, staging = case.program, chain_of(case.model), staging_of(case)
     return Executor(
         ProgramCosts(program, case.profile, case.cluster),
         rank,
         stages=StageRunner(program, model, KeyedDropout(SEED), loss_of(case.model)),
-        transport=DistributedTransport(program, rank, torch.device("cpu"), timeout_s),
-        sync=GradientSync(program, rank, chain, trained_parameters(model), timeout_s),
+        transport=DistributedTransport(program, rank, torch.device("cpu"), timeout_s, staging),
+        sync=GradientSync(program, rank, chain, trained_parameters(model), timeout_s, staging),
         optimizer=optimizer,
         boundaries=boundaries_of(chain, torch.float64),
         pace=Pace(),
@@ -188,11 +197,12 @@ def check_cases(seeds: Sequence[int], num_ranks: int, *, rank: int, emit: Emit) 
         except Exception as error:
             raise AssertionError(f"{case.name}: {type(error).__name__}: {error}") from error
         if rank == 0:
-            emit({"event": "case", "name": case.name, "worst": worst, **features(case.program)})
+            emit({"event": "case", "name": case.name, "worst": worst, **features(case)})
 
 
-def features(program: Program) -> dict[str, bool]:
+def features(case: Case) -> dict[str, bool]:
     """What a plan has, to see that the random ones have everything."""
+    program, on_gpu = case.program, staging_of(case).on_gpu
     plan = program.plan
     stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
     places = plan.places.values()
@@ -205,6 +215,7 @@ def features(program: Program) -> dict[str, bool]:
         "short last microbatch": any(p.num_samples % p.microbatch_size for p in plan.pipelines),
         "recompute": any(stage.recompute for stage in stages),
         "states sharded": any(bucket.state_owner is not None for bucket in program.buckets),
+        "copied through the host": any(on_gpu) and not all(on_gpu),
         "tied over ranks": any(bucket.tied for bucket in program.buckets),
         **{name: name in collectives for name in ("ring", "tree")},
         **{

@@ -1,0 +1,70 @@
+"""Searches that begin where a first local search ended."""
+
+import math
+import random
+from collections.abc import Callable, Sequence
+
+from partition.local_search import Found, Judge, LocalSearch
+from partition.recut import Recutter
+from partition.worker import share_out
+
+CLIMBS, PATIENCE = 24, 6  # after random changes, and those without a gain in a row
+KICKS = (2, 3, 5, 8)  # random changes between two climbs
+WORSE = 1.02  # climbs go on from what is at most so much slower than the best
+SIMULATED = 3  # sets that show whether it pays to climb with the simulator
+SETTLED, CLIMBED = 5, 3  # sets that are simulated then, and from which such a climb begins
+SETTLING = 2  # times as many tries there
+HOPELESS = 2.0  # times the best: no climb begins there
+QUEUES = 1.03  # simulated over estimated seconds, from which on that is worth it
+
+
+def shaken(
+    recutter: Recutter, best: Found, judge: Judge, tries: int, goes_on: Callable[[Found], bool]
+) -> list[Found]:
+    """What climbs after a few random changes find: the better ones, the best last.
+
+    Iterated local search (Lourenco, Martin, Stuetzle, Handbook of Metaheuristics 2003). goes_on: whether
+    there may be something better than the best so far.
+    """
+    batch, rng = recutter.tables.problem.global_batch_size, random.Random(0)
+    found, now, failed = [best], best, 0
+    for turn in range(CLIMBS):
+        if failed == PATIENCE or not goes_on(found[-1]):
+            break
+        climber = LocalSearch(recutter, judge, tries, seed=turn + 1)
+        base = list(now.workers)
+        for _ in range(rng.choice(KICKS)):
+            changed = climber.change(rng, base, now.step_s)
+            if changed and math.isfinite(share_out(changed, batch)[0]):
+                base = changed
+        step_s, workers = climber.improve(base)
+        failed += 1
+        now = found[-1]
+        if step_s <= WORSE * now.step_s:
+            now = Found(step_s, tuple(workers), "shaken")
+        if step_s < found[-1].step_s:
+            found.append(now)
+            failed = 0
+    return found[1:]
+
+
+def settled(recutter: Recutter, found: Sequence[Found], simulated: Judge, tries: int) -> list[Found]:
+    """The best sets by the simulator, climbed on with it where it says more than the clocks of pipelines.
+
+    Messages of pipelines that share network cards wait for each other, which no estimate knows. Empty where
+    the estimates hold. found: at least one, least estimates first.
+    """
+    first = list({entry.workers: entry for entry in reversed(found)}.values())[::-1]
+    judged = [(simulated(entry.workers, 0.0), entry) for entry in first[:SIMULATED]]
+    if min(step_s for step_s, _ in judged) <= QUEUES * found[0].step_s:
+        return []
+    judged += [(simulated(entry.workers, 0.0), entry) for entry in first[SIMULATED:SETTLED]]
+    judged.sort(key=lambda pair: pair[0])
+    climbs = []
+    for step_s, entry in judged[:CLIMBED]:
+        if step_s > HOPELESS * judged[0][0]:
+            break
+        climber = LocalSearch(recutter, simulated, SETTLING * tries, seed=1)
+        step_s, workers = climber.improve(entry.workers)
+        climbs.append(Found(step_s, tuple(workers), "settled"))
+    return sorted(climbs, key=lambda entry: entry.step_s)
