@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from hetpipe.trainer import AdamW, Callback, Trainer
     from hetpipe.training import measure, train
     from hetpipe.verifier import verify
-    from partition.plan import Pipeline, Plan, Stage, read_plan
+    from partition.plan import Pipeline, Plan, Stage
+    from partition.plan_file import read_plan
     from partition.problem import Problem, problem_of
     from partition.solver import compare, solve
 

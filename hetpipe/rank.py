@@ -34,7 +34,7 @@ from hetpipe.settings import Settings, read_settings
 from hetpipe.skeleton import LayerModel
 from hetpipe.staging import is_gpu
 from hetpipe.task import TaskFactory, TrainingTask
-from partition.plan import read_plan
+from partition.plan_file import read_plan
 
 T = TypeVar("T")
 

@@ -20,6 +20,7 @@ from hetpipe.initial_weights import (
     take_weights,
 )
 from hetpipe.models import ModelSpec
+from hetpipe.sequential import holders_of, reached_by, run_through
 from hetpipe.skeleton import BlockLayers, LayerModel, SequentialLayers
 from hetpipe.structure import (
     BlockStructure,
@@ -270,7 +271,7 @@ def _describe(
     shapes = {key: tuple(parameter.shape) for key, parameter in model.named_parameters()}
     if isinstance(model, nn.Sequential):
         structure, layer_names = None, tuple(str(index) for index in range(len(model)))
-        holders, reached = _sequential_holders(model), _sequential_reached(build, inputs)
+        holders, reached = holders_of(model), reached_by(build, inputs)
     else:
         path = find_blocks(model)
         num_blocks = len(list(model.get_submodule(path).children()))
@@ -314,40 +315,6 @@ def _is_reached(name: str, path: str, seen: Observation) -> bool:
     return name in seen.reached
 
 
-def _sequential_holders(model: nn.Sequential) -> dict[str, tuple[int, ...]]:
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    holders: dict[str, list[int]] = {name: [] for name in names.values()}
-    for layer, child in enumerate(model.children()):
-        for parameter in child.parameters():
-            holders[names[parameter]].append(layer)
-    return {name: tuple(layers) for name, layers in holders.items()}
-
-
-def _walk(build: Callable[[], nn.Module], inputs: Inputs) -> tuple[nn.Module, list[tuple[Tensor, ...]]]:
-    """Run an nn.Sequential, on the meta device if it can; gives it with the output of each child."""
-    for device in ("meta", "cpu"):
-        with own_random_stream(0), torch.device(device):
-            model = build()
-            layers = SequentialLayers(model, len(list(model.children())), {})
-            outputs: list[tuple[Tensor, ...]] = []
-            layers.on_boundary = lambda _, tensors, outputs=outputs: outputs.append(tensors)
-            try:
-                moved = {key: tensor.to(device) for key, tensor in inputs.items()}
-                outputs.append(layers.compute(0, layers.num_layers, moved, ()))
-            except (NotImplementedError, RuntimeError):
-                if device == "cpu":
-                    raise
-                continue
-            return model, outputs
-    raise AssertionError("unreachable")
-
-
-def _sequential_reached(build: Callable[[], nn.Module], inputs: Inputs) -> set[str]:
-    model, outputs = _walk(build, inputs)
-    outputs[-1][0].sum().backward()  # type: ignore[no-untyped-call]
-    return {name for name, parameter in model.named_parameters() if parameter.grad is not None}
-
-
 @lru_cache(maxsize=1024)
 def _boundaries(chain: ChainModel, shapes: tuple[tuple[int, ...], ...]) -> tuple[tuple[TensorSpec, ...], ...]:
     """What travels: at each inner boundary of an nn.Sequential, else at the first one (all are alike).
@@ -360,7 +327,7 @@ def _boundaries(chain: ChainModel, shapes: tuple[tuple[int, ...], ...]) -> tuple
     }
     with torch.no_grad():
         if chain.structure is None:
-            crossing = _walk(chain.build, example)[1][:-1]
+            crossing = run_through(chain.build, example)[1][:-1]
         else:
             crossing = [chain.materialise((), seed=0).compute(0, 1, example, ())]
     return tuple(

@@ -29,7 +29,8 @@ from hetpipe.settings import Settings, settings_text
 from hetpipe.staging import Staging
 from hetpipe.task import TaskFactory, prepare_data, registered_task
 from hetpipe.verifier import verify
-from partition.plan import Plan, plan_text
+from partition.plan import Plan
+from partition.plan_file import plan_text
 
 
 def find_checkpoint(resume: str, folder: RunFolder | None, root: Path, model: str) -> Path:

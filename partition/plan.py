@@ -2,15 +2,13 @@
 
 import dataclasses
 import importlib
-import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import ConfigDict
 
 from cost_model.cluster import Cluster
 from cost_model.errors import InputError
@@ -22,7 +20,7 @@ from cost_model.memory import (
     trained_bytes,
 )
 from cost_model.profile import ModelProfile
-from cost_model.reading import STRICT, canonical_sha256, check_format, read_json, validate
+from cost_model.reading import STRICT, canonical_sha256
 
 FORMAT = "hetpipe.plan/1"
 
@@ -325,52 +323,6 @@ class Plan:
         """Hash of what the plan decides; derived figures do not count."""
         derived = ("predicted", "profile_sha256", "cluster_sha256")
         return canonical_sha256({key: value for key, value in self.to_json().items() if key not in derived})
-
-
-class _PlanFile(BaseModel):
-    model_config = STRICT
-    strategy: str = "manual"
-    model: str
-    global_batch_size: int
-    zero: int = 0
-    state_owners: tuple[str, ...] | None = None
-    pipelines: tuple[Pipeline, ...]
-    predicted: dict[str, Any] | None = None
-    profile_sha256: str | None = None
-    cluster_sha256: str | None = None
-
-
-_ADAPTER = TypeAdapter(_PlanFile)
-
-
-def plan_from_data(data: object, source: str) -> Plan:
-    """The plan in plan.json's data; the predicted figures in it are ignored, they are derived.
-
-    Raises: InputError naming file, key, value and remedy.
-    """
-    file = validate(_ADAPTER, check_format(data, FORMAT, source), source)
-    try:
-        return Plan(
-            strategy=file.strategy,
-            model=file.model,
-            global_batch_size=file.global_batch_size,
-            zero=file.zero,
-            state_owners=file.state_owners,
-            pipelines=file.pipelines,
-            profile_sha256=file.profile_sha256,
-            cluster_sha256=file.cluster_sha256,
-        )
-    except InputError as error:
-        raise InputError(f"{source}: {error}") from None
-
-
-def read_plan(path: Path) -> Plan:
-    """Raises: InputError naming file, key, value and remedy."""
-    return plan_from_data(read_json(path), str(path))
-
-
-def plan_text(plan: Plan) -> str:
-    return json.dumps(plan.to_json(), indent=1) + "\n"
 
 
 def check_plan(plan: Plan, profile: ModelProfile, cluster: Cluster) -> None:

@@ -14,7 +14,7 @@ from cost_model.profile import profile_text, read_profile
 from hetpipe import checking, cli
 from hetpipe.commands import hosts
 from hetpipe.launch import WorkerLostError
-from partition.plan import plan_text, read_plan
+from partition.plan_file import plan_text, read_plan
 from small_case import CLUSTER_TOML as CLUSTER
 from small_case import small_plan, small_profile
 

@@ -23,7 +23,8 @@ from hetpipe.lowering import lower
 from hetpipe.report import as_text, path_sentence, waiting_table
 from hetpipe.simulator import simulate
 from hetpipe.trace import Trace
-from partition.plan import Pipeline, Plan, Stage, plan_text
+from partition.plan import Pipeline, Plan, Stage
+from partition.plan_file import plan_text
 from random_problems import random_cluster, random_profile
 from small_case import CLUSTER_TOML as CLUSTER
 from small_case import equal_plan, equal_stages, small_cluster, small_plan, small_profile

@@ -18,7 +18,7 @@ from hetpipe.instructions import parse_program
 from hetpipe.lowering import lower
 from hetpipe.planning import predict
 from hetpipe.verifier import verify
-from partition.plan import plan_from_data, plan_text, read_plan
+from partition.plan_file import plan_from_data, plan_text, read_plan
 from random_problems import random_profile
 from small_case import check_golden, small_cluster, small_plan, small_profile
 

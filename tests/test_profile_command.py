@@ -12,7 +12,7 @@ from hetpipe import cli
 from hetpipe.commands import profiles
 from hetpipe.precision import standard_error_of_median
 from hetpipe.run_report import report_text
-from partition.plan import plan_text
+from partition.plan_file import plan_text
 from small_case import small_plan, small_profile
 from test_calibration import report_of
 from test_cli import CLUSTER

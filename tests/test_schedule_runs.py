@@ -11,7 +11,7 @@ from hetpipe import cli
 from hetpipe.instructions import Schedule
 from hetpipe.run_folder import RunFolder
 from hetpipe.settings import Settings, read_settings
-from partition.plan import plan_text, read_plan
+from partition.plan_file import plan_text, read_plan
 from runs import CPU_CLUSTER, chain_plan, cluster_file, made_up_profile, run
 from shared_plans import pipeline, plan_of
 from small_case import CLUSTER_TOML, small_plan, small_profile

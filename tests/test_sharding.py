@@ -21,7 +21,8 @@ from hetpipe.simulator import simulate
 from hetpipe.training import find_checkpoint
 from hetpipe.verifier import check_memory, verify
 from partition.bounds import fractional_bound_s, sharded_bound
-from partition.plan import Pipeline, Plan, Stage, plan_from_data
+from partition.plan import Pipeline, Plan, Stage
+from partition.plan_file import plan_from_data
 from partition.problem import Problem
 from partition.sharding import fits, with_state_owners
 from partition.solver import solve

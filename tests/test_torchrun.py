@@ -11,7 +11,7 @@ import test_trainer
 from cost_model.profile import profile_text
 from hetpipe.run_folder import RunFolder
 from hetpipe.settings import Settings
-from partition.plan import plan_text
+from partition.plan_file import plan_text
 from runs import chain_plan, cluster_file, made_up_profile, run
 
 MODEL = "bert-tiny"

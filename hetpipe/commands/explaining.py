@@ -26,7 +26,7 @@ from hetpipe.lowering import lower
 from hetpipe.planning import evaluator
 from hetpipe.report import estimate_sentences, plan_sentences, show
 from hetpipe.simulator import simulate
-from partition.plan import read_plan
+from partition.plan_file import read_plan
 from partition.problem import problem_of
 
 

@@ -20,7 +20,8 @@ from hetpipe.run_folder import MEASURED, PREDICTED, RunFolder
 from hetpipe.run_report import read_report
 from hetpipe.simulator import simulate
 from hetpipe.trace import Trace
-from partition.plan import Plan, read_plan
+from partition.plan import Plan
+from partition.plan_file import read_plan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

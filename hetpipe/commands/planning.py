@@ -67,7 +67,8 @@ from hetpipe.schedule_choice import Choice
 from hetpipe.simulator import simulate
 from hetpipe.trace import chrome_trace
 from hetpipe.verifier import verify
-from partition.plan import Plan, Prediction, plan_text, read_plan
+from partition.plan import Plan, Prediction
+from partition.plan_file import plan_text, read_plan
 from partition.problem import Problem, problem_of, problem_of_plan
 
 if TYPE_CHECKING:

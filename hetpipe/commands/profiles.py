@@ -19,7 +19,7 @@ from hetpipe.profiling import left_out, merge, profile_model
 from hetpipe.run_folder import MEASURED, RunFolder
 from hetpipe.run_report import read_report
 from hetpipe.settings import Clock
-from partition.plan import read_plan
+from partition.plan_file import read_plan
 
 AUTO = "auto"
 

@@ -67,7 +67,8 @@ from hetpipe.report import (
 from hetpipe.run_folder import RunFolder
 from hetpipe.settings import Clock, Settings, read_settings
 from hetpipe.verifier import verify
-from partition.plan import Plan, read_plan
+from partition.plan import Plan
+from partition.plan_file import read_plan
 from partition.problem import Problem, problem_of
 
 if TYPE_CHECKING:

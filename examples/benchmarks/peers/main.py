@@ -29,7 +29,8 @@ from hetpipe.run_folder import RunFolder
 from hetpipe.run_report import OVERLOADED_CORES, OVERLOADED_SHARE
 from hetpipe.settings import Settings
 from hetpipe.training import train
-from partition.plan import Plan, plan_text, read_plan
+from partition.plan import Plan
+from partition.plan_file import plan_text, read_plan
 from partition.problem import problem_of
 
 CLUSTERS = {path.stem: path for path in sorted((Path(__file__).parent / "clusters").glob("*.toml"))}

@@ -33,7 +33,7 @@ from hetpipe.run_folder import RunFolder
 from hetpipe.settings import Settings
 from hetpipe.slowdown import SlowedModule, VirtualPace
 from hetpipe.task import TrainingTask
-from partition.plan import read_plan
+from partition.plan_file import read_plan
 
 MOST_BUCKETS = 64
 CPU = torch.device("cpu")

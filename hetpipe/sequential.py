@@ -1,0 +1,46 @@
+"""What an nn.Sequential is made of: each child is a layer."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from hetpipe.initial_weights import own_random_stream
+from hetpipe.skeleton import SequentialLayers
+from hetpipe.structure import Inputs
+
+
+def holders_of(model: nn.Sequential) -> dict[str, tuple[int, ...]]:
+    """The children that hold each parameter, by its name."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    holders: dict[str, list[int]] = {name: [] for name in names.values()}
+    for layer, child in enumerate(model.children()):
+        for parameter in child.parameters():
+            holders[names[parameter]].append(layer)
+    return {name: tuple(layers) for name, layers in holders.items()}
+
+
+def run_through(build: Callable[[], nn.Module], inputs: Inputs) -> tuple[nn.Module, list[tuple[Tensor, ...]]]:
+    """Run an nn.Sequential, on the meta device if it can; gives it with the output of each child."""
+    for device in ("meta", "cpu"):
+        with own_random_stream(0), torch.device(device):
+            model = build()
+            layers = SequentialLayers(model, len(list(model.children())), {})
+            outputs: list[tuple[Tensor, ...]] = []
+            layers.on_boundary = lambda _, tensors, outputs=outputs: outputs.append(tensors)
+            try:
+                moved = {key: tensor.to(device) for key, tensor in inputs.items()}
+                outputs.append(layers.compute(0, layers.num_layers, moved, ()))
+            except (NotImplementedError, RuntimeError):
+                if device == "cpu":
+                    raise
+                continue
+            return model, outputs
+    raise AssertionError("unreachable")
+
+
+def reached_by(build: Callable[[], nn.Module], inputs: Inputs) -> set[str]:
+    """Names of the parameters that the first output reaches."""
+    model, outputs = run_through(build, inputs)
+    outputs[-1][0].sum().backward()  # type: ignore[no-untyped-call]
+    return {name for name, parameter in model.named_parameters() if parameter.grad is not None}
