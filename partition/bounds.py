@@ -111,7 +111,7 @@ def _coarser(search: PipelineSearch) -> Iterator[tuple[ProblemTables, float, flo
         yield tables, GROWTH, MUCH_WORK
         tables = ProblemTables(search.problem, merged)
     yield tables, GROWTH, MOST_WORK
-    yield tables, COARSE, MOST_WORK
+    yield tables, COARSE, 1.5 * MOST_WORK
 
 
 def bound_space(problem: Problem) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from partition.local_search import Found, Judge, LocalSearch
 from partition.recut import Recutter
-from partition.worker import share_out
+from partition.worker import Worker, share_out
 
 CLIMBS, PATIENCE = 24, 6  # after random changes, and those without a gain in a row
 KICKS = (2, 3, 5, 8)  # random changes between two climbs
@@ -14,6 +14,7 @@ WORSE = 1.02  # climbs go on from what is at most so much slower than the best
 SIMULATED = 3  # sets that show whether it pays to climb with the simulator
 SETTLED, CLIMBED = 5, 3  # sets that are simulated then, and from which such a climb begins
 SETTLING = 2  # times as many tries there
+MOST_SIMULATED = 400_000  # microbatches at stages; after them no new climb begins
 HOPELESS = 2.0  # times the best: no climb begins there
 QUEUES = 1.03  # simulated over estimated seconds, from which on that is worth it
 
@@ -60,11 +61,19 @@ def settled(recutter: Recutter, found: Sequence[Found], simulated: Judge, tries:
         return []
     judged += [(simulated(entry.workers, 0.0), entry) for entry in first[SIMULATED:SETTLED]]
     judged.sort(key=lambda pair: pair[0])
-    climbs = []
+    climbs, asked, batch = [], 0.0, recutter.tables.problem.global_batch_size
+
+    def counted(workers: Sequence[Worker], seconds: float) -> float:
+        nonlocal asked
+        asked += sum(batch / len(workers) / worker.microbatch_size * len(worker.stages) for worker in workers)
+        return simulated(workers, seconds)
+
     for step_s, entry in judged[:CLIMBED]:
         if step_s > HOPELESS * judged[0][0]:
             break
         climber = LocalSearch(recutter, simulated, SETTLING * tries, seed=1)
         step_s, workers = climber.improve(entry.workers)
         climbs.append(Found(step_s, tuple(workers), "settled"))
+    best = min(climbs, key=lambda entry: entry.step_s)
+    climbs += shaken(recutter, best, counted, tries, lambda _: asked < MOST_SIMULATED)
     return sorted(climbs, key=lambda entry: entry.step_s)

@@ -18,7 +18,7 @@ from typing import Any
 from cases import random_case
 
 from cost_model.cluster import Device
-from main import without_sync_s
+from main import chosen, clock_s, without_sync_s
 from partition.local_search import Found, LocalSearch
 from partition.pipeline_search import PipelineSearch
 from partition.worker import Worker, share_out
@@ -48,7 +48,7 @@ def compare(seed: int, seconds: float) -> dict[str, Any]:
         return {**row, "ratio": None}
     exhaustive = row["devices"] <= FEW
     others = _every_set(search) if exhaustive else _long_search(search, found, seconds)
-    ours_s = _simulated_s(search, found[0].workers)
+    ours_s = min(without_sync_s(plan, problem) for plan in chosen(search, found))
     best_s = min(ours_s, *(_simulated_s(search, workers) for workers in others))
     return {**row, "exhaustive": exhaustive, "step_s": ours_s, "best_s": best_s, "ratio": ours_s / best_s}
 
@@ -105,8 +105,12 @@ def _partitions(devices: tuple[Device, ...]) -> Iterator[tuple[tuple[Device, ...
 
 
 def _long_search(search: PipelineSearch, found: Sequence[Found], seconds: float) -> list[list[Worker]]:
-    """Climbs from many starts, and from the best after random changes, until the time is over."""
-    until = time.process_time() + seconds
+    """Climbs from many starts, and from the best after random changes, until the time is over.
+
+    For two thirds of it by the clocks of pipelines, then with the simulator.
+    """
+    begin = time.process_time()
+    until = begin + 2 / 3 * seconds
     starts = [list(entry.workers) for entry in [*found, *search.starts()]]
     batch = search.problem.global_batch_size
     rng = random.Random(0)
@@ -133,7 +137,29 @@ def _long_search(search: PipelineSearch, found: Sequence[Found], seconds: float)
             now_s, now = step_s, workers
         else:
             now_s, now = best_s, best
-    return climbs[-5:]
+    ends = [*climbs[-5:], list(found[0].workers)]
+    simulated_s, first = min(((_clock_of(search, workers), workers) for workers in ends), key=lambda e: e[0])
+
+    def judge(workers: Sequence[Worker], _: float) -> float:
+        return _clock_of(search, workers)
+
+    while time.process_time() < begin + seconds:
+        turn += 1
+        climber = LocalSearch(search.recutter, judge, TRIES, seed=turn)
+        base = first
+        for _ in range(rng.choice(KICKS)):
+            changed = climber.change(rng, base, simulated_s)
+            if changed and share_out(changed, batch)[0] < float("inf"):
+                base = changed
+        step_s, workers = climber.improve(base)
+        if step_s < simulated_s:
+            simulated_s, first = step_s, workers
+    return [*ends, first]
+
+
+def _clock_of(search: PipelineSearch, workers: Sequence[Worker]) -> float:
+    plan = search.plan("best known", workers)
+    return clock_s(plan, search.problem) if plan is not None else float("inf")
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from hetpipe.simulator import simulate
 from hetpipe.step_clock import step_times
 from partition.auto import OUR_OWN
 from partition.bounds import best_bound
+from partition.local_search import Found
 from partition.pipeline_search import PipelineSearch
 from partition.plan import Plan
 from partition.problem import Problem
@@ -99,9 +100,7 @@ def quality(seed: int) -> dict[str, Any]:
     }
     if not found:
         return {**row, "gap": None}
-    settled = search.settled(found, lambda plan: _clock_s(plan, problem))
-    plans = [search.plan("search", entry.workers) for entry in [*found[:OUR_OWN], *settled]]
-    step_s = min(without_sync_s(plan, problem) for plan in plans if plan is not None)
+    step_s = min(without_sync_s(plan, problem) for plan in chosen(search, found))
     row["search_s"] = time.perf_counter() - begin
     begin = time.perf_counter()
     bound = best_bound(search)
@@ -115,7 +114,14 @@ def quality(seed: int) -> dict[str, Any]:
     return {**row, "gap": step_s / bound_s - 1}
 
 
-def _clock_s(plan: Plan, problem: Problem) -> float:
+def chosen(search: PipelineSearch, found: Sequence[Found]) -> list[Plan]:
+    """Those of a search that the simulator decides between, as `auto` does."""
+    settled = search.settled(found, lambda plan: clock_s(plan, search.problem))
+    plans = (search.plan("search", entry.workers) for entry in [*found[:OUR_OWN], *settled])
+    return [plan for plan in plans if plan is not None]
+
+
+def clock_s(plan: Plan, problem: Problem) -> float:
     """About `without_sync_s`, sooner."""
     return step_times(ProgramCosts(Program(plan, (), ()), problem.profile, problem.cluster)).step_s
 
