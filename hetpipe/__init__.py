@@ -68,7 +68,8 @@ _HOMES = {
     "hetpipe.trainer": ("AdamW", "Callback", "Trainer"),
     "hetpipe.training": ("measure", "train"),
     "hetpipe.verifier": ("verify",),
-    "partition.plan": ("Pipeline", "Plan", "Stage", "read_plan"),
+    "partition.plan": ("Pipeline", "Plan", "Stage"),
+    "partition.plan_file": ("read_plan",),
     "partition.problem": ("Problem", "problem_of"),
     "partition.solver": ("compare", "solve"),
 }
