@@ -37,6 +37,6 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> tuple[Path, Path]:
     ax.set_ylabel("seconds")
     ax.grid(axis="y", linewidth=0.4, alpha=0.5)
     strip(ax)
-    ax.legend(frameon=False, fontsize=8)
+    ax.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
     figure = ax.figure
     return save(figure, path)  # type: ignore[arg-type]
