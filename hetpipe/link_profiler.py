@@ -11,14 +11,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cost_model.cluster import CPU, EMULATED, Cluster, Device, Link
+from cost_model.cluster import CPU, Cluster, Device, Link
 from cost_model.communication import NORM_BYTES
 from cost_model.measured_links import MeasuredAllReduce, MeasuredLink
 from hetpipe.instructions import Direction, Pass, Program, Transfer
 from hetpipe.launch import Emit, RankGroup, run_ranks
 from hetpipe.precision import standard_error_of_median
 from hetpipe.rank_parts import torch_device
-from hetpipe.staging import Staging, room_on_host
+from hetpipe.staging import Staging, is_gpu, room_on_host
 from hetpipe.transport import DistributedTransport, TensorShape
 from partition.plan import Pipeline, Plan, Stage
 
@@ -68,7 +68,7 @@ def groups_of_devices(cluster: Cluster) -> list[tuple[tuple[Device, ...], tuple[
 
 def _by_kind(cluster: Cluster) -> dict[str, list[Device]]:
     """Real devices of one host: CPUs, and the GPUs of the node that has most, which are numbered there."""
-    gpus = [[d for d in node.devices if d.kind not in (CPU, EMULATED)] for node in cluster.nodes]
+    gpus = [[d for d in node.devices if is_gpu(d)] for node in cluster.nodes]
     found: dict[str, list[Device]] = {}
     for device in [*(d for d in cluster.devices if d.kind == CPU), *max(gpus, key=len)]:
         found.setdefault(device.kind, []).append(device)

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from cost_model.cluster import CPU, EMULATED, Cluster
+from cost_model.cluster import Cluster
 from cost_model.errors import InputError
+from hetpipe.staging import is_gpu
 from partition.plan import Plan
 
 ALWAYS, NEVER = "always", "never"
@@ -80,7 +81,7 @@ def _devices_of(plan: Plan, devices: Cluster | Sequence[torch.device | str] | No
     """The torch device of each stage."""
     names = [stage.device for stage in plan.pipelines[0].stages]
     if isinstance(devices, Cluster):
-        on_cpu = {name: devices.device(name).kind in (CPU, EMULATED) for name in names}
+        on_cpu = {name: not is_gpu(devices.device(name)) for name in names}
     elif devices is not None:
         if len(devices) != len(names):
             raise InputError(f"{len(devices)} devices are given for {len(names)} stages; give one for each")

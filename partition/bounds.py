@@ -88,9 +88,9 @@ def pipeline_bound_s(search: PipelineSearch, fractional_s: float) -> tuple[float
     ceiling_s, counts = search.best, search.classes.counts
     for tables, growth, most_work in _coarser(search):
         if CountSplit.work(tables, growth) <= most_work:
-            end = time.monotonic() + PROOF_S
+            end_s = time.monotonic() + PROOF_S
             split = CountSplit(tables, ceiling_s, for_bound=True, growth=growth)
-            bound_s = split.bound_s(fractional_s, seconds=end - time.monotonic())
+            bound_s = split.bound_s(fractional_s, end_s=end_s)
             return max(fractional_s, bound_s), WHOLE
     seconds = min(120.0, max(PROOF_S, PROOF_S_PER_DEVICE * sum(counts)))
     prices = search.columns.prices if search.columns else np.ones(len(counts))

@@ -15,7 +15,7 @@ SIMULATED = 3  # sets that show whether it pays to climb with the simulator
 SETTLED, CLIMBED = 5, 3  # sets that are simulated then, and from which such a climb begins
 SETTLING = 2  # times as many tries there
 MOST_SIMULATED = 400_000  # microbatches at stages; after them no new climb begins
-HOPELESS = 2.0  # times the best: no climb begins there
+HOPELESS = 2.0  # times the best judged: local search seldom makes up for that
 QUEUES = 1.03  # simulated over estimated seconds, from which on that is worth it
 
 
@@ -27,18 +27,13 @@ def shaken(
     Iterated local search (Lourenco, Martin, Stuetzle, Handbook of Metaheuristics 2003). goes_on: whether
     there may be something better than the best so far.
     """
-    batch, rng = recutter.tables.problem.global_batch_size, random.Random(0)
+    rng = random.Random(0)
     found, now, failed = [best], best, 0
     for turn in range(CLIMBS):
         if failed == PATIENCE or not goes_on(found[-1]):
             break
         climber = LocalSearch(recutter, judge, tries, seed=turn + 1)
-        base = list(now.workers)
-        for _ in range(rng.choice(KICKS)):
-            changed = climber.change(rng, base, now.step_s)
-            if changed and math.isfinite(share_out(changed, batch)[0]):
-                base = changed
-        step_s, workers = climber.improve(base)
+        step_s, workers = climber.improve(kicked(climber, rng, now.workers, now.step_s))
         failed += 1
         now = found[-1]
         if step_s <= WORSE * now.step_s:
@@ -47,6 +42,18 @@ def shaken(
             found.append(now)
             failed = 0
     return found[1:]
+
+
+def kicked(
+    climber: LocalSearch, rng: random.Random, workers: Sequence[Worker], step_s: float
+) -> list[Worker]:
+    """The workers after a few random changes, better or worse, with which they can still do the batch."""
+    base, batch = list(workers), climber.recutter.tables.problem.global_batch_size
+    for _ in range(rng.choice(KICKS)):
+        changed = climber.change(rng, base, step_s)
+        if changed and math.isfinite(share_out(changed, batch)[0]):
+            base = changed
+    return base
 
 
 def settled(recutter: Recutter, found: Sequence[Found], simulated: Judge, tries: int) -> list[Found]:

@@ -221,14 +221,14 @@ class CountSplit:
                 low = middle
         return low
 
-    def bound_s(self, low_s: float, rounds: int = ROUNDS, seconds: float = math.inf) -> float:
+    def bound_s(self, low_s: float, rounds: int = ROUNDS, end_s: float = math.inf) -> float:
         """No plan of disjoint pipelines is faster; amounts are refined where the bound is decided.
 
-        seconds: no more rounds after them.
+        end_s: on the monotonic clock; no round but the first begins after it.
         """
-        bound, end = low_s, time.monotonic() + seconds
+        bound = low_s
         for turn in range(rounds):
-            if turn and time.monotonic() > end:
+            if turn and time.monotonic() > end_s:
                 break
             bound = max(bound, self.least_step_s(upper=True, low_s=bound))
             if bound >= self.ceiling_s * (1 - 2e-3):

@@ -10,7 +10,7 @@ import numpy as np
 from cost_model.cluster import Device
 from partition.card_load import CardLoad
 from partition.classes import equal_devices
-from partition.climbs import settled, shaken
+from partition.climbs import HOPELESS, settled, shaken
 from partition.columns import ROUNDS, Column, Columns, generate
 from partition.count_split import ClassPipeline, CountSplit
 from partition.local_search import Found, Judge, LocalSearch, fitted
@@ -28,7 +28,6 @@ STEPS = 7
 SMALL = 16  # devices up to which whole samples decide the rounding
 LARGE = 128  # devices from which only what the floor of the relaxed amounts leaves is rounded
 STARTS = 3
-HOPELESS = 2.0  # times the best judged: local search seldom makes up for that
 JUDGED_CHAINS = 4
 ALL_ORDERS = 4  # devices up to which every order of every subset is tried
 CHAIN_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 64)

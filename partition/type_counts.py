@@ -265,9 +265,7 @@ def _on_time(makespan: Floats, ceiling_s: float) -> Floats:
 def _by_start(least: Floats, around: Floats, places: Places, ceiling_s: float, most: int | None) -> Labels:
     """Labels of the candidates by [amount, vector, start]; places: where the stages of each start begin."""
     if most == 1:
-        around += around.dtype.type(FAR_S) * (
-            least > least.dtype.type(ceiling_s)
-        )  # sums are faster than masks
+        around += (least > ceiling_s).astype(around.dtype) * FAR_S  # sums are faster than masks
         # one by one: of a short axis in the middle this is faster than min()
         tables = (reduce(np.minimum, np.moveaxis(table, 2, 0)) for table in (least, around))
         makespan, trip = (np.minimum.reduceat(table, places, axis=-1) for table in tables)

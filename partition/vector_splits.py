@@ -48,9 +48,9 @@ class MixedVectors:
         """(no fewer samples than the best mixture does, vectors of a good one)."""
         counts = np.array(self._counts, dtype=np.float64)
         while True:
-            rows = [tuple(map(int, self._digits[vector])) for vector in self._known]
-            master = solve_master(rows, [float(one[vector]) for vector in self._known], list(counts))
-            prices = np.maximum(master.prices[: len(counts)], 1e-9 * max(1.0, float(master.prices.max())))
+            rows, values = self._digits[self._known].tolist(), one[self._known].tolist()
+            master = solve_master(rows, values, list(counts))
+            prices = np.maximum(master.prices, 1e-9 * max(1.0, float(master.prices.max())))
             ratio = one / np.maximum(self._digits @ prices, 1e-300)
             dearest = float(ratio.max())
             new = [int(vector) for vector in np.argsort(-ratio)[:NEW] if ratio[vector] > 1 + CLOSE]

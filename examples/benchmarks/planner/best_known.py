@@ -19,13 +19,12 @@ from cases import random_case
 
 from cost_model.cluster import Device
 from main import chosen, clock_s, without_sync_s
+from partition.climbs import WORSE, kicked
 from partition.local_search import Found, LocalSearch
 from partition.pipeline_search import PipelineSearch
 from partition.worker import Worker, share_out
 
 FEW = 4
-KICKS = (2, 3, 5, 8)  # random changes between two climbs
-WORSE = 1.02  # a climb goes on from what is at most so much slower than the best
 TRIES = 300
 AMOUNTS = (1.0, 0.6, 0.35, 0.2, 0.1)
 """Shares of the batch for which the pipelines of the exhaustive search are cut."""
@@ -112,7 +111,6 @@ def _long_search(search: PipelineSearch, found: Sequence[Found], seconds: float)
     begin = time.process_time()
     until = begin + 2 / 3 * seconds
     starts = [list(entry.workers) for entry in [*found, *search.starts()]]
-    batch = search.problem.global_batch_size
     rng = random.Random(0)
     best_s, best = found[0].step_s, list(found[0].workers)
     now_s, now = best_s, best
@@ -120,14 +118,7 @@ def _long_search(search: PipelineSearch, found: Sequence[Found], seconds: float)
     turn = 0
     while time.process_time() < until:
         climber = LocalSearch(search.recutter, _clock, TRIES, seed=turn)
-        if turn < len(starts):
-            base = starts[turn]
-        else:
-            base = now
-            for _ in range(rng.choice(KICKS)):
-                changed = climber.change(rng, base, now_s)
-                if changed and share_out(changed, batch)[0] < float("inf"):
-                    base = changed
+        base = starts[turn] if turn < len(starts) else kicked(climber, rng, now, now_s)
         step_s, workers = climber.improve(base)
         turn += 1
         if step_s < best_s:
@@ -146,12 +137,7 @@ def _long_search(search: PipelineSearch, found: Sequence[Found], seconds: float)
     while time.process_time() < begin + seconds:
         turn += 1
         climber = LocalSearch(search.recutter, judge, TRIES, seed=turn)
-        base = first
-        for _ in range(rng.choice(KICKS)):
-            changed = climber.change(rng, base, simulated_s)
-            if changed and share_out(changed, batch)[0] < float("inf"):
-                base = changed
-        step_s, workers = climber.improve(base)
+        step_s, workers = climber.improve(kicked(climber, rng, first, simulated_s))
         if step_s < simulated_s:
             simulated_s, first = step_s, workers
     return [*ends, first]
