@@ -97,9 +97,11 @@ class TypeCountProgramme:
         max_labels: int | None = 2,
         recompute: bool = True,
     ) -> None:
-        self._tables, self._vectors, self._ceiling_s = tables, vectors, ceiling_s
+        self._tables, self._vectors = tables, vectors
         self._max_labels, self._flags = max_labels, (False, True) if recompute else (False,)
         self._kind: type[np.floating] = np.float32 if max_labels == 1 else np.float64
+        # rounding must not drop what is at the ceiling
+        self._ceiling_s = float(ceiling_s) * (1 + ROUNDED * (max_labels == 1))
         self.num_layers = tables.num_layers
         self._tabulate(amounts)
         shape = (len(amounts), vectors.size, len(vectors.counts), self.num_layers + 1)
