@@ -62,9 +62,8 @@ class Interval:
     @property
     def amount(self) -> Amount:
         """What bounds all of them from below."""
-        if self.first and self.first == self.last and self.least == self.most < self.size:
-            return Amount.exact(self.top, self.size)
-        return Amount(self.first, self.least, self.most, float(self.first))
+        rest = self.first > 0 and self.least < self.size
+        return Amount(self.first, self.least, self.most, float(self.first), rest=rest)
 
     @property
     def memory_size(self) -> int:
@@ -243,16 +242,36 @@ class ColumnBound:
         return np.array(self.tables.classes.counts, dtype=np.float64)
 
     def _known(self, step_s: float) -> list[tuple[tuple[int, ...], float]]:
-        if self.pool is None:
-            return []
-        pairs = zip(self.pool.columns.values(), self.pool.values(step_s), strict=True)
-        return [(column.uses, float(value)) for column, value in pairs if value]
+        known = self._alone(step_s)
+        if self.pool is not None:
+            pairs = zip(self.pool.columns.values(), self.pool.values(step_s), strict=True)
+            known += [(column.uses, float(value)) for column, value in pairs if value]
+        return known
+
+    def _alone(self, step_s: float) -> list[tuple[tuple[int, ...], float]]:
+        """Single devices with what they do in a step: good prices where memory is ample."""
+        batch, sizes = self.tables.problem.global_batch_size, self.tables.problem.microbatch_sizes
+        busy = {one: self.tables.at(one).busy_s[:, 0, -1] for one in range(1, max(sizes) + 1)}
+        most = np.zeros(len(self.prices), dtype=np.int64)
+        for size in sizes:
+            left = step_s - self.tables.optimizer_s[:, 0, -1]
+            full = np.maximum(0, np.floor(left / busy[size])).astype(np.int64)
+            rest = np.zeros_like(full)
+            for one in range(1, size):
+                rest = np.where(full * busy[size] + busy[one] <= left, one, rest)
+            fits = self.tables.at(size).caps(recompute=False)[:, 0, -1] >= 1
+            most = np.maximum(most, np.where(fits, full * size + rest, 0))
+        used = np.eye(len(most), dtype=int).tolist()
+        return [
+            (tuple(row), float(min(batch, count))) for row, count in zip(used, most, strict=True) if count
+        ]
 
     def _master(self, known: list[tuple[tuple[int, ...], float]], step_s: float) -> Master:
-        """The linear programme; columns that stood in the way of other steps count in proportion."""
-        columns = dict(known)
-        for uses, samples, found_s in self.found:
-            columns[uses] = max(columns.get(uses, 0.0), samples * min(1.0, step_s / found_s))
+        """The linear programme; columns that stood in the way of longer steps do not count."""
+        columns: dict[tuple[int, ...], float] = {}
+        found = [(uses, samples) for uses, samples, found_s in self.found if found_s <= step_s]
+        for uses, samples in [*known, *found]:
+            columns[uses] = max(columns.get(uses, 0.0), samples)
         return solve_master(list(columns), list(columns.values()), list(self.counts))
 
     def _learn(self, master: Master, share: float) -> None:

@@ -86,8 +86,8 @@ class Amount:
 
     least, most: samples of the last microbatch, on the way back. Where it may be smaller than the others,
     what is computed is a lower bound for every amount from full * size on that ends so.
-    passes: microbatches that Little's law may count, as large as any. rest: the last microbatch, of least =
-    most samples, comes on top of the full ones and is counted exactly. below: what is computed holds in
+    passes: microbatches that Little's law may count, as large as any. rest: the last microbatch, of least
+    to most samples, comes on top of the full ones and is counted at its least. below: what is computed holds in
     proportion for the smaller amounts too, down to those of more than so many full microbatches.
     """
 

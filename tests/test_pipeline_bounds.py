@@ -108,6 +108,16 @@ def test_a_smaller_last_microbatch_may_take_less_for_a_sample() -> None:
         assert bound_s == pytest.approx(18.0, rel=5e-3)
 
 
+def test_a_smaller_last_microbatch_counts_in_a_range_of_them() -> None:
+    # microbatches of 4 and a last of 2: 18 s on each device; at 12 s, for 4 samples each, 8 of 12 are done
+    problem = lone_device(100.0, sizes=(4,), batch=12)
+    node = problem.cluster.nodes[0]
+    devices = (*node.devices, dataclasses.replace(node.devices[0], name="a/1"))
+    cluster = dataclasses.replace(problem.cluster, nodes=(dataclasses.replace(node, devices=devices),))
+    for bound_s in bounds_s(dataclasses.replace(problem, cluster=cluster), 72.0):
+        assert bound_s == pytest.approx(18.0, rel=2e-2)
+
+
 def two_layers(
     times: LayerTimes, memory_bytes: float, num_devices: int, *, output_bytes: float, batch: int, size: int
 ) -> Problem:
