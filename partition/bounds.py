@@ -3,8 +3,8 @@
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 
-import numpy as np
 import pulp
 
 from cost_model.cluster import Device
@@ -13,17 +13,20 @@ from cost_model.memory import StageShape, device_memory
 from cost_model.pricing import Prices
 from partition.column_bound import ColumnBound
 from partition.count_split import GROWTH, CountSplit
+from partition.joined_classes import joined
 from partition.pipeline_search import PipelineSearch
 from partition.plan import Plan
 from partition.problem import Problem
 from partition.sharding import unsharded
 from partition.tables import ProblemTables
 
-MUCH_WORK, MOST_WORK = 2e8, 1.2e9  # of the integer bound: else with fewer classes, or not at all
-COARSE = 3.0
+PROOF_S = 14.0  # that a proof may take, if nobody says otherwise
+PROOF_S_PER_DEVICE, MOST_PROOF_S = 0.1, 120.0
+MUCH_WORK, MOST_WORK = 1.4e7, 8.6e7  # of the integer bound, a second: else on fewer classes, or not at all
+COARSE, COARSE_WORK = 3.0, 1.5  # growth of the grid, and times the work
+SLIGHT, LOST = 0.1, 0.3  # of speed and memory lost by joined classes: for any, and where columns are dear
+MANY_CELLS = 15_000  # classes and layers times layers, from which on columns are dear
 WHOLE = "whole pipelines, by Z and Little's law"
-PROOF_S = 14.0
-PROOF_S_PER_DEVICE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +51,20 @@ class Bound:
         return self.fractional_s, self.fractional_space
 
 
-def best_bound(search: PipelineSearch, *, proof: bool = True) -> Bound:
-    """The fractional bound, and with `proof` the pipeline bound."""
+def best_bound(search: PipelineSearch, *, proof_s: float | None = None) -> Bound:
+    """The fractional bound, and the pipeline bound.
+
+    proof_s: seconds that the pipeline bound may take, 0 for none of it; None for what suits the devices.
+    """
     problem = search.problem
     fractional_s = fractional_bound_s(problem)
     bound = Bound(fractional_s, bound_space(problem))
-    if not proof or fractional_s <= 0 or search.best is None:
+    if proof_s is None:
+        devices = len(problem.cluster.devices)
+        proof_s = min(MOST_PROOF_S, max(PROOF_S, PROOF_S_PER_DEVICE * devices))
+    if proof_s <= 0 or fractional_s <= 0 or search.best is None:
         return bound
-    pipeline_s, held_by = pipeline_bound_s(search, fractional_s)
+    pipeline_s, held_by = pipeline_bound_s(search, fractional_s, proof_s)
     return Bound(fractional_s, bound.fractional_space, pipeline_s, pipeline_space(problem), held_by)
 
 
@@ -76,7 +85,7 @@ def pipeline_space(problem: Problem) -> str:
     )
 
 
-def pipeline_bound_s(search: PipelineSearch, fractional_s: float) -> tuple[float, str]:
+def pipeline_bound_s(search: PipelineSearch, fractional_s: float, seconds: float) -> tuple[float, str]:
     """No plan in which each device serves one stage of one pipeline is faster, gradient sync not counted.
 
     Also what held the bound, as in `Bound`.
@@ -85,33 +94,43 @@ def pipeline_bound_s(search: PipelineSearch, fractional_s: float) -> tuple[float
     budget (DESIGN section 6). search: it has searched already; its best clock is where the bound ends.
     """
     assert search.best is not None
-    ceiling_s, counts = search.best, search.classes.counts
-    for tables, growth, most_work in _coarser(search):
+    end_s, ceiling_s = time.monotonic() + seconds, search.best
+    for tables, growth, most_work in _coarser(search, seconds):
         if CountSplit.work(tables, growth) <= most_work:
-            end_s = time.monotonic() + PROOF_S
             split = CountSplit(tables, ceiling_s, for_bound=True, growth=growth)
             bound_s = split.bound_s(fractional_s, end_s=end_s)
             return max(fractional_s, bound_s), WHOLE
-    seconds = min(120.0, max(PROOF_S, PROOF_S_PER_DEVICE * sum(counts)))
-    prices = search.columns.prices if search.columns else np.ones(len(counts))
     pool = search.columns.pool if search.columns else None
-    proof = ColumnBound(search.tables, prices, seconds, pool)
+    proof = ColumnBound(_merged(search), seconds, pool)
     bound_s = proof.bound_s(fractional_s, ceiling_s)
     return bound_s, "time" if proof.exhausted else "parts of pipelines, by Z and Little's law"
 
 
-def _coarser(search: PipelineSearch) -> Iterator[tuple[ProblemTables, float, float]]:
+def _merged(search: PipelineSearch) -> ProblemTables:
+    """The classes of a search with equal devices as one, wherever these are.
+
+    A class has all links that a part of it has, so that a bound holds, and hardly suffers.
+    """
+    merged = search.classes.merged()
+    if len(merged.members) == len(search.classes.members):
+        return search.tables
+    return ProblemTables(search.problem, merged)
+
+
+def _coarser(search: PipelineSearch, seconds: float) -> Iterator[tuple[ProblemTables, float, float]]:
     """(tables, growth of the grid, most work) of integer bounds, the closest first.
 
-    First with the classes of the search; then with its classes of equal devices as one, wherever these are:
-    it has all links that a part of it has, so that the bound holds, and hardly suffers.
+    With the classes of the search, then with equal devices as one, then with unequal ones: less of them where
+    the column bound, the other one, gets far.
     """
-    tables, merged = search.tables, search.classes.merged()
-    if len(merged.members) < len(search.classes.members):
-        yield tables, GROWTH, MUCH_WORK
-        tables = ProblemTables(search.problem, merged)
-    yield tables, GROWTH, MOST_WORK
-    yield tables, COARSE, 1.5 * MOST_WORK
+    merged, most_work = _merged(search), MOST_WORK * seconds
+    if merged is not search.tables:
+        yield search.tables, GROWTH, MUCH_WORK * seconds
+    cells = len(merged.classes.members) * merged.num_layers**2
+    lost = LOST if cells > MANY_CELLS else SLIGHT
+    for tables in chain([merged], joined(merged, lost)):
+        yield tables, GROWTH, most_work
+        yield tables, COARSE, COARSE_WORK * most_work
 
 
 def bound_space(problem: Problem) -> str:

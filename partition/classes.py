@@ -1,7 +1,7 @@
 """Devices that may stand for one another, and the links between such classes."""
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from cost_model.cluster import Cluster, Device, Node
@@ -37,11 +37,14 @@ class DeviceClasses:
         return cls.by(devices, lambda device: device.device_class)
 
     def merged(self) -> "DeviceClasses":
-        """Classes of one kind, speed and memory together, with the channels of all of them."""
+        """Classes of one kind, speed and memory together."""
         groups: dict[object, list[int]] = {}
         for entry, (device, *_) in enumerate(self.members):
             groups.setdefault((device.kind, device.speed, device.usable_bytes), []).append(entry)
-        parts = list(groups.values())
+        return self.joined(list(groups.values()))
+
+    def joined(self, parts: Sequence[Sequence[int]]) -> "DeviceClasses":
+        """Classes together, with the channels of all of them."""
         links = {
             (first, second): tuple(
                 pair for one in parts[first] for other in parts[second] for pair in self.channels(one, other)

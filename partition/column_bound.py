@@ -164,18 +164,22 @@ class Node:
 class ColumnBound:
     """Owns the columns that stood in the way of a proof; `bound_s` searches the largest provable step.
 
-    pool: columns that a search has found; they make good prices from the start. exhausted: the last search
+    pool: columns that a search has found, on classes that are parts of these; they make good prices from the
+    start. exhausted: the last search
     ended with its seconds, not where its columns stand in the way.
     """
 
     tables: ProblemTables
-    prices: Floats
     seconds: float
     pool: ColumnPool | None = None
     exhausted: bool = False
+    prices: Floats = field(init=False)
     found: list[tuple[tuple[int, ...], float, float]] = field(default_factory=list)
     _families: dict[object, FamilyStages] = field(default_factory=dict)
     _deadline: float = field(init=False, default=math.inf)
+
+    def __post_init__(self) -> None:
+        self.prices = np.ones(len(self.tables.classes.members))
 
     def bound_s(self, low_s: float, high_s: float, tolerance: float = 1e-2) -> float:
         """No plan of disjoint pipelines is faster; low_s is known to be a bound, high_s the time of a plan.
@@ -244,8 +248,13 @@ class ColumnBound:
     def _known(self, step_s: float) -> list[tuple[tuple[int, ...], float]]:
         known = self._alone(step_s)
         if self.pool is not None:
-            pairs = zip(self.pool.columns.values(), self.pool.values(step_s), strict=True)
-            known += [(column.uses, float(value)) for column, value in pairs if value]
+            entries, count = self.tables.classes.entries(), len(self.prices)
+            into = np.zeros((len(self.pool.tables.classes.members), count), dtype=int)
+            for part, group in enumerate(self.pool.tables.classes.members):
+                into[part, entries[group[0].name]] = 1
+            for column, value in zip(self.pool.columns.values(), self.pool.values(step_s), strict=True):
+                if value:
+                    known.append((tuple((np.array(column.uses) @ into).tolist()), float(value)))
         return known
 
     def _alone(self, step_s: float) -> list[tuple[tuple[int, ...], float]]:
@@ -261,10 +270,9 @@ class ColumnBound:
                 rest = np.where(full * busy[size] + busy[one] <= left, one, rest)
             fits = self.tables.at(size).caps(recompute=False)[:, 0, -1] >= 1
             most = np.maximum(most, np.where(fits, full * size + rest, 0))
-        used = np.eye(len(most), dtype=int).tolist()
-        return [
-            (tuple(row), float(min(batch, count))) for row, count in zip(used, most, strict=True) if count
-        ]
+        done: list[int] = np.minimum(most, batch).tolist()
+        rows: list[list[int]] = np.eye(len(done), dtype=int).tolist()
+        return [(tuple(row), float(count)) for row, count in zip(rows, done, strict=True) if count]
 
     def _master(self, known: list[tuple[tuple[int, ...], float]], step_s: float) -> Master:
         """The linear programme; columns that stood in the way of longer steps do not count."""

@@ -32,12 +32,12 @@ def solve(
     strategy: str = AUTO,
     *,
     progress: Progress | None = None,
-    proof: bool = True,
+    proof_s: float | None = None,
 ) -> Plan:
     """The plan of a strategy, with predicted figures, bounds, and the hashes of profile and cluster.
 
     evaluate: the simulator, which has the verdict among candidates. progress is told what is being done.
-    proof: without it only the fractional bound is worked out, which takes no time.
+    proof_s: seconds for the pipeline bound, 0 for the fractional one alone; None for what suits the devices.
 
     Raises: InputError for an unknown strategy; InfeasibleError, with the missing bytes, if nothing fits.
     """
@@ -48,11 +48,11 @@ def solve(
     search = PipelineSearch(problem)
     plan = _plan(strategy, problem, evaluate, search)
     tell("proving a bound")
-    return with_figures(plan, problem, evaluate, best_bound(search, proof=proof))
+    return with_figures(plan, problem, evaluate, best_bound(search, proof_s=proof_s))
 
 
 def compare(
-    problem: Problem, evaluate: Evaluate, *, progress: Progress | None = None, proof: bool = True
+    problem: Problem, evaluate: Evaluate, *, progress: Progress | None = None, proof_s: float | None = None
 ) -> tuple[Outcome, ...]:
     """The outcome of every strategy, `auto` last."""
     tell = progress or _silent
@@ -67,7 +67,7 @@ def compare(
     if all(isinstance(plan, str) for plan in plans.values()):
         return tuple(Outcome(name, None, str(reason)) for name, reason in plans.items())
     tell("proving a bound")
-    bound = best_bound(search, proof=proof)
+    bound = best_bound(search, proof_s=proof_s)
     return tuple(
         Outcome(name, None, plan)
         if isinstance(plan, str)

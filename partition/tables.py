@@ -11,6 +11,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from cost_model.cluster import Device
 from cost_model.communication import Network
 from cost_model.memory import StageShape, device_memory, first_backward_bytes, working_bytes
 from cost_model.pricing import Prices
@@ -87,8 +88,8 @@ class Amount:
     least, most: samples of the last microbatch, on the way back. Where it may be smaller than the others,
     what is computed is a lower bound for every amount from full * size on that ends so.
     passes: microbatches that Little's law may count, as large as any. rest: the last microbatch, of least
-    to most samples, comes on top of the full ones and is counted at its least. below: what is computed holds in
-    proportion for the smaller amounts too, down to those of more than so many full microbatches.
+    to most samples, comes on top of the full ones and is counted at its least. below: what is computed holds
+    in proportion for the smaller amounts too, down to those of more than so many full microbatches.
     """
 
     full: int
@@ -155,15 +156,25 @@ class ProblemTables:
     @cached_property
     def optimizer_s(self) -> Floats:
         """Seconds of the optimizer step."""
+        profile = self.problem.profile
         per_byte = [
-            self.problem.profile.kind(group[0].kind).optimizer_s_per_byte / group[0].speed
-            for group in self.classes.members
+            min(profile.kind(device.kind).optimizer_s_per_byte / device.speed for device in devices)
+            for devices in self.unlike
         ]
         return np.array(per_byte)[:, None, None] * np.maximum(self.bytes.trained, 0.0)
 
     @cached_property
     def usable_bytes(self) -> Floats:
-        return np.array([group[0].usable_bytes for group in self.classes.members])
+        return np.array([max(device.usable_bytes for device in devices) for devices in self.unlike])
+
+    @cached_property
+    def unlike(self) -> list[list[Device]]:
+        """By class a device of each kind, speed and memory: mostly one; of several the best counts."""
+        alike = [
+            {(device.kind, device.speed, device.usable_bytes): device for device in group}
+            for group in self.classes.members
+        ]
+        return [list(devices.values()) for devices in alike]
 
     @cached_property
     def stages(self) -> npt.NDArray[np.bool_]:
@@ -192,10 +203,10 @@ class SizeTables:
         prices, ends = self.tables.prices, range(self.tables.num_layers + 1)
         price = (prices.forward_s, prices.backward_s)[which]
         rows = []
-        for group in self.tables.classes.members:
-            prefix = np.array([price(group[0], 0, stop, self.samples) for stop in ends])
-            rows.append(np.where(self.tables.stages, prefix[None, :] - prefix[:, None], np.inf))
-        return np.stack(rows)
+        for devices in self.tables.unlike:
+            prefix = np.array([[price(device, 0, stop, self.samples) for stop in ends] for device in devices])
+            rows.append((prefix[:, None, :] - prefix[:, :, None]).min(axis=0))
+        return np.where(self.tables.stages, np.stack(rows), np.inf)
 
     def amount(self, amount: Amount) -> AmountTables:
         """What an amount of samples costs in microbatches of this size."""

@@ -224,5 +224,5 @@ def test_nodes_as_good_as_disconnected_work_apart() -> None:
 
 def test_baselines_are_those_compared() -> None:
     problem = even(2, [(1.0, 1e6)] * 2)
-    outcomes = compare(problem, evaluator(problem.profile, problem.cluster), proof=False)
+    outcomes = compare(problem, evaluator(problem.profile, problem.cluster), proof_s=0)
     assert [outcome.strategy for outcome in outcomes] == [*BASELINES, "auto"]

@@ -2,9 +2,7 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,157 +12,9 @@ from cost_model.profile import profile_text, read_profile
 from hetpipe import checking, cli
 from hetpipe.commands import hosts
 from hetpipe.launch import WorkerLostError
-from partition.plan_file import plan_text, read_plan
+from shell import Shell
 from small_case import CLUSTER_TOML as CLUSTER
-from small_case import small_plan, small_profile
-
-ESTIMATES = "estimated, not measured: slow; not to be trusted: slow (not in the catalogue)"
-
-
-@dataclass(frozen=True)
-class Result:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-class Shell:
-    """Calls the command line in a folder with a small cluster.toml, profile.json and plan.json."""
-
-    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self.folder, self.capsys = folder, capsys
-        self.write("cluster.toml", CLUSTER)
-        self.write("other.toml", CLUSTER.replace('"fast"', '"fats"'))
-        self.write("profile.json", profile_text(small_profile()))
-        self.write("plan.json", plan_text(small_plan()))
-
-    def write(self, name: str, text: str) -> None:
-        (self.folder / name).write_text(text)
-
-    def __call__(self, line: str) -> Result:
-        self.capsys.readouterr()
-        code = cli.main(line.split())
-        return Result(code, *self.capsys.readouterr())
-
-
-@pytest.fixture
-def hetpipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return Shell(tmp_path, capsys)
-
-
-def test_plan_prints_the_plan_and_the_comparison(hetpipe: Shell):
-    result = hetpipe("plan --profile profile.json --cluster cluster.toml --global-batch-size 4")
-    assert result.code == 0
-    assert result.out.startswith("auto: made-up, 4 samples a step")
-    assert "can be faster than" in result.out
-    for strategy in ("single", "gpipe-even", "torchgpipe", "speed-proportional"):
-        assert strategy in result.out
-    assert "\x1b" not in result.out + result.err
-    assert f"{ESTIMATES}\n" in result.out
-    assert result.err == ""
-
-
-def test_plan_writes_what_simulate_reads(hetpipe: Shell):
-    files = "--profile profile.json --cluster cluster.toml"
-    planned = hetpipe(f"plan {files} --global-batch-size 4 -o new.json --json")
-    assert planned.json == json.loads((hetpipe.folder / "new.json").read_text())
-    assert read_plan(hetpipe.folder / "new.json").global_batch_size == 4
-    simulated = hetpipe(f"simulate new.json {files} --json")
-    assert simulated.json["step_s"] == planned.json["predicted"]["step_s"]
-    assert planned.err == simulated.err == f"note: {ESTIMATES}\n"
-
-
-def test_plan_prints_a_program(hetpipe: Shell):
-    result = hetpipe("plan --profile profile.json --cluster cluster.toml --strategy single --program")
-    assert "hetpipe.program/1 plan=" in result.out
-    assert re.search(r"^rank 0 a/0: 0F0 ", result.out, re.MULTILINE)
-
-
-def test_simulate_writes_a_trace_and_a_picture(hetpipe: Shell):
-    files = "--profile profile.json --cluster cluster.toml"
-    result = hetpipe(f"simulate plan.json {files} --trace trace.json --plot step.png")
-    assert result.code == 0, result.err
-    assert f"{ESTIMATES}\n" in result.out
-    assert json.loads((hetpipe.folder / "trace.json").read_text())["traceEvents"]
-    assert (hetpipe.folder / "step.png").exists() and (hetpipe.folder / "step.svg").exists()
-
-
-def test_simulate_warns_of_another_profile_and_cluster(hetpipe: Shell):
-    files = "--profile profile.json --cluster cluster.toml"
-    hetpipe(f"plan {files} -o new.json")
-    hetpipe.write("cluster.toml", CLUSTER.replace("0.25 s", "0.5 s"))
-    result = hetpipe(f"simulate new.json {files} --json")
-    made_from = read_plan(hetpipe.folder / "new.json").cluster_sha256
-    now = read_cluster(hetpipe.folder / "cluster.toml").sha256
-    assert made_from is not None
-    assert result.err.startswith("warning: the plan was made from the cluster ")
-    assert made_from[:12] in result.err and now[:12] in result.err
-    assert result.err.count("\n") == 2 and ESTIMATES in result.err
-    assert result.json["step_s"] > 0
-
-
-def test_what_is_forced_is_respected(hetpipe: Shell):
-    files = "--profile profile.json --cluster cluster.toml --global-batch-size 4"
-    pinned = hetpipe(f"plan {files} --pin b/0=0-1 --json --no-proof")
-    assert pinned.code == 0, pinned.err
-    (pipeline,) = pinned.json["pipelines"]
-    assert [(s["devices"], s["layers"]) for s in pipeline["stages"]] == [(["b/0"], [0, 2]), (["a/0"], [2, 4])]
-    assert len(hetpipe(f"plan {files} --pipelines 2 --json").json["pipelines"]) == 2
-    assert list(hetpipe(f"plan {files} --max-devices 1 --json").json["predicted"]["devices"]) == ["a/0"]
-    assert "b/0" in hetpipe(f"plan {files} --pin b/0=0-1").out
-
-
-def test_what_is_excluded_is_left_out(hetpipe: Shell):
-    files = "--profile profile.json --cluster cluster.toml --global-batch-size 4"
-    result = hetpipe(f"plan {files} --exclude a -o new.json")
-    assert result.code == 0, result.err
-    assert "left out: a/0" in result.out
-    assert read_plan(hetpipe.folder / "new.json").device_names == ("b/0",)
-    assert (
-        hetpipe(f"simulate new.json {files.partition(' --global')[0]}").err == ""
-    )  # the cluster is the same
-    outcomes = hetpipe(f"compare {files} --exclude a/0 --json").json["strategies"]
-    assert {name for entry in outcomes for name in entry["plan"]["predicted"]["devices"]} == {"b/0"}
-
-
-def test_what_is_forced_and_does_not_fit_is_exit_code_3(hetpipe: Shell):
-    hetpipe.write("cluster.toml", CLUSTER.replace('"slow", memory = "10 kB"', '"slow", memory = "1 kB"'))
-    result = hetpipe("plan --profile profile.json --cluster cluster.toml --pin b/0=0-2")
-    assert result.code == 3
-    assert "--pin b/0=0-2" in result.err and "bytes are missing" in result.err
-
-
-def test_explain_says_why(hetpipe: Shell):
-    files = "--profile profile.json --cluster cluster.toml"
-    result = hetpipe(f"explain plan.json {files}")
-    assert result.code == 0, result.err
-    assert "a/0 has layers 0-2, limited by" in result.out and "b/0 has layer 3, limited by" in result.out
-    assert "the fastest single device, a/0," in result.out
-    found = hetpipe(f"explain plan.json {files} --json").json
-    assert [stage["device"] for stage in found["stages"]] == ["a/0", "b/0"]
-    assert {"left_out", "alternatives", "sentences", "step_s"} <= found.keys()
-
-
-def test_compare_shows_every_strategy(hetpipe: Shell):
-    files = "--profile profile.json --cluster cluster.toml"
-    outcomes = hetpipe(f"compare {files} --json").json["strategies"]
-    assert outcomes[-1]["strategy"] == "auto"
-    assert all(outcome["fits"] == (outcome["plan"] is not None) for outcome in outcomes)
-    steps = [outcome["predicted_step_s"] for outcome in outcomes if outcome["fits"]]
-    assert min(steps) == steps[-1]
-    gain = hetpipe(f"compare {files} --json").json["gain"]
-    assert gain["total"] == pytest.approx(gain["balance"] * gain["memory"])
-    shown = hetpipe(f"compare {files}").out
-    assert "speed-up of ours" in shown and f"{ESTIMATES}\n" in shown
-    assert f"speed-up over {gain['over']}" in shown
-    assert f"times as fast as the best plain strategy, {gain['over']}: " in shown
-    assert "can be faster than" in shown
+from small_case import small_profile
 
 
 @pytest.mark.parametrize(
@@ -328,23 +178,6 @@ def test_env_names_versions_and_no_folders(hetpipe: Shell):
     assert {"hetpipe", "torch", "python", "cores", "memory", "gpus"} <= facts.keys()
     assert str(Path.home()) not in json.dumps(facts)
     assert "torch: " in hetpipe("env").out
-
-
-def test_plot_draws_a_plan(hetpipe: Shell):
-    result = hetpipe("plot plan.json --profile profile.json --cluster cluster.toml -o pictures --json")
-    assert result.code == 0, result.err
-    names = {Path(name).name for name in result.json["files"]}
-    assert names == {
-        f"{name}.{suffix}" for name in ("step", "memory", "layers", "speed-ups") for suffix in ("png", "svg")
-    }
-    assert names == {path.name for path in (hetpipe.folder / "pictures").iterdir()}
-
-
-def test_plot_draws_a_plan_on_one_page(hetpipe: Shell):
-    files = "--profile profile.json --cluster cluster.toml"
-    assert hetpipe(f"plot plan.json {files} -o out.png").out.split() == ["out.png", "out.svg"]
-    assert (hetpipe.folder / "out.png").stat().st_size > 10_000
-    assert hetpipe("plot . -o out.png").err == "error: -o out.png: a run is several pictures; give a folder\n"
 
 
 def test_run_refuses_what_does_not_match_before_it_starts(hetpipe: Shell):

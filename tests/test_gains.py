@@ -14,7 +14,7 @@ from small_case import equal_stages, small_cluster, small_profile
 
 def gain_of(problem: Problem) -> Gain | None:
     evaluate = evaluator(problem.profile, problem.cluster)
-    return gain(problem, evaluate, compare(problem, evaluate, proof=False))
+    return gain(problem, evaluate, compare(problem, evaluate, proof_s=0))
 
 
 def uneven(memory_bytes: float = 1e6) -> Problem:
@@ -67,7 +67,7 @@ def test_where_no_plain_strategy_fits_there_is_no_ratio():
 def test_without_a_plan_there_is_no_gain():
     problem = uneven(memory_bytes=100.0)
     evaluate = evaluator(problem.profile, problem.cluster)
-    outcomes = compare(problem, evaluate, proof=False)
+    outcomes = compare(problem, evaluate, proof_s=0)
     assert gain(problem, evaluate, outcomes) is None
     assert best_plain(outcomes) is None
 

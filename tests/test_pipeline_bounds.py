@@ -29,8 +29,7 @@ def bounds_s(problem: Problem, ceiling_s: float) -> tuple[float, float]:
     classes = equal_devices(problem.cluster)
     tables, low_s = ProblemTables(problem, classes), 1e-3 * ceiling_s
     exact_s = CountSplit(tables, ceiling_s).bound_s(low_s)
-    prices = np.ones(len(classes.counts))
-    return exact_s, ColumnBound(tables, prices, seconds=3.0).bound_s(low_s, ceiling_s)
+    return exact_s, ColumnBound(tables, seconds=3.0).bound_s(low_s, ceiling_s)
 
 
 def check(problem: Problem, best_s: float, factor: float) -> None:
@@ -161,7 +160,7 @@ def check_pipelines_stand_in_the_way(seed: int) -> None:
     problem, plans = tight_case(seed, num_plans=10)
     classes = equal_devices(problem.cluster)
     entries = {device.name: entry for entry, group in enumerate(classes.members) for device in group}
-    bound = ColumnBound(ProblemTables(problem, classes), np.ones(len(classes.counts)), seconds=60.0)
+    bound = ColumnBound(ProblemTables(problem, classes), seconds=60.0)
     rng = np.random.default_rng(seed)
     for plan in plans[:3]:
         step_s = without_sync_s(plan, problem)

@@ -23,6 +23,20 @@ MaxDevicesOption = Annotated[int | None, typer.Option("--max-devices", help="At 
 NoProofOption = Annotated[
     bool, typer.Option("--no-proof", help="Spend no time on a tighter bound; the plan is the same.")
 ]
+ProofSecondsOption = Annotated[
+    float | None,
+    typer.Option("--proof-seconds", help="That the bound may take; more make it tighter.", min=0.0),
+]
+
+
+def proof_seconds(no_proof: bool, seconds: float | None) -> float | None:
+    """Seconds for the proof of a plan; None for what suits the devices.
+
+    Raises: InputError if there is to be none, and seconds for it.
+    """
+    if no_proof and seconds:
+        raise InputError(f"--no-proof leaves out what --proof-seconds {seconds:g} is for; give one of them")
+    return 0.0 if no_proof else seconds
 
 
 def remaining(cluster: Cluster, exclude: list[str] | None) -> Cluster:

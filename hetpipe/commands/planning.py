@@ -39,7 +39,9 @@ from hetpipe.commands.forcing import (
     NoProofOption,
     PinOption,
     PipelinesOption,
+    ProofSecondsOption,
     forced_problem,
+    proof_seconds,
     remaining,
 )
 from hetpipe.commands.measuring import measure_outcomes
@@ -93,6 +95,7 @@ def plan_command(
     pipelines: PipelinesOption = None,
     max_devices: MaxDevicesOption = None,
     no_proof: NoProofOption = False,
+    proof_s: ProofSecondsOption = None,
     schedule: ScheduleOption = None,
     program: Annotated[bool, typer.Option("--program", help="Print what each rank runs, verified.")] = False,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan here.")] = None,
@@ -101,6 +104,7 @@ def plan_command(
 ) -> None:
     """Decide who holds which layers, and show it beside the plain alternatives."""
     check_strategy(strategy)
+    proof_s = proof_seconds(no_proof, proof_s)
     devices = read_cluster(cluster)
     left = remaining(devices, exclude)
     fast = () if allow_slow_bf16 else left.devices
@@ -110,9 +114,9 @@ def plan_command(
     problem = problem_of(costs, left, global_batch_size, microbatch_size)
     problem = forced_problem(problem, strategy, pin, pipelines, max_devices)
     if json:
-        found, outcomes = solve_problem(problem, strategy, proof=not no_proof), NOTHING
+        found, outcomes = solve_problem(problem, strategy, proof_s=proof_s), NOTHING
     else:
-        found, outcomes = plan_and_compare(problem, strategy, proof=not no_proof)
+        found, outcomes = plan_and_compare(problem, strategy, proof_s=proof_s)
     found = dataclasses.replace(found, cluster_sha256=devices.sha256)
     found, choice = scheduled(found, costs, devices, schedule)
     check_memory(found, costs, devices)
@@ -133,18 +137,18 @@ def plan_command(
     sys.stdout.write(text)
 
 
-def solve_problem(problem: Problem, strategy: str, *, proof: bool = True) -> Plan:
-    """The plan of one strategy, with its figures; without proof no time is spent on the bound.
+def solve_problem(problem: Problem, strategy: str, *, proof_s: float | None = None) -> Plan:
+    """The plan of one strategy, with its figures; proof_s: as for `partition.solver.solve`.
 
     Raises: InfeasibleError if nothing fits.
     """
     from partition.solver import solve
 
-    return solve(problem, evaluator(problem.profile, problem.cluster), strategy, proof=proof)
+    return solve(problem, evaluator(problem.profile, problem.cluster), strategy, proof_s=proof_s)
 
 
 def plan_and_compare(
-    problem: Problem, strategy: str, *, proof: bool = True
+    problem: Problem, strategy: str, *, proof_s: float | None = None
 ) -> tuple[Plan, "tuple[Outcome, ...]"]:
     """The plan of a strategy, and the outcome of every strategy.
 
@@ -154,9 +158,9 @@ def plan_and_compare(
 
     with _telling("planning") as tell:
         judge = evaluator(problem.profile, problem.cluster)
-        outcomes = compare(problem, judge, progress=tell, proof=proof)
+        outcomes = compare(problem, judge, progress=tell, proof_s=proof_s)
     plan = next((outcome.plan for outcome in outcomes if outcome.strategy == strategy), None)
-    return plan or solve_problem(problem, strategy, proof=proof), outcomes
+    return plan or solve_problem(problem, strategy, proof_s=proof_s), outcomes
 
 
 def figured(
@@ -275,6 +279,7 @@ def compare_command(
     pipelines: PipelinesOption = None,
     max_devices: MaxDevicesOption = None,
     no_proof: NoProofOption = False,
+    proof_s: ProofSecondsOption = None,
     measure: Annotated[
         bool, typer.Option("--measure", help="Also run each that fits, a few steps long.")
     ] = False,
@@ -283,6 +288,7 @@ def compare_command(
     json: JsonOption = False,
 ) -> None:
     """All strategies side by side."""
+    proof_s = proof_seconds(no_proof, proof_s)
     devices = remaining(read_cluster(cluster), exclude)
     fast = () if allow_slow_bf16 else devices.devices
     costs = get_profile(
@@ -293,7 +299,7 @@ def compare_command(
     from partition.gains import best_plain, gain
     from partition.solver import compare
 
-    outcomes = compare(problem, evaluator(costs, devices), proof=not no_proof)
+    outcomes = compare(problem, evaluator(costs, devices), proof_s=proof_s)
     plans = {outcome.strategy: outcome.plan for outcome in outcomes if outcome.plan is not None}
     if not plans:
         reasons = "; ".join(f"{outcome.strategy}: {outcome.reason}" for outcome in outcomes)

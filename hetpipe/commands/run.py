@@ -39,7 +39,9 @@ from hetpipe.commands.forcing import (
     NoProofOption,
     PinOption,
     PipelinesOption,
+    ProofSecondsOption,
     forced_problem,
+    proof_seconds,
     remaining,
 )
 from hetpipe.commands.models import RequiredModel
@@ -106,6 +108,7 @@ def run_command(
     pipelines: PipelinesOption = None,
     max_devices: MaxDevicesOption = None,
     no_proof: NoProofOption = False,
+    proof_s: ProofSecondsOption = None,
     schedule: ScheduleOption = None,
     seed: Annotated[int, typer.Option("--seed")] = 0,
     learning_rate: Annotated[float, typer.Option("--learning-rate")] = 1e-4,
@@ -132,6 +135,7 @@ def run_command(
         follow()
         return
     check_strategy(strategy)
+    proof_s = proof_seconds(no_proof, proof_s)
     devices = read_cluster(cluster)
     left = remaining(devices, exclude)
     given = read_plan(plan) if plan is not None else None
@@ -177,7 +181,7 @@ def run_command(
     else:
         problem = problem_of(costs, left, settings.global_batch_size, microbatch_size)
         problem = forced_problem(problem, strategy, pin, pipelines, max_devices)
-        chosen = _new_plan(problem, devices, strategy, proof=not no_proof, quiet=silent)
+        chosen = _new_plan(problem, devices, strategy, proof_s=proof_s, quiet=silent)
     running, choice = scheduled(chosen, costs, devices, settings.schedule)
     verify(choice.program, costs, devices)
     if not silent:
@@ -243,11 +247,13 @@ def _given_plan(
     return dataclasses.replace(figures, pipelines=plan.pipelines)
 
 
-def _new_plan(problem: Problem, cluster: Cluster, strategy: str, *, proof: bool, quiet: bool) -> Plan:
+def _new_plan(
+    problem: Problem, cluster: Cluster, strategy: str, *, proof_s: float | None, quiet: bool
+) -> Plan:
     if quiet:
-        plan = solve_problem(problem, strategy, proof=proof)
+        plan = solve_problem(problem, strategy, proof_s=proof_s)
     else:
-        plan, outcomes = plan_and_compare(problem, strategy, proof=proof)
+        plan, outcomes = plan_and_compare(problem, strategy, proof_s=proof_s)
         show_plan(plan, outcomes, problem.profile, cluster)
     return dataclasses.replace(plan, cluster_sha256=cluster.sha256)
 

@@ -55,7 +55,7 @@ def planned(num_devices: int, shape: tuple[int, int]) -> dict[str, Any]:
     evaluate = shares.evaluator(evaluator(problem.profile, problem.cluster))
     begin = time.process_time()
     with shares.measured():
-        plan = solve(problem, evaluate, proof=False)
+        plan = solve(problem, evaluate, proof_s=0)
     plan_s = time.process_time() - begin
     assert plan.predicted is not None
     return {
@@ -78,7 +78,7 @@ def speed(num_devices: int) -> dict[str, Any]:
     search.search(lambda _, seconds: seconds)
     row["search_s"] = time.process_time() - begin
     begin = time.process_time()
-    bound = best_bound(search) if num_devices <= 1024 else best_bound(search, proof=False)
+    bound = best_bound(search) if num_devices <= 1024 else best_bound(search, proof_s=0)
     row["proof_s"] = time.process_time() - begin
     assert search.best is not None
     return {**row, "gap": search.best / max(bound.pipeline_s or 0.0, bound.fractional_s) - 1}

@@ -1,0 +1,153 @@
+"""`plan`, `simulate`, `explain`, `compare` and `plot`: what they print, and what they write."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from cost_model.cluster_file import read_cluster
+from partition.plan_file import read_plan
+from shell import Shell
+from small_case import CLUSTER_TOML as CLUSTER
+
+ESTIMATES = "estimated, not measured: slow; not to be trusted: slow (not in the catalogue)"
+
+
+def test_plan_prints_the_plan_and_the_comparison(hetpipe: Shell):
+    result = hetpipe("plan --profile profile.json --cluster cluster.toml --global-batch-size 4")
+    assert result.code == 0
+    assert result.out.startswith("auto: made-up, 4 samples a step")
+    assert "can be faster than" in result.out
+    for strategy in ("single", "gpipe-even", "torchgpipe", "speed-proportional"):
+        assert strategy in result.out
+    assert "\x1b" not in result.out + result.err
+    assert f"{ESTIMATES}\n" in result.out
+    assert result.err == ""
+
+
+def test_plan_writes_what_simulate_reads(hetpipe: Shell):
+    files = "--profile profile.json --cluster cluster.toml"
+    planned = hetpipe(f"plan {files} --global-batch-size 4 -o new.json --json")
+    assert planned.json == json.loads((hetpipe.folder / "new.json").read_text())
+    assert read_plan(hetpipe.folder / "new.json").global_batch_size == 4
+    simulated = hetpipe(f"simulate new.json {files} --json")
+    assert simulated.json["step_s"] == planned.json["predicted"]["step_s"]
+    assert planned.err == simulated.err == f"note: {ESTIMATES}\n"
+
+
+def test_plan_prints_a_program(hetpipe: Shell):
+    result = hetpipe("plan --profile profile.json --cluster cluster.toml --strategy single --program")
+    assert "hetpipe.program/1 plan=" in result.out
+    assert re.search(r"^rank 0 a/0: 0F0 ", result.out, re.MULTILINE)
+
+
+def test_simulate_writes_a_trace_and_a_picture(hetpipe: Shell):
+    files = "--profile profile.json --cluster cluster.toml"
+    result = hetpipe(f"simulate plan.json {files} --trace trace.json --plot step.png")
+    assert result.code == 0, result.err
+    assert f"{ESTIMATES}\n" in result.out
+    assert json.loads((hetpipe.folder / "trace.json").read_text())["traceEvents"]
+    assert (hetpipe.folder / "step.png").exists() and (hetpipe.folder / "step.svg").exists()
+
+
+def test_simulate_warns_of_another_profile_and_cluster(hetpipe: Shell):
+    files = "--profile profile.json --cluster cluster.toml"
+    hetpipe(f"plan {files} -o new.json")
+    hetpipe.write("cluster.toml", CLUSTER.replace("0.25 s", "0.5 s"))
+    result = hetpipe(f"simulate new.json {files} --json")
+    made_from = read_plan(hetpipe.folder / "new.json").cluster_sha256
+    now = read_cluster(hetpipe.folder / "cluster.toml").sha256
+    assert made_from is not None
+    assert result.err.startswith("warning: the plan was made from the cluster ")
+    assert made_from[:12] in result.err and now[:12] in result.err
+    assert result.err.count("\n") == 2 and ESTIMATES in result.err
+    assert result.json["step_s"] > 0
+
+
+def test_what_is_forced_is_respected(hetpipe: Shell):
+    files = "--profile profile.json --cluster cluster.toml --global-batch-size 4"
+    pinned = hetpipe(f"plan {files} --pin b/0=0-1 --json --no-proof")
+    assert pinned.code == 0, pinned.err
+    (pipeline,) = pinned.json["pipelines"]
+    assert [(s["devices"], s["layers"]) for s in pipeline["stages"]] == [(["b/0"], [0, 2]), (["a/0"], [2, 4])]
+    assert len(hetpipe(f"plan {files} --pipelines 2 --json").json["pipelines"]) == 2
+    assert list(hetpipe(f"plan {files} --max-devices 1 --json").json["predicted"]["devices"]) == ["a/0"]
+    assert "b/0" in hetpipe(f"plan {files} --pin b/0=0-1").out
+
+
+def test_what_is_excluded_is_left_out(hetpipe: Shell):
+    files = "--profile profile.json --cluster cluster.toml --global-batch-size 4"
+    result = hetpipe(f"plan {files} --exclude a -o new.json")
+    assert result.code == 0, result.err
+    assert "left out: a/0" in result.out
+    assert read_plan(hetpipe.folder / "new.json").device_names == ("b/0",)
+    assert (
+        hetpipe(f"simulate new.json {files.partition(' --global')[0]}").err == ""
+    )  # the cluster is the same
+    outcomes = hetpipe(f"compare {files} --exclude a/0 --json").json["strategies"]
+    assert {name for entry in outcomes for name in entry["plan"]["predicted"]["devices"]} == {"b/0"}
+
+
+def test_what_is_forced_and_does_not_fit_is_exit_code_3(hetpipe: Shell):
+    hetpipe.write("cluster.toml", CLUSTER.replace('"slow", memory = "10 kB"', '"slow", memory = "1 kB"'))
+    result = hetpipe("plan --profile profile.json --cluster cluster.toml --pin b/0=0-2")
+    assert result.code == 3
+    assert "--pin b/0=0-2" in result.err and "bytes are missing" in result.err
+
+
+def test_explain_says_why(hetpipe: Shell):
+    files = "--profile profile.json --cluster cluster.toml"
+    result = hetpipe(f"explain plan.json {files}")
+    assert result.code == 0, result.err
+    assert "a/0 has layers 0-2, limited by" in result.out and "b/0 has layer 3, limited by" in result.out
+    assert "the fastest single device, a/0," in result.out
+    found = hetpipe(f"explain plan.json {files} --json").json
+    assert [stage["device"] for stage in found["stages"]] == ["a/0", "b/0"]
+    assert {"left_out", "alternatives", "sentences", "step_s"} <= found.keys()
+
+
+def test_compare_shows_every_strategy(hetpipe: Shell):
+    files = "--profile profile.json --cluster cluster.toml"
+    outcomes = hetpipe(f"compare {files} --json").json["strategies"]
+    assert outcomes[-1]["strategy"] == "auto"
+    assert all(outcome["fits"] == (outcome["plan"] is not None) for outcome in outcomes)
+    steps = [outcome["predicted_step_s"] for outcome in outcomes if outcome["fits"]]
+    assert min(steps) == steps[-1]
+    gain = hetpipe(f"compare {files} --json").json["gain"]
+    assert gain["total"] == pytest.approx(gain["balance"] * gain["memory"])
+    shown = hetpipe(f"compare {files}").out
+    assert "speed-up of ours" in shown and f"{ESTIMATES}\n" in shown
+    assert f"speed-up over {gain['over']}" in shown
+    assert f"times as fast as the best plain strategy, {gain['over']}: " in shown
+    assert "can be faster than" in shown
+
+
+def test_plot_draws_a_plan(hetpipe: Shell):
+    result = hetpipe("plot plan.json --profile profile.json --cluster cluster.toml -o pictures --json")
+    assert result.code == 0, result.err
+    names = {Path(name).name for name in result.json["files"]}
+    assert names == {
+        f"{name}.{suffix}" for name in ("step", "memory", "layers", "speed-ups") for suffix in ("png", "svg")
+    }
+    assert names == {path.name for path in (hetpipe.folder / "pictures").iterdir()}
+
+
+def test_plot_draws_a_plan_on_one_page(hetpipe: Shell):
+    files = "--profile profile.json --cluster cluster.toml"
+    assert hetpipe(f"plot plan.json {files} -o out.png").out.split() == ["out.png", "out.svg"]
+    assert (hetpipe.folder / "out.png").stat().st_size > 10_000
+    assert hetpipe("plot . -o out.png").err == "error: -o out.png: a run is several pictures; give a folder\n"
+
+
+def test_a_proof_takes_the_seconds_that_it_is_given(hetpipe: Shell):
+    line = "plan --profile profile.json --cluster cluster.toml --global-batch-size 4 --json"
+    without = hetpipe(f"{line} --no-proof").json
+    assert without["predicted"]["bound_s"] == without["predicted"]["fractional_bound_s"]
+    assert hetpipe(f"{line} --proof-seconds 0").json == without
+    proven = hetpipe(f"{line} --proof-seconds 30").json["predicted"]
+    assert proven["bound_s"] > without["predicted"]["bound_s"]
+    assert hetpipe(f"{line} --no-proof --proof-seconds 30").err == (
+        "error: --no-proof leaves out what --proof-seconds 30 is for; give one of them\n"
+    )
+    assert hetpipe(f"{line} --proof-seconds -1").code == 2
