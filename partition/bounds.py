@@ -120,14 +120,16 @@ def _merged(search: PipelineSearch) -> ProblemTables:
 def _coarser(search: PipelineSearch, seconds: float) -> Iterator[tuple[ProblemTables, float, float]]:
     """(tables, growth of the grid, most work) of integer bounds, the closest first.
 
-    With the classes of the search, then with equal devices as one, then with unequal ones: less of them where
-    the column bound, the other one, gets far.
+    With the classes of the search, then with equal devices as one, then with unequal ones: few of them where
+    the column bound, the other one, gets far, and none where each device holds the model alone.
     """
     merged, most_work = _merged(search), MOST_WORK * seconds
     if merged is not search.tables:
         yield search.tables, GROWTH, MUCH_WORK * seconds
     cells = len(merged.classes.members) * merged.num_layers**2
     lost = LOST if cells > MANY_CELLS else SLIGHT
+    if (merged.at(min(search.problem.microbatch_sizes)).caps(recompute=True)[:, 0, -1] >= 1).all():
+        lost = -1.0
     for tables in chain([merged], joined(merged, lost)):
         yield tables, GROWTH, most_work
         yield tables, COARSE, COARSE_WORK * most_work
