@@ -127,10 +127,9 @@ def _coarser(search: PipelineSearch, seconds: float) -> Iterator[tuple[ProblemTa
     if merged is not search.tables:
         yield search.tables, GROWTH, MUCH_WORK * seconds
     cells = len(merged.classes.members) * merged.num_layers**2
-    lost = LOST if cells > MANY_CELLS else SLIGHT
-    if (merged.at(min(search.problem.microbatch_sizes)).caps(recompute=True)[:, 0, -1] >= 1).all():
-        lost = -1.0
-    for tables in chain([merged], joined(merged, lost)):
+    whole = merged.at(min(search.problem.microbatch_sizes)).caps(recompute=True)[:, 0, -1] >= 1
+    fewer = () if whole.all() else joined(merged, LOST if cells > MANY_CELLS else SLIGHT)
+    for tables in chain([merged], fewer):
         yield tables, GROWTH, most_work
         yield tables, COARSE, COARSE_WORK * most_work
 

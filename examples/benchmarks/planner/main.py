@@ -2,7 +2,7 @@
 
     python examples/benchmarks/planner/main.py speed [--devices 16 64 1024 10000]
     python examples/benchmarks/planner/main.py growth
-    python examples/benchmarks/planner/main.py quality [--first 0] [--cases 200]
+    python examples/benchmarks/planner/main.py quality [--first 0] [--cases 200] [--proof-seconds 60]
     python examples/benchmarks/planner/main.py table RESULTS.jsonl
 
 Each size and each case runs in a process of its own, on one core.
@@ -84,7 +84,7 @@ def speed(num_devices: int) -> dict[str, Any]:
     return {**row, "gap": search.best / max(bound.pipeline_s or 0.0, bound.fractional_s) - 1}
 
 
-def quality(seed: int) -> dict[str, Any]:
+def quality(seed: int, proof_s: float | None = None) -> dict[str, Any]:
     """The gap of the plan that is searched without gradient sync; the simulator chooses it among the best."""
     problem, tight = random_case(seed)
     search = PipelineSearch(problem)
@@ -103,7 +103,7 @@ def quality(seed: int) -> dict[str, Any]:
     step_s = min(without_sync_s(plan, problem) for plan in chosen(search, found))
     row["search_s"] = time.perf_counter() - begin
     begin = time.perf_counter()
-    bound = best_bound(search)
+    bound = best_bound(search, proof_s=proof_s)
     row["proof_s"] = time.perf_counter() - begin
     bound_s = max(bound.pipeline_s or 0.0, bound.fractional_s)
     row |= {"step_s": step_s, "bound_s": bound_s, "fractional_s": bound.fractional_s}
@@ -203,6 +203,7 @@ def main() -> None:
     parser.add_argument("--devices", type=int, nargs="+", default=list(SHAPES))
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--cases", type=int, default=200)
+    parser.add_argument("--proof-seconds", type=float, help="of quality, instead of the default")
     options = parser.parse_args()
     if options.what == "one-speed":
         print(json.dumps(speed(int(options.rest[0]))))
@@ -216,7 +217,7 @@ def main() -> None:
         print("\n".join(growth_table(rows)))
         draw(rows, Path(__file__).parent / "growth.png")
     elif options.what == "one-quality":
-        print(json.dumps(quality(int(options.rest[0]))))
+        print(json.dumps(quality(int(options.rest[0]), options.proof_seconds)))
     elif options.what == "table":
         print(
             "\n".join(groups([json.loads(line) for line in Path(options.rest[0]).read_text().splitlines()]))
@@ -236,8 +237,9 @@ def main() -> None:
             )
     else:
         rows = []
+        given = [] if options.proof_seconds is None else ["--proof-seconds", str(options.proof_seconds)]
         for seed in range(options.first, options.first + options.cases):
-            rows.append(alone(["one-quality", str(seed)]))
+            rows.append(alone(["one-quality", str(seed), *given]))
             print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
         print("\n".join(groups(rows)))
 
