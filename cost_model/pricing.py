@@ -24,8 +24,13 @@ class Prices:
         if key not in self._prefix:
             entry = self.profile.kind(kind)
             sizes = entry.microbatch_sizes
-            forward = [interpolate(sizes, layer.forward_s, samples) for layer in entry.layers]
-            backward = [interpolate(sizes, layer.backward_s, samples) for layer in entry.layers]
+            if samples in sizes:
+                at = sizes.index(samples)
+                forward = [layer.forward_s[at] for layer in entry.layers]
+                backward = [layer.backward_s[at] for layer in entry.layers]
+            else:
+                forward = [interpolate(sizes, layer.forward_s, samples) for layer in entry.layers]
+                backward = [interpolate(sizes, layer.backward_s, samples) for layer in entry.layers]
             self._prefix[key] = (
                 list(accumulate(forward, initial=0.0)),
                 list(accumulate(backward, initial=0.0)),

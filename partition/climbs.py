@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 from partition.local_search import Found, Judge, LocalSearch
 from partition.recut import Recutter
-from partition.worker import Worker, share_out
+from partition.sample_shares import share_out
+from partition.worker import Worker
 
 CLIMBS, PATIENCE = 24, 6  # after random changes, and those without a gain in a row
 KICKS = (2, 3, 5, 8)  # random changes between two climbs

@@ -9,7 +9,8 @@ from partition.classes import equal_devices
 from partition.pipeline_costs import PipelineCosts
 from partition.plan import Plan
 from partition.problem import Evaluate, Problem
-from partition.worker import Worker, WorkerStage, Workshop, share_out
+from partition.sample_shares import share_out
+from partition.worker import Worker, WorkerStage, Workshop
 
 
 def ddp(problem: Problem, evaluate: Evaluate | None = None) -> Plan:

@@ -14,8 +14,9 @@ from partition.local_search import LocalSearch, fitted
 from partition.pinned import PinnedCutter
 from partition.plan import Plan
 from partition.problem import Evaluate, Forced, Pin, Problem
+from partition.sample_shares import share_out
 from partition.sharding import fits
-from partition.worker import Worker, share_out
+from partition.worker import Worker
 
 TRIES, TRIES_OF_MANY = 120, 30
 MANY_DEVICES = 16

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from cost_model.cluster import Device
 from partition.recut import Recutter
-from partition.worker import Worker, share_out
+from partition.sample_shares import share_out
+from partition.worker import Worker
 
 MOVES = ("size", "order", "swap", "move", "merge", "split", "add", "drop")
 GAIN = 2e-4  # relative: less is not worth a change

@@ -20,8 +20,9 @@ from partition.placement import place
 from partition.plan import Plan
 from partition.problem import Problem
 from partition.recut import Recutter
+from partition.sample_shares import share_out
 from partition.tables import ProblemTables
-from partition.worker import Worker, Workshop, share_out
+from partition.worker import Worker, Workshop
 
 MOST_COUNTS = 300  # count vectors up to which the exact programme is a start of the search
 STEPS = 7

@@ -68,9 +68,11 @@ class Recutter:
         size = self.tables.at(microbatch_size)
         whole = size.busy_s[list(entries), 0, -1]
         period = float(1 / (1 / np.maximum(whole, 1e-300)).sum())
+        count = num_samples / microbatch_size
+        places = self._places(devices, entries, microbatch_size, count, recompute)
         best: tuple[float, tuple[WorkerStage, ...]] | None = None
         for _ in range(8):
-            stages = self._cut_for(devices, entries, microbatch_size, num_samples, period, recompute)
+            stages = self._cut_for(devices, places, count, period)
             if stages is None:
                 if best is not None:
                     break
@@ -104,40 +106,43 @@ class Recutter:
             self._hops[key] = table
         return self._hops[key][0], self._hops[key][1]
 
+    def _places(
+        self, devices: Sequence[Device], entries: Sequence[int], size: int, count: float, recompute: bool
+    ) -> list["_Place"]:
+        """What the cuts of an order choose from, whatever the period."""
+        places = []
+        for place, entry in enumerate(entries):
+            band = self._band(entry, size, recompute)
+            hop, link = self._no_hop, self._no_hop
+            if place + 1 < len(entries):
+                hop, link = self._hop(devices[place], devices[place + 1], size)
+            total = max(count, 1.0) * band.busy_s + band.optimizer_s
+            wait = (count - 1) * link if count > 1 else np.zeros_like(link)
+            places.append(_Place(band, band.busy_s + hop[band.stop], total, wait))
+        return places
+
     def _cut_for(
-        self,
-        devices: Sequence[Device],
-        entries: Sequence[int],
-        microbatch_size: int,
-        num_samples: int,
-        period: float,
-        recompute: bool,
+        self, devices: Sequence[Device], places: Sequence["_Place"], count: float, period: float
     ) -> tuple[WorkerStage, ...] | None:
-        count, ends = num_samples / microbatch_size, self.tables.num_layers
+        ends = self.tables.num_layers
         makespan, window = np.full(ends + 1, np.inf), np.zeros(ends + 1)
         makespan[ends] = 0.0
         most, rows = max(1.0, np.ceil(count)), np.arange(ends)
         back = []
-        for place in range(len(entries) - 1, -1, -1):
-            band = self._band(entries[place], microbatch_size, recompute)
-            hop, link = self._no_hop, self._no_hop
-            if place + 1 < len(entries):
-                hop, link = self._hop(devices[place], devices[place + 1], microbatch_size)
-            beyond = np.maximum(makespan, (count - 1) * link) if count > 1 else makespan
-            way = band.busy_s + hop[band.stop]
-            trip = way + window[band.stop]
+        for place in reversed(places):
+            band = place.band
+            beyond = np.maximum(makespan, place.wait_s)
+            trip = place.way_s + window[band.stop]
             needed = np.maximum(np.ceil(trip / period - 1e-6), 1.0)
-            total = max(count, 1.0) * band.busy_s + band.optimizer_s
-            value = np.maximum(total, way + beyond[band.stop])
+            value = np.maximum(place.total_s, place.way_s + beyond[band.stop])
             value[np.minimum(needed, most) > band.caps] = np.inf
             pick = value.argmin(axis=1)
             at = rows, pick
-            best = value[at]
-            stop, flag = band.stop[at], pick >= band.plain
-            best_window = np.maximum(trip[at], (needed[at] - 1) * period + band.busy_s[at])
-            best_window[~np.isfinite(best)] = 0.0
-            makespan, window = np.append(best, np.inf), np.append(best_window, 0.0)
-            back.append((stop, flag))
+            makespan[:ends] = value[at]
+            makespan[ends] = np.inf
+            back.append((band.stop[at], pick >= band.plain))
+            window[:ends] = np.maximum(trip[at], (needed[at] - 1) * period + band.busy_s[at])
+            window[~np.isfinite(makespan)] = 0.0
         if not np.isfinite(makespan[0]):
             return None
         start, stages = 0, []
@@ -194,3 +199,17 @@ class _Band:
             np.hstack([self.caps, other.caps]),
             self.plain,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A place in an order of devices: the stages it takes, by [start, any], and the link after each.
+
+    way_s: a microbatch's way through the stage and over the link, both ways. total_s: all of them and the
+    optimizer. wait_s: the slower direction of the link, all microbatches but one, by [layer].
+    """
+
+    band: _Band
+    way_s: Floats
+    total_s: Floats
+    wait_s: Floats

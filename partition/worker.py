@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from heapq import heapify, heappop, heapreplace
 from itertools import pairwise
 
 from cost_model.cluster import Device
@@ -307,56 +306,3 @@ class Workshop:
         if key not in self._timings:
             self._timings[key] = Timing(self.costs, stages, channels, microbatch_size)
         return self._timings[key]
-
-
-def share_out(workers: Sequence[Worker], batch: int, tolerance: float = 1e-5) -> tuple[float, list[int]]:
-    """(seconds, samples of each worker): the least step in which they do the batch, by bisection.
-
-    Workers may get none. Seconds are inf where the workers cannot do it.
-    """
-    counts: dict[int, tuple[Timing, int]] = {}
-    for worker in workers:
-        timing, count = counts.get(id(worker.timing), (worker.timing, 0))
-        counts[id(worker.timing)] = (timing, count + 1)
-    able = [(timing, count) for timing, count in counts.values() if timing.fits]
-    if not able:
-        return math.inf, [0] * len(workers)
-
-    def enough(step_s: float) -> bool:
-        return sum(count * timing.most(step_s, batch) for timing, count in able) >= batch
-
-    # a little more than one worker alone needs, so that rounding does not take a sample from it
-    high = (1 + tolerance) * min(timing.time_s(batch) for timing, _ in able)
-    low = high / (2 * len(workers))
-    while enough(low) and low > 0:
-        low, high = low / 2, low
-    while high > low * (1 + tolerance):
-        middle = math.sqrt(low * high) if low > 0 else high / 2
-        if enough(middle):
-            high = middle
-        else:
-            low = middle
-    return high, _within(workers, batch, high)
-
-
-def _within(workers: Sequence[Worker], batch: int, step_s: float) -> list[int]:
-    """Samples of each worker in a step of step_s seconds; the surplus is taken from those that end last."""
-    most = {id(worker.timing): worker.timing.most(step_s, batch) for worker in workers}
-    samples = [most[id(worker.timing)] if worker.timing.fits else 0 for worker in workers]
-    surplus = sum(samples) - batch
-    if surplus <= 0:
-        return samples
-    ends = {id(worker.timing): worker.timing.time_s(most[id(worker.timing)]) for worker in workers}
-    last = [(-ends[id(workers[at].timing)], -at) for at, count in enumerate(samples) if count]
-    heapify(last)
-    while surplus > 0:
-        at = -last[0][1]
-        size = workers[at].microbatch_size
-        taken = min(surplus, (samples[at] - 1) % size + 1)
-        samples[at] -= taken
-        surplus -= taken
-        if samples[at]:
-            heapreplace(last, (-workers[at].timing.time_s(samples[at]), -at))
-        else:
-            heappop(last)
-    return samples

@@ -13,7 +13,8 @@ from partition.pipeline_clock import Seconds, one_f_one_b_s
 from partition.pipeline_costs import PipelineCosts
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import Problem
-from partition.worker import Worker, WorkerStage, Workshop, share_out
+from partition.sample_shares import share_out
+from partition.worker import Worker, WorkerStage, Workshop
 from random_problems import random_profile
 
 

@@ -11,9 +11,10 @@ from hetpipe.planning import evaluator
 from partition.pipeline_costs import PipelineCosts
 from partition.plan import Pipeline, Plan
 from partition.problem import Problem
+from partition.sample_shares import share_out
 from partition.solver import solve
 from partition.strategies import ddp, gpipe_even, poplar, proportional_cuts, single, torchgpipe
-from partition.worker import WorkerStage, Workshop, share_out
+from partition.worker import WorkerStage, Workshop
 
 Cut = Callable[[Problem, Sequence[Device]], list[int]]
 """The cuts, ends included, of a pipeline over devices."""

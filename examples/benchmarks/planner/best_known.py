@@ -22,7 +22,8 @@ from main import chosen, clock_s, without_sync_s
 from partition.climbs import WORSE, kicked
 from partition.local_search import Found, LocalSearch
 from partition.pipeline_search import PipelineSearch
-from partition.worker import Worker, share_out
+from partition.sample_shares import share_out
+from partition.worker import Worker
 
 FEW = 4
 TRIES = 300
