@@ -13,8 +13,9 @@ from itertools import pairwise
 import numpy as np
 
 from partition.column_dp import ColumnStage
+from partition.count_vectors import CountVectors, Places
 from partition.tables import Amount, Floats, ProblemTables
-from partition.type_counts import CountVectors, Places, TypeCountProgramme
+from partition.type_counts import TypeCountProgramme
 from partition.vector_splits import MixedVectors, WholeVectors, num_parts
 
 MOST_PARTS = 6_000_000  # pairs of a vector and one below it

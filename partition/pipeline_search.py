@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import permutations
 
@@ -80,7 +81,7 @@ class PipelineSearch:
         if improved:
             improved += self._shaken(min(improved, key=lambda entry: entry.step_s), loaded)
         self.judged_s = min((entry.step_s for entry in improved), default=math.inf)
-        improved += [entry for _, entry in starts[:STARTS]]
+        improved += [replace(entry, step_s=judged_s) for judged_s, entry in starts[:STARTS]]
         return sorted(improved, key=lambda entry: (entry.step_s, len(entry.workers), entry.start))
 
     def settled(self, found: Sequence[Found], simulate: Callable[[Plan], float]) -> list[Found]:

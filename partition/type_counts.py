@@ -4,12 +4,16 @@ The state is (how many devices of each class the suffix of stages uses, class of
 layer); its labels are pairs (Z, W): the makespan bound of `partition.windows` and the round trip of a
 microbatch from there. A stage adds its own busy time and link to both, and Z is at least the time in which
 all samples pass the stage and, by Little's law, full microbatches * W / (what memory takes in flight).
+Nor is a stage busy all the time. Until the first backward comes, W less that backward after the first
+forward, it can do no more forwards than memory takes in flight; and while the last microbatch goes on and
+comes back no more backwards than were in flight. What W takes longer, in the warmup and in the cooldown, the
+stage waits (`_stalls`).
 At most `max_labels` labels are kept; the last one then takes the least Z and the least W of all that it
 replaces, so that the result stays a lower bound (DESIGN section 6).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -17,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partition.column_dp import ColumnStage
+from partition.count_vectors import CountVectors, Places
 from partition.tables import Amount, ProblemTables
 
 TOLERANCE = 1e-9
@@ -24,33 +29,9 @@ ROUNDED = 1e-5  # relative: more than the rounding of all sums in single precisi
 FAR_S = 1e30  # longer than any trip
 MOST_CELLS = 200_000  # candidates looked at together
 
-Places = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.floating]
 Labels = list[tuple[Floats, Floats]]
 """(makespans, round trips), the least makespans first."""
-
-
-class CountVectors:
-    """All vectors of how many devices of each class are used, numbered in mixed radix."""
-
-    def __init__(self, counts: Sequence[int]) -> None:
-        self.counts = tuple(counts)
-        self.strides = np.concatenate([[1], np.cumprod(np.array(counts) + 1)[:-1]]).astype(np.int64)
-        self.size = math.prod(count + 1 for count in counts)
-        index = np.arange(self.size)
-        self.digits = (index[:, None] // self.strides[None]) % (np.array(counts) + 1)[None]
-        self.totals = self.digits.sum(axis=1)
-
-    def below(self, vector: int) -> Places:
-        """All vectors that use no more of any class than this one."""
-        index = np.zeros(1, dtype=np.int64)
-        for digit, stride in zip(self.digits[vector], self.strides, strict=True):
-            index = np.add.outer(np.arange(digit + 1) * stride, index).ravel()
-        return index
-
-    def users(self, total: int, entry: int) -> Places:
-        """The vectors of `total` devices that use at least one of a class."""
-        return np.flatnonzero((self.totals == total) & (self.digits[:, entry] > 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +39,8 @@ class _Stages:
     """The stages of a class that some amount allows, in the order of their starts.
 
     start, stop: by stage; the others by [amount, recompute, stage], total_s inf where one is not allowed.
-    share: of the round trip that Little's law asks for.
+    share: of the round trip that Little's law asks for. warm_s, cool_s: round trips that take no longer leave
+    no gap in the warmup, in the cooldown.
     """
 
     start: Places
@@ -67,12 +49,14 @@ class _Stages:
     before_s: Floats
     busy_s: Floats
     share: Floats
+    warm_s: Floats
+    cool_s: Floats
 
     def only(self, which: npt.NDArray[np.bool_]) -> "_Stages":
         """Some of the stages."""
         if which.all():
             return self
-        tables = (self.total_s, self.before_s, self.busy_s, self.share)
+        tables = (self.total_s, self.before_s, self.busy_s, self.share, self.warm_s, self.cool_s)
         return _Stages(
             self.start[which],
             self.stop[which],
@@ -130,6 +114,8 @@ class TypeCountProgramme:
         caps = np.stack([np.stack([self._cap(*asked, flag) for flag in self._flags]) for asked in amounts])
         full = np.array([max(1.0, amount.passes) for _, amount in amounts])
         share = full[:, None, None, None, None] / np.maximum(caps, 1e-9)
+        gaps = [self._stalls(*asked, *tables) for *tables, asked in zip(busy, caps, amounts, strict=True)]
+        warm, cool = (np.stack(gap) for gap in zip(*gaps, strict=True))
         allowed = (caps >= 1) & (total <= self._ceiling_s)
         total[~allowed] = np.inf
         self._stages = []
@@ -137,7 +123,7 @@ class TypeCountProgramme:
             start, stop = np.nonzero(allowed[:, :, entry].any(axis=(0, 1)))
             tables = (
                 np.ascontiguousarray(table[:, :, entry, start, stop], self._kind)
-                for table in (total, before, busy, share)
+                for table in (total, before, busy, share, warm, cool)
             )
             self._stages.append(_Stages(start, stop, *tables))
 
@@ -156,6 +142,28 @@ class TypeCountProgramme:
         sizes = [size] if amount.full else range(amount.least, amount.most + 1)
         caps = [self._tables.at(one).most_in_flight(amount, recompute=recompute) for one in sizes]
         return np.asarray(np.max(caps, axis=0))
+
+    def _stalls(self, size: int, amount: Amount, busy_s: Floats, caps: Floats) -> tuple[Floats, Floats]:
+        """Round trips from which on a stage waits in its warmup, and in its cooldown, by [recompute, ...].
+
+        Z must not grow faster than in proportion to the microbatches of an amount: so the most of them count
+        in the warmup, and for the cooldown all of them must be more than memory takes in flight. A smaller
+        microbatch at the end is no longer on its way than nothing.
+        """
+        fewest, most = amount.num_microbatches(size)
+        flights = np.minimum(caps, most)
+        if not amount.full:
+            return busy_s, np.full_like(busy_s, FAR_S)
+        forward = self._tables.at(size).forward_s
+        longest = forward
+        if amount.least < size:
+            lasts = [self._tables.at(samples).forward_s for samples in range(amount.least, amount.most + 1)]
+            longest = np.maximum(forward, np.max(lasts, axis=0))
+        with np.errstate(invalid="ignore"):
+            warm = busy_s + flights * longest - forward
+            cool = busy_s + (flights - 1) * (busy_s - forward)
+        whole = (caps < fewest) & (amount.least == size)
+        return warm, np.where(whole, cool, FAR_S)
 
     def _run(self) -> None:
         vectors, counts = self._vectors, self._vectors.counts
@@ -185,7 +193,7 @@ class TypeCountProgramme:
         rows = np.flatnonzero(going)
         cells = makespan.shape[0] * makespan.shape[2] * len(self._flags) * len(stages.start)
         alive = False
-        for part in np.array_split(rows, -(-len(rows) * cells // MOST_CELLS)):
+        for part in np.array_split(rows, min(len(rows), -(-len(rows) * cells // MOST_CELLS))):
             least, around = self._candidates(stages, makespan[:, part], trip[:, part])
             labels = _by_start(least, around, places, self._ceiling_s, self._max_labels)
             alive |= self._keep(entry, users[part], starts, labels)
@@ -216,9 +224,12 @@ class TypeCountProgramme:
         """Suffixes that begin with stages, late ones too: [amount, vector, label x recompute, stage]."""
         least = np.take(makespan, stages.stop, axis=-1)[..., None, :] + stages.before_s[:, None, None]
         around = np.take(trip, stages.stop, axis=-1)[..., None, :] + stages.busy_s[:, None, None]
-        np.maximum(least, stages.total_s[:, None, None], out=least)
+        own = np.maximum(around - stages.warm_s[:, None, None], 0.0)
+        own += np.maximum(around - stages.cool_s[:, None, None], 0.0)
+        own += stages.total_s[:, None, None]
+        np.maximum(least, own, out=least)
         np.maximum(least, stages.share[:, None, None] * around, out=least)
-        shape = (*least.shape[:2], -1, len(stages.stop))
+        shape = (*least.shape[:2], least.shape[2] * least.shape[3], len(stages.stop))
         return least.reshape(shape), around.reshape(shape)
 
     def least_s(self) -> Floats:
@@ -229,35 +240,53 @@ class TypeCountProgramme:
     def stages(self, which: int, vector: int) -> tuple[ColumnStage, ...]:
         """The stages of the pipeline of least Z for an amount of samples on exactly these devices."""
         found: list[ColumnStage] = []
-        start, after = 0, -1
-        with np.errstate(invalid="ignore"):
-            while start < self.num_layers:
-                best: tuple[float, int, int, bool] | None = None
-                for entry in range(len(self._vectors.counts)):
-                    if self._vectors.digits[vector, entry] == 0:
-                        continue
-                    here = np.array([vector])
-                    link = self._link[which, after, entry, start] if after >= 0 else 0.0
-                    if self._vectors.totals[vector] == 1:
-                        makespan = trip = self._end
-                    else:
-                        makespan, trip = self._followers(entry, here - self._vectors.strides[entry])
-                    stages = self._stages[entry]
-                    stages = stages.only(stages.start == start)
-                    if not len(stages.stop):
-                        continue
-                    least = _on_time(self._candidates(stages, makespan, trip)[0][which, 0], self._ceiling_s)
-                    rest, stop = divmod(int(least.argmin()), len(stages.stop))
-                    value = float(least[rest, stop]) + link
-                    if np.isfinite(value) and (best is None or value < best[0]):
-                        best = (value, entry, int(stages.stop[stop]), bool(rest % len(self._flags)))
-                if best is None:
-                    return ()
-                _, entry, stop, recompute = best
-                found.append(ColumnStage(entry, start, stop, recompute))
-                vector -= int(self._vectors.strides[entry])
-                start, after = stop, entry
+        start, after, trip_s = 0, -1, math.inf
+        while start < self.num_layers:
+            choices = list(self._choices(which, vector, after, start))
+            # merged labels may claim a round trip that no pipeline has
+            kept = [choice for choice in choices if choice.trip_s <= trip_s * (1 + ROUNDED)] or choices
+            if not kept:
+                return ()
+            best = min(kept, key=lambda choice: choice.least_s)
+            found.append(best.stage)
+            vector -= int(self._vectors.strides[best.stage.entry])
+            start, after, trip_s = best.stage.stop, best.stage.entry, best.beyond_s
         return tuple(found)
+
+    def _choices(self, which: int, vector: int, after: int, start: int) -> Iterator["_Choice"]:
+        """What a suffix on just these devices may begin with, after a stage of a class, -1 for none."""
+        for entry in np.flatnonzero(self._vectors.digits[vector]):
+            link = self._link[which, after, entry, start] if after >= 0 else 0.0
+            hop = self._hop[which, after, entry, start] if after >= 0 else 0.0
+            if self._vectors.totals[vector] == 1:
+                makespan = trip = self._end
+            else:
+                before = np.array([vector]) - self._vectors.strides[entry]
+                makespan, trip = self._followers(int(entry), before)
+            stages = self._stages[entry]
+            stages = stages.only(stages.start == start)
+            if not len(stages.stop):
+                continue
+            with np.errstate(invalid="ignore"):
+                tables = self._candidates(stages, makespan, trip)
+            least, around = (table[which, 0] for table in tables)
+            least = _on_time(least, self._ceiling_s) + link
+            for label, place in np.argwhere(np.isfinite(least)):
+                flag = int(label) % len(self._flags)
+                stage = ColumnStage(int(entry), start, int(stages.stop[place]), bool(flag))
+                around_s = float(around[label, place])
+                beyond_s = around_s - float(stages.busy_s[which, flag, place])
+                yield _Choice(float(least[label, place]), around_s + float(hop), beyond_s, stage)
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """A first stage; makespan and round trip with it and the link before it, and the round trip after it."""
+
+    least_s: float
+    trip_s: float
+    beyond_s: float
+    stage: ColumnStage
 
 
 def _on_time(makespan: Floats, ceiling_s: float) -> Floats:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from partition.count_vectors import CountVectors, Places
 from partition.master import solve_master
-from partition.type_counts import CountVectors, Places
 
 NEW, CLOSE = 20, 1e-6  # columns added at a time, and how near to the best mixture
 

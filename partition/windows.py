@@ -48,6 +48,23 @@ def cap_in_flight(wanted: Sequence[int], caps: Sequence[int]) -> tuple[int, ...]
     return tuple(accumulate((min(pair) for pair in zip(wanted, caps, strict=True)), min))
 
 
+def spread_in_flight(wanted: Sequence[int], caps: Sequence[int], more: int) -> tuple[int, ...]:
+    """in_flight with up to so many more than wanted as memory takes, the steps between stages kept.
+
+    Under 1F1B the round trip between neighbours passes as many microbatches as the first has in flight more
+    than the second, and one: fewer than wanted would be slower, however many there are.
+
+    >>> spread_in_flight([4, 3, 2, 1], [9, 9, 2, 1], 3), spread_in_flight([4, 3, 2, 1], [6, 6, 5, 5], 3)
+    ((7, 6, 2, 1), (6, 5, 4, 3))
+    """
+    least = cap_in_flight(wanted, caps)
+    flights = [min(wanted[0] + more, caps[0])]
+    for index, cap in enumerate(caps[1:], 1):
+        step = wanted[index - 1] - wanted[index]
+        flights.append(max(least[index], min(cap, flights[-1] - step)))
+    return tuple(flights)
+
+
 def makespan_bound_s(
     busy_s: Sequence[float],
     hop_s: Sequence[float],

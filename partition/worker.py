@@ -10,9 +10,10 @@ from cost_model.cluster import Device
 from partition.pipeline_clock import PipelineClock, Seconds, one_f_one_b_s
 from partition.pipeline_costs import MANY, PipelineCosts
 from partition.plan import Pipeline, Stage
-from partition.windows import cap_in_flight, in_flight_windows, makespan_bound_s, period_s
+from partition.windows import cap_in_flight, in_flight_windows, makespan_bound_s, period_s, spread_in_flight
 
-EXTRA_IN_FLIGHT = (0, 1, 2, 4)
+EXTRA_IN_FLIGHT = (0, 1, 2, 4, 8, 16)
+USUAL = 8  # of those, for the clock of any number of microbatches
 WARM, WARM_EXTRA, SPAN = 2, 4, 4
 MOST_TICKS = 400  # microbatches x stages that the clock runs through before it extrapolates
 FILLING, MOST_FILLING_TICKS = 1e-3, 1600  # and if it is seen to be in its warmup still
@@ -81,10 +82,17 @@ class Timing:
 
     def flights(self, num_microbatches: int) -> list[tuple[int, ...]]:
         """in_flight worth trying, each within memory: what the period needs, a few more, all that fit."""
-        tries = [[need + extra for need in self.needed[:-1]] + [1] for extra in EXTRA_IN_FLIGHT]
-        tries.append([num_microbatches] * len(self.needed))
         caps = [min(cap, num_microbatches) for cap in self.caps]
-        return list(dict.fromkeys(cap_in_flight(entry, caps) for entry in tries))
+        tries = [self._spread(caps, extra) for extra in (*EXTRA_IN_FLIGHT, num_microbatches)]
+        return list(dict.fromkeys([*tries, cap_in_flight(caps, caps)]))
+
+    @cached_property
+    def usual(self) -> tuple[int, ...]:
+        """in_flight for any number of microbatches: what the period needs and more, as far as memory goes."""
+        return self._spread(self.caps, USUAL)
+
+    def _spread(self, caps: Sequence[int], more: int) -> tuple[int, ...]:
+        return spread_in_flight([*self.needed[:-1], 1], [*caps[:-1], 1], more)
 
     def best_flights(self, num_samples: int) -> tuple[int, ...]:
         """The in_flight with which these samples take least time."""
@@ -97,7 +105,7 @@ class Timing:
         rest = num_samples - (num_microbatches - 1) * self.microbatch_size
         last = None if rest == self.microbatch_size else self._seconds(rest)
         if num_microbatches > 400:
-            return self.flights(num_microbatches)[0]
+            return self.usual
         return min(
             self.flights(num_microbatches),
             key=lambda flights: (one_f_one_b_s(self.full, flights, num_microbatches, last), flights),
@@ -122,8 +130,8 @@ class Timing:
 
     @cached_property
     def _clock(self) -> PipelineClock:
-        """With what the period needs in flight, as far as memory goes."""
-        return PipelineClock(self.full, cap_in_flight([*self.needed[:-1], 1], self.caps))
+        """With what is usually in flight."""
+        return PipelineClock(self.full, self.usual)
 
     @cached_property
     def _warm(self) -> int:
@@ -141,7 +149,7 @@ class Timing:
         stages = len(self._stages)
         if stages == 1:
             return 1
-        warm = WARM * max(stages, min(self.needed[0], self.caps[0])) + WARM_EXTRA
+        warm = WARM * max(stages, self.usual[0]) + WARM_EXTRA
         return min(warm, max(stages + WARM_EXTRA, MOST_TICKS // stages))
 
     def _pace_s(self, num_microbatches: int) -> float:

@@ -13,9 +13,10 @@ from cost_model.cluster import Node
 from cost_model.memory import StageShape, device_memory
 from partition.classes import equal_devices
 from partition.column_dp import ColumnStage
+from partition.count_vectors import CountVectors
 from partition.problem import Problem
 from partition.tables import Amount, ProblemTables
-from partition.type_counts import CountVectors, TypeCountProgramme
+from partition.type_counts import TypeCountProgramme
 from random_plans import tight_case
 from random_problems import random_problem
 
@@ -36,7 +37,8 @@ class BruteForce:
     """Z of every pipeline over classes of devices, from the prices and bytes of single stages.
 
     Z = max over stages of (the way of the first forward there and of the last backward back, and then all
-    samples of the stage with its optimizer step, or full microbatches * round trip / most in flight).
+    samples of the stage with its optimizer step and the time it must wait, or full microbatches * round trip
+    / most in flight).
     """
 
     def __init__(self, problem: Problem, size: int, num_samples: int) -> None:
@@ -90,8 +92,22 @@ class BruteForce:
             hop = [self.hop(stage.entry, s.entry, s.start, self.first, self.first) for s in after]
             trip += sum(first) + sum(hop)
             passes = max(1, self.full) * trip / self.cap(stage)
-            z = max(total, passes, first[0] + last[1] + sum(link) + z)
+            stall = sum(max(0.0, trip - least) for least in self.gaps(stage))
+            z = max(total + stall, passes, first[0] + last[1] + sum(link) + z)
         return z
+
+    def gaps(self, stage: ColumnStage) -> list[float]:
+        """Round trips from which on a stage waits: for its first backward; if all are full, for its last."""
+        first, last, count = (
+            self.seconds(stage, self.first),
+            self.seconds(stage, self.last),
+            self.num_microbatches,
+        )
+        if count == 1:
+            return [sum(first)]
+        warm = first[1] + min(self.cap(stage), count) * max(first[0], last[0])
+        cool = first[0] + self.cap(stage) * first[1]
+        return [warm, cool] if self.cap(stage) < count and not self.rest else [warm]
 
     def pipelines(self, counts: Sequence[int]) -> Iterator[tuple[ColumnStage, ...]]:
         """All pipelines on exactly so many devices of each class."""
@@ -201,6 +217,10 @@ def milp_s(brute: BruteForce, counts: Sequence[int]) -> tuple[float, tuple[Colum
             programme += z[place] >= total * use
             share = full / brute.cap(s)
             programme += z[place] >= share * trip[place] - share * longest * (1 - use)
+            gaps = brute.gaps(s)
+            for some in (*([gap] for gap in gaps), gaps):
+                stall = len(some) * trip[place] - sum(some)
+                programme += z[place] >= total + stall - (total + len(some) * longest) * (1 - use)
         for layer in range(layers + 1):
             ends = pulp.lpSum(use for use, s in pairs if s.stop == layer)
             if place == places[-1]:

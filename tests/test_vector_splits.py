@@ -7,7 +7,7 @@ import pulp
 import pytest
 
 from partition import count_split
-from partition.type_counts import CountVectors
+from partition.count_vectors import CountVectors
 from partition.vector_splits import MixedVectors, WholeVectors, num_parts
 from test_count_split import compare_with_brute_force
 
