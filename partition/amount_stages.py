@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from partition.tables import Amount, Floats, ProblemTables, SizeTables
+from partition.tables import FAR_S, Amount, Floats, ProblemTables, SizeTables
 
 TOLERANCE = 1e-9
 FILL = 10  # paces up to which a way is followed
@@ -37,6 +37,15 @@ class Space:
     cuts: Sequence[int]
 
 
+def waited_s(total_s: Floats, gap_s: Floats, gaps_s: Floats, around_s: Floats) -> Floats:
+    """All microbatches of stages with such round trips, and what they wait for the first and the last one.
+
+    gap_s: the lesser round trip from which on one of both waits begins; gaps_s: the two together.
+    """
+    waits = np.maximum(around_s - gap_s, 2 * around_s - gaps_s)
+    return np.asarray(total_s + np.maximum(waits, 0.0))
+
+
 class FamilyStages:
     """What stages of a microbatch size cost if the last microbatch has least to most samples.
 
@@ -49,6 +58,8 @@ class FamilyStages:
         one = Amount(min(amount.full, 1), amount.least, amount.most, 1.0, rest=amount.rest)
         made, full = tables.at(size).amount(one), tables.at(size)
         self.busy_s = np.concatenate([full.busy_s, full.busy_s + full.forward_s])
+        singles = [table - tables.optimizer_s for table in (made.total_s, made.again_total_s)]
+        self.each_s = self.busy_s if one.full else np.nan_to_num(np.concatenate(singles), nan=np.inf)
         with np.errstate(invalid="ignore"):
             self.rest_s = np.concatenate([made.total_s, made.again_total_s]) - one.full * self.busy_s
         self.rest_s = np.nan_to_num(self.rest_s, nan=np.inf)
@@ -83,7 +94,14 @@ class AmountStages:
         sizes = [size] if amount.full else range(amount.least, amount.most + 1)
         caps = np.max([self._caps(owner.tables.at(one), amount) for one in sizes], axis=0)
         fits = total <= step_s * (1 + TOLERANCE)
-        short = ((caps[:count] < self.passes * family.trip_share) & fits[:count]).any(axis=(1, 2))
+        split = (2, count, *caps.shape[1:])
+        gaps = owner.tables.at(size).gaps(amount, family.each_s.reshape(split), caps.reshape(split))
+        warm, cool = (gap.reshape(caps.shape) for gap in gaps)
+        # recompute pays for a longer round trip, or where all in flight leave no gap in the cooldown
+        with np.errstate(invalid="ignore"):
+            waits = (cool < FAR_S) & (step_s - total > (caps - 1) * family.each_s)
+        lacking = (caps < self.passes * family.trip_share) | waits
+        short = (lacking & fits)[:count].any(axis=(1, 2))
         allowed = fits & (caps >= 1) & np.isfinite(family.way_s)
         allowed = allowed[:, cuts][:, :, cuts]
         useful = [entry for entry in range(count) if allowed[entry].any()]
@@ -91,8 +109,9 @@ class AmountStages:
         self.options = tuple(useful)
         self.short = bool(short.any())
         self.allowed = allowed[useful]
-        self.total_s, self.way_s, self.caps = (
-            table[useful][:, cuts][:, :, cuts] for table in (total, family.way_s, caps)
+        self.total_s, self.way_s, self.caps, self.gap_s, self.gaps_s = (
+            table[useful][:, cuts][:, :, cuts]
+            for table in (total, family.way_s, caps, np.minimum(warm, cool), warm + cool)
         )
         self._rule_out()
         self.most = self.caps[:, 0][self.allowed[:, 0]].max(initial=0.0)
@@ -112,7 +131,10 @@ class AmountStages:
             after[-1 - place] = (way[-1 - place] + after).min()
         trips = self.passes * self.family.trip_share * (self.way_s + after)
         with np.errstate(invalid="ignore"):
-            busy = np.maximum(self.total_s, trips / np.maximum(self.caps, 1.0))
+            around = self.family.trip_share * (self.way_s + after)
+            busy = np.maximum(
+                waited_s(self.total_s, self.gap_s, self.gaps_s, around), trips / np.maximum(self.caps, 1.0)
+            )
             self.allowed &= before[:, None] + busy <= self.step_s * (1 + TOLERANCE)
 
     def grid_s(self, ways: Ways) -> float:

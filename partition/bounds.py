@@ -23,7 +23,7 @@ from partition.tables import ProblemTables
 PROOF_S = 14.0  # that a proof may take, if nobody says otherwise
 PROOF_S_PER_DEVICE, MOST_PROOF_S = 0.1, 120.0
 MUCH_WORK, MOST_WORK = 1.4e7, 8.6e7  # of the integer bound, a second: else on fewer classes, or not at all
-COARSE, COARSE_WORK = 3.0, 1.5  # growth of the grid, and times the work
+COARSE, FINE_WORK = 10.0, 0.4  # growth of the grid, unless a fine one takes less than this share
 SLIGHT, LOST = 0.1, 0.3  # of speed and memory lost by joined classes: for any, and where columns are dear
 MANY_CELLS = 15_000  # classes and layers times layers, from which on columns are dear
 WHOLE = "whole pipelines, by Z and Little's law"
@@ -130,8 +130,8 @@ def _coarser(search: PipelineSearch, seconds: float) -> Iterator[tuple[ProblemTa
     whole = merged.at(min(search.problem.microbatch_sizes)).caps(recompute=True)[:, 0, -1] >= 1
     fewer = () if whole.all() else joined(merged, LOST if cells > MANY_CELLS else SLIGHT)
     for tables in chain([merged], fewer):
-        yield tables, GROWTH, most_work
-        yield tables, COARSE, COARSE_WORK * most_work
+        yield tables, GROWTH, FINE_WORK * most_work
+        yield tables, COARSE, most_work
 
 
 def bound_space(problem: Problem) -> str:

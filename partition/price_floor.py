@@ -9,6 +9,7 @@ stage is allowed if
 
     total time + max(0, low - u) <= step  and  passes * W / in_flight + max(0, low - u) <= step
 
+and also with what the stage waits in its warmup and cooldown (`amount_stages.waited_s`) in the total time,
 and the narrower the ranges of U that are looked at one by one, the less is lost. Links are the best that the
 classes have. Prices are whole numbers, so that single precision is exact.
 """
@@ -20,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
-from partition.amount_stages import TOLERANCE, AmountStages, FamilyStages, Space, Ways
+from partition.amount_stages import TOLERANCE, AmountStages, FamilyStages, Space, Ways, waited_s
 from partition.column_dp import ColumnStage
 from partition.tables import Amount, Floats, ProblemTables
 
@@ -138,6 +139,7 @@ class _Programme:
                 most = self.step_s / (trips * grid_s)
                 narrow = (self.step_s / grid_s - ways.first) / (trips - 1)
                 most = np.where(trips > 1, np.minimum(most, np.maximum(narrow, 0.0)), np.inf)
+                least, most = self._waiting(one, ways.first, grid_s, least, most)
                 most = np.floor(most * (1 + TOLERANCE) + SLACK)
             bad = ~one.allowed
             steps = np.where(bad, self.levels + 1, np.clip(steps, 0, self.levels + 1))
@@ -149,6 +151,24 @@ class _Programme:
         self.alive = (self.least <= np.minimum(self.most, self.levels)).any(axis=0)  # [option, start, stop]
         self.open = np.array([ways.last is None for ways in self.asked])
         self.tops = np.array([one.levels(ways) for ways, one in zip(self.asked, self.made, strict=True)])
+
+    def _waiting(
+        self, one: AmountStages, low: int, grid_s: float, least: Floats, most: Floats
+    ) -> tuple[Floats, Floats]:
+        """The levels between which stages are in time with what they wait (`waited_s`) too."""
+        share, spare = one.family.trip_share, self.step_s - one.total_s
+        single, both = (
+            (spare + gap_s) / grid_s * (1 + TOLERANCE) + SLACK for gap_s in (one.gap_s, one.gaps_s)
+        )
+        most = np.fmin(most, np.fmin(single, both / 2) / share)
+        if low:
+            if share < 1:
+                least = np.fmax(least, np.ceil((low - single) / (1 - share) - SLACK))
+            elif share > 1:
+                most = np.fmin(most, np.maximum((single - low) / (share - 1), 0.0))
+            if share > 0.5:
+                most = np.fmin(most, np.maximum((both - low) / (2 * share - 1), 0.0))
+        return least, most
 
     def _too_dear(self, allowed: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """Stages with which a pipeline costs more than its limit, if only the stages count, not the ways."""
@@ -274,5 +294,6 @@ class _Programme:
         before = np.concatenate([[0.0], np.cumsum(way)[:-1]])
         trips = np.cumsum(way[::-1])[::-1] * one.family.trip_share
         limit = self.step_s * (1 + TOLERANCE)
-        late = before + np.maximum(one.total_s[index], one.passes * trips / one.caps[index]) > limit
+        waited = waited_s(one.total_s[index], one.gap_s[index], one.gaps_s[index], trips)
+        late = before + np.maximum(waited, one.passes * trips / one.caps[index]) > limit
         return not late.any()

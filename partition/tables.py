@@ -21,6 +21,7 @@ from partition.problem import Problem
 
 Floats = npt.NDArray[np.float64]
 ALL = 1e6  # as a cap: memory takes as many in flight as there are
+FAR_S = 1e30  # longer than any trip
 MEMORY_SLACK = 1e-9  # relative: a stage that just fits, but for rounding, fits
 
 
@@ -304,6 +305,27 @@ class SizeTables:
         peak = np.maximum(before, held.trained + after + first) + in_flight * boundary
         need = held.weights + held.trained * optimizer + self.workspace_bytes + peak
         return np.asarray(self.tables.stages & (need <= self._usable_bytes))
+
+    def gaps(self, amount: Amount, busy_s: Floats, caps: Floats) -> tuple[Floats, Floats]:
+        """Round trips from which on a stage waits in its warmup, and in its cooldown, by [recompute, ...].
+
+        busy_s: of a microbatch; caps: the most in flight. What is computed must not grow faster than in
+        proportion to the microbatches of an amount: so the most of them count in the warmup, and for the
+        cooldown all of them must be more than memory takes in flight. A smaller microbatch at the end may be
+        back at once.
+        """
+        if not amount.full:
+            return busy_s, np.full_like(busy_s, FAR_S)
+        fewest, most = amount.num_microbatches(self.samples)
+        longest = self.forward_s
+        if amount.least < self.samples:
+            lasts = [self.tables.at(samples).forward_s for samples in range(amount.least, amount.most + 1)]
+            longest = np.maximum(longest, np.max(lasts, axis=0))
+        with np.errstate(invalid="ignore"):
+            warm = busy_s + np.minimum(caps, most) * longest - self.forward_s
+            cool = busy_s + (caps - 1) * (busy_s - self.forward_s)
+        whole = (caps < fewest) & (amount.least == self.samples)
+        return warm, np.where(whole, cool, FAR_S)
 
     @cached_property
     def hops(self) -> tuple[Floats, Floats]:

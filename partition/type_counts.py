@@ -7,7 +7,7 @@ all samples pass the stage and, by Little's law, full microbatches * W / (what m
 Nor is a stage busy all the time. Until the first backward comes, W less that backward after the first
 forward, it can do no more forwards than memory takes in flight; and while the last microbatch goes on and
 comes back no more backwards than were in flight. What W takes longer, in the warmup and in the cooldown, the
-stage waits (`_stalls`).
+stage waits (`SizeTables.gaps`).
 At most `max_labels` labels are kept; the last one then takes the least Z and the least W of all that it
 replaces, so that the result stays a lower bound (DESIGN section 6).
 """
@@ -22,11 +22,10 @@ import numpy.typing as npt
 
 from partition.column_dp import ColumnStage
 from partition.count_vectors import CountVectors, Places
-from partition.tables import Amount, ProblemTables
+from partition.tables import FAR_S, Amount, ProblemTables
 
 TOLERANCE = 1e-9
 ROUNDED = 1e-5  # relative: more than the rounding of all sums in single precision
-FAR_S = 1e30  # longer than any trip
 MOST_CELLS = 200_000  # candidates looked at together
 
 Floats = npt.NDArray[np.floating]
@@ -114,7 +113,10 @@ class TypeCountProgramme:
         caps = np.stack([np.stack([self._cap(*asked, flag) for flag in self._flags]) for asked in amounts])
         full = np.array([max(1.0, amount.passes) for _, amount in amounts])
         share = full[:, None, None, None, None] / np.maximum(caps, 1e-9)
-        gaps = [self._stalls(*asked, *tables) for *tables, asked in zip(busy, caps, amounts, strict=True)]
+        gaps = [
+            self._tables.at(asked[0]).gaps(asked[1], *tables)
+            for *tables, asked in zip(busy, caps, amounts, strict=True)
+        ]
         warm, cool = (np.stack(gap) for gap in zip(*gaps, strict=True))
         allowed = (caps >= 1) & (total <= self._ceiling_s)
         total[~allowed] = np.inf
@@ -142,28 +144,6 @@ class TypeCountProgramme:
         sizes = [size] if amount.full else range(amount.least, amount.most + 1)
         caps = [self._tables.at(one).most_in_flight(amount, recompute=recompute) for one in sizes]
         return np.asarray(np.max(caps, axis=0))
-
-    def _stalls(self, size: int, amount: Amount, busy_s: Floats, caps: Floats) -> tuple[Floats, Floats]:
-        """Round trips from which on a stage waits in its warmup, and in its cooldown, by [recompute, ...].
-
-        Z must not grow faster than in proportion to the microbatches of an amount: so the most of them count
-        in the warmup, and for the cooldown all of them must be more than memory takes in flight. A smaller
-        microbatch at the end is no longer on its way than nothing.
-        """
-        fewest, most = amount.num_microbatches(size)
-        flights = np.minimum(caps, most)
-        if not amount.full:
-            return busy_s, np.full_like(busy_s, FAR_S)
-        forward = self._tables.at(size).forward_s
-        longest = forward
-        if amount.least < size:
-            lasts = [self._tables.at(samples).forward_s for samples in range(amount.least, amount.most + 1)]
-            longest = np.maximum(forward, np.max(lasts, axis=0))
-        with np.errstate(invalid="ignore"):
-            warm = busy_s + flights * longest - forward
-            cool = busy_s + (flights - 1) * (busy_s - forward)
-        whole = (caps < fewest) & (amount.least == size)
-        return warm, np.where(whole, cool, FAR_S)
 
     def _run(self) -> None:
         vectors, counts = self._vectors, self._vectors.counts
@@ -225,7 +205,8 @@ class TypeCountProgramme:
         least = np.take(makespan, stages.stop, axis=-1)[..., None, :] + stages.before_s[:, None, None]
         around = np.take(trip, stages.stop, axis=-1)[..., None, :] + stages.busy_s[:, None, None]
         own = np.maximum(around - stages.warm_s[:, None, None], 0.0)
-        own += np.maximum(around - stages.cool_s[:, None, None], 0.0)
+        if (stages.cool_s < FAR_S).any():
+            own += np.maximum(around - stages.cool_s[:, None, None], 0.0)
         own += stages.total_s[:, None, None]
         np.maximum(least, own, out=least)
         np.maximum(least, stages.share[:, None, None] * around, out=least)
