@@ -57,15 +57,18 @@ def kicked(
     return base
 
 
-def settled(recutter: Recutter, found: Sequence[Found], simulated: Judge, tries: int) -> list[Found]:
+def settled(
+    recutter: Recutter, found: Sequence[Found], simulated: Judge, tries: int, *, always: bool = False
+) -> list[Found]:
     """The best sets by the simulator, climbed on with it where it says more than the clocks of pipelines.
 
-    Messages of pipelines that share network cards wait for each other, which no estimate knows. Empty where
-    the estimates hold. found: at least one, least estimates first.
+    Messages of pipelines that share network cards wait for each other, and gradient sync hides behind
+    backwards, which no estimate knows. Empty where the estimates hold, unless it is to be done `always`.
+    found: at least one, least estimates first.
     """
     first = list({entry.workers: entry for entry in reversed(found)}.values())[::-1]
     judged = [(simulated(entry.workers, 0.0), entry) for entry in first[:SIMULATED]]
-    if min(step_s for step_s, _ in judged) <= QUEUES * found[0].step_s:
+    if not always and min(step_s for step_s, _ in judged) <= QUEUES * found[0].step_s:
         return []
     judged += [(simulated(entry.workers, 0.0), entry) for entry in first[SIMULATED:SETTLED]]
     judged.sort(key=lambda pair: pair[0])

@@ -29,6 +29,7 @@ MOST_COUNTS = 300  # count vectors up to which the exact programme is a start of
 STEPS = 7
 SMALL = 16  # devices up to which whole samples decide the rounding
 LARGE = 128  # devices from which only what the floor of the relaxed amounts leaves is rounded
+FEW = 8  # devices up to which the simulator always has the last word on small changes
 STARTS = 3
 JUDGED_CHAINS = 4
 ALL_ORDERS = 4  # devices up to which every order of every subset is tried
@@ -91,9 +92,10 @@ class PipelineSearch:
             plan = self.plan("settled", workers)
             return simulate(plan) if plan is not None else math.inf
 
-        if len(self.problem.cluster.devices) > LARGE or not found:
+        devices = len(self.problem.cluster.devices)
+        if devices > LARGE or not found:
             return []
-        return settled(self.recutter, found, judge, self._tries)
+        return settled(self.recutter, found, judge, self._tries, always=devices <= FEW)
 
     def _shaken(self, best: Found, judge: Judge) -> list[Found]:
         """`climbs.shaken`, for as long as the relaxed programme says that something may be found."""
