@@ -41,14 +41,22 @@ class Bound:
     pipeline_s: float | None = None
     pipeline_space: str = ""
     held_by: str = ""
+    microbatch_sizes: tuple[int, ...] = ()
 
     def of(self, plan: Plan) -> tuple[float, str]:
         """(seconds, space) of the best bound that speaks about a plan."""
-        stages = sum(len(pipeline.stages) for pipeline in plan.pipelines)
-        unshared = stages == len(plan.device_names)
-        if self.pipeline_s is not None and self.pipeline_s > self.fractional_s and unshared:
+        if self.pipeline_s is not None and self.pipeline_s > self.fractional_s and self._within(plan):
             return self.pipeline_s, self.pipeline_space
         return self.fractional_s, self.fractional_space
+
+    def _within(self, plan: Plan) -> bool:
+        """Whether a plan is one of those that the pipeline bound speaks about."""
+        stages = sum(len(pipeline.stages) for pipeline in plan.pipelines)
+        return stages == len(plan.device_names) and all(
+            pipeline.microbatch_size in self.microbatch_sizes
+            or (pipeline.num_microbatches == 1 and pipeline.microbatch_size < max(self.microbatch_sizes))
+            for pipeline in plan.pipelines
+        )
 
 
 def best_bound(search: PipelineSearch, *, proof_s: float | None = None) -> Bound:
@@ -65,7 +73,13 @@ def best_bound(search: PipelineSearch, *, proof_s: float | None = None) -> Bound
     if proof_s <= 0 or fractional_s <= 0 or search.best is None:
         return bound
     pipeline_s, held_by = pipeline_bound_s(search, fractional_s, proof_s)
-    return Bound(fractional_s, bound.fractional_space, pipeline_s, pipeline_space(problem), held_by)
+    return replace(
+        bound,
+        pipeline_s=pipeline_s,
+        pipeline_space=pipeline_space(problem),
+        held_by=held_by,
+        microbatch_sizes=tuple(problem.microbatch_sizes),
+    )
 
 
 def sharded_bound(problem: Problem) -> Bound:

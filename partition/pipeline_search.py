@@ -276,9 +276,12 @@ class PipelineSearch:
     def realise(self, pipelines: Sequence[ClassPipeline], step_s: float) -> list[Worker]:
         """Pipelines on named devices, cut anew for their links where that is faster."""
         workers = []
+        sizes = sorted(self.problem.microbatch_sizes)
         for pipeline, stages in zip(pipelines, place(self.classes, pipelines), strict=True):
-            raw = self.workshop.worker(stages, pipeline.microbatch_size)
-            cut = fitted(self.recutter, raw.devices, pipeline.microbatch_size, step_s)
+            # a single smaller microbatch is the last of larger ones: several as small are not asked for
+            size = next((size for size in sizes if size >= pipeline.microbatch_size), sizes[-1])
+            raw = self.workshop.worker(stages, size)
+            cut = fitted(self.recutter, raw.devices, size, step_s)
             options = [worker for worker in (raw, cut) if worker is not None and worker.timing.fits]
             if options:
                 samples = max(1, pipeline.num_samples)
