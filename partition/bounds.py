@@ -108,14 +108,14 @@ def pipeline_bound_s(search: PipelineSearch, fractional_s: float, seconds: float
     budget (DESIGN section 6). search: it has searched already; its best clock is where the bound ends.
     """
     assert search.best is not None
-    end_s, ceiling_s = time.monotonic() + seconds, search.best
-    for tables, growth, most_work in _coarser(search, seconds):
+    end_s, ceiling_s, merged = time.monotonic() + seconds, search.best, _merged(search)
+    for tables, growth, most_work in _coarser(search, merged, seconds):
         if CountSplit.work(tables, growth) <= most_work:
             split = CountSplit(tables, ceiling_s, for_bound=True, growth=growth)
             bound_s = split.bound_s(fractional_s, end_s=end_s)
             return max(fractional_s, bound_s), WHOLE
     pool = search.columns.pool if search.columns else None
-    proof = ColumnBound(_merged(search), seconds, pool)
+    proof = ColumnBound(merged, seconds, pool)
     bound_s = proof.bound_s(fractional_s, ceiling_s)
     return bound_s, "time" if proof.exhausted else "parts of pipelines, by Z and Little's law"
 
@@ -131,13 +131,15 @@ def _merged(search: PipelineSearch) -> ProblemTables:
     return ProblemTables(search.problem, merged)
 
 
-def _coarser(search: PipelineSearch, seconds: float) -> Iterator[tuple[ProblemTables, float, float]]:
+def _coarser(
+    search: PipelineSearch, merged: ProblemTables, seconds: float
+) -> Iterator[tuple[ProblemTables, float, float]]:
     """(tables, growth of the grid, most work) of integer bounds, the closest first.
 
     With the classes of the search, then with equal devices as one, then with unequal ones: few of them where
     the column bound, the other one, gets far, and none where each device holds the model alone.
     """
-    merged, most_work = _merged(search), MOST_WORK * seconds
+    most_work = MOST_WORK * seconds
     if merged is not search.tables:
         yield search.tables, GROWTH, MUCH_WORK * seconds
     cells = len(merged.classes.members) * merged.num_layers**2

@@ -111,7 +111,6 @@ class Columns:
 
     pool: ColumnPool
     step_s: float
-    prices: Floats
 
 
 def generate(
@@ -176,7 +175,7 @@ def generate(
             if stale == STALE - 1
             else _promising([(entry.microbatch_size, entry.num_samples) for _, entry in found])
         )
-    return Columns(pool, best, prices)
+    return Columns(pool, best)
 
 
 def least_step(

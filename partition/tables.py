@@ -116,11 +116,6 @@ class Amount:
         most = self.full + 1 if not self.full or self.least < microbatch_size else self.full
         return (most if self.below is None else self.below + 1), most
 
-    def num_samples(self, microbatch_size: int) -> int:
-        if not self.full:
-            return self.most
-        return self.full * microbatch_size + (self.most if self.rest else 0)
-
 
 @dataclass(frozen=True, slots=True)
 class AmountTables:

@@ -114,7 +114,8 @@ class Timing:
     def quick_s(self, num_microbatches: int) -> float:
         """The closed form for equal microbatches: Z with all in flight that fits, and the optimizer."""
         hops = [sum(link) for link in self.full.link_s]
-        flights = self.flights(num_microbatches)[-1]
+        caps = [min(cap, num_microbatches) for cap in self.caps]
+        flights = cap_in_flight(caps, caps)
         return self.optimizer_s + makespan_bound_s(self.busy_s, hops, num_microbatches, in_flight=flights)
 
     def whole_s(self, num_microbatches: int) -> float:
