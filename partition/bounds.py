@@ -22,7 +22,7 @@ from partition.tables import ProblemTables
 
 PROOF_S = 14.0  # that a proof may take, if nobody says otherwise
 PROOF_S_PER_DEVICE, MOST_PROOF_S = 0.1, 120.0
-MUCH_WORK, MOST_WORK = 1.4e7, 8.6e7  # of the integer bound, a second: else on fewer classes, or not at all
+MUCH_WORK, MOST_WORK = 7e7, 4.2e8  # of the integer bound, a second: else on fewer classes, or not at all
 COARSE, FINE_WORK = 10.0, 0.4  # growth of the grid, unless a fine one takes less than this share
 SLIGHT, LOST = 0.1, 0.3  # of speed and memory lost by joined classes: for any, and where columns are dear
 MANY_CELLS = 15_000  # classes and layers times layers, from which on columns are dear

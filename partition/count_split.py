@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 
@@ -16,11 +16,11 @@ from partition.column_dp import ColumnStage
 from partition.count_vectors import CountVectors, Places
 from partition.tables import Amount, Floats, ProblemTables
 from partition.type_counts import TypeCountProgramme
-from partition.vector_splits import MixedVectors, WholeVectors, num_parts
+from partition.vector_splits import CompiledVectors, MixedVectors, WholeVectors, num_parts
 
-MOST_PARTS = 6_000_000  # pairs of a vector and one below it
+MOST_PARTS, MOST_COMPILED = 6_000_000, 30_000_000  # pairs of a vector and one below it
 SAFETY = 1e-7  # relative: a floating-point tie must not prove a false bound
-ROUNDS = 24
+ROUNDS = 100
 GROWTH = 1.6  # of microbatches between amounts of the first grid
 SIDE_BY_SIDE, MOST_STATES = 12, 12_000_000  # of amounts, and of vectors, classes and layers times those
 
@@ -56,15 +56,19 @@ class CountSplit:
     for_bound: bool = False
     growth: float = GROWTH
     vectors: CountVectors = field(init=False)
-    parts: WholeVectors | MixedVectors = field(init=False)
+    parts: WholeVectors | CompiledVectors | MixedVectors = field(init=False)
     least: dict[Family, dict[int, Floats]] = field(default_factory=dict)
     exact: dict[tuple[int, int], Floats] = field(default_factory=dict)
     programmes: dict[tuple[Family, int], tuple[TypeCountProgramme, int]] = field(default_factory=dict)
+    amount_s: float = 0.0  # that an amount took last time
 
     def __post_init__(self) -> None:
         self.vectors = CountVectors(self.tables.classes.counts)
-        many = num_parts(self.vectors.counts) > MOST_PARTS
-        self.parts = (MixedVectors if many else WholeVectors)(self.vectors)
+        parts = num_parts(self.vectors.counts)
+        if parts > (MOST_COMPILED if self.for_bound else MOST_PARTS):
+            self.parts = MixedVectors(self.vectors)
+        else:
+            self.parts = (CompiledVectors if self.for_bound else WholeVectors)(self.vectors)
         batch = self.tables.problem.global_batch_size
         sizes = [size for size in self.tables.problem.microbatch_sizes if size <= batch]
         wanted: dict[Family, Sequence[int]] = {family: [0] for family in self._singles(sizes)}
@@ -102,7 +106,7 @@ class CountSplit:
 
     def add(self, wanted: Mapping[Family, Iterable[int]]) -> None:
         """Work out the least makespans for more microbatches; 0 for a single one of least to most samples."""
-        new, asked = [], []
+        begin_s, new, asked = time.monotonic(), [], []
         for family, counts in wanted.items():
             known = self.least.setdefault(family, {})
             every = sorted({*counts, *known})
@@ -115,6 +119,8 @@ class CountSplit:
             self.least[family][count] = programme.least_s()[which]
             if not self.for_bound:
                 self.programmes[family, count] = (programme, which)
+        if asked:
+            self.amount_s = (time.monotonic() - begin_s) / len(asked)
 
     def add_exact(self, wanted: Sequence[tuple[int, int]]) -> None:
         """Work out single amounts, as (microbatch size, samples), with a smaller last microbatch."""
@@ -137,6 +143,7 @@ class CountSplit:
                 self.ceiling_s * (1 + SAFETY) * beyond,
                 max_labels=self.max_labels,
                 recompute=self.recompute,
+                compiled=self.for_bound and self.max_labels == 1,
             )
             yield from ((first + which, programme, which) for which in range(len(part)))
 
@@ -222,25 +229,28 @@ class CountSplit:
                 low = middle
         return low
 
-    def bound_s(self, low_s: float, rounds: int = ROUNDS, end_s: float = math.inf) -> float:
+    def bound_s(self, low_s: float, end_s: float = math.inf) -> float:
         """No plan of disjoint pipelines is faster; amounts are refined where the bound is decided.
 
-        end_s: on the monotonic clock; no round but the first begins after it.
+        end_s: on the monotonic clock; no round but the first begins after it, nor one that would take longer
+        with its amounts, at the pace of others.
         """
         bound = low_s
-        for turn in range(rounds):
+        for turn in range(ROUNDS):
             if turn and time.monotonic() > end_s:
                 break
             bound = max(bound, self.least_step_s(upper=True, low_s=bound))
             if bound >= self.ceiling_s * (1 - 2e-3):
                 break
             _, pipelines = self.split(bound * (1 + 3e-4), upper=True)
-            if not self._refine(pipelines, bound):
+            if not self._refine(pipelines, bound, end_s):
                 break
         return bound
 
-    def _refine(self, pipelines: Sequence[tuple[int, Family, int]], step_s: float) -> bool:
-        """Work out the amounts that the pipelines of a bound claim; False if all are known already."""
+    def _refine(
+        self, pipelines: Sequence[tuple[int, Family, int]], step_s: float, end_s: float = math.inf
+    ) -> bool:
+        """Work out the amounts that the pipelines of a bound claim; False if all are known or time is up."""
         wanted: dict[Family, set[int]] = {}
         exact: list[tuple[int, int]] = []
         divided: dict[Family, list[Family]] = {}
@@ -258,13 +268,22 @@ class CountSplit:
                 wanted.setdefault(family, set()).update(near)
             elif least == 1 and most == size > 1:
                 divided[family] = families(size)
+                wanted.setdefault(family, set()).update(near)
             elif least < size and (size, samples) not in self.exact:
                 exact.append((size, samples))
         for family, parts in divided.items():
-            counts = self.least.pop(family).keys() | wanted.pop(family, set())
+            counts = wanted.pop(family, {0})
+            if 0 not in counts:
+                counts |= {*_grid(self.tables.problem.global_batch_size // family[0], self.growth)}
             for part in parts:
-                self.least.pop(part, None)  # a single microbatch as large as the others
                 wanted[part] = set(counts)
+        many = sum(map(len, wanted.values())) + len(exact)
+        if time.monotonic() + many * self.amount_s > end_s:
+            return False
+        for family in divided:
+            del self.least[family]
+        for part in chain.from_iterable(divided.values()):
+            self.least.pop(part, None)  # a single microbatch as large as the others
         self.add(wanted)
         self.add_exact(exact)
         return bool(wanted or exact)

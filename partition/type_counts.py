@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from functools import reduce
 
 import numpy as np
-import numpy.typing as npt
 
 from partition.column_dp import ColumnStage
+from partition.count_stages import Floats, Stages, StageTables
 from partition.count_vectors import CountVectors, Places
 from partition.tables import FAR_S, Amount, ProblemTables
 
@@ -28,46 +28,16 @@ TOLERANCE = 1e-9
 ROUNDED = 1e-5  # relative: more than the rounding of all sums in single precision
 MOST_CELLS = 200_000  # candidates looked at together
 
-Floats = npt.NDArray[np.floating]
 Labels = list[tuple[Floats, Floats]]
 """(makespans, round trips), the least makespans first."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Stages:
-    """The stages of a class that some amount allows, in the order of their starts.
-
-    start, stop: by stage; the others by [amount, recompute, stage], total_s inf where one is not allowed.
-    share: of the round trip that Little's law asks for. warm_s, cool_s: round trips that take no longer leave
-    no gap in the warmup, in the cooldown.
-    """
-
-    start: Places
-    stop: Places
-    total_s: Floats
-    before_s: Floats
-    busy_s: Floats
-    share: Floats
-    warm_s: Floats
-    cool_s: Floats
-
-    def only(self, which: npt.NDArray[np.bool_]) -> "_Stages":
-        """Some of the stages."""
-        if which.all():
-            return self
-        tables = (self.total_s, self.before_s, self.busy_s, self.share, self.warm_s, self.cool_s)
-        return _Stages(
-            self.start[which],
-            self.stop[which],
-            *(np.compress(which, table, axis=-1) for table in tables),
-        )
 
 
 class TypeCountProgramme:
     """The programme for several amounts of samples side by side, each in microbatches of its own size.
 
     ceiling_s: labels beyond it are dropped. max_labels: None keeps all and is exact; with one label numbers
-    are of single precision, and makespans lower by what that may have rounded.
+    are of single precision, and makespans lower by what that may have rounded. compiled: with one label, by
+    `partition.suffix_kernel`, which is sooner where vectors are many.
     """
 
     def __init__(
@@ -79,14 +49,19 @@ class TypeCountProgramme:
         *,
         max_labels: int | None = 2,
         recompute: bool = True,
+        compiled: bool = False,
     ) -> None:
-        self._tables, self._vectors = tables, vectors
+        assert max_labels == 1 or not compiled
+        self._vectors, self._compiled = vectors, compiled
         self._max_labels, self._flags = max_labels, (False, True) if recompute else (False,)
         self._kind: type[np.floating] = np.float32 if max_labels == 1 else np.float64
         # rounding must not drop what is at the ceiling
         self._ceiling_s = float(ceiling_s) * (1 + ROUNDED * (max_labels == 1))
         self.num_layers = tables.num_layers
-        self._tabulate(amounts)
+        made = StageTables(tables, amounts, self._flags, self._ceiling_s, self._kind)
+        self._link, self._hop = made.links()
+        self._stages = list(made.stages())
+        self._by_start = [stages.by_start(self.num_layers) for stages in self._stages] if compiled else []
         shape = (len(amounts), vectors.size, len(vectors.counts), self.num_layers + 1)
         kind = self._kind
         self._makespan = [np.full(shape, np.inf, kind)]
@@ -94,56 +69,6 @@ class TypeCountProgramme:
         self._end = np.full((len(amounts), 1, 1, self.num_layers + 1), np.inf, kind)
         self._end[..., -1] = 0.0
         self._run()
-
-    def _tabulate(self, amounts: Sequence[tuple[int, Amount]]) -> None:
-        """Links by [amount, class, next class, layer], and the stages of each class."""
-        made = [self._tables.at(size).amount(amount) for size, amount in amounts]
-        hops = [self._tables.at(size).hops for size, _ in amounts]
-        self._link = np.stack([one.link_s for one in made]).astype(self._kind)
-        self._hop = np.stack(
-            [
-                hop[0] + hop[1] if amount.full else one.link_s
-                for (_, amount), one, hop in zip(amounts, made, hops, strict=True)
-            ]
-        ).astype(self._kind)
-        count = len(self._flags)
-        total = np.stack([np.stack([one.total_s, one.again_total_s][:count]) for one in made])
-        before = np.stack([np.stack([one.before_s, one.again_before_s][:count]) for one in made])
-        busy = np.stack([self._busy(*asked, all_s) for asked, all_s in zip(amounts, total, strict=True)])
-        caps = np.stack([np.stack([self._cap(*asked, flag) for flag in self._flags]) for asked in amounts])
-        full = np.array([max(1.0, amount.passes) for _, amount in amounts])
-        share = full[:, None, None, None, None] / np.maximum(caps, 1e-9)
-        gaps = [
-            self._tables.at(asked[0]).gaps(asked[1], *tables)
-            for *tables, asked in zip(busy, caps, amounts, strict=True)
-        ]
-        warm, cool = (np.stack(gap) for gap in zip(*gaps, strict=True))
-        allowed = (caps >= 1) & (total <= self._ceiling_s)
-        total[~allowed] = np.inf
-        self._stages = []
-        for entry in range(len(self._vectors.counts)):
-            start, stop = np.nonzero(allowed[:, :, entry].any(axis=(0, 1)))
-            tables = (
-                np.ascontiguousarray(table[:, :, entry, start, stop], self._kind)
-                for table in (total, before, busy, share, warm, cool)
-            )
-            self._stages.append(_Stages(start, stop, *tables))
-
-    def _busy(self, size: int, amount: Amount, total_s: Floats) -> Floats:
-        """Seconds of a microbatch, without and with recompute."""
-        if not amount.full:
-            return total_s - self._tables.optimizer_s
-        table = self._tables.at(size)
-        return np.stack([table.busy_s, table.busy_s + table.forward_s][: len(self._flags)])
-
-    def _cap(self, size: int, amount: Amount, recompute: bool) -> Floats:
-        """The most in flight of an amount, of a single microbatch at the size that memory takes most of.
-
-        A larger one may need less: its later layers leave more room for a workspace.
-        """
-        sizes = [size] if amount.full else range(amount.least, amount.most + 1)
-        caps = [self._tables.at(one).most_in_flight(amount, recompute=recompute) for one in sizes]
-        return np.asarray(np.max(caps, axis=0))
 
     def _run(self) -> None:
         vectors, counts = self._vectors, self._vectors.counts
@@ -153,7 +78,8 @@ class TypeCountProgramme:
                 for entry in range(len(counts)):
                     users = vectors.users(total, entry)
                     if len(users):
-                        alive |= self._extend(total, entry, users)
+                        step = self._extend_compiled if self._compiled else self._extend
+                        alive |= step(total, entry, users)
                 if not alive:
                     break
 
@@ -179,6 +105,16 @@ class TypeCountProgramme:
             alive |= self._keep(entry, users[part], starts, labels)
         return alive
 
+    def _extend_compiled(self, total: int, entry: int, users: Places) -> bool:
+        """`_extend` for one label."""
+        from partition.suffix_kernel import extend  # 0.3 s, and compiles the first time
+
+        before = users - self._vectors.strides[entry] if total > 1 else users[:0]
+        link, hop = (np.ascontiguousarray(table[:, entry]) for table in (self._link, self._hop))
+        numbers, last = self._by_start[entry]
+        labels = self._makespan[0], self._trip[0]
+        return bool(extend(*labels, entry, users, before, numbers, last, link, hop, self._ceiling_s))
+
     def _keep(self, entry: int, users: Places, starts: Places, labels: Labels) -> bool:
         """Notes the labels [amount, vector, start]; False if none of them is finite."""
         alive = False
@@ -200,7 +136,7 @@ class TypeCountProgramme:
         merged = _labels(np.concatenate(makespans, axis=2), np.concatenate(trips, axis=2), self._max_labels)
         return np.stack([one for one, _ in merged], axis=2), np.stack([one for _, one in merged], axis=2)
 
-    def _candidates(self, stages: _Stages, makespan: Floats, trip: Floats) -> tuple[Floats, Floats]:
+    def _candidates(self, stages: Stages, makespan: Floats, trip: Floats) -> tuple[Floats, Floats]:
         """Suffixes that begin with stages, late ones too: [amount, vector, label x recompute, stage]."""
         least = np.take(makespan, stages.stop, axis=-1)[..., None, :] + stages.before_s[:, None, None]
         around = np.take(trip, stages.stop, axis=-1)[..., None, :] + stages.busy_s[:, None, None]

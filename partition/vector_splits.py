@@ -11,6 +11,15 @@ from partition.master import solve_master
 NEW, CLOSE = 20, 1e-6  # columns added at a time, and how near to the best mixture
 
 
+def _used(best: Places, part: Places) -> list[int]:
+    """The vectors of the best split of all devices, from one part of each best split."""
+    used, vector = [], len(best) - 1
+    while vector and best[vector] and part[vector]:
+        used.append(int(part[vector]))
+        vector -= used[-1]
+    return used
+
+
 def num_parts(counts: Sequence[int]) -> int:
     """Pairs of a vector and one below it."""
     return math.prod((count + 1) * (count + 2) // 2 for count in counts)
@@ -30,11 +39,21 @@ class WholeVectors:
             values = one[below] + best[vector - below]
             pick = int(values.argmax())
             best[vector], part[vector] = values[pick], below[pick]
-        used, vector = [], count - 1
-        while vector and best[vector] and part[vector]:
-            used.append(int(part[vector]))
-            vector -= used[-1]
-        return float(best[-1]), used
+        return float(best[-1]), _used(best, part)
+
+
+class CompiledVectors:
+    """The same as `WholeVectors`, for many vectors."""
+
+    def __init__(self, vectors: CountVectors) -> None:
+        self._vectors = vectors
+
+    def best(self, one: Places) -> tuple[float, list[int]]:
+        """(samples, vectors) of the best way to part all devices; one: samples that a vector does."""
+        from partition.split_kernel import best_parts  # loads a compiler, which few vectors do without
+
+        best, part = best_parts(one, self._vectors.digits, self._vectors.strides)
+        return float(best[-1]), _used(best, part)
 
 
 class MixedVectors:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import combinations, pairwise, permutations, product
 
+import numpy as np
 import pulp
 import pytest
 
@@ -154,6 +155,20 @@ def compare_with_brute_force(seed: int) -> tuple[int, int]:
             infeasible += math.isinf(expected)
     for labels in (1, 2):
         assert (least[labels] <= least[None] * (1 + 1e-12)).all(), (seed, labels)
+    compiled = [
+        TypeCountProgramme(
+            tables,
+            vectors,
+            [(size, amount) for amount in [*made, Amount(0, 1, size, 1.0), Amount(3, 1, size, 2.0, below=2)]],
+            ceiling_s,
+            max_labels=1,
+            compiled=compiled,
+        ).least_s()
+        for compiled in (False, True)
+        for ceiling_s in (NO_CEILING_S, 1.5 * float(np.min(least[1])))
+    ]
+    for one, other in zip(compiled[:2], compiled[2:], strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
     return len(amounts) * (vectors.size - 1), infeasible
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from partition import count_split
 from partition.count_vectors import CountVectors
-from partition.vector_splits import MixedVectors, WholeVectors, num_parts
+from partition.vector_splits import CompiledVectors, MixedVectors, WholeVectors, num_parts
 from test_count_split import compare_with_brute_force
 
 
@@ -41,10 +41,11 @@ def relaxed(vectors: CountVectors, one: np.ndarray) -> float:
     return float(programme.objective.value() or 0.0)
 
 
+@pytest.mark.parametrize("whole", [WholeVectors, CompiledVectors])
 @pytest.mark.parametrize("seed", range(40))
-def test_whole_vectors_are_parted_as_well_as_can_be(seed):
+def test_whole_vectors_are_parted_as_well_as_can_be(seed, whole):
     vectors, one = random_samples(seed)
-    done, used = WholeVectors(vectors).best(one)
+    done, used = whole(vectors).best(one)
     assert done == brute_force(vectors, one) == sum(one[vector] for vector in used)
     if used:
         assert (vectors.digits[used].sum(axis=0) <= np.array(vectors.counts)).all()
@@ -72,6 +73,6 @@ def test_parts_are_counted():
 
 
 def test_bounds_hold_with_parts_of_pipelines(monkeypatch):
-    monkeypatch.setattr(count_split, "MOST_PARTS", 0)
+    monkeypatch.setattr(count_split, "MOST_COMPILED", 0)
     gaps = [compare_with_brute_force(seed, exact=False) for seed in range(50)]
     assert sum(not math.isnan(gap) for gap in gaps) > 25
