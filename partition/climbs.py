@@ -4,61 +4,94 @@ import math
 import random
 from collections.abc import Callable, Sequence
 
-from partition.local_search import Found, Judge, LocalSearch
+from partition.local_search import GAIN, Found, Judge, LocalSearch
 from partition.recut import Recutter
 from partition.sample_shares import share_out
 from partition.worker import Worker
 
-CLIMBS, PATIENCE = 24, 6  # after random changes, and those without a gain in a row
-KICKS = (2, 3, 5, 8)  # random changes between two climbs
-WORSE = 1.02  # climbs go on from what is at most so much slower than the best
+FAILED = 2  # sweeps that found nothing, one after the other, after which no other begins
+KICKS = (2, 3, 5, 8)  # random changes before the next sweep then
+WORSE = 0.01  # than the best, a set that a sweep goes on from at its beginning
+IN_VAIN = 150  # sets that only the judge finds too slow, after which a walk ends: they take longest
 SIMULATED = 3  # sets that show whether it pays to climb with the simulator
 SETTLED, CLIMBED = 5, 3  # sets that are simulated then, and from which such a climb begins
-SETTLING = 2  # times as many tries there
-MOST_SIMULATED = 400_000  # microbatches at stages; after them no new climb begins
+CLIMB = SWEEP = 400  # tries of such a climb, and of a sweep of the walk after them
+SETTLED_SWEEPS, PATIENT = 40, 12  # and how many may find nothing where it is `always` done
+MOST_SIMULATED = 800_000  # microbatches at stages; after them a walk ends
 HOPELESS = 2.0  # times the best judged: local search seldom makes up for that
 QUEUES = 1.03  # simulated over estimated seconds, from which on that is worth it
 
 
-def shaken(
-    recutter: Recutter, best: Found, judge: Judge, tries: int, goes_on: Callable[[Found], bool]
+def walked(
+    recutter: Recutter,
+    best: Found,
+    judge: Judge,
+    tries: int,
+    goes_on: Callable[[], bool] = lambda: True,
+    *,
+    sweeps: int = 1,
+    most_failed: int = FAILED,
+    in_vain: float = IN_VAIN,
+    seed: int = 0,
 ) -> list[Found]:
-    """What climbs after a few random changes find: the better ones, the best last.
+    """Better sets that random changes lead to, the best last.
 
-    Iterated local search (Lourenco, Martin, Stuetzle, Handbook of Metaheuristics 2003). goes_on: whether
-    there may be something better than the best so far.
+    Threshold accepting (Dueck, Scheuer, Journal of Computational Physics 90, 1990): in a sweep of so many
+    tries a changed set may be slower than the best so far by `WORSE` at first, and by less and less. After
+    two that found nothing the next begins a few random changes away. goes_on: whether there is time for
+    another try.
     """
-    rng = random.Random(0)
-    found, now, failed = [best], best, 0
-    for turn in range(CLIMBS):
-        if failed == PATIENCE or not goes_on(found[-1]):
-            break
-        climber = LocalSearch(recutter, judge, tries, seed=turn + 1)
-        step_s, workers = climber.improve(kicked(climber, rng, now.workers, now.step_s))
-        failed += 1
-        now = found[-1]
-        if step_s <= WORSE * now.step_s:
-            now = Found(step_s, tuple(workers), "shaken")
-        if step_s < found[-1].step_s:
-            found.append(now)
+    rng, changes = random.Random(seed), LocalSearch(recutter, judge, tries)
+    batch = recutter.tables.problem.global_batch_size
+    found, now, now_s, failed = [best], list(best.workers), best.step_s, 0
+    shared_s, late = share_out(now, batch, 1e-4)[0], 0
+    for _ in range(sweeps):
+        first = last = found[-1]
+        for turn in range(tries):
+            if late >= in_vain or not goes_on():
+                break
+            trial = changes.change(rng, now, shared_s)
+            if trial is None or any(not worker.timing.fits for worker in trial):
+                continue
+            most_s = max(now_s, last.step_s * (1 + WORSE * (1 - turn / tries)))
+            seconds = share_out(trial, batch, 1e-4, within_s=most_s)[0]
+            if seconds > most_s:
+                continue
+            judged_s = judge(trial, seconds)
+            if judged_s > most_s:
+                late += 1
+                continue
+            now, now_s, shared_s = trial, judged_s, seconds
+            if now_s < last.step_s * (1 - GAIN):
+                last = Found(now_s, tuple(now), "walked")
+        if last is not first:
+            found.append(last)
             failed = 0
+            continue
+        failed += 1
+        if failed == most_failed or late >= in_vain:
+            break
+        if failed % 2 == 0:
+            now = kicked(changes, rng, last.workers, shared_s)
+            shared_s = share_out(now, batch, 1e-4)[0]
+            now_s = judge(now, shared_s)
     return found[1:]
 
 
 def kicked(
-    climber: LocalSearch, rng: random.Random, workers: Sequence[Worker], step_s: float
+    changes: LocalSearch, rng: random.Random, workers: Sequence[Worker], step_s: float
 ) -> list[Worker]:
     """The workers after a few random changes, better or worse, with which they can still do the batch."""
-    base, batch = list(workers), climber.recutter.tables.problem.global_batch_size
+    base = list(workers)
     for _ in range(rng.choice(KICKS)):
-        changed = climber.change(rng, base, step_s)
-        if changed and math.isfinite(share_out(changed, batch)[0]):
+        changed = changes.change(rng, base, step_s)
+        if changed and any(worker.timing.fits for worker in changed):
             base = changed
     return base
 
 
 def settled(
-    recutter: Recutter, found: Sequence[Found], simulated: Judge, tries: int, *, always: bool = False
+    recutter: Recutter, found: Sequence[Found], simulated: Judge, *, always: bool = False
 ) -> list[Found]:
     """The best sets by the simulator, climbed on with it where it says more than the clocks of pipelines.
 
@@ -82,9 +115,18 @@ def settled(
     for step_s, entry in judged[:CLIMBED]:
         if step_s > HOPELESS * judged[0][0]:
             break
-        climber = LocalSearch(recutter, simulated, SETTLING * tries, seed=1)
+        climber = LocalSearch(recutter, counted, CLIMB, seed=1)
         step_s, workers = climber.improve(entry.workers)
         climbs.append(Found(step_s, tuple(workers), "settled"))
     best = min(climbs, key=lambda entry: entry.step_s)
-    climbs += shaken(recutter, best, counted, tries, lambda _: asked < MOST_SIMULATED)
+    climbs += walked(
+        recutter,
+        best,
+        counted,
+        SWEEP,
+        lambda: asked < MOST_SIMULATED,
+        sweeps=SETTLED_SWEEPS,
+        most_failed=PATIENT if always else FAILED,
+        in_vain=math.inf,
+    )
     return sorted(climbs, key=lambda entry: entry.step_s)

@@ -48,7 +48,7 @@ class LocalSearch:
             trial = self.change(rng, best, shared)
             if trial is None or any(not worker.timing.fits for worker in trial):
                 continue
-            seconds = share_out(trial, batch, 1e-4)[0]
+            seconds = share_out(trial, batch, 1e-4, within_s=step_s)[0]
             if seconds >= step_s:
                 continue
             judged = self.judge(trial, seconds)

@@ -11,7 +11,7 @@ import numpy as np
 from cost_model.cluster import Device
 from partition.card_load import CardLoad
 from partition.classes import equal_devices
-from partition.climbs import HOPELESS, settled, shaken
+from partition.climbs import HOPELESS, settled, walked
 from partition.columns import ROUNDS, Column, Columns, generate
 from partition.count_split import ClassPipeline, CountSplit
 from partition.local_search import Found, Judge, LocalSearch, fitted
@@ -34,8 +34,10 @@ STARTS = 3
 JUDGED_CHAINS = 4
 ALL_ORDERS = 4  # devices up to which every order of every subset is tried
 CHAIN_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 64)
-TRIES, LEAST_TRIES = 160, 30
-CLOSE = 1.015  # to the relaxed programme: no more climbs
+TRIES, LEAST_TRIES = 30, 20
+WALK, SWEEPS = 800, 3  # tries of a sweep after them
+SHORT_WALK = 400  # of the one sweep of few devices where the relaxed programme promises no more
+CLOSE = 1.015  # to what it promises
 
 
 class PipelineSearch:
@@ -80,7 +82,7 @@ class PipelineSearch:
             improved.append(Found(step_s, tuple(workers), entry.start))
             self._note([self._unloaded_s(workers)])
         if improved:
-            improved += self._shaken(min(improved, key=lambda entry: entry.step_s), loaded)
+            improved += self._walked(min(improved, key=lambda entry: entry.step_s), loaded)
         self.judged_s = min((entry.step_s for entry in improved), default=math.inf)
         improved += [replace(entry, step_s=judged_s) for judged_s, entry in starts[:STARTS]]
         return sorted(improved, key=lambda entry: (entry.step_s, len(entry.workers), entry.start))
@@ -95,19 +97,18 @@ class PipelineSearch:
         devices = len(self.problem.cluster.devices)
         if devices > LARGE or not found:
             return []
-        return settled(self.recutter, found, judge, self._tries, always=devices <= FEW)
+        return settled(self.recutter, found, judge, always=devices <= FEW)
 
-    def _shaken(self, best: Found, judge: Judge) -> list[Found]:
-        """`climbs.shaken`, for as long as the relaxed programme says that something may be found."""
-        columns_s = self.columns.step_s if self.columns else math.inf
-        if len(self.problem.cluster.devices) > LARGE or not math.isfinite(columns_s):
-            return []
-
-        def goes_on(entry: Found) -> bool:
-            self._note([self._unloaded_s(entry.workers)])
-            return self.best is not None and self.best > CLOSE * columns_s
-
-        return shaken(self.recutter, best, judge, self._tries, goes_on)
+    def _walked(self, best: Found, judge: Judge) -> list[Found]:
+        """`climbs.walked`, where it pays."""
+        devices, found = len(self.problem.cluster.devices), []
+        if devices <= LARGE:
+            columns_s = self.columns.step_s if self.columns else math.inf
+            promising = devices > SMALL or (self.best is not None and self.best > CLOSE * columns_s)
+            tries, sweeps = (WALK, SWEEPS) if promising else (SHORT_WALK, 1)
+            found = walked(self.recutter, best, judge, tries, sweeps=sweeps)
+        self._note(self._unloaded_s(entry.workers) for entry in found)
+        return found
 
     def _unloaded_s(self, workers: Sequence[Worker]) -> float:
         return share_out(workers, self.problem.global_batch_size)[0]

@@ -7,13 +7,16 @@ from heapq import heapify, heappop, heapreplace
 from partition.worker import Timing, Worker
 
 NEAR = 0.02  # of the range: no guess is nearer to its ends
+NEARLY = 0.98  # of a step that is long enough: what is asked for next
 
 
-def share_out(workers: Sequence[Worker], batch: int, tolerance: float = 1e-5) -> tuple[float, list[int]]:
+def share_out(
+    workers: Sequence[Worker], batch: int, tolerance: float = 1e-5, within_s: float = math.inf
+) -> tuple[float, list[int]]:
     """(seconds, samples of each worker): the least step in which they do the batch.
 
     Samples grow nearly in proportion to the step: every third guess halves it, the others go by proportion.
-    Workers may get none. Seconds are inf where the workers cannot do it.
+    Workers may get none. Seconds are inf where the workers cannot do it, or not within so many seconds.
     """
     counts: dict[int, tuple[Timing, int]] = {}
     for worker in workers:
@@ -26,10 +29,18 @@ def share_out(workers: Sequence[Worker], batch: int, tolerance: float = 1e-5) ->
     def done(step_s: float) -> int:
         return sum(count * timing.most(step_s, batch) for timing, count in able)
 
-    # a little more than one worker alone needs, so that rounding does not take a sample from it
-    high = (1 + tolerance) * min(timing.time_s(batch) for timing, _ in able)
-    low = high / (2 * len(workers))
-    less, more = done(low), batch
+    if within_s < math.inf:
+        if sum(count * timing.no_more(within_s, batch) for timing, count in able) < batch:
+            return math.inf, [0] * len(workers)
+        low, high = NEARLY * within_s, within_s
+        more = done(high)
+        if more < batch:
+            return math.inf, [0] * len(workers)
+    else:
+        # a little more than one worker alone needs, so that rounding does not take a sample from it
+        high = (1 + tolerance) * min(timing.time_s(batch) for timing, _ in able)
+        low, more = high / (2 * len(workers)), batch
+    less = done(low)
     while less >= batch and low > 0:
         low, high = low / 2, low
         less, more = done(low), less

@@ -169,9 +169,9 @@ class Timing:
             return self._floors
         warm_s = self._exact_s(self._warm)
         pace = self._pace_s(self._warm)
-        period = max(each for _, each in self._floors)
-        slowest = [line for line in self._floors if line[1] == period]
-        return [(warm_s - self._warm * pace, pace), *slowest]
+        return _longest(
+            [(warm_s - self._warm * pace, pace), *self._floors, *self._trips], from_count=self._warm
+        )
 
     @cached_property
     def _floors(self) -> list[tuple[float, float]]:
@@ -187,6 +187,16 @@ class Timing:
             way += sum(link)
             each = max(link[:2])
             lines.append((self.optimizer_s + way + after - each, each))
+        return lines
+
+    @cached_property
+    def _trips(self) -> list[tuple[float, float]]:
+        """(s, s per microbatch) of each stage that waits a round trip for as many as are in flight."""
+        lines, before, trip = [], 0.0, sum(self.busy_s) + sum(map(sum, self.full.link_s))
+        for busy, link, flight in zip(self.busy_s, [*self.full.link_s, (0.0,)], self.usual, strict=True):
+            lines.append((self.optimizer_s + before, trip / flight))
+            before += busy + sum(link)
+            trip -= busy + sum(link)
         return lines
 
     def _rest_share(self, samples: int) -> float:
@@ -221,6 +231,17 @@ class Timing:
         while rest + 1 < self.microbatch_size and self._rest_share(rest + 1) <= share:
             rest += 1
         return min(limit, whole * self.microbatch_size + rest)
+
+    def no_more(self, step_s: float, limit: int) -> int:
+        """As many samples as `most`, or more; sooner, as long as the clock has not been asked.
+
+        Z of `partition.windows` says that.
+        """
+        if self._whole or not self.fits:
+            return self.most(step_s, limit)
+        late_s, lines = step_s * (1 + 1e-9), [*self._floors, *self._trips]
+        whole = min((late_s - begin) / each if each > 0 else limit for begin, each in lines)
+        return min(limit, (max(0, int(whole)) + 1) * self.microbatch_size - 1)
 
     def _most_whole(self, step_s: float) -> int:
         """The most full microbatches that take no longer than a step."""
@@ -259,6 +280,17 @@ class Timing:
     def _warm_floor_s(self) -> float:
         """A step below it is too short for the microbatches of the warmup."""
         return max(begin + self._first_warm * each for begin, each in self._floors)
+
+
+def _longest(lines: Sequence[tuple[float, float]], from_count: int) -> list[tuple[float, float]]:
+    """Those of the lines that may be the longest for so many microbatches or more."""
+    kept: list[tuple[float, float]] = []
+    longest_s = -math.inf
+    for each, begin in sorted(((each, begin) for begin, each in lines), reverse=True):
+        if begin + from_count * each > longest_s:
+            longest_s = begin + from_count * each
+            kept.append((begin, each))
+    return kept
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,15 +3,16 @@
 import math
 from collections.abc import Sequence
 
+import pytest
+
 from hetpipe.planning import evaluator
-from partition.climbs import settled
+from partition.climbs import settled, walked
 from partition.pipeline_search import PipelineSearch
 from partition.plan import Plan
 from partition.problem import Problem
+from partition.sample_shares import share_out
 from partition.worker import Worker
 from random_problems import random_problem
-
-TRIES = 40
 
 
 def simulated_s(search: PipelineSearch, problem: Problem, workers: Sequence[Worker]) -> float:
@@ -33,7 +34,7 @@ def test_a_climb_is_no_worse_than_its_starts_and_says_what_the_simulator_says() 
         ) -> float:
             return simulated_s(search, problem, workers)
 
-        climbs = settled(search.recutter, found, judge, TRIES, always=True)
+        climbs = settled(search.recutter, found, judge, always=True)
         starts_s = min(judge(entry.workers, 0.0) for entry in found[:3])
         assert climbs[0].step_s <= starts_s
         assert [entry.step_s for entry in climbs] == sorted(entry.step_s for entry in climbs)
@@ -42,11 +43,47 @@ def test_a_climb_is_no_worse_than_its_starts_and_says_what_the_simulator_says() 
     assert better
 
 
+def test_a_walk_finds_better_and_better_sets_and_ends_when_told() -> None:
+    better = 0
+    for seed in range(40):
+        problem = random_problem(seed)
+        search = PipelineSearch(problem)
+        starts = [entry for entry in search.starts() if math.isfinite(entry.step_s)]
+        if not starts:
+            continue
+        worst = max(starts, key=lambda entry: entry.step_s)
+        walk = walked(search.recutter, worst, lambda _, seconds: seconds, 100, sweeps=3)
+        steps = [worst.step_s, *(entry.step_s for entry in walk)]
+        assert steps == sorted(steps, reverse=True) and len(set(steps)) == len(steps)
+        for entry in walk:
+            clock_s = share_out(entry.workers, problem.global_batch_size)[0]
+            assert clock_s == pytest.approx(entry.step_s, rel=3e-4)
+            names = [device.name for worker in entry.workers for device in worker.devices]
+            assert len(names) == len(set(names))
+        better += bool(walk)
+        assert walked(search.recutter, worst, lambda _, seconds: seconds, 100, lambda: False) == []
+    assert better > 5
+
+
+def test_where_only_the_judge_finds_sets_too_slow_a_walk_gives_up() -> None:
+    problem = random_problem(0)
+    search = PipelineSearch(problem)
+    best = search.search(lambda _, seconds: seconds)[0]
+    asked: list[float] = []
+
+    def judge(workers: Sequence[Worker], seconds: float) -> float:
+        asked.append(seconds)
+        return 2 * best.step_s
+
+    assert walked(search.recutter, best, judge, 1000, sweeps=5, in_vain=7) == []
+    assert 0 < len(asked) <= 7
+
+
 def test_where_the_estimates_hold_there_is_no_climb() -> None:
     problem = random_problem(0)
     search = PipelineSearch(problem)
     found = search.search(lambda _, seconds: seconds)
-    assert settled(search.recutter, found, lambda workers, _: found[0].step_s, TRIES) == []
+    assert settled(search.recutter, found, lambda workers, _: found[0].step_s) == []
 
 
 def test_a_few_devices_are_always_settled() -> None:

@@ -1,5 +1,6 @@
 """The clock of one pipeline equals the simulator; its timing for any number of samples equals the clock."""
 
+import math
 import random
 from dataclasses import replace
 from itertools import pairwise
@@ -14,6 +15,7 @@ from partition.pipeline_costs import PipelineCosts
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import Problem
 from partition.sample_shares import share_out
+from partition.windows import makespan_bound_s
 from partition.worker import Worker, WorkerStage, Workshop
 from random_problems import random_profile
 
@@ -157,6 +159,31 @@ def test_most_is_the_inverse_of_time() -> None:
         check_inverse(seed)
 
 
+def test_the_closed_form_promises_no_fewer_samples_than_the_clock_finds() -> None:
+    closer = 0
+    for seed in range(300):
+        problem, pipeline = random_pipeline(seed)
+        limit = 30 * pipeline.microbatch_size
+        asked, fresh = (worker_of(problem, pipeline).timing for _ in range(2))
+        for count in (1, 2, 5, 17):
+            step_s = (1 + 0.1 * (seed % 7)) * asked.whole_s(count)
+            promised = fresh.no_more(step_s, limit)
+            assert asked.most(step_s, limit) <= promised <= limit, (seed, count)
+            closer += promised < limit
+        assert not fresh._whole  # the clock was not asked
+    assert closer > 500
+
+
+def test_extended_times_are_no_shorter_than_z() -> None:
+    for seed in range(300):
+        problem, pipeline = random_pipeline(seed)
+        timing = worker_of(problem, pipeline).timing
+        hops = [sum(link) for link in timing.full.link_s]
+        for count in (50, 400, 3000):
+            z_s = makespan_bound_s(timing.busy_s, hops, count, in_flight=timing.usual)
+            assert timing.whole_s(count) >= (timing.optimizer_s + z_s) * (1 - 1e-9), (seed, count)
+
+
 def test_samples_are_shared_out_so_that_no_worker_ends_later() -> None:
     for seed in range(60):
         rng = random.Random(seed)
@@ -169,6 +196,9 @@ def test_samples_are_shared_out_so_that_no_worker_ends_later() -> None:
         assert max(ends) <= step_s * (1 + 1e-9)
         # in a step shorter by more than the tolerance they could not do the batch
         assert sum(worker.timing.most(step_s * (1 - 3e-5), batch) for worker in workers) < batch
+        # asked for a step that is long enough, or too short
+        assert share_out(workers, batch, within_s=1.3 * step_s)[0] == pytest.approx(step_s, rel=3e-5)
+        assert share_out(workers, batch, within_s=0.99 * step_s) == (math.inf, [0] * len(workers))
 
 
 def test_a_worker_that_does_not_fit_gets_nothing() -> None:

@@ -7,6 +7,7 @@ Both sides without gradient sync, by the simulator. `seconds` are CPU seconds of
 
 import argparse
 import json
+import math
 import random
 import statistics
 import sys
@@ -19,14 +20,13 @@ from cases import random_case
 
 from cost_model.cluster import Device
 from main import chosen, clock_s, without_sync_s
-from partition.climbs import WORSE, kicked
-from partition.local_search import Found, LocalSearch
-from partition.pipeline_search import PipelineSearch
+from partition.climbs import kicked, walked
+from partition.local_search import Found, Judge, LocalSearch
+from partition.pipeline_search import WALK, PipelineSearch
 from partition.sample_shares import share_out
 from partition.worker import Worker
 
 FEW = 4
-TRIES = 300
 AMOUNTS = (1.0, 0.6, 0.35, 0.2, 0.1)
 """Shares of the batch for which the pipelines of the exhaustive search are cut."""
 
@@ -105,43 +105,51 @@ def _partitions(devices: tuple[Device, ...]) -> Iterator[tuple[tuple[Device, ...
 
 
 def _long_search(search: PipelineSearch, found: Sequence[Found], seconds: float) -> list[list[Worker]]:
-    """Climbs from many starts, and from the best after random changes, until the time is over.
+    """Walks from many starts, then from the best, every other one after random changes, until the time is up.
 
     For two thirds of it by the clocks of pipelines, then with the simulator.
     """
-    begin = time.process_time()
-    until = begin + 2 / 3 * seconds
-    starts = [list(entry.workers) for entry in [*found, *search.starts()]]
-    rng = random.Random(0)
-    best_s, best = found[0].step_s, list(found[0].workers)
-    now_s, now = best_s, best
-    climbs: list[list[Worker]] = []
-    turn = 0
-    while time.process_time() < until:
-        climber = LocalSearch(search.recutter, _clock, TRIES, seed=turn)
-        base = starts[turn] if turn < len(starts) else kicked(climber, rng, now, now_s)
-        step_s, workers = climber.improve(base)
-        turn += 1
-        if step_s < best_s:
-            best_s, best = step_s, workers
-            climbs.append(workers)
-        if step_s <= best_s * WORSE:
-            now_s, now = step_s, workers
-        else:
-            now_s, now = best_s, best
-    ends = [*climbs[-5:], list(found[0].workers)]
-    simulated_s, first = min(((_clock_of(search, workers), workers) for workers in ends), key=lambda e: e[0])
 
-    def judge(workers: Sequence[Worker], _: float) -> float:
+    def simulated(workers: Sequence[Worker], _: float) -> float:
         return _clock_of(search, workers)
 
-    while time.process_time() < begin + seconds:
+    begin = time.process_time()
+    starts = [Found(entry.step_s, entry.workers, "start") for entry in [*found, *search.starts()]]
+    best = _walks(search, starts, _clock, begin + 2 / 3 * seconds)
+    ends = [*best[-5:], found[0]]
+    judged = [Found(simulated(entry.workers, 0.0), entry.workers, "end") for entry in ends]
+    judged.sort(key=lambda entry: entry.step_s)
+    better = _walks(search, judged[:1], simulated, begin + seconds)
+    return [list(entry.workers) for entry in [*ends, *better[-1:]]]
+
+
+def _walks(search: PipelineSearch, starts: Sequence[Found], judge: Judge, end_s: float) -> list[Found]:
+    """The better and better sets that were found, the best last; end_s: of CPU time."""
+    rng, found, batch = random.Random(0), [min(starts, key=lambda entry: entry.step_s)], _batch(search)
+    turn = 0
+    while time.process_time() < end_s:
         turn += 1
-        climber = LocalSearch(search.recutter, judge, TRIES, seed=turn)
-        step_s, workers = climber.improve(kicked(climber, rng, first, simulated_s))
-        if step_s < simulated_s:
-            simulated_s, first = step_s, workers
-    return [*ends, first]
+        start = starts[turn] if turn < len(starts) else found[-1]
+        if turn >= len(starts) and turn % 2:
+            changes = LocalSearch(search.recutter, judge, WALK)
+            workers = kicked(changes, rng, list(start.workers), start.step_s)
+            start = Found(judge(workers, share_out(workers, batch)[0]), tuple(workers), "kicked")
+        walk = walked(
+            search.recutter,
+            start,
+            judge,
+            WALK,
+            lambda: time.process_time() < end_s,
+            sweeps=2,
+            in_vain=math.inf,
+            seed=turn,
+        )
+        found += [entry for entry in walk[-1:] if entry.step_s < found[-1].step_s]
+    return found
+
+
+def _batch(search: PipelineSearch) -> int:
+    return search.problem.global_batch_size
 
 
 def _clock_of(search: PipelineSearch, workers: Sequence[Worker]) -> float:
