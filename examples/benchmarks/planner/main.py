@@ -3,6 +3,7 @@
     python examples/benchmarks/planner/main.py speed [--devices 16 64 1024 10000]
     python examples/benchmarks/planner/main.py growth
     python examples/benchmarks/planner/main.py quality [--first 0] [--cases 200] [--proof-seconds 60]
+                                                       [--samples-per-device 2]
     python examples/benchmarks/planner/main.py table RESULTS.jsonl
 
 Each size and each case runs in a process of its own, on one core.
@@ -25,7 +26,7 @@ from growth import draw
 from shares import PARTS, Shares
 
 from hetpipe.costs import ProgramCosts
-from hetpipe.instructions import Compute, Program, Step, Sync
+from hetpipe.instructions import Broadcast, Compute, Program, Step, Sync
 from hetpipe.lowering import lower
 from hetpipe.planning import evaluator
 from hetpipe.simulator import simulate
@@ -84,9 +85,14 @@ def speed(num_devices: int) -> dict[str, Any]:
     return {**row, "gap": search.best / max(bound.pipeline_s or 0.0, bound.fractional_s) - 1}
 
 
-def quality(seed: int, proof_s: float | None = None) -> dict[str, Any]:
+def quality(
+    seed: int, proof_s: float | None = None, samples_per_device: float | None = None
+) -> dict[str, Any]:
     """The gap of the plan that is searched without gradient sync; the simulator chooses it among the best."""
     problem, tight = random_case(seed)
+    if samples_per_device is not None:
+        batch = max(1, round(samples_per_device * len(problem.cluster.devices)))
+        problem = dataclasses.replace(problem, global_batch_size=batch)
     search = PipelineSearch(problem)
     begin = time.perf_counter()
     found = search.search(lambda _, seconds: seconds)
@@ -133,7 +139,7 @@ def without_sync_s(plan: Plan, problem: Problem) -> float:
     """
     program = lower(plan, problem.profile, problem.cluster)
     ranks = tuple(
-        tuple(instruction for instruction in rank if not isinstance(instruction, Sync))
+        tuple(instruction for instruction in rank if not isinstance(instruction, Sync | Broadcast))
         for rank in program.ranks
     )
     bare = dataclasses.replace(program, buckets=(), ranks=ranks)
@@ -204,6 +210,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--cases", type=int, default=200)
     parser.add_argument("--proof-seconds", type=float, help="of quality, instead of the default")
+    parser.add_argument("--samples-per-device", type=float, help="of quality, instead of 8 to 45")
     options = parser.parse_args()
     if options.what == "one-speed":
         print(json.dumps(speed(int(options.rest[0]))))
@@ -217,7 +224,7 @@ def main() -> None:
         print("\n".join(growth_table(rows)))
         draw(rows, Path(__file__).parent / "growth.png")
     elif options.what == "one-quality":
-        print(json.dumps(quality(int(options.rest[0]), options.proof_seconds)))
+        print(json.dumps(quality(int(options.rest[0]), options.proof_seconds, options.samples_per_device)))
     elif options.what == "table":
         print(
             "\n".join(groups([json.loads(line) for line in Path(options.rest[0]).read_text().splitlines()]))
@@ -237,7 +244,11 @@ def main() -> None:
             )
     else:
         rows = []
-        given = [] if options.proof_seconds is None else ["--proof-seconds", str(options.proof_seconds)]
+        wanted = {
+            "--proof-seconds": options.proof_seconds,
+            "--samples-per-device": options.samples_per_device,
+        }
+        given = [word for name, value in wanted.items() if value is not None for word in (name, str(value))]
         for seed in range(options.first, options.first + options.cases):
             rows.append(alone(["one-quality", str(seed), *given]))
             print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
