@@ -4,7 +4,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 
-from partition.local_search import GAIN, Found, Judge, LocalSearch
+from partition.local_search import GAIN, TOLERANCE, Found, Judge, LocalSearch
 from partition.recut import Recutter
 from partition.sample_shares import share_out
 from partition.worker import Worker
@@ -44,17 +44,14 @@ def walked(
     rng, changes = random.Random(seed), LocalSearch(recutter, judge, tries)
     batch = recutter.tables.problem.global_batch_size
     found, now, now_s, failed = [best], list(best.workers), best.step_s, 0
-    shared_s, late = share_out(now, batch, 1e-4)[0], 0
+    shared_s, late = share_out(now, batch, TOLERANCE)[0], 0
     for _ in range(sweeps):
         first = last = found[-1]
         for turn in range(tries):
             if late >= in_vain or not goes_on():
                 break
-            trial = changes.change(rng, now, shared_s)
-            if trial is None or any(not worker.timing.fits for worker in trial):
-                continue
             most_s = max(now_s, last.step_s * (1 + WORSE * (1 - turn / tries)))
-            seconds = share_out(trial, batch, 1e-4, within_s=most_s)[0]
+            seconds, trial = changes.tried(rng, now, shared_s, most_s)
             if seconds > most_s:
                 continue
             judged_s = judge(trial, seconds)
@@ -73,7 +70,7 @@ def walked(
             break
         if failed % 2 == 0:
             now = kicked(changes, rng, last.workers, shared_s)
-            shared_s = share_out(now, batch, 1e-4)[0]
+            shared_s = share_out(now, batch, TOLERANCE)[0]
             now_s = judge(now, shared_s)
     return found[1:]
 

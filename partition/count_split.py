@@ -64,11 +64,9 @@ class CountSplit:
 
     def __post_init__(self) -> None:
         self.vectors = CountVectors(self.tables.classes.counts)
-        parts = num_parts(self.vectors.counts)
-        if parts > (MOST_COMPILED if self.for_bound else MOST_PARTS):
-            self.parts = MixedVectors(self.vectors)
-        else:
-            self.parts = (CompiledVectors if self.for_bound else WholeVectors)(self.vectors)
+        most, whole = (MOST_COMPILED, CompiledVectors) if self.for_bound else (MOST_PARTS, WholeVectors)
+        many = num_parts(self.vectors.counts) > most
+        self.parts = MixedVectors(self.vectors) if many else whole(self.vectors)
         batch = self.tables.problem.global_batch_size
         sizes = [size for size in self.tables.problem.microbatch_sizes if size <= batch]
         wanted: dict[Family, Sequence[int]] = {family: [0] for family in self._singles(sizes)}

@@ -1,5 +1,6 @@
 """Small changes of a set of pipelines, kept where the step gets shorter."""
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from partition.sample_shares import share_out
 from partition.worker import Worker
 
 MOVES = ("size", "order", "swap", "move", "merge", "split", "add", "drop")
+TOLERANCE = 1e-4  # of the seconds of a set
 GAIN = 2e-4  # relative: less is not worth a change
 Judge = Callable[[Sequence[Worker], float], float]
 """Seconds of a step of workers whose samples are done in the given time; adds what the clock leaves out."""
@@ -38,23 +40,30 @@ class LocalSearch:
         problem = self.recutter.tables.problem
         batch, rng = problem.global_batch_size, random.Random(self.seed)
         best = list(workers)
-        shared = share_out(best, batch, 1e-4)[0]
+        shared = share_out(best, batch, TOLERANCE)[0]
         step_s = self.judge(best, shared)
         since = 0
         for _ in range(self.tries):
             since += 1
             if since > self.tries // 3 + 10:
                 break
-            trial = self.change(rng, best, shared)
-            if trial is None or any(not worker.timing.fits for worker in trial):
-                continue
-            seconds = share_out(trial, batch, 1e-4, within_s=step_s)[0]
+            seconds, trial = self.tried(rng, best, shared, step_s)
             if seconds >= step_s:
                 continue
             judged = self.judge(trial, seconds)
             if judged < step_s * (1 - GAIN):
                 step_s, shared, best, since = judged, seconds, trial, 0
         return step_s, best
+
+    def tried(
+        self, rng: random.Random, workers: list[Worker], step_s: float, within_s: float
+    ) -> tuple[float, list[Worker]]:
+        """(seconds, workers) after a random move; inf if it leads nowhere, or to a step that is longer."""
+        trial = self.change(rng, workers, step_s)
+        if trial is None or any(not worker.timing.fits for worker in trial):
+            return math.inf, workers
+        batch = self.recutter.tables.problem.global_batch_size
+        return share_out(trial, batch, TOLERANCE, within_s=within_s)[0], trial
 
     def change(self, rng: random.Random, workers: list[Worker], step_s: float) -> list[Worker] | None:
         """The workers after a random move; None where it leads nowhere."""

@@ -101,12 +101,13 @@ class PipelineSearch:
 
     def _walked(self, best: Found, judge: Judge) -> list[Found]:
         """`climbs.walked`, where it pays."""
-        devices, found = len(self.problem.cluster.devices), []
-        if devices <= LARGE:
-            columns_s = self.columns.step_s if self.columns else math.inf
-            promising = devices > SMALL or (self.best is not None and self.best > CLOSE * columns_s)
-            tries, sweeps = (WALK, SWEEPS) if promising else (SHORT_WALK, 1)
-            found = walked(self.recutter, best, judge, tries, sweeps=sweeps)
+        devices = len(self.problem.cluster.devices)
+        if devices > LARGE:
+            return []
+        columns_s = self.columns.step_s if self.columns else math.inf
+        promising = devices > SMALL or (self.best is not None and self.best > CLOSE * columns_s)
+        tries, sweeps = (WALK, SWEEPS) if promising else (SHORT_WALK, 1)
+        found = walked(self.recutter, best, judge, tries, sweeps=sweeps)
         self._note(self._unloaded_s(entry.workers) for entry in found)
         return found
 

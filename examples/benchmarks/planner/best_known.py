@@ -19,7 +19,7 @@ from typing import Any
 from cases import random_case
 
 from cost_model.cluster import Device
-from main import chosen, clock_s, without_sync_s
+from main import chosen, clock_s, ninetieth, without_sync_s
 from partition.climbs import kicked, walked
 from partition.local_search import Found, Judge, LocalSearch
 from partition.pipeline_search import WALK, PipelineSearch
@@ -125,8 +125,8 @@ def _long_search(search: PipelineSearch, found: Sequence[Found], seconds: float)
 
 def _walks(search: PipelineSearch, starts: Sequence[Found], judge: Judge, end_s: float) -> list[Found]:
     """The better and better sets that were found, the best last; end_s: of CPU time."""
-    rng, found, batch = random.Random(0), [min(starts, key=lambda entry: entry.step_s)], _batch(search)
-    turn = 0
+    rng, found, turn = random.Random(0), [min(starts, key=lambda entry: entry.step_s)], 0
+    batch = search.problem.global_batch_size
     while time.process_time() < end_s:
         turn += 1
         start = starts[turn] if turn < len(starts) else found[-1]
@@ -146,10 +146,6 @@ def _walks(search: PipelineSearch, starts: Sequence[Found], judge: Judge, end_s:
         )
         found += [entry for entry in walk[-1:] if entry.step_s < found[-1].step_s]
     return found
-
-
-def _batch(search: PipelineSearch) -> int:
-    return search.problem.global_batch_size
 
 
 def _clock_of(search: PipelineSearch, workers: Sequence[Worker]) -> float:
@@ -172,7 +168,7 @@ def main() -> None:
             print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
         seed += 1
     gaps = sorted(row["ratio"] - 1 for row in rows if row["ratio"] is not None)
-    high = gaps[min(len(gaps) - 1, int(0.9 * len(gaps)))]
+    high = ninetieth(gaps)
     print(f"{len(gaps)} cases: median {statistics.median(gaps):.2%}, 90th percentile {high:.2%}, ", end="")
     print(f"worst {gaps[-1]:.2%}")
 

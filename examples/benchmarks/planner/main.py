@@ -164,12 +164,17 @@ def groups(rows: list[dict[str, Any]]) -> Iterator[str]:
     for name, belongs in GROUPS:
         gaps = sorted(row["gap"] for row in rows if row["gap"] is not None and belongs(row))
         if gaps:
-            high = gaps[min(len(gaps) - 1, int(0.9 * len(gaps)))]
+            high = ninetieth(gaps)
             yield (f"| {name} | {len(gaps)} | {statistics.median(gaps):.2%} | {high:.2%} | {gaps[-1]:.2%} |")
     yield from held(rows)
     failed = sum(row["gap"] is None for row in rows)
     if failed:
         yield f"\n{failed} cases without a plan."
+
+
+def ninetieth(values: Sequence[float]) -> float:
+    """The 90th percentile, one of the values."""
+    return sorted(values)[min(len(values) - 1, int(0.9 * len(values)))]
 
 
 def in_parts(row: dict[str, Any]) -> str:

@@ -10,13 +10,13 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from cases import random_case
 
 from hetpipe.planning import evaluator
-from main import GROUPS, without_sync_s
+from main import GROUPS, ninetieth, without_sync_s
 from partition.search import AUTO
 from partition.solver import compare
 
@@ -55,21 +55,12 @@ def table(rows: list[dict[str, Any]]) -> Iterator[str]:
         ahead = [row["ahead"] for row in chosen if row["ahead"] is not None]
         if not ahead:
             continue
-        added = sorted(row["sync"] for row in chosen)
-        high = added[min(len(added) - 1, int(0.9 * len(added)))]
+        added = [row["sync"] for row in chosen]
         behind = sum(one < 1 for one in ahead)
         yield (
-            f"| {name} | {len(chosen)} | {statistics.median(added):.1%}, {high:.1%} | {behind} "
+            f"| {name} | {len(chosen)} | {statistics.median(added):.1%}, {ninetieth(added):.1%} | {behind} "
             f"| {statistics.median(ahead):.2f}, {max(ahead):.1f} times | {len(chosen) - len(ahead)} |"
         )
-
-
-def each(measure: Callable[[int], dict[str, Any]], first: int, cases: int) -> list[dict[str, Any]]:
-    rows = []
-    for seed in range(first, first + cases):
-        rows.append(measure(seed))
-        print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
-    return rows
 
 
 def main() -> None:
@@ -77,7 +68,11 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--cases", type=int, default=200)
     options = parser.parse_args()
-    print("\n".join(table(each(with_sync, options.first, options.cases))))
+    rows = []
+    for seed in range(options.first, options.first + options.cases):
+        rows.append(with_sync(seed))
+        print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+    print("\n".join(table(rows)))
 
 
 if __name__ == "__main__":
