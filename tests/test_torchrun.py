@@ -61,10 +61,10 @@ def test_a_trainer_runs_under_torchrun(tmp_path):
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4", "--standalone"]
     script = str(Path(__file__).parent / "trainer_script.py")
     result = subprocess.run(
-        [*launcher, script, str(tmp_path / "torchrun")],
+        [*launcher, script, str(tmp_path)],
         env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("rank 0 comes back") == 1
-    found = [entry["loss"] for entry in RunFolder(tmp_path / "torchrun" / "run").read_metrics()]
+    found = [entry["loss"] for entry in RunFolder(tmp_path / "run").read_metrics()]
     assert found == test_trainer.losses(tmp_path / "own", test_trainer.two_pipelines(), steps=3)
