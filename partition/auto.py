@@ -19,12 +19,10 @@ from partition.shared_devices import memory_binds, shared_plans
 from partition.strategies import BASELINES, Strategy, TooManyStagesError
 from partition.sync_costs import SyncCosts
 from partition.verdict import Verdict, estimate_s, total_s, variants
-from partition.worker import Worker
 
 MANY_DEVICES = 8
 FEW_DEVICES = 5  # up to which all orders of one pipeline are tried with every in_flight
 NUM_CHAINS = 16
-MUCH_SYNC = 0.03  # of the step: from here on fewer pipelines are tried too
 INSTRUCTIONS = 60_000  # that the verdict may simulate of each source beyond its first plans
 OUR_OWN = 3
 MOST_SHARDED = 12  # devices up to which sharded states are searched for, where they are not needed
@@ -78,18 +76,9 @@ def _simulator(evaluate: Evaluate | None) -> Evaluate:
 
 
 def _found(search: PipelineSearch) -> list[Found]:
-    """The sets of the search, least estimates first, with gradient sync; fewer pipelines where it is slow."""
+    """The sets of the search, least estimates first, with gradient sync."""
     sync = SyncCosts(search.costs)
-
-    def judge(workers: Sequence[Worker], seconds: float) -> float:
-        return seconds + sync.exposed_s(workers)
-
-    found = search.search(judge)
-    if found:
-        first = found[0]
-        if len(first.workers) > 1 and sync.exposed_s(first.workers) > MUCH_SYNC * first.step_s:
-            found += search.fewer(judge, _fewer(len(first.workers)))
-    return sorted(_distinct(found), key=lambda entry: entry.step_s)
+    return _distinct(search.search(lambda workers, seconds: seconds + sync.exposed_s(workers)))
 
 
 def _ours(search: PipelineSearch, found: Sequence[Found]) -> Iterator[Plan]:
@@ -115,11 +104,6 @@ def _sharded(problem: Problem, best: Plan | None, verdict: Verdict) -> Iterator[
 
     costs = PipelineCosts(problem)
     yield from sorted(sharded_plans(problem, plans_of), key=lambda plan: estimate_s(costs, plan))
-
-
-def _fewer(count: int) -> list[int]:
-    """Numbers of pipelines below one: none but one where they are few, else a half and a fifth too."""
-    return sorted({1, *(part for part in (count // 2, count // 5) if part > 1)} - {count})
 
 
 def _distinct(found: Sequence[Found]) -> list[Found]:

@@ -6,38 +6,38 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import permutations
 
-import numpy as np
-
 from cost_model.cluster import Device
 from partition.card_load import CardLoad
-from partition.classes import equal_devices
-from partition.climbs import HOPELESS, settled, walked
-from partition.columns import ROUNDS, Column, Columns, generate
+from partition.classes import DeviceClasses, equal_devices
+from partition.climbs import HOPELESS, WORSE, settled, walked
+from partition.columns import ROUNDS, Columns, generate
 from partition.count_split import ClassPipeline, CountSplit
 from partition.local_search import Found, Judge, LocalSearch, fitted
-from partition.master import solve_master
 from partition.pipeline_costs import PipelineCosts
 from partition.placement import place
 from partition.plan import Plan
 from partition.problem import Problem
+from partition.recombination import Seen
 from partition.recut import Recutter
+from partition.rounding import rounded
 from partition.sample_shares import share_out
 from partition.tables import ProblemTables
 from partition.worker import Worker, Workshop
 
 MOST_COUNTS = 300  # count vectors up to which the exact programme is a start of the search
-STEPS = 7
-SMALL = 16  # devices up to which whole samples decide the rounding
-LARGE = 128  # devices from which only what the floor of the relaxed amounts leaves is rounded
+SMALL = 16  # devices up to which a search near the relaxed step is a short one
+LARGE = 128  # devices beyond which nothing walks
 FEW = 8  # devices up to which the simulator always has the last word on small changes
 STARTS = 3
 JUDGED_CHAINS = 4
 ALL_ORDERS = 4  # devices up to which every order of every subset is tried
 CHAIN_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 64)
 TRIES, LEAST_TRIES = 30, 20
-WALK, SWEEPS = 800, 3  # tries of a sweep after them
-SHORT_WALK = 400  # of the one sweep of few devices where the relaxed programme promises no more
-CLOSE = 1.015  # to what it promises
+MUCH_SYNC = 0.1  # of the step: from here on fewer pipelines are tried too, and longer walks
+CLOSE = 1.015  # to what the relaxed programme promises
+WALK, MOST_WALKS, PATIENCE = 400, 30, 3  # tries of a walk, walks, and those in a row that may find nothing
+LEAST_GAIN = 1e-3  # relative: less is nothing
+SHORT_WALK, MUCH_GAIN = 120, 2e-2  # instead, of `SMALL` devices that are so close and sync little
 
 
 class PipelineSearch:
@@ -50,9 +50,9 @@ class PipelineSearch:
         self.tables = ProblemTables(problem, self.classes)
         self.workshop = Workshop(self.costs)
         self.recutter = Recutter(self.tables, self.workshop)
+        self.seen = Seen(self.workshop, self.classes.merged(), problem.global_batch_size)
         self.load = CardLoad(self.costs)
         self.columns: Columns | None = None
-        self.judged_s = math.inf  # what `search` found
         self.best: float | None = None  # seconds of the best set of pipelines so far, without gradient sync
 
     def starts(self) -> list[Found]:
@@ -82,8 +82,8 @@ class PipelineSearch:
             improved.append(Found(step_s, tuple(workers), entry.start))
             self._note([self._unloaded_s(workers)])
         if improved:
+            improved += self._fewer(min(improved, key=lambda entry: entry.step_s), loaded)
             improved += self._walked(min(improved, key=lambda entry: entry.step_s), loaded)
-        self.judged_s = min((entry.step_s for entry in improved), default=math.inf)
         improved += [replace(entry, step_s=judged_s) for judged_s, entry in starts[:STARTS]]
         return sorted(improved, key=lambda entry: (entry.step_s, len(entry.workers), entry.start))
 
@@ -100,16 +100,44 @@ class PipelineSearch:
         return settled(self.recutter, found, judge, always=devices <= FEW)
 
     def _walked(self, best: Found, judge: Judge) -> list[Found]:
-        """`climbs.walked`, where it pays."""
+        """Walks (`climbs.walked`) and new sets out of all that was seen, in turn, as long as it pays."""
         devices = len(self.problem.cluster.devices)
         if devices > LARGE:
             return []
         columns_s = self.columns.step_s if self.columns else math.inf
-        promising = devices > SMALL or (self.best is not None and self.best > CLOSE * columns_s)
-        tries, sweeps = (WALK, SWEEPS) if promising else (SHORT_WALK, 1)
-        found = walked(self.recutter, best, judge, tries, sweeps=sweeps)
-        self._note(self._unloaded_s(entry.workers) for entry in found)
-        return found
+        near = self.best is not None and self.best <= CLOSE * columns_s and not self._much_sync(best)
+        if FEW < devices <= SMALL and near:
+            tries, patience, least_gain = SHORT_WALK, 1, MUCH_GAIN
+        else:
+            tries, patience, least_gain = WALK, PATIENCE, LEAST_GAIN
+        found, start, failed = [best], best, 0
+        for turn in range(MOST_WALKS):
+            before = best
+            found += walked(self.recutter, start, judge, tries, seed=turn)
+            best = min(found, key=lambda entry: entry.step_s)
+            self._note([self._unloaded_s(best.workers)])
+            mixed = self.mixed(best, judge)
+            found += mixed
+            start = min([best, *mixed], key=lambda entry: entry.step_s / (1 + WORSE * (entry is not best)))
+            best = min([best, *mixed], key=lambda entry: entry.step_s)
+            failed = 0 if best.step_s < before.step_s * (1 - least_gain) else failed + 1
+            if failed == patience:
+                break
+        return found[1:]
+
+    def mixed(self, best: Found, judge: Judge) -> list[Found]:
+        """The best set of pipelines that were all looked at before, where it promises more."""
+        step_s, pipelines = self.seen.pipelines(self._unloaded_s(best.workers))
+        workers = self.realise(pipelines, step_s, self.seen.classes)
+        seconds = self._unloaded_s(workers) if workers else math.inf
+        if math.isinf(seconds):
+            return []
+        self._note([seconds])
+        return [Found(judge(workers, seconds), tuple(workers), "mixed")]
+
+    def _much_sync(self, best: Found) -> bool:
+        seconds = self.load.step_s(best.workers, self._unloaded_s(best.workers))
+        return best.step_s - seconds > MUCH_SYNC * best.step_s
 
     def _unloaded_s(self, workers: Sequence[Worker]) -> float:
         return share_out(workers, self.problem.global_batch_size)[0]
@@ -127,23 +155,23 @@ class PipelineSearch:
         known = [*seconds, *([] if self.best is None else [self.best])]
         self.best = min(known, default=None)
 
-    def fewer(self, judge: Judge, counts: Sequence[int]) -> list[Found]:
-        """The best sets of no more than so many pipelines, for each count; for slow gradient sync.
+    def _fewer(self, best: Found, judge: Judge) -> list[Found]:
+        """The best sets of fewer pipelines, where gradient sync takes much of the step.
 
-        A count is left out where even without sync they are slower than what `search` has found with it.
+        A number of pipelines is left out where even without sync they are slower than the best.
         """
-        batch, found, loaded = self.problem.global_batch_size, [], self._loaded(judge)
-        for count in counts:
-            sets = self.from_columns(most_pipelines=count) if count > 1 else [self.chain()]
+        batch, count, found = self.problem.global_batch_size, len(best.workers), []
+        if count == 1 or not self._much_sync(best):
+            return []
+        for most in sorted({1, *(part for part in (count // 2, count // 5) if part > 1)}):
+            sets = self.from_columns(most, best.step_s) if most > 1 else [self.chain()]
             judged = [(share_out(workers, batch)[0], workers) for workers in sets if workers]
-            judged = [
-                (loaded(workers, seconds), workers) for seconds, workers in judged if seconds < math.inf
-            ]
+            judged = [(judge(workers, seconds), workers) for seconds, workers in judged if seconds < math.inf]
             if judged:
                 seconds, workers = min(judged, key=lambda entry: entry[0])
-                if seconds > HOPELESS * self.judged_s:
+                if seconds > HOPELESS * best.step_s:
                     continue
-                step_s, better = LocalSearch(self.recutter, loaded, self._tries // 3).improve(workers)
+                step_s, better = LocalSearch(self.recutter, judge, self._tries // 3).improve(workers)
                 found.append(Found(step_s, tuple(better), "fewer"))
         return found
 
@@ -201,8 +229,13 @@ class PipelineSearch:
         kinds = {tuple(device.device_class for device in order): order for order in reversed(orders)}
         return list(kinds.values())
 
-    def from_columns(self, most_pipelines: int | None = None) -> list[list[Worker]]:
-        """The relaxed programme's pipelines, rounded to whole ones and put on devices."""
+    def from_columns(
+        self, most_pipelines: int | None = None, within_s: float = math.inf
+    ) -> list[list[Worker]]:
+        """The relaxed programme's pipelines, rounded to whole ones and put on devices.
+
+        None where they do the batch, relaxed, in no less than so many seconds.
+        """
         known = self.columns.pool if self.columns else None
         columns = generate(
             self.tables,
@@ -213,52 +246,13 @@ class PipelineSearch:
         )
         if most_pipelines is None:
             self.columns = columns
-        if not columns.pool.columns or not math.isfinite(columns.step_s):
+        if not columns.pool.columns or columns.step_s >= within_s:
             return []
-        if most_pipelines is not None and columns.step_s > HOPELESS * self.judged_s:
-            return []
-        return [self.realise(chosen, step_s) for step_s, chosen in self.rounded(columns, most_pipelines)]
-
-    def rounded(
-        self, columns: Columns, most_pipelines: int | None = None
-    ) -> list[tuple[float, list[ClassPipeline]]]:
-        """Whole pipelines: the integer programme at step times from the relaxed one's upwards."""
-        batch, counts = self.problem.global_batch_size, self.classes.counts
-        every = list(columns.pool.columns.values())
-        low, high = columns.step_s, 1.6 * columns.step_s
-        step_s, best, fallback = 1.03 * low, None, None
-        for _ in range(STEPS):
-            values = columns.pool.values(step_s)
-            live = [(column, value) for column, value in zip(every, values, strict=True) if value]
-            if live:
-                total, chosen = self._whole(live, counts, most_pipelines)
-                found = (step_s, [_class_pipeline(column, value) for column, value in chosen])
-                if total >= batch:
-                    high, best = step_s, found
-                else:
-                    low, fallback = step_s, found
-            step_s = math.sqrt(low * high) if best else 1.25 * step_s
-            if best and high / low < 1.004:
-                break
-        return [entry for entry in (best, fallback) if entry]
-
-    def _whole(
-        self, live: list[tuple[Column, int]], counts: Sequence[int], most_pipelines: int | None
-    ) -> tuple[float, list[tuple[Column, int]]]:
-        """(samples, pipelines) of the integer programme; of a large cluster most by rounding down."""
-        uses, values = [column.uses for column, _ in live], [float(value) for _, value in live]
-        base = np.zeros(len(live))
-        left = list(map(float, counts))
-        limit = most_pipelines
-        if sum(counts) > LARGE:
-            base = np.floor(solve_master(uses, values, counts, most_pipelines=limit).amounts + 1e-9)
-            left = list(np.array(counts) - base @ np.array(uses))
-            limit = None if limit is None else limit - int(base.sum())
-        missing = self.problem.global_batch_size - float(base @ np.array(values))
-        rest = solve_master(uses, values, left, integer=True, most_pipelines=limit, enough=missing)
-        amounts = np.round(rest.amounts) + base
-        chosen = [entry for amount, entry in zip(amounts, live, strict=True) for _ in range(int(amount))]
-        return float(amounts @ np.array(values)), chosen
+        batch = self.problem.global_batch_size
+        return [
+            self.realise(chosen, step_s)
+            for step_s, chosen in rounded(columns, self.classes.counts, batch, most_pipelines)
+        ]
 
     def from_counts(self, ceiling_s: float) -> list[Found]:
         """The exact programme over counts of devices, for small clusters."""
@@ -275,11 +269,16 @@ class PipelineSearch:
                 found.append(Found(seconds, tuple(workers), "counts"))
         return found
 
-    def realise(self, pipelines: Sequence[ClassPipeline], step_s: float) -> list[Worker]:
-        """Pipelines on named devices, cut anew for their links where that is faster."""
+    def realise(
+        self, pipelines: Sequence[ClassPipeline], step_s: float, classes: DeviceClasses | None = None
+    ) -> list[Worker]:
+        """Pipelines on named devices, cut anew for their links where that is faster.
+
+        classes: those that the pipelines are of; None: those of the search.
+        """
         workers = []
         sizes = sorted(self.problem.microbatch_sizes)
-        for pipeline, stages in zip(pipelines, place(self.classes, pipelines), strict=True):
+        for pipeline, stages in zip(pipelines, place(classes or self.classes, pipelines), strict=True):
             # a single smaller microbatch is the last of larger ones: several as small are not asked for
             size = next((size for size in sizes if size >= pipeline.microbatch_size), sizes[-1])
             raw = self.workshop.worker(stages, size)
@@ -308,7 +307,3 @@ def _distinct(starts: Sequence[tuple[float, Found]]) -> list[tuple[float, Found]
         key = (judged_s, tuple(sorted(id(worker.timing) for worker in entry.workers)))
         seen.setdefault(key, (judged_s, entry))
     return list(seen.values())
-
-
-def _class_pipeline(column: Column, samples: int) -> ClassPipeline:
-    return ClassPipeline(column.microbatch_size, samples, column.stages)

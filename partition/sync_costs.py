@@ -15,6 +15,7 @@ from partition.worker import Worker
 
 PACE_BYTES = 2**20
 """A message whose seconds per byte stand for all: links may differ by size."""
+FEW_CHAINS = 2  # pipelines up to which rings are looked at one by one
 _Chain = Sequence[tuple[str, int]]
 """A pipeline's stages as (device, stop layer)."""
 
@@ -32,6 +33,8 @@ class SyncCosts:
         layers = range(self._profile.num_layers)
         self._tied = [layer for layer in layers if self._profile.tied_home(layer) != layer]
         self._large: _LargeRings | None = None
+        measured = costs.network.as_in_file is not costs.network
+        self._most_chains = LARGE_RING if measured else FEW_CHAINS
 
     def exposed_s(self, workers: Sequence[Worker]) -> float:
         """Seconds that the busiest device or card spends in sums, as if none were hidden."""
@@ -64,7 +67,7 @@ class SyncCosts:
 
     def _exposed_s(self, chains: Sequence[_Chain]) -> float:
         """Of pipelines that share no device."""
-        if len(chains) > LARGE_RING:
+        if len(chains) > self._most_chains:
             return self._large_s(chains)
         holders: list[list[str]] = [[] for _ in self._profile.layers]
         for chain in chains:
@@ -118,7 +121,7 @@ class SyncCosts:
         return self._large
 
     def _large_s(self, chains: Sequence[_Chain]) -> float:
-        """The owners of each range of layers between two cuts are a ring."""
+        """All rings at once. The owners of each range of layers between two cuts are a ring."""
         cuts = sorted({0} | {stop for chain in chains for _, stop in chain})
         place = {cut: index for index, cut in enumerate(cuts)}
         index = self._rings.index
@@ -152,7 +155,7 @@ class SyncCosts:
 
 
 class _LargeRings:
-    """Rings of many members, all at once; owns what the devices of a cluster have in common.
+    """Many rings or large ones, all at once; owns what the devices of a cluster have in common.
 
     A round lasts as long as the busiest card or link carries its messages, or as long as the mean hop if that
     is longer, since the data go all the way around.
@@ -176,7 +179,9 @@ class _LargeRings:
             ]
         )
         self._num_groups = len(groups)
-        self._links: dict[int, tuple[float, float]] = {}  # (s per byte, latency)
+        # of pairs of groups, each in a node or not, in order: (s per byte, latency)
+        self._codes = np.empty(0, dtype=np.int64)
+        self._links = np.empty((0, 2))
 
     def seconds(self, owners: npt.NDArray[np.int64], num_bytes: Floats) -> tuple[Floats, float]:
         """(seconds of each ring on the idle network, seconds for which the busiest card carries all of them).
@@ -207,11 +212,26 @@ class _LargeRings:
         """(s per byte, latency) of each message, of which those between the same groups are alike."""
         pair = self._group[owners] * self._num_groups + self._group[following]
         pair = 2 * pair + (self._node[owners] == self._node[following])
-        codes, first, inverse = np.unique(pair, return_index=True, return_inverse=True)
+        at = np.searchsorted(self._codes, pair)
+        if self._codes.size == 0 or (self._codes[np.minimum(at, self._codes.size - 1)] != pair).any():
+            self._learn(pair, owners, following)
+            at = np.searchsorted(self._codes, pair)
+        found = self._links[at]
+        return found[..., 0], found[..., 1]
+
+    def _learn(
+        self,
+        pair: npt.NDArray[np.int64],
+        owners: npt.NDArray[np.int64],
+        following: npt.NDArray[np.int64],
+    ) -> None:
+        """Keep the links of pairs that were not asked for before."""
+        codes, first = np.unique(pair, return_index=True)
+        known = dict(zip(self._codes.tolist(), self._links.tolist(), strict=True))
         for code, at in zip(codes.tolist(), first.tolist(), strict=True):
-            if code not in self._links:
+            if code not in known:
                 one, other = (self._devices[int(devices.flat[at])] for devices in (owners, following))
                 link = self._network.route(one.name, other.name).link
-                self._links[code] = (link.occupancy_s(PACE_BYTES) / PACE_BYTES, link.latency_s)
-        found = np.array([self._links[code] for code in codes.tolist()])[inverse.reshape(pair.shape)]
-        return found[..., 0], found[..., 1]
+                known[code] = [link.occupancy_s(PACE_BYTES) / PACE_BYTES, link.latency_s]
+        self._codes = np.array(sorted(known), dtype=np.int64)
+        self._links = np.array([known[code] for code in self._codes.tolist()])

@@ -42,7 +42,7 @@ class Timing:
         channels: Sequence[tuple[Device, Device]],
         microbatch_size: int,
     ) -> None:
-        self._costs, self._stages, self._channels = costs, tuple(stages), tuple(channels)
+        self._costs, self.stages, self._channels = costs, tuple(stages), tuple(channels)
         self.microbatch_size = microbatch_size
         self.full = self._seconds(microbatch_size)
         self.busy_s = [sum(pair) for pair in zip(self.full.forward_s, self.full.backward_s, strict=True)]
@@ -56,7 +56,7 @@ class Timing:
         self.needed = (
             in_flight_windows(self.busy_s, hops, self.period_s)
             if self.period_s > 0
-            else ((1,) * len(self._stages))
+            else ((1,) * len(self.stages))
         )
         self.optimizer_s = max(
             costs.prices.optimizer_s(stage.device, range(stage.start, stage.stop)) for stage in stages
@@ -69,14 +69,14 @@ class Timing:
     def _seconds(self, samples: int) -> Seconds:
         prices = self._costs.prices
         return Seconds(
-            tuple(prices.forward_s(s.device, s.start, s.stop, samples) for s in self._stages),
+            tuple(prices.forward_s(s.device, s.start, s.stop, samples) for s in self.stages),
             tuple(
                 prices.backward_s(s.device, s.start, s.stop, samples, recompute=s.recompute)
-                for s in self._stages
+                for s in self.stages
             ),
             tuple(
                 self._costs.message_s(*channel, right.start, samples)
-                for channel, (_, right) in zip(self._channels, pairwise(self._stages), strict=True)
+                for channel, (_, right) in zip(self._channels, pairwise(self.stages), strict=True)
             ),
         )
 
@@ -137,7 +137,7 @@ class Timing:
     @cached_property
     def _warm(self) -> int:
         """Microbatches after which each further one takes the same time, as far as that is seen soon."""
-        stages, warm = len(self._stages), self._first_warm
+        stages, warm = len(self.stages), self._first_warm
         if stages == 1:
             return 1
         # faster than the busiest stage or link: a queue in front of it is still filling
@@ -147,7 +147,7 @@ class Timing:
 
     @cached_property
     def _first_warm(self) -> int:
-        stages = len(self._stages)
+        stages = len(self.stages)
         if stages == 1:
             return 1
         warm = WARM * max(stages, self.usual[0]) + WARM_EXTRA
@@ -165,7 +165,7 @@ class Timing:
         that may be too short: no step is shorter than the way to it and back, and all microbatches there (Z
         of `partition.windows`).
         """
-        if len(self._stages) == 1:
+        if len(self.stages) == 1:
             return self._floors
         warm_s = self._exact_s(self._warm)
         pace = self._pace_s(self._warm)
@@ -176,7 +176,7 @@ class Timing:
     @cached_property
     def _floors(self) -> list[tuple[float, float]]:
         """(s, s per microbatch) of each stage and link: Z is the longest of them."""
-        if len(self._stages) == 1:
+        if len(self.stages) == 1:
             return [(self.optimizer_s, self.busy_s[0])]
         lines: list[tuple[float, float]] = []
         way = 0.0
@@ -327,6 +327,11 @@ class Workshop:
     def __init__(self, costs: PipelineCosts) -> None:
         self.costs = costs
         self._timings: dict[object, Timing] = {}
+
+    @property
+    def timings(self) -> list[Timing]:
+        """All so far, in the order in which they were made."""
+        return list(self._timings.values())
 
     def worker(self, stages: Sequence[WorkerStage], microbatch_size: int) -> Worker:
         channels = [(left.device, right.device) for left, right in pairwise(stages)]

@@ -105,9 +105,10 @@ def _partitions(devices: tuple[Device, ...]) -> Iterator[tuple[tuple[Device, ...
 
 
 def _long_search(search: PipelineSearch, found: Sequence[Found], seconds: float) -> list[list[Worker]]:
-    """Walks from many starts, then from the best, every other one after random changes, until the time is up.
+    """Walks from many starts, then from the best, every third one after random changes, until the time is up.
 
-    For two thirds of it by the clocks of pipelines, then with the simulator.
+    Out of all that was seen new sets are made between them, as in the search. For two thirds of the time by
+    the clocks of pipelines, then with the simulator.
     """
 
     def simulated(workers: Sequence[Worker], _: float) -> float:
@@ -130,7 +131,7 @@ def _walks(search: PipelineSearch, starts: Sequence[Found], judge: Judge, end_s:
     while time.process_time() < end_s:
         turn += 1
         start = starts[turn] if turn < len(starts) else found[-1]
-        if turn >= len(starts) and turn % 2:
+        if turn >= len(starts) and turn % 3 == 1:
             changes = LocalSearch(search.recutter, judge, WALK)
             workers = kicked(changes, rng, list(start.workers), start.step_s)
             start = Found(judge(workers, share_out(workers, batch)[0]), tuple(workers), "kicked")
@@ -145,6 +146,9 @@ def _walks(search: PipelineSearch, starts: Sequence[Found], judge: Judge, end_s:
             seed=turn,
         )
         found += [entry for entry in walk[-1:] if entry.step_s < found[-1].step_s]
+        if turn % 3 == 2:
+            mixed = search.mixed(found[-1], judge)
+            found += [entry for entry in mixed if entry.step_s < found[-1].step_s]
     return found
 
 

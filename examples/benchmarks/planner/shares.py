@@ -7,10 +7,10 @@ from typing import Any
 
 import partition.columns
 import partition.pipeline_search
+import partition.recombination
 from partition.chain_dp import ChainProgramme
 from partition.column_dp import ColumnProgramme
 from partition.count_split import CountSplit
-from partition.pipeline_search import PipelineSearch
 from partition.problem import Evaluate
 from partition.type_counts import TypeCountProgramme
 
@@ -24,7 +24,8 @@ _FUNCTIONS: tuple[tuple[Any, str, str], ...] = (
     (TypeCountProgramme, "__init__", DP),
     (CountSplit, "split", DP),
     (ChainProgramme, "roots", DP),
-    (PipelineSearch, "rounded", MILP),
+    (partition.pipeline_search, "rounded", MILP),
+    (partition.recombination, "solve_master", MILP),
 )
 
 
