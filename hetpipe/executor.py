@@ -16,6 +16,7 @@ from hetpipe.instructions import (
     Compute,
     Direction,
     Instruction,
+    Message,
     Norm,
     Pass,
     Step,
@@ -53,6 +54,23 @@ class StepOutcome:
     events: tuple[Event, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Computation:
+    """What a computation of a program has to do with its neighbours, looked up once for all steps.
+
+    message: what it waits for; receive: the end of it here, None where this rank made it. made: what is sent
+    of its result; kept: this rank's next stage takes it. releases: sends that are proven to have arrived.
+    """
+
+    entry: Compute
+    message: Message | None
+    receive: Transfer | None
+    made: Message | None
+    kept: bool
+    releases: tuple[Transfer, ...]
+    nominal_s: float
+
+
 class Executor:
     """One rank of a run. Owns nothing but the order: each part below owns its own resource."""
 
@@ -79,9 +97,9 @@ class Executor:
         self._boundaries = boundaries
         self._pace = pace
         self._board = board
-        self._releases = release_points(self._program, rank)
+        self._computations = self._looked_up()
         self._norm = len(self._program.buckets)
-        self._outgoing: dict[object, tuple[Tensor, ...]] = {}
+        self._outgoing: dict[Message, tuple[Tensor, ...]] = {}
         self._shapes: dict[tuple[int, int, Pass], tuple[TensorShape, ...]] = {}  # of the step at hand
         self._sync_ends: dict[Instruction, float] = {}
 
@@ -118,7 +136,7 @@ class Executor:
             end = begin
             match entry:
                 case Compute():
-                    begin, end = self._compute(index, entry, microbatch)
+                    begin, end = self._compute(self._computations[index], microbatch)
                 case Transfer():
                     end = self._transfer(entry, microbatch)
                 case Sync():
@@ -157,35 +175,56 @@ class Executor:
         self._transport.close()
         self._sync.close()
 
+    def _looked_up(self) -> dict[int, _Computation]:
+        """The computations by their place in the list of this rank."""
+        releases, local = release_points(self._program, self._rank), self._program.local_boundaries
+        found: dict[int, _Computation] = {}
+        for index, entry in enumerate(self._program.ranks[self._rank]):
+            if isinstance(entry, Compute):
+                num_stages = self._costs.num_stages[entry.pipeline]
+                message, made = incoming(entry, num_stages), outgoing(entry, num_stages)
+                receive = None
+                if message is not None and message[1:3] not in local:
+                    receive = Transfer(
+                        Direction.RECV, entry.op, entry.pipeline, entry.stage, entry.microbatch
+                    )
+                found[index] = _Computation(
+                    entry,
+                    message,
+                    receive,
+                    made,
+                    made is not None and made[1:3] in local,
+                    releases.get(index, ()),
+                    self._costs.compute_s(self._rank, entry),
+                )
+        return found
+
     def _compute(
-        self, index: int, entry: Compute, microbatch: Callable[[int, int], Microbatch]
+        self, work: _Computation, microbatch: Callable[[int, int], Microbatch]
     ) -> tuple[float, float]:
+        entry = work.entry
         received: tuple[Tensor, ...] = ()
         ready_s = 0.0
-        num_stages = self._costs.num_stages[entry.pipeline]
-        local = self._program.local_boundaries
-        message = incoming(entry, num_stages)
-        if message is not None and message[1:3] in local:
-            received = self._outgoing.pop(message)
-        elif message is not None:
-            receive = Transfer(Direction.RECV, entry.op, entry.pipeline, entry.stage, entry.microbatch)
-            received = self._transport.receive(receive)
+        if work.receive is not None:
+            received = self._transport.receive(work.receive)
             if self._board is not None:
-                ready_s = self._board.due_s(message)
-        for send in self._releases.get(index, ()):
+                assert work.message is not None
+                ready_s = self._board.due_s(work.message)
+        elif work.message is not None:
+            received = self._outgoing.pop(work.message)
+        for send in work.releases:
             self._transport.release(send)
         start = self._pace.begin(ready_s)
         if entry.op is Pass.FORWARD:
             result = self._stages.forward(entry, microbatch(entry.pipeline, entry.microbatch), received)
         else:
             result = self._stages.backward(entry, received)
-        made = outgoing(entry, num_stages)
-        if made is not None and made[1:3] in local:
+        if work.kept:
             # the stages' graphs stay apart, as if the tensors had been sent
-            self._outgoing[made] = tuple(tensor.detach() for tensor in result)
-        elif made is not None:
-            self._outgoing[made] = result
-        return start, self._pace.end(start, self._costs.compute_s(self._rank, entry))
+            result = tuple(tensor.detach() for tensor in result)
+        if work.made is not None:
+            self._outgoing[work.made] = result
+        return start, self._pace.end(start, work.nominal_s)
 
     def _transfer(self, entry: Transfer, microbatch: Callable[[int, int], Microbatch]) -> float:
         """Post a message; gives the time at which it is due."""

@@ -64,8 +64,11 @@ class StageRunner:
             outputs = self._run(compute, microbatch, carried)
         last = self._is_last(compute)
         if last:
-            loss = outputs[0].detach().double()
-            self._loss_so_far = loss if self._loss_so_far is None else self._loss_so_far + loss
+            loss = outputs[0].detach()
+            if self._loss_so_far is None:
+                self._loss_so_far = loss.to(torch.float64, copy=True)
+            else:
+                self._loss_so_far += loss
         kept = () if recompute else outputs
         self._alive[_key(compute)] = _InFlight(microbatch, carried, kept)
         return () if last else outputs

@@ -39,8 +39,9 @@ class Transport(Protocol):
 
 @dataclass(slots=True)
 class _UnderWay:
-    """The tensors of one message, each with torch's handle, and when the message was posted."""
+    """The tensors of one message, each with torch's handle, its other end, and when it was posted."""
 
+    peer: int
     tensors: list[tuple[dist.Work, Tensor]] = field(default_factory=list)
     since_s: float = field(default_factory=time.monotonic)
 
@@ -80,7 +81,7 @@ class DistributedTransport:
 
     def send(self, transfer: Transfer, tensors: Sequence[Tensor]) -> None:
         peer, group, tag = self._way(transfer)
-        message = self._sends[transfer] = _UnderWay()
+        message = self._sends[transfer] = _UnderWay(peer)
         for index, tensor in enumerate(tensors):
             data = tensor.detach().contiguous()
             if self._staged[peer]:
@@ -96,7 +97,7 @@ class DistributedTransport:
                 f"{len(shapes)} tensors cross at {transfer}; {MAX_TENSORS} are the most that may"
             )
         peer, group, tag = self._way(transfer)
-        message = self._receives[transfer] = _UnderWay()
+        message = self._receives[transfer] = _UnderWay(peer)
         place = "cpu" if self._staged[peer] else self._device
         for index, entry in enumerate(shapes):
             buffer = torch.empty(entry.shape, dtype=entry.dtype, device=place)
@@ -110,8 +111,9 @@ class DistributedTransport:
 
         Raises: PeerError if they do not come in time, or the peer is gone.
         """
-        tensors = self._wait(transfer, self._receives.pop(transfer))
-        if self._staged[self._way(transfer)[0]]:
+        message = self._receives.pop(transfer)
+        tensors = self._wait(transfer, message)
+        if self._staged[message.peer]:
             return tuple(tensor.to(self._device) for tensor in tensors)
         return tensors
 
@@ -148,7 +150,7 @@ class DistributedTransport:
         return tuple(tensor for _, tensor in message.tensors)
 
     def _waiting(self, transfer: Transfer, message: _UnderWay) -> AbstractContextManager[None]:
-        return WaitingFor(self._program, self._rank, transfer, self._way(transfer)[:1], message.since_s)
+        return WaitingFor(self._program, self._rank, transfer, (message.peer,), message.since_s)
 
 
 MAX_TENSORS = 16

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from runtimes import RUNTIMES, Case, compare_rank, memory_rank, profile_rank
+from runtimes import ALONE, RUNTIMES, Case, compare_rank, memory_rank, profile_rank
 
 from hetpipe.launch import RankGroup, run_ranks
 from hetpipe.profiling import processor_name
@@ -109,14 +109,22 @@ def _memory_table(cases: Sequence[Case], memory: dict[tuple[Case, str], dict[str
 
 def _instruction_table(cases: Sequence[Case], events: dict[Case, list[dict[str, Any]]]) -> str:
     lines = [
-        "| ranks | instructions | CPU us per instruction, ours: median [min, max] | torch |",
-        "|---|---|---|---|",
+        "| ranks | instructions | CPU us per instruction, ours: median [min, max] | torch "
+        "| forwards and backwards alone | overhead, ours | torch |",
+        "|---|---|---|---|---|---|---|",
     ]
     for case in cases:
         first, *pairs = events[case]
-        count = first["instructions"]
-        cells = [_spread([1e6 * pair[name][1] / count for pair in pairs], 1) for name in RUNTIMES]
-        lines.append(f"| {case.num_stages} | {count} | {' | '.join(cells)} |")
+        used = {
+            name: [1e6 * pair[name][1] / first["instructions"] for pair in pairs]
+            for name in (*RUNTIMES, ALONE)
+        }
+        over = [
+            [all_of_it - alone for all_of_it, alone in zip(used[name], used[ALONE], strict=True)]
+            for name in RUNTIMES
+        ]
+        cells = [_spread(values, 1) for values in (*used.values(), *over)]
+        lines.append(f"| {case.num_stages} | {first['instructions']} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 

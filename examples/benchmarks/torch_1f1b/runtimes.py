@@ -179,16 +179,52 @@ class Torch:
         return {name: value.grad for name, value in self._parameters.items() if value.grad is not None}
 
 
+class Alone:
+    """The forwards and backwards of a rank's layers in a loop: no messages, no order, no runtime.
+
+    For the case without blocks, whose layers all take and give [samples, 8].
+    """
+
+    def __init__(self, case: Case, rank: int) -> None:
+        chain = case.chain()
+        start, stop = list(pairwise(case.cuts(chain.num_layers)))[rank]
+        model = chain.materialise(range(start, stop), SEED)
+        self._case, self._rank = case, rank
+        self._parameters = model.owned_parameters()
+        self._optimizer = Optimizer(self._parameters, (), 0.0)
+        self._module = nn.Sequential(*list(model.model.children())[start:stop]).train()
+        self._inputs, self._labels = case.batch(case.microbatch_size)
+        self._gradient = torch.ones_like(self._inputs)
+
+    def prepare(self) -> None:
+        self._optimizer.zero_grad()
+
+    def run(self) -> None:
+        case, last = self._case, self._rank == self._case.num_stages - 1
+        for _ in range(case.num_microbatches):
+            outputs = self._module(self._inputs.detach().requires_grad_(self._rank > 0))
+            if last:
+                (case.loss(outputs, self._labels) * case.weight).backward()
+            else:
+                outputs.backward(self._gradient)
+
+    def gradients(self) -> dict[str, Tensor]:
+        return {name: value.grad for name, value in self._parameters.items() if value.grad is not None}
+
+
 RUNTIMES: dict[str, Callable[[Case, int], Runtime]] = {"ours": Ours, "torch": Torch}
+ALONE = "alone"
 
 
 def compare_rank(case: Case, num_pairs: int, *, rank: int, emit: Emit) -> None:
     """Step by step in turn, the other one first in every second pair.
 
     Emits the largest difference of a gradient, and per pair and runtime the seconds of the step (last end of
-    a rank less common start) and the CPU seconds of all ranks.
+    a rank less common start) and the CPU seconds of all ranks; without blocks those of `Alone` too.
     """
     runtimes = {name: make(case, rank) for name, make in RUNTIMES.items()}
+    if case.blocks is None:
+        runtimes[ALONE] = Alone(case, rank)
     for runtime in runtimes.values():
         for _ in range(WARM_UP):
             _timed(runtime)
@@ -199,10 +235,10 @@ def compare_rank(case: Case, num_pairs: int, *, rank: int, emit: Emit) -> None:
         num_instructions = sum(map(len, _program(case, case.chain()).ranks))
         emit({"event": "case", "gradient_difference": max(differences), "instructions": num_instructions})
     for pair in range(num_pairs):
-        names = list(RUNTIMES) if pair % 2 == 0 else list(RUNTIMES)[::-1]
+        names = list(runtimes) if pair % 2 == 0 else list(runtimes)[::-1]
         measured = {name: _timed(runtimes[name]) for name in names}
         if rank == 0:
-            emit({"event": "pair", **{name: measured[name] for name in RUNTIMES}})
+            emit({"event": "pair", **measured})
 
 
 def memory_rank(case: Case, name: str, *, rank: int, emit: Emit) -> None:
