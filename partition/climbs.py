@@ -14,7 +14,7 @@ KICKS = (2, 3, 5, 8)  # random changes before the next sweep then
 WORSE = 0.01  # than the best, a set that a sweep goes on from at its beginning
 IN_VAIN = 150  # sets that only the judge finds too slow, after which a walk ends: they take longest
 SIMULATED = 3  # sets that show whether it pays to climb with the simulator
-SETTLED, CLIMBED = 5, 3  # sets that are simulated then, and from which such a climb begins
+SETTLED, CLIMBED = 5, 3  # sets that are simulated then, beside the best of each start, and climbed from
 CLIMB = SWEEP = 400  # tries of such a climb, and of a sweep of the walk after them
 SETTLED_SWEEPS, PATIENT = 40, 12  # and how many may find nothing where it is `always` done
 MOST_SIMULATED = 800_000  # microbatches at stages; after them a walk ends
@@ -87,6 +87,14 @@ def kicked(
     return base
 
 
+def distinct(found: Sequence[Found]) -> list[Found]:
+    """Without those whose workers are like those of an earlier one, but for the names of devices."""
+    seen: dict[object, Found] = {}
+    for entry in found:
+        seen.setdefault(tuple(sorted(id(worker.timing) for worker in entry.workers)), entry)
+    return list(seen.values())
+
+
 def settled(
     recutter: Recutter, found: Sequence[Found], simulated: Judge, *, always: bool = False
 ) -> list[Found]:
@@ -96,11 +104,13 @@ def settled(
     backwards, which no estimate knows. Empty where the estimates hold, unless it is to be done `always`.
     found: at least one, least estimates first.
     """
-    first = list({entry.workers: entry for entry in reversed(found)}.values())[::-1]
+    first = distinct(found)
     judged = [(simulated(entry.workers, 0.0), entry) for entry in first[:SIMULATED]]
     if not always and min(step_s for step_s, _ in judged) <= QUEUES * found[0].step_s:
         return []
-    judged += [(simulated(entry.workers, 0.0), entry) for entry in first[SIMULATED:SETTLED]]
+    of_kinds = {entry.start: entry for entry in reversed(first[SETTLED:])}
+    others = [*first[SIMULATED:SETTLED], *of_kinds.values()]
+    judged += [(simulated(entry.workers, 0.0), entry) for entry in others]
     judged.sort(key=lambda pair: pair[0])
     climbs, asked, batch = [], 0.0, recutter.tables.problem.global_batch_size
 
