@@ -10,9 +10,9 @@ from partition.climbs import settled, walked
 from partition.pipeline_search import PipelineSearch
 from partition.plan import Plan
 from partition.problem import Problem
-from partition.sample_shares import share_out
 from partition.worker import Worker
 from random_problems import random_problem
+from searches import clock_s, worst_starts
 
 
 def simulated_s(search: PipelineSearch, problem: Problem, workers: Sequence[Worker]) -> float:
@@ -45,21 +45,12 @@ def test_a_climb_is_no_worse_than_its_starts_and_says_what_the_simulator_says() 
 
 def test_a_walk_finds_better_and_better_sets_and_ends_when_told() -> None:
     better = 0
-    for seed in range(40):
-        problem = random_problem(seed)
-        search = PipelineSearch(problem)
-        starts = [entry for entry in search.starts() if math.isfinite(entry.step_s)]
-        if not starts:
-            continue
-        worst = max(starts, key=lambda entry: entry.step_s)
+    for search, worst in worst_starts(40):
         walk = walked(search.recutter, worst, lambda _, seconds: seconds, 100, sweeps=3)
         steps = [worst.step_s, *(entry.step_s for entry in walk)]
         assert steps == sorted(steps, reverse=True) and len(set(steps)) == len(steps)
         for entry in walk:
-            clock_s = share_out(entry.workers, problem.global_batch_size)[0]
-            assert clock_s == pytest.approx(entry.step_s, rel=3e-4)
-            names = [device.name for worker in entry.workers for device in worker.devices]
-            assert len(names) == len(set(names))
+            assert clock_s(search, entry) == pytest.approx(entry.step_s, rel=3e-4)
         better += bool(walk)
         assert walked(search.recutter, worst, lambda _, seconds: seconds, 100, lambda: False) == []
     assert better > 5

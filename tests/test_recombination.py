@@ -7,9 +7,9 @@ import pytest
 
 from partition.pipeline_search import PipelineSearch
 from partition.recombination import Seen
-from partition.sample_shares import share_out
 from partition.worker import WorkerStage, Workshop
 from random_problems import random_problem
+from searches import clock_s, worst_starts
 
 
 def most_samples(seen: Seen, timings: list, step_s: float, batch: int) -> int:
@@ -88,18 +88,9 @@ def test_pipelines_made_later_are_seen_too() -> None:
 
 def test_a_mixed_set_is_judged_as_it_is() -> None:
     mixed = 0
-    for seed in range(40):
-        problem = random_problem(seed)
-        search = PipelineSearch(problem)
-        starts = [entry for entry in search.starts() if math.isfinite(entry.step_s)]
-        if not starts:
-            continue
-        worst = max(starts, key=lambda entry: entry.step_s)
+    for search, worst in worst_starts(40):
         for entry in search.mixed(worst, lambda _, seconds: 2 * seconds):
-            names = [device.name for worker in entry.workers for device in worker.devices]
-            assert len(names) == len(set(names))
-            clock_s = share_out(entry.workers, problem.global_batch_size)[0]
-            assert entry.step_s == pytest.approx(2 * clock_s)
+            assert entry.step_s == pytest.approx(2 * clock_s(search, entry))
             mixed += 1
     assert mixed > 5
 
