@@ -10,6 +10,7 @@ from cost_model.cluster import Cluster, Device, Link, Node
 from cost_model.errors import InfeasibleError, InputError
 from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
 from hetpipe.planning import evaluator
+from parallel import on_all_cores
 from partition.plan import Plan
 from partition.problem import Problem
 from partition.solver import compare, solve
@@ -99,7 +100,7 @@ def test_auto_is_never_worse_than_a_baseline() -> None:
 
 @pytest.mark.slow
 def test_auto_is_never_worse_than_a_baseline_in_hundreds_of_problems() -> None:
-    assert sum(check_against_baselines(seed) for seed in range(100, 300)) > 100
+    assert sum(on_all_cores(check_against_baselines, range(100, 300))) > 100
 
 
 def test_planning_twice_gives_the_same_plan() -> None:

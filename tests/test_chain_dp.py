@@ -9,6 +9,7 @@ import pytest
 
 from cost_model.cluster import Cluster, Device, Link, Node
 from cost_model.memory import StageShape, device_memory
+from parallel import on_all_cores
 from partition.chain_dp import FOREVER_S, ChainProgramme, StageBytes
 from partition.classes import DeviceClasses
 from partition.pipeline_costs import Layout, PipelineCosts
@@ -74,7 +75,7 @@ def test_programme_equals_brute_force() -> None:
 
 @pytest.mark.slow
 def test_programme_equals_brute_force_on_hundreds_of_problems() -> None:
-    assert sum(compare_with_brute_force(seed) for seed in range(1000, 1400)) > 50
+    assert sum(on_all_cores(compare_with_brute_force, range(1000, 1400))) > 50
 
 
 def test_windows_by_hand() -> None:

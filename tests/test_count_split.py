@@ -7,6 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+from parallel import on_all_cores
 from partition.classes import equal_devices
 from partition.count_split import CountSplit, families
 from partition.problem import Problem
@@ -100,8 +101,7 @@ def test_bound_equals_the_best_split() -> None:
 
 @pytest.mark.slow
 def test_bound_equals_the_best_split_in_hundreds_of_problems() -> None:
-    for seed in range(3000, 3200):
-        compare_with_brute_force(seed)
+    on_all_cores(compare_with_brute_force, range(3000, 3200))
 
 
 def test_split_is_the_best_way_to_part_the_devices() -> None:

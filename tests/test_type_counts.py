@@ -12,6 +12,7 @@ import pytest
 
 from cost_model.cluster import Node
 from cost_model.memory import StageShape, device_memory
+from parallel import on_all_cores
 from partition.classes import equal_devices
 from partition.column_dp import ColumnStage
 from partition.count_vectors import CountVectors
@@ -179,8 +180,7 @@ def test_programme_equals_brute_force() -> None:
 
 @pytest.mark.slow
 def test_programme_equals_brute_force_on_hundreds_of_problems() -> None:
-    for seed in range(1000, 1400):
-        compare_with_brute_force(seed)
+    on_all_cores(compare_with_brute_force, range(1000, 1400))
 
 
 def milp_s(brute: BruteForce, counts: Sequence[int]) -> tuple[float, tuple[ColumnStage, ...]]:
@@ -290,5 +290,4 @@ def test_programme_equals_a_milp() -> None:
 
 @pytest.mark.slow
 def test_programme_equals_a_milp_on_hundreds_of_problems() -> None:
-    for seed in range(2000, 2300):
-        compare_with_milp(seed)
+    on_all_cores(compare_with_milp, range(2000, 2300))
