@@ -9,6 +9,7 @@ the stage before sent, and the gate of `stop` leaves by an exception:
 """
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any, NoReturn
 
 import torch
@@ -99,10 +100,14 @@ class LayerModel(nn.Module):
 class SequentialLayers(LayerModel):
     """Layers of an nn.Sequential: each child takes and returns a tensor or a tuple of tensors."""
 
+    @cached_property
+    def _children(self) -> tuple[nn.Module, ...]:
+        return tuple(self.model.children())
+
     def compute(self, start: int, stop: int, inputs: Inputs, carried: Carried) -> Carried:
         if self.on_layer is not None:
             self.on_layer(start)
-        children = list(self.model.children())
+        children = self._children
         tensors = tuple(inputs.values()) if start == 0 else carried
         for layer in range(start, stop):
             if layer > start:

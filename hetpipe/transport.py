@@ -77,17 +77,17 @@ class DistributedTransport:
         self._tags = {message: index * MAX_TENSORS for index, message in enumerate(slots)}
         self._groups = _edge_groups(program, staging, self._timeout) if dist.is_initialized() else {}
         self._staged = [staging.copies(rank, (rank, peer)) for peer in range(len(program.ranks))]
-        self._ways: dict[Transfer, tuple[int, dist.ProcessGroup | None, int]] = {}
+        self._ways: dict[Transfer, _Way] = {}
 
     def send(self, transfer: Transfer, tensors: Sequence[Tensor]) -> None:
-        peer, group, tag = self._way(transfer)
+        peer, group, member, tag = self._way(transfer)
         message = self._sends[transfer] = _UnderWay(peer)
         for index, tensor in enumerate(tensors):
             data = tensor.detach().contiguous()
             if self._staged[peer]:
                 data = data.cpu()
             with self._waiting(transfer, message):
-                work = dist.isend(data, peer, group=group, tag=tag + index)
+                work = dist.isend(data, group=group, tag=tag + index, group_dst=member)
             assert work is not None
             message.tensors.append((work, data))
 
@@ -96,13 +96,13 @@ class DistributedTransport:
             raise InputError(
                 f"{len(shapes)} tensors cross at {transfer}; {MAX_TENSORS} are the most that may"
             )
-        peer, group, tag = self._way(transfer)
+        peer, group, member, tag = self._way(transfer)
         message = self._receives[transfer] = _UnderWay(peer)
         place = "cpu" if self._staged[peer] else self._device
         for index, entry in enumerate(shapes):
             buffer = torch.empty(entry.shape, dtype=entry.dtype, device=place)
             with self._waiting(transfer, message):
-                work = dist.irecv(buffer, peer, group=group, tag=tag + index)
+                work = dist.irecv(buffer, group=group, tag=tag + index, group_src=member)
             assert work is not None
             message.tensors.append((work, buffer))
 
@@ -133,14 +133,15 @@ class DistributedTransport:
         self._groups.clear()
         self._ways.clear()
 
-    def _way(self, transfer: Transfer) -> tuple[int, dist.ProcessGroup | None, int]:
-        """Peer, group and first tag of a message, looked up once: a step has many, all steps the same."""
+    def _way(self, transfer: Transfer) -> "_Way":
+        """How a message goes, looked up once: a step has many, all steps the same."""
         way = self._ways.get(transfer)
         if way is None:
             peer = self._program.rank_of(transfer.pipeline, transfer.peer_stage)
             sending = transfer.direction is Direction.SEND
-            edge = (self._rank, peer) if sending else (peer, self._rank)
-            way = self._ways[transfer] = (peer, self._groups.get(edge), self._tags[transfer.message])
+            group = self._groups.get((self._rank, peer) if sending else (peer, self._rank))
+            member = peer if group is None else int(peer > self._rank)
+            way = self._ways[transfer] = (peer, group, member, self._tags[transfer.message])
         return way
 
     def _wait(self, transfer: Transfer, message: _UnderWay) -> tuple[Tensor, ...]:
@@ -152,6 +153,9 @@ class DistributedTransport:
     def _waiting(self, transfer: Transfer, message: _UnderWay) -> AbstractContextManager[None]:
         return WaitingFor(self._program, self._rank, transfer, (message.peer,), message.since_s)
 
+
+_Way = tuple[int, dist.ProcessGroup | None, int, int]
+"""Peer, the group of the edge and the peer's rank in it, first tag; no group: the default one."""
 
 MAX_TENSORS = 16
 """The most tensors that one boundary may carry."""
