@@ -15,6 +15,7 @@ from partition.bounds import fractional_bound_s
 from partition.forcing import without
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import Evaluate, Problem
+from partition.sharding import fits, with_state_owners
 from partition.strategies import BASELINES
 
 BUSIEST = 0.97  # of the busiest device: as busy as this is limited by its own computation
@@ -118,7 +119,7 @@ class _Explainer:
     def __init__(self, plan: Plan, problem: Problem, evaluate: Evaluate, step_s: float, waits: Waits) -> None:
         self.plan, self.problem, self.evaluate = plan, problem, evaluate
         self.step_s, self.waits = step_s, waits
-        profile = problem.profile
+        self.profile = profile = problem.profile
         self.network = Network(problem.cluster, profile.links, profile.all_reduces)
         self.prices = Prices(profile)
 
@@ -150,7 +151,7 @@ class _Explainer:
                 )
 
     def memory(self, plan: Plan, name: str) -> float:
-        return plan.memory(self.problem.profile, name).total_bytes
+        return plan.memory(self.profile, name).total_bytes
 
     def one_more(self, number: int, index: int, *, try_it: bool) -> tuple[float | None, float | None]:
         """(bytes that are missing for a layer more, step with it over the step), the better of both sides."""
@@ -159,12 +160,19 @@ class _Explainer:
         if not tries:
             return None, None
         lacks = [max(0.0, self.memory(plan, device.name) - device.usable_bytes) for plan in tries]
-        able = [plan for plan, missing in zip(tries, lacks, strict=True) if missing == 0]
+        able = [
+            plan
+            for plan, missing in zip(tries, lacks, strict=True)
+            if missing == 0 and (not plan.zero or fits(plan, self.profile, self.problem.cluster))
+        ]
         steps = [self.evaluate(plan).step_s for plan in able] if try_it and self.step_s else []
         return min(lacks), min(steps) / self.step_s if steps else None
 
     def _moved(self, number: int, index: int) -> Iterator[Plan]:
-        """The plan with a layer of each neighbour given to a stage, where that keeps one."""
+        """The plan with a layer of each neighbour given to a stage, where that keeps one.
+
+        Sharded optimizer states are shared out anew: their owners may not hold the same layers any more.
+        """
         pipeline = self.plan.pipelines[number]
         for side, other in ((-1, index - 1), (1, index + 1)):
             if not 0 <= other < len(pipeline.stages) or pipeline.stages[other].num_layers == 1:
@@ -179,7 +187,8 @@ class _Explainer:
                 stages[other] = dataclasses.replace(theirs, layers=(theirs.start + 1, theirs.stop))
             changed = dataclasses.replace(pipeline, stages=tuple(stages))
             pipelines = [*self.plan.pipelines[:number], changed, *self.plan.pipelines[number + 1 :]]
-            yield dataclasses.replace(self.plan, pipelines=tuple(pipelines))
+            moved = dataclasses.replace(self.plan, pipelines=tuple(pipelines), state_owners=None)
+            yield with_state_owners(moved, self.profile, self.problem.cluster) if moved.zero else moved
 
     def busiest_link(self, pipeline: Pipeline, index: int) -> tuple[str | None, float]:
         """The channel beside a stage that is occupied longest, and for which share of the step."""

@@ -1,3 +1,5 @@
+import random
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -9,6 +11,8 @@ from hetpipe.planning import evaluator
 from partition.explain import Explanation, Limit, explain, sentences
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import problem_of
+from partition.sharding import with_state_owners
+from random_plans import random_case, random_plan
 from small_case import equal_plan, equal_stages, plan_of, small_cluster, small_plan, small_profile
 
 
@@ -116,3 +120,41 @@ def test_what_does_not_fit_gives_its_reason():
     found, lines = explained(plan, profile, small_cluster(fast_bytes=need, slow_bytes=need))
     assert found.alternatives[0].slower is None
     assert any(line.startswith("the fastest single device does not fit: single: ") for line in lines)
+
+
+def test_the_states_of_a_sharded_plan_follow_the_layer_that_is_moved():
+    # b/1 has the states of layer 1, and holds it no more if a/1 takes it; a/0 those of layer 2, as b/0 might
+    pipelines = (
+        Pipeline(1, 4, (Stage(("a/0",), (0, 3), 2), Stage(("b/0",), (3, 4), 1))),
+        Pipeline(1, 4, (Stage(("a/1",), (0, 1), 2), Stage(("b/1",), (1, 4), 1))),
+    )
+    cluster = small_cluster()
+    nodes = tuple(
+        replace(node, devices=(*node.devices, replace(node.devices[0], name=f"{node.name}/1")))
+        for node in cluster.nodes
+    )
+    profile, cluster = small_profile(), replace(cluster, nodes=nodes)
+    owned = Plan("manual", profile.model, 8, pipelines, zero=1, state_owners=("a/0", "b/1", "a/0", "b/0"))
+    for plan in (owned, replace(owned, state_owners=None)):
+        found, lines = explained(plan, profile, cluster)
+        assert [stage.device for stage in found.stages] == ["a/0", "b/0", "a/1", "b/1"]
+        # a/0 and b/1 have neighbours of one layer, which keep it
+        assert [stage.more_step is None for stage in found.stages] == [True, False, False, True]
+        assert sum("with one more layer the step would be" in line for line in lines) == 2
+
+
+def test_every_plan_can_be_explained():
+    rng = random.Random(0)
+    kinds = Counter[tuple[bool, bool]]()
+    for seed in range(60):
+        problem = random_case(seed)
+        plan = random_plan(rng, problem)
+        if rng.random() < 0.5:
+            plan = with_state_owners(plan, problem.profile, problem.cluster)
+        found, lines = explained(plan, problem.profile, problem.cluster)
+        assert [stage.device for stage in found.stages] == [
+            stage.device for pipeline in plan.pipelines for stage in pipeline.stages
+        ]
+        assert len(lines) >= len(found.stages) + 2, seed
+        kinds[plan.zero == 1, len(plan.pipelines) > 1] += 1
+    assert len(kinds) == 4 and min(kinds.values()) > 3
