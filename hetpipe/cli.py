@@ -1,8 +1,10 @@
 """The command line: verbs, and what a failure prints and exits with."""
 
+import importlib.metadata
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated
 
 import typer
 
@@ -42,6 +44,21 @@ VERBS: Mapping[str, Callable[..., None]] = {
 }
 for _name, _verb in VERBS.items():
     app.command(_name)(_verb)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"hetpipe {importlib.metadata.version('hetpipe')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """What stands before the verb."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -178,6 +178,7 @@ def test_env_names_versions_and_no_folders(hetpipe: Shell):
     assert {"hetpipe", "torch", "python", "cores", "memory", "gpus"} <= facts.keys()
     assert str(Path.home()) not in json.dumps(facts)
     assert "torch: " in hetpipe("env").out
+    assert hetpipe("--version").out == f"hetpipe {facts['hetpipe']}\n"
 
 
 def test_run_refuses_what_does_not_match_before_it_starts(hetpipe: Shell):
