@@ -1,30 +1,23 @@
-"""What a step waited for: the chain of events that its time is made of, and each device's idle time."""
+"""What a step waited for: the chain of events that its time is made of."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cached_property
 
 from hetpipe.costs import ProgramCosts
-from hetpipe.instructions import Broadcast, Compute, Message, Norm, Step, Sync, Transfer, incoming
+from hetpipe.instructions import Broadcast, Compute, Norm, Step, Sync, Transfer
 from hetpipe.trace import Event, Trace
-
-_ROUNDING = 1e-9  # of the makespan: shorter than this is no wait
-LAST_STEP = "the last optimizer step"
-
-
-class Cause(StrEnum):
-    """What a part of a step went by with."""
-
-    COMPUTE = "compute"
-    OPTIMIZER = "optimizer"
-    MESSAGE = "message"
-    QUEUE = "queue"
-    SYNC = "sync"
-    NORM = "norm"
-    BROADCAST = "broadcast"
-    OTHER = "other"
+from hetpipe.waiting import (
+    ROUNDING,
+    Cause,
+    awaited,
+    cause_text,
+    channel_of,
+    events_by_rank,
+    sends_of,
+    span_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,32 +54,6 @@ class Share:
         return f"{self.fraction:.0%} {cause_text(self.cause, self.where)}"
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceTime:
-    """A device's step: busy_s + waiting_s is the makespan. waiting_for: seconds by what it waited for."""
-
-    busy_s: float
-    waiting_s: float
-    waiting_for: dict[str, float]
-
-
-def cause_text(cause: Cause, where: str) -> str:
-    """A cause and its place in words.
-
-    >>> cause_text(Cause.COMPUTE, "big/0"), cause_text(Cause.QUEUE, "link a>b"), cause_text(Cause.NORM, "")
-    ('compute on big/0', 'queue for link a>b', 'norm')
-    """
-    match cause:
-        case Cause.MESSAGE:
-            return where
-        case Cause.COMPUTE | Cause.OPTIMIZER:
-            return f"{cause} on {where}"
-        case Cause.QUEUE:
-            return f"queue for {where}"
-        case _:
-            return f"{cause} {where}".rstrip()
-
-
 def critical_path(trace: Trace, costs: ProgramCosts) -> tuple[PathSegment, ...]:
     """The segments that the makespan is made of, in order of time and without gaps.
 
@@ -108,85 +75,6 @@ def shares(path: Sequence[PathSegment]) -> tuple[Share, ...]:
         Share(cause, where, duration, duration / total)
         for (cause, where), duration in sorted(seconds.items(), key=lambda entry: -entry[1])
     )
-
-
-def device_times(trace: Trace, costs: ProgramCosts) -> tuple[DeviceTime, ...]:
-    """Busy and waiting seconds of each rank, and what it waited for.
-
-    Until a message is sent, its receiver waits for the sender's device; then for the message.
-    """
-    sends = _sends(trace)
-    begin, end = _span(trace)
-    result = []
-    for rank, events in enumerate(_by_rank(trace)):
-        waiting: dict[str, float] = {}
-        for what, duration in _waits(events, sends, costs, (begin, end)):
-            if duration > _ROUNDING * (end - begin):
-                waiting[what] = waiting.get(what, 0.0) + duration
-        busy = trace.busy_s(rank)
-        result.append(DeviceTime(busy, max(0.0, end - begin - busy), waiting))
-    return tuple(result)
-
-
-def _waits(
-    events: Iterable[Event],
-    sends: Mapping[Message | None, Event],
-    costs: ProgramCosts,
-    span: tuple[float, float],
-) -> Iterator[tuple[str, float]]:
-    """What one rank waits for, and how many seconds (those of zero or less are none), in order of time."""
-    free, end = span
-    for event in events:
-        match event.instruction:
-            case Compute():
-                sent = sends.get(_awaited(event.instruction, costs))
-                if sent is None:
-                    yield Cause.OTHER.value, event.start_s - free
-                else:
-                    sent_s = max(free, min(sent.start_s, event.start_s))
-                    yield cause_text(Cause.COMPUTE, costs.device_names[sent.rank]), sent_s - free
-                    yield _channel(costs, sent), event.start_s - sent_s
-            case Norm():
-                yield Cause.SYNC.value, event.start_s - free
-                yield Cause.NORM.value, event.end_s - max(free, event.start_s)
-            case Step():
-                yield Cause.OTHER.value, event.start_s - free
-            case Broadcast():
-                yield Cause.BROADCAST.value, event.end_s - free
-            case _:
-                continue
-        free = max(free, event.end_s)
-    yield LAST_STEP, end - free
-
-
-def _span(trace: Trace) -> tuple[float, float]:
-    begin = min(event.start_s for event in trace.events)
-    return begin, begin + trace.makespan_s
-
-
-def _by_rank(trace: Trace) -> list[list[Event]]:
-    events: list[list[Event]] = [[] for _ in trace.device_names]
-    for event in trace.events:
-        events[event.rank].append(event)
-    return events
-
-
-def _sends(trace: Trace) -> dict[Message | None, Event]:
-    """Messages by what their computation waits for; a trace has the sends only."""
-    return {
-        event.instruction.message: event for event in trace.events if isinstance(event.instruction, Transfer)
-    }
-
-
-def _awaited(compute: Compute, costs: ProgramCosts) -> Message | None:
-    return incoming(compute, costs.num_stages[compute.pipeline])
-
-
-def _channel(costs: ProgramCosts, send: Event) -> str:
-    """The name of the link that a message takes: the middle one of card, link, card, or the only one."""
-    assert isinstance(send.instruction, Transfer)
-    resources = costs.route(send.instruction).resources
-    return costs.network.resources[resources[len(resources) // 2]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,10 +129,10 @@ class _Path:
 
     def __init__(self, trace: Trace, costs: ProgramCosts) -> None:
         self._trace, self._costs = trace, costs
-        self._begin, self._time = _span(trace)
-        self._shortest = _ROUNDING * trace.makespan_s
-        self._sends = _sends(trace)
-        ranks = _by_rank(trace)
+        self._begin, self._time = span_of(trace)
+        self._shortest = ROUNDING * trace.makespan_s
+        self._sends = sends_of(trace)
+        ranks = events_by_rank(trace)
         self._computes = [[e for e in events if isinstance(e.instruction, Compute)] for events in ranks]
         self._syncs = [[e for e in events if isinstance(e.instruction, Sync)] for events in ranks]
         self._norms = [event for event in trace.events if isinstance(event.instruction, Norm)]
@@ -308,7 +196,7 @@ class _Path:
             self._spend(Cause.OTHER, "", event.end_s)
             self._spend(Cause.COMPUTE, self._trace.device_names[rank], event.start_s)
             index -= 1
-            sent = self._sends.get(_awaited(event.instruction, self._costs))
+            sent = self._sends.get(awaited(event.instruction, self._costs))
             before = self._computes[rank][index].end_s if index >= 0 else self._begin
             if sent is None or sent.end_s <= before:
                 continue
@@ -322,12 +210,12 @@ class _Path:
     def _walk_messages(self, sent: Event) -> Event:
         """Through a message and those that it queued behind; the first of them, sent when it was ready."""
         entry = _occupation(sent, self._costs)
-        self._spend(Cause.MESSAGE, _channel(self._costs, sent), entry.start_s)
+        self._spend(Cause.MESSAGE, channel_of(self._costs, sent), entry.start_s)
         while entry.start_s - entry.event.start_s > self._shortest:
             held_up = self._queues.before(entry)
             if held_up is None or entry.start_s - held_up[1].end_s > self._shortest:
                 # a sync had the resources
-                self._spend(Cause.QUEUE, _channel(self._costs, entry.event), entry.event.start_s)
+                self._spend(Cause.QUEUE, channel_of(self._costs, entry.event), entry.event.start_s)
                 break
             resource, entry = held_up
             self._spend(Cause.QUEUE, self._costs.network.resources[resource], entry.start_s)

@@ -13,9 +13,10 @@ from rich.table import Table
 from cost_model.cluster import Cluster, Device
 from cost_model.profile import ModelProfile
 from cost_model.units import format_bytes, format_seconds
-from hetpipe.critical_path import DeviceTime, Share
+from hetpipe.critical_path import Share
 from hetpipe.run_report import RunReport
 from hetpipe.settings import Clock
+from hetpipe.waiting import DeviceTime
 from partition.plan import Plan, Prediction
 
 if TYPE_CHECKING:  # the solver loads NumPy, which a table does not need

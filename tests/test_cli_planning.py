@@ -102,9 +102,11 @@ def test_explain_says_why(hetpipe: Shell):
     assert result.code == 0, result.err
     assert "a/0 has layers 0-2, limited by" in result.out and "b/0 has layer 3, limited by" in result.out
     assert "the fastest single device, a/0," in result.out
+    assert re.search(r"of the speed of all devices \d+\.\d% computes; \d+\.\d% waits for ", result.out)
     found = hetpipe(f"explain plan.json {files} --json").json
     assert [stage["device"] for stage in found["stages"]] == ["a/0", "b/0"]
     assert {"left_out", "alternatives", "sentences", "step_s"} <= found.keys()
+    assert sum(found["speed"].values()) == pytest.approx(1)
 
 
 def test_compare_shows_every_strategy(hetpipe: Shell):

@@ -10,19 +10,12 @@ from cost_model.cluster import Cluster, Link
 from cost_model.profile import ModelProfile, profile_text
 from hetpipe import cli
 from hetpipe.costs import ProgramCosts
-from hetpipe.critical_path import (
-    Cause,
-    DeviceTime,
-    PathSegment,
-    Share,
-    critical_path,
-    device_times,
-    shares,
-)
+from hetpipe.critical_path import PathSegment, Share, critical_path, shares
 from hetpipe.lowering import lower
 from hetpipe.report import as_text, path_sentence, waiting_table
 from hetpipe.simulator import simulate
 from hetpipe.trace import Trace
+from hetpipe.waiting import Cause, DeviceTime, device_times, waits_by_cause
 from partition.plan import Pipeline, Plan, Stage
 from partition.plan_file import plan_text
 from random_problems import random_cluster, random_profile
@@ -155,6 +148,7 @@ def test_the_whole_step_is_explained(seed: int):
         assert entry.busy_s == trace.busy_s(rank)
         assert entry.busy_s + entry.waiting_s == pytest.approx(trace.makespan_s)
         assert sum(entry.waiting_for.values()) == pytest.approx(entry.waiting_s, abs=1e-6)
+        assert sum(waits_by_cause(trace, costs)[rank].values()) == pytest.approx(entry.waiting_s, abs=1e-6)
 
 
 def test_the_table_names_the_longest_waits_first():

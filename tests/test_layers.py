@@ -49,8 +49,10 @@ PLANNING_HALF = (
     "hetpipe.schedules",
     "hetpipe.settings",
     "hetpipe.simulator",
+    "hetpipe.speed_shares",
     "hetpipe.trace",
     "hetpipe.verifier",
+    "hetpipe.waiting",
 )
 """Modules of hetpipe that need no torch, not even through what they import."""
 

@@ -11,7 +11,7 @@ from cost_model.errors import InfeasibleError, InputError
 from cost_model.profile import ModelProfile
 from hetpipe import checkpoint
 from hetpipe.costs import ProgramCosts
-from hetpipe.critical_path import Cause, critical_path
+from hetpipe.critical_path import critical_path
 from hetpipe.instructions import Broadcast, Norm, Step, Sync, parse_program
 from hetpipe.lowering import lower
 from hetpipe.planning import evaluator, simulate_plan
@@ -20,6 +20,7 @@ from hetpipe.settings import Settings
 from hetpipe.simulator import simulate
 from hetpipe.training import find_checkpoint
 from hetpipe.verifier import check_memory, verify
+from hetpipe.waiting import Cause
 from partition.bounds import fractional_bound_s, sharded_bound
 from partition.plan import Pipeline, Plan, Stage
 from partition.plan_file import plan_from_data

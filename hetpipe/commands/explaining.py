@@ -21,11 +21,12 @@ from hetpipe.commands.common import (
 )
 from hetpipe.commands.planning import figured
 from hetpipe.costs import ProgramCosts
-from hetpipe.critical_path import device_times
 from hetpipe.lowering import lower
 from hetpipe.planning import evaluator
 from hetpipe.report import estimate_sentences, plan_sentences, show
 from hetpipe.simulator import simulate
+from hetpipe.speed_shares import speed_sentence, speed_shares
+from hetpipe.waiting import device_times
 from partition.plan_file import read_plan
 from partition.problem import problem_of
 
@@ -40,7 +41,7 @@ def explain_command(
     profile_budget: BudgetOption = 60.0,
     json: JsonOption = False,
 ) -> None:
-    """Say why each stage has its layers, what the left-out devices would add, and how plain plans compare."""
+    """Say where the speed goes, why each stage has its layers, what left-out devices would add."""
     given, devices = read_plan(plan), read_cluster(cluster)
     costs = get_profile(
         model, profile, devices, sequence_length, dtype=dtype, budget_s=profile_budget, quiet=json
@@ -56,10 +57,11 @@ def explain_command(
     problem = problem_of(costs, without(devices, unknown), given.global_batch_size)
     waits = {name: entry.waiting_for for name, entry in times}
     found = explain(given, problem, evaluator(costs, devices), waits)
-    lines = sentences(found, given, problem)
+    speed = speed_shares(trace, prices, costs, problem.cluster)
+    lines = [speed_sentence(speed), *sentences(found, given, problem)]
     estimates = estimate_sentences(costs, (device.kind for device in devices.devices))
     if json:
-        print_json({**found.to_json(), "sentences": lines})
+        print_json({**found.to_json(), "speed": speed, "sentences": lines})
         note(estimates)
         return
     show([*plan_sentences(figured(given, costs, devices)[0], costs, devices), *lines])

@@ -46,7 +46,7 @@ from hetpipe.commands.forcing import (
 )
 from hetpipe.commands.measuring import measure_outcomes
 from hetpipe.costs import ProgramCosts, check_memory
-from hetpipe.critical_path import DeviceTime, Share, critical_path, device_times, shares
+from hetpipe.critical_path import Share, critical_path, shares
 from hetpipe.instructions import Schedule
 from hetpipe.model_names import model_entry
 from hetpipe.planning import evaluator, scheduled
@@ -69,6 +69,7 @@ from hetpipe.schedule_choice import Choice
 from hetpipe.simulator import simulate
 from hetpipe.trace import chrome_trace
 from hetpipe.verifier import verify
+from hetpipe.waiting import DeviceTime, device_times
 from partition.plan import Plan, Prediction
 from partition.plan_file import plan_text, read_plan
 from partition.problem import Problem, problem_of, problem_of_plan
