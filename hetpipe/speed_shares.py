@@ -1,16 +1,18 @@
 """Where the speed of all devices goes in a step: what keeps it from the bound at which all always compute."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 
 from cost_model.cluster import Cluster, Device
 from cost_model.pricing import Prices
 from cost_model.profile import ModelProfile
 from hetpipe.costs import ProgramCosts
-from hetpipe.instructions import Compute
-from hetpipe.trace import Trace
-from hetpipe.waiting import Cause, waits_by_cause
+from hetpipe.instructions import Compute, Pass, Program
+from hetpipe.trace import Event, Trace
+from hetpipe.waiting import Cause, events_by_rank, waits_by_cause
 
-COMPUTES, LEFT_OUT = "computes", "left out"
+COMPUTES, LEFT_OUT, LONGER = "computes", "left out", "computes longer"
 DEVICES, GRADIENTS, MESSAGES = "waits for devices", "waits for gradients", "waits for messages"
 _WAITS = {
     Cause.MESSAGE: MESSAGES,
@@ -20,6 +22,7 @@ _WAITS = {
 }
 """The kind of each wait; the others are for computations and optimizer steps of other devices."""
 _WORDS = {
+    LONGER: "goes into small microbatches and recompute",
     DEVICES: "waits for other devices",
     MESSAGES: "waits for messages",
     GRADIENTS: "waits for sums of gradients",
@@ -32,49 +35,76 @@ def speed_shares(
 ) -> dict[str, float]:
     """What the devices of a cluster do in a step, each weighted by its speed; the shares add up to 1.
 
-    A device's speed: samples a second of the whole model on it alone, at the microbatch size that is best
-    for it. cluster: devices that the plan leaves out count too. Who waits for a sum of gradients while some
-    device still computes its last backward waits for devices, and only then for the sum.
+    A device's speed: samples a second of the whole model on it alone, each layer at the microbatch size that
+    is best for it; what a stage computes for longer than that is a share of its own. cluster: devices that
+    the plan leaves out count too. Who waits for a sum of gradients while some device still computes its last
+    backward waits for devices, and only then for the sum.
     """
-    speeds = {device.name: _samples_per_s(device, profile) for device in cluster.devices}
+    best_s = {device.name: _best_s(device, profile) for device in cluster.devices}
+    speeds = {name: 1 / sums[-1] if sums[-1] > 0 else float("inf") for name, sums in best_s.items()}
     endless = [name for name, speed in speeds.items() if speed == float("inf")]
     if endless:  # layers that take no time
         speeds = {name: float(name in endless) for name in speeds}
     total, makespan_s = sum(speeds.values()), trace.makespan_s
-    ends_s = _compute_ends_s(trace)
-    last_s = max(ends_s)
+    computed = [_Computed.of(events, costs.program, best_s) for events in events_by_rank(trace)]
+    last_s = max(entry.end_s for entry in computed)
     found = dict.fromkeys((COMPUTES, *_WORDS), 0.0)
     found[LEFT_OUT] = total - sum(speeds[name] for name in trace.device_names)
     for rank, waits in enumerate(waits_by_cause(trace, costs)):
-        speed = speeds[trace.device_names[rank]]
-        found[COMPUTES] += speed * (trace.busy_s(rank) / makespan_s if makespan_s else 1.0)
         seconds = dict.fromkeys((DEVICES, GRADIENTS, MESSAGES), 0.0)
         for cause, waited_s in waits.items():
             seconds[_WAITS.get(cause, DEVICES)] += waited_s
-        early_s = min(seconds[GRADIENTS], last_s - ends_s[rank])
+        early_s = min(seconds[GRADIENTS], last_s - computed[rank].end_s)
         seconds[GRADIENTS] -= early_s
         seconds[DEVICES] += early_s
-        for what, waited_s in seconds.items():
-            found[what] += speed * waited_s / makespan_s if makespan_s else 0.0
+        seconds[LONGER] = computed[rank].longer_s
+        seconds[COMPUTES] = trace.busy_s(rank) - seconds[LONGER]
+        speed = speeds[trace.device_names[rank]]
+        for what, spent_s in seconds.items():
+            found[what] += speed * (spent_s / makespan_s if makespan_s else float(what == COMPUTES))
     return {what: share / total for what, share in found.items()}
 
 
-def _compute_ends_s(trace: Trace) -> list[float]:
-    """When the last computation of each rank ends."""
-    ends = [0.0] * len(trace.device_names)
-    for event in trace.events:
-        if isinstance(event.instruction, Compute):
-            ends[event.rank] = max(ends[event.rank], event.end_s)
-    return ends
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    """When the last computation of a rank ends, and how much longer than need be all of them took."""
+
+    end_s: float
+    longer_s: float
+
+    @classmethod
+    def of(
+        cls, events: Iterable[Event], program: Program, best_s: Mapping[str, Sequence[float]]
+    ) -> "_Computed":
+        end_s = longer_s = 0.0
+        for event in events:
+            entry = event.instruction
+            if not isinstance(entry, Compute):
+                continue
+            end_s = max(end_s, event.end_s)
+            longer_s += event.duration_s
+            if entry.op is Pass.BACKWARD:
+                stage = program.stage(entry)
+                sums = best_s[stage.device]
+                longer_s -= program.samples(entry) * (sums[stage.stop] - sums[stage.start])
+        return cls(end_s, max(0.0, longer_s))
 
 
-def _samples_per_s(device: Device, profile: ModelProfile) -> float:
-    prices, layers = Prices(profile), (0, profile.num_layers)
-    seconds = min(
-        (prices.forward_s(device, *layers, size) + prices.backward_s(device, *layers, size)) / size
-        for size in profile.kind(device.kind).microbatch_sizes
+def _best_s(device: Device, profile: ModelProfile) -> list[float]:
+    """Seconds of a sample through the first layers, forward and backward: of none, one, two, ... all."""
+    prices, sizes = Prices(profile), profile.kind(device.kind).microbatch_sizes
+    layers = (
+        min(
+            (
+                prices.forward_s(device, layer, layer + 1, size)
+                + prices.backward_s(device, layer, layer + 1, size)
+            )
+            / size
+            for size in sizes
+        )
+        for layer in range(profile.num_layers)
     )
-    return 1 / seconds if seconds > 0 else float("inf")
+    return list(accumulate(layers, initial=0.0))
 
 
 def speed_sentence(shares: Mapping[str, float]) -> str:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from cost_model.cluster import Cluster, Link
-from cost_model.profile import ModelProfile
+from cost_model.profile import KindProfile, LayerTimes, ModelProfile
 from hetpipe.costs import ProgramCosts
 from hetpipe.lowering import lower
 from hetpipe.simulator import simulate
@@ -15,11 +15,14 @@ from hetpipe.speed_shares import (
     DEVICES,
     GRADIENTS,
     LEFT_OUT,
+    LONGER,
     MESSAGES,
     speed_sentence,
     speed_shares,
 )
+from partition.bounds import fractional_bound_s
 from partition.plan import Pipeline, Plan, Stage
+from partition.problem import problem_of
 from partition.sharding import with_state_owners
 from random_plans import random_case, random_plan
 from small_case import equal_plan, equal_stages, plan_of
@@ -70,8 +73,43 @@ def test_a_sum_is_waited_for_when_all_have_computed():
     assert shares[GRADIENTS] == pytest.approx(72 / 108) and shares[MESSAGES] == 0.0
 
 
+def test_small_microbatches_and_recompute_are_a_share_of_their_own():
+    profile, cluster = equal_stages(1)
+    # two samples at once take as long as one
+    times = LayerTimes((1.0, 1.0), (2.0, 2.0))
+    profile = replace(profile, kinds={"one": KindProfile("measured", (1, 2), (times,))})
+    whole = (Stage(("n/0",), (0, 1), 1),)
+    for size, stages, expected in (
+        (2, whole, 1.0),
+        (1, whole, 0.5),
+        (1, (replace(whole[0], recompute=True),), 3 / 8),
+    ):
+        plan = Plan("manual", "made-up", 4, (Pipeline(size, 4, stages),))
+        shares = shares_of(plan, profile, cluster)
+        assert shares[COMPUTES] == pytest.approx(expected)
+        assert shares[LONGER] == pytest.approx(1 - expected)
+    assert speed_sentence(shares).endswith("; 62.5% goes into small microbatches and recompute")
+
+
+def test_with_one_kind_of_device_what_computes_is_the_bound_over_the_step():
+    profile, cluster = equal_stages(3)
+    plan = Plan(
+        "manual",
+        "made-up",
+        7,
+        (
+            Pipeline(1, 5, (Stage(("n/0",), (0, 1), 2), Stage(("n/1",), (1, 3), 1))),
+            Pipeline(1, 2, (Stage(("n/2",), (0, 3), 1),)),
+        ),
+    )
+    step_s = simulate(ProgramCosts(lower(plan, profile, cluster), profile, cluster)).makespan_s
+    bound_s = fractional_bound_s(problem_of(profile, cluster, 7))
+    assert bound_s == pytest.approx(7 * 9 / 3, rel=1e-4)
+    assert shares_of(plan, profile, cluster)[COMPUTES] == pytest.approx(bound_s / step_s, rel=1e-4)
+
+
 def test_the_shares_add_up_for_any_plan():
-    rng, lost = random.Random(1), dict.fromkeys((DEVICES, GRADIENTS, MESSAGES, LEFT_OUT), 0)
+    rng, lost = random.Random(1), dict.fromkeys((DEVICES, GRADIENTS, MESSAGES, LEFT_OUT, LONGER), 0)
     for seed in range(60):
         problem = random_case(seed)
         plan = random_plan(rng, problem)
