@@ -37,10 +37,11 @@ def speed_shares(
 
     A device's speed: samples a second of the whole model on it alone, each layer at the microbatch size that
     is best for it; what a stage computes for longer than that is a share of its own. cluster: devices that
-    the plan leaves out count too. Who waits for a sum of gradients while some device still computes its last
-    backward waits for devices, and only then for the sum.
+    the plan leaves out count too, unless their kind was never measured. Who waits for a sum of gradients
+    while some device still computes its last backward waits for devices, and only then for the sum.
     """
-    best_s = {device.name: _best_s(device, profile) for device in cluster.devices}
+    known = [device for device in cluster.devices if device.kind in profile.kinds]
+    best_s = {device.name: _best_s(device, profile) for device in known}
     speeds = {name: 1 / sums[-1] if sums[-1] > 0 else float("inf") for name, sums in best_s.items()}
     endless = [name for name, speed in speeds.items() if speed == float("inf")]
     if endless:  # layers that take no time

@@ -163,7 +163,9 @@ def test_simulate_tells_what_a_step_waits_for(tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "plan.json").write_text(plan_text(small_plan(num_samples=1)))
     files = [f"--{name.partition('.')[0]}={tmp_path / name}" for name in ("profile.json", "cluster.toml")]
     assert cli.main(["simulate", str(tmp_path / "plan.json"), *files]) == 0
-    assert "critical path: 47% compute on a/0" in capsys.readouterr().out  # 14 s of 29.81
+    printed = capsys.readouterr().out
+    assert "critical path: 47% compute on a/0" in printed  # 14 s of 29.81
+    assert "of the speed of all devices " in printed
     assert cli.main(["simulate", str(tmp_path / "plan.json"), *files, "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["critical_path"][0] == {
@@ -176,3 +178,4 @@ def test_simulate_tells_what_a_step_waits_for(tmp_path: Path, capsys: pytest.Cap
     assert slow["busy_s"] + slow["waiting_s"] == pytest.approx(data["step_s"])
     assert sum(slow["waiting_for"].values()) == pytest.approx(slow["waiting_s"])
     assert {"memory_bytes", "busy"} <= slow.keys()
+    assert sum(data["speed"].values()) == pytest.approx(1)

@@ -51,6 +51,8 @@ def test_a_device_that_is_left_out_counts_by_its_speed():
     shares = shares_of(plan_of([("n/2", 0, 3, 1)], 4), profile, cluster)
     assert shares[COMPUTES] == pytest.approx(0.5) and shares[LEFT_OUT] == pytest.approx(0.5)
     assert speed_sentence(shares).endswith("50.0% computes; 50.0% is left out")
+    strange = replace(node, devices=(*devices, replace(devices[0], name="n/9", kind="never measured")))
+    assert shares_of(plan_of([("n/2", 0, 3, 1)], 4), profile, replace(cluster, nodes=(strange,))) == shares
 
 
 def test_a_device_that_always_computes_loses_nothing():

@@ -57,7 +57,7 @@ def explain_command(
     problem = problem_of(costs, without(devices, unknown), given.global_batch_size)
     waits = {name: entry.waiting_for for name, entry in times}
     found = explain(given, problem, evaluator(costs, devices), waits)
-    speed = speed_shares(trace, prices, costs, problem.cluster)
+    speed = speed_shares(trace, prices, costs, devices)
     lines = [speed_sentence(speed), *sentences(found, given, problem)]
     estimates = estimate_sentences(costs, (device.kind for device in devices.devices))
     if json:

@@ -67,6 +67,7 @@ from hetpipe.report import (
 from hetpipe.run_folder import PREDICTED
 from hetpipe.schedule_choice import Choice
 from hetpipe.simulator import simulate
+from hetpipe.speed_shares import speed_sentence, speed_shares
 from hetpipe.trace import chrome_trace
 from hetpipe.verifier import verify
 from hetpipe.waiting import DeviceTime, device_times
@@ -248,12 +249,15 @@ def simulate_command(
         save_picture(gantt(simulated, labels=stage_labels(given, costs, devices)), plot)
     causes = shares(critical_path(simulated, prices))
     times = dict(zip(simulated.device_names, device_times(simulated, prices), strict=True))
+    speed = speed_shares(simulated, prices, costs, devices)
     if json:
-        print_json({**_prediction_json(figures.predicted, causes, times), **choice_json(choice)})
+        data = _prediction_json(figures.predicted, causes, times)
+        print_json({**data, "speed": speed, **choice_json(choice)})
         note(_estimates(costs, devices))
         return
     show([*plan_sentences(figures, costs, devices), plan_table(figures, costs, devices)])
-    show([*choice_sentences(choice, schedule), path_sentence(causes), waiting_table(times)])
+    show([*choice_sentences(choice, schedule), speed_sentence(speed)])
+    show([path_sentence(causes), waiting_table(times)])
 
 
 def _prediction_json(
