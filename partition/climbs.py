@@ -19,7 +19,7 @@ CLIMB = SWEEP = 400  # tries of such a climb, and of a sweep of the walk after t
 SETTLED_SWEEPS, PATIENT = 40, 12  # and how many may find nothing where it is `always` done
 MOST_SIMULATED = 800_000  # microbatches at stages; after them a walk ends
 HOPELESS = 2.0  # times the best judged: local search seldom makes up for that
-QUEUES = 1.03  # simulated over estimated seconds, from which on that is worth it
+QUEUES = 1.01  # simulated over estimated seconds, from which on that is worth it
 
 
 def walked(
