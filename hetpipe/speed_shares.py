@@ -40,8 +40,9 @@ def speed_shares(
     the plan leaves out count too, unless their kind was never measured. Who waits for a sum of gradients
     while some device still computes its last backward waits for devices, and only then for the sum.
     """
-    known = [device for device in cluster.devices if device.kind in profile.kinds]
-    best_s = {device.name: _best_s(device, profile) for device in known}
+    prices, known = Prices(profile), [d for d in cluster.devices if d.kind in profile.kinds]
+    of_class = {(device.kind, device.speed): _best_s(device, prices) for device in _one_of_each(known)}
+    best_s = {device.name: of_class[device.kind, device.speed] for device in known}
     speeds = {name: 1 / sums[-1] if sums[-1] > 0 else float("inf") for name, sums in best_s.items()}
     endless = [name for name, speed in speeds.items() if speed == float("inf")]
     if endless:  # layers that take no time
@@ -91,9 +92,15 @@ class _Computed:
         return cls(end_s, max(0.0, longer_s))
 
 
-def _best_s(device: Device, profile: ModelProfile) -> list[float]:
+def _one_of_each(devices: Iterable[Device]) -> Iterable[Device]:
+    """A device of each kind and speed: thousands may be alike."""
+    return {(device.kind, device.speed): device for device in devices}.values()
+
+
+def _best_s(device: Device, prices: Prices) -> list[float]:
     """Seconds of a sample through the first layers, forward and backward: of none, one, two, ... all."""
-    prices, sizes = Prices(profile), profile.kind(device.kind).microbatch_sizes
+    profile = prices.profile
+    sizes = profile.kind(device.kind).microbatch_sizes
     layers = (
         min(
             (

@@ -3,11 +3,13 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar
 
 from hetpipe.costs import ProgramCosts
 from hetpipe.instructions import Broadcast, Compute, Message, Norm, Step, Transfer, incoming
 from hetpipe.trace import Event, Trace
 
+Key = TypeVar("Key")
 ROUNDING = 1e-9
 """Of the makespan: shorter than this is no wait."""
 LAST_STEP = "the last optimizer step"
@@ -59,23 +61,24 @@ def device_times(trace: Trace, costs: ProgramCosts) -> tuple[DeviceTime, ...]:
     """
     result = []
     for rank, waits in enumerate(_waits_by_rank(trace, costs)):
-        waiting: dict[str, float] = {}
-        for _, what, duration in waits:
-            waiting[what] = waiting.get(what, 0.0) + duration
         busy = trace.busy_s(rank)
+        waiting = _summed((what, seconds) for _, what, seconds in waits)
         result.append(DeviceTime(busy, max(0.0, trace.makespan_s - busy), waiting))
     return tuple(result)
 
 
 def waits_by_cause(trace: Trace, costs: ProgramCosts) -> tuple[dict[Cause, float], ...]:
     """Seconds that each rank waited, by their cause alone."""
-    result = []
-    for waits in _waits_by_rank(trace, costs):
-        seconds: dict[Cause, float] = {}
-        for cause, _, duration in waits:
-            seconds[cause] = seconds.get(cause, 0.0) + duration
-        result.append(seconds)
-    return tuple(result)
+    return tuple(
+        _summed((cause, seconds) for cause, _, seconds in waits) for waits in _waits_by_rank(trace, costs)
+    )
+
+
+def _summed(waits: Iterable[tuple[Key, float]]) -> dict[Key, float]:
+    found: dict[Key, float] = {}
+    for key, seconds in waits:
+        found[key] = found.get(key, 0.0) + seconds
+    return found
 
 
 _Wait = tuple[Cause, str, float]
