@@ -4,7 +4,6 @@ so that what is predicted is what runs."""
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from operator import add
 from typing import Protocol
 
@@ -23,9 +22,6 @@ NORM_BYTES = 32.0  # sum of squares, non-finite flag, loss and its weight, as fl
 
 LARGE_RING = 64
 """Rings of more members are computed all members at a time (`large_rings`)."""
-
-PACE_ROUNDS = 16
-"""Rounds whose pace an estimate takes for that of all, where the messages of a ring share resources."""
 
 
 class FreeAt(Protocol):
@@ -176,7 +172,7 @@ def all_reduce_due(
     if collective is Collective.TREE:
         rounds = tree_all_reduce(num_bytes, network.by_node(names))
         return _messages_due(free_at, network, rounds, names, begin)
-    routes = _ring_routes(network, names)
+    routes = ring_routes(network, names)
     measured_s = network.measured_all_reduce_s(num_bytes, names)
     if measured_s is not None:
         used = [resource for route in routes for resource in route.resources]
@@ -187,7 +183,7 @@ def all_reduce_due(
     chunk = num_bytes / len(names)
     if len(names) > LARGE_RING:
         due = _large_ring(free_at, routes, chunk, begin)
-    elif _apart(routes):
+    elif apart(routes):
         due = _ring_apart(free_at, routes, chunk, begin)
     else:
         return _messages_due(free_at, network, ring_all_reduce(num_bytes, names), names, begin)
@@ -217,12 +213,12 @@ def _root_first(names: Iterable[str], root: str) -> list[str]:
     return [root, *(name for name in names if name != root)]
 
 
-def _ring_routes(network: Network, names: Sequence[str]) -> list[Route]:
-    """From each member of a ring to the next."""
+def ring_routes(network: Network, names: Sequence[str]) -> list[Route]:
+    """From each member (a name) of a ring to the next."""
     return [network.route(*pair) for pair in zip(names, [*names[1:], names[0]], strict=True)]
 
 
-def _apart(routes: Sequence[Route]) -> bool:
+def apart(routes: Sequence[Route]) -> bool:
     """Whether no two messages of a round share a resource."""
     used = [resource for route in routes for resource in route.resources]
     return len(set(used)) == len(used)
@@ -297,17 +293,27 @@ def all_reduce_s(
 def cheaper_collective(network: Network, num_bytes: float, names: Sequence[str]) -> Collective:
     """Which collective sums sooner on an idle network; the ring where both take as long.
 
-    Where the all-reduce was measured the ring too: nobody measured the tree.
+    Where the all-reduce was measured the ring too: nobody measured the tree. What the first owner sends and
+    receives bounds the tree from below, and rounds that begin when the one before is over bound the ring
+    from above: where these say enough, neither is gone through.
     """
     if network.measured_group(names) is not None:
         return Collective.RING
-    ring_s = all_reduce_s(network, num_bytes, names) * (1 - 1e-9)
     rounds = tree_all_reduce(num_bytes, network.by_node(names))
-    for of_first in (True, False):  # what the first owner sends and receives bounds the tree from below
-        tree_s = _tree_s(network, rounds, names, of_first=of_first)
-        if tree_s >= ring_s:
-            return Collective.RING
+    least_s = _tree_s(network, rounds, names, of_first=True)
+    if least_s >= _ring_at_most_s(network, num_bytes, names):
+        return Collective.RING
+    ring_s = all_reduce_s(network, num_bytes, names) * (1 - 1e-9)
+    if least_s >= ring_s or _tree_s(network, rounds, names, of_first=False) >= ring_s:
+        return Collective.RING
     return Collective.TREE
+
+
+def _ring_at_most_s(network: Network, num_bytes: float, names: Sequence[str]) -> float:
+    """No fewer seconds than the ring takes on an idle network: a message that waits hurries no other."""
+    chunk = num_bytes / len(names)
+    hops = [(*pair, chunk) for pair in zip(names, [*names[1:], names[0]], strict=True)]
+    return 2 * (len(names) - 1) * max(_messages_due(idle(), network, [hops], names, 0.0).values())
 
 
 def _tree_s(
@@ -321,48 +327,3 @@ def _tree_s(
     if of_first:
         rounds = [[entry for entry in messages if names[0] in entry[:2]] for messages in rounds]
     return max(_messages_due(idle(), network, rounds, names, 0.0).values())
-
-
-def all_reduce_estimate_s(network: Network, num_bytes: float, names: Sequence[str]) -> float:
-    """About the seconds of the ring between devices (names) on an idle network, for the loops of a search.
-
-    Takes as long as a few rounds. Where no messages share a resource: 2 (n - 1) rounds of the slowest one,
-    plus what the stretch of the ring with the most latency adds, which the data crosses beside them. Where
-    they do, the pace of the first rounds is taken for that of all. Within 20 % of `all_reduce_s` on random
-    rings, mostly within 2 %.
-    """
-    count = len(names)
-    if count == 1:
-        return 0.0
-    group = network.measured_group(names)
-    if group is not None:
-        return max(group.sum_s(num_bytes), all_reduce_estimate_s(network.as_in_file, num_bytes, names))
-    routes = _ring_routes(network, names)
-    chunk, num_rounds = num_bytes / count, 2 * (count - 1)
-    if not _apart(routes):
-        return _estimate_shared_s(routes, chunk, num_rounds)
-    seconds = [route.link.occupancy_s(chunk) for route in routes]
-    slowest = max(seconds)
-    more = [busy - slowest + route.link.latency_s for busy, route in zip(seconds, routes, strict=True)]
-    total = sum(more)
-    if total > 0:  # twice around, but for two hops
-        return num_rounds * slowest + 2 * total - min(a + b for a, b in pairwise([*more, more[0]]))
-    # the largest sum of a stretch (Kadane; Bentley, CACM 27(9), 1984), of a ring opened twice
-    best = most = 0.0
-    for entry in (*more, *more):
-        best = max(best, 0.0) + entry
-        most = max(most, best)
-    return num_rounds * slowest + most
-
-
-def _estimate_shared_s(routes: Sequence[Route], chunk: float, num_rounds: int) -> float:
-    free_at = idle()
-    due = [0.0] * len(routes)
-    half_s = 0.0
-    for done in range(1, min(num_rounds, PACE_ROUNDS) + 1):
-        arrived = [reserve(free_at, route, ready, chunk) for route, ready in zip(routes, due, strict=True)]
-        due = list(map(max, due, [arrived[-1], *arrived[:-1]]))
-        if done == PACE_ROUNDS // 2:
-            half_s = max(due)
-    pace_s = (max(due) - half_s) / (PACE_ROUNDS - PACE_ROUNDS // 2)
-    return max(due) + max(0, num_rounds - PACE_ROUNDS) * pace_s

@@ -57,8 +57,8 @@ def state_home_bytes(profile: ModelProfile, layers: Iterable[int]) -> float:
 
 def _own_bytes(profile: ModelProfile, layers: set[int], *, unreached: bool) -> Iterable[float]:
     for layer in layers:
-        entry = profile.layers[layer]
-        shared = profile.tied_bytes(layer) if profile.tied_home(layer) in layers - {layer} else 0.0
+        entry, home = profile.layers[layer], profile.tied_home(layer)
+        shared = profile.tied_bytes(layer) if home != layer and home in layers else 0.0
         yield entry.parameter_bytes - shared - (0.0 if unreached else entry.unreached_bytes)
 
 

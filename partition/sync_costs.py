@@ -6,8 +6,9 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from cost_model.communication import LARGE_RING, all_reduce_estimate_s
+from cost_model.communication import LARGE_RING
 from cost_model.memory import trained_bytes
+from cost_model.ring_estimates import all_reduce_estimate_s
 from partition.pipeline_costs import PipelineCosts
 from partition.plan import Plan
 from partition.tables import Floats

@@ -7,18 +7,19 @@ from itertools import permutations
 import pytest
 
 from cost_model.cluster import Cluster, Device, Link, Node, NodeLink
-from cost_model.collectives import ring_all_reduce
+from cost_model.collectives import Collective, ring_all_reduce
 from cost_model.communication import (
     LARGE_RING,
     Network,
     all_reduce_due,
-    all_reduce_estimate_s,
     all_reduce_s,
+    cheaper_collective,
     idle,
     reserve,
 )
 from cost_model.large_rings import MOST_ROUNDS, ring_ends_s
 from cost_model.measured_links import MeasuredAllReduce
+from cost_model.ring_estimates import all_reduce_estimate_s
 
 FAST = Link(1e-5, 1e10)
 
@@ -105,6 +106,18 @@ def test_the_estimate_of_a_ring_is_near(seed: int):
         members = ordered(names, order, rng)
         exact = all_reduce_s(network, num_bytes, members)
         assert all_reduce_estimate_s(network, num_bytes, members) == pytest.approx(exact, rel=0.2)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_cheaper_collective_is_that_of_both_gone_through(seed: int):
+    rng = random.Random(seed)
+    network = Network(made := cluster(rng.randint(1, 12), 8, rng))
+    for order in ("by node", "shuffled", "by index"):
+        members = ordered([device.name for device in made.devices], order, rng)
+        for num_bytes in (32.0, 1e4, 1e6, 1e9):
+            ring_s, tree_s = (all_reduce_s(network, num_bytes, members, entry) for entry in Collective)
+            expected = Collective.TREE if tree_s < ring_s * (1 - 1e-9) else Collective.RING
+            assert cheaper_collective(network, num_bytes, members) is expected
 
 
 def test_an_estimate_counts_what_was_measured():

@@ -1,4 +1,4 @@
-"""The planner's clock against the simulator, whose rules it follows."""
+"""The planner's clock against the simulator, whose rules it follows, interpreted and compiled."""
 
 import random
 
@@ -6,8 +6,10 @@ import pytest
 
 from cost_model.cluster import Cluster
 from cost_model.profile import ModelProfile
+from hetpipe.costs import ProgramCosts
+from hetpipe.lowering import lower
 from hetpipe.planning import predict, simulate_plan
-from hetpipe.step_clock import has_clock
+from hetpipe.step_clock import has_clock, step_times
 from partition.plan import Plan
 from random_plans import random_case, random_plan
 
@@ -15,6 +17,8 @@ from random_plans import random_case, random_plan
 def check(plan: Plan, profile: ModelProfile, cluster: Cluster) -> None:
     """Not nearly: the same additions in the same order."""
     trace, predicted = simulate_plan(plan, profile, cluster), predict(plan, profile, cluster)
+    costs = ProgramCosts(lower(plan, profile, cluster), profile, cluster)
+    assert step_times(costs, many=0) == step_times(costs)
     assert predicted.step_s == trace.makespan_s
     assert predicted.bubble == trace.bubble
     for rank, name in enumerate(plan.device_names):
