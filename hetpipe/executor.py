@@ -34,6 +34,9 @@ from hetpipe.transport import TensorShape, Transport, release_points
 Boundaries = Callable[[int, Microbatch], tuple[TensorShape, ...]]
 """(layer, microbatch) -> the tensors that travel from layer - 1 to layer for it."""
 
+_Shaped = tuple[int, int, Pass]
+"""Layer, samples and direction of a received message: what its shapes depend on within a step."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
@@ -98,9 +101,10 @@ class Executor:
         self._pace = pace
         self._board = board
         self._computations = self._looked_up()
+        self._sent, self._received = self._crossing()
         self._norm = len(self._program.buckets)
         self._outgoing: dict[Message, tuple[Tensor, ...]] = {}
-        self._shapes: dict[tuple[int, int, Pass], tuple[TensorShape, ...]] = {}  # of the step at hand
+        self._shapes: dict[_Shaped, tuple[TensorShape, ...]] = {}  # of the step at hand
         self._sync_ends: dict[Instruction, float] = {}
 
     def prepare(self) -> None:
@@ -112,6 +116,7 @@ class Executor:
         """What `prepare` made room for."""
         return self._sync.buffers()
 
+    @torch.enable_grad()
     def step(
         self,
         step: int,
@@ -138,7 +143,11 @@ class Executor:
                 case Compute():
                     begin, end = self._compute(self._computations[index], microbatch)
                 case Transfer():
-                    end = self._transfer(entry, microbatch)
+                    if index in self._sent:
+                        end = self._send(entry, self._sent[index])
+                    else:
+                        self._post_receive(entry, self._received[index], microbatch)
+                        continue
                 case Sync():
                     end = self._start_sync(entry, step)
                 case Norm():
@@ -148,8 +157,7 @@ class Executor:
                     begin, end = self._update(totals, learning_rate, clip_norm)
                 case Broadcast():
                     end = self._start_broadcast(entry, step)
-            if not (isinstance(entry, Transfer) and entry.direction is Direction.RECV):
-                events.append(Event(self._rank, entry, begin - start_s, end - start_s))
+            events.append(Event(self._rank, entry, begin - start_s, end - start_s))
         self._finish_broadcasts()
         end_s = time.monotonic()
         self._transport.finish()
@@ -199,6 +207,18 @@ class Executor:
                 )
         return found
 
+    def _crossing(self) -> tuple[dict[int, Message], dict[int, "_Shaped"]]:
+        """By the place in the list of this rank: the messages of sends, what is `_Shaped` of receives."""
+        sent: dict[int, Message] = {}
+        received: dict[int, _Shaped] = {}
+        for index, entry in enumerate(self._program.ranks[self._rank]):
+            if isinstance(entry, Transfer) and entry.direction is Direction.SEND:
+                sent[index] = entry.message
+            elif isinstance(entry, Transfer):
+                layer = self._program.pipeline(entry).stages[entry.boundary].start
+                received[index] = (layer, self._program.samples(entry), entry.op)
+        return sent, received
+
     def _compute(
         self, work: _Computation, microbatch: Callable[[int, int], Microbatch]
     ) -> tuple[float, float]:
@@ -226,22 +246,22 @@ class Executor:
             self._outgoing[work.made] = result
         return start, self._pace.end(start, work.nominal_s)
 
-    def _transfer(self, entry: Transfer, microbatch: Callable[[int, int], Microbatch]) -> float:
-        """Post a message; gives the time at which it is due."""
-        if entry.direction is Direction.SEND:
-            due_s = self._board.send(entry, self._pace.now_s) if self._board else self._pace.now_s
-            self._transport.send(entry, self._outgoing.pop(entry.message))
-            return due_s
-        layer = self._program.pipeline(entry).stages[entry.boundary].start
-        key = (layer, self._program.samples(entry), entry.op)
-        shapes = self._shapes.get(key)
+    def _send(self, entry: Transfer, message: Message) -> float:
+        """Post a send; gives the time at which it is due."""
+        due_s = self._board.send(entry, self._pace.now_s) if self._board else self._pace.now_s
+        self._transport.send(entry, self._outgoing.pop(message))
+        return due_s
+
+    def _post_receive(
+        self, entry: Transfer, shaped: "_Shaped", microbatch: Callable[[int, int], Microbatch]
+    ) -> None:
+        shapes = self._shapes.get(shaped)
         if shapes is None:
-            shapes = self._boundaries(layer, microbatch(entry.pipeline, entry.microbatch))
+            shapes = self._boundaries(shaped[0], microbatch(entry.pipeline, entry.microbatch))
             if entry.op is Pass.BACKWARD:
                 shapes = tuple(shape for shape in shapes if shape.dtype.is_floating_point)
-            self._shapes[key] = shapes
+            self._shapes[shaped] = shapes
         self._transport.post_receive(entry, shapes)
-        return self._pace.now_s
 
     def _start_sync(self, entry: Sync, step: int) -> float:
         self._join(entry.bucket, step)

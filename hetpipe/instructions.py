@@ -19,6 +19,9 @@ class Pass(StrEnum):
 
     FORWARD = "F"
     BACKWARD = "B"
+    __hash__ = (
+        str.__hash__
+    )  # that of an enumeration is Python, and keys of instructions are hashed very often
 
 
 class Direction(StrEnum):
@@ -26,6 +29,7 @@ class Direction(StrEnum):
 
     SEND = "SEND"
     RECV = "RECV"
+    __hash__ = str.__hash__
 
 
 class Schedule(StrEnum):

@@ -16,11 +16,11 @@ class PeerError(RuntimeError):
     """A message or a sum did not come; names rank, instruction, peers and age."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WaitingFor:
     """Turns the error of a communication that began at since_s, on the monotonic clock, into a PeerError.
 
-    A class, since every message has one: a generator takes three times as long.
+    A class, and not a frozen one, since every message has some: a generator takes three times as long.
     """
 
     program: Program

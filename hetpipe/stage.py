@@ -42,11 +42,12 @@ class StageRunner:
     """
 
     def __init__(self, program: Program, model: LayerModel, dropout: KeyedDropout, loss: Loss) -> None:
-        self._program = program
         self._model = model
         self._dropout = dropout
+        self._enter_layer = dropout.enter_layer
         self._loss = loss
         self._alive: dict[tuple[int, int, int], _InFlight] = {}
+        self._stages = [entry.stages for entry in program.plan.pipelines]
         self._loss_so_far: Tensor | None = None
 
     @property
@@ -59,8 +60,11 @@ class StageRunner:
         """What travels to the next stage, () from the last, whose result is the loss."""
         for tensor in carried:
             tensor.requires_grad_(tensor.is_floating_point())
-        recompute = self._program.stage(compute).recompute
-        with torch.set_grad_enabled(not recompute):
+        recompute = self._stages[compute.pipeline][compute.stage].recompute
+        if recompute:
+            with torch.no_grad():
+                outputs = self._run(compute, microbatch, carried)
+        else:
             outputs = self._run(compute, microbatch, carried)
         last = self._is_last(compute)
         if last:
@@ -100,8 +104,9 @@ class StageRunner:
     def _run(
         self, compute: Compute, microbatch: Microbatch, carried: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
-        stage = self._program.stage(compute)
-        self._model.on_layer = self._dropout.enter_layer  # the model may serve several programs
+        stage = self._stages[compute.pipeline][compute.stage]
+        if self._model.on_layer is not self._enter_layer:  # the model may serve several programs
+            self._model.on_layer = self._enter_layer
         self._dropout.at(microbatch.step, microbatch.samples)
         with self._dropout:
             outputs = self._model.run(stage.start, stage.stop, microbatch.inputs, carried)
@@ -110,7 +115,7 @@ class StageRunner:
         return (self._loss(outputs[0], microbatch.labels) * microbatch.weight,)
 
     def _is_last(self, compute: Compute) -> bool:
-        return compute.stage == len(self._program.pipeline(compute).stages) - 1
+        return compute.stage == len(self._stages[compute.pipeline]) - 1
 
 
 def _key(compute: Compute) -> tuple[int, int, int]:

@@ -4,7 +4,7 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol
 
@@ -39,11 +39,12 @@ class Transport(Protocol):
 
 @dataclass(slots=True)
 class _UnderWay:
-    """The tensors of one message, each with torch's handle, its other end, and when it was posted."""
+    """One message: its other end, torch's handles and the tensors, and when it was posted."""
 
     peer: int
-    tensors: list[tuple[dist.Work, Tensor]] = field(default_factory=list)
-    since_s: float = field(default_factory=time.monotonic)
+    works: list[dist.Work]
+    tensors: list[Tensor]
+    since_s: float
 
 
 class DistributedTransport:
@@ -81,7 +82,7 @@ class DistributedTransport:
 
     def send(self, transfer: Transfer, tensors: Sequence[Tensor]) -> None:
         peer, group, member, tag = self._way(transfer)
-        message = self._sends[transfer] = _UnderWay(peer)
+        message = self._sends[transfer] = _UnderWay(peer, [], [], time.monotonic())
         for index, tensor in enumerate(tensors):
             data = tensor.detach().contiguous()
             if self._staged[peer]:
@@ -89,7 +90,8 @@ class DistributedTransport:
             with self._waiting(transfer, message):
                 work = dist.isend(data, group=group, tag=tag + index, group_dst=member)
             assert work is not None
-            message.tensors.append((work, data))
+            message.works.append(work)
+            message.tensors.append(data)
 
     def post_receive(self, transfer: Transfer, shapes: Sequence[TensorShape]) -> None:
         if len(shapes) > MAX_TENSORS:
@@ -97,14 +99,15 @@ class DistributedTransport:
                 f"{len(shapes)} tensors cross at {transfer}; {MAX_TENSORS} are the most that may"
             )
         peer, group, member, tag = self._way(transfer)
-        message = self._receives[transfer] = _UnderWay(peer)
+        message = self._receives[transfer] = _UnderWay(peer, [], [], time.monotonic())
         place = "cpu" if self._staged[peer] else self._device
         for index, entry in enumerate(shapes):
             buffer = torch.empty(entry.shape, dtype=entry.dtype, device=place)
             with self._waiting(transfer, message):
                 work = dist.irecv(buffer, group=group, tag=tag + index, group_src=member)
             assert work is not None
-            message.tensors.append((work, buffer))
+            message.works.append(work)
+            message.tensors.append(buffer)
 
     def receive(self, transfer: Transfer) -> tuple[Tensor, ...]:
         """Wait for the tensors of a posted receive.
@@ -112,10 +115,10 @@ class DistributedTransport:
         Raises: PeerError if they do not come in time, or the peer is gone.
         """
         message = self._receives.pop(transfer)
-        tensors = self._wait(transfer, message)
+        self._wait(transfer, message)
         if self._staged[message.peer]:
-            return tuple(tensor.to(self._device) for tensor in tensors)
-        return tensors
+            return tuple(tensor.to(self._device) for tensor in message.tensors)
+        return tuple(message.tensors)
 
     def release(self, transfer: Transfer) -> None:
         """Let go of a send that is proven to have arrived."""
@@ -144,11 +147,10 @@ class DistributedTransport:
             way = self._ways[transfer] = (peer, group, member, self._tags[transfer.message])
         return way
 
-    def _wait(self, transfer: Transfer, message: _UnderWay) -> tuple[Tensor, ...]:
+    def _wait(self, transfer: Transfer, message: _UnderWay) -> None:
         with self._waiting(transfer, message):
-            for work, _ in message.tensors:
+            for work in message.works:
                 work.wait(self._timeout)
-        return tuple(tensor for _, tensor in message.tensors)
 
     def _waiting(self, transfer: Transfer, message: _UnderWay) -> AbstractContextManager[None]:
         return WaitingFor(self._program, self._rank, transfer, (message.peer,), message.since_s)
