@@ -26,7 +26,7 @@ def ring_all_reduce(num_bytes: float, ranks: Sequence[Rank]) -> list[list[tuple[
     num_ranks = len(ranks)
     chunk = num_bytes / num_ranks
     ring = [(ranks[i], ranks[(i + 1) % num_ranks], chunk) for i in range(num_ranks)]
-    return [list(ring) for _ in range(2 * (num_ranks - 1))]
+    return [ring] * (2 * (num_ranks - 1))
 
 
 def tree_reduce(num_bytes: float, groups: Sequence[Sequence[Rank]]) -> list[list[tuple[Rank, Rank, float]]]:

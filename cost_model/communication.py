@@ -311,9 +311,8 @@ def cheaper_collective(network: Network, num_bytes: float, names: Sequence[str])
 
 def _ring_at_most_s(network: Network, num_bytes: float, names: Sequence[str]) -> float:
     """No fewer seconds than the ring takes on an idle network: a message that waits hurries no other."""
-    chunk = num_bytes / len(names)
-    hops = [(*pair, chunk) for pair in zip(names, [*names[1:], names[0]], strict=True)]
-    return 2 * (len(names) - 1) * max(_messages_due(idle(), network, [hops], names, 0.0).values())
+    rounds = ring_all_reduce(num_bytes, names)
+    return len(rounds) * max(_messages_due(idle(), network, rounds[:1], names, 0.0).values())
 
 
 def _tree_s(
