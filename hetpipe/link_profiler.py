@@ -14,11 +14,12 @@ import torch.distributed as dist
 from cost_model.cluster import CPU, Cluster, Device, Link
 from cost_model.communication import NORM_BYTES
 from cost_model.measured_links import MeasuredAllReduce, MeasuredLink
+from hetpipe.gpus import is_gpu
 from hetpipe.instructions import Direction, Pass, Program, Transfer
 from hetpipe.launch import Emit, RankGroup, run_ranks
 from hetpipe.precision import standard_error_of_median
 from hetpipe.rank_parts import torch_device
-from hetpipe.staging import Staging, is_gpu, room_on_host
+from hetpipe.staging import Staging, room_on_host
 from hetpipe.transport import DistributedTransport, TensorShape
 from partition.plan import Pipeline, Plan, Stage
 

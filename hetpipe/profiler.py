@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from cost_model.cluster import CPU, EMULATED
+from cost_model.cluster import CPU, Device
 from cost_model.errors import InputError
 from cost_model.profile import KindProfile, LayerProfile, ModelProfile
 from hetpipe.autocast import kept_casts, lowered_dtype, weight_dtype
@@ -18,6 +18,7 @@ from hetpipe.bench import Bench, Samples, boundary_bytes
 from hetpipe.launch import Emit
 from hetpipe.optimizer import Optimizer
 from hetpipe.precision import TARGET, precision_text
+from hetpipe.rank_parts import torch_device
 from hetpipe.run_folder import RunFolder
 from hetpipe.settings import Settings, read_settings
 from hetpipe.skeleton import LayerModel
@@ -31,7 +32,7 @@ LARGEST_SIZE = 64
 
 def profile_rank(
     folder: str,
-    kinds: Sequence[str],
+    device: Device,
     microbatch_sizes: Sequence[int] | None,
     memory_bytes: float,
     budget_s: float,
@@ -40,24 +41,23 @@ def profile_rank(
     rank: int,
     emit: Emit,
 ) -> None:
-    """Profile the task of a run folder on this rank's kind of device and emit it as JSON data.
+    """Profile the task of a run folder on a device, for its kind, and emit it as JSON data.
 
     Each kind of device is measured by a rank of its own, one after the other.
     """
     settings = read_settings(RunFolder(Path(folder)).config)
     task = make_task(RunFolder(Path(folder)), settings)
-    device = torch.device("cpu") if kinds[rank] in (CPU, EMULATED) else torch.device("cuda", 0)
 
     def progress(done: float, what: str) -> None:
-        emit({"event": "progress", "done": done, "what": f"{kinds[rank]}: {what}"})
+        emit({"event": "progress", "done": done, "what": f"{device.kind}: {what}"})
 
     profile = profile_task(
         task,
         settings,
-        kinds[rank],
+        device.kind,
         microbatch_sizes,
         budget_s,
-        device=device,
+        device=torch_device(device),
         memory_bytes=memory_bytes,
         progress=progress,
     )

@@ -11,16 +11,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cost_model.cluster import CPU, EMULATED, Cluster
+from cost_model.cluster import CPU, EMULATED, Cluster, Device
 from cost_model.errors import InputError
 from cost_model.profile import LayerProfile, ModelProfile, profile_from_data, profile_text, read_profile
 from cost_model.reading import canonical_sha256, write_atomically
+from hetpipe.gpus import check_here
 from hetpipe.model_names import model_entry
 from hetpipe.run_folder import RunFolder
 from hetpipe.settings import Settings, settings_text
 
 MICROBATCH_SIZES = (1, 2, 4)
 DEFAULT_BUDGET_S = 60.0
+MEASURE_ELSEWHERE = (
+    "run `hetpipe profile` where it is, or estimate it from a card at hand (--estimate), and give --profile"
+)
 
 Progress = Callable[[float, str], None]
 """Called with the share done in [0, 1] and what is being done."""
@@ -82,7 +86,7 @@ def profile_model(
     microbatch_sizes: those of them that fit; None: up to the largest that fits. task: for a model of your
     own, named by `model`: an `own_task`, or an importable `TaskFactory`; never cached.
 
-    Raises: InputError for an unknown model, or a kind that this host does not have; CheckFailedError for a
+    Raises: InputError for an unknown model, or a GPU that this host does not have; CheckFailedError for a
     model that does not compute the same when it is split.
     """
     kinds = sorted({device.kind for device in cluster.devices})
@@ -104,6 +108,10 @@ def profile_model(
             return read_profile(path)
         except InputError:
             path.unlink(missing_ok=True)
+    measured: dict[str, Device] = {}
+    for device in cluster.devices:
+        measured.setdefault(device.kind, device)
+    check_here(measured.values(), MEASURE_ELSEWHERE)
     profiles = []
     for index, kind in enumerate(kinds):
 
@@ -112,7 +120,7 @@ def profile_model(
                 progress((index + done) / len(kinds), what)
 
         limits = (microbatch_sizes, memory[kind], budget_s / len(kinds))
-        profiles.append(_measure(settings, kind, counts[kind], limits, report, task))
+        profiles.append(_measure(settings, measured[kind], counts[kind], limits, report, task))
     merged = _with_links(merge(profiles), cluster)
     if task is None and (microbatch_sizes is None or not left_out(merged, microbatch_sizes)):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -122,13 +130,13 @@ def profile_model(
 
 def _measure(
     settings: Settings,
-    kind: str,
+    device: Device,
     count: int,
     limits: tuple[Sequence[int] | None, float, float],
     progress: Progress,
     task: Any,
 ) -> ModelProfile:
-    """Measure one kind; limits: microbatch sizes, memory_bytes and budget_s, as `profile_rank` takes them."""
+    """Measure the kind of a device; limits: microbatch sizes, memory_bytes and budget_s of `profile_rank`."""
     from hetpipe.checking import require_split
     from hetpipe.launch import RankGroup, run_ranks
     from hetpipe.models import model_spec, preload_modules
@@ -153,8 +161,8 @@ def _measure(
         if isinstance(task, OwnTask):
             task.write_weights(folder)
         preload = preload_modules(settings.model, settings.model_folder) if task is None else ()
-        group = RankGroup((kind,), (threads_for(kind, count),), preload=preload)
-        arguments = (name, (kind,), *limits, task or registered_task)
+        group = RankGroup((device.kind,), (threads_for(device.kind, count),), preload=preload)
+        arguments = (name, device, *limits, task or registered_task)
         run_ranks(profile_rank, arguments, group, on_event)
     return found[0]
 

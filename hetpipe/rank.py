@@ -21,6 +21,7 @@ from hetpipe.autocast import kept_casts, lowered_dtype, weight_dtype
 from hetpipe.costs import ProgramCosts
 from hetpipe.emulation import Board, ByteCounter, HostLoad
 from hetpipe.executor import Executor, StepOutcome
+from hetpipe.gpus import is_gpu
 from hetpipe.instructions import parse_program
 from hetpipe.launch import Emit
 from hetpipe.optimizer import Optimizer
@@ -32,7 +33,6 @@ from hetpipe.run_folder import RunFolder
 from hetpipe.saving import load_checkpoint, save_checkpoint
 from hetpipe.settings import Settings, read_settings
 from hetpipe.skeleton import LayerModel
-from hetpipe.staging import is_gpu
 from hetpipe.task import TaskFactory, TrainingTask
 from partition.plan_file import read_plan
 

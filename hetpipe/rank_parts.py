@@ -13,6 +13,7 @@ from hetpipe.costs import ProgramCosts
 from hetpipe.dropout import KeyedDropout
 from hetpipe.emulation import Board, EmulatedPace, Pace
 from hetpipe.executor import Boundaries, Executor
+from hetpipe.gpus import gpu_index, is_gpu
 from hetpipe.gradient_sync import GradientSync, counted_names
 from hetpipe.instructions import Program
 from hetpipe.optimizer import Optimizer
@@ -21,7 +22,7 @@ from hetpipe.settings import Clock
 from hetpipe.skeleton import LayerModel
 from hetpipe.splitting import ChainModel
 from hetpipe.stage import Loss, Microbatch, StageRunner
-from hetpipe.staging import Staging, is_gpu
+from hetpipe.staging import Staging
 from hetpipe.transport import DistributedTransport, TensorShape
 
 
@@ -130,7 +131,7 @@ def torch_device(device: Device) -> torch.device:
     """The GPU with the device's index on its node; the CPU for emulated and CPU devices."""
     if not is_gpu(device):
         return torch.device("cpu")
-    place = torch.device("cuda", int(device.name.rsplit("/", 1)[1]))
+    place = torch.device("cuda", gpu_index(device.name))
     if not torch.cuda.is_available() or place.index >= torch.cuda.device_count():
         raise InputError(f"device {device.name!r} is a {device.kind}, and this host has no GPU {place.index}")
     torch.cuda.set_device(place)

@@ -10,12 +10,9 @@ from torch import Tensor
 
 from cost_model.cluster import CPU, EMULATED, Device
 from cost_model.errors import InputError
+from hetpipe.gpus import is_gpu
 
 BACKEND = "cpu:gloo,cuda:nccl"
-
-
-def is_gpu(device: Device) -> bool:
-    return device.kind not in (CPU, EMULATED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from torch import nn
 
 from cost_model.cluster import Cluster
 from cost_model.errors import InputError
-from hetpipe.staging import is_gpu
+from hetpipe.gpus import gpu_index, is_gpu
 from partition.plan import Plan
 
 ALWAYS, NEVER = "always", "never"
@@ -99,7 +99,7 @@ def _devices_of(plan: Plan, devices: Cluster | Sequence[torch.device | str] | No
 
 
 def _gpu(name: str) -> torch.device:
-    index = int(name.rpartition("/")[2])
+    index = gpu_index(name)
     if index >= torch.cuda.device_count():
         raise InputError(
             f"device {name!r} is GPU {index}, this host has {torch.cuda.device_count()}; give devices"

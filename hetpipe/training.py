@@ -15,6 +15,7 @@ from cost_model.reading import read_text
 from hetpipe import checkpoint, torchrun
 from hetpipe.costs import ProgramCosts
 from hetpipe.emulation import Board
+from hetpipe.gpus import check_here
 from hetpipe.instructions import Program
 from hetpipe.launch import Emit, RankGroup, run_ranks, under_torchrun
 from hetpipe.models import preload_modules
@@ -85,6 +86,7 @@ def prepare(
             raise InputError(
                 f"{key} of the run is {mine!r}, of its plan and profile {theirs!r}; make them agree"
             )
+    check_here(map(cluster.device, program.device_names), "give a --plan of devices that are here")
     vocabulary, done = None, 0
     if settings.resume_from is not None:
         source = Path(settings.resume_from)

@@ -11,6 +11,7 @@ from cost_model.errors import InputError
 from cost_model.profile import profile_text, read_profile
 from hetpipe import checking, cli
 from hetpipe.commands import hosts
+from hetpipe.gpus import gpu_kind
 from hetpipe.launch import WorkerLostError
 from shell import Shell
 from small_case import CLUSTER_TOML as CLUSTER
@@ -164,7 +165,7 @@ def test_init_without_a_gpu_writes_one_cpu_and_with_force_overwrites(
 
 
 def test_init_lists_gpus_by_name_and_memory(hetpipe: Shell, monkeypatch: pytest.MonkeyPatch):
-    gpus = [(hosts.gpu_kind("NVIDIA A100-PCIE-40GB"), 39.6 * 2**30), (hosts.gpu_kind("Tesla T4"), 15e9)]
+    gpus = [(gpu_kind("NVIDIA A100-PCIE-40GB"), 39.6 * 2**30), (gpu_kind("Tesla T4"), 15e9)]
     monkeypatch.setattr(hosts, "cuda_gpus", lambda: gpus)
     assert hetpipe("init -o new.toml").code == 0
     cluster = read_cluster(hetpipe.folder / "new.toml")

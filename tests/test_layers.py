@@ -34,6 +34,7 @@ PLANNING_HALF = (
     "hetpipe.compiled_clock",
     "hetpipe.costs",
     "hetpipe.critical_path",
+    "hetpipe.gpus",
     "hetpipe.instructions",
     "hetpipe.list_schedule",
     "hetpipe.lowering",

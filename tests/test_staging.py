@@ -6,7 +6,8 @@ import pytest
 
 from cost_model.cluster import CPU, EMULATED, Device
 from cost_model.errors import InputError
-from hetpipe.staging import Staging, is_gpu
+from hetpipe.gpus import is_gpu
+from hetpipe.staging import Staging
 
 
 def devices(*kinds: str) -> list[Device]:

@@ -3,7 +3,6 @@
 import importlib.metadata
 import os
 import platform
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +14,7 @@ from cost_model.cluster_file import read_cluster
 from cost_model.errors import InputError
 from cost_model.units import format_bytes
 from hetpipe.commands.common import EMULATED_SHARE, JsonOption, print_json, warn_if_too_fast, write_output
+from hetpipe.gpus import cuda_gpus
 
 PACKAGES = ("hetpipe", "torch", "transformers", "numpy", "PuLP", "highspy", "pydantic", "rich", "typer")
 
@@ -95,25 +95,6 @@ def host_text() -> str:
     interconnect = 'interconnect = { bandwidth = "12 GB/s", latency = "10 us" }'
     lines = ["devices = [", *devices, "]", f"{interconnect}   # between the GPUs: PCIe 3, correct it"]
     return _HEAD.format(name="host", node="host") + "\n".join(lines) + "\n"
-
-
-def cuda_gpus() -> list[tuple[str, float]]:
-    """(kind, memory in bytes) of each CUDA GPU."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return []
-    found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    return [(gpu_kind(entry.name), float(entry.total_memory)) for entry in found]
-
-
-def gpu_kind(name: str) -> str:
-    """The kind that a GPU's name stands for.
-
-    >>> gpu_kind("NVIDIA GeForce RTX 2080 Ti")
-    'GeForce-RTX-2080-Ti'
-    """
-    return re.sub(r"[^A-Za-z0-9_.]+", "-", name.removeprefix("NVIDIA ")).strip("-")
 
 
 def host_memory_bytes() -> float:

@@ -75,6 +75,7 @@ def profile_command(
         profile = profiles.measure(
             model, cluster, sequence_length, sizes,
             dtype=dtype, allow_slow=allow_slow_bf16, budget_s=profile_budget, quiet=json,
+            estimated=targets,
         )  # fmt: skip
     profile = _with_estimates(profile, targets)
     if output is not None:

@@ -1,7 +1,7 @@
 """The ways to a profile.json: measure, merge files, calibrate by a run; and what is said of it."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from cost_model.cluster import EMULATED, Cluster
@@ -13,6 +13,7 @@ from cost_model.profile import ModelProfile, read_profile
 from cost_model.units import format_bandwidth, format_bytes, format_seconds
 from hetpipe.calibration import calibrate
 from hetpipe.commands.common import progress_bar, warn
+from hetpipe.commands.forcing import remaining
 from hetpipe.model_names import model_entry
 from hetpipe.precision import precision_text
 from hetpipe.profiling import left_out, merge, profile_model
@@ -52,17 +53,20 @@ def measure(
     allow_slow: bool,
     budget_s: float,
     quiet: bool,
+    estimated: Collection[str] = (),
 ) -> ModelProfile:
     """Measure a model on the kinds of a cluster file, or take it from the cache; warn of what did not fit.
 
-    Raises: InputError if one of the two is missing or unknown.
+    estimated: kinds that are left out.
+
+    Raises: InputError if one of the two is missing or unknown, or no kind is left.
     """
     for option, value in (("--model", model), ("--cluster", cluster)):
         if value is None:
             raise InputError(f"Missing option '{option}'; only --merge and --from-run go without")
     assert model is not None and cluster is not None
     name = model_entry(model).name
-    devices, precision = read_cluster(cluster), parse_dtype(dtype) or FLOAT32
+    devices, precision = _measurable(read_cluster(cluster), estimated), parse_dtype(dtype) or FLOAT32
     check_fast(precision, () if allow_slow else devices.devices)
     with progress_bar(f"measuring {name}", quiet=quiet) as report:
         profile = profile_model(
@@ -72,6 +76,16 @@ def measure(
     for kind, missing in left_out(profile, sizes or ()).items():
         warn(f"microbatches of {', '.join(map(str, missing))} do not fit on {kind!r} and were left out")
     return profile
+
+
+def _measurable(cluster: Cluster, estimated: Collection[str]) -> Cluster:
+    """The cluster without devices of kinds that will be estimated."""
+    names = [device.name for device in cluster.devices if device.kind in estimated]
+    if len(names) == len(cluster.devices):
+        raise InputError(
+            f"--estimate names every kind of {cluster.name!r}; at least one is measured, and estimated from"
+        )
+    return remaining(cluster, names)
 
 
 def merge_files(files: Sequence[Path]) -> ModelProfile:

@@ -17,11 +17,11 @@ from torch import Tensor
 from cost_model.cluster import CPU, Cluster, Device
 from cost_model.cluster_file import read_cluster
 from cost_model.profile import ModelProfile
-from hetpipe.commands.hosts import cuda_gpus
 from hetpipe.costs import ProgramCosts
 from hetpipe.dropout import KeyedDropout
 from hetpipe.emulation import Pace
 from hetpipe.executor import Executor
+from hetpipe.gpus import cuda_gpus
 from hetpipe.gradient_sync import GradientSync
 from hetpipe.lowering import lower
 from hetpipe.models import model_spec

@@ -1,0 +1,77 @@
+"""Which devices of a cluster are GPUs, and which GPU of this host each of them is. Loads torch when asked."""
+
+import re
+from collections.abc import Iterable
+
+from cost_model.catalogue import accelerator
+from cost_model.cluster import CPU, EMULATED, Device
+from cost_model.errors import InputError
+
+
+def is_gpu(device: Device) -> bool:
+    return device.kind not in (CPU, EMULATED)
+
+
+def gpu_index(device_name: str) -> int:
+    """The number that CUDA gives a device: its index on its node."""
+    return int(device_name.rpartition("/")[2])
+
+
+def cuda_gpus() -> list[tuple[str, float]]:
+    """(kind, memory in bytes) of each CUDA GPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return [(gpu_kind(entry.name), float(entry.total_memory)) for entry in found]
+
+
+def gpu_kind(name: str) -> str:
+    """The kind that a GPU's name stands for.
+
+    >>> gpu_kind("NVIDIA GeForce RTX 2080 Ti")
+    'GeForce-RTX-2080-Ti'
+    """
+    return re.sub(r"[^A-Za-z0-9_.]+", "-", name.removeprefix("NVIDIA ")).strip("-")
+
+
+def check_here(devices: Iterable[Device], instead: str) -> None:
+    """Check, without starting anything, that the GPUs among some devices are this host's, each another one.
+
+    instead: what the user can do, for the error.
+
+    Raises: InputError for a GPU that is not here, is another card than its kind says, or is named twice.
+    """
+    wanted = [device for device in devices if is_gpu(device)]
+    here = cuda_gpus() if wanted else []
+    holders: dict[int, str] = {}
+    for device in wanted:
+        index, name = gpu_index(device.name), f"device {device.name!r} is a {device.kind}"
+        if index >= len(here):
+            raise InputError(f"{name}, and this host has no GPU {index}; {instead}")
+        if other_card(device.kind, here[index][0]):
+            raise InputError(f"{name}, and GPU {index} of this host a {here[index][0]}; {instead}")
+        holder = holders.setdefault(index, device.name)
+        if holder != device.name:
+            raise InputError(f"devices {holder!r} and {device.name!r} are both GPU {index} here; {instead}")
+
+
+def other_card(kind: str, gpu: str) -> bool:
+    """Whether two names stand for different models; unknown names, and variants of a model, do not.
+
+    >>> other_card("RTX-4090", "H100-PCIE"), other_card("A100-SXM4-40GB", "A100-PCIE-80GB")
+    (True, False)
+    >>> other_card("gpu", "H100-PCIE")
+    False
+    """
+    try:
+        models = [_model(accelerator(name).name) for name in (kind, gpu)]
+    except InputError:
+        return False
+    return models[0] != models[1]
+
+
+def _model(name: str) -> str:
+    """What is before the variant: "A100" of A100-PCIE-40GB, "3090" of RTX-3090-Ti, a name without number."""
+    return next((word for word in name.split("-") if any(map(str.isdigit, word))), name)
