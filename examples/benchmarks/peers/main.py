@@ -251,7 +251,9 @@ def _plot(rows: Sequence[Row], options: argparse.Namespace) -> None:
             continue
         shares = [medians["ours"] / medians[contender] if contender in medians else 0 for contender in PLANS]
         bars = axes.barh(range(len(PLANS)), shares, color=[BLUE, *[SKY] * (len(PLANS) - 1)], height=0.7)
-        axes.bar_label(bars, [f"{share:.2f}" if share else "" for share in shares], padding=2, fontsize=7)
+        labels = [f"{share:.2f}" if share else "" for share in shares]
+        over_line = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+        axes.bar_label(bars, labels, padding=2, fontsize=7, bbox=over_line)
         axes.set_yticks(range(len(PLANS)), list(PLANS) if column == 0 else [""] * len(PLANS), fontsize=8)
         axes.invert_yaxis()
         axes.axvline(1, color=INK, linewidth=0.6, linestyle=":")
