@@ -15,7 +15,7 @@ from hetpipe.planning import evaluator
 from hetpipe.profiling import processor_name, profile_model
 from hetpipe.settings import Clock, Settings
 from hetpipe.training import measure
-from partition.plan import Plan
+from partition.plan import Pipeline, Plan
 from partition.problem import problem_of
 from partition.solver import compare
 
@@ -109,19 +109,22 @@ def _table(plans: Mapping[str, Plan], measured: Mapping[str, Sequence[float]]) -
     ours_s = statistics.median(measured["auto"])
     for name, plan in plans.items():
         assert plan.predicted is not None
-        pipeline = plan.pipelines[0]
-        cuts = "/".join(str(stage.num_layers) for stage in pipeline.stages)
-        devices = ", ".join(stage.device for stage in pipeline.stages)
         values = measured[name]
         median = statistics.median(values)
         predicted = plan.predicted.step_s
         lines.append(
-            f"| {name} | {cuts} on {devices} | {pipeline.microbatch_size} | {predicted:.3f} "
+            f"| {name} | {'; '.join(map(_cuts, plan.pipelines))} "
+            f"| {', '.join(str(pipeline.microbatch_size) for pipeline in plan.pipelines)} | {predicted:.3f} "
             f"| {median:.3f} [{min(values):.3f}, {max(values):.3f}] of {len(values)} "
             f"| {median / predicted - 1:+.1%} "
             f"| {predicted / ours.predicted.step_s:.2f} | {median / ours_s:.2f} |"
         )
     return "\n".join(lines)
+
+
+def _cuts(pipeline: Pipeline) -> str:
+    cuts = "/".join(str(stage.num_layers) for stage in pipeline.stages)
+    return f"{cuts} on {', '.join(stage.device for stage in pipeline.stages)}"
 
 
 def _machine() -> str:
