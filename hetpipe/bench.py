@@ -175,7 +175,7 @@ class Bench:
             return float(len(events) - 1)
 
         self._run(start, stop, size, lambda: 0.0)  # so that clocks have risen and the allocator holds enough
-        torch.cuda.synchronize(self.device)  # as the executor does: launches are not hidden behind other work
+        torch.cuda.synchronize(self.device)  # a layer whose launches take longer than its work shows it
         marks = self._run(start, stop, size, record)
         torch.cuda.synchronize(self.device)
         return marks.read([events[0].elapsed_time(event) / 1e3 for event in events])
@@ -185,6 +185,7 @@ class Bench:
         chain, model = self.task.chain, self.model
         inputs, labels = self.task.batch(0, size)
         inputs = {name: value.to(self.device) for name, value in inputs.items()}
+        labels = labels.to(self.device)
         marks = _Marks()
         carried = self._carried(start, size) if start else ()
         dropout = KeyedDropout(self.settings.seed)
@@ -209,7 +210,7 @@ class Bench:
         with dropout:
             outputs = model.run(start, stop, inputs, carried)
         if stop == chain.num_layers:
-            outputs = (self.task.loss(outputs[0], labels.to(self.device)),)
+            outputs = (self.task.loss(outputs[0], labels),)
         marks.forward[stop] = read()
         targets = [value for value in outputs if value.requires_grad]
         gradients = None if stop == chain.num_layers else [torch.ones_like(value) for value in targets]

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -43,8 +43,8 @@ class StepOutcome:
     """What a rank knows after a step: loss and gradient norm of all ranks, its own times and events.
 
     start_s and end_s are read off the host's clock when the rank really starts and ends. Events are on the
-    device's clock, which is the host's but for emulated devices (`EmulatedPace`); a message lasts from its
-    dispatch to its due time on the emulated link.
+    device's clock, which is the host's but for emulated devices (`EmulatedPace`) and GPUs (`GpuPace`); a
+    message lasts from its dispatch to its due time on the emulated link.
     """
 
     loss: float
@@ -132,7 +132,7 @@ class Executor:
         number of samples. start_s: common start of all ranks, monotonic clock. A step whose gradients are not
         finite leaves the parameters as they are, on all ranks alike.
         """
-        events: list[Event] = []
+        events: list[tuple[Instruction, float, float]] = []
         self._shapes.clear()
         totals = torch.zeros(3, dtype=torch.float64)
         self._pace.start_step(start_s)
@@ -157,14 +157,11 @@ class Executor:
                     begin, end = self._update(totals, learning_rate, clip_norm)
                 case Broadcast():
                     end = self._start_broadcast(entry, step)
-            events.append(Event(self._rank, entry, begin - start_s, end - start_s))
+            events.append((entry, begin, end))
         self._finish_broadcasts()
+        settled = self._pace.settle()
         end_s = time.monotonic()
         self._transport.finish()
-        for index, event in enumerate(events):
-            if event.instruction in self._sync_ends:
-                sync_end_s = max(event.start_s, self._sync_ends[event.instruction] - start_s)
-                events[index] = replace(event, end_s=sync_end_s)
         return StepOutcome(
             loss=float(totals[2]),
             gradient_norm=float(totals[0].sqrt()),
@@ -173,7 +170,7 @@ class Executor:
             end_s=end_s,
             busy_s=self._pace.busy_s,
             over_budget_s=self._pace.over_budget_s,
-            events=tuple(events),
+            events=self._as_events(events, settled, start_s),
         )
 
     def close(self) -> None:
@@ -182,6 +179,18 @@ class Executor:
             dist.barrier()  # until nobody waits for a broadcast any more
         self._transport.close()
         self._sync.close()
+
+    def _as_events(
+        self, spans: list[tuple[Instruction, float, float]], settled: dict[float, float], start_s: float
+    ) -> tuple[Event, ...]:
+        """What took place from when to when, from the step's start on. settled: see `Pace.settle`."""
+        events = []
+        for instruction, begin_s, end_s in spans:
+            if instruction in self._sync_ends:
+                end_s = max(begin_s, self._sync_ends[instruction])
+            begin_s, end_s = settled.get(begin_s, begin_s), settled.get(end_s, end_s)
+            events.append(Event(self._rank, instruction, begin_s - start_s, end_s - start_s))
+        return tuple(events)
 
     def _looked_up(self) -> dict[int, _Computation]:
         """The computations by their place in the list of this rank."""
@@ -291,6 +300,7 @@ class Executor:
     def _norm_of_all(self, step: int) -> Tensor:
         """[sum of squares, number of ranks with a non-finite one, loss] over all ranks: float64."""
         self._sync_ends.clear()
+        self._transport.catch_up()
         for bucket in self._sync.finish():
             self._sync_ends[Sync(bucket)] = self._wait_for(bucket)
         squares = self._optimizer.square_sum()

@@ -1,5 +1,6 @@
 """Which devices of a cluster are GPUs, and which GPU of this host each of them is. Loads torch when asked."""
 
+import os
 import re
 from collections.abc import Iterable
 
@@ -15,6 +16,17 @@ def is_gpu(device: Device) -> bool:
 def gpu_index(device_name: str) -> int:
     """The number that CUDA gives a device: its index on its node."""
     return int(device_name.rpartition("/")[2])
+
+
+def before_cuda(backend: str) -> None:
+    """What a process with this backend has to set before it uses its GPU.
+
+    NOTE: the driver loads a kernel when it is first used, for which it may wait until the GPU is idle (CUDA
+    programming guide, "Lazy Loading"): for ever, where NCCL waits on it for a message that comes of what that
+    kernel computes. Loaded at the start all kernels take some hundreds of MB of the GPU's memory.
+    """
+    if "nccl" in backend:
+        os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
 
 
 def cuda_gpus() -> list[tuple[str, float]]:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.futures import Future
 
 from cost_model.collectives import Collective
+from hetpipe.gpu_work import wait_for_gpu
 from hetpipe.instructions import Broadcast, Program, Sync
 from hetpipe.peers import WaitingFor
 from hetpipe.splitting import ChainModel
@@ -38,10 +40,11 @@ class GradientSync:
         # NOTE: a group that is given no timeout has torch's, half an hour, whatever the default group has
         timeout = timedelta(seconds=timeout_s)
         groups = {
-            ranks: None if ranks == everyone else staging.new_group(ranks, timeout)
+            # between GPUs one of its own too, with more time
+            ranks: None if ranks == everyone and staging.on_host(ranks) else staging.new_group(ranks, timeout)
             for ranks in sorted({bucket.ranks for bucket in program.buckets})
         }
-        self._program, self._rank = program, rank
+        self._program, self._rank, self._timeout_s = program, rank, timeout_s
         self._groups = [groups[bucket.ranks] for bucket in program.buckets]
         # NOTE: gloo matches collectives by their order in a group, and when a reduction is over, so that its
         # broadcast may begin, differs from rank to rank: each bucket's broadcasts have a group of their own
@@ -61,6 +64,23 @@ class GradientSync:
             for buffer, bucket in zip(self._buffers, program.buckets, strict=True)
         ]
         self._under_way: dict[Sync | Broadcast, tuple[Callable[[], object], float]] = {}
+        self._warm_up()
+
+    def _warm_up(self) -> None:
+        """Sum a first number in each group, so that it is open before the first step.
+
+        NCCL opens a group at its first sum, for which all members must be there.
+        """
+        opened: set[dist.ProcessGroup | None] = set()
+        for bucket, members in enumerate(self._members):
+            group = self._groups[bucket]
+            if members and group not in opened:
+                opened.add(group)
+                nothing = torch.zeros(1, device=self._moved[bucket].device)
+                with self._waiting(Sync(bucket), time.monotonic()):
+                    work: dist.Work | None = dist.all_reduce(nothing, group=group, async_op=True)
+                    assert work is not None
+                    self._wait_of(work, nothing)()
 
     def buffers(self) -> list[Tensor]:
         """The memory of the gradients that are summed, one tensor for each bucket of this rank."""
@@ -88,14 +108,18 @@ class GradientSync:
 
     def _sum(self, bucket: int) -> Callable[[], object]:
         if self._program.buckets[bucket].state_owner is not None:
-            return self._reduce(bucket).wait
+            return self._wait_of(self._reduce(bucket), self._moved[bucket])
         if self._program.buckets[bucket].collective is Collective.TREE:
             return self._start_tree(bucket)
         work: dist.Work | None = dist.all_reduce(
             self._moved[bucket], group=self._groups[bucket], async_op=True
         )
         assert work is not None
-        return work.wait
+        return self._wait_of(work, self._moved[bucket])
+
+    def _wait_of(self, work: dist.Work, moved: Tensor) -> Callable[[], object]:
+        """How the host waits for a collective; NCCL's own wait is for the stream only."""
+        return partial(wait_for_gpu, work, self._timeout_s) if moved.is_cuda else work.wait
 
     def _start_tree(self, bucket: int) -> Callable[[], object]:
         """Begin to reduce to the first owner, which then broadcasts; gives how to wait for both.
@@ -105,7 +129,7 @@ class GradientSync:
         buffer, group = self._moved[bucket], self._groups[bucket]
         reduction = self._reduce(bucket)
         if buffer.is_cuda:  # NCCL runs the collectives of a group one after another
-            return self._broadcast(bucket, group).wait
+            return self._wait_of(self._broadcast(bucket, group), buffer)
         later = self._broadcast_groups[bucket]
 
         def go_on(reduced: Future[object]) -> dist.Work:
@@ -141,7 +165,10 @@ class GradientSync:
         if self._program.buckets[bucket].state_owner == self._rank:
             for value, part in self._parts(bucket):
                 part.copy_(value)
-        self._begin(Broadcast(bucket), lambda bucket: self._broadcast(bucket, self._groups[bucket]).wait)
+        self._begin(Broadcast(bucket), self._spread)
+
+    def _spread(self, bucket: int) -> Callable[[], object]:
+        return self._wait_of(self._broadcast(bucket, self._groups[bucket]), self._moved[bucket])
 
     @torch.no_grad()
     def finish_broadcasts(self) -> list[int]:
@@ -182,8 +209,10 @@ class GradientSync:
 
     def close(self) -> None:
         """Give back the process groups; all ranks must have finished their last step."""
-        for group in {*self._groups, *self._broadcast_groups} - {None}:
-            dist.destroy_process_group(group)
+        # in the same order on all ranks: NCCL's groups are closed together
+        for group in dict.fromkeys((*self._groups, *self._broadcast_groups)):
+            if group is not None:
+                dist.destroy_process_group(group)
         self._groups.clear()
         self._broadcast_groups.clear()
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cost_model.errors import InfeasibleError, InputError
+from hetpipe.gpus import before_cuda
 
 Emit = Callable[[dict[str, Any]], object]
 """Takes an event. What a rank emits is taken in the launcher's process, and the rank gets back whether the
@@ -64,7 +65,7 @@ def run_ranks(
     Raises: WorkerLostError with the first error of a rank; InputError and InfeasibleError as raised there.
     """
     context = _context(group.preload)
-    with tempfile.TemporaryDirectory(prefix="hetpipe-") as folder, _one_thread_at_start():
+    with tempfile.TemporaryDirectory(prefix="hetpipe-") as folder, _environment_at_start():
         processes: list[BaseProcess] = []
         connections: list[Connection] = []
         try:
@@ -95,15 +96,20 @@ def _context(preload: Sequence[str]) -> Any:
 
 
 @contextlib.contextmanager
-def _one_thread_at_start() -> Iterator[None]:
-    """No parallel region in the server that forks the ranks, which set their own number of threads."""
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = before or "1"
+def _environment_at_start() -> Iterator[None]:
+    """What the server that forks the ranks starts with, where the user has not set it.
+
+    No parallel region there: the ranks set their own number of threads. And a module that asks for GPUs when
+    it is loaded does not start CUDA, which would be lost to the ranks.
+    """
+    added = {"OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    added = {name: value for name, value in added.items() if name not in os.environ}
+    os.environ.update(added)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ["OMP_NUM_THREADS"]
+        for name in added:
+            del os.environ[name]
 
 
 def _watch(
@@ -236,6 +242,7 @@ def join_group(rank: int, group: RankGroup, store: str) -> None:
     import torch.distributed as dist
     from torch._C._distributed_c10d import FileStore
 
+    before_cuda(group.backend)
     torch.set_num_threads(group.threads[rank])
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     world = len(group.names)

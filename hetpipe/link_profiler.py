@@ -214,7 +214,8 @@ def _transport(
 
 def _finish(place: torch.device) -> None:
     if place.type == "cuda":
-        torch.cuda.synchronize(place)
+        # not the whole device: a receive that is posted ahead would be waited for, whose sender waits for us
+        torch.cuda.current_stream(place).synchronize()
 
 
 # ---- all-reduces

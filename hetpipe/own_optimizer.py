@@ -100,10 +100,20 @@ class TorchOptimizer(Optimizer):
             if key.startswith(f"{name}."):
                 short, _, kind = key.removeprefix(f"{name}.").partition(":")
                 # as torch does: what has the shape of the parameter lives where it lives
-                placed = tensor.to(value.device) if tensor.shape == value.shape else tensor
+                there = tensor.shape == value.shape or self._counts_on_device(value)
+                placed = tensor.to(value.device) if there else tensor
                 state[short] = _NUMBERS[kind](tensor.item()) if kind else placed
         if state:
             self.optimizer.state[value] = state
+
+    def _counts_on_device(self, value: nn.Parameter) -> bool:
+        """Whether the optimizer keeps the number of steps where the parameter is, too."""
+        assert self.optimizer is not None
+        return any(
+            group.get("fused") or group.get("capturable")
+            for group in self.optimizer.param_groups
+            if any(entry is value for entry in group["params"])
+        )
 
 
 def optimizer_of(

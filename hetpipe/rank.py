@@ -28,7 +28,7 @@ from hetpipe.optimizer import Optimizer
 from hetpipe.own_optimizer import optimizer_of
 from hetpipe.peers import peer_error
 from hetpipe.rank_parts import OwnLayers, executor_of, pace_of, slices, torch_device
-from hetpipe.rank_report import RankSummary, shared_hashes, write_results
+from hetpipe.rank_report import RankSummary, shared_parameters, write_results
 from hetpipe.run_folder import RunFolder
 from hetpipe.saving import load_checkpoint, save_checkpoint
 from hetpipe.settings import Settings, read_settings
@@ -141,7 +141,8 @@ class _Run:
             peak_bytes=self.peak_bytes,
             outcomes=tuple(self.outcomes),
             load=load.lap(),
-            hashes=shared_hashes(self.costs.program, self.task.chain, self.model),
+            shared=shared_parameters(self.costs.program, self.task.chain, self.model),
+            on_gpu=is_gpu(self.device),
         )
         summaries = gather(summary)
         if self.rank == 0 and self.outcomes:
@@ -157,6 +158,8 @@ class _Run:
         microbatch = slices(self.costs.program, self.step, inputs, labels.to(self.place), weight)
         self.executor.prepare()
         counter = self._counter() if counted else None
+        if counted and self.place.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()  # what loading needed is no part of a step
         context: AbstractContextManager[Any] = counter if counter is not None else nullcontext()
         start_s = common_start()
         with context, kept_casts():
@@ -169,7 +172,7 @@ class _Run:
             )
         if counter is not None:
             self.peak_bytes = float(counter.peak_bytes)
-        elif counted and torch.cuda.is_available() and is_gpu(self.device):
+        elif counted and self.place.type == "cuda":
             self.peak_bytes = float(torch.cuda.max_memory_allocated())
         self.samples_seen += count
         self.outcomes.append(outcome)

@@ -13,6 +13,7 @@ from hetpipe.costs import ProgramCosts
 from hetpipe.dropout import KeyedDropout
 from hetpipe.emulation import Board, EmulatedPace, Pace
 from hetpipe.executor import Boundaries, Executor
+from hetpipe.gpu_work import GpuPace
 from hetpipe.gpus import gpu_index, is_gpu
 from hetpipe.gradient_sync import GradientSync, counted_names
 from hetpipe.instructions import Program
@@ -142,5 +143,4 @@ def pace_of(device: Device, clock: Clock, place: torch.device) -> Pace:
     """When operations start and end on a device."""
     if device.kind == EMULATED:
         return EmulatedPace(device.speed if clock is Clock.CPU else None)
-    # not the whole device: a receive that is posted ahead would be waited for, whose sender may wait for us
-    return Pace(torch.cuda.current_stream(place).synchronize) if place.type == "cuda" else Pace()
+    return GpuPace() if place.type == "cuda" else Pace()

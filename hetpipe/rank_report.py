@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from cost_model.cluster import EMULATED
 from cost_model.cluster_file import read_cluster
@@ -21,32 +22,48 @@ from hetpipe.skeleton import LayerModel
 from hetpipe.splitting import ChainModel
 from hetpipe.trace import Trace, chrome_trace
 
+ROUNDING = 1e-4
+"""How far norms of the same parameter on a GPU and on a CPU may be apart, relative."""
+
 
 @dataclass(frozen=True, slots=True)
 class RankSummary:
     """What one rank measured in a run; outcomes of its last steps only.
 
     load: (wall seconds, CPU seconds of the host, CPU seconds of this rank) of the timed steps.
-    hashes: sha256 of each parameter that other ranks own too, at the end.
+    shared: of each parameter that other ranks own too, at the end. on_gpu: where they are.
     """
 
     peak_bytes: float | None
     outcomes: tuple[StepOutcome, ...]
     load: tuple[float, float, float]
-    hashes: dict[str, str]
+    shared: dict[str, "SharedParameter"]
+    on_gpu: bool
 
 
-def shared_hashes(program: Program, chain: ChainModel, model: LayerModel) -> dict[str, str]:
-    """sha256 of the bytes of each parameter here that has several owners."""
+@dataclass(frozen=True, slots=True)
+class SharedParameter:
+    """sha256 of a parameter's bytes, and its Euclidean norm."""
+
+    sha256: str
+    norm: float
+
+    @classmethod
+    def of(cls, value: Tensor) -> "SharedParameter":
+        here = value.detach().cpu().contiguous()
+        data = here.view(-1).view(torch.uint8).numpy().tobytes()
+        return cls(hashlib.sha256(data).hexdigest(), float(here.to(torch.float64).norm()))
+
+
+def shared_parameters(program: Program, chain: ChainModel, model: LayerModel) -> dict[str, SharedParameter]:
+    """Of each parameter here that has several owners."""
     owners: dict[str, int] = {}
     for name in program.device_names:
         held = {info.name for layer in program.plan.layers_of(name) for info in chain.parameters(layer)}
         for parameter in held:
             owners[parameter] = owners.get(parameter, 0) + 1
     return {
-        name: hashlib.sha256(
-            value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
-        ).hexdigest()
+        name: SharedParameter.of(value)
         for name, value in model.owned_parameters().items()
         if owners[name] > 1
     }
@@ -98,8 +115,7 @@ def _report(
         )
     wall_s, host_s = summaries[0].load[:2]
     foreign_s = host_s - sum(summary.load[2] for summary in summaries)
-    names = {name for summary in summaries for name in summary.hashes}
-    agree = all(len({s.hashes[name] for s in summaries if name in s.hashes}) == 1 for name in names)
+    names = {name for summary in summaries for name in summary.shared}
     return RunReport(
         model=settings.model,
         strategy=plan.strategy,
@@ -124,9 +140,21 @@ def _report(
         ),
         devices=devices,
         shared_parameters=len(names),
-        owners_agree=agree,
+        owners_agree=all(owners_agree(name, summaries) for name in names),
         schedule=costs.program.schedule,
     )
+
+
+def owners_agree(name: str, summaries: Sequence[RankSummary]) -> bool:
+    """Whether the owners of a parameter have the same at the end: bit by bit, those of GPUs and of CPUs.
+
+    Between these to rounding, since torch's AdamW rounds differently on both.
+    """
+    here = [(summary.on_gpu, summary.shared[name]) for summary in summaries if name in summary.shared]
+    if any(len({entry.sha256 for place, entry in here if place is on_gpu}) > 1 for on_gpu in (True, False)):
+        return False
+    norms = [entry.norm for _, entry in here]
+    return max(norms) - min(norms) <= ROUNDING * max(norms)
 
 
 def _timed_traces(names: tuple[str, ...], summaries: Sequence[RankSummary], timed: slice) -> list[Trace]:

@@ -57,8 +57,8 @@ class RunReport:
 
     Busy seconds and bubble are those of the last 100 of them. step_s_all: seconds of every step, the first
     included. foreign_cores: CPU cores that other processes of the host used in the timed steps.
-    shared_parameters: how many have several owners; owners_agree: whether they are equal there bit for bit at
-    the end. schedule: the one that ran, never auto.
+    shared_parameters: how many have several owners; owners_agree: whether they are equal at the end, bit for
+    bit, and to rounding between GPUs and CPUs. schedule: the one that ran, never auto.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT

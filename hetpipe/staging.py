@@ -13,6 +13,7 @@ from cost_model.errors import InputError
 from hetpipe.gpus import is_gpu
 
 BACKEND = "cpu:gloo,cuda:nccl"
+NCCL_GRACE = timedelta(seconds=60)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +51,16 @@ class Staging:
         return self.on_gpu[rank] and self.on_host(ranks)
 
     def new_group(self, ranks: Sequence[int], timeout: timedelta) -> dist.ProcessGroup:
-        """A process group; on all ranks together, members or not."""
-        backend = "gloo" if self.on_host(ranks) else None
-        group: dist.ProcessGroup = dist.new_group(list(ranks), timeout=timeout, backend=backend)
+        """A process group; on all ranks together, members or not.
+
+        Between GPUs it has more time: NCCL ends the process then, and counts from when something is handed
+        in, while the executor, which knows what it waits for, counts from when it waits.
+        """
+        if self.on_host(ranks):
+            group: dist.ProcessGroup = dist.new_group(list(ranks), timeout=timeout, backend="gloo")
+        else:
+            more = NCCL_GRACE if "nccl" in dist.get_backend_config() else timedelta()
+            group = dist.new_group(list(ranks), timeout=timeout + more)
         return group
 
 

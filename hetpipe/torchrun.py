@@ -10,9 +10,11 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import _abort_process_group
 from torch.distributed.rendezvous import rendezvous
 
 from cost_model.errors import InputError
+from hetpipe.gpus import before_cuda
 from hetpipe.launch import Emit, RankGroup
 from hetpipe.rank import train_rank
 from hetpipe.task import TaskFactory
@@ -69,6 +71,7 @@ def _name_of(make_task: TaskFactory) -> list[str] | None:
 
 def _train(store: Store, what: dict[str, Any], on_event: Emit, make_task: TaskFactory | None) -> None:
     rank = int(os.environ["RANK"])
+    before_cuda(what["backend"])
     torch.set_num_threads(what["threads"][rank])
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
@@ -85,8 +88,11 @@ def _train(store: Store, what: dict[str, Any], on_event: Emit, make_task: TaskFa
             module, name = what["task"]
             make_task = getattr(importlib.import_module(module), name)
         train_rank(what["folder"], make_task, what["board"], rank=rank, emit=on_event)
-    finally:
-        dist.destroy_process_group()
+    except BaseException:
+        # NOTE: to destroy them would wait, with NCCL, for messages of ranks that are gone
+        _abort_process_group()
+        raise
+    dist.destroy_process_group()
 
 
 def _store() -> Store:

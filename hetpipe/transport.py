@@ -1,7 +1,7 @@
 """Moves the tensors that cross from stage to stage."""
 
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -13,8 +13,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cost_model.errors import InputError
+from hetpipe.gpu_work import wait_for_gpu
 from hetpipe.instructions import Compute, Direction, Message, Pass, Program, Transfer, incoming
-from hetpipe.peers import WaitingFor
+from hetpipe.peers import WaitingFor, peer_error
 from hetpipe.staging import Staging
 
 
@@ -33,6 +34,7 @@ class Transport(Protocol):
     def post_receive(self, transfer: Transfer, shapes: Sequence[TensorShape]) -> None: ...
     def receive(self, transfer: Transfer) -> tuple[Tensor, ...]: ...
     def release(self, transfer: Transfer) -> None: ...
+    def catch_up(self) -> None: ...
     def finish(self) -> None: ...
     def close(self) -> None: ...
 
@@ -54,6 +56,10 @@ class DistributedTransport:
     verifier proved; gloo matches by tag, but its thread that moves the data spins while a call on the same
     connection holds the lock. A send is never waited for where it is posted: gloo gives no completion before
     the receiver has come. `release` waits for it once that is proven to be over.
+
+    Between GPUs a receive makes the stream wait, not the host, which runs ahead of the messages by AHEAD of
+    them: far enough that the GPU always has work, and no further, so that what does not come is noticed where
+    it is needed, and NCCL's own time limit, which counts from the posting, does not end a long step.
 
     A message between a GPU and a CPU is copied to or from the host's memory at the GPU's end. staging: None
     if no rank is on a GPU.
@@ -77,8 +83,13 @@ class DistributedTransport:
         slots = sorted({entry.message for entry in _transfers(program)})
         self._tags = {message: index * MAX_TENSORS for index, message in enumerate(slots)}
         self._groups = _edge_groups(program, staging, self._timeout) if dist.is_initialized() else {}
-        self._staged = [staging.copies(rank, (rank, peer)) for peer in range(len(program.ranks))]
+        peers = range(len(program.ranks))
+        self._staged = [staging.copies(rank, (rank, peer)) for peer in peers]
+        self._between_gpus = [device.type == "cuda" and not staged for staged in self._staged]
+        self._behind: deque[tuple[Transfer, _UnderWay]] = deque()
         self._ways: dict[Transfer, _Way] = {}
+        for edge, edge_group in self._groups.items():
+            self._warm_up(edge, edge_group)
 
     def send(self, transfer: Transfer, tensors: Sequence[Tensor]) -> None:
         peer, group, member, tag = self._way(transfer)
@@ -110,11 +121,16 @@ class DistributedTransport:
             message.tensors.append(buffer)
 
     def receive(self, transfer: Transfer) -> tuple[Tensor, ...]:
-        """Wait for the tensors of a posted receive.
+        """Wait for the tensors of a posted receive, between GPUs on the stream.
 
-        Raises: PeerError if they do not come in time, or the peer is gone.
+        Raises: PeerError if they do not come in time, or the peer is gone; between GPUs for one before.
         """
         message = self._receives.pop(transfer)
+        if self._between_gpus[message.peer]:
+            self._wait_on_stream(transfer, message)
+            self._behind.append((transfer, _UnderWay(message.peer, message.works, [], message.since_s)))
+            self.catch_up(AHEAD)
+            return tuple(message.tensors)
         self._wait(transfer, message)
         if self._staged[message.peer]:
             return tuple(tensor.to(self._device) for tensor in message.tensors)
@@ -122,7 +138,22 @@ class DistributedTransport:
 
     def release(self, transfer: Transfer) -> None:
         """Let go of a send that is proven to have arrived."""
-        self._wait(transfer, self._sends.pop(transfer))
+        message = self._sends.pop(transfer)
+        if self._between_gpus[message.peer]:
+            self._wait_on_stream(transfer, message)
+        else:
+            self._wait(transfer, message)
+
+    def catch_up(self, ahead: int = 0) -> None:
+        """Wait, on the host, for all messages between GPUs that were received but the last `ahead`.
+
+        Raises: PeerError if one does not come in time, or the peer is gone.
+        """
+        while len(self._behind) > ahead:
+            transfer, message = self._behind.popleft()
+            with self._waiting(transfer, message):
+                for work in message.works:
+                    wait_for_gpu(work, self._timeout.total_seconds())
 
     def finish(self) -> None:
         """Let go of all sends; every receiver has passed the step's NORM."""
@@ -152,12 +183,48 @@ class DistributedTransport:
             for work in message.works:
                 work.wait(self._timeout)
 
+    def _wait_on_stream(self, transfer: Transfer, message: _UnderWay) -> None:
+        with self._waiting(transfer, message):
+            for work in message.works:
+                work.wait()
+
+    def _warm_up(self, edge: tuple[int, int], group: dist.ProcessGroup) -> None:
+        """Send a first message over an edge, so that it is open before the first step.
+
+        NCCL opens a connection at its first message, for which both ends must be there: in a step each of two
+        ranks could wait for the other on another edge.
+        """
+        if self._rank not in edge:
+            return
+        sender, receiver = edge
+        sending = self._rank == sender
+        peer = receiver if sending else sender
+        place = "cpu" if self._staged[peer] else self._device
+        nothing, member = torch.zeros(1, device=place), int(peer > self._rank)
+        since_s = time.monotonic()
+        try:
+            if sending:
+                work = dist.isend(nothing, group=group, group_dst=member)
+            else:
+                work = dist.irecv(nothing, group=group, group_src=member)
+            assert work is not None
+            if self._between_gpus[peer]:
+                wait_for_gpu(work, self._timeout.total_seconds())
+            else:
+                work.wait(self._timeout)
+        except RuntimeError as error:
+            waited = f"rank {self._rank} waited for rank {peer} to open the way from {sender} to {receiver}"
+            raise peer_error(waited, since_s, error) from error
+
     def _waiting(self, transfer: Transfer, message: _UnderWay) -> AbstractContextManager[None]:
         return WaitingFor(self._program, self._rank, transfer, (message.peer,), message.since_s)
 
 
 _Way = tuple[int, dist.ProcessGroup | None, int, int]
 """Peer, the group of the edge and the peer's rank in it, first tag; no group: the default one."""
+
+AHEAD = 2
+"""Received messages by which the host of a GPU may be ahead."""
 
 MAX_TENSORS = 16
 """The most tensors that one boundary may carry."""

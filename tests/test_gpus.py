@@ -1,5 +1,6 @@
 """GPUs that a cluster names and this host does not have are refused before anything starts."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from cost_model.cluster_file import read_cluster
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile, read_profile
 from hetpipe import cli, gpus, profiling
+from hetpipe.rank_report import RankSummary, SharedParameter, owners_agree
 from hetpipe.run_folder import RunFolder
 from hetpipe.settings import Settings
 from hetpipe.training import prepare
@@ -138,3 +140,36 @@ def test_not_every_kind_can_be_estimated(tmp_path, capsys):
     line = ["profile", "--model", MODEL, "--cluster", str(cluster)]
     assert cli.main([*line, "--estimate", "RTX-3090", "--estimate", "RTX-2080-Ti"]) == 2
     assert "--estimate names every kind of" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("backend", "before", "after"),
+    [
+        ("cpu:gloo,cuda:nccl", None, "EAGER"),
+        ("cpu:gloo,cuda:nccl", "LAZY", "LAZY"),  # the user knows better
+        ("gloo", None, None),
+    ],
+)
+def test_kernels_are_loaded_at_the_start_where_nccl_runs_beside_them(monkeypatch, backend, before, after):
+    monkeypatch.setenv("CUDA_MODULE_LOADING", before or "")
+    if before is None:
+        monkeypatch.delenv("CUDA_MODULE_LOADING")
+    gpus.before_cuda(backend)
+    assert os.environ.get("CUDA_MODULE_LOADING") == after
+    monkeypatch.delenv("CUDA_MODULE_LOADING", raising=False)
+
+
+def shared(on_gpu: bool, *values: float, others: tuple[float, ...] = ()) -> RankSummary:
+    found = {"weight": SharedParameter.of(torch.tensor(values))}
+    if others:
+        found["bias"] = SharedParameter.of(torch.tensor(others))
+    return RankSummary(None, (), (1.0, 1.0, 1.0), found, on_gpu)
+
+
+def test_owners_agree_bit_by_bit_and_to_rounding_between_gpus_and_cpus():
+    other = 1.0000001
+    assert owners_agree("weight", [shared(True, 1.0, 2.0), shared(True, 1.0, 2.0), shared(False, other, 2.0)])
+    assert not owners_agree("weight", [shared(True, 1.0, 2.0), shared(True, other, 2.0)])
+    assert not owners_agree("weight", [shared(False, 1.0, 2.0), shared(False, other, 2.0)])
+    assert not owners_agree("weight", [shared(True, 1.0, 2.0), shared(False, 1.01, 2.0)])
+    assert owners_agree("bias", [shared(True, 1.0, others=(1.0,)), shared(False, 3.0)])

@@ -1,7 +1,9 @@
+import pytest
 import torch
 from torch import nn
 
 from hetpipe.optimizer import Optimizer
+from hetpipe.own_optimizer import TorchOptimizer
 
 SHAPES = {"weight": (5, 3), "bias": (5,), "other": (2, 5), "norm": (3,)}
 
@@ -95,3 +97,14 @@ def test_a_rank_without_parameters_takes_steps_too():
     assert optimizer.num_steps == 1
     assert optimizer.state_tensors() == []
     assert optimizer.states("elsewhere") == {}
+
+
+@pytest.mark.parametrize("capturable", [True, False])
+def test_the_number_of_steps_lives_where_the_optimizer_looks_for_it(capturable):
+    value = nn.Parameter(torch.zeros(3, device="meta"))
+    adamw = torch.optim.AdamW([value], lr=1e-3, capturable=capturable)
+    optimizer = TorchOptimizer(adamw, {"w": value}, {"w"}, rate=1e-3)
+    optimizer.load_states("w", {"w.step": torch.tensor(4.0), "w.exp_avg": torch.zeros(3)}, 4)
+    state = adamw.state[value]
+    assert state["exp_avg"].is_meta
+    assert state["step"].is_meta is capturable  # as torch's own load_state_dict does

@@ -21,6 +21,7 @@ from hetpipe.costs import ProgramCosts
 from hetpipe.dropout import KeyedDropout
 from hetpipe.emulation import Pace
 from hetpipe.executor import Executor
+from hetpipe.gpu_work import GpuPace
 from hetpipe.gpus import cuda_gpus
 from hetpipe.gradient_sync import GradientSync
 from hetpipe.lowering import lower
@@ -163,7 +164,6 @@ def _ours(costs: ProgramCosts, task: TrainingTask, data: Data, place: torch.devi
     model = chain.materialise(range(chain.num_layers), 0, torch.float32, place)
     parameters = model.owned_parameters()
     weight = 1 / task.num_loss_tokens(program.plan.global_batch_size)
-    pace = Pace(torch.cuda.current_stream(place).synchronize) if place.type == "cuda" else Pace()
     staging = Staging.of(costs.devices)
     executor = Executor(
         costs,
@@ -173,7 +173,7 @@ def _ours(costs: ProgramCosts, task: TrainingTask, data: Data, place: torch.devi
         sync=GradientSync(program, 0, chain, parameters, 600.0, staging),
         optimizer=Optimizer(parameters, set(parameters), 0.01),
         boundaries=lambda layer, samples: (),
-        pace=pace,
+        pace=GpuPace() if place.type == "cuda" else Pace(),
         board=None,
     )
     inputs, labels = data

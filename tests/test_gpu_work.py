@@ -1,0 +1,203 @@
+"""What the host does while a GPU works: tried out with events, messages and connections that behave alike."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import gpu_mains
+from hetpipe import gpu_work
+from hetpipe.gpu_work import GpuPace, wait_for_gpu
+from hetpipe.instructions import Direction, Pass, Transfer
+from hetpipe.launch import RankGroup, run_ranks
+from hetpipe.lowering import lower
+from hetpipe.peers import PeerError
+from hetpipe.transport import AHEAD, DistributedTransport, TensorShape
+from partition.plan import Pipeline
+from random_cases import MODULES, Case
+from runs import chain_plan, made_up_profile
+from runtime_mains import case_of, stages
+
+
+@dataclass
+class Stream:
+    """A GPU whose work takes longer than the host needs to hand it in."""
+
+    now_s: float = 0.0
+    events: int = 0
+    waited_for: list["StreamEvent"] = field(default_factory=list)
+
+    def event(self) -> "StreamEvent":
+        self.events += 1
+        return StreamEvent(self)
+
+
+class StreamEvent:
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self.when_s = 0.0
+
+    def record(self) -> None:
+        self.when_s = self._stream.now_s
+
+    def synchronize(self) -> None:
+        self._stream.waited_for.append(self)
+
+    def elapsed_time(self, end_event: "StreamEvent") -> float:
+        return 1e3 * (end_event.when_s - self.when_s)
+
+
+def test_times_are_those_of_the_gpu_and_the_host_waits_once():
+    stream = Stream()
+    pace = GpuPace(stream.event)
+    for step in range(2):
+        start_s = time.monotonic()
+        pace.start_step(start_s)
+        spans = []
+        for duration_s in (3.0, 5.0):  # the host is done in microseconds
+            begin = pace.begin(0.0)
+            stream.now_s += duration_s
+            spans.append((begin, pace.end(begin, 0.1)))
+            stream.now_s += 1.0
+        after = pace.wait(0.0)
+        settled = pace.settle()
+        assert settled.keys() >= {after, *spans[0], *spans[1]} and len(settled) == 6
+        found = [(settled[begin] - start_s, settled[end] - start_s) for begin, end in spans]
+        assert found == [pytest.approx((0.0, 3.0), abs=0.1), pytest.approx((4.0, 9.0), abs=0.1)]
+        assert settled[after] - start_s == pytest.approx(10.0, abs=0.1)
+        assert pace.busy_s == pytest.approx(8.0)
+        assert time.monotonic() - start_s < 1.0
+        assert len(stream.waited_for) == step + 1  # the last event of a step
+    assert stream.events == 6  # used again in the second step
+
+
+class Work:
+    """A message that is there after some looks; None for never."""
+
+    def __init__(self, looks: int | None) -> None:
+        self.looks = looks
+        self.on_stream = 0
+
+    def is_completed(self) -> bool:
+        if self.looks is None:
+            return False
+        self.looks -= 1
+        return self.looks < 0
+
+    def wait(self) -> None:
+        self.on_stream += 1
+
+
+def test_the_host_looks_until_it_is_there_or_the_time_is_up(monkeypatch):
+    monkeypatch.setattr(gpu_work, "LOOK_S", 1e-4)
+    work = Work(3)
+    wait_for_gpu(work, 60.0)
+    assert (work.looks, work.on_stream) == (-1, 1)
+    begin_s = time.monotonic()
+    with pytest.raises(RuntimeError, match=r"timed out after 0\.05 s"):
+        wait_for_gpu(Work(None), 0.05)
+    assert 0.05 <= time.monotonic() - begin_s < 5.0
+
+
+@pytest.fixture
+def receiver(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[DistributedTransport, list[Transfer]]]:
+    """The second stage of eight microbatches on a GPU, whose messages are there after so many looks."""
+
+    def make(looks: list[int | None], timeout_s: float = 60.0) -> tuple[DistributedTransport, list[Transfer]]:
+        works = [Work(count) for count in looks]
+        left = iter(works)
+        on_cpu = torch.empty
+
+        def empty(*shape: Any, device: Any = None, **more: Any) -> torch.Tensor:
+            return on_cpu(*shape, **more)
+
+        monkeypatch.setattr(torch, "empty", empty)
+        monkeypatch.setattr(dist, "irecv", lambda *arguments, **more: next(left))
+        program = lower(chain_plan("bert-tiny", [0, 4, 8], 1, len(looks)), made_up_profile("bert-tiny"))
+        transport = DistributedTransport(program, 1, torch.device("cuda", 0), timeout_s)
+        receives = [Transfer(Direction.RECV, Pass.FORWARD, 0, 1, index) for index in range(len(looks))]
+        for receive in receives:
+            transport.post_receive(receive, (TensorShape((2, 3), torch.float32),))
+        return transport, receives
+
+    return make
+
+
+def test_the_host_is_ahead_of_some_messages_and_no_more(receiver):
+    transport, receives = receiver([0] * AHEAD + [None] * 8)
+    for receive in receives[: 2 * AHEAD]:
+        (tensor,) = transport.receive(receive)  # the last AHEAD are not there: the stream waits for them
+        assert tensor.shape == (2, 3)
+
+
+def test_the_message_that_does_not_come_is_named(receiver):
+    transport, receives = receiver([0, None, 0, 0, 0], timeout_s=0.05)
+    for receive in receives[: 1 + AHEAD]:
+        transport.receive(receive)
+    expected = (
+        r"rank 1 \(here/1\) waited at 1RECV_F1 for rank 0 \(here/0\), begun 0\.\d s ago: timed out after"
+    )
+    with pytest.raises(PeerError, match=expected):
+        transport.receive(receives[1 + AHEAD])
+
+
+def test_all_messages_are_there_before_the_norm(receiver):
+    transport, receives = receiver([0, None], timeout_s=0.05)
+    for receive in receives:
+        transport.receive(receive)
+    with pytest.raises(PeerError, match="waited at 1RECV_F1"):
+        transport.catch_up()
+
+
+def run(main: Any, case: Case, *arguments: Any) -> list[dict[str, Any]]:
+    names = case.program.device_names
+    events: list[dict[str, Any]] = []
+    run_ranks(
+        main, arguments, RankGroup(names, (1,) * len(names), preload=MODULES, timeout_s=20.0), events.append
+    )
+    return events
+
+
+@pytest.mark.slow
+def test_connections_are_open_before_the_first_step():
+    """Plans in whose first step each of two ranks would wait on another edge."""
+    all_in_flight = stages((0, 0, 3, 4), (1, 3, 6, 4))
+    cases = [
+        case_of("pairs", Pipeline(1, 1, stages((0, 0, 3, 1), (1, 3, 6, 1)))),
+        case_of("pairs", Pipeline(1, 4, stages((0, 0, 3, 2), (1, 3, 6, 2)))),
+        case_of("pairs", Pipeline(1, 4, all_in_flight)),
+        case_of(
+            "pairs",
+            Pipeline(1, 3, stages((0, 0, 3, 2), (1, 3, 6, 1))),
+            Pipeline(1, 3, stages((1, 0, 2, 2), (0, 2, 6, 1))),
+        ),
+    ]
+    (event,) = run(gpu_mains.train_with_late_connections, cases[0], cases)
+    assert len(event["differences"]) == 2 * len(cases)
+    assert max(event["differences"]) <= 1e-12
+
+
+@pytest.mark.slow
+def test_a_step_on_the_clock_of_events_is_told_as_it_was():
+    case = case_of(
+        "pairs",
+        Pipeline(2, 6, stages((0, 0, 3, 2), (1, 3, 6, 1))),
+        Pipeline(1, 3, stages((1, 0, 4, 2), (0, 4, 6, 1))),
+    )
+    for event in run(gpu_mains.time_by_events, case, case):
+        spans = event["spans"]
+        assert {name for name, *_ in spans} == {
+            str(entry)
+            for entry in case.program.ranks[event["rank"]]
+            if not (isinstance(entry, Transfer) and entry.direction is Direction.RECV)
+        }
+        assert all(-1e-6 <= begin <= end <= event["step_s"] for *_, begin, end in spans)
+        begins = [begin for *_, begin, _ in spans]
+        assert begins == sorted(begins)
+        computed = [end - begin for _, computes, begin, end in spans if computes]
+        assert event["busy_s"] == pytest.approx(sum(computed))
+        assert sum(end > begin for name, _, begin, end in spans if name.startswith("SYNC")) > 0
