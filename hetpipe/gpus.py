@@ -18,14 +18,17 @@ def gpu_index(device_name: str) -> int:
     return int(device_name.rpartition("/")[2])
 
 
-def before_cuda(backend: str) -> None:
-    """What a process with this backend has to set before it uses its GPU.
+def before_cuda() -> None:
+    """What one of several processes has to set before it uses its GPU for the first time.
 
     NOTE: the driver loads a kernel when it is first used, for which it may wait until the GPU is idle (CUDA
     programming guide, "Lazy Loading"): for ever, where NCCL waits on it for a message that comes of what that
     kernel computes. Loaded at the start all kernels take some hundreds of MB of the GPU's memory.
     """
-    if "nccl" in backend:
+    import torch.distributed as dist
+
+    started = int(os.environ.get("WORLD_SIZE", "1"))  # by torchrun
+    if max(started, dist.get_world_size() if dist.is_initialized() else 1) > 1:
         os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
 
 
@@ -33,6 +36,7 @@ def cuda_gpus() -> list[tuple[str, float]]:
     """(kind, memory in bytes) of each CUDA GPU."""
     import torch
 
+    before_cuda()
     if not torch.cuda.is_available():
         return []
     found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from cost_model.errors import InfeasibleError, InputError
-from hetpipe.gpus import before_cuda
 
 Emit = Callable[[dict[str, Any]], object]
 """Takes an event. What a rank emits is taken in the launcher's process, and the rank gets back whether the
@@ -242,7 +241,6 @@ def join_group(rank: int, group: RankGroup, store: str) -> None:
     import torch.distributed as dist
     from torch._C._distributed_c10d import FileStore
 
-    before_cuda(group.backend)
     torch.set_num_threads(group.threads[rank])
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     world = len(group.names)

@@ -14,7 +14,7 @@ from hetpipe.dropout import KeyedDropout
 from hetpipe.emulation import Board, EmulatedPace, Pace
 from hetpipe.executor import Boundaries, Executor
 from hetpipe.gpu_work import GpuPace
-from hetpipe.gpus import gpu_index, is_gpu
+from hetpipe.gpus import before_cuda, gpu_index, is_gpu
 from hetpipe.gradient_sync import GradientSync, counted_names
 from hetpipe.instructions import Program
 from hetpipe.optimizer import Optimizer
@@ -132,6 +132,7 @@ def torch_device(device: Device) -> torch.device:
     """The GPU with the device's index on its node; the CPU for emulated and CPU devices."""
     if not is_gpu(device):
         return torch.device("cpu")
+    before_cuda()
     place = torch.device("cuda", gpu_index(device.name))
     if not torch.cuda.is_available() or place.index >= torch.cuda.device_count():
         raise InputError(f"device {device.name!r} is a {device.kind}, and this host has no GPU {place.index}")

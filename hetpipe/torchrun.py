@@ -14,7 +14,6 @@ from torch.distributed.distributed_c10d import _abort_process_group
 from torch.distributed.rendezvous import rendezvous
 
 from cost_model.errors import InputError
-from hetpipe.gpus import before_cuda
 from hetpipe.launch import Emit, RankGroup
 from hetpipe.rank import train_rank
 from hetpipe.task import TaskFactory
@@ -71,7 +70,6 @@ def _name_of(make_task: TaskFactory) -> list[str] | None:
 
 def _train(store: Store, what: dict[str, Any], on_event: Emit, make_task: TaskFactory | None) -> None:
     rank = int(os.environ["RANK"])
-    before_cuda(what["backend"])
     torch.set_num_threads(what["threads"][rank])
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(

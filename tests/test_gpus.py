@@ -143,18 +143,20 @@ def test_not_every_kind_can_be_estimated(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("backend", "before", "after"),
+    ("processes", "before", "after"),
     [
-        ("cpu:gloo,cuda:nccl", None, "EAGER"),
-        ("cpu:gloo,cuda:nccl", "LAZY", "LAZY"),  # the user knows better
-        ("gloo", None, None),
+        (2, None, "EAGER"),
+        (2, "LAZY", "LAZY"),  # the user knows better
+        (1, None, None),
+        (None, None, None),
     ],
 )
-def test_kernels_are_loaded_at_the_start_where_nccl_runs_beside_them(monkeypatch, backend, before, after):
-    monkeypatch.setenv("CUDA_MODULE_LOADING", before or "")
-    if before is None:
-        monkeypatch.delenv("CUDA_MODULE_LOADING")
-    gpus.before_cuda(backend)
+def test_kernels_are_loaded_at_the_start_where_others_send_meanwhile(monkeypatch, processes, before, after):
+    for name, value in (("CUDA_MODULE_LOADING", before), ("WORLD_SIZE", processes)):
+        monkeypatch.setenv(name, str(value))
+        if value is None:
+            monkeypatch.delenv(name)
+    gpus.cuda_gpus()
     assert os.environ.get("CUDA_MODULE_LOADING") == after
     monkeypatch.delenv("CUDA_MODULE_LOADING", raising=False)
 
