@@ -85,9 +85,7 @@ class KeyedDropout(TorchFunctionMode):
                 f"dimension is not made of the {num_samples} samples of the microbatch; set its dropout to 0"
             )
         # [samples, ...]; some models flatten samples and tokens, which leaves each sample's rows together.
-        # pinned for a GPU: the host would wait for the copy of other memory
-        shape = (num_samples, x.numel() // num_samples)
-        masks = torch.empty(shape, dtype=torch.float32, device="cpu", pin_memory=x.is_cuda)
+        masks = torch.empty((num_samples, x.numel() // num_samples), dtype=torch.float32, device="cpu")
         key = f"{self._seed},{self._step},{self._layer},{self._call},"
         self._call += 1
         for mask, sample in zip(masks, self._samples, strict=True):
@@ -95,7 +93,7 @@ class KeyedDropout(TorchFunctionMode):
             mask.bernoulli_(keep_probability, generator=self._generator)
         if keep_probability > 0.0:
             masks /= keep_probability
-        return masks.view(x.shape).to(x.device, non_blocking=True).to(x.dtype)
+        return masks.view(x.shape).to(device=x.device, dtype=x.dtype)
 
 
 def stable_hash(key: str) -> int:

@@ -300,7 +300,6 @@ class Executor:
     def _norm_of_all(self, step: int) -> Tensor:
         """[sum of squares, number of ranks with a non-finite one, loss] over all ranks: float64."""
         self._sync_ends.clear()
-        self._transport.catch_up()
         for bucket in self._sync.finish():
             self._sync_ends[Sync(bucket)] = self._wait_for(bucket)
         squares = self._optimizer.square_sum()

@@ -23,13 +23,15 @@ def before_cuda() -> None:
 
     NOTE: the driver loads a kernel when it is first used, for which it may wait until the GPU is idle (CUDA
     programming guide, "Lazy Loading"): for ever, where NCCL waits on it for a message that comes of what that
-    kernel computes. Loaded at the start all kernels take some hundreds of MB of the GPU's memory.
+    kernel computes. Loaded at the start all kernels take some hundreds of MB of the GPU's memory. And NCCL
+    connects a group for an algorithm when it first chooses it, for which all members must be there.
     """
     import torch.distributed as dist
 
     started = int(os.environ.get("WORLD_SIZE", "1"))  # by torchrun
     if max(started, dist.get_world_size() if dist.is_initialized() else 1) > 1:
         os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
+        os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
 
 
 def cuda_gpus() -> list[tuple[str, float]]:

@@ -13,7 +13,7 @@ from cost_model.errors import InputError
 from hetpipe.gpus import is_gpu
 
 BACKEND = "cpu:gloo,cuda:nccl"
-NCCL_GRACE = timedelta(seconds=60)
+NCCL_TIMES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,8 @@ class Staging:
         if self.on_host(ranks):
             group: dist.ProcessGroup = dist.new_group(list(ranks), timeout=timeout, backend="gloo")
         else:
-            more = NCCL_GRACE if "nccl" in dist.get_backend_config() else timedelta()
-            group = dist.new_group(list(ranks), timeout=timeout + more)
+            times = NCCL_TIMES if "nccl" in dist.get_backend_config() else 1
+            group = dist.new_group(list(ranks), timeout=times * timeout)
         return group
 
 

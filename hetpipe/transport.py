@@ -1,7 +1,7 @@
 """Moves the tensors that cross from stage to stage."""
 
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -34,7 +34,6 @@ class Transport(Protocol):
     def post_receive(self, transfer: Transfer, shapes: Sequence[TensorShape]) -> None: ...
     def receive(self, transfer: Transfer) -> tuple[Tensor, ...]: ...
     def release(self, transfer: Transfer) -> None: ...
-    def catch_up(self) -> None: ...
     def finish(self) -> None: ...
     def close(self) -> None: ...
 
@@ -57,9 +56,8 @@ class DistributedTransport:
     connection holds the lock. A send is never waited for where it is posted: gloo gives no completion before
     the receiver has come. `release` waits for it once that is proven to be over.
 
-    Between GPUs a receive makes the stream wait, not the host, which runs ahead of the messages by AHEAD of
-    them: far enough that the GPU always has work, and no further, so that what does not come is noticed where
-    it is needed, and NCCL's own time limit, which counts from the posting, does not end a long step.
+    Between GPUs too, the host waits for a message where it is needed, so that one that does not come is named
+    in time; not for the computation before it, behind which the next one is handed in.
 
     A message between a GPU and a CPU is copied to or from the host's memory at the GPU's end. staging: None
     if no rank is on a GPU.
@@ -86,7 +84,6 @@ class DistributedTransport:
         peers = range(len(program.ranks))
         self._staged = [staging.copies(rank, (rank, peer)) for peer in peers]
         self._between_gpus = [device.type == "cuda" and not staged for staged in self._staged]
-        self._behind: deque[tuple[Transfer, _UnderWay]] = deque()
         self._ways: dict[Transfer, _Way] = {}
         for edge, edge_group in self._groups.items():
             self._warm_up(edge, edge_group)
@@ -121,16 +118,11 @@ class DistributedTransport:
             message.tensors.append(buffer)
 
     def receive(self, transfer: Transfer) -> tuple[Tensor, ...]:
-        """Wait for the tensors of a posted receive, between GPUs on the stream.
+        """Wait for the tensors of a posted receive.
 
-        Raises: PeerError if they do not come in time, or the peer is gone; between GPUs for one before.
+        Raises: PeerError if they do not come in time, or the peer is gone.
         """
         message = self._receives.pop(transfer)
-        if self._between_gpus[message.peer]:
-            self._wait_on_stream(transfer, message)
-            self._behind.append((transfer, _UnderWay(message.peer, message.works, [], message.since_s)))
-            self.catch_up(AHEAD)
-            return tuple(message.tensors)
         self._wait(transfer, message)
         if self._staged[message.peer]:
             return tuple(tensor.to(self._device) for tensor in message.tensors)
@@ -138,22 +130,7 @@ class DistributedTransport:
 
     def release(self, transfer: Transfer) -> None:
         """Let go of a send that is proven to have arrived."""
-        message = self._sends.pop(transfer)
-        if self._between_gpus[message.peer]:
-            self._wait_on_stream(transfer, message)
-        else:
-            self._wait(transfer, message)
-
-    def catch_up(self, ahead: int = 0) -> None:
-        """Wait, on the host, for all messages between GPUs that were received but the last `ahead`.
-
-        Raises: PeerError if one does not come in time, or the peer is gone.
-        """
-        while len(self._behind) > ahead:
-            transfer, message = self._behind.popleft()
-            with self._waiting(transfer, message):
-                for work in message.works:
-                    wait_for_gpu(work, self._timeout.total_seconds())
+        self._wait(transfer, self._sends.pop(transfer))
 
     def finish(self) -> None:
         """Let go of all sends; every receiver has passed the step's NORM."""
@@ -181,12 +158,13 @@ class DistributedTransport:
     def _wait(self, transfer: Transfer, message: _UnderWay) -> None:
         with self._waiting(transfer, message):
             for work in message.works:
-                work.wait(self._timeout)
+                self._wait_for(work, message.peer)
 
-    def _wait_on_stream(self, transfer: Transfer, message: _UnderWay) -> None:
-        with self._waiting(transfer, message):
-            for work in message.works:
-                work.wait()
+    def _wait_for(self, work: dist.Work, peer: int) -> None:
+        if self._between_gpus[peer]:
+            wait_for_gpu(work, self._timeout.total_seconds())
+        else:
+            work.wait(self._timeout)
 
     def _warm_up(self, edge: tuple[int, int], group: dist.ProcessGroup) -> None:
         """Send a first message over an edge, so that it is open before the first step.
@@ -208,10 +186,7 @@ class DistributedTransport:
             else:
                 work = dist.irecv(nothing, group=group, group_src=member)
             assert work is not None
-            if self._between_gpus[peer]:
-                wait_for_gpu(work, self._timeout.total_seconds())
-            else:
-                work.wait(self._timeout)
+            self._wait_for(work, peer)
         except RuntimeError as error:
             waited = f"rank {self._rank} waited for rank {peer} to open the way from {sender} to {receiver}"
             raise peer_error(waited, since_s, error) from error
@@ -222,9 +197,6 @@ class DistributedTransport:
 
 _Way = tuple[int, dist.ProcessGroup | None, int, int]
 """Peer, the group of the edge and the peer's rank in it, first tag; no group: the default one."""
-
-AHEAD = 2
-"""Received messages by which the host of a GPU may be ahead."""
 
 MAX_TENSORS = 16
 """The most tensors that one boundary may carry."""

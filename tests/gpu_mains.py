@@ -43,7 +43,7 @@ def open_at_the_first_message() -> None:
 
         return posted
 
-    for name in ("isend", "irecv"):
+    for name in ("isend", "irecv", "all_reduce", "reduce", "broadcast"):
         setattr(dist, name, opening(getattr(dist, name)))
 
 

@@ -16,7 +16,7 @@ from hetpipe.instructions import Direction, Pass, Transfer
 from hetpipe.launch import RankGroup, run_ranks
 from hetpipe.lowering import lower
 from hetpipe.peers import PeerError
-from hetpipe.transport import AHEAD, DistributedTransport, TensorShape
+from hetpipe.transport import DistributedTransport, TensorShape
 from partition.plan import Pipeline
 from random_cases import MODULES, Case
 from runs import chain_plan, made_up_profile
@@ -103,11 +103,14 @@ def test_the_host_looks_until_it_is_there_or_the_time_is_up(monkeypatch):
     assert 0.05 <= time.monotonic() - begin_s < 5.0
 
 
-@pytest.fixture
-def receiver(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[DistributedTransport, list[Transfer]]]:
-    """The second stage of eight microbatches on a GPU, whose messages are there after so many looks."""
+Receiver = Callable[..., tuple[DistributedTransport, list[Transfer], list[Work]]]
 
-    def make(looks: list[int | None], timeout_s: float = 60.0) -> tuple[DistributedTransport, list[Transfer]]:
+
+@pytest.fixture
+def receiver(monkeypatch: pytest.MonkeyPatch) -> Receiver:
+    """The second stage of some microbatches on a GPU, whose messages are there after so many looks."""
+
+    def make(looks: list[int | None]) -> tuple[DistributedTransport, list[Transfer], list[Work]]:
         works = [Work(count) for count in looks]
         left = iter(works)
         on_cpu = torch.empty
@@ -118,39 +121,37 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Distributed
         monkeypatch.setattr(torch, "empty", empty)
         monkeypatch.setattr(dist, "irecv", lambda *arguments, **more: next(left))
         program = lower(chain_plan("bert-tiny", [0, 4, 8], 1, len(looks)), made_up_profile("bert-tiny"))
-        transport = DistributedTransport(program, 1, torch.device("cuda", 0), timeout_s)
+        transport = DistributedTransport(program, 1, torch.device("cuda", 0), 0.05)
         receives = [Transfer(Direction.RECV, Pass.FORWARD, 0, 1, index) for index in range(len(looks))]
         for receive in receives:
             transport.post_receive(receive, (TensorShape((2, 3), torch.float32),))
-        return transport, receives
+        return transport, receives, works
 
     return make
 
 
-def test_the_host_is_ahead_of_some_messages_and_no_more(receiver):
-    transport, receives = receiver([0] * AHEAD + [None] * 8)
-    for receive in receives[: 2 * AHEAD]:
-        (tensor,) = transport.receive(receive)  # the last AHEAD are not there: the stream waits for them
+def test_host_and_stream_wait_for_a_message_where_it_is_needed(receiver):
+    transport, receives, works = receiver([0, 3, None])
+    for count, receive in enumerate(receives[:2], start=1):
+        (tensor,) = transport.receive(receive)
         assert tensor.shape == (2, 3)
-
-
-def test_the_message_that_does_not_come_is_named(receiver):
-    transport, receives = receiver([0, None, 0, 0, 0], timeout_s=0.05)
-    for receive in receives[: 1 + AHEAD]:
-        transport.receive(receive)
+        assert [work.on_stream for work in works] == [1] * count + [0] * (3 - count)
     expected = (
-        r"rank 1 \(here/1\) waited at 1RECV_F1 for rank 0 \(here/0\), begun 0\.\d s ago: timed out after"
+        r"rank 1 \(here/1\) waited at 1RECV_F2 for rank 0 \(here/0\), begun 0\.\d s ago: timed out after"
     )
     with pytest.raises(PeerError, match=expected):
-        transport.receive(receives[1 + AHEAD])
+        transport.receive(receives[2])
 
 
-def test_all_messages_are_there_before_the_norm(receiver):
-    transport, receives = receiver([0, None], timeout_s=0.05)
-    for receive in receives:
-        transport.receive(receive)
-    with pytest.raises(PeerError, match="waited at 1RECV_F1"):
-        transport.catch_up()
+def test_a_send_is_kept_until_the_stream_has_waited_for_it(monkeypatch, receiver):
+    transport, *_ = receiver([0])
+    work = Work(2)
+    monkeypatch.setattr(dist, "isend", lambda *arguments, **more: work)
+    send = Transfer(Direction.SEND, Pass.BACKWARD, 0, 1, 0)
+    transport.send(send, (torch.zeros(2, 3),))
+    assert work.on_stream == 0
+    transport.release(send)
+    assert work.on_stream == 1
 
 
 def run(main: Any, case: Case, *arguments: Any) -> list[dict[str, Any]]:
@@ -176,6 +177,24 @@ def test_connections_are_open_before_the_first_step():
             Pipeline(1, 3, stages((1, 0, 2, 2), (0, 2, 6, 1))),
         ),
     ]
+    check_late_connections(cases)
+
+
+@pytest.mark.slow
+def test_groups_are_open_before_the_first_step():
+    """In whose first step a rank would wait for a sum before it sends what the other member waits for."""
+    check_late_connections(
+        [
+            case_of(
+                "pairs",
+                Pipeline(1, 6, stages((0, 0, 2, 3), (1, 2, 4, 2), (2, 4, 6, 1))),
+                Pipeline(1, 2, stages((2, 0, 2, 3), (0, 2, 4, 2), (1, 4, 6, 1))),
+            )
+        ]
+    )
+
+
+def check_late_connections(cases: list[Case]) -> None:
     (event,) = run(gpu_mains.train_with_late_connections, cases[0], cases)
     assert len(event["differences"]) == 2 * len(cases)
     assert max(event["differences"]) <= 1e-12

@@ -152,13 +152,14 @@ def test_not_every_kind_can_be_estimated(tmp_path, capsys):
     ],
 )
 def test_kernels_are_loaded_at_the_start_where_others_send_meanwhile(monkeypatch, processes, before, after):
-    for name, value in (("CUDA_MODULE_LOADING", before), ("WORLD_SIZE", processes)):
+    given = (("CUDA_MODULE_LOADING", before), ("NCCL_RUNTIME_CONNECT", None), ("WORLD_SIZE", processes))
+    for name, value in given:
         monkeypatch.setenv(name, str(value))
         if value is None:
             monkeypatch.delenv(name)
     gpus.cuda_gpus()
     assert os.environ.get("CUDA_MODULE_LOADING") == after
-    monkeypatch.delenv("CUDA_MODULE_LOADING", raising=False)
+    assert os.environ.get("NCCL_RUNTIME_CONNECT") == ("0" if after else None)
 
 
 def shared(on_gpu: bool, *values: float, others: tuple[float, ...] = ()) -> RankSummary:
