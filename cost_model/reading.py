@@ -46,10 +46,15 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> Any:
+    text = read_text(path)
     try:
-        return json.loads(read_text(path))
+        return json.loads(text)
     except json.JSONDecodeError as error:
         raise InputError(f"{path}: not JSON ({error.msg}, line {error.lineno})") from None
+    except RecursionError:
+        raise InputError(f"{path}: nested too deeply; is it the right file?") from None
+    except ValueError:
+        raise InputError(f"{path}: holds a number of thousands of digits; is it the right file?") from None
 
 
 def read_toml(path: Path) -> Any:

@@ -89,7 +89,10 @@ def begin(root: Path, step: int) -> Path:
 def write_layer(folder: Path, layer: int, tensors: Mapping[str, Tensor]) -> LayerFile:
     """Writes one layer's parameters and optimizer states into an unfinished folder, on disk on return."""
     path = folder / layer_file_name(layer)
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
+    try:
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
+    except SafetensorError as error:
+        raise OSError(None, str(error), str(path)) from error
     _fsync(path)
     return LayerFile(file=path.name, sha256=_sha256(path), bytes=path.stat().st_size)
 
@@ -212,7 +215,15 @@ def export_huggingface(folder: Path, target: Path, model: nn.Module) -> None:
         InputError: the checkpoint's names or shapes are not the model's.
     """
     load_weights(folder, model)
-    model.save_pretrained(target)  # type: ignore[operator]  # nn.Module would call it a Tensor or Module
+    made = not target.exists()
+    try:
+        model.save_pretrained(target)  # type: ignore[operator]  # nn.Module would call it a Tensor or Module
+    except BaseException as error:
+        if made:  # nothing half-written
+            shutil.rmtree(target, ignore_errors=True)
+        if isinstance(error, OSError | SafetensorError):
+            raise InputError(f"{target}: cannot be written ({error}); give another place") from error
+        raise
 
 
 def load_weights(folder: Path, model: nn.Module) -> None:
@@ -237,15 +248,21 @@ def _is_state(name: str, names: Collection[str]) -> bool:
 
 
 def _fill(model: nn.Module, weights: Mapping[str, Tensor], folder: Path) -> None:
-    """Sets every saved entry of the model to its weight, entries that are one tensor staying one."""
+    """Sets every saved entry of the model to its weight, entries that are one tensor staying one.
+
+    Buffers, which no training of ours changes, keep what they have.
+    """
     remedy = "give the model that it was made from"
     entries = model.state_dict(keep_vars=True)
     if unknown := sorted(weights.keys() - entries.keys()):
         raise InputError(f"{folder} holds {unknown[0]!r}, which the model lacks; {remedy}")
     homes = {id(entries[name]): name for name in weights}
     filled: dict[int, Tensor] = {}
+    found: list[tuple[str, Tensor]] = []
     for name, entry in entries.items():
         if id(entry) not in homes:
+            if not isinstance(entry, nn.Parameter) and not entry.is_meta:
+                continue
             raise InputError(f"{folder} lacks {name!r}; {remedy}")
         weight = weights[homes[id(entry)]]
         if weight.shape != entry.shape:
@@ -255,8 +272,10 @@ def _fill(model: nn.Module, weights: Mapping[str, Tensor], folder: Path) -> None
             if isinstance(entry, nn.Parameter):
                 weight = nn.Parameter(weight, requires_grad=entry.requires_grad)
             filled[id(entry)] = weight
+        found.append((name, filled[id(entry)]))
+    for name, weight in found:  # all of them, or none
         parent, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(parent), leaf, filled[id(entry)])
+        setattr(model.get_submodule(parent), leaf, weight)
 
 
 def _folders(root: Path, name: re.Pattern[str]) -> Iterator[tuple[Path, int]]:

@@ -81,6 +81,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has gone, as in `hetpipe env | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        if error.filename is None:
+            raise
+        return _fail(f"{error.filename}: {error.strerror}; give another place, or make room there", BAD_INPUT)
     except RuntimeError as error:
         if not _is_lost_worker(error):
             raise

@@ -1,7 +1,7 @@
 """Sums of gradients over the owners of each bucket."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from functools import partial
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.futures import Future
 
 from cost_model.collectives import Collective
+from cost_model.errors import InputError
 from hetpipe.gpu_work import wait_for_gpu
 from hetpipe.instructions import Broadcast, Program, Sync
 from hetpipe.peers import WaitingFor
@@ -36,6 +37,7 @@ class GradientSync:
     ) -> None:
         """staging: None if no rank is on a GPU."""
         staging = staging or Staging((False,) * len(program.ranks))
+        _check_shared(program, rank, chain, parameters)
         everyone = tuple(range(len(program.ranks)))
         # NOTE: a group that is given no timeout has torch's, half an hour, whatever the default group has
         timeout = timedelta(seconds=timeout_s)
@@ -219,6 +221,23 @@ class GradientSync:
     def _waiting(self, instruction: Sync | Broadcast, since_s: float) -> AbstractContextManager[None]:
         owners = self._program.buckets[instruction.bucket].ranks
         return WaitingFor(self._program, self._rank, instruction, owners, since_s)
+
+
+def _check_shared(program: Program, rank: int, chain: ChainModel, parameters: Collection[str]) -> None:
+    """Raises: InputError if a parameter that other ranks have too is summed by no bucket."""
+    summed = {
+        name
+        for index, bucket in enumerate(program.buckets)
+        if rank in bucket.ranks
+        for name in bucket_names(program, index, chain)
+    }
+    for other, device in enumerate(program.device_names):
+        held = {info.name for layer in program.plan.layers_of(device) for info in chain.parameters(layer)}
+        if other != rank and (missed := sorted(held & set(parameters) - summed)):
+            raise InputError(
+                f"{missed[0]!r} is in layers of {program.device_names[rank]!r} and of {device!r}, which the "
+                "profile does not say (tied_to); profile this model again"
+            )
 
 
 def _buffer(members: Sequence[nn.Parameter]) -> Tensor:

@@ -15,7 +15,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from cost_model.errors import InfeasibleError, InputError
 
@@ -109,6 +109,28 @@ def _environment_at_start() -> Iterator[None]:
     finally:
         for name in added:
             del os.environ[name]
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end this process as an exit does, so that nothing is left behind.
+
+    Where somebody else handles them, or in another thread than the main one, nothing is changed.
+    """
+
+    def leave(number: int, _frame: object) -> NoReturn:
+        sys.exit(128 + number)
+
+    changed = []
+    if threading.current_thread() is threading.main_thread():
+        changed = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
+    for number in changed:
+        signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number in changed:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _watch(

@@ -114,10 +114,12 @@ def own_task(model: Model, data: object, loss: Loss, **options: Any) -> OwnTask:
         raise InputError(f"{error}; known options are {', '.join(Options.__dataclass_fields__)}") from None
     _check_loss(loss)
     inputs, _ = _first_sample(data, chosen.shuffle)
-    if isinstance(model, nn.Module):
-        _check_norms(model)
-    elif not callable(model):
+    if not isinstance(model, nn.Module) and not callable(model):
         raise InputError(f"the model is a {type(model).__name__}; give an nn.Module or what builds one")
+    with refused_on_error("the model cannot be built"), torch.device("meta"):
+        built = model if isinstance(model, nn.Module) else model()
+    if isinstance(built, nn.Module):
+        _check_norms(built)
     with refused_on_error("the model fails on the first sample of the data"):
         chain = ChainModel.from_module(model, inputs, shrunk=chosen.shrunk)
     parts = {"chain": chain, "data": data, "loss": loss, "options": chosen}

@@ -2,9 +2,11 @@
 
 import json
 import math
+import threading
 import time
 from collections import deque
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,7 +28,7 @@ from hetpipe.instructions import parse_program
 from hetpipe.launch import Emit
 from hetpipe.optimizer import Optimizer
 from hetpipe.own_optimizer import optimizer_of
-from hetpipe.peers import peer_error
+from hetpipe.peers import PeerError, peer_error
 from hetpipe.rank_parts import OwnLayers, executor_of, pace_of, slices, torch_device
 from hetpipe.rank_report import RankSummary, shared_parameters, write_results
 from hetpipe.run_folder import RunFolder
@@ -37,6 +39,9 @@ from hetpipe.task import TaskFactory, TrainingTask
 from partition.plan_file import read_plan
 
 T = TypeVar("T")
+
+WAIT = -1
+"""What rank 0 says while it does not know yet whether to stop."""
 
 KEPT_STEPS = 100
 """A rank keeps the events of so many steps, the last ones: a run may have millions."""
@@ -130,10 +135,16 @@ class _Run:
             last = stopped or done == self.settings.steps
             if (every and done % every == 0) or (last and self.settings.save):
                 program = self.costs.program
-                path = save_checkpoint(
-                    self.folder, self.settings, self.task, program, self.rank, self.model, self.optimizer,
-                    done, self.samples_seen,
-                )  # fmt: skip
+                try:
+                    path = save_checkpoint(
+                        self.folder, self.settings, self.task, program, self.rank, self.model,
+                        self.optimizer, done, self.samples_seen,
+                    )  # fmt: skip
+                except OSError as error:
+                    raise InputError(
+                        f"{self.folder.checkpoints}: the checkpoint of step {done} cannot be written "
+                        f"({error.strerror}); make room there, and go on with --resume from the one before"
+                    ) from error
                 last |= self._tell({"event": "checkpoint", "step": done, "path": str(path)})
             if last:
                 break
@@ -212,10 +223,49 @@ class _Run:
 
     def _tell(self, event: dict[str, Any]) -> bool:
         """Emit rank 0's event; gives on all ranks whether the answer is to stop."""
-        stop = torch.tensor(int(self.rank == 0 and self.emit(event) is True))
-        if dist.is_initialized():
-            dist.broadcast(stop, src=0)
-        return bool(stop)
+        if not dist.is_initialized():
+            return self.emit(event) is True
+        if self.rank == 0:
+            with kept_waiting(self.settings.timeout_s / 3):
+                answer = int(self.emit(event) is True)
+        else:
+            answer = WAIT
+        while (found := from_first(answer)) == WAIT:
+            pass
+        return bool(found)
+
+
+@contextmanager
+def kept_waiting(every_s: float) -> Iterator[None]:
+    """As rank 0, tell the others to go on waiting in `from_first`, as long as it takes: callbacks may."""
+    done = threading.Event()
+
+    def tell() -> None:
+        with suppress(PeerError):  # which this rank then meets itself
+            while not done.wait(every_s):
+                from_first(WAIT)
+
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def from_first(value: int) -> int:
+    """A number of rank 0, on every rank.
+
+    Raises: PeerError if it does not come in time, or rank 0 is gone.
+    """
+    found, since_s = torch.tensor(value), time.monotonic()
+    try:
+        dist.broadcast(found, src=0)
+    except RuntimeError as error:
+        waited = f"rank {dist.get_rank()} waited between steps for rank 0"
+        raise peer_error(waited, since_s, error) from error
+    return int(found)
 
 
 def gather(value: T) -> list[T]:

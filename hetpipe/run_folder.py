@@ -1,8 +1,11 @@
 """The folder that a run writes, and what reads it afterwards."""
 
+import fcntl
 import json
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,6 +102,34 @@ class RunFolder:
                 return cls(path)
         except OSError as error:
             raise InputError(f"{root}: no run folder can be made there ({error.strerror})") from None
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other runs out of the folder, which is made; one that is still empty at the end is removed.
+
+        Raises: InputError if another run has it, or it cannot be made.
+        """
+        made = not self.path.exists()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.path, os.O_RDONLY)
+        except OSError as error:
+            raise InputError(f"{self.path}: no run folder can be made there ({error.strerror})") from None
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InputError(
+                    f"{self.path}: another run is writing there; wait for it, or give another run folder"
+                ) from None
+            except OSError:  # a file system without locks
+                pass
+            yield
+        finally:
+            os.close(descriptor)
+            if made:
+                with suppress(OSError):
+                    self.path.rmdir()
 
     def write(self, path: Path, text: str) -> None:
         """Write one of the folder's files, whole or not at all.

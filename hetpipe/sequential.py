@@ -14,7 +14,7 @@ def holders_of(model: nn.Sequential) -> dict[str, tuple[int, ...]]:
     """The children that hold each parameter, by its name."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     holders: dict[str, list[int]] = {name: [] for name in names.values()}
-    for layer, child in enumerate(model.children()):
+    for layer, child in enumerate(model):
         for parameter in child.parameters():
             holders[names[parameter]].append(layer)
     return {name: tuple(layers) for name, layers in holders.items()}
@@ -25,7 +25,8 @@ def run_through(build: Callable[[], nn.Module], inputs: Inputs) -> tuple[nn.Modu
     for device in ("meta", "cpu"):
         with own_random_stream(0), torch.device(device):
             model = build()
-            layers = SequentialLayers(model, len(list(model.children())), {})
+            assert isinstance(model, nn.Sequential)
+            layers = SequentialLayers(model, len(model), {})
             outputs: list[tuple[Tensor, ...]] = []
             layers.on_boundary = lambda _, tensors, outputs=outputs: outputs.append(tensors)
             try:
@@ -37,6 +38,18 @@ def run_through(build: Callable[[], nn.Module], inputs: Inputs) -> tuple[nn.Modu
                 continue
             return model, outputs
     raise AssertionError("unreachable")
+
+
+def let_inputs_be(layer: nn.Module) -> None:
+    """Have a layer not work in place on what it is given, which at a cut autograd does not allow.
+
+    The result is the same; only what the layer itself, or its first part, says is `inplace` is changed.
+    """
+    first: nn.Module | None = layer
+    while first is not None:
+        if getattr(first, "inplace", None) is True:
+            first.inplace = False  # type: ignore[assignment]  # a module's attributes are tensors or modules
+        first = next(first.children(), None)
 
 
 def reached_by(build: Callable[[], nn.Module], inputs: Inputs) -> set[str]:

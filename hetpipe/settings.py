@@ -66,6 +66,8 @@ class Settings:
         for name in ("steps", "global_batch_size", "sequence_length"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}; give at least 1")
+        if self.seed >= 2**63:
+            raise InputError(f"seed is {self.seed}; give less than 2**63")
         for name in ("learning_rate", "weight_decay", "every", "seed"):
             if getattr(self, name) < 0:
                 raise InputError(f"{name} is {getattr(self, name)}; give zero or more")
@@ -99,6 +101,14 @@ class Settings:
 
 
 _ADAPTER = TypeAdapter(Settings)
+
+
+def checked_settings(**values: Any) -> Settings:
+    """Settings from values that may be of wrong types.
+
+    Raises: InputError naming key, value and remedy.
+    """
+    return validate(_ADAPTER, values, "settings")
 
 
 def read_settings(path: Path) -> Settings:

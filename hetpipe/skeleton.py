@@ -102,7 +102,8 @@ class SequentialLayers(LayerModel):
 
     @cached_property
     def _children(self) -> tuple[nn.Module, ...]:
-        return tuple(self.model.children())
+        assert isinstance(self.model, nn.Sequential)
+        return tuple(self.model)  # one that is there twice, twice
 
     def compute(self, start: int, stop: int, inputs: Inputs, carried: Carried) -> Carried:
         if self.on_layer is not None:

@@ -20,7 +20,7 @@ from hetpipe.initial_weights import (
     take_weights,
 )
 from hetpipe.models import ModelSpec
-from hetpipe.sequential import holders_of, reached_by, run_through
+from hetpipe.sequential import holders_of, let_inputs_be, reached_by, run_through
 from hetpipe.skeleton import BlockLayers, LayerModel, SequentialLayers
 from hetpipe.structure import (
     BlockStructure,
@@ -192,8 +192,12 @@ class ChainModel:
         first, blocks = (
             (0, model) if self.structure is None else (1, model.get_submodule(self.structure.path))
         )
-        for layer, block in enumerate(blocks.children(), start=first):
-            if layer not in layers:
+        entries = list(model) if isinstance(model, nn.Sequential) else list(blocks.children())
+        owned = {id(block) for layer, block in enumerate(entries, start=first) if layer in layers}
+        for block in entries:
+            if self.structure is None:
+                let_inputs_be(block)
+            if id(block) not in owned:
                 for members in (block._modules, block._parameters, block._buffers):
                     members.clear()
         if self.has_rule:

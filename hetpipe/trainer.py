@@ -20,7 +20,7 @@ from hetpipe.profiling import profile_model
 from hetpipe.run_folder import RunFolder
 from hetpipe.run_report import RunReport
 from hetpipe.saving import check_optimizer
-from hetpipe.settings import Settings
+from hetpipe.settings import Settings, checked_settings
 from hetpipe.stage import Loss
 from hetpipe.task import OptimizerFactory
 from hetpipe.training import find_checkpoint, train
@@ -117,6 +117,16 @@ class Trainer:
                     "inherit from hetpipe.Callback"
                 )
         rates, factory, self._optimizer_name = _checked(optimizer)
+        if not isinstance(plan, Plan):
+            raise InputError(
+                f"the plan is a {type(plan).__name__}; give a Plan, as hetpipe.read_plan reads it"
+            )
+        if not isinstance(cluster, str | Path):
+            raise InputError(f"the cluster is a {type(cluster).__name__}; give the path of a cluster file")
+        if rate_schedule is not None and not callable(rate_schedule):
+            raise InputError(
+                f"rate_schedule is {rate_schedule!r}; give a function: step -> multiple of the learning rate"
+            )
         self.plan = plan
         self.callbacks = tuple(callbacks)
         self.folder = None if folder is None else RunFolder(Path(folder))
@@ -180,7 +190,6 @@ class Trainer:
                 make_task=self._task,
             )
         finally:
-            self._task.remove_weights(folder)
             if made and not any(folder.path.iterdir()):  # refused before anything was written
                 folder.path.rmdir()
                 self.folder = None
@@ -208,7 +217,7 @@ class Trainer:
             raise InputError(f"there is no setting {unknown[0]!r}; there are {', '.join(known)}")
 
     def _settings_for(self, steps: int, resume_from: str | None = None) -> Settings:
-        return Settings(
+        return checked_settings(
             model=self.plan.model,
             steps=steps,
             global_batch_size=self.plan.global_batch_size,
@@ -256,4 +265,8 @@ def _checked(
         if isinstance(error, InputError):
             raise
         raise InputError(f"the optimizer factory fails: {str(error).partition(chr(10))[0]}") from None
+    if isinstance(made, torch.optim.LBFGS):
+        raise InputError(
+            "LBFGS looks at all parameters at once, and each rank has some; give another optimizer"
+        )
     return {"learning_rate": float(made.param_groups[0]["lr"])}, optimizer, optimizer_name(made)

@@ -5,6 +5,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from cost_model.cluster import CPU, EMULATED, Cluster
@@ -17,7 +18,7 @@ from hetpipe.costs import ProgramCosts
 from hetpipe.emulation import Board
 from hetpipe.gpus import check_here
 from hetpipe.instructions import Program
-from hetpipe.launch import Emit, RankGroup, run_ranks, under_torchrun
+from hetpipe.launch import Emit, RankGroup, ended_by_signals, run_ranks, under_torchrun
 from hetpipe.models import preload_modules
 from hetpipe.own_model import OwnTask
 from hetpipe.planning import scheduled
@@ -48,7 +49,8 @@ def find_checkpoint(resume: str, folder: RunFolder | None, root: Path, model: st
     run = folder or newest(root, model)
     if run is None:
         raise InputError(f"nothing to resume: {root} holds no run of {model!r}; leave --resume out to begin")
-    checkpoint.discard_unfinished(run.checkpoints)
+    with run.locked():
+        checkpoint.discard_unfinished(run.checkpoints)
     found = checkpoint.latest(run.checkpoints) if run.checkpoints.is_dir() else None
     if found is None:
         raise InputError(
@@ -94,6 +96,7 @@ def prepare(
         check_checkpoint(manifest, settings, source)
         done = manifest.step
         vocabulary = source / checkpoint.VOCABULARY_FILE
+    _check_checkpoints(folder, done, settings)
     cluster_text = read_text(cluster_file)
     fresh = not folder.path.exists() or not any(folder.path.iterdir())
     try:
@@ -111,6 +114,22 @@ def prepare(
             shutil.rmtree(folder.path, ignore_errors=True)
         raise
     return program
+
+
+def _check_checkpoints(folder: RunFolder, done: int, settings: Settings) -> None:
+    """Raises: InputError if the folder holds a later checkpoint, which would be taken for one of this run."""
+    newest_one = checkpoint.latest(folder.checkpoints) if folder.checkpoints.is_dir() else None
+    if newest_one is None:
+        return
+    step = checkpoint.read_manifest(newest_one).step
+    begun = settings.resume_from is not None and Path(settings.resume_from).parent.samefile(
+        folder.checkpoints
+    )
+    if step > (done if begun else 0):
+        raise InputError(
+            f"{newest_one} is of a run before, {step} steps long; go on from it with --resume (resume_from), "
+            "remove it, or give another run folder"
+        )
 
 
 def _keep_metrics(folder: RunFolder, steps: int) -> None:
@@ -138,13 +157,19 @@ def train(
 
     Raises: InputError, InfeasibleError as `prepare`; WorkerLostError if a process fails.
     """
-    program = prepare(folder, settings, cluster_file, profile, plan, own_data=make_task is not None)
-    if isinstance(make_task, OwnTask):
-        make_task.write_weights(folder)
-    cluster = read_cluster(folder.cluster)
-    group = rank_group(program.device_names, cluster, settings)
-    costs = ProgramCosts(program, profile, cluster)
-    with tempfile.TemporaryDirectory(prefix="hetpipe-board-", dir=_shared_memory()) as name:
+    with (
+        folder.locked(),
+        ended_by_signals(),
+        tempfile.TemporaryDirectory(prefix="hetpipe-board-", dir=_shared_memory()) as name,
+        ExitStack() as ends,
+    ):
+        program = prepare(folder, settings, cluster_file, profile, plan, own_data=make_task is not None)
+        if isinstance(make_task, OwnTask):
+            ends.callback(make_task.remove_weights, folder)
+            make_task.write_weights(folder)
+        cluster = read_cluster(folder.cluster)
+        group = rank_group(program.device_names, cluster, settings)
+        costs = ProgramCosts(program, profile, cluster)
         board = None
         if any(cluster.device(device).kind == EMULATED for device in program.device_names):
             board = str(Path(name) / "board")

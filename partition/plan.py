@@ -23,6 +23,8 @@ from cost_model.profile import ModelProfile
 from cost_model.reading import STRICT, canonical_sha256
 
 FORMAT = "hetpipe.plan/1"
+MOST_SAMPLES = 2**20
+"""Of a pipeline in a step: beyond it a slip of the pen is likelier than a plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,11 @@ class Pipeline:
             raise InputError(
                 f"a pipeline has {len(self.stages)} stages, microbatch_size {self.microbatch_size} and "
                 f"num_samples {self.num_samples}; each must be at least 1"
+            )
+        if max(self.microbatch_size, self.num_samples) > MOST_SAMPLES:
+            raise InputError(
+                f"a pipeline has {self.num_samples} samples in microbatches of {self.microbatch_size}; "
+                f"give at most {MOST_SAMPLES:,}"
             )
         stop = 0
         for index, stage in enumerate(self.stages):

@@ -175,3 +175,29 @@ def num_next_tokens(ids: Tensor) -> int:
 
 def constant(step: int) -> float:
     return 1.0
+
+
+class Scaled(nn.Module):
+    """Multiplies by a buffer that is saved with the weights."""
+
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.linspace(0.5, 1.5, 12))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+def build_usual() -> nn.Module:
+    """Layers that work in place, that are there twice, with weights and without, and one with a buffer."""
+    activation, repeated = nn.ReLU(inplace=True), nn.Linear(12, 12)
+    return nn.Sequential(
+        nn.Linear(NUM_FEATURES, 12), activation, repeated, activation, Scaled(), repeated,
+        nn.Sequential(nn.ReLU(inplace=True), nn.Linear(12, NUM_OUTPUTS)),
+    )  # fmt: skip
+
+
+def build_batch_norm() -> nn.Module:
+    return nn.Sequential(nn.Linear(NUM_FEATURES, 8), nn.BatchNorm1d(8), nn.Linear(8, NUM_OUTPUTS))

@@ -48,14 +48,15 @@ def made_up_profile_of(
     for index, name in enumerate(chain.layer_names):
         infos = chain.parameters(index)
         sizes = {info.name: 4.0 * math.prod(info.shape) for info in infos}
-        tied = [info.name for info in infos if info.tied and index > 0]
+        before = {info.name: other for other in reversed(range(index)) for info in chain.parameters(other)}
+        tied = [info.name for info in infos if info.tied and info.name in before]
         layers.append(
             LayerProfile(
                 name=name,
                 parameter_bytes=sum(sizes.values()),
                 output_bytes_per_sample=16384.0,
                 saved_bytes_per_sample=1e6,
-                tied_to=chain.layer_names[0] if tied else None,
+                tied_to=chain.layer_names[min(before[entry] for entry in tied)] if tied else None,
                 tied_bytes=sum(sizes[entry] for entry in tied),
                 unreached_bytes=sum(sizes[info.name] for info in infos if not info.reached),
             )

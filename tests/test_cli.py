@@ -285,3 +285,39 @@ def test_profile_run_plot_and_export(hetpipe: Shell):
     )
     assert more.code == 0, more.err
     assert more.json["run_folder"] == folder
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 100_000, "strange.json: nested too deeply"),
+        ('{"format": ' + "9" * 5000 + "}", "strange.json: holds a number of thousands of digits"),
+    ],
+    ids=["deep", "long"],
+)
+def test_strange_json_is_refused_in_one_line(hetpipe: Shell, text: str, message: str):
+    hetpipe.write("strange.json", text)
+    result = hetpipe("simulate strange.json --profile profile.json --cluster cluster.toml")
+    assert (result.code, result.err.count("\n")) == (2, 1) and message in result.err
+
+
+@pytest.mark.parametrize(("key", "value"), [("num_samples", 10**9), ("microbatch_size", 10**15)])
+def test_a_plan_of_far_too_many_samples_is_refused(hetpipe: Shell, key: str, value: int):
+    plan = json.loads((hetpipe.folder / "plan.json").read_text())
+    plan["pipelines"][0][key] = value
+    hetpipe.write("large.json", json.dumps(plan))
+    result = hetpipe("simulate large.json --profile profile.json --cluster cluster.toml")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "give at most 1,048,576" in result.err
+
+
+def test_a_place_that_cannot_be_written_to_is_one_line(hetpipe: Shell):
+    result = hetpipe("demo -o plan.json/picture")
+    assert (result.code, result.err.count("\n")) == (2, 1), result.err
+    assert "plan.json" in result.err and "Not a directory" in result.err
+
+
+def test_what_does_not_fit_is_not_explained(hetpipe: Shell):
+    hetpipe.write("tight.toml", (hetpipe.folder / "cluster.toml").read_text().replace("10 kB", "10 B"))
+    result = hetpipe("explain plan.json --profile profile.json --cluster tight.toml")
+    assert result.code == 3 and "need" in result.err

@@ -186,6 +186,24 @@ def test_a_module_of_transformers_trains_from_its_own_weights(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("cuts", [(0, 7), (0, 1, 3, 7), (0, 2, 4, 5, 7), (0, 6, 7)])
+def test_layers_in_place_or_twice_train_as_torch_trains_them(tmp_path, cuts):
+    torch.manual_seed(3)
+    model = own_tasks.build_usual().double()
+    copied = copy.deepcopy(model)
+    expected = plain_losses(copied, SGD(copied.parameters()), default_rate)
+    recorder = Recorder()
+    plan = chain_plan("mine", list(cuts), 4)
+    made = trainer(tmp_path, plan, model, callbacks=[recorder], optimizer=SGD, save=True)
+    made.fit(STEPS)
+    assert [entry["loss"] for entry in recorder.metrics] == pytest.approx(expected, rel=1e-12)
+    assert made.checkpoint is not None
+    checkpoint.load_weights(made.checkpoint, model)  # the buffer is not in it, and stays
+    for name, value in copied.state_dict().items():
+        assert torch.allclose(model.state_dict()[name], value, rtol=1e-10, atol=1e-12), name
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [own_tasks.sgd, own_tasks.adagrad_by_shape, own_tasks.counting])
 def test_a_checkpoint_holds_the_states_of_the_optimizer_for_any_plan(tmp_path, optimizer):
     expected = losses(tmp_path / "straight", optimizer=optimizer)
@@ -329,6 +347,14 @@ def wrong_first(first: int, count: int) -> tuple[Tensor, Tensor]:
         ({"plan": chain_plan("mine", [0, 2, 4], 4)}, "the plan is for 4 layers, the model has 5"),
         ({"model": nn.Linear(8, 4)}, "Linear cannot be split: it has no list of alike blocks"),
         ({"model": nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))}, "layer '1' is a BatchNorm1d"),
+        ({"model": own_tasks.build_batch_norm}, "layer '1' is a BatchNorm1d"),
+        ({"clip_norm": None}, "settings: clip_norm: input should be a valid number, found null"),
+        ({"seed": 1.5}, "settings: seed: input should be a valid integer"),
+        ({"seed": 2**64}, "give less than 2..63"),
+        ({"schedule": "zzz"}, "settings: schedule: input should be '1f1b'"),
+        ({"rate_schedule": 0.1}, "rate_schedule is 0.1; give a function"),
+        ({"optimizer": torch.optim.LBFGS}, "LBFGS looks at all parameters at once"),
+        ({"plan": "plan.json"}, "the plan is a str; give a Plan"),
     ],
 )  # fmt: skip
 def test_wrong_arguments_are_refused_in_one_line(tmp_path, options, message):
@@ -377,3 +403,13 @@ def test_floats_of_plain_python_become_float32():
     inputs, labels = batch_of([([1.0, 2.0], 0.5)], 0, shuffle=False)(0, 1)
     assert inputs["input"].dtype == labels.dtype == torch.float32
     assert math.isclose(float(labels), 0.5)
+
+
+@pytest.mark.slow
+def test_a_profile_that_knows_nothing_of_shared_weights_is_refused(tmp_path):
+    made = trainer(tmp_path, chain_plan("mine", [0, 3, 7], 4), own_tasks.build_usual().double())
+    assert made._profile is not None
+    layers = tuple(replace(layer, tied_to=None, tied_bytes=0.0) for layer in made._profile.layers)
+    made._profile = replace(made._profile, layers=layers)
+    with pytest.raises(InputError, match=r"'2.(weight|bias)' is in layers of 'here.[01]' and of"):
+        made.fit(1)

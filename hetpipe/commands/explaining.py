@@ -26,6 +26,7 @@ from hetpipe.planning import evaluator
 from hetpipe.report import estimate_sentences, plan_sentences, show
 from hetpipe.simulator import simulate
 from hetpipe.speed_shares import speed_sentence, speed_shares
+from hetpipe.verifier import verify
 from hetpipe.waiting import device_times
 from partition.plan_file import read_plan
 from partition.problem import problem_of
@@ -50,7 +51,9 @@ def explain_command(
     from partition.explain import explain, sentences
     from partition.forcing import without
 
-    prices = ProgramCosts(lower(given, costs, devices), costs, devices)
+    program = lower(given, costs, devices)
+    verify(program, costs, devices)  # what does not fit has no speed to explain
+    prices = ProgramCosts(program, costs, devices)
     trace = simulate(prices)
     times = zip(trace.device_names, device_times(trace, prices), strict=True)
     unknown = [device.name for device in devices.devices if device.kind not in costs.kinds]

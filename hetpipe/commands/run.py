@@ -267,17 +267,31 @@ def _train(
     *,
     quiet: bool,
 ) -> "tuple[RunReport, RunFolder]":
+    from hetpipe.checkpoint import latest
     from hetpipe.training import train
 
     if settings.resume_from is not None:
         checkpoints = Path(settings.resume_from).parent
         if folder is None and checkpoints.name == "checkpoints":
             folder = RunFolder(checkpoints.parent)
+        note([f"going on from {settings.resume_from}"])
     elif folder is not None and folder.plan.exists():
         warn(f"{folder.path} holds a run already; its files are replaced")
     folder = folder or RunFolder.create(RUNS, settings.model)
-    with _step_bar(settings.steps, quiet=quiet) as on_event:
-        return train(settings, cluster_file, profile, plan, folder, on_event=on_event), folder
+    try:
+        with _step_bar(settings.steps, quiet=quiet) as on_event:
+            report = train(settings, cluster_file, profile, plan, folder, on_event=on_event)
+    except KeyboardInterrupt:
+        if newest_one := latest(folder.checkpoints):
+            note([f"--resume {folder.path} goes on from {newest_one.name}"])
+        raise
+    finite = [entry["finite"] for entry in folder.read_metrics()]
+    if skipped := finite.count(False):
+        warn(
+            f"{skipped} of {len(finite)} steps changed nothing: their gradients were not finite; lower "
+            "--learning-rate"
+        )
+    return report, folder
 
 
 @contextmanager
