@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hetpipe.lowering import lower
     from hetpipe.models import model_spec
     from hetpipe.own_model import own_task
+    from hetpipe.peers import PeerError
     from hetpipe.planning import evaluator, predict, simulate_plan
     from hetpipe.profiling import profile_model
     from hetpipe.run_folder import RunFolder
@@ -57,6 +58,7 @@ _HOMES = {
     "hetpipe.lowering": ("lower",),
     "hetpipe.models": ("model_spec",),
     "hetpipe.own_model": ("own_task",),
+    "hetpipe.peers": ("PeerError",),
     "hetpipe.planning": ("evaluator", "predict", "simulate_plan"),
     "hetpipe.profiling": ("profile_model",),
     "hetpipe.run_folder": ("RunFolder",),
@@ -85,7 +87,7 @@ __all__ = [  # noqa: RUF022  # in the order in which they are met
     "Settings", "RunFolder", "RunReport", "train", "measure",
     "Trainer", "AdamW", "Callback", "own_task", "load_weights",
     "RankStages", "execute", "StepOutcome", "trace_of",
-    "InputError", "InfeasibleError", "WorkerLostError",
+    "InputError", "InfeasibleError", "WorkerLostError", "PeerError",
 ]  # fmt: skip
 
 

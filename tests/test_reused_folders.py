@@ -75,7 +75,11 @@ with RunFolder(Path(sys.argv[1])).locked(), ended_by_signals():
 def test_a_signal_leaves_nothing_behind(tmp_path, number):
     place = tmp_path / "run"
     command = [sys.executable, "-c", SCRIPT, str(place)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+
+    def hear_it() -> None:
+        signal.signal(number, signal.SIG_DFL)  # under nohup it would be ignored, as it should
+
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=hear_it) as process:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
         assert place.exists()
         process.send_signal(number)
