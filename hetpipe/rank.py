@@ -259,12 +259,9 @@ def from_first(value: int) -> int:
 
     Raises: PeerError if it does not come in time, or rank 0 is gone.
     """
-    found, since_s = torch.tensor(value), time.monotonic()
-    try:
+    found = torch.tensor(value)
+    with _waiting_for("rank 0"):
         dist.broadcast(found, src=0)
-    except RuntimeError as error:
-        waited = f"rank {dist.get_rank()} waited between steps for rank 0"
-        raise peer_error(waited, since_s, error) from error
     return int(found)
 
 
@@ -276,13 +273,20 @@ def gather(value: T) -> list[T]:
     if not dist.is_initialized():
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
+    with _waiting_for("all other ranks"):
+        dist.all_gather_object(values, value)
+    return values
+
+
+@contextmanager
+def _waiting_for(peers: str) -> Iterator[None]:
+    """Turns the error of a meeting between steps into a PeerError."""
     since_s = time.monotonic()
     try:
-        dist.all_gather_object(values, value)
+        yield
     except RuntimeError as error:
-        waited = f"rank {dist.get_rank()} waited between steps for all other ranks"
+        waited = f"rank {dist.get_rank()} waited between steps for {peers}"
         raise peer_error(waited, since_s, error) from error
-    return values
 
 
 def common_start() -> float:

@@ -52,7 +52,9 @@ class SharedParameter:
     def of(cls, value: Tensor) -> "SharedParameter":
         here = value.detach().cpu().contiguous()
         data = here.view(-1).view(torch.uint8).numpy().tobytes()
-        return cls(hashlib.sha256(data).hexdigest(), float(here.to(torch.float64).norm()))
+        return cls(
+            hashlib.sha256(data).hexdigest(), float(torch.linalg.vector_norm(here, dtype=torch.float64))
+        )
 
 
 def shared_parameters(program: Program, chain: ChainModel, model: LayerModel) -> dict[str, SharedParameter]:

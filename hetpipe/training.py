@@ -51,7 +51,7 @@ def find_checkpoint(resume: str, folder: RunFolder | None, root: Path, model: st
         raise InputError(f"nothing to resume: {root} holds no run of {model!r}; leave --resume out to begin")
     with run.locked():
         checkpoint.discard_unfinished(run.checkpoints)
-    found = checkpoint.latest(run.checkpoints) if run.checkpoints.is_dir() else None
+    found = checkpoint.latest(run.checkpoints)
     if found is None:
         raise InputError(
             f"nothing to resume: {run.checkpoints} holds no complete checkpoint; was --save given?"
@@ -118,7 +118,7 @@ def prepare(
 
 def _check_checkpoints(folder: RunFolder, done: int, settings: Settings) -> None:
     """Raises: InputError if the folder holds a later checkpoint, which would be taken for one of this run."""
-    newest_one = checkpoint.latest(folder.checkpoints) if folder.checkpoints.is_dir() else None
+    newest_one = checkpoint.latest(folder.checkpoints)
     if newest_one is None:
         return
     step = checkpoint.read_manifest(newest_one).step
