@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cost_model.errors import InputError
-from cost_model.reading import did_you_mean
+from cost_model.strict_files import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)

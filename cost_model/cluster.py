@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from cost_model.errors import InputError
-from cost_model.reading import canonical_sha256, did_you_mean
+from cost_model.strict_files import canonical_sha256, did_you_mean
 
 EMULATED = "emulated"
 CPU = "cpu"

@@ -7,7 +7,7 @@ from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter
 
 from cost_model.cluster import Cluster, Device, Link, Node, NodeLink
 from cost_model.errors import InputError
-from cost_model.reading import STRICT, read_toml, validate
+from cost_model.strict_files import STRICT, read_toml, validate
 from cost_model.units import parse_bandwidth, parse_bytes, parse_fraction_or_bytes, parse_seconds
 
 Bytes = Annotated[float, BeforeValidator(parse_bytes)]

@@ -1,6 +1,6 @@
 """Ends of the messages of a ring of many members, whose rounds are computed all members at a time.
 
-Apart from `communication`, which starts without NumPy.
+Apart from `network`, which starts without NumPy.
 """
 
 from collections.abc import Sequence

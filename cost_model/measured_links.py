@@ -10,7 +10,7 @@ from pydantic import ConfigDict
 
 from cost_model.cluster import Link
 from cost_model.errors import InputError
-from cost_model.reading import STRICT
+from cost_model.strict_files import STRICT
 
 
 @dataclass(frozen=True, slots=True)

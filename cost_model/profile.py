@@ -15,7 +15,7 @@ from cost_model.cluster import Link
 from cost_model.dtypes import cast_bytes_per_parameter_byte
 from cost_model.errors import InputError
 from cost_model.measured_links import MeasuredAllReduce, MeasuredLink
-from cost_model.reading import STRICT, canonical_sha256, check_format, did_you_mean, read_json, validate
+from cost_model.strict_files import STRICT, canonical_sha256, check_format, did_you_mean, read_json, validate
 
 FORMAT = "hetpipe.profile/1"
 LONGEST_LAYER_S = 3600.0

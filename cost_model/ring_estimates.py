@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
-from cost_model.communication import Network, Route, apart, idle, reserve, ring_routes
+from cost_model.network import Network, Route, apart, idle, reserve, ring_routes
 
 PACE_ROUNDS = 16
 """Rounds whose pace an estimate takes for that of all, where the messages of a ring share resources."""

@@ -18,27 +18,28 @@ if TYPE_CHECKING:
     from cost_model.cluster_file import read_cluster
     from cost_model.errors import InfeasibleError, InputError
     from cost_model.profile import ModelProfile, read_profile
-    from hetpipe.checking import check_split
-    from hetpipe.checkpoint import load_weights
-    from hetpipe.execution import RankStages, execute, trace_of
-    from hetpipe.executor import StepOutcome
-    from hetpipe.instructions import Program, Schedule
-    from hetpipe.launch import WorkerLostError
-    from hetpipe.lowering import lower
-    from hetpipe.models import model_spec
-    from hetpipe.own_model import own_task
-    from hetpipe.peers import PeerError
-    from hetpipe.planning import evaluator, predict, simulate_plan
-    from hetpipe.profiling import profile_model
-    from hetpipe.run_folder import RunFolder
-    from hetpipe.run_report import RunReport
-    from hetpipe.settings import Settings
-    from hetpipe.splitting import ChainModel
-    from hetpipe.task import TrainingTask
-    from hetpipe.trace import Trace
-    from hetpipe.trainer import AdamW, Callback, Trainer
-    from hetpipe.training import measure, train
-    from hetpipe.verifier import verify
+    from hetpipe.data.task import TrainingTask
+    from hetpipe.data.user_task import own_task
+    from hetpipe.models.chain import ChainModel
+    from hetpipe.models.huggingface import model_spec
+    from hetpipe.models.split_check import check_split
+    from hetpipe.profiling.profile_cache import profile_model
+    from hetpipe.program.instructions import Program, Schedule
+    from hetpipe.program.trace import Trace
+    from hetpipe.program.verification import verify
+    from hetpipe.runs.run_folder import RunFolder
+    from hetpipe.runs.run_report import RunReport
+    from hetpipe.runs.settings import Settings
+    from hetpipe.runtime.executor import StepOutcome
+    from hetpipe.runtime.peer_errors import PeerError
+    from hetpipe.runtime.processes import WorkerLostError
+    from hetpipe.runtime.torchgpipe_backend import to_torchgpipe
+    from hetpipe.simulation.prediction import evaluator, predict, simulate_plan
+    from hetpipe.simulation.schedule_selection import lower
+    from hetpipe.training.checkpoint import load_weights
+    from hetpipe.training.own_loop import RankStages, execute, trace_of
+    from hetpipe.training.run import measure, train
+    from hetpipe.training.trainer import AdamW, Callback, Trainer
     from partition.plan import Pipeline, Plan, Stage
     from partition.plan_file import read_plan
     from partition.problem import Problem, problem_of
@@ -49,27 +50,28 @@ _HOMES = {
     "cost_model.cluster_file": ("read_cluster",),
     "cost_model.errors": ("InfeasibleError", "InputError"),
     "cost_model.profile": ("ModelProfile", "read_profile"),
-    "hetpipe.checking": ("check_split",),
-    "hetpipe.checkpoint": ("load_weights",),
-    "hetpipe.execution": ("RankStages", "execute", "trace_of"),
-    "hetpipe.executor": ("StepOutcome",),
-    "hetpipe.instructions": ("Program", "Schedule"),
-    "hetpipe.launch": ("WorkerLostError",),
-    "hetpipe.lowering": ("lower",),
-    "hetpipe.models": ("model_spec",),
-    "hetpipe.own_model": ("own_task",),
-    "hetpipe.peers": ("PeerError",),
-    "hetpipe.planning": ("evaluator", "predict", "simulate_plan"),
-    "hetpipe.profiling": ("profile_model",),
-    "hetpipe.run_folder": ("RunFolder",),
-    "hetpipe.run_report": ("RunReport",),
-    "hetpipe.settings": ("Settings",),
-    "hetpipe.splitting": ("ChainModel",),
-    "hetpipe.task": ("TrainingTask",),
-    "hetpipe.trace": ("Trace",),
-    "hetpipe.trainer": ("AdamW", "Callback", "Trainer"),
-    "hetpipe.training": ("measure", "train"),
-    "hetpipe.verifier": ("verify",),
+    "hetpipe.models.split_check": ("check_split",),
+    "hetpipe.training.checkpoint": ("load_weights",),
+    "hetpipe.training.own_loop": ("RankStages", "execute", "trace_of"),
+    "hetpipe.runtime.executor": ("StepOutcome",),
+    "hetpipe.runtime.torchgpipe_backend": ("to_torchgpipe",),
+    "hetpipe.simulation.schedule_selection": ("lower",),
+    "hetpipe.program.instructions": ("Program", "Schedule"),
+    "hetpipe.runtime.processes": ("WorkerLostError",),
+    "hetpipe.models.huggingface": ("model_spec",),
+    "hetpipe.data.user_task": ("own_task",),
+    "hetpipe.runtime.peer_errors": ("PeerError",),
+    "hetpipe.simulation.prediction": ("evaluator", "predict", "simulate_plan"),
+    "hetpipe.profiling.profile_cache": ("profile_model",),
+    "hetpipe.runs.run_folder": ("RunFolder",),
+    "hetpipe.runs.run_report": ("RunReport",),
+    "hetpipe.runs.settings": ("Settings",),
+    "hetpipe.models.chain": ("ChainModel",),
+    "hetpipe.data.task": ("TrainingTask",),
+    "hetpipe.program.trace": ("Trace",),
+    "hetpipe.training.trainer": ("AdamW", "Callback", "Trainer"),
+    "hetpipe.training.run": ("measure", "train"),
+    "hetpipe.program.verification": ("verify",),
     "partition.plan": ("Pipeline", "Plan", "Stage"),
     "partition.plan_file": ("read_plan",),
     "partition.problem": ("Problem", "problem_of"),
@@ -86,7 +88,7 @@ __all__ = [  # noqa: RUF022  # in the order in which they are met
     "ChainModel", "model_spec", "check_split", "TrainingTask",
     "Settings", "RunFolder", "RunReport", "train", "measure",
     "Trainer", "AdamW", "Callback", "own_task", "load_weights",
-    "RankStages", "execute", "StepOutcome", "trace_of",
+    "RankStages", "execute", "StepOutcome", "trace_of", "to_torchgpipe",
     "InputError", "InfeasibleError", "WorkerLostError", "PeerError",
 ]  # fmt: skip
 

@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _is_lost_worker(error: RuntimeError) -> bool:
     """Whether the launcher raised it; if nothing has loaded the launcher, it did not."""
-    launch = sys.modules.get("hetpipe.launch")
+    launch = sys.modules.get("hetpipe.runtime.processes")
     return launch is not None and isinstance(error, launch.WorkerLostError)
 
 

@@ -5,20 +5,20 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from cost_model.errors import InfeasibleError
-from partition.bounds import fractional_bound_s
-from partition.forcing import forced_plans
-from partition.interleaved import interleaved_plans
-from partition.local_search import Found
-from partition.pipeline_costs import PipelineCosts
-from partition.pipeline_search import PipelineSearch
+from partition.baselines.layer_splits import BASELINES, Strategy, TooManyStagesError
+from partition.bounds.best_bound import fractional_bound_s
+from partition.constraints.forced_plans import forced_plans
+from partition.estimates.gradient_sync import SyncCosts
+from partition.estimates.optimizer_sharding import sharded_plans, unsharded
+from partition.estimates.pipeline_costs import PipelineCosts
+from partition.estimates.ranking import Verdict, estimate_s, total_s, variants
+from partition.exact.chain_search import AUTO, least_shortfall, search_chains
+from partition.local_search.moves import Found
+from partition.local_search.pipeline_search import PipelineSearch
 from partition.plan import Plan
 from partition.problem import Evaluate, Forced, Problem
-from partition.search import AUTO, least_shortfall, search_chains
-from partition.sharding import sharded_plans, unsharded
-from partition.shared_devices import memory_binds, shared_plans
-from partition.strategies import BASELINES, Strategy, TooManyStagesError
-from partition.sync_costs import SyncCosts
-from partition.verdict import Verdict, estimate_s, total_s, variants
+from partition.shared_devices.interleaved import interleaved_plans
+from partition.shared_devices.shifted_cuts import memory_binds, shared_plans
 
 MANY_DEVICES = 8
 FEW_DEVICES = 5  # up to which all orders of one pipeline are tried with every in_flight

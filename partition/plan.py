@@ -1,7 +1,6 @@
 """The plan: pipelines of stages, who holds which layers and who gets how many samples."""
 
 import dataclasses
-import importlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from cost_model.memory import (
     trained_bytes,
 )
 from cost_model.profile import ModelProfile
-from cost_model.reading import STRICT, canonical_sha256
+from cost_model.strict_files import STRICT, canonical_sha256
 
 FORMAT = "hetpipe.plan/1"
 MOST_SAMPLES = 2**20
@@ -162,8 +161,8 @@ class Plan:
     once.
 
     zero: 1 where each layer's optimizer states are on one device only, else 0 (ZeRO stage 1: Rajbhandari et
-    al., SC 2020). state_owners: that device by layer; None leaves it open (`partition.sharding`), and then
-    memory counts them on all.
+    al., SC 2020). state_owners: that device by layer; None leaves it open
+    (`partition.estimates.optimizer_sharding`), and then memory counts them on all.
     """
 
     strategy: str
@@ -315,15 +314,6 @@ class Plan:
         if self.cluster_sha256 is not None:
             data["cluster_sha256"] = self.cluster_sha256
         return data
-
-    def to_torchgpipe(self, model: Any, devices: Any = None) -> Any:
-        """A `torchgpipe.GPipe` of this plan and an nn.Sequential: see `hetpipe.torchgpipe_backend`.
-
-        Raises: InputError for a plan or model that torchgpipe cannot run; says why and what can.
-        """
-        # by name: planning knows no torch, and who calls this has a model of torch
-        backend = importlib.import_module("hetpipe.torchgpipe_backend")
-        return backend.to_torchgpipe(self, model, devices)
 
     @property
     def sha256(self) -> str:

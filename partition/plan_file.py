@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter
 
 from cost_model.errors import InputError
-from cost_model.reading import STRICT, check_format, read_json, validate
+from cost_model.strict_files import STRICT, check_format, read_json, validate
 from partition.plan import FORMAT, Pipeline, Plan
 
 

@@ -5,14 +5,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cost_model.errors import InfeasibleError, InputError
-from cost_model.reading import did_you_mean
+from cost_model.strict_files import did_you_mean
 from partition.auto import STRATEGIES, auto
-from partition.bounds import Bound, best_bound, sharded_bound
-from partition.pipeline_search import PipelineSearch
+from partition.baselines.layer_splits import TooManyStagesError
+from partition.bounds.best_bound import Bound, best_bound, sharded_bound
+from partition.exact.chain_search import AUTO
+from partition.local_search.pipeline_search import PipelineSearch
 from partition.plan import Plan
 from partition.problem import Evaluate, Problem
-from partition.search import AUTO
-from partition.strategies import TooManyStagesError
 
 Progress = Callable[[str], None]
 

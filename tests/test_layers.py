@@ -1,4 +1,4 @@
-"""Who may import whom (docs/design.md), read from the sources; and what must not load torch, tried out."""
+"""Who may import whom: one ordered list of chapters, read from the sources; and what must not load torch."""
 
 import ast
 import doctest
@@ -6,155 +6,181 @@ import importlib
 import subprocess
 import sys
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
-PACKAGES = ("cost_model", "partition", "hetpipe")
+from places import MODULES, PACKAGES, ROOT
+
 LONGEST_FILE = 400
 
-PLANNING_HALF = (
-    "hetpipe",
-    "hetpipe.calibration",
-    "hetpipe.cli",
-    "hetpipe.clock_kernel",
-    "hetpipe.clockwork",
-    "hetpipe.commands.common",
-    "hetpipe.commands.demo",
-    "hetpipe.commands.explaining",
-    "hetpipe.commands.forcing",
-    "hetpipe.commands.hosts",
-    "hetpipe.commands.measuring",
-    "hetpipe.commands.models",
-    "hetpipe.commands.pictures",
-    "hetpipe.commands.planning",
-    "hetpipe.commands.profiles",
-    "hetpipe.commands.run",
-    "hetpipe.compiled_clock",
-    "hetpipe.costs",
-    "hetpipe.critical_path",
-    "hetpipe.gpus",
-    "hetpipe.instructions",
-    "hetpipe.list_schedule",
-    "hetpipe.lowering",
-    "hetpipe.model_folder",
-    "hetpipe.model_names",
-    "hetpipe.planning",
-    "hetpipe.plotting",
-    "hetpipe.plotting.plans",
-    "hetpipe.plotting.style",
-    "hetpipe.plotting.timeline",
-    "hetpipe.precision",
+ORDER = (
+    "cost_model",
+    "partition.plan",
+    "partition.plan_file",
+    "partition.problem",
+    "partition.estimates",
+    "partition.column_generation",
+    "partition.exact",
+    "partition.baselines",
+    "partition.shared_devices",
+    "partition.local_search",
+    "partition.constraints",
+    "partition.bounds",
+    "partition.auto",
+    "partition.solver",
+    "partition.explanation",
+    "partition",
+    "hetpipe.program",
+    "hetpipe.simulation",
+    "hetpipe.runs",
+    "hetpipe.reporting",
+    "hetpipe.models",
+    "hetpipe.data",
+    "hetpipe.runtime",
     "hetpipe.profiling",
-    "hetpipe.report",
-    "hetpipe.run_folder",
-    "hetpipe.run_report",
-    "hetpipe.schedules",
-    "hetpipe.settings",
-    "hetpipe.simulator",
-    "hetpipe.speed_shares",
-    "hetpipe.step_clock",
-    "hetpipe.trace",
-    "hetpipe.verifier",
-    "hetpipe.waiting",
+    "hetpipe.training",
+    "hetpipe",
+    "hetpipe.commands",
+    "hetpipe.cli",
+    "hetpipe.__main__",
 )
-"""Modules of hetpipe that need no torch, not even through what they import."""
+"""The chapters, from the first to the last: a file imports from its own chapter and from earlier ones."""
+
+TORCH_CHAPTERS = (
+    "hetpipe.models",
+    "hetpipe.data",
+    "hetpipe.runtime",
+    "hetpipe.profiling",
+    "hetpipe.training",
+)
+"""The running half. All other chapters load no torch, not even through what they import."""
+
+LIBRARY_HOMES = {
+    "matplotlib": ("hetpipe.reporting.plots",),
+    "pulp": ("partition.bounds.best_bound",),
+    "highspy": ("partition.column_generation.master_problem",),
+}
+MOST_ROOMS = {"hetpipe": 16, "partition": 14}
 
 
-def modules() -> dict[str, Path]:
-    found = {}
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            parts = path.relative_to(ROOT).with_suffix("").parts
-            found[".".join(parts).removesuffix(".__init__")] = path
-    return found
+def is_within(name: str, place: str) -> bool:
+    return name == place or name.startswith(f"{place}.")
 
 
-MODULES = modules()
+def chapter_of(name: str) -> str:
+    return max((chapter for chapter in ORDER if is_within(name, chapter)), key=len)
+
+
+PLANNING_HALF = tuple(name for name in MODULES if chapter_of(name) not in TORCH_CHAPTERS)
 
 
 @cache
 def imports(path: Path, *, at_top_only: bool = False) -> set[str]:
-    """Dotted names that a file imports; those under `if TYPE_CHECKING` do not run and do not count."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            node.body = []
+    """Dotted names that a file imports, also in functions, for types alone, and by `import_module("...")`.
+
+    at_top_only: those that are loaded with the file.
+    """
     names: set[str] = set()
-    for node in tree.body if at_top_only else ast.walk(tree):
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    if at_top_only:
+        nodes = list(_loaded_nodes(path))
+    for node in nodes:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             names |= {node.module or ""} | {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            names |= {str(arg.value) for arg in node.args if isinstance(arg, ast.Constant)}
     return names
+
+
+def _loaded_nodes(path: Path) -> list[ast.stmt]:
+    """The statements at the top of a file, without those under `if TYPE_CHECKING`."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return [
+        node
+        for node in tree.body
+        if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    ]
 
 
 def roots(names: set[str]) -> set[str]:
     return {name.partition(".")[0] for name in names}
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if not name.startswith("hetpipe")])
-def test_imports_point_down(name: str):
-    forbidden = {"hetpipe", "torch", "matplotlib", "transformers"}
-    if name.startswith("cost_model"):
-        forbidden |= {"partition", "pulp", "highspy"}
-    assert not roots(imports(MODULES[name])) & forbidden
+def used_modules(name: str, *, at_top_only: bool = False) -> set[str]:
+    """Modules of ours that a module imports, without the packages that they lie in."""
+    return imports(MODULES[name], at_top_only=at_top_only) & MODULES.keys() - {name}
 
 
-def test_each_library_has_its_home():
-    homes = {
-        "matplotlib": {f"hetpipe.plotting.{name}" for name in ("plans", "style", "timeline")},
-        "pulp": {"partition.bounds"},
-        "highspy": {"partition.master"},
-    }
-    for name, path in MODULES.items():
-        for library, allowed in homes.items():
-            if library in roots(imports(path)):
-                inside_a_verb = name.startswith("hetpipe.commands") and library not in roots(
-                    imports(path, at_top_only=True)
-                )
-                assert name in allowed or inside_a_verb, f"{name} imports {library}"
+def test_every_module_is_in_a_chapter():
+    assert {chapter_of(name) for name in MODULES} == set(ORDER)
 
 
-def test_nothing_imports_the_command_line():
-    for name, path in MODULES.items():
-        if name not in ("hetpipe.__main__", "hetpipe.cli"):
-            used = imports(path)
-            assert "hetpipe.cli" not in used, name
-            if not name.startswith("hetpipe.commands"):
-                assert not any(entry.startswith("hetpipe.commands") for entry in used), name
+def test_chapters_import_from_earlier_ones_only():
+    upwards = [
+        (name, used)
+        for name in MODULES
+        for used in used_modules(name)
+        if ORDER.index(chapter_of(used)) > ORDER.index(chapter_of(name)) and name != "hetpipe"
+    ]
+    assert upwards == []
 
 
-def test_imports_are_not_circular():
-    edges = {
-        name: imports(path, at_top_only=True) & MODULES.keys() - {name} for name, path in MODULES.items()
-    }
+def test_no_circle_even_by_lazy_imports():
+    """The public face of a package, its `__init__`, names modules by string and is left out."""
+    edges = {name: used_modules(name) - set(PACKAGES) for name in MODULES if name not in PACKAGES}
     done: set[str] = set()
     while len(done) < len(edges):
         ready = {name for name, used in edges.items() if name not in done and used <= done}
-        assert ready, f"a cycle among {sorted(edges.keys() - done)}"
+        assert ready, f"a circle among {sorted(edges.keys() - done)}"
         done |= ready
+
+
+def test_the_check_finds_a_circle_and_an_arrow_upwards(tmp_path: Path):
+    lazy = tmp_path / "lazy.py"
+    lazy.write_text(
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import a.b\n"
+        "def f():\n    from c import d\n    importlib.import_module('e.f')\n"
+    )
+    assert imports(lazy) == {"typing", "typing.TYPE_CHECKING", "a.b", "c", "c.d", "e.f"}
+    assert imports(lazy, at_top_only=True) == {"typing", "typing.TYPE_CHECKING"}
+
+
+def test_the_order_is_that_of_the_packages():
+    firsts = [chapter.partition(".")[0] for chapter in ORDER]
+    assert [first for first, after in pairwise([*firsts, ""]) if first != after] == list(PACKAGES)
+
+
+@pytest.mark.parametrize("package", MOST_ROOMS)
+def test_the_house_has_few_rooms(package: str):
+    found = {name.split(".")[1] for name in MODULES if name.startswith(f"{package}.")} | {"__init__"}
+    assert len(found) <= MOST_ROOMS[package] + 1, sorted(found)
+
+
+def test_each_library_has_its_home():
+    for name, path in MODULES.items():
+        for library, homes in LIBRARY_HOMES.items():
+            if library in roots(imports(path)):
+                at_home = any(is_within(name, home) for home in homes)
+                in_a_verb = name.startswith("hetpipe.commands") and library not in roots(
+                    imports(path, at_top_only=True)
+                )
+                assert at_home or in_a_verb, f"{name} imports {library}"
+
+
+def test_planning_packages_know_nothing_of_running():
+    for name, path in MODULES.items():
+        if not name.startswith("hetpipe"):
+            assert not roots(imports(path)) & {"torch", "transformers"}, name
 
 
 def test_no_file_grows_too_long():
     lengths = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in MODULES.items()}
     assert {name: length for name, length in lengths.items() if length > LONGEST_FILE} == {}
-
-
-def test_the_planning_half_is_complete():
-    """What torch is not imported by, even through others, is in the list; a new module is put on one side."""
-    needs_torch = {
-        name for name, path in MODULES.items() if "torch" in roots(imports(path, at_top_only=True))
-    }
-    grown = True
-    while grown:
-        users = {name for name in MODULES if imports(MODULES[name], at_top_only=True) & needs_torch}
-        grown = not users <= needs_torch
-        needs_torch |= users
-    assert not needs_torch & set(PLANNING_HALF)
-    assert set(PLANNING_HALF) <= MODULES.keys()
 
 
 def loaded_after(statement: str) -> set[str]:
@@ -166,7 +192,7 @@ def loaded_after(statement: str) -> set[str]:
 
 @pytest.mark.slow
 def test_the_planning_half_loads_without_torch():
-    loaded = loaded_after("import " + ", ".join([*PLANNING_HALF, "partition.solver"]))
+    loaded = loaded_after("import " + ", ".join(name for name in PLANNING_HALF if name[-8:] != "__main__"))
     assert not loaded & {"torch", "transformers", "tokenizers"}
 
 
@@ -175,9 +201,6 @@ def test_the_command_line_loads_nothing_heavy():
     assert not loaded_after("import hetpipe.cli") & {"torch", "numpy", "matplotlib", "pulp", "transformers"}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name for name in MODULES if not name.startswith("hetpipe") or name in PLANNING_HALF],
-)
+@pytest.mark.parametrize("name", [name for name in PLANNING_HALF if name != "hetpipe.__main__"])
 def test_examples_in_docstrings(name: str):
     assert doctest.testmod(importlib.import_module(name)).failed == 0

@@ -8,14 +8,14 @@ import pytest
 
 import hetpipe
 from hetpipe import cli
-from hetpipe.instructions import FORMAT as PROGRAM_FORMAT
-from hetpipe.report import console
-from hetpipe.run_folder import RunFolder
-from hetpipe.run_report import RunReport
-from hetpipe.settings import Settings
+from hetpipe.program.instructions import FORMAT as PROGRAM_FORMAT
+from hetpipe.reporting.tables import console
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.run_report import RunReport
+from hetpipe.runs.settings import Settings
 from partition.auto import STRATEGIES
 from partition.plan import Pipeline, Plan, Prediction, Stage
-from test_layers import MODULES
+from places import MODULES
 
 
 def test_verbs():

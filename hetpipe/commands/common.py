@@ -16,12 +16,12 @@ from cost_model.cluster import Cluster, Device
 from cost_model.dtypes import FLOAT32, check_fast, parse_dtype
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile, read_profile
-from cost_model.reading import did_you_mean, write_atomically
-from hetpipe.instructions import Schedule
-from hetpipe.model_names import model_entry
-from hetpipe.report import console
+from cost_model.strict_files import did_you_mean, write_atomically
+from hetpipe.models.names import model_entry
+from hetpipe.program.instructions import Schedule
+from hetpipe.reporting.tables import console
+from partition.estimates.optimizer_sharding import with_state_owners
 from partition.plan import Plan, check_plan
-from partition.sharding import with_state_owners
 
 MODEL_HELP = "A model by name, such as bert-large, or a Hugging Face folder."
 ModelOption = Annotated[str | None, typer.Option("--model", help=MODEL_HELP)]
@@ -167,7 +167,7 @@ def get_profile(
     if model is None:
         raise InputError("neither --model nor --profile is given; name a model, or give its profile.json")
     check_fast(wanted or FLOAT32, fast)
-    from hetpipe.profiling import profile_model
+    from hetpipe.profiling.profile_cache import profile_model
 
     with progress_bar(f"measuring {name}", quiet=quiet) as report:
         return profile_model(

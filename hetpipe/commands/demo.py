@@ -13,7 +13,7 @@ from hetpipe.commands.hosts import emulated_text
 from hetpipe.commands.measuring import measure_plan
 from hetpipe.commands.pictures import plot_run, save_picture
 from hetpipe.commands.planning import plan_and_compare
-from hetpipe.report import (
+from hetpipe.reporting.tables import (
     comparison_table,
     measured_table,
     plan_sentences,
@@ -21,7 +21,7 @@ from hetpipe.report import (
     run_report_tables,
     show,
 )
-from hetpipe.run_folder import RunFolder
+from hetpipe.runs.run_folder import RunFolder
 from partition.problem import problem_of
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def demo_command(
         folder = output / plan.strategy
         reports.append(measure_plan(plan, profile, cluster_file, STEPS, keep=folder))
     pictures = plot_run(RunFolder(output / ours.strategy), output / "pictures")
-    from hetpipe.plotting import speedups
+    from hetpipe.reporting.plots import speedups
 
     measured = {report.strategy: report.measured_step_s for report in reports}
     pictures += save_picture(speedups(outcomes, measured), output / "pictures" / "speed")

@@ -19,15 +19,14 @@ from hetpipe.commands.common import (
     note,
     print_json,
 )
-from hetpipe.commands.planning import figured
-from hetpipe.costs import ProgramCosts
-from hetpipe.lowering import lower
-from hetpipe.planning import evaluator
-from hetpipe.report import estimate_sentences, plan_sentences, show
-from hetpipe.simulator import simulate
-from hetpipe.speed_shares import speed_sentence, speed_shares
-from hetpipe.verifier import verify
-from hetpipe.waiting import device_times
+from hetpipe.program.costs import ProgramCosts
+from hetpipe.program.verification import verify
+from hetpipe.reporting.idle_time import device_times
+from hetpipe.reporting.speed_breakdown import speed_sentence, speed_shares
+from hetpipe.reporting.tables import estimate_sentences, plan_sentences, show
+from hetpipe.simulation.prediction import evaluator, figured
+from hetpipe.simulation.schedule_selection import lower
+from hetpipe.simulation.simulator import simulate
 from partition.plan_file import read_plan
 from partition.problem import problem_of
 
@@ -48,8 +47,8 @@ def explain_command(
         model, profile, devices, sequence_length, dtype=dtype, budget_s=profile_budget, quiet=json
     )
     given = checked_plan(given, costs, devices)
-    from partition.explain import explain, sentences
-    from partition.forcing import without
+    from partition.constraints.forced_plans import without
+    from partition.explanation.explain import explain, sentences
 
     program = lower(given, costs, devices)
     verify(program, costs, devices)  # what does not fit has no speed to explain

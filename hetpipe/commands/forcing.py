@@ -46,7 +46,7 @@ def remaining(cluster: Cluster, exclude: list[str] | None) -> Cluster:
     """
     if not exclude:
         return cluster
-    from partition.forcing import without
+    from partition.constraints.forced_plans import without
 
     return without(cluster, exclude)
 
@@ -64,7 +64,7 @@ def forced_problem(
     """
     if not pins and num_pipelines is None and max_devices is None:
         return problem
-    from partition.forcing import check_forced, describe, forced_of, parse_pin
+    from partition.constraints.forced_plans import check_forced, describe, forced_of, parse_pin
 
     parsed = [parse_pin(text) for text in pins or ()]
     forced: Forced = forced_of(problem.profile, problem.cluster, parsed, num_pipelines, max_devices)

@@ -14,7 +14,7 @@ from cost_model.cluster_file import read_cluster
 from cost_model.errors import InputError
 from cost_model.units import format_bytes
 from hetpipe.commands.common import EMULATED_SHARE, JsonOption, print_json, warn_if_too_fast, write_output
-from hetpipe.gpus import cuda_gpus
+from hetpipe.runtime.gpus import cuda_gpus
 
 PACKAGES = ("hetpipe", "torch", "transformers", "numpy", "PuLP", "highspy", "pydantic", "rich", "typer")
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cost_model.profile import ModelProfile
-from hetpipe.report import console
-from hetpipe.run_report import RunReport
-from hetpipe.settings import Settings
+from hetpipe.reporting.tables import console
+from hetpipe.runs.run_report import RunReport
+from hetpipe.runs.settings import Settings
 from partition.plan import Plan
 
 
@@ -25,7 +25,7 @@ def measure_plan(
 
     keep: where to keep the run folder, else it is thrown away. model_folder: of a model that is not by name.
     """
-    from hetpipe.training import measure
+    from hetpipe.training.run import measure
 
     settings = Settings(
         model=plan.model,

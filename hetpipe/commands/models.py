@@ -11,7 +11,7 @@ import typer
 from cost_model.catalogue import Accelerator, accelerator
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile, profile_text
-from cost_model.reading import read_json
+from cost_model.strict_files import read_json
 from hetpipe.commands import profiles
 from hetpipe.commands.common import (
     MODEL_HELP,
@@ -25,11 +25,11 @@ from hetpipe.commands.common import (
     print_json,
     write_output,
 )
-from hetpipe.model_folder import described
-from hetpipe.model_names import model_entry
-from hetpipe.profiling import MICROBATCH_SIZES
-from hetpipe.report import estimate_sentences, profile_table, show
-from hetpipe.run_folder import RunFolder
+from hetpipe.models.huggingface_folder import described
+from hetpipe.models.names import model_entry
+from hetpipe.profiling.profile_cache import MICROBATCH_SIZES
+from hetpipe.reporting.tables import estimate_sentences, profile_table, show
+from hetpipe.runs.run_folder import RunFolder
 
 CHECK_FAILED = 4
 DEFAULT_SIZES = ",".join(map(str, MICROBATCH_SIZES))
@@ -117,8 +117,8 @@ def check_command(
 ) -> None:
     """Prove that the split model computes what the whole one does: loss and every gradient."""
     entry = model_entry(model)
-    from hetpipe.checking import check_split
-    from hetpipe.models import model_spec
+    from hetpipe.models.huggingface import model_spec
+    from hetpipe.models.split_check import check_split
 
     report = check_split(model_spec(entry.name, entry.place), full=full)
     if json:
@@ -146,8 +146,8 @@ def export_command(
         raise InputError(f"{run}: no such folder; give a run folder, or a checkpoint of one")
     from transformers.utils import logging
 
-    from hetpipe import checkpoint
-    from hetpipe.models import folder_spec, model_spec
+    from hetpipe.models.huggingface import folder_spec, model_spec
+    from hetpipe.training import checkpoint
 
     logging.disable_progress_bar()
     root = RunFolder(run).checkpoints

@@ -10,16 +10,15 @@ from cost_model.cluster import Cluster
 from cost_model.cluster_file import read_cluster
 from cost_model.errors import InfeasibleError, InputError
 from cost_model.profile import ModelProfile, read_profile
-from cost_model.reading import read_text
+from cost_model.strict_files import read_text
 from hetpipe.commands.common import JsonOption, checked_plan, print_json
-from hetpipe.commands.planning import figured
-from hetpipe.costs import ProgramCosts
-from hetpipe.instructions import parse_program
-from hetpipe.planning import evaluator, simulate_plan
-from hetpipe.run_folder import MEASURED, PREDICTED, RunFolder
-from hetpipe.run_report import read_report
-from hetpipe.simulator import simulate
-from hetpipe.trace import Trace
+from hetpipe.program.costs import ProgramCosts
+from hetpipe.program.instructions import parse_program
+from hetpipe.program.trace import Trace
+from hetpipe.runs.run_folder import MEASURED, PREDICTED, RunFolder
+from hetpipe.runs.run_report import read_report
+from hetpipe.simulation.prediction import evaluator, figured, simulate_plan
+from hetpipe.simulation.simulator import simulate
 from partition.plan import Plan
 from partition.plan_file import read_plan
 
@@ -75,7 +74,7 @@ def save_picture(ax: "Axes", path: Path) -> list[Path]:
     """
     from matplotlib.figure import Figure
 
-    from hetpipe.plotting import save
+    from hetpipe.reporting.plots import save
 
     figure = ax.figure
     assert isinstance(figure, Figure)
@@ -88,40 +87,40 @@ def save_picture(ax: "Axes", path: Path) -> list[Path]:
 
 def plot_plan(plan: Plan, profile: ModelProfile, cluster: Cluster, trace: Trace, folder: Path) -> list[Path]:
     """Draw the predicted step, the memory and the layers of a plan into a folder."""
-    from hetpipe import plotting
+    from hetpipe.reporting import plots
 
-    labels = plotting.stage_labels(plan, profile, cluster)
+    labels = plots.stage_labels(plan, profile, cluster)
     pictures = {
-        "step": plotting.gantt(trace, labels=labels),
-        "memory": plotting.memory(plan, profile, cluster),
-        "layers": plotting.partition_bars(_beside_even(plan, profile, cluster), profile, cluster),
+        "step": plots.gantt(trace, labels=labels),
+        "memory": plots.memory(plan, profile, cluster),
+        "layers": plots.partition_bars(_beside_even(plan, profile, cluster), profile, cluster),
     }
     return [entry for name, ax in pictures.items() for entry in save_picture(ax, folder / name)]
 
 
 def plot_overview(plan: Plan, profile: ModelProfile, cluster: Cluster, path: Path) -> list[Path]:
     """Draw a plan on one page, beside the plain strategies."""
-    from hetpipe import plotting
+    from hetpipe.reporting import plots
 
     trace = simulate_plan(plan, profile, cluster)
-    axes = plotting.overview(plan, beside_others(plan, profile, cluster), trace, profile, cluster)
+    axes = plots.overview(plan, beside_others(plan, profile, cluster), trace, profile, cluster)
     return save_picture(axes[0], path)
 
 
 def plot_speedups(plan: Plan, profile: ModelProfile, cluster: Cluster, folder: Path) -> list[Path]:
     """Draw the speed of a plan beside that of the plain strategies into a folder."""
-    from hetpipe import plotting
+    from hetpipe.reporting import plots
 
-    ax = plotting.speedups(beside_others(plan, profile, cluster))
+    ax = plots.speedups(beside_others(plan, profile, cluster))
     return save_picture(ax, folder / "speed-ups")
 
 
 def beside_others(plan: Plan, profile: ModelProfile, cluster: Cluster) -> "list[Outcome]":
     """The outcomes of the plain strategies, each with its figures, then the plan itself."""
-    from partition.forcing import without
+    from partition.baselines.layer_splits import BASELINES
+    from partition.constraints.forced_plans import without
     from partition.problem import problem_of
     from partition.solver import Outcome
-    from partition.strategies import BASELINES
 
     unknown = [device.name for device in cluster.devices if device.kind not in profile.kinds]
     problem = problem_of(profile, without(cluster, unknown), plan.global_batch_size)
@@ -143,7 +142,7 @@ def plot_run(run: RunFolder, folder: Path) -> list[Path]:
 
     Raises: InputError if it is no run folder.
     """
-    from hetpipe import plotting
+    from hetpipe.reporting import plots
 
     if not run.plan.exists():
         raise InputError(f"{run.path}: no run folder, it holds no {run.plan.name}")
@@ -154,23 +153,23 @@ def plot_run(run: RunFolder, folder: Path) -> list[Path]:
     written = plot_plan(plan, profile, cluster, predicted, folder)
     traces = run.read_traces()
     if MEASURED in traces and PREDICTED in traces:
-        labels = plotting.stage_labels(plan, profile, cluster)
-        above, _ = plotting.predicted_and_measured(traces[PREDICTED], traces[MEASURED], labels=labels)
+        labels = plots.stage_labels(plan, profile, cluster)
+        above, _ = plots.predicted_and_measured(traces[PREDICTED], traces[MEASURED], labels=labels)
         written += save_picture(above, folder / "predicted-and-measured")
     if run.report.exists():
         devices = read_report(run.report).devices
         peaks = {name: entry.peak_bytes for name, entry in devices.items() if entry.peak_bytes is not None}
-        ax = plotting.memory(plan, profile, cluster, measured_bytes=peaks)
+        ax = plots.memory(plan, profile, cluster, measured_bytes=peaks)
         save_picture(ax, folder / "memory")
     if metrics := run.read_metrics():
-        written += save_picture(plotting.losses(metrics), folder / "loss")
+        written += save_picture(plots.losses(metrics), folder / "loss")
     return written
 
 
 def _beside_even(plan: Plan, profile: ModelProfile, cluster: Cluster) -> list[Plan]:
     """An even split for contrast where it fits, then the plan."""
+    from partition.baselines.layer_splits import gpipe_even
     from partition.problem import problem_of
-    from partition.strategies import gpipe_even
 
     size = plan.pipelines[0].microbatch_size
     try:

@@ -45,12 +45,15 @@ from hetpipe.commands.forcing import (
     remaining,
 )
 from hetpipe.commands.measuring import measure_outcomes
-from hetpipe.costs import ProgramCosts, check_memory
-from hetpipe.critical_path import Share, critical_path, shares
-from hetpipe.instructions import Schedule
-from hetpipe.model_names import model_entry
-from hetpipe.planning import evaluator, scheduled
-from hetpipe.report import (
+from hetpipe.models.names import model_entry
+from hetpipe.program.costs import ProgramCosts, check_memory
+from hetpipe.program.instructions import Schedule
+from hetpipe.program.trace import chrome_trace
+from hetpipe.program.verification import verify
+from hetpipe.reporting.critical_path import Share, critical_path, shares
+from hetpipe.reporting.idle_time import DeviceTime, device_times
+from hetpipe.reporting.speed_breakdown import speed_sentence, speed_shares
+from hetpipe.reporting.tables import (
     bound_sentence,
     comparison_table,
     console,
@@ -64,16 +67,13 @@ from hetpipe.report import (
     show,
     waiting_table,
 )
-from hetpipe.run_folder import PREDICTED
-from hetpipe.schedule_choice import Choice
-from hetpipe.simulator import simulate
-from hetpipe.speed_shares import speed_sentence, speed_shares
-from hetpipe.trace import chrome_trace
-from hetpipe.verifier import verify
-from hetpipe.waiting import DeviceTime, device_times
+from hetpipe.runs.run_folder import PREDICTED
+from hetpipe.simulation.prediction import evaluator, figured, scheduled
+from hetpipe.simulation.schedule_selection import Choice
+from hetpipe.simulation.simulator import simulate
 from partition.plan import Plan, Prediction
 from partition.plan_file import plan_text, read_plan
-from partition.problem import Problem, problem_of, problem_of_plan
+from partition.problem import Problem, problem_of
 
 if TYPE_CHECKING:
     from partition.solver import Outcome
@@ -165,25 +165,6 @@ def plan_and_compare(
     return plan or solve_problem(problem, strategy, proof_s=proof_s), outcomes
 
 
-def figured(
-    plan: Plan, profile: ModelProfile, cluster: Cluster, schedule: Schedule | None = None
-) -> tuple[Plan, Choice]:
-    """A given plan as it runs under a schedule, with its predicted figures, and with a bound if all kinds of
-    the cluster were profiled; and the choice of the schedule."""
-    plan, choice = scheduled(plan, profile, cluster, schedule)
-    assert plan.predicted is not None
-    figures = plan.predicted
-    if all(device.kind in profile.kinds for device in cluster.devices):
-        from partition.bounds import Bound, bound_space, fractional_bound_s
-        from partition.solver import with_figures
-
-        problem = problem_of_plan(plan, profile, cluster)
-        bound = Bound(fractional_bound_s(problem), bound_space(problem))
-        return with_figures(plan, problem, lambda _: figures, bound), choice
-    plan = dataclasses.replace(plan, profile_sha256=profile.sha256, cluster_sha256=cluster.sha256)
-    return plan, choice
-
-
 def choice_sentences(choice: Choice, schedule: Schedule | None) -> list[str]:
     """The schedule taken, where one was asked for or there was a choice."""
     return [str(choice)] if schedule is not None or choice.asked is Schedule.AUTO else []
@@ -208,7 +189,7 @@ def _estimates(profile: ModelProfile, cluster: Cluster) -> list[str]:
 
 def show_plan(plan: Plan, outcomes: "tuple[Outcome, ...]", profile: ModelProfile, cluster: Cluster) -> None:
     """Print the plan with its bound, and all strategies."""
-    from partition.gains import best_plain
+    from partition.explanation.gains import best_plain
 
     show(
         [
@@ -244,7 +225,7 @@ def simulate_command(
         write_output(trace, chrome_trace([(PREDICTED, simulated)]))
     if plot is not None:
         from hetpipe.commands.pictures import save_picture
-        from hetpipe.plotting import gantt, stage_labels
+        from hetpipe.reporting.plots import gantt, stage_labels
 
         save_picture(gantt(simulated, labels=stage_labels(given, costs, devices)), plot)
     causes = shares(critical_path(simulated, prices))
@@ -301,7 +282,7 @@ def compare_command(
     )
     problem = problem_of(costs, devices, global_batch_size, microbatch_size)
     problem = forced_problem(problem, AUTO, pin, pipelines, max_devices)
-    from partition.gains import best_plain, gain
+    from partition.explanation.gains import best_plain, gain
     from partition.solver import compare
 
     outcomes = compare(problem, evaluator(costs, devices), proof_s=proof_s)

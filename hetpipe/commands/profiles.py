@@ -11,15 +11,15 @@ from cost_model.errors import InputError
 from cost_model.measured_links import MeasuredLink
 from cost_model.profile import ModelProfile, read_profile
 from cost_model.units import format_bandwidth, format_bytes, format_seconds
-from hetpipe.calibration import calibrate
 from hetpipe.commands.common import progress_bar, warn
 from hetpipe.commands.forcing import remaining
-from hetpipe.model_names import model_entry
-from hetpipe.precision import precision_text
-from hetpipe.profiling import left_out, merge, profile_model
-from hetpipe.run_folder import MEASURED, RunFolder
-from hetpipe.run_report import read_report
-from hetpipe.settings import Clock
+from hetpipe.models.names import model_entry
+from hetpipe.profiling.calibration import calibrate
+from hetpipe.profiling.median_error import precision_text
+from hetpipe.profiling.profile_cache import left_out, merge, profile_model
+from hetpipe.runs.run_folder import MEASURED, RunFolder
+from hetpipe.runs.run_report import read_report
+from hetpipe.runs.settings import Clock
 from partition.plan_file import read_plan
 
 AUTO = "auto"

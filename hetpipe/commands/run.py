@@ -49,16 +49,14 @@ from hetpipe.commands.planning import (
     AUTO,
     choice_json,
     choice_sentences,
-    figured,
     plan_and_compare,
     show_plan,
     solve_problem,
 )
-from hetpipe.instructions import Schedule
-from hetpipe.launch import under_torchrun
-from hetpipe.model_names import model_entry
-from hetpipe.planning import scheduled
-from hetpipe.report import (
+from hetpipe.models.names import model_entry
+from hetpipe.program.instructions import Schedule
+from hetpipe.program.verification import verify
+from hetpipe.reporting.tables import (
     console,
     estimate_sentences,
     plan_sentences,
@@ -66,15 +64,16 @@ from hetpipe.report import (
     run_report_tables,
     show,
 )
-from hetpipe.run_folder import RunFolder
-from hetpipe.settings import Clock, Settings, read_settings
-from hetpipe.verifier import verify
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.settings import Clock, Settings, read_settings
+from hetpipe.runtime.processes import under_torchrun
+from hetpipe.simulation.prediction import figured, scheduled
 from partition.plan import Plan
 from partition.plan_file import read_plan
 from partition.problem import Problem, problem_of
 
 if TYPE_CHECKING:
-    from hetpipe.run_report import RunReport
+    from hetpipe.runs.run_report import RunReport
 
 RUNS = Path("runs")
 
@@ -130,7 +129,7 @@ def run_command(
 ) -> None:
     """Train a model over the devices of a cluster file; torchrun may start it too, a process per device."""
     if under_torchrun() and os.environ["RANK"] != "0":
-        from hetpipe.torchrun import follow
+        from hetpipe.training.torchrun import follow
 
         follow()
         return
@@ -194,7 +193,7 @@ def run_command(
         tables: list[Any] = []
     else:
         if entry.folder is not None:
-            from hetpipe.task import model_notes
+            from hetpipe.data.task import model_notes
 
             note(model_notes(settings))
         report, folder = _train(settings, cluster, costs, chosen, folder, quiet=silent)
@@ -211,7 +210,7 @@ def _readable(data: Iterable[Path]) -> tuple[Path, ...]:
     """The texts by their full paths; refused before anything is measured."""
     texts = tuple(entry.resolve() for entry in data)
     if texts:
-        from hetpipe.data import read_corpus
+        from hetpipe.data.dataset import read_corpus
 
         read_corpus(texts)
     return texts
@@ -221,7 +220,7 @@ def _source(resume: str | None, folder: RunFolder | None, name: str) -> Path | N
     """The checkpoint to go on from."""
     if resume is None:
         return None
-    from hetpipe.training import find_checkpoint
+    from hetpipe.training.run import find_checkpoint
 
     return find_checkpoint(resume, folder, RUNS, name)
 
@@ -267,8 +266,8 @@ def _train(
     *,
     quiet: bool,
 ) -> "tuple[RunReport, RunFolder]":
-    from hetpipe.checkpoint import latest
-    from hetpipe.training import train
+    from hetpipe.training.checkpoint import latest
+    from hetpipe.training.run import train
 
     if settings.resume_from is not None:
         checkpoints = Path(settings.resume_from).parent

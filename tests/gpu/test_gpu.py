@@ -5,16 +5,16 @@ from pathlib import Path
 import pytest
 import torch
 
-import own_tasks
+import user_tasks
 from cost_model.cluster import CPU
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
-from hetpipe.models import model_spec
-from hetpipe.profiler import profile_task
-from hetpipe.run_folder import RunFolder
-from hetpipe.run_report import RunReport
-from hetpipe.settings import Settings
-from hetpipe.splitting import ChainModel
+from hetpipe.models.chain import ChainModel
+from hetpipe.models.huggingface import model_spec
+from hetpipe.profiling.layer_profiler import profile_task
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.run_report import RunReport
+from hetpipe.runs.settings import Settings
 from partition.plan import Pipeline, Plan, Stage
 from runs import CPU_CLUSTER, chain_plan, made_up_profile, run
 
@@ -137,7 +137,7 @@ def test_a_forward_in_bfloat16_is_near_that_in_float32(model):
 
 def test_events_time_more_work_as_longer(tmp_path):
     settings = Settings("mine", 1, sequence_length=1)
-    task = own_tasks.linear_task(RunFolder(tmp_path), settings)
+    task = user_tasks.linear_task(RunFolder(tmp_path), settings)
     profile = profile_task(task, settings, "gpu", (1, 1 << 20), 0.01, device=torch.device("cuda", 0))
     # a million samples against one: no matter how much a launch costs
     forward = [layer.forward_s for layer in profile.kinds["gpu"].layers]

@@ -17,26 +17,26 @@ from torch import Tensor
 from cost_model.cluster import CPU, Cluster, Device
 from cost_model.cluster_file import read_cluster
 from cost_model.profile import ModelProfile
-from hetpipe.costs import ProgramCosts
-from hetpipe.dropout import KeyedDropout
-from hetpipe.emulation import Pace
-from hetpipe.executor import Executor
-from hetpipe.gpu_work import GpuPace
-from hetpipe.gpus import cuda_gpus
-from hetpipe.gradient_sync import GradientSync
-from hetpipe.lowering import lower
-from hetpipe.models import model_spec
-from hetpipe.optimizer import Optimizer
-from hetpipe.profiling import processor_name, profile_model
-from hetpipe.run_folder import RunFolder
-from hetpipe.settings import Settings
-from hetpipe.splitting import ChainModel
-from hetpipe.stage import Microbatch, StageRunner
-from hetpipe.staging import Staging
-from hetpipe.structure import logits_of
-from hetpipe.task import TrainingTask, prepare_data, registered_task
-from hetpipe.training import measure
-from hetpipe.transport import DistributedTransport
+from hetpipe.data.task import TrainingTask, prepare_data, registered_task
+from hetpipe.models.block_structure import logits_of
+from hetpipe.models.chain import ChainModel
+from hetpipe.models.huggingface import model_spec
+from hetpipe.models.keyed_dropout import KeyedDropout
+from hetpipe.profiling.profile_cache import processor_name, profile_model
+from hetpipe.program.costs import ProgramCosts
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.settings import Settings
+from hetpipe.runtime.cuda_events import GpuPace
+from hetpipe.runtime.emulation import Pace
+from hetpipe.runtime.executor import Executor
+from hetpipe.runtime.gpus import cuda_gpus
+from hetpipe.runtime.gradient_sync import GradientSync
+from hetpipe.runtime.host_staging import Staging
+from hetpipe.runtime.optimizer import Optimizer
+from hetpipe.runtime.stage_runner import Microbatch, StageRunner
+from hetpipe.runtime.transport import DistributedTransport
+from hetpipe.simulation.schedule_selection import lower
+from hetpipe.training.run import measure
 from partition.plan import Pipeline, Plan, Stage
 
 LEARNING_RATE, CLIP_NORM = 1e-4, 1.0

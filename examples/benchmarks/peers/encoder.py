@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hetpipe.run_folder import RunFolder
-from hetpipe.settings import Settings
-from hetpipe.splitting import ChainModel
-from hetpipe.task import TrainingTask
+from hetpipe.data.task import TrainingTask
+from hetpipe.models.chain import ChainModel
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.settings import Settings
 
 VOCABULARY = 2048
 

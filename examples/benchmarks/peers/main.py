@@ -20,15 +20,15 @@ from cost_model.cluster import Cluster
 from cost_model.cluster_file import read_cluster
 from cost_model.errors import InfeasibleError
 from cost_model.profile import ModelProfile, profile_text, read_profile
-from hetpipe.emulation import Board
-from hetpipe.launch import RankGroup, run_ranks
-from hetpipe.planning import evaluator
-from hetpipe.plotting.style import BLUE, INK, SKY, save, strip
-from hetpipe.profiling import processor_name, profile_model
-from hetpipe.run_folder import RunFolder
-from hetpipe.run_report import OVERLOADED_CORES, OVERLOADED_SHARE
-from hetpipe.settings import Settings
-from hetpipe.training import train
+from hetpipe.profiling.profile_cache import processor_name, profile_model
+from hetpipe.reporting.plots.style import BLUE, INK, SKY, save, strip
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.run_report import OVERLOADED_CORES, OVERLOADED_SHARE
+from hetpipe.runs.settings import Settings
+from hetpipe.runtime.emulation import Board
+from hetpipe.runtime.processes import RankGroup, run_ranks
+from hetpipe.simulation.prediction import evaluator
+from hetpipe.training.run import train
 from partition.plan import Plan
 from partition.plan_file import plan_text, read_plan
 from partition.problem import problem_of

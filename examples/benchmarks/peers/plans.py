@@ -7,14 +7,14 @@ from dataclasses import replace
 from cost_model.cluster import Device
 from cost_model.errors import InfeasibleError
 from cost_model.memory import StageShape, device_memory
-from hetpipe.planning import evaluator
-from partition.pipeline_costs import PipelineCosts
+from hetpipe.simulation.prediction import evaluator
+from partition.baselines.layer_splits import ddp, gpipe_even, poplar, proportional_cuts, single, torchgpipe
+from partition.estimates.batch_split import share_out
+from partition.estimates.pipeline_costs import PipelineCosts
+from partition.estimates.timed_pipeline import WorkerStage, Workshop
 from partition.plan import Pipeline, Plan
 from partition.problem import Problem
-from partition.sample_shares import share_out
 from partition.solver import solve
-from partition.strategies import ddp, gpipe_even, poplar, proportional_cuts, single, torchgpipe
-from partition.worker import WorkerStage, Workshop
 
 Cut = Callable[[Problem, Sequence[Device]], list[int]]
 """The cuts, ends included, of a pipeline over devices."""

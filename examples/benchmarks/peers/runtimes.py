@@ -20,19 +20,28 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from cost_model.cluster_file import read_cluster
-from cost_model.pricing import Prices
+from cost_model.layer_costs import Prices
 from cost_model.profile import read_profile
-from hetpipe.costs import ProgramCosts
-from hetpipe.emulation import Board, EmulatedPace, HostLoad, Pace
-from hetpipe.instructions import Bucket, Compute, Direction, Pass, Program, Transfer, incoming, outgoing
-from hetpipe.launch import Emit
-from hetpipe.lowering import lower
-from hetpipe.optimizer import Optimizer
-from hetpipe.rank import LEAD_S, gather
-from hetpipe.run_folder import RunFolder
-from hetpipe.settings import Settings
-from hetpipe.slowdown import SlowedModule, VirtualPace
-from hetpipe.task import TrainingTask
+from hetpipe.data.task import TrainingTask
+from hetpipe.program.costs import ProgramCosts
+from hetpipe.program.instructions import (
+    Bucket,
+    Compute,
+    Direction,
+    Pass,
+    Program,
+    Transfer,
+    incoming,
+    outgoing,
+)
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.settings import Settings
+from hetpipe.runtime.emulation import Board, EmulatedPace, HostLoad, Pace
+from hetpipe.runtime.optimizer import Optimizer
+from hetpipe.runtime.processes import Emit
+from hetpipe.runtime.slowed_module import SlowedModule, VirtualPace
+from hetpipe.simulation.schedule_selection import lower
+from hetpipe.training.rank import LEAD_S, gather
 from partition.plan_file import read_plan
 
 MOST_BUCKETS = 64

@@ -20,11 +20,11 @@ from cases import random_case
 
 from cost_model.cluster import Device
 from main import chosen, clock_s, groups, ninetieth, without_sync_s
-from partition.climbs import kicked, walked
-from partition.local_search import Found, Judge, LocalSearch
-from partition.pipeline_search import WALK, PipelineSearch
-from partition.sample_shares import share_out
-from partition.worker import Worker
+from partition.estimates.batch_split import share_out
+from partition.estimates.timed_pipeline import Worker
+from partition.local_search.moves import Found, Judge, LocalSearch
+from partition.local_search.pipeline_search import WALK, PipelineSearch
+from partition.local_search.threshold_accepting import kicked, walked
 
 FEW = 4
 AMOUNTS = (1.0, 0.6, 0.35, 0.2, 0.1)

@@ -6,7 +6,7 @@ from typing import Any
 
 from shares import DP, LP, MILP, PARTS, REST, SIMULATOR
 
-from hetpipe.plotting.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, new_axes, save, strip
+from hetpipe.reporting.plots.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, new_axes, save, strip
 
 LOOKS = {
     LP: (BLUE, "o", "master LP"),

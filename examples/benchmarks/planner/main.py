@@ -25,16 +25,16 @@ from cases import random_case, regular_case
 from growth import draw
 from shares import PARTS, Shares
 
-from hetpipe.costs import ProgramCosts
-from hetpipe.instructions import Broadcast, Compute, Program, Step, Sync
-from hetpipe.lowering import lower
-from hetpipe.planning import evaluator
-from hetpipe.simulator import simulate
-from hetpipe.step_clock import step_times
+from hetpipe.program.costs import ProgramCosts
+from hetpipe.program.instructions import Broadcast, Compute, Program, Step, Sync
+from hetpipe.simulation.fast_simulator import step_times
+from hetpipe.simulation.prediction import evaluator
+from hetpipe.simulation.schedule_selection import lower
+from hetpipe.simulation.simulator import simulate
 from partition.auto import OUR_OWN
-from partition.bounds import best_bound
-from partition.local_search import Found
-from partition.pipeline_search import PipelineSearch
+from partition.bounds.best_bound import best_bound
+from partition.local_search.moves import Found
+from partition.local_search.pipeline_search import PipelineSearch
 from partition.plan import Plan
 from partition.problem import Problem
 from partition.solver import solve

@@ -5,27 +5,27 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import partition.columns
-import partition.pipeline_search
-import partition.recombination
-from partition.chain_dp import ChainProgramme
-from partition.column_dp import ColumnProgramme
-from partition.count_split import CountSplit
+import partition.column_generation.column_generation
+import partition.column_generation.pipeline_pool
+import partition.local_search.pipeline_search
+from partition.column_generation.pricing_problem import ColumnProgramme
+from partition.exact.chain_dp import ChainProgramme
+from partition.exact.cluster_split import CountSplit
+from partition.exact.count_dp import TypeCountProgramme
 from partition.problem import Evaluate
-from partition.type_counts import TypeCountProgramme
 
 LP, DP, MILP, SIMULATOR, REST = "LP", "DP", "MILP", "simulator", "rest"
 PARTS = (LP, DP, MILP, SIMULATOR, REST)
 
 _FUNCTIONS: tuple[tuple[Any, str, str], ...] = (
-    (partition.columns, "solve_master", LP),
+    (partition.column_generation.column_generation, "solve_master", LP),
     (ColumnProgramme, "__init__", DP),
     (ColumnProgramme, "solve", DP),
     (TypeCountProgramme, "__init__", DP),
     (CountSplit, "split", DP),
     (ChainProgramme, "roots", DP),
-    (partition.pipeline_search, "rounded", MILP),
-    (partition.recombination, "solve_master", MILP),
+    (partition.local_search.pipeline_search, "rounded", MILP),
+    (partition.column_generation.pipeline_pool, "solve_master", MILP),
 )
 
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from cases import random_case
 
-from hetpipe.planning import evaluator
+from hetpipe.simulation.prediction import evaluator
 from main import GROUPS, ninetieth, without_sync_s
-from partition.search import AUTO
+from partition.exact.chain_search import AUTO
 from partition.solver import compare
 
 

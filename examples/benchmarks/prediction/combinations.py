@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from cost_model.cluster import Cluster
 from cost_model.cluster_file import cluster_from_data
 from cost_model.profile import ModelProfile
-from hetpipe.planning import evaluator
+from hetpipe.simulation.prediction import evaluator
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import problem_of
 from partition.solver import solve

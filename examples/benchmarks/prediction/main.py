@@ -15,9 +15,9 @@ from typing import Any
 from combinations import BATCH, BERT, CLUSTERS, COMBINATIONS, GPT, Combination, cluster_of
 
 from cost_model.profile import ModelProfile, profile_text, read_profile
-from hetpipe.profiling import processor_name, profile_model
-from hetpipe.settings import Clock, Settings
-from hetpipe.training import measure
+from hetpipe.profiling.profile_cache import processor_name, profile_model
+from hetpipe.runs.settings import Clock, Settings
+from hetpipe.training.run import measure
 from partition.plan import Plan
 
 SEQUENCE_LENGTH = 64

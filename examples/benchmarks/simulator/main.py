@@ -9,12 +9,12 @@ from collections.abc import Iterable
 
 from cost_model.cluster import Cluster, Device, Link, Node
 from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
-from hetpipe.costs import ProgramCosts
-from hetpipe.critical_path import critical_path, device_times
-from hetpipe.lowering import lower
-from hetpipe.planning import predict
-from hetpipe.profiling import processor_name
-from hetpipe.simulator import simulate
+from hetpipe.profiling.profile_cache import processor_name
+from hetpipe.program.costs import ProgramCosts
+from hetpipe.reporting.critical_path import critical_path, device_times
+from hetpipe.simulation.prediction import predict
+from hetpipe.simulation.schedule_selection import lower
+from hetpipe.simulation.simulator import simulate
 from partition.plan import Pipeline, Plan, Stage
 
 DEVICES_PER_NODE = 4

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
-from hetpipe.launch import RankGroup, run_ranks
-from hetpipe.profiling import processor_name
+from hetpipe.profiling.profile_cache import processor_name
+from hetpipe.runtime.processes import RankGroup, run_ranks
 from random_cases import MODULES
 from stress_ranks import stress
 

@@ -15,13 +15,12 @@ from cost_model.cluster import CPU, Cluster, Device, Link, Node
 from cost_model.collectives import Collective
 from cost_model.errors import InputError
 from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
-from hetpipe.instructions import Program, Schedule
-from hetpipe.loss import loss_sum
-from hetpipe.lowering import lower
-from hetpipe.models import model_spec
-from hetpipe.splitting import ChainModel
-from hetpipe.stage import Loss
-from hetpipe.verifier import verify
+from hetpipe.models.chain import ChainModel
+from hetpipe.models.huggingface import model_spec
+from hetpipe.models.loss import Loss, loss_sum
+from hetpipe.program.instructions import Program, Schedule
+from hetpipe.program.verification import verify
+from hetpipe.simulation.schedule_selection import lower
 from partition.plan import Pipeline, Plan, Stage
 
 MODELS = ("gpt2-tiny", "bert-tiny", "pairs")

@@ -14,8 +14,8 @@ from typing import Any
 
 from runtimes import ALONE, RUNTIMES, Case, compare_rank, memory_rank, profile_rank
 
-from hetpipe.launch import RankGroup, run_ranks
-from hetpipe.profiling import processor_name
+from hetpipe.profiling.profile_cache import processor_name
+from hetpipe.runtime.processes import RankGroup, run_ranks
 
 MIB = 2**20
 

@@ -16,20 +16,20 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from cost_model.cluster import CPU, Cluster, Device, Link, Node
 from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
-from hetpipe.costs import ProgramCosts
-from hetpipe.dropout import KeyedDropout
-from hetpipe.emulation import ByteCounter, Pace, sleep_until
-from hetpipe.executor import Executor
-from hetpipe.gradient_sync import GradientSync
-from hetpipe.instructions import Norm, Program, Step
-from hetpipe.launch import Emit
-from hetpipe.lowering import lower
-from hetpipe.optimizer import Optimizer
-from hetpipe.rank import LEAD_S, gather
-from hetpipe.rank_parts import boundaries_of
-from hetpipe.splitting import ChainModel
-from hetpipe.stage import Microbatch, StageRunner
-from hetpipe.transport import DistributedTransport
+from hetpipe.models.chain import ChainModel
+from hetpipe.models.keyed_dropout import KeyedDropout
+from hetpipe.program.costs import ProgramCosts
+from hetpipe.program.instructions import Norm, Program, Step
+from hetpipe.runtime.emulation import ByteCounter, Pace, sleep_until
+from hetpipe.runtime.executor import Executor
+from hetpipe.runtime.gradient_sync import GradientSync
+from hetpipe.runtime.optimizer import Optimizer
+from hetpipe.runtime.processes import Emit
+from hetpipe.runtime.rank_setup import boundaries_of
+from hetpipe.runtime.stage_runner import Microbatch, StageRunner
+from hetpipe.runtime.transport import DistributedTransport
+from hetpipe.simulation.schedule_selection import lower
+from hetpipe.training.rank import LEAD_S, gather
 from partition.plan import Pipeline, Plan, Stage
 
 SEED = 0

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from cost_model.cluster_file import read_cluster
 from cost_model.profile import ModelProfile, profile_text, read_profile
-from hetpipe.planning import evaluator
-from hetpipe.profiling import processor_name, profile_model
-from hetpipe.settings import Clock, Settings
-from hetpipe.training import measure
+from hetpipe.profiling.profile_cache import processor_name, profile_model
+from hetpipe.runs.settings import Clock, Settings
+from hetpipe.simulation.prediction import evaluator
+from hetpipe.training.run import measure
 from partition.plan import Pipeline, Plan
 from partition.problem import problem_of
 from partition.solver import compare

@@ -1,0 +1,328 @@
+"""What messages cost. The simulator and the emulated links share `reserve` and the decompositions here,
+so that what is predicted is what runs."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import add
+from typing import Protocol
+
+from cost_model.cluster import EMULATED, Cluster, Device, Link
+from cost_model.collectives import (
+    Collective,
+    ring_all_reduce,
+    tree_all_reduce,
+    tree_broadcast,
+    tree_reduce,
+)
+from cost_model.measured_links import MeasuredAllReduce, slower
+from cost_model.network_resources import Resources
+
+NORM_BYTES = 32.0  # sum of squares, non-finite flag, loss and its weight, as float64
+
+LARGE_RING = 64
+"""Rings of more members are computed all members at a time (`large_rings`)."""
+
+
+class FreeAt(Protocol):
+    """When each resource of a network is free again, by its number: a list, or a dict of zeros."""
+
+    def __getitem__(self, resource: int, /) -> float: ...
+    def __setitem__(self, resource: int, free_s: float, /) -> None: ...
+
+
+def idle() -> FreeAt:
+    """All resources free from the start; holds those that were asked for."""
+    return defaultdict(float)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """How a message gets from one device to another: the channel, and the shared resources it occupies.
+
+    resources: indices into Network.resources, each a first-in first-out queue.
+    """
+
+    link: Link
+    resources: tuple[int, ...]
+
+
+class Network:
+    """The resources of a cluster that messages queue for: links and network cards, each direction apart.
+
+    Between nodes a message occupies the sender's card, the link of the node pair and the receiver's card;
+    inside a node the channel of the device pair.
+
+    measured: links by "kind>kind"; all_reduces: what was measured between real devices. Both count where
+    the links of the cluster are not slower. as_in_file: the same without them.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        measured: Mapping[str, Link] | None = None,
+        all_reduces: Sequence[MeasuredAllReduce] = (),
+    ) -> None:
+        self._devices = {device.name: device for device in cluster.devices}
+        self._interconnects = {node.name: node.interconnect or cluster.network for node in cluster.nodes}
+        self._between = {frozenset(entry.nodes): entry.link for entry in cluster.links}
+        self._network = cluster.network
+        self._measured = measured or {}
+        self._all_reduces = tuple(all_reduces)
+        self.as_in_file = Network(cluster) if all_reduces else self
+        self._all_reduce_s: dict[tuple[tuple[str, ...], float], float | None] = {}
+        self._routes: dict[tuple[str, str], Route] = {}
+        self.resources = Resources(cluster.nodes)
+
+    def route(self, source: str, destination: str) -> Route:
+        """The route between two devices (names), which differ."""
+        key = (source, destination)
+        if key not in self._routes:
+            self._routes[key] = self._find_route(self._devices[source], self._devices[destination])
+        return self._routes[key]
+
+    def _find_route(self, source: Device, destination: Device) -> Route:
+        here, there = source.node, destination.node
+        link = self._interconnects[here]
+        if here != there:
+            link = self._between.get(frozenset((here, there)), self._network)
+        if EMULATED not in (source.kind, destination.kind):
+            link = slower(link, self._measured.get(f"{source.kind}>{destination.kind}"))
+        return Route(link, self.resources.of_route(source.name, destination.name))
+
+    def by_node(self, names: Sequence[str]) -> list[list[str]]:
+        """Devices (names) by their node, nodes in order of first appearance."""
+        found: dict[str, list[str]] = {}
+        for name in names:
+            found.setdefault(self._devices[name].node, []).append(name)
+        return list(found.values())
+
+    def measured_all_reduce_s(self, num_bytes: float, names: Sequence[str]) -> float | None:
+        """Seconds of an all-reduce between devices (names) as measured; None where it was not.
+
+        Measured for as many devices of each of their kinds, else for the next larger group of these kinds.
+        Never less than the ring takes over links as the cluster has them.
+        """
+        if not self._all_reduces:
+            return None
+        key = (tuple(names), num_bytes)
+        if key not in self._all_reduce_s:
+            group = self.measured_group(names)
+            self._all_reduce_s[key] = (
+                None
+                if group is None
+                else max(group.sum_s(num_bytes), all_reduce_s(self.as_in_file, num_bytes, names))
+            )
+        return self._all_reduce_s[key]
+
+    def measured_group(self, names: Sequence[str]) -> MeasuredAllReduce | None:
+        """What was measured for as many devices of each kind as these (names), or the next larger group."""
+        kinds = Counter(self._devices[name].kind for name in names)
+        if EMULATED in kinds:
+            return None
+        large_enough = (
+            entry
+            for entry in self._all_reduces
+            if set(entry.kinds) == set(kinds) and kinds <= Counter(entry.kinds)
+        )
+        return min(large_enough, key=lambda entry: len(entry.kinds), default=None)
+
+
+def reserve(free_at: FreeAt, route: Route, ready_s: float, num_bytes: float) -> float:
+    """Queue one message on its route; gives the time at which it is due at the receiver.
+
+    free_at: time at which each resource of the network is free again, changed in place. The latency does
+    not occupy the link.
+
+    >>> link = Link(latency_s=1.0, bandwidth_bytes_per_s=2.0)
+    >>> free_at = [0.0]
+    >>> [reserve(free_at, Route(link, (0,)), 0.0, 8) for _ in range(2)], free_at
+    ([5.0, 9.0], [8.0])
+    """
+    start = ready_s
+    for resource in route.resources:
+        if free_at[resource] > start:
+            start = free_at[resource]
+    link = route.link
+    if link.__class__ is Link:  # a division, not a call: it runs for each of a million messages
+        end = start + num_bytes / link.bandwidth_bytes_per_s
+    else:
+        end = start + link.occupancy_s(num_bytes)
+    for resource in route.resources:
+        free_at[resource] = end
+    return end + link.latency_s
+
+
+def all_reduce_due(
+    free_at: FreeAt,
+    network: Network,
+    num_bytes: float,
+    ready_s: Mapping[str, float],
+    collective: Collective = Collective.RING,
+) -> dict[str, float]:
+    """Time at which each device has the sum, given when each was ready (both by device name).
+
+    The sum begins when its last member is ready, and a rank sends in a round what it received in the rounds
+    before. Where an all-reduce was measured, all have it that long after the ring's resources are free.
+    """
+    names = list(ready_s)
+    if len(names) == 1:
+        return dict(ready_s)
+    begin = max(ready_s.values())
+    if collective is Collective.TREE:
+        rounds = tree_all_reduce(num_bytes, network.by_node(names))
+        return _messages_due(free_at, network, rounds, names, begin)
+    routes = ring_routes(network, names)
+    measured_s = network.measured_all_reduce_s(num_bytes, names)
+    if measured_s is not None:
+        used = [resource for route in routes for resource in route.resources]
+        end = max(begin, *(free_at[resource] for resource in used)) + measured_s
+        for resource in used:
+            free_at[resource] = end
+        return dict.fromkeys(names, end)
+    chunk = num_bytes / len(names)
+    if len(names) > LARGE_RING:
+        due = _large_ring(free_at, routes, chunk, begin)
+    elif apart(routes):
+        due = _ring_apart(free_at, routes, chunk, begin)
+    else:
+        return _messages_due(free_at, network, ring_all_reduce(num_bytes, names), names, begin)
+    return dict(zip(names, due, strict=True))
+
+
+def reduce_due(
+    free_at: FreeAt, network: Network, num_bytes: float, ready_s: Mapping[str, float], root: str
+) -> dict[str, float]:
+    """Time at which a reduction by a tree is over for each device: at the root (a name) it has the sum.
+
+    As for `all_reduce_due` it begins when its last member is ready.
+    """
+    rounds = tree_reduce(num_bytes, network.by_node(_root_first(ready_s, root)))
+    return _messages_due(free_at, network, rounds, list(ready_s), max(ready_s.values()))
+
+
+def broadcast_due(
+    free_at: FreeAt, network: Network, num_bytes: float, ready_s: Mapping[str, float], root: str
+) -> dict[str, float]:
+    """Time at which each device has what the root (a name) broadcasts by a tree; see `reduce_due`."""
+    rounds = tree_broadcast(num_bytes, network.by_node(_root_first(ready_s, root)))
+    return _messages_due(free_at, network, rounds, list(ready_s), max(ready_s.values()))
+
+
+def _root_first(names: Iterable[str], root: str) -> list[str]:
+    return [root, *(name for name in names if name != root)]
+
+
+def ring_routes(network: Network, names: Sequence[str]) -> list[Route]:
+    """From each member (a name) of a ring to the next."""
+    return [network.route(*pair) for pair in zip(names, [*names[1:], names[0]], strict=True)]
+
+
+def apart(routes: Sequence[Route]) -> bool:
+    """Whether no two messages of a round share a resource."""
+    used = [resource for route in routes for resource in route.resources]
+    return len(set(used)) == len(used)
+
+
+def _messages_due(
+    free_at: FreeAt,
+    network: Network,
+    rounds: Sequence[Sequence[tuple[str, str, float]]],
+    names: Sequence[str],
+    begin_s: float,
+) -> dict[str, float]:
+    """When each device has got its last message, one by one; a round's are sent before any arrives."""
+    due = dict.fromkeys(names, begin_s)
+    for messages in rounds:
+        arrived = [
+            (destination, reserve(free_at, network.route(source, destination), due[source], size))
+            for source, destination, size in messages
+        ]
+        for name, arrival in arrived:
+            due[name] = max(due[name], arrival)
+    return due
+
+
+def _ring_apart(free_at: FreeAt, routes: Sequence[Route], chunk: float, begin_s: float) -> list[float]:
+    """When each rank of a ring has the sum, if no two of its messages share a resource.
+
+    The same sums as `reserve` of each message, a round at a time: the resources of a route are then free at
+    one time.
+    """
+    free = [max(free_at[resource] for resource in route.resources) for route in routes]
+    seconds = [route.link.occupancy_s(chunk) for route in routes]
+    latencies = [route.link.latency_s for route in routes]
+    due = [begin_s] * len(routes)
+    for _ in range(2 * (len(routes) - 1)):
+        free = list(map(add, map(max, due, free), seconds))
+        arrived = list(map(add, free, latencies))
+        due = list(map(max, due, [arrived[-1], *arrived[:-1]]))
+    for route, end in zip(routes, free, strict=True):
+        for resource in route.resources:
+            free_at[resource] = end
+    return due
+
+
+def _large_ring(free_at: FreeAt, routes: Sequence[Route], chunk: float, begin_s: float) -> list[float]:
+    """When each rank of a ring of many has the sum, to rounding; see `ring_ends_s` for what is estimated."""
+    from cost_model.large_rings import ring_ends_s  # NumPy, which small rings do without
+
+    starts = [max(0.0, *(free_at[resource] - begin_s for resource in route.resources)) for route in routes]
+    ends = ring_ends_s(
+        [route.resources for route in routes],
+        [route.link.occupancy_s(chunk) for route in routes],
+        [route.link.latency_s for route in routes],
+        starts,
+        2 * (len(routes) - 1),
+    )
+    for route, end in zip(routes, ends, strict=True):
+        for resource in route.resources:  # its last message is that of the later member
+            free_at[resource] = begin_s + end
+    arrived = [begin_s + end + route.link.latency_s for route, end in zip(routes, ends, strict=True)]
+    return [arrived[-1], *arrived[:-1]]
+
+
+def all_reduce_s(
+    network: Network, num_bytes: float, names: Sequence[str], collective: Collective = Collective.RING
+) -> float:
+    """Seconds of an all-reduce between devices (names) on an idle network, until the last has the sum."""
+    ready_s = dict.fromkeys(names, 0.0)
+    return max(all_reduce_due(idle(), network, num_bytes, ready_s, collective).values())
+
+
+def cheaper_collective(network: Network, num_bytes: float, names: Sequence[str]) -> Collective:
+    """Which collective sums sooner on an idle network; the ring where both take as long.
+
+    Where the all-reduce was measured the ring too: nobody measured the tree. What the first owner sends and
+    receives bounds the tree from below, and rounds that begin when the one before is over bound the ring
+    from above: where these say enough, neither is gone through.
+    """
+    if network.measured_group(names) is not None:
+        return Collective.RING
+    rounds = tree_all_reduce(num_bytes, network.by_node(names))
+    least_s = _tree_s(network, rounds, names, of_first=True)
+    if least_s >= _ring_at_most_s(network, num_bytes, names):
+        return Collective.RING
+    ring_s = all_reduce_s(network, num_bytes, names) * (1 - 1e-9)
+    if least_s >= ring_s or _tree_s(network, rounds, names, of_first=False) >= ring_s:
+        return Collective.RING
+    return Collective.TREE
+
+
+def _ring_at_most_s(network: Network, num_bytes: float, names: Sequence[str]) -> float:
+    """No fewer seconds than the ring takes on an idle network: a message that waits hurries no other."""
+    rounds = ring_all_reduce(num_bytes, names)
+    return len(rounds) * max(_messages_due(idle(), network, rounds[:1], names, 0.0).values())
+
+
+def _tree_s(
+    network: Network,
+    rounds: Sequence[Sequence[tuple[str, str, float]]],
+    names: Sequence[str],
+    *,
+    of_first: bool,
+) -> float:
+    """Seconds of the rounds on an idle network; of_first: of those messages alone that the first one sees."""
+    if of_first:
+        rounds = [[entry for entry in messages if names[0] in entry[:2]] for messages in rounds]
+    return max(_messages_due(idle(), network, rounds, names, 0.0).values())

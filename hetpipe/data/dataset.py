@@ -1,0 +1,312 @@
+"""Corpus, vocabulary and batches, each a pure function of the texts, the seed and the sample's position."""
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import BinaryIO, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from cost_model.errors import InputError
+from hetpipe.data.special_tokens import SpecialTokens
+from hetpipe.models.names import Task
+
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+PAD_ID, UNK_ID, CLS_ID, SEP_ID, MASK_ID = range(len(SPECIAL_TOKENS))
+IGNORE_LABEL = -100  # the value that torch's cross-entropy ignores
+MAX_VOCABULARY = 30_000
+MIN_VOCABULARY = len(SPECIAL_TOKENS) + 256  # every byte is a token of its own
+MASKED_SHARE = 0.15
+OWN_TOKENS = SpecialTokens(SEP_ID, CLS_ID, MASK_ID, tuple(range(len(SPECIAL_TOKENS))))
+"""Of the vocabularies that `train_vocabulary` makes."""
+LINES_PER_WRITE = 10_000
+TOKENS_FILE, TOKENS_HEADER = "tokens.bin", "tokens.json"
+
+IntArray: TypeAlias = npt.NDArray[np.int64]
+
+# First word of a random stream's key: the two uses of one seed never share numbers.
+ORDER_STREAM, MASK_STREAM = 0, 1
+LAST = np.iinfo(np.uint64).max
+
+
+def read_corpus(paths: Sequence[Path] = ()) -> list[str]:
+    """The documents: one per UTF-8 text file, or CPython's language reference if no path is given.
+
+    Raises:
+        InputError: a path is missing, not a file, empty or not UTF-8.
+    """
+    if not paths:
+        return [topics[name] for name in sorted(topics)]
+    return [_read_document(Path(path)) for path in paths]
+
+
+def train_vocabulary(documents: Iterable[str], size: int) -> Tokenizer:
+    """A byte-level BPE of at most min(size, 30,000) entries, special tokens first, equal for equal documents.
+
+    The corpus may yield fewer entries than size: `Tokenizer.get_vocab_size()` tells. Byte-level BPE (Radford
+    et al., GPT-2, 2019) because the tokenizers library trains it deterministically, unlike WordPiece.
+    """
+    if size < MIN_VOCABULARY:
+        raise InputError(
+            f"vocabulary of {size} entries: byte-level BPE needs {MIN_VOCABULARY} (256 bytes and "
+            f"{len(SPECIAL_TOKENS)} special tokens); choose a model with a larger vocabulary"
+        )
+    vocabulary = Tokenizer(models.BPE(unk_token=SPECIAL_TOKENS[UNK_ID]))
+    vocabulary.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    vocabulary.decoder = decoders.ByteLevel()
+    vocabulary.encode_special_tokens = True  # "[MASK]" in a text is text; not saved, so `load_vocabulary` too
+    trainer = trainers.BpeTrainer(
+        vocab_size=min(size, MAX_VOCABULARY),
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    vocabulary.train_from_iterator(_lines(documents), trainer)
+    return vocabulary
+
+
+def save_vocabulary(vocabulary: Tokenizer, path: Path) -> None:
+    """Writes the vocabulary, in the format of the tokenizers library, complete or not at all."""
+    with _replacing(path) as file:
+        file.write(vocabulary.to_str(pretty=True).encode())
+
+
+def load_vocabulary(path: Path) -> Tokenizer:
+    """The vocabulary that `save_vocabulary` wrote.
+
+    Raises:
+        InputError: missing, unreadable, or without a token that ends a text.
+    """
+    remedy = "delete it to train a new one"
+    try:
+        vocabulary = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    except Exception as error:  # NOTE: tokenizers raises bare Exception on a malformed file
+        raise InputError(f"vocabulary {path} cannot be read ({error}); {remedy}") from error
+    SpecialTokens.of(vocabulary)
+    vocabulary.encode_special_tokens = True
+    return vocabulary
+
+
+def vocabulary_sha256(vocabulary: Tokenizer) -> str:
+    """The hash of the entries and merges in order: equal whatever version of the library wrote the file."""
+    model = json.loads(vocabulary.to_str())["model"]
+    ids = vocabulary.get_vocab()
+    entries = sorted(ids, key=ids.__getitem__)
+    pairs = model.get("merges", [])  # a vocabulary of words or pieces has none
+    merges = [merge if isinstance(merge, list) else merge.split(" ") for merge in pairs]
+    return hashlib.sha256(json.dumps([entries, merges]).encode()).hexdigest()
+
+
+def write_tokens(folder: Path, documents: Iterable[str], vocabulary: Tokenizer) -> None:
+    """Writes `tokens.bin` (flat, a separator after every document) and then its header `tokens.json`."""
+    dtype = np.dtype(np.uint16 if vocabulary.get_vocab_size() <= 1 << 16 else np.uint32).newbyteorder("<")
+    count, separator = 0, SpecialTokens.of(vocabulary).separator
+    (folder / TOKENS_HEADER).unlink(missing_ok=True)  # an old header never stands beside new tokens
+    with _replacing(folder / TOKENS_FILE) as file:
+        for document in documents:
+            lines = _lines([document])
+            while batch := list(islice(lines, LINES_PER_WRITE)):
+                encodings = vocabulary.encode_batch_fast(batch, add_special_tokens=False)
+                ids = np.array([token for encoding in encodings for token in encoding.ids], dtype)
+                file.write(ids.tobytes())
+                count += len(ids)
+            file.write(np.array([separator], dtype).tobytes())
+            count += 1
+    header = {"dtype": dtype.str, "count": count, "vocabulary_sha256": vocabulary_sha256(vocabulary)}
+    with _replacing(folder / TOKENS_HEADER) as file:
+        file.write(json.dumps(header).encode())
+
+
+def load_tokens(folder: Path, vocabulary: Tokenizer) -> npt.NDArray[np.unsignedinteger]:
+    """The tokens that `write_tokens` wrote, memory-mapped read-only.
+
+    Raises:
+        InputError: missing, torn, or written with another vocabulary.
+    """
+    remedy = "delete the folder's tokens.* to write them anew"
+    try:
+        header = json.loads((folder / TOKENS_HEADER).read_text(encoding="utf-8"))
+        dtype, count, written_with = np.dtype(header["dtype"]), header["count"], header["vocabulary_sha256"]
+        num_bytes = (folder / TOKENS_FILE).stat().st_size
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"tokens in {folder} cannot be read ({error!r}); {remedy}") from error
+    if written_with != vocabulary_sha256(vocabulary):
+        raise InputError(f"tokens in {folder} were written with vocabulary {written_with[:12]}; {remedy}")
+    if num_bytes != (expected := count * dtype.itemsize):
+        raise InputError(f"{folder / TOKENS_FILE} has {num_bytes:,} bytes, not {expected:,}; {remedy}")
+    return np.memmap(folder / TOKENS_FILE, dtype=dtype, mode="r", shape=(count,))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepData:
+    """Consecutive samples of the training order, ready for the model; all arrays are int64."""
+
+    input_ids: IntArray  # [batch, seq]
+    labels: IntArray  # [batch, seq], -100 where there is no loss
+    sample_positions: IntArray  # [batch], the position p in the training order
+    num_loss_tokens: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Dataset:
+    """The endless training order over one token file.
+
+    The sample at position p belongs to epoch p // num_sequences, and is the (p % num_sequences)-th sequence
+    of that epoch's permutation. So position alone, a number of samples consumed, is the state to save: no
+    epoch sees a sequence twice or misses one, whatever the batch sizes and the restarts.
+
+    tokens: flat ids.  vocabulary_size: entries really trained, the range of random replacement tokens.
+    special: of the vocabulary.
+    """
+
+    tokens: npt.NDArray[np.unsignedinteger]
+    task: Task
+    sequence_length: int
+    vocabulary_size: int
+    seed: int
+    special: SpecialTokens = OWN_TOKENS
+
+    def __post_init__(self) -> None:
+        shortest = 3 if self.task == Task.MASKED_LM else 2
+        if self.sequence_length < shortest:
+            raise InputError(f"sequence length {self.sequence_length}: {self.task} needs at least {shortest}")
+        if self.seed < 0:
+            raise InputError(f"seed {self.seed} is negative; choose 0 or more")
+        if self.num_sequences == 0:
+            raise InputError(
+                f"the corpus has {len(self.tokens):,} tokens, a sequence of length {self.sequence_length} "
+                f"needs {self.tokens_per_sequence:,}; give more text or a shorter sequence length"
+            )
+
+    @property
+    def tokens_per_sequence(self) -> int:
+        """Tokens that a sequence takes from the corpus: all but [CLS] and [SEP] of masked-lm."""
+        return self.sequence_length - 2 if self.task == Task.MASKED_LM else self.sequence_length
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences of one epoch; a rest of the corpus too short for a sequence is never used."""
+        return len(self.tokens) // self.tokens_per_sequence
+
+    def num_loss_tokens(self, num_samples: int) -> int:
+        """Tokens that enter the loss of any num_samples samples: every sequence has equally many."""
+        if self.task == Task.MASKED_LM:
+            return num_samples * _num_masked(self.tokens_per_sequence)
+        return num_samples * (self.sequence_length - 1)  # the last token predicts nothing
+
+    def sequences(self, first_sample: int, num_samples: int) -> IntArray:
+        """Which sequence of the corpus each position from first_sample on reads. [batch]"""
+        assert first_sample >= 0 and num_samples >= 0, (first_sample, num_samples)
+        epochs, offsets = np.divmod(np.arange(first_sample, first_sample + num_samples), self.num_sequences)
+        found = np.empty(num_samples, np.int64)
+        for epoch in np.unique(epochs):
+            here = epochs == epoch
+            found[here] = epoch_order(self.seed, int(epoch), self.num_sequences)[offsets[here]]
+        return found
+
+    def batch(self, first_sample: int, num_samples: int) -> StepData:
+        """The samples at positions [first_sample, first_sample + num_samples).
+
+        A slice of a batch is a batch: samples [start, stop) of the step that starts at position p are
+        `batch(p + start, stop - start)`, and nothing else is read.
+        """
+        starts = self.sequences(first_sample, num_samples) * self.tokens_per_sequence
+        content = self.tokens[starts[:, None] + np.arange(self.tokens_per_sequence)].astype(np.int64)
+        positions = np.arange(first_sample, first_sample + num_samples)
+        masked = self.task == Task.MASKED_LM
+        inputs, labels = self._masked(content, positions) if masked else (content, content.copy())
+        return StepData(inputs, labels, positions, self.num_loss_tokens(num_samples))
+
+    def step(self, step: int, global_batch_size: int) -> StepData:
+        """The batch of a step, counted from 0, of a run whose batch size never changed."""
+        return self.batch(step * global_batch_size, global_batch_size)
+
+    def _masked(self, content: IntArray, positions: IntArray) -> tuple[IntArray, IntArray]:
+        """Inputs and labels [batch, seq] of content [batch, seq - 2] (Devlin et al., BERT, NAACL 2019, 3.1).
+
+        Departs from it in that the number of masked tokens of a sequence is exact, so that every rank knows
+        the step's count of loss tokens without communication, and that no replacement is a special token.
+        """
+        num_samples, num_tokens = content.shape
+        num_masked = _num_masked(num_tokens)
+        special = self.special
+        inputs = np.full((num_samples, num_tokens + 2), special.cls, np.int64)
+        inputs[:, 1:-1] = content
+        inputs[:, -1] = special.separator
+        labels = np.full_like(inputs, IGNORE_LABEL)
+        ordinary = np.setdiff1d(np.arange(self.vocabulary_size, dtype=np.uint64), special.all)
+        for row, position in enumerate(positions):
+            draws = _draws(num_tokens + 2 * num_masked, self.seed, MASK_STREAM, int(position))
+            keys, kinds, tokens = np.split(draws, (num_tokens, num_tokens + num_masked))
+            keys[np.isin(content[row], special.all)] = LAST  # a document's [SEP] is no word to guess
+            masked = 1 + np.argsort(keys, kind="stable")[:num_masked]
+            labels[row, masked] = inputs[row, masked]
+            replacements = ordinary[tokens % np.uint64(len(ordinary))].astype(np.int64)
+            tenths = kinds % np.uint64(10)  # 0 to 7: [MASK]; 8: a random token; 9: unchanged
+            kept = np.where(tenths == 8, replacements, inputs[row, masked])
+            inputs[row, masked] = np.where(tenths < 8, special.mask, kept)
+        return inputs, labels
+
+
+def _read_document(path: Path) -> str:
+    name = f"data file {path}"
+    try:
+        document = path.read_bytes().decode("utf-8").removeprefix("\ufeff")
+    except FileNotFoundError as error:
+        raise InputError(f"{name} does not exist; give the path of a text file") from error
+    except IsADirectoryError as error:
+        raise InputError(f"{name} is a folder; give the text files in it") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{name} is not UTF-8 at byte {error.start:,}; convert it to UTF-8") from error
+    except OSError as error:
+        raise InputError(f"{name} cannot be read ({error.strerror}); check its permissions") from error
+    if not document.strip():
+        raise InputError(f"{name} is empty; give a file with text")
+    return document
+
+
+def _lines(documents: Iterable[str]) -> Iterator[str]:
+    """The lines with their ends: vocabulary and tokens see the same pieces, whatever a document's length."""
+    return (line for document in documents for line in document.splitlines(keepends=True))
+
+
+def _num_masked(num_tokens: int) -> int:
+    return max(1, round(MASKED_SHARE * num_tokens))
+
+
+def _draws(count: int, seed: int, stream: int, index: int) -> npt.NDArray[np.uint64]:
+    """Random words keyed by (seed, stream, index): raw Philox, the part that NumPy keeps stable."""
+    generator = np.random.Philox(np.random.SeedSequence(seed, spawn_key=(stream, index)))
+    return np.asarray(generator.random_raw(count), np.uint64)
+
+
+@lru_cache(maxsize=2)  # a batch straddles at most two long epochs
+def epoch_order(seed: int, epoch: int, num_sequences: int) -> IntArray:
+    """The sequences in the order in which an epoch reads them, each once. [num_sequences]"""
+    order = np.argsort(_draws(num_sequences, seed, ORDER_STREAM, epoch), kind="stable")
+    order.flags.writeable = False
+    return order
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes the path's name only once it is complete and on disk."""
+    unfinished = path.with_name(f".{path.name}.tmp-{secrets.token_hex(4)}")
+    try:
+        with unfinished.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)

@@ -1,0 +1,69 @@
+"""Tokens of a vocabulary that are no words: which they are, and the vocabulary of a model's folder."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from cost_model.errors import InputError
+from hetpipe.models.names import Task
+
+SEPARATORS = ("[SEP]", "</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>")
+BEGINNINGS, MASKS = ("[CLS]", "<s>"), ("[MASK]", "<mask>")
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialTokens:
+    """What training needs of a vocabulary besides words: ids; all: of every special token, rising.
+
+    separator: between documents, and at the end of a masked sequence. cls, mask: None where there are none.
+    """
+
+    separator: int
+    cls: int | None
+    mask: int | None
+    all: tuple[int, ...]
+
+    @classmethod
+    def of(cls, vocabulary: Tokenizer) -> "SpecialTokens":
+        """Raises: InputError if the vocabulary has no token that ends a text."""
+
+        def first(names: Iterable[str]) -> int | None:
+            return next(
+                (found for name in names if (found := vocabulary.token_to_id(name)) is not None), None
+            )
+
+        separator = first(SEPARATORS)
+        if separator is None:
+            names = ", ".join(SEPARATORS)
+            raise InputError(f"the tokenizer has no token that ends a text; add one of {names}")
+        added = vocabulary.get_added_tokens_decoder()
+        every = {index for index, token in added.items() if token.special}
+        found = cls(separator, first(BEGINNINGS), first(MASKS), ())
+        every |= {index for index in (separator, found.cls, found.mask) if index is not None}
+        return replace(found, all=tuple(sorted(every)))
+
+
+def adopt_vocabulary(path: Path, task: Task, size: int) -> Tokenizer:
+    """The tokenizer.json that a model was trained with.
+
+    size: of the model's vocabulary.
+
+    Raises:
+        InputError: missing, unreadable, without the special tokens of the task, or with larger ids.
+    """
+    try:
+        vocabulary = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    except Exception as error:  # NOTE: tokenizers raises bare Exception on a malformed file
+        raise InputError(f"{path}: cannot be read ({error}); copy it again") from error
+    vocabulary.no_truncation()
+    vocabulary.no_padding()
+    special = SpecialTokens.of(vocabulary)
+    remedy = "give the model's own tokenizer"
+    if task == Task.MASKED_LM and None in (special.cls, special.mask):
+        raise InputError(f"{path}: has no [CLS] or no [MASK], which {task} needs; {remedy}")
+    largest = max(vocabulary.get_vocab().values())
+    if largest >= size:
+        raise InputError(f"{path}: has ids up to {largest:,}, the model {size:,} entries; {remedy}")
+    return vocabulary

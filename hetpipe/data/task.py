@@ -1,0 +1,153 @@
+"""What is trained: a chain of layers, its data and its loss."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from cost_model.errors import InputError
+from hetpipe.data.dataset import (
+    Dataset,
+    load_tokens,
+    load_vocabulary,
+    read_corpus,
+    save_vocabulary,
+    train_vocabulary,
+    vocabulary_sha256,
+    write_tokens,
+)
+from hetpipe.data.special_tokens import SpecialTokens, adopt_vocabulary
+from hetpipe.models.chain import ChainModel
+from hetpipe.models.huggingface import ModelSpec, model_spec
+from hetpipe.models.huggingface_folder import TOKENIZER_FILE
+from hetpipe.models.loss import Loss, loss_sum
+from hetpipe.models.pretrained_weights import FolderWeights
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.settings import Settings
+
+Batch = Callable[[int, int], tuple[Mapping[str, Tensor], Tensor]]
+OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+"""Makes the optimizer of the trained parameters of one rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingTask:
+    """Everything that a rank needs to know of the model and its data; made anew on every rank.
+
+    batch: (first sample of the run, number of samples) -> inputs by name and labels, each [samples, ...], a
+    pure function of the two. num_loss_tokens: how many tokens of so many samples the loss counts;
+    count_terms, where given, counts them in the labels of a whole step instead.
+    make_optimizer: None for AdamW with the hyper-parameters of the settings. rate_schedule: the learning rate
+    of each step, counted from 0, as a multiple of the settings'; None for their warm-up and decay.
+    """
+
+    chain: ChainModel
+    loss: Loss
+    batch: Batch
+    num_loss_tokens: Callable[[int], int]
+    vocabulary_sha256: str = ""
+    count_terms: Callable[[Tensor], int] | None = None
+    make_optimizer: OptimizerFactory | None = None
+    rate_schedule: Callable[[int], float] | None = None
+
+    def term_weight(self, labels: Tensor) -> float:
+        """What a token's loss counts in a step with these labels: 1 / (loss tokens of the step).
+
+        Raises: InputError if the step has none.
+        """
+        terms = self.num_loss_tokens(len(labels)) if self.count_terms is None else self.count_terms(labels)
+        if terms < 1:
+            raise InputError(f"the loss of a step has {terms} terms; every step needs labels that count")
+        return 1 / terms
+
+    def learning_rate(self, settings: Settings, step: int) -> float:
+        """The learning rate of a step, counted from 0."""
+        if self.rate_schedule is None:
+            return settings.learning_rate_at(step)
+        return settings.learning_rate * self.rate_schedule(step)
+
+
+TaskFactory = Callable[[RunFolder, Settings], TrainingTask]
+
+
+def check_length(spec: ModelSpec, sequence_length: int) -> None:
+    """Raises: InputError if the model cannot take sequences of this length."""
+    most = spec.max_sequence_length
+    if sequence_length > most:
+        raise InputError(
+            f"sequence length {sequence_length} is above {most}, the most that {spec.name} takes"
+        )
+
+
+def prepare_data(folder: RunFolder, settings: Settings, vocabulary_from: Path | None = None) -> None:
+    """Write vocabulary and tokens into the run folder, once, before the ranks start.
+
+    The vocabulary is that of the model's folder, where it holds one; else it is trained on the texts.
+
+    vocabulary_from: the vocabulary of the checkpoint that the run goes on from.
+
+    Raises: InputError for text or a model's folder that cannot be used.
+    """
+    spec = model_spec(settings.model, settings.model_folder)
+    check_length(spec, settings.sequence_length)
+    FolderWeights.of(spec)
+    documents = read_corpus([Path(path) for path in settings.data])
+    if vocabulary_from is not None:
+        vocabulary = load_vocabulary(vocabulary_from)
+    elif spec.folder is not None and spec.folder.tokenizer is not None:
+        vocabulary = adopt_vocabulary(spec.folder.tokenizer, spec.task, spec.vocabulary_size)
+    else:
+        vocabulary = train_vocabulary(documents, spec.vocabulary_size)
+    if spec.folder is not None:
+        folder.write(folder.model_config, json.dumps(dict(spec.folder.config), indent=1) + "\n")
+    save_vocabulary(vocabulary, folder.vocabulary)
+    write_tokens(folder.path, documents, vocabulary)
+    _dataset(folder, settings, spec)
+
+
+def registered_task(folder: RunFolder, settings: Settings) -> TrainingTask:
+    """The task of a registered model, or of a folder's, on the tokens of the run folder (`prepare_data`)."""
+    spec = model_spec(settings.model, settings.model_folder)
+    dataset = _dataset(folder, settings, spec)
+
+    def batch(first_sample: int, num_samples: int) -> tuple[Mapping[str, Tensor], Tensor]:
+        data = dataset.batch(first_sample, num_samples)
+        return {"input_ids": torch.from_numpy(data.input_ids)}, torch.from_numpy(data.labels)
+
+    return TrainingTask(
+        chain=ChainModel.from_spec(spec),
+        loss=partial(loss_sum, spec.task),
+        batch=batch,
+        num_loss_tokens=dataset.num_loss_tokens,
+        vocabulary_sha256=vocabulary_sha256(load_vocabulary(folder.vocabulary)),
+    )
+
+
+def _dataset(folder: RunFolder, settings: Settings, spec: ModelSpec) -> Dataset:
+    vocabulary = load_vocabulary(folder.vocabulary)
+    return Dataset(
+        tokens=load_tokens(folder.path, vocabulary),
+        task=spec.task,
+        sequence_length=settings.sequence_length,
+        vocabulary_size=vocabulary.get_vocab_size(),
+        seed=settings.seed,
+        special=SpecialTokens.of(vocabulary),
+    )
+
+
+def model_notes(settings: Settings) -> list[str]:
+    """What a user should know of the folder that the model comes from; nothing of a model by name."""
+    weights = FolderWeights.of(model_spec(settings.model, settings.model_folder))
+    if weights is None:
+        return []
+    notes = weights.notes()
+    if weights.folder.tokenizer is None:
+        notes.append(
+            f"{weights.folder.name}: the folder holds no {TOKENIZER_FILE}; a vocabulary is trained on the "
+            "text, whose ids are not those that the weights know"
+        )
+    return notes

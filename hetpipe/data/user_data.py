@@ -1,0 +1,106 @@
+"""Samples of one's own as the function of position that the ranks read."""
+
+import contextlib
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cost_model.errors import InputError
+from hetpipe.data.dataset import epoch_order
+from hetpipe.data.task import Batch
+
+LABELS = "labels"
+
+
+def batch_of(data: object, seed: int, shuffle: bool) -> Batch:
+    """Data of any of the kinds of `own_task` as a function of position.
+
+    Raises: InputError for another kind.
+    """
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+        if len(data) == 0:
+            raise InputError("the data set is empty; give at least one sample")
+        return partial(_read, data, seed if shuffle else None)
+    if callable(data):
+        return partial(_called, data)
+    kind = type(data).__name__
+    remedy = "its data set" if hasattr(data, "dataset") else "a data set with a length"
+    raise InputError(
+        f"the data are a {kind}, which has no samples by index; give {remedy}, or a function (first sample, "
+        "count) -> (inputs, labels)"
+    )
+
+
+def _called(function: Batch, first_sample: int, num_samples: int) -> tuple[Mapping[str, Tensor], Tensor]:
+    inputs, labels = function(first_sample, num_samples)
+    inputs = inputs if isinstance(inputs, Mapping) else {"input": inputs}
+    for name, value in {**inputs, LABELS: labels}.items():
+        if not isinstance(value, Tensor) or value.dim() == 0 or len(value) != num_samples:
+            found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise InputError(
+                f"{name!r} of {num_samples} samples is {found}; give a tensor [{num_samples}, ...]"
+            )
+    return inputs, labels
+
+
+def _read(
+    data: Any, seed: int | None, first_sample: int, num_samples: int
+) -> tuple[Mapping[str, Tensor], Tensor]:
+    rows = []
+    for position in range(first_sample, first_sample + num_samples):
+        epoch, offset = divmod(position, len(data))
+        index = offset if seed is None else int(epoch_order(seed, epoch, len(data))[offset])
+        rows.append(_parts_of(data[index], index))
+    try:
+        inputs = {name: torch.stack([row[0][name] for row in rows]) for name in rows[0][0]}
+        return inputs, torch.stack([row[1] for row in rows])
+    except (RuntimeError, KeyError) as error:
+        reason = str(error).partition("\n")[0]
+        raise InputError(
+            f"samples of the data do not fit together ({reason}); pad them to one shape"
+        ) from None
+
+
+def _parts_of(sample: Any, index: int) -> tuple[dict[str, Tensor], Tensor]:
+    """Inputs by name and label of one sample, as tensors."""
+    if isinstance(sample, Mapping):
+        if LABELS not in sample or len(sample) < 2:
+            raise InputError(f"data[{index}] has {sorted(sample)}; it needs inputs and {LABELS!r}")
+        label = sample[LABELS]
+        inputs = {name: value for name, value in sample.items() if name != LABELS}
+    elif isinstance(sample, tuple | list) and len(sample) == 2:
+        inputs, label = sample
+        if isinstance(inputs, tuple | list) and all(isinstance(entry, Tensor) for entry in inputs):
+            inputs = {f"input{place}": entry for place, entry in enumerate(inputs)}
+        elif not isinstance(inputs, Mapping):
+            inputs = {"input": inputs}
+    else:
+        raise InputError(f"data[{index}] is a {type(sample).__name__}; give (inputs, label) or a mapping")
+    named = {name: _tensor(value, f"{name!r} of data[{index}]") for name, value in inputs.items()}
+    return named, _tensor(label, f"the label of data[{index}]")
+
+
+def _tensor(value: Any, name: str) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    with contextlib.suppress(TypeError, ValueError, RuntimeError):
+        found = torch.as_tensor(value)
+        # numbers without a type of their own are as exact as torch's default
+        plain = found.dtype == torch.float64 and not isinstance(value, np.ndarray | np.generic)
+        return found.to(torch.get_default_dtype()) if plain else found
+    raise InputError(f"{name} is a {type(value).__name__}; give tensors, arrays or numbers")
+
+
+def batch_in(
+    dtype: torch.dtype, batch: Batch, first_sample: int, num_samples: int
+) -> tuple[Mapping[str, Tensor], Tensor]:
+    """A batch whose floating inputs have the model's dtype, and whose labels are at least as exact."""
+    inputs, labels = batch(first_sample, num_samples)
+    cast = {name: value.to(dtype) if value.is_floating_point() else value for name, value in inputs.items()}
+    if labels.is_floating_point():
+        labels = labels.to(torch.promote_types(labels.dtype, dtype))
+    return cast, labels

@@ -1,0 +1,234 @@
+"""A model, data and loss of one's own as a task that every rank can make: checked here, then sent to them."""
+
+import pickle
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from cost_model.errors import InputError
+from hetpipe.data.task import OptimizerFactory, TrainingTask
+from hetpipe.data.user_data import batch_in, batch_of
+from hetpipe.models.block_structure import refused_on_error
+from hetpipe.models.chain import ChainModel
+from hetpipe.models.loss import Loss
+from hetpipe.models.mixed_precision import weight_dtype
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.settings import Settings
+
+WEIGHTS_FILE = "initial.safetensors"
+SUM_TOLERANCE = 0.05
+"""A mean over two samples is half of their sum; a sum in bfloat16 is off by less."""
+
+Model = nn.Module | Callable[[], nn.Module]
+"""A module, trained from the weights that it has; or what builds one, weights drawn from the seed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a task of one's own may say besides model, data and loss.
+
+    count_terms: labels of a whole step -> how many terms the loss sums; None: one a sample.
+    shuffle: each epoch of a data set in an order of its own, drawn from the seed.
+    shrunk: builds a small model of the same class, off which the structure is read; None: off the model.
+    make_optimizer, rate_schedule: as in `TrainingTask`.
+    """
+
+    count_terms: Callable[[Tensor], int] | None = None
+    shuffle: bool = True
+    shrunk: Callable[[], nn.Module] | None = None
+    make_optimizer: OptimizerFactory | None = None
+    rate_schedule: Callable[[int], float] | None = None
+
+
+class OwnTask:
+    """Gives the `TrainingTask` on every rank. Owns the bytes that are sent there, and the initial weights.
+
+    sequence_length: of the model's integer inputs [samples, seq], 1 where it has none.
+    """
+
+    def __init__(self, parts: Mapping[str, object], sequence_length: int) -> None:
+        self.sequence_length = sequence_length
+        chain = parts["chain"]
+        assert isinstance(chain, ChainModel)
+        self.num_layers = chain.num_layers
+        self._weights = chain.given
+        self._has_weights = chain.given is not None
+        sent = {**parts, "chain": replace(chain, given=None)}
+        self._parts = {what: _packed(what, part) for what, part in sent.items()}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_weights": None}
+
+    def write_weights(self, folder: RunFolder) -> None:
+        """Write the initial weights, if they are given ones, to where the ranks read theirs."""
+        if self._weights is not None:
+            assert isinstance(self._weights, Mapping)
+            weights = {name: value.detach().cpu().clone() for name, value in self._weights.items()}
+            folder.path.mkdir(parents=True, exist_ok=True)
+            save_file(weights, folder.path / WEIGHTS_FILE)
+
+    def remove_weights(self, folder: RunFolder) -> None:
+        """Remove the file after training."""
+        (folder.path / WEIGHTS_FILE).unlink(missing_ok=True)
+
+    def __call__(self, folder: RunFolder, settings: Settings) -> TrainingTask:
+        parts = {what: pickle.loads(data) for what, data in self._parts.items()}
+        chain, options = parts["chain"], parts["options"]
+        if self._has_weights:
+            chain = replace(chain, given=folder.path / WEIGHTS_FILE)
+        return TrainingTask(
+            chain=chain,
+            loss=SummedLoss(parts["loss"]),
+            batch=partial(
+                batch_in,
+                weight_dtype(settings.dtype),
+                batch_of(parts["data"], settings.seed, options.shuffle),
+            ),
+            num_loss_tokens=_one_each,
+            count_terms=options.count_terms,
+            make_optimizer=options.make_optimizer,
+            rate_schedule=options.rate_schedule,
+        )
+
+
+def own_task(model: Model, data: object, loss: Loss, **options: Any) -> OwnTask:
+    """The task of a model of one's own, for `profile_model` and `Trainer`.
+
+    model: an nn.Sequential, or a module around a list of blocks (all of transformers); or what builds one.
+    data: a data set with a length, of samples by index: (inputs, label), inputs being a tensor or, by name, a
+    mapping; or a mapping that holds the label as "labels". Or a function (first sample, count) -> (inputs by
+    name, labels), each [count, ...]. The same on every read: every rank reads the samples that it needs.
+    loss: (outputs, labels of a microbatch) -> their losses' sum, not mean. options: see `Options`.
+
+    Raises: InputError naming what cannot be used and why.
+    """
+    try:
+        chosen = Options(**options)
+    except TypeError as error:
+        raise InputError(f"{error}; known options are {', '.join(Options.__dataclass_fields__)}") from None
+    _check_loss(loss)
+    inputs, _ = _first_sample(data, chosen.shuffle)
+    if not isinstance(model, nn.Module) and not callable(model):
+        raise InputError(f"the model is a {type(model).__name__}; give an nn.Module or what builds one")
+    with refused_on_error("the model cannot be built"), torch.device("meta"):
+        built = model if isinstance(model, nn.Module) else model()
+    if isinstance(built, nn.Module):
+        _check_norms(built)
+    with refused_on_error("the model fails on the first sample of the data"):
+        chain = ChainModel.from_module(model, inputs, shrunk=chosen.shrunk)
+    parts = {"chain": chain, "data": data, "loss": loss, "options": chosen}
+    return OwnTask(parts, _sequence_length(inputs))
+
+
+def _packed(what: str, part: object) -> bytes:
+    """The bytes from which another process makes the part."""
+    names = {"chain": "the model", "options": "an option"}
+    name = names.get(what, f"the {what}")
+    try:
+        data = pickle.dumps(part)
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        raise InputError(
+            f"{name} cannot be sent to the ranks ({reason}); define it at the top level of a module"
+        ) from None
+    if b"__main__" in data and not hasattr(sys.modules["__main__"], "__file__"):
+        raise InputError(
+            f"{name} is defined in a notebook or at a prompt, where the ranks cannot find it; put it into a "
+            "file and import it"
+        )
+    return data
+
+
+def _check_loss(loss: object) -> None:
+    if not callable(loss):
+        raise InputError(
+            f"the loss is a {type(loss).__name__}; give a function (outputs, labels) -> their sum"
+        )
+    reduction = getattr(loss, "reduction", "sum")
+    if reduction != "sum":
+        raise InputError(
+            f"the loss has reduction {reduction!r}; give reduction='sum', which is weighed by the whole step"
+        )
+    if isinstance(loss, nn.Module) and any(True for _ in loss.parameters()):
+        raise InputError("the loss has parameters, which would not be trained; put them into the model")
+
+
+def _check_norms(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            raise InputError(
+                f"layer {name!r} is a {type(module).__name__}, whose result depends on the microbatch; use "
+                "nn.GroupNorm or nn.LayerNorm"
+            )
+
+
+def _first_sample(data: object, shuffle: bool) -> tuple[Mapping[str, Tensor], Tensor]:
+    """Position 0 of the data, after a check that two reads of it are equal."""
+    batch = batch_of(data, 0, shuffle)
+    with refused_on_error("the data cannot be read"):
+        inputs, labels = batch(0, 1)
+        again, labels_again = batch(0, 1)
+    same = inputs.keys() == again.keys() and torch.equal(labels, labels_again)
+    if not same or not all(torch.equal(inputs[name], again[name]) for name in inputs):
+        raise InputError(
+            "the data give another sample when they are read again; every rank reads them, so draw random "
+            "numbers from a seed of the sample's index"
+        )
+    return inputs, labels
+
+
+def _sequence_length(inputs: Mapping[str, Tensor]) -> int:
+    lengths = {
+        name: value.shape[1]
+        for name, value in inputs.items()
+        if value.dim() == 2 and not value.is_floating_point()
+    }
+    if len(set(lengths.values())) > 1:
+        raise InputError(f"integer inputs [samples, seq] of different lengths ({lengths}) cannot be used")
+    return next(iter(lengths.values()), 1)
+
+
+def _one_each(num_samples: int) -> int:
+    return num_samples
+
+
+class SummedLoss:
+    """The user's loss, of which the first microbatch of several samples must show that it is a sum.
+
+    Weighted by the terms of the whole step, a sum is the same under every plan; a mean is not.
+    """
+
+    def __init__(self, loss: Loss) -> None:
+        self._loss = loss
+        self._checked = False
+
+    def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        value = self._loss(outputs, labels)
+        if not self._checked:
+            self._check(value, outputs, labels)
+        return value
+
+    @torch.no_grad()
+    def _check(self, value: Tensor, outputs: Tensor, labels: Tensor) -> None:
+        if not isinstance(value, Tensor) or value.dim():
+            found = f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise InputError(
+                f"the loss of a microbatch is {found}; give one number, the sum over its samples"
+            )
+        if len(labels) < 2:
+            return
+        apart = self._loss(outputs[:1], labels[:1]) + self._loss(outputs[1:], labels[1:])
+        if not (value.isfinite() and apart.isfinite()):
+            return
+        if not torch.isclose(value, apart, rtol=SUM_TOLERANCE, atol=1e-6):
+            raise InputError(
+                f"the loss of {len(labels)} samples is {float(value):.4g}, that of the same samples apart "
+                f"adds up to {float(apart):.4g}; give a sum over the samples (reduction='sum'), not a mean"
+            )
+        self._checked = True

@@ -1,0 +1,339 @@
+"""Models as chains of layers: described without weights, materialised layer by layer."""
+
+import copy
+from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from cost_model.errors import InputError
+from hetpipe.models.block_structure import (
+    BlockStructure,
+    Inputs,
+    Observation,
+    ParameterInfo,
+    find_blocks,
+    observe,
+    refused_on_error,
+)
+from hetpipe.models.huggingface import ModelSpec
+from hetpipe.models.initialization import (
+    Template,
+    has_rule,
+    initialise_by_module,
+    own_random_stream,
+    parameters_on_meta,
+    take_weights,
+)
+from hetpipe.models.partial_model import BlockLayers, LayerModel, SequentialLayers
+from hetpipe.models.pretrained_weights import FolderWeights
+from hetpipe.models.sequential import holders_of, let_inputs_be, reached_by, run_through
+
+__all__ = ["ChainModel", "LayerModel", "ParameterInfo", "TensorSpec"]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A tensor that travels between layers, for one sample; a floating one in the dtype of the model."""
+
+    shape_per_sample: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, eq=False)
+class ChainModel:
+    """A model as a chain of layers, without weights.
+
+    Around a list of blocks: layer 0 is all before them, layers 1 to n the blocks, layer n + 1 all after. Of
+    an nn.Sequential each child is a layer.
+    """
+
+    name: str
+    build: Callable[[], nn.Module]
+    structure: BlockStructure | None  # None: nn.Sequential
+    layer_names: tuple[str, ...]
+    layer_parameters: tuple[tuple[ParameterInfo, ...], ...]
+    example: Inputs  # of one sample
+    has_rule: bool  # whether weights can be initialised module by module
+    given: Path | Mapping[str, Tensor] | None = None  # initial weights; None: drawn from the seed
+    weights: FolderWeights | None = None  # of a Hugging Face folder: what begins with stored weights
+
+    @classmethod
+    def from_spec(cls, spec: ModelSpec) -> "ChainModel":
+        """The chain of a registered model: sizes from the meta device, structure from its shrunken copy.
+
+        Raises:
+            InputError: the model cannot be split, or its folder's weights are not its own; says why.
+        """
+        weights = FolderWeights.of(spec)
+        inputs = {"input_ids": torch.arange(24).reshape(2, 12) % spec.shrunken_vocabulary_size}
+        example = {"input_ids": torch.zeros(1, 12, dtype=torch.long)}
+        chain = _describe(spec.name, spec.build, spec.build_shrunk, inputs, example)
+        return replace(chain, weights=weights)
+
+    @classmethod
+    def from_module(
+        cls,
+        factory: Callable[[], nn.Module] | nn.Module,
+        example: Inputs | Tensor | tuple[Tensor, ...],
+        *,
+        shrunk: Callable[[], nn.Module] | None = None,
+        name: str | None = None,
+    ) -> "ChainModel":
+        """The chain of any module with a list of blocks, or of an nn.Sequential.
+
+        factory: builds the module; or the module itself, whose weights are then the initial ones.
+        example: inputs of one sample, by name of the forward's arguments; for an nn.Sequential also plain
+        tensors.
+        shrunk: the same class made small; without it the structure is read off the full model, on the CPU.
+
+        Raises:
+            InputError: the model cannot be split; says why.
+        """
+        if isinstance(example, Tensor):
+            example = (example,)
+        if isinstance(example, tuple):
+            example = {f"input{index}": tensor for index, tensor in enumerate(example)}
+        inputs = {key: torch.cat([tensor, tensor]) for key, tensor in example.items()}
+        if isinstance(factory, nn.Module):
+            name = name or type(factory).__name__
+            with refused_on_error(f"{name} cannot be split: it cannot be copied"):
+                template = Template(factory)
+            described = _describe(name, template, shrunk or partial(copy.deepcopy, factory), inputs, example)
+            return replace(described, has_rule=False, given=dict(factory.named_parameters()))
+        return _describe(name or _name_of(factory), factory, shrunk or factory, inputs, example)
+
+    @property
+    def num_layers(self) -> int:
+        """How many layers the chain has."""
+        return len(self.layer_names)
+
+    def parameters(self, layer: int) -> tuple[ParameterInfo, ...]:
+        """The parameters of a layer; a tied one is listed by each of its layers."""
+        return self.layer_parameters[layer]
+
+    def boundary(self, layer: int, sequence_length: int | None = None) -> tuple[TensorSpec, ...]:
+        """What travels from layer - 1 to layer for one sample; sequence_length None takes the example's."""
+        shapes = [
+            (sequence_length,)
+            if sequence_length is not None and tensor.dim() == 2 and not tensor.is_floating_point()
+            else tuple(tensor.shape[1:])
+            for tensor in self.example.values()
+        ]
+        return self._crossing(layer, tuple(shapes))
+
+    def boundary_for(self, layer: int, inputs: Inputs) -> tuple[TensorSpec, ...]:
+        """The same for samples with the shapes of these inputs, each [samples, ...]."""
+        if self.structure is None:  # takes its inputs by position
+            given = list(inputs.values())
+        else:
+            given = [inputs.get(key, tensor) for key, tensor in self.example.items()]
+        return self._crossing(layer, tuple(tuple(tensor.shape[1:]) for tensor in given))
+
+    def know_boundaries(self, inputs: Inputs) -> None:
+        """Work out what travels for the shapes of these inputs, once; then `boundary_for` takes no time."""
+        if self.num_layers > 1:
+            self.boundary_for(1, inputs)
+
+    def _crossing(self, layer: int, shapes: tuple[tuple[int, ...], ...]) -> tuple[TensorSpec, ...]:
+        if not 0 < layer < self.num_layers:
+            raise ValueError(f"boundaries of {self.name} are 1 to {self.num_layers - 1}, not {layer}")
+        # All blocks pass on the same tensors.
+        return _boundaries(self, shapes)[layer - 1 if self.structure is None else 0]
+
+    def materialise(
+        self,
+        layers: Collection[int],
+        seed: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        lowered: torch.dtype | None = None,
+    ) -> LayerModel:
+        """These layers with real weights; all others cost nothing.
+
+        Weights are those given, or are drawn in float32 on the CPU and do not depend on which layers are
+        asked for. A Hugging Face model draws its layers alone, by the model's rule for each module, but for
+        what its folder holds; any other model has no such rule, is built in full on the CPU and keeps what is
+        owned.
+
+        lowered: what autocast computes in, on weights of dtype; see hetpipe.models.mixed_precision.
+        """
+        owned = frozenset(layers)
+        if not owned <= set(range(self.num_layers)):
+            raise ValueError(f"{self.name} has layers 0 to {self.num_layers - 1}, not {sorted(owned)}")
+        infos = {info.name: info for layer in owned for info in self.layer_parameters[layer]}
+        with torch.device("cpu"):
+            model, names = self._build_owned(owned, infos, seed)
+        names = _place(model, names, infos, dtype, torch.device(device))
+        parameters = {name: parameter for parameter, name in names.items()}
+        by_layer = {
+            layer: {info.name: parameters[info.name] for info in self.layer_parameters[layer]}
+            for layer in sorted(owned)
+        }
+        layered: LayerModel
+        if self.structure is None:
+            layered = SequentialLayers(model, self.num_layers, by_layer)
+        else:
+            layered = BlockLayers(model, self.num_layers, by_layer, self.structure)
+        layered.device_type, layered.lowered = torch.device(device).type, lowered
+        return layered
+
+    def _build_owned(
+        self, layers: frozenset[int], infos: Mapping[str, ParameterInfo], seed: int
+    ) -> tuple[nn.Module, dict[nn.Parameter, str]]:
+        """The model on the CPU with its owned weights, and its parameters' names; other blocks are empty."""
+        with own_random_stream(seed), parameters_on_meta() if self.has_rule else nullcontext():
+            model = self.build()
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        first, blocks = (
+            (0, model) if self.structure is None else (1, model.get_submodule(self.structure.path))
+        )
+        entries = list(model) if isinstance(model, nn.Sequential) else list(blocks.children())
+        owned = {id(block) for layer, block in enumerate(entries, start=first) if layer in layers}
+        for block in entries:
+            if self.structure is None:
+                let_inputs_be(block)
+            if id(block) not in owned:
+                for members in (block._modules, block._parameters, block._buffers):
+                    members.clear()
+        if self.has_rule:
+            names = _replace_parameters(
+                model, names, lambda name, old: nn.Parameter(torch.empty(old.shape)) if name in infos else old
+            )
+            stored = {} if self.weights is None else self.weights.load(infos)
+            initialise_by_module(model, names, infos.keys() - stored.keys(), seed)
+            for parameter, name in names.items():
+                if name in stored:
+                    parameter.data = stored[name]
+        elif self.given is not None:
+            take_weights(names, infos, self.given)
+        return model, names
+
+
+def _replace_parameters(
+    model: nn.Module, names: Mapping[nn.Parameter, str], make: Callable[[str, nn.Parameter], nn.Parameter]
+) -> dict[nn.Parameter, str]:
+    """Put new parameters in the old ones' places, one for each tied one; gives the new ones' names."""
+    made: dict[str, nn.Parameter] = {}
+    for module in model.modules():
+        for key, old in module._parameters.items():
+            if old is not None:
+                name = names[old]
+                if name not in made:
+                    made[name] = make(name, old)
+                module._parameters[key] = made[name]
+    return {parameter: name for name, parameter in made.items()}
+
+
+def _place(
+    model: nn.Module,
+    names: Mapping[nn.Parameter, str],
+    infos: Mapping[str, ParameterInfo],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> dict[nn.Parameter, str]:
+    """Cast and move what is owned; all other parameters become views of one zero, which cost nothing."""
+
+    def target(tensor: Tensor) -> torch.dtype:
+        return dtype if tensor.is_floating_point() else tensor.dtype
+
+    def make(name: str, old: nn.Parameter) -> nn.Parameter:
+        if name in infos:
+            moved = old.detach().to(device=device, dtype=target(old))
+            return nn.Parameter(moved, requires_grad=old.requires_grad and infos[name].reached)
+        zero = torch.zeros((), dtype=target(old), device=device)
+        return nn.Parameter(zero.expand(old.shape), requires_grad=False)
+
+    for module in model.modules():
+        for key, buffer in module._buffers.items():
+            if buffer is not None:
+                # Derived tables, such as rotary frequencies, keep their precision, as Hugging Face does.
+                derived = key in module._non_persistent_buffers_set and hasattr(model, "_init_weights")
+                module._buffers[key] = buffer.to(
+                    device=device, dtype=buffer.dtype if derived else target(buffer)
+                )
+    return _replace_parameters(model, names, make)
+
+
+def _name_of(factory: Callable[[], nn.Module]) -> str:
+    return getattr(factory, "__name__", type(factory).__name__)
+
+
+def _describe(
+    name: str,
+    build: Callable[[], nn.Module],
+    build_small: Callable[[], nn.Module],
+    inputs: Inputs,
+    example: Inputs,
+) -> ChainModel:
+    with torch.device("meta"):
+        model = build()
+    shapes = {key: tuple(parameter.shape) for key, parameter in model.named_parameters()}
+    if isinstance(model, nn.Sequential):
+        structure, layer_names = None, tuple(str(index) for index in range(len(model)))
+        holders, reached = holders_of(model), reached_by(build, inputs)
+    else:
+        path = find_blocks(model)
+        num_blocks = len(list(model.get_submodule(path).children()))
+        with own_random_stream(0), torch.device("cpu"):
+            small = build_small()
+            if type(small) is not type(model) or find_blocks(small) != path:
+                raise InputError(f"the shrunken copy of {name} is a {type(small).__name__} with other blocks")
+            seen = observe(small, path, inputs)
+        structure = BlockStructure(path, num_blocks, seen.ports, seen.num_outputs)
+        layer_names = ("embeddings", *(f"block{index}" for index in range(num_blocks)), "head")
+        holders = {key: _holders(key, path, num_blocks, seen) for key in shapes}
+        reached = {key for key in shapes if _is_reached(key, path, seen)}
+    by_layer: list[list[ParameterInfo]] = [[] for _ in layer_names]
+    for key, layers in holders.items():
+        for layer in layers:
+            by_layer[layer].append(
+                ParameterInfo(key, shapes[key], tied=len(layers) > 1, reached=key in reached)
+            )
+    return ChainModel(
+        name=name,
+        build=build,
+        structure=structure,
+        layer_names=layer_names,
+        layer_parameters=tuple(tuple(infos) for infos in by_layer),
+        example=example,
+        has_rule=structure is not None and has_rule(model),
+    )
+
+
+def _holders(name: str, path: str, num_blocks: int, seen: Observation) -> tuple[int, ...]:
+    """The layers that hold a parameter; one that nobody uses stays with the head."""
+    if name.startswith(f"{path}."):
+        return (int(name.removeprefix(f"{path}.").partition(".")[0]) + 1,)
+    before, after = name in seen.used_before, name in seen.used_after
+    return (0,) * before + (num_blocks + 1,) * (after or not before)
+
+
+def _is_reached(name: str, path: str, seen: Observation) -> bool:
+    if name.startswith(f"{path}."):
+        return name.removeprefix(f"{path}.").partition(".")[2] in seen.reached_in_blocks
+    return name in seen.reached
+
+
+@lru_cache(maxsize=1024)
+def _boundaries(chain: ChainModel, shapes: tuple[tuple[int, ...], ...]) -> tuple[tuple[TensorSpec, ...], ...]:
+    """What travels: at each inner boundary of an nn.Sequential, else at the first one (all are alike).
+
+    shapes: of one sample of each input, in the order of the example.
+    """
+    example = {
+        key: tensor if tuple(tensor.shape[1:]) == shape else torch.zeros(1, *shape, dtype=tensor.dtype)
+        for (key, tensor), shape in zip(chain.example.items(), shapes, strict=True)
+    }
+    with torch.no_grad():
+        if chain.structure is None:
+            crossing = run_through(chain.build, example)[1][:-1]
+        else:
+            crossing = [chain.materialise((), seed=0).compute(0, 1, example, ())]
+    return tuple(
+        tuple(TensorSpec(tuple(tensor.shape[1:]), tensor.dtype) for tensor in tensors) for tensors in crossing
+    )

@@ -1,0 +1,180 @@
+"""Models in Hugging Face folders, as far as they are read without torch: configuration, weight headers."""
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cost_model.errors import InputError
+from cost_model.strict_files import canonical_sha256, did_you_mean, read_json
+
+CONFIG_FILE, TOKENIZER_FILE = "config.json", "tokenizer.json"
+WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
+TRAINABLE_DTYPES = ("F64", "F32", "F16", "BF16")
+MASKED, CAUSAL = "masked-lm", "causal-lm"
+
+ARCHITECTURES = {
+    "BertForMaskedLM": ("bert", MASKED),
+    "BertForPreTraining": ("bert", MASKED),
+    "GPT2LMHeadModel": ("gpt2", CAUSAL),
+    "GPTNeoXForCausalLM": ("gpt_neox", CAUSAL),
+    "LlamaForCausalLM": ("llama", CAUSAL),
+    "MistralForCausalLM": ("mistral", CAUSAL),
+    "Qwen2ForCausalLM": ("qwen2", CAUSAL),
+    "Qwen3ForCausalLM": ("qwen3", CAUSAL),
+}
+"""Classes of transformers that a folder may name, with their family and task."""
+
+_VOLATILE = ("transformers_version", "_name_or_path")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor of a safetensors file, from its header; dtype as the format spells it ("F32")."""
+
+    file: Path
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """A folder that transformers' save_pretrained wrote.
+
+    name: of the folder, with a hash of its configuration: "my-gpt2@1f2e3d4c". The same wherever the folder
+        lies; another as soon as the configuration changes.
+    config: the content of config.json.
+    """
+
+    path: Path
+    name: str
+    architecture: str
+    config: Mapping[str, Any]
+
+    @property
+    def family(self) -> str:
+        return ARCHITECTURES[self.architecture][0]
+
+    @property
+    def task(self) -> str:
+        return ARCHITECTURES[self.architecture][1]
+
+    @property
+    def tokenizer(self) -> Path | None:
+        """The vocabulary that the weights were trained with, where it is there."""
+        path = self.path / TOKENIZER_FILE
+        return path if path.is_file() else None
+
+    def tensors(self) -> dict[str, StoredTensor]:
+        """Headers of all tensors of the weight files by the name they have there.
+
+        Raises: InputError if a file is missing or damaged, or holds what cannot be trained.
+        """
+        found: dict[str, StoredTensor] = {}
+        for path in weight_files(self.path):
+            for name, entry in _header(path).items():
+                if entry.dtype not in TRAINABLE_DTYPES:
+                    raise InputError(
+                        f"{path}: {name!r} is stored as {entry.dtype}, which cannot be trained; save the "
+                        "model as float32, float16 or bfloat16"
+                    )
+                found[name] = entry
+        return found
+
+
+def names_folder(text: str) -> bool:
+    """Whether a --model that is no built-in name means a folder."""
+    return "/" in text or "\\" in text or (text != "" and Path(text).is_dir())
+
+
+def read_model_folder(text: str | Path) -> ModelFolder:
+    """The model of a folder, once its configuration and the presence of its weights are checked.
+
+    Raises: InputError naming what is missing or not supported, and the remedy.
+    """
+    folder = Path(text)
+    if not folder.is_dir():
+        raise InputError(
+            f"{text}: no such folder; give one that holds {CONFIG_FILE} and {WEIGHTS_FILE}, or a model's name"
+        )
+    if not (folder / CONFIG_FILE).is_file():
+        raise InputError(
+            f"{text}: holds no {CONFIG_FILE}; give a folder that transformers' save_pretrained wrote"
+        )
+    weight_files(folder)
+    path = folder.resolve()
+    return described(path, path.name, read_json(folder / CONFIG_FILE))
+
+
+def described(path: Path, base_name: str, config: object) -> ModelFolder:
+    """A folder's model by the content of its config.json.
+
+    Raises: InputError if this model cannot be trained; names architecture and remedy.
+    """
+    where = path / CONFIG_FILE
+    if not isinstance(config, dict):
+        raise InputError(f"{where}: is no JSON object; give a folder that save_pretrained wrote")
+    architectures = config.get("architectures") or [None]
+    architecture = architectures[0]
+    if architecture not in ARCHITECTURES:
+        near = did_you_mean(str(architecture), ARCHITECTURES)
+        raise InputError(f"{where}: architecture {architecture!r} is not supported; {near}")
+    if config.get("quantization_config"):
+        raise InputError(
+            f"{where}: the weights are quantized, which cannot be trained; save the model unquantized"
+        )
+    content = {key: value for key, value in config.items() if key not in _VOLATILE}
+    name = f"{base_name}@{canonical_sha256(content)[:8]}"
+    return ModelFolder(path, name, architecture, config)
+
+
+def weight_files(folder: Path) -> tuple[Path, ...]:
+    """The safetensors files that hold a folder's weights, in the order of their names.
+
+    Raises: InputError if there are none, or only pickled ones, or a file of the index is missing.
+    """
+    single, index = folder / WEIGHTS_FILE, folder / INDEX_FILE
+    if single.is_file():
+        return (single,)
+    if index.is_file():
+        content = read_json(index)
+        places = content.get("weight_map") if isinstance(content, dict) else None
+        if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+            raise InputError(f"{index}: has no weight_map of file names; save the model again")
+        files = tuple(folder / Path(name).name for name in sorted(set(places.values())))
+        for path in files:
+            if not path.is_file():
+                raise InputError(f"{path}: no such file, and {INDEX_FILE} names it; copy the whole folder")
+        return files
+    pickled = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
+    if pickled:
+        raise InputError(
+            f"{folder / pickled[0]}: is a pickle, which can run any code when it is read, and is never read "
+            "here; load it where you trust it and save_pretrained(folder, safe_serialization=True)"
+        )
+    raise InputError(f"{folder}: holds no {WEIGHTS_FILE}; save_pretrained(folder, safe_serialization=True)")
+
+
+def _header(path: Path) -> dict[str, StoredTensor]:
+    """The header of a safetensors file: 8 bytes of length, then JSON.
+
+    Raises: InputError if the file is damaged.
+    """
+    try:
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            available = path.stat().st_size - 8 - length
+            if available < 0:
+                raise ValueError("it is shorter than its header")
+            header = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        if max((entry["data_offsets"][1] for entry in header.values()), default=0) > available:
+            raise ValueError("it ends before its last tensor")
+        return {
+            name: StoredTensor(path, tuple(entry["shape"]), entry["dtype"]) for name, entry in header.items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+        raise InputError(f"{path}: is no safetensors file, or damaged ({error}); copy it again") from None

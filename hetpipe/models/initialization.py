@@ -1,0 +1,128 @@
+"""Initial weights as a function of the seed and the module's name alone: no plan can change them."""
+
+import copy
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from hetpipe.models.keyed_dropout import stable_hash
+
+
+@contextmanager
+def own_random_stream(seed: int) -> Iterator[None]:
+    """Draws inside come from this seed; the global generator is left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        # NOTE: torch.manual_seed would reseed the accelerators as well.
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def parameters_on_meta() -> Iterator[None]:
+    """Modules built inside have real buffers, and parameters without storage."""
+    register = nn.Module.register_parameter
+
+    def register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and not parameter.is_meta:
+            parameter = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+        register(module, name, parameter)
+
+    nn.Module.register_parameter = register_on_meta  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def has_rule(model: nn.Module) -> bool:
+    """Whether the model says how each of its modules is initialised, as all of Hugging Face's do."""
+    return hasattr(model, "_init_weights")
+
+
+def initialise_by_module(
+    model: nn.Module, names: Mapping[nn.Parameter, str], owned: Collection[str], seed: int
+) -> None:
+    """Initialise the owned parameters by the model's own rule, module by module, children first.
+
+    names: canonical names of all parameters.
+
+    Each module draws from a stream of its own. A tied parameter is initialised under its canonical name only;
+    a module above it may initialise it again, as GPT-2's attention does with its projection.
+    """
+    for parameter, name in names.items():
+        cast(Any, parameter)._is_hf_initialized = name not in owned
+    with torch.no_grad():
+        for name, module, rule in _post_order("", model, None):
+            tied_elsewhere = [
+                parameter
+                for own_name, parameter in module.named_parameters(prefix=name, recurse=False)
+                if names[parameter] != own_name and names[parameter] in owned
+            ]
+            for parameter in tied_elsewhere:
+                cast(Any, parameter)._is_hf_initialized = True
+            with own_random_stream(stable_hash(f"{seed},{name}")):
+                rule(module)
+            for parameter in tied_elsewhere:
+                cast(Any, parameter)._is_hf_initialized = False
+    for parameter in names:
+        del cast(Any, parameter)._is_hf_initialized
+
+
+def _post_order(
+    name: str, module: nn.Module, rule: Callable[[nn.Module], None] | None
+) -> Iterator[tuple[str, nn.Module, Callable[[nn.Module], None]]]:
+    rule = getattr(module, "_init_weights", rule)
+    assert rule is not None
+    for child_name, child in module.named_children():
+        yield from _post_order(f"{name}.{child_name}" if name else child_name, child, rule)
+    yield name, module, rule
+
+
+class Template:
+    """A module without its weights; calling it gives a copy whose parameters are zero, tied ones tied.
+
+    The copy is made on the device of the context, as one that a constructor makes. Buffers keep their values.
+    Can be sent to other processes: parameters cost nothing here.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = _copy_with(
+            module, lambda value: nn.Parameter(value.detach().to("meta"), value.requires_grad)
+        )
+        for part in self._module.modules():
+            part._buffers.update(
+                {key: value.cpu() for key, value in part._buffers.items() if value is not None}
+            )
+
+    def __call__(self) -> nn.Module:
+        made = _copy_with(
+            self._module,
+            lambda value: nn.Parameter(torch.zeros(value.shape, dtype=value.dtype), value.requires_grad),
+        )
+        return made.to("meta") if torch.empty(0).is_meta else made
+
+
+def _copy_with(module: nn.Module, make: Callable[[nn.Parameter], nn.Parameter]) -> nn.Module:
+    """A deep copy of a module with other parameters, one for each."""
+    return copy.deepcopy(module, {id(value): make(value) for value in module.parameters()})
+
+
+def take_weights(
+    names: Mapping[nn.Parameter, str], wanted: Collection[str], weights: Path | Mapping[str, Tensor]
+) -> None:
+    """Fill the wanted parameters with weights, by name in memory or in a safetensors file.
+
+    names: canonical names of all parameters.
+    """
+    if isinstance(weights, Path):
+        with safe_open(weights, framework="pt") as file:
+            weights = {name: file.get_tensor(name) for name in wanted}
+    with torch.no_grad():
+        for parameter, name in names.items():
+            if name in wanted:
+                parameter.copy_(weights[name])

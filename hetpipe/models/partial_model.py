@@ -1,0 +1,246 @@
+"""A model of which one rank owns some layers: the others are gates without weights.
+
+The model's own forward runs, so masks, rotary tables and positions are whatever the model computes; nothing
+but the tensors between blocks has to travel. To compute layers [start, stop) the forward runs the part before
+the blocks without gradients, gates pass on whatever they get until `start`, the gate of `start` injects what
+the stage before sent, and the gate of `stop` leaves by an exception:
+
+    prefix ~ gate ~ gate ~ [inject] block - block [leave]      ~ repeated for masks only, - computed
+"""
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from hetpipe.models.block_structure import BlockStructure, Inputs, call_options, logits_of
+from hetpipe.models.keyed_dropout import PREFIX
+
+Carried = tuple[Tensor, ...]
+
+
+class _Leave(Exception):
+    """Control flow: the computation reached `stop`."""
+
+
+class LayerModel(nn.Module):
+    """The layers of a chain that one rank owns, with real weights; made by `ChainModel.materialise`.
+
+    on_layer: called with each layer about to be computed, and with PREFIX (-1) before what is repeated for
+    masks only.
+    on_boundary: called with a layer and the tensors that enter it, at each boundary inside of the range that
+    runs. Lives on one device in one dtype: materialise again rather than moving it.
+    lowered: what autocast computes in, and tensors between layers are rounded to; None for no autocast.
+    """
+
+    device_type: str = "cpu"
+    lowered: torch.dtype | None = None
+    on_layer: Callable[[int], None] | None = None
+    on_boundary: Callable[[int, Carried], None] | None = None
+
+    def __init__(
+        self, model: nn.Module, num_layers: int, owned: Mapping[int, dict[str, nn.Parameter]]
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.layers = frozenset(owned)
+        self.num_layers = num_layers
+        self._by_layer = owned
+        self._ranges: set[tuple[int, int]] = set()
+
+    def run(self, start: int, stop: int, inputs: Inputs, carried: Carried = ()) -> Carried:
+        """Compute layers [start, stop), all of them owned; () is carried into layer 0.
+
+        inputs: the model's inputs of this microbatch, wherever the range starts: their shapes and masks are
+        needed. Returns what travels to layer `stop`; (logits,) at the end of the chain.
+        """
+        if (start, stop) not in self._ranges:
+            if not 0 <= start < stop <= self.num_layers or not self.layers.issuperset(range(start, stop)):
+                raise ValueError(
+                    f"layers [{start}, {stop}) are not all owned here; owned: {sorted(self.layers)}"
+                )
+            self._ranges.add((start, stop))
+        if self.lowered is None:
+            return self.compute(start, stop, inputs, carried)
+        with torch.autocast(self.device_type, self.lowered):
+            carried = self.compute(start, stop, inputs, carried)
+        return tuple(map(torch.Tensor.float, carried)) if stop == self.num_layers else carried
+
+    def compute(self, start: int, stop: int, inputs: Inputs, carried: Carried) -> Carried:
+        """`run` without its check that the layers are owned: others compute with zeros."""
+        raise NotImplementedError
+
+    def parameters_of(self, layer: int) -> dict[str, nn.Parameter]:
+        """The parameters of an owned layer by canonical name; all its layers share a tied one."""
+        return dict(self._by_layer[layer])
+
+    def owned_parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters of all owned layers by canonical name, each once, in the order of the layers."""
+        return {name: value for layer in self._by_layer.values() for name, value in layer.items()}
+
+    def _rounded(self, tensors: Carried) -> Carried:
+        """What leaves a layer as the next one gets it, be it on this rank or another."""
+        if self.lowered is None:
+            return tensors
+        return tuple(tensor.to(self.lowered) if tensor.is_floating_point() else tensor for tensor in tensors)
+
+    def _cross(self, layer: int, tensors: Carried) -> None:
+        if self.on_boundary is not None:
+            self.on_boundary(layer, tensors)
+        if self.on_layer is not None:
+            self.on_layer(layer)
+
+    def _apply(self, *_: Any, **__: Any) -> NoReturn:
+        # Moving would give every stand-in its full memory.
+        raise TypeError("a LayerModel cannot be moved or cast; materialise it with that device and dtype")
+
+
+class SequentialLayers(LayerModel):
+    """Layers of an nn.Sequential: each child takes and returns a tensor or a tuple of tensors."""
+
+    @cached_property
+    def _children(self) -> tuple[nn.Module, ...]:
+        assert isinstance(self.model, nn.Sequential)
+        return tuple(self.model)  # one that is there twice, twice
+
+    def compute(self, start: int, stop: int, inputs: Inputs, carried: Carried) -> Carried:
+        if self.on_layer is not None:
+            self.on_layer(start)
+        children = self._children
+        tensors = tuple(inputs.values()) if start == 0 else carried
+        for layer in range(start, stop):
+            if layer > start:
+                self._cross(layer, tensors)
+            result = children[layer](tensors if len(tensors) > 1 else tensors[0])
+            tensors = result if isinstance(result, tuple) else (result,)
+            if layer + 1 < self.num_layers:
+                tensors = self._rounded(tensors)
+        return (logits_of(tensors),) if stop == self.num_layers else tensors
+
+
+def _zeros(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
+    """A forward that costs nothing, for a module without weights of its own: zeros of the right shape."""
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, Tensor) or weight.dim() == 0 or any(weight.stride()):
+        return None
+    zero = weight.detach()[(0,) * weight.dim()]
+    if type(module) is nn.Embedding:
+        return lambda ids: zero.expand(*ids.shape, weight.shape[1])
+    if type(module) is nn.LayerNorm:
+        return lambda x: zero.expand(x.shape)
+    if type(module) is nn.Linear:
+        return lambda x: zero.expand(*x.shape[:-1], weight.shape[0])
+    return None
+
+
+class BlockLayers(LayerModel):
+    """Layers of a model around a list of blocks: 0 is all before the blocks, the last all after them."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        num_layers: int,
+        owned: Mapping[int, dict[str, nn.Parameter]],
+        structure: BlockStructure,
+    ) -> None:
+        super().__init__(model, num_layers, owned)
+        self._ports = structure.ports
+        self._num_outputs = structure.num_outputs
+        self._options = call_options(model)
+        self._start = self._stop = 0
+        self._grad = True
+        self._carried: Carried = ()
+        for module in model.modules():
+            zeros = _zeros(module)
+            if zeros is not None:
+                module.__dict__["forward"] = zeros
+        for index, block in enumerate(model.get_submodule(structure.path).children()):
+            # Replacing the forward, not the block, keeps its type, attributes and names.
+            block.__dict__["forward"] = self._gate(index + 1, block.forward)
+
+    def compute(self, start: int, stop: int, inputs: Inputs, carried: Carried) -> Carried:
+        if len(carried) != (len(self._ports) if start else 0):
+            raise ValueError(f"layer {start} does not take {len(carried)} carried tensors")
+        self._start, self._stop, self._carried = start, stop, carried
+        self._grad = torch.is_grad_enabled()
+        if self.on_layer is not None:
+            self.on_layer(PREFIX if start else 0)
+        try:
+            if start:
+                torch.set_grad_enabled(False)
+            return (logits_of(self.model(**inputs, **self._options)),)
+        except _Leave:
+            return self._carried
+        finally:
+            torch.set_grad_enabled(self._grad)
+            self._carried = ()
+
+    def _gate(self, layer: int, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """What a block does when called: pass through, inject, leave, or compute."""
+        head = self.num_layers - 1
+
+        def gate(*args: Any, **kwargs: Any) -> Any:
+            if layer < self._start:
+                if layer + 1 < head or self._start < head:
+                    return self._pack(self._taken(args, kwargs))
+                self._begin(head)
+                return self._pack(self._carried)
+            if layer == self._start:
+                args, kwargs = self._injected(args, kwargs, self._carried)
+                self._begin(layer)
+            else:
+                tensors = self._rounded(self._taken(args, kwargs))
+                self._arrive(layer, tensors)
+                if self.lowered is not None:
+                    args, kwargs = self._injected(args, kwargs, tensors)
+            result = forward(*args, **kwargs)
+            if self.lowered is not None:
+                result = self._pack(self._rounded(self._unpacked(result)))
+            if layer + 1 == head:
+                self._arrive(head, self._unpacked(result))
+            return result
+
+        return gate
+
+    def _begin(self, layer: int) -> None:
+        torch.set_grad_enabled(self._grad)
+        if self.on_layer is not None:
+            self.on_layer(layer)
+
+    def _arrive(self, layer: int, tensors: Carried) -> None:
+        if layer == self._stop:
+            self._carried = tensors
+            raise _Leave
+        self._cross(layer, tensors)
+
+    def _taken(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Carried:
+        return tuple(
+            args[port.argument] if isinstance(port.argument, int) else kwargs[port.argument]
+            for port in self._ports
+        )
+
+    def _injected(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Carried
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        positional = list(args)
+        for port, tensor in zip(self._ports, tensors, strict=True):
+            if isinstance(port.argument, int):
+                positional[port.argument] = tensor
+            else:
+                kwargs[port.argument] = tensor
+        return tuple(positional), kwargs
+
+    def _unpacked(self, result: Any) -> Carried:
+        return tuple(result if port.output is None else result[port.output] for port in self._ports)
+
+    def _pack(self, tensors: Carried) -> Any:
+        """The tensors in the form in which a block returns them, None for what does not travel."""
+        if self._num_outputs is None:
+            return tensors[0]
+        result: list[Tensor | None] = [None] * self._num_outputs
+        for port, tensor in zip(self._ports, tensors, strict=True):
+            assert port.output is not None
+            result[port.output] = tensor
+        return tuple(result)

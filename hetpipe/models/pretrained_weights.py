@@ -1,0 +1,155 @@
+"""The weights of a Hugging Face folder, each rank its own: read tensor by tensor, under the model's names."""
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from cost_model.errors import InputError
+from hetpipe.models.huggingface import ModelSpec
+from hetpipe.models.huggingface_folder import ModelFolder, StoredTensor
+
+_RENAMED = (
+    (re.compile(r"LayerNorm\.gamma$"), "LayerNorm.weight"),
+    (re.compile(r"LayerNorm\.beta$"), "LayerNorm.bias"),
+    (re.compile(r"^embed_out\."), "lm_head."),
+)
+"""Names in files that transformers, too, reads as others: of the first BERTs, and of GPT-NeoX."""
+
+_BUFFERS = (r"rotary_emb\.inv_freq$", r"(^|\.)position_ids$")
+"""What older versions of transformers stored, and the model computes."""
+
+_OTHER_HEADS = {"bert": (r"^bert\.pooler\.", r"^cls\.seq_relationship\.")}
+"""By family, what a folder may hold for a task that is not its architecture's, as bert-base-uncased."""
+
+
+@dataclass(frozen=True, slots=True)
+class FolderWeights:
+    """Where in a folder each parameter of a model lies.
+
+    places: by canonical name, the tensor's header with its name in the file, for each of the names that the
+        parameter has (several if it is tied); parameters that the folder lacks are not in it.
+    new: parameters that begin at random, since the folder holds a model without this head.
+    unused: tensors of the folder that belong to heads that this architecture does not have.
+    """
+
+    folder: ModelFolder
+    places: Mapping[str, tuple[tuple[str, StoredTensor], ...]]
+    new: tuple[str, ...]
+    unused: tuple[str, ...]
+
+    @classmethod
+    def find(cls, folder: ModelFolder, model: nn.Module) -> "FolderWeights":
+        """Match the folder's tensors with the parameters of its model, which may be on the meta device.
+
+        Only headers are read. A tied parameter may be stored under any of its names. What belongs to the head
+        on top of the base model may be missing: it begins at random, as in transformers.
+
+        Raises: InputError naming a tensor that is missing, unknown or of another shape.
+        """
+        canonical = {id(value): name for name, value in model.named_parameters()}
+        aliases = dict(model.named_parameters(remove_duplicate=False))
+        stored = folder.tensors()
+        base = str(getattr(model, "base_model_prefix", ""))
+        places: dict[str, list[tuple[str, StoredTensor]]] = {}
+        unused = []
+        ignored = [*_BUFFERS, *(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())]
+        for key, entry in sorted(stored.items()):
+            name = _model_name(key, base, aliases)
+            if name not in aliases:
+                if _matches(name, _OTHER_HEADS.get(folder.family, ())):
+                    unused.append(key)
+                elif not _matches(key, ignored):
+                    raise InputError(
+                        f"{entry.file}: holds {key!r}, which {folder.architecture} does not have; is the "
+                        "architecture in config.json the right one?"
+                    )
+                continue
+            shape = tuple(aliases[name].shape)
+            if entry.shape != shape:
+                raise InputError(
+                    f"{entry.file}: {key!r} has shape {list(entry.shape)}, by config.json {list(shape)}; "
+                    "make config.json and weights agree"
+                )
+            places.setdefault(canonical[id(aliases[name])], []).append((key, entry))
+        new = tuple(name for name in canonical.values() if name not in places)
+        for name in new:
+            if name.startswith(f"{base}.") and not _matches(name, _OTHER_HEADS.get(folder.family, ())):
+                raise InputError(
+                    f"{folder.path}: lacks {name!r}, which {folder.architecture} has; is the folder complete?"
+                )
+        return cls(folder, {name: tuple(found) for name, found in places.items()}, new, tuple(unused))
+
+    @classmethod
+    def of(cls, spec: ModelSpec) -> "FolderWeights | None":
+        """The weights that a model begins with; None where they are drawn from the seed.
+
+        Raises: InputError as `find`.
+        """
+        if spec.folder is None:
+            return None
+        with torch.device("meta"):
+            model = spec.build()
+        return cls.find(spec.folder, model)
+
+    def load(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """The stored ones of these parameters, in float32 on the CPU; no other tensor is read.
+
+        Raises: InputError if a file cannot be read, or the names of a tied parameter hold different values.
+        """
+        wanted = {name: self.places[name] for name in names if name in self.places}
+        by_file: dict[str, list[tuple[str, str]]] = {}
+        for name, places in wanted.items():
+            for key, entry in places:
+                by_file.setdefault(str(entry.file), []).append((name, key))
+        tensors: dict[str, Tensor] = {}
+        for path, members in sorted(by_file.items()):
+            try:
+                with safe_open(path, framework="pt") as file:
+                    for name, key in members:
+                        tensor = file.get_tensor(key).to(torch.float32)
+                        if name in tensors and not torch.equal(tensors[name], tensor):
+                            raise InputError(
+                                f"{path}: {key!r} differs from {wanted[name][0][0]!r}, and config.json ties "
+                                'them; write "tie_word_embeddings": false there'
+                            )
+                        tensors[name] = tensor
+            except (OSError, SafetensorError) as error:
+                raise InputError(f"{path}: cannot be read ({error}); copy it again") from error
+        return tensors
+
+    def notes(self) -> list[str]:
+        """What a user should know: parameters that begin at random, and tensors that are not used."""
+        sentences = []
+        if self.new:
+            sentences.append(
+                f"{self.folder.name}: the folder lacks {_some(self.new)}; they begin at random, from the seed"
+            )
+        if self.unused:
+            sentences.append(
+                f"{self.folder.name}: {self.folder.architecture} has no use for {_some(self.unused)}"
+            )
+        return sentences
+
+
+def _model_name(key: str, base: str, names: Collection[str]) -> str:
+    """The name in the model of a tensor of the folder, with or without the prefix of the base model."""
+    for pattern, renamed in _RENAMED:
+        key = pattern.sub(renamed, key)
+    if key in names or not base:
+        return key
+    shorter, longer = key.removeprefix(f"{base}."), f"{base}.{key}"
+    return shorter if shorter in names else longer if longer in names else key
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(re.search(pattern, name) for pattern in patterns)
+
+
+def _some(names: Collection[str]) -> str:
+    shown = sorted(names)[:3]
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(map(repr, shown)) + more

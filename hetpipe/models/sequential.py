@@ -1,0 +1,59 @@
+"""What an nn.Sequential is made of: each child is a layer."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from hetpipe.models.block_structure import Inputs
+from hetpipe.models.initialization import own_random_stream
+from hetpipe.models.partial_model import SequentialLayers
+
+
+def holders_of(model: nn.Sequential) -> dict[str, tuple[int, ...]]:
+    """The children that hold each parameter, by its name."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    holders: dict[str, list[int]] = {name: [] for name in names.values()}
+    for layer, child in enumerate(model):
+        for parameter in child.parameters():
+            holders[names[parameter]].append(layer)
+    return {name: tuple(layers) for name, layers in holders.items()}
+
+
+def run_through(build: Callable[[], nn.Module], inputs: Inputs) -> tuple[nn.Module, list[tuple[Tensor, ...]]]:
+    """Run an nn.Sequential, on the meta device if it can; gives it with the output of each child."""
+    for device in ("meta", "cpu"):
+        with own_random_stream(0), torch.device(device):
+            model = build()
+            assert isinstance(model, nn.Sequential)
+            layers = SequentialLayers(model, len(model), {})
+            outputs: list[tuple[Tensor, ...]] = []
+            layers.on_boundary = lambda _, tensors, outputs=outputs: outputs.append(tensors)
+            try:
+                moved = {key: tensor.to(device) for key, tensor in inputs.items()}
+                outputs.append(layers.compute(0, layers.num_layers, moved, ()))
+            except (NotImplementedError, RuntimeError):
+                if device == "cpu":
+                    raise
+                continue
+            return model, outputs
+    raise AssertionError("unreachable")
+
+
+def let_inputs_be(layer: nn.Module) -> None:
+    """Have a layer not work in place on what it is given, which at a cut autograd does not allow.
+
+    The result is the same; only what the layer itself, or its first part, says is `inplace` is changed.
+    """
+    first: nn.Module | None = layer
+    while first is not None:
+        if getattr(first, "inplace", None) is True:
+            first.inplace = False  # type: ignore[assignment]  # a module's attributes are tensors or modules
+        first = next(first.children(), None)
+
+
+def reached_by(build: Callable[[], nn.Module], inputs: Inputs) -> set[str]:
+    """Names of the parameters that the first output reaches."""
+    model, outputs = run_through(build, inputs)
+    outputs[-1][0].sum().backward()  # type: ignore[no-untyped-call]
+    return {name for name, parameter in model.named_parameters() if parameter.grad is not None}

@@ -1,0 +1,340 @@
+"""Split equals whole: trains one step of a model in stages and unsplit, and compares loss and gradients."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from cost_model.errors import CheckFailedError
+from hetpipe.models.block_structure import Inputs, call_options, logits_of, refused_on_error
+from hetpipe.models.chain import ChainModel, LayerModel
+from hetpipe.models.huggingface import ModelSpec
+from hetpipe.models.initialization import own_random_stream
+from hetpipe.models.keyed_dropout import KeyedDropout
+from hetpipe.models.loss import IGNORED_LABEL, loss_sum
+
+SPLIT_TOLERANCE = 1e-12
+"""Largest difference of the loss, relative to it, and of gradients, relative to the largest one."""
+
+MICROBATCH_TOLERANCE = 1e-6
+"""The same between microbatch sizes, where norms that some models compute in float32 round otherwise."""
+
+Stage = tuple[int, int, int]  # rank, start, stop
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """The outcome of comparing a split model with the whole one.
+
+    cuts: the first layers of the stages, for each split that was tried.
+    loss_difference: largest, relative to the loss.
+    gradient_difference: largest, relative to the largest gradient of the model, at worst_parameter.
+    reason: one line; empty where the check passed.
+    """
+
+    model: str
+    cuts: tuple[tuple[int, ...], ...]
+    loss_difference: float
+    gradient_difference: float
+    worst_parameter: str
+    passed: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A microbatch: its inputs and labels, the identities of its samples, and the loss of its logits."""
+
+    inputs: Inputs
+    labels: Tensor
+    samples: tuple[int, ...]
+    loss: Callable[[Tensor, Tensor], Tensor]
+
+    def singles(self) -> "list[_Case]":
+        """The same samples as microbatches of one."""
+        return [
+            _Case(
+                {key: tensor[index : index + 1] for key, tensor in self.inputs.items()},
+                self.labels[index : index + 1],
+                (sample,),
+                self.loss,
+            )
+            for index, sample in enumerate(self.samples)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """Loss and gradients by name of one step."""
+
+    loss: float
+    gradients: dict[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _Difference:
+    """How far two outcomes are apart: see CheckReport."""
+
+    loss: float
+    gradient: float
+    parameter: str
+
+    def reason(self, subject: str, tolerance: float) -> str:
+        """What differs, in one line; empty within the tolerance. Not a number is out of it."""
+        if not self.loss <= tolerance:
+            return f"{subject}: the loss is off by {self.loss:.1e} of itself"
+        if not self.gradient <= tolerance:
+            return f"{subject}: the gradient of {self.parameter} is off by {self.gradient:.1e} of the largest"
+        return ""
+
+
+def check_split(
+    source: ModelSpec | Callable[[], nn.Module],
+    example: Inputs | Tensor | tuple[Tensor, ...] | None = None,
+    *,
+    full: bool = False,
+    seed: int = 0,
+) -> CheckReport:
+    """Compare the unsplit model with stages run apart, in float64 with dropout on.
+
+    A registered model is checked on its shrunken copy unless `full`; a factory needs an example of one sample
+    and is checked as it is. Microbatches differ in size, length and padding; one split gives a rank both ends
+    of the chain. Also compares each microbatch with its samples one by one, since a plan chooses the
+    microbatch size.
+
+    Raises:
+        InputError: the model cannot be split; says why.
+        ValueError: a factory without example.
+    """
+    if isinstance(source, ModelSpec):
+        spec = source if full else source.shrunk()
+        spec = replace(spec, build=partial(_in_plain_torch, spec.build))
+        chain, cases = ChainModel.from_spec(spec), _token_cases(spec, seed)
+    elif example is None:
+        raise ValueError("a factory needs an example: the inputs of one sample")
+    else:
+        chain = ChainModel.from_module(source, example)
+        cases = _example_cases(chain, seed)
+    splits = _splits(chain.num_layers)
+    model = _whole_model(chain, seed)
+    with refused_on_error(f"{chain.name} cannot be checked: the unsplit model fails"):
+        whole = [_run_whole(chain, model, case, seed) for case in cases]
+        single = [[_run_whole(chain, model, part, seed) for part in case.singles()] for case in cases]
+    by_split = [
+        _compare(got, expected)
+        for split in splits
+        for got, expected in zip(_run_splits(chain, split, cases, seed), whole, strict=True)
+    ]
+    by_sample = [_compare(_sum(parts), expected) for parts, expected in zip(single, whole, strict=True)]
+    reasons = [difference.reason("split differs from whole", SPLIT_TOLERANCE) for difference in by_split]
+    reasons += [
+        difference.reason("the microbatch size changes the result", MICROBATCH_TOLERANCE)
+        for difference in by_sample
+    ]
+    worst = max(by_split, key=lambda difference: difference.gradient)
+    reason = next(filter(None, reasons), "")
+    return CheckReport(
+        model=chain.name,
+        cuts=tuple(tuple(start for _, start, _ in split) for split in splits),
+        loss_difference=max(difference.loss for difference in by_split),
+        gradient_difference=worst.gradient,
+        worst_parameter=worst.parameter,
+        passed=not reason,
+        reason=reason,
+    )
+
+
+def require_split(spec: ModelSpec) -> None:
+    """`check_split` of a registered model, for what goes on only if it passes.
+
+    Raises:
+        CheckFailedError: the split model does not compute what the whole one does; names what differs.
+    """
+    report = check_split(spec)
+    if not report.passed:
+        raise CheckFailedError(f"{report.model}: {report.reason}")
+
+
+def _in_plain_torch(build: Callable[[], nn.Module]) -> nn.Module:
+    """The model with its mixture of experts, if any, computed by kernels that exist in float64."""
+    model = build()
+    config = getattr(model, "config", None)
+    if hasattr(config, "_experts_implementation"):
+        cast(Any, config)._experts_implementation = "eager"
+    return model
+
+
+def _splits(num_layers: int) -> tuple[tuple[Stage, ...], ...]:
+    """One layer per stage, two halves, and two ranks that alternate, the first of which holds both ends."""
+    half = (num_layers + 1) // 2
+    ends = sorted({0, 1, half, num_layers - 1})
+    interleaved = tuple(
+        (index % 2, start, stop)
+        for index, (start, stop) in enumerate(zip(ends, [*ends[1:], num_layers], strict=True))
+    )
+    if len(interleaved) > 1 and interleaved[-1][0]:
+        interleaved = (*interleaved[:-1], (0, *interleaved[-1][1:]))
+    single = tuple((layer, layer, layer + 1) for layer in range(num_layers))
+    halves = ((0, 0, half), (1, half, num_layers)) if num_layers > 1 else single
+    return tuple(dict.fromkeys((single, halves, interleaved)))
+
+
+def _token_cases(spec: ModelSpec, seed: int) -> list[_Case]:
+    """Two samples of 12 tokens, and three of 9 with padding on either side."""
+    cases = []
+    with own_random_stream(seed):
+        for shape, padded in (((2, 12), False), ((3, 9), True)):
+            ids = torch.randint(0, spec.vocabulary_size, shape)
+            labels = ids.masked_fill(torch.rand(shape) < 0.3, IGNORED_LABEL)
+            inputs = {"input_ids": ids}
+            if padded:
+                mask = torch.ones(shape, dtype=torch.long)
+                mask[0, -3:] = 0
+                mask[1, -1:] = 0
+                labels = labels.masked_fill(mask == 0, IGNORED_LABEL)
+                inputs["attention_mask"] = mask
+            cases.append(_Case(inputs, labels, tuple(range(len(ids))), partial(loss_sum, spec.task)))
+    return cases
+
+
+def _example_cases(chain: ChainModel, seed: int) -> list[_Case]:
+    """One sample, and three rolled against each other, scored by their distance from a random output."""
+
+    def loss(logits: Tensor, _: Tensor) -> Tensor:
+        with own_random_stream(seed):
+            weights = torch.randn(logits.shape[1:], dtype=torch.float64)
+        return (logits - weights).square().sum()
+
+    cases = []
+    for num_samples in (1, 3):
+        inputs = {
+            key: torch.cat([tensor.roll(index, -1) for index in range(num_samples)])
+            for key, tensor in chain.example.items()
+        }
+        inputs = {
+            key: tensor.double() if tensor.is_floating_point() else tensor for key, tensor in inputs.items()
+        }
+        cases.append(_Case(inputs, torch.zeros(num_samples), tuple(range(num_samples)), loss))
+    return cases
+
+
+def _whole_model(chain: ChainModel, seed: int) -> nn.Module:
+    """The unsplit model in float64, with the weights that the chain draws."""
+    with own_random_stream(seed), torch.device("cpu"):
+        model = chain.build().double().train()
+    weights = chain.materialise(range(chain.num_layers), seed).owned_parameters()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(weights[name])
+    return model
+
+
+def _run_whole(chain: ChainModel, model: nn.Module, case: _Case, seed: int) -> _Outcome:
+    """One step of the model as its author wrote it, with hooks only to name the layers for dropout."""
+    model.zero_grad()
+    with KeyedDropout(seed) as dropout, _announced_layers(model, chain, dropout):
+        dropout.at(step=0, samples=case.samples)
+        dropout.enter_layer(0)
+        if chain.structure is None:
+            tensors = tuple(case.inputs.values())
+            output = model(tensors if len(tensors) > 1 else tensors[0])
+        else:
+            output = model(**case.inputs, **call_options(model))
+        loss = case.loss(logits_of(output), case.labels)
+    loss.backward()  # type: ignore[no-untyped-call]
+    return _Outcome(loss.item(), _gradients(dict(model.named_parameters())))
+
+
+@contextmanager
+def _announced_layers(model: nn.Module, chain: ChainModel, dropout: KeyedDropout) -> Iterator[None]:
+    first, parent = (0, model) if chain.structure is None else (1, model.get_submodule(chain.structure.path))
+
+    def announce(layer: int) -> Callable[..., None]:
+        def hook(*_: Any) -> None:
+            dropout.enter_layer(layer)
+
+        return hook
+
+    blocks = list(parent.children())
+    handles = [
+        block.register_forward_pre_hook(announce(layer)) for layer, block in enumerate(blocks, start=first)
+    ]
+    handles.append(blocks[-1].register_forward_hook(announce(len(blocks) + first)))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _run_splits(chain: ChainModel, split: Sequence[Stage], cases: list[_Case], seed: int) -> list[_Outcome]:
+    ranks = {
+        rank: chain.materialise(
+            {layer for owner, start, stop in split if owner == rank for layer in range(start, stop)},
+            seed,
+            torch.float64,
+        ).train()
+        for rank in {rank for rank, _, _ in split}
+    }
+    with refused_on_error(f"{chain.name} cannot be split: a stage fails"):
+        return [_run_split(ranks, split, case, seed) for case in cases]
+
+
+def _run_split(ranks: dict[int, LayerModel], split: Sequence[Stage], case: _Case, seed: int) -> _Outcome:
+    """Forward and backward stage by stage, nothing but detached boundary tensors between them."""
+    received: list[tuple[Tensor, ...]] = []
+    sent: list[tuple[Tensor, ...]] = []
+    carried: tuple[Tensor, ...] = ()
+    for layers in ranks.values():
+        layers.zero_grad()
+    with KeyedDropout(seed) as dropout:
+        dropout.at(step=0, samples=case.samples)
+        for rank, start, stop in split:
+            layers = ranks[rank]
+            layers.on_layer = dropout.enter_layer
+            received.append(carried)
+            sent.append(layers.run(start, stop, case.inputs, carried))
+            carried = tuple(tensor.detach().requires_grad_(tensor.requires_grad) for tensor in sent[-1])
+        loss = case.loss(sent[-1][0], case.labels)
+    loss.backward()  # type: ignore[no-untyped-call]
+    for outputs, inputs in reversed(list(zip(sent[:-1], received[1:], strict=True))):
+        pairs = [(out, into.grad) for out, into in zip(outputs, inputs, strict=True) if into.grad is not None]
+        torch.autograd.backward([out for out, _ in pairs], [grad for _, grad in pairs])
+    outcomes = [_Outcome(0.0, _gradients(layers.owned_parameters())) for layers in ranks.values()]
+    return _sum([_Outcome(loss.item(), {}), *outcomes])
+
+
+def _gradients(parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:
+    return {name: value.grad.clone() for name, value in parameters.items() if value.grad is not None}
+
+
+def _sum(outcomes: list[_Outcome]) -> _Outcome:
+    gradients: dict[str, Tensor] = {}
+    for outcome in outcomes:
+        for name, gradient in outcome.gradients.items():
+            gradients[name] = gradients[name] + gradient if name in gradients else gradient
+    return _Outcome(sum(outcome.loss for outcome in outcomes), gradients)
+
+
+def _relative(difference: float, scale: float) -> float:
+    return abs(difference) / abs(scale) if scale else abs(difference)
+
+
+def _compare(got: _Outcome, expected: _Outcome) -> _Difference:
+    """Differences relative to the loss and to the largest gradient; a missing gradient counts as zero."""
+    scale = max((gradient.abs().max().item() for gradient in expected.gradients.values()), default=0.0)
+    names = sorted(expected.gradients.keys() | got.gradients.keys())
+    zero = torch.zeros((), dtype=torch.float64)
+    off = [
+        (got.gradients.get(name, zero) - expected.gradients.get(name, zero)).abs().max().item()
+        for name in names
+    ]
+    worst = max(range(len(names)), key=lambda index: math.inf if math.isnan(off[index]) else off[index])
+    return _Difference(
+        _relative(got.loss - expected.loss, expected.loss), _relative(off[worst], scale), names[worst]
+    )

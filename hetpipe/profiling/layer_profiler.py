@@ -1,0 +1,289 @@
+"""Measures a model layer by layer on this host's devices."""
+
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Collection, Sequence
+from itertools import accumulate
+from pathlib import Path
+
+import torch
+
+from cost_model.cluster import CPU, Device
+from cost_model.errors import InputError
+from cost_model.profile import KindProfile, LayerProfile, ModelProfile
+from hetpipe.data.task import TaskFactory, TrainingTask
+from hetpipe.models.chain import ChainModel
+from hetpipe.models.mixed_precision import kept_casts, lowered_dtype, weight_dtype
+from hetpipe.models.partial_model import LayerModel
+from hetpipe.profiling.layer_timer import Bench, Samples, boundary_bytes
+from hetpipe.profiling.median_error import TARGET, precision_text
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.settings import Settings, read_settings
+from hetpipe.runtime.optimizer import Optimizer
+from hetpipe.runtime.processes import Emit
+from hetpipe.runtime.rank_setup import torch_device
+
+MIN_ROUNDS = 3
+LARGEST_SIZE = 64
+"""Where the search for the largest microbatch that fits ends."""
+
+
+def profile_rank(
+    folder: str,
+    device: Device,
+    microbatch_sizes: Sequence[int] | None,
+    memory_bytes: float,
+    budget_s: float,
+    make_task: TaskFactory,
+    *,
+    rank: int,
+    emit: Emit,
+) -> None:
+    """Profile the task of a run folder on a device, for its kind, and emit it as JSON data.
+
+    Each kind of device is measured by a rank of its own, one after the other.
+    """
+    settings = read_settings(RunFolder(Path(folder)).config)
+    task = make_task(RunFolder(Path(folder)), settings)
+
+    def progress(done: float, what: str) -> None:
+        emit({"event": "progress", "done": done, "what": f"{device.kind}: {what}"})
+
+    profile = profile_task(
+        task,
+        settings,
+        device.kind,
+        microbatch_sizes,
+        budget_s,
+        device=torch_device(device),
+        memory_bytes=memory_bytes,
+        progress=progress,
+    )
+    emit({"event": "profile", "profile": profile.to_json()})
+
+
+def profile_task(
+    task: TrainingTask,
+    settings: Settings,
+    kind: str,
+    microbatch_sizes: Sequence[int] | None,
+    budget_s: float,
+    *,
+    device: torch.device,
+    memory_bytes: float = float("inf"),
+    progress: Callable[[float, str], None] = lambda done, what: None,
+) -> ModelProfile:
+    """Forward and backward seconds, kept and temporary bytes of every layer on the device.
+
+    Layers alike (same class, same parameter shapes) are measured on two of them and share the median.
+    Rounds over all sizes go on until every median is known to `median_error.TARGET`, or the budget is spent;
+    at least MIN_ROUNDS.
+
+    microbatch_sizes: those of them that fit are measured; None: 1, 2, 4, ... and the largest that fits,
+    LARGEST_SIZE at most. memory_bytes: what the activations of a microbatch may take at most.
+
+    Raises: InputError if not even the smallest microbatch fits.
+    """
+    chain = task.chain
+    groups = _groups_of_alike(chain)
+    chosen = sorted({layer for group in groups for layer in (group[0], group[-1])})
+    lowered = lowered_dtype(settings.dtype)
+    model = chain.materialise(chosen, settings.seed, weight_dtype(settings.dtype), device, lowered)
+    model.train()
+    for layer in chosen:
+        for info in chain.parameters(layer):
+            model.parameters_of(layer)[info.name].requires_grad_(info.reached)
+    bench = Bench(task, settings, model, device, {layer: Samples() for layer in chosen})
+    begin = time.monotonic()
+    by_group = [{group[0], group[-1]} for group in groups]
+    with kept_casts():
+        sizes = _fitting(bench, microbatch_sizes, memory_bytes, budget_s)
+        error, where = _measure(bench, sizes, by_group, budget_s, progress, begin)
+    optimizer_s_per_byte = _optimizer_s_per_byte(chain, model, chosen, settings)
+    progress(1.0, precision_text(error, where))
+    by_layer = {layer: (group[0], group[-1]) for group in groups for layer in group}
+    return ModelProfile(
+        model=settings.model,
+        sequence_length=settings.sequence_length,
+        dtype=settings.dtype,
+        layers=tuple(_layer_profile(bench, layer, by_layer[layer]) for layer in range(chain.num_layers)),
+        kinds={
+            kind: KindProfile(
+                source="measured",
+                microbatch_sizes=tuple(sizes),
+                layers=tuple(bench.times(by_layer[layer], sizes) for layer in range(chain.num_layers)),
+                optimizer_s_per_byte=optimizer_s_per_byte,
+                standard_error=error,
+                standard_error_of=where or None,
+            )
+        },
+    )
+
+
+def _groups_of_alike(chain: ChainModel) -> list[list[int]]:
+    groups: dict[object, list[int]] = {}
+    last = chain.num_layers - 1
+    for layer in range(chain.num_layers):
+        inner = chain.structure is not None and 0 < layer < last
+        shapes = tuple((info.shape, info.tied, info.reached) for info in chain.parameters(layer))
+        groups.setdefault(shapes if inner else layer, []).append(layer)
+    return list(groups.values())
+
+
+def _measure(
+    bench: Bench,
+    sizes: list[int],
+    groups: Sequence[Collection[int]],
+    budget_s: float,
+    progress: Callable[[float, str], None],
+    begin: float,
+) -> tuple[float, str]:
+    """Time rounds over all sizes; gives the worst relative standard error and where it is.
+
+    A size that runs out of memory after all is taken out of `sizes`, and all larger ones with it.
+    """
+    rounds, look_at = 0, MIN_ROUNDS
+    first = time.monotonic()
+    while True:
+        for size in tuple(sizes):
+            try:
+                bench.time(size)
+            except torch.OutOfMemoryError as error:
+                for larger in sizes[sizes.index(size) :]:
+                    sizes.remove(larger)
+                    bench.forget(larger)
+                if not sizes:
+                    raise InputError(_too_large(size, error)) from None
+                break
+        rounds += 1
+        now = time.monotonic()
+        spent = now - begin
+        progress(min(1.0, spent / budget_s if budget_s else 1.0), f"round {rounds}")
+        is_last = rounds >= MIN_ROUNDS and spent + (now - first) / rounds > budget_s
+        if is_last or rounds >= look_at:
+            error_and_where = bench.standard_error(groups, sizes)
+            if is_last or error_and_where[0] < TARGET:
+                return error_and_where
+            look_at = rounds + max(1, rounds // 4)  # looking takes time too
+
+
+def _fitting(bench: Bench, wanted: Sequence[int] | None, memory_bytes: float, budget_s: float) -> list[int]:
+    """The sizes that run, rising, counting their bytes by the way.
+
+    The smallest is not held against memory_bytes: a plan may find a place for it in stages of fewer layers
+    than are measured together. Without wanted sizes: doubling while it fits and the budget has time for
+    MIN_ROUNDS of it, then bisection.
+    """
+    fitting: list[int] = []
+
+    def fits(size: int) -> bool:
+        try:
+            bench.count(size, memory_bytes if fitting else float("inf"))
+        except torch.OutOfMemoryError as error:
+            bench.forget(size)
+            if not fitting:
+                raise InputError(_too_large(size, error)) from None
+            return False
+        fitting.append(size)
+        return True
+
+    if wanted is not None:
+        for size in sorted(set(wanted)):
+            if not fits(size):
+                break
+        return fitting
+    size = 1
+    while size <= LARGEST_SIZE:
+        begin = time.monotonic()
+        if not fits(size):
+            low, high = fitting[-1], size
+            while high - low > 1:
+                middle = (low + high) // 2
+                low, high = (middle, high) if fits(middle) else (low, middle)
+            _keep(bench, fitting, low)
+            break
+        if 2 * (MIN_ROUNDS + 1) * (time.monotonic() - begin) > budget_s:
+            break
+        size *= 2
+    return fitting
+
+
+def _keep(bench: Bench, fitting: list[int], largest: int) -> None:
+    """Leave the powers of two and the largest."""
+    for size in tuple(fitting):
+        if size != largest and size & (size - 1):
+            fitting.remove(size)
+            bench.forget(size)
+
+
+def _too_large(size: int, error: Exception) -> str:
+    return f"a microbatch of {size} does not fit this device ({error})"
+
+
+def _layer_profile(bench: Bench, layer: int, measured: Sequence[int]) -> LayerProfile:
+    chain, settings = bench.task.chain, bench.settings
+    width = weight_dtype(settings.dtype).itemsize
+
+    def num_bytes(which: Callable[[str, bool, bool], bool]) -> float:
+        total = 0
+        for info in chain.parameters(layer):
+            if which(info.name, info.tied, info.reached):
+                total += math.prod(info.shape) * width
+        return float(total)
+
+    homes = {info.name: other for other in range(layer) for info in chain.parameters(other) if info.tied}
+    tied = {info.name for info in chain.parameters(layer) if info.tied and info.name in homes}
+    home = min((homes[name] for name in tied), default=None)
+    return LayerProfile(
+        name=chain.layer_names[layer],
+        parameter_bytes=num_bytes(lambda name, tied, reached: True),
+        output_bytes_per_sample=boundary_bytes(chain, layer + 1, settings),
+        saved_bytes_per_sample=max(
+            value / size for x in measured for size, value in bench.samples[x].saved_bytes.items()
+        ),
+        workspace_by_size=_workspace_by_size(bench, measured),
+        tied_to=None if home is None else chain.layer_names[home],
+        tied_bytes=num_bytes(lambda name, is_tied, reached: name in tied),
+        unreached_bytes=num_bytes(lambda name, is_tied, reached: not reached),
+    )
+
+
+def _workspace_by_size(bench: Bench, measured: Sequence[int]) -> tuple[tuple[int, float], ...]:
+    """The largest of the measured layers at each size or a smaller one; nothing where there is none."""
+    sizes = sorted({size for layer in measured for size in bench.samples[layer].workspace_bytes})
+    largest = [
+        max(bench.samples[layer].workspace_bytes.get(size, 0.0) for layer in measured) for size in sizes
+    ]
+    by_size = tuple(zip(sizes, accumulate(largest, max), strict=True))
+    return by_size if any(largest) else ()
+
+
+def _optimizer_s_per_byte(
+    chain: ChainModel, model: LayerModel, layers: Sequence[int], settings: Settings
+) -> float:
+    """Seconds per parameter byte of norm, clipping, AdamW and lowering weights, on the chosen layers."""
+    reached = {info.name for layer in layers for info in chain.parameters(layer) if info.reached}
+    parameters = {name: value for name, value in model.owned_parameters().items() if name in reached}
+    optimizer = Optimizer(parameters, reached, settings.weight_decay)
+    for value in parameters.values():
+        value.grad = torch.zeros_like(value)
+    seconds = []
+    for _ in range(MIN_ROUNDS + 2):
+        begin = time.perf_counter()
+        float(optimizer.square_sum())
+        optimizer.step(0.0, 0.5)
+        if model.lowered is not None:
+            for value in parameters.values():
+                value.detach().to(model.lowered)
+        if any(value.is_cuda for value in parameters.values()):
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - begin)
+    num_bytes = sum(value.numel() * value.element_size() for value in parameters.values())
+    return statistics.median(seconds[1:]) / num_bytes if num_bytes else 0.0
+
+
+def threads_for(kind: str, count: int) -> int:
+    """CPU threads of a rank of a kind of which `count` share this host."""
+    return max(1, (os.cpu_count() or 1) // max(1, count)) if kind == CPU else 1

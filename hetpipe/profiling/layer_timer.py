@@ -1,0 +1,261 @@
+"""Runs layers of a model on one device and reads clock and byte counter at their boundaries."""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from cost_model.profile import LayerTimes
+from hetpipe.data.task import TrainingTask
+from hetpipe.models.chain import ChainModel
+from hetpipe.models.keyed_dropout import PREFIX, KeyedDropout
+from hetpipe.models.mixed_precision import boundary_dtype
+from hetpipe.models.partial_model import LayerModel
+from hetpipe.profiling.median_error import standard_error_of_median
+from hetpipe.runs.settings import Settings
+from hetpipe.runtime.emulation import ByteCounter
+
+NEGLIGIBLE_SHARE = 0.01
+
+
+@dataclass(slots=True)
+class Samples:
+    """Measurements of one layer, by microbatch size."""
+
+    forward_s: dict[int, list[float]] = field(default_factory=dict)
+    backward_s: dict[int, list[float]] = field(default_factory=dict)
+    saved_bytes: dict[int, float] = field(default_factory=dict)
+    workspace_bytes: dict[int, float] = field(default_factory=dict)
+
+    def forget(self, size: int) -> None:
+        self.forward_s.pop(size, None)
+        self.backward_s.pop(size, None)
+        self.saved_bytes.pop(size, None)
+        self.workspace_bytes.pop(size, None)
+
+
+@dataclass(slots=True)
+class Bench:
+    """Runs of neighbouring chosen layers; owns their measurements.
+
+    On CUDA the clock is that of events between the kernels, and bytes are those that torch's allocator gave
+    out, in its blocks; what a library keeps for good (cuBLAS) is not in them.
+    """
+
+    task: TrainingTask
+    settings: Settings
+    model: LayerModel
+    device: torch.device
+    samples: Mapping[int, Samples]
+
+    def runs(self) -> list[tuple[int, int]]:
+        """Maximal ranges [start, stop) of the chosen layers."""
+        ranges: list[tuple[int, int]] = []
+        for layer in sorted(self.samples):
+            if ranges and ranges[-1][1] == layer:
+                ranges[-1] = (ranges[-1][0], layer + 1)
+            else:
+                ranges.append((layer, layer + 1))
+        return ranges
+
+    def time(self, size: int) -> None:
+        for start, stop in self.runs():
+            marks = self._timed(start, stop, size)
+            for layer in range(start, stop):
+                sample = self.samples[layer]
+                sample.forward_s.setdefault(size, []).append(marks.forward[layer + 1] - marks.forward[layer])
+                sample.backward_s.setdefault(size, []).append(
+                    marks.backward[layer] - marks.backward[layer + 1]
+                )
+
+    def count(self, size: int, cap_bytes: float = float("inf")) -> None:
+        """Bytes that each layer keeps and needs for a while; the run also warms up.
+
+        cap_bytes: what the device has for activations, where the host has more.
+
+        Raises: torch.OutOfMemoryError if the microbatch does not fit.
+        """
+        for start, stop in self.runs():
+            self._run(start, stop, size, time.perf_counter)  # gradients exist from here on
+            counter = ByteCounter()
+            for value in self.model.owned_parameters().values():
+                counter.add(value)
+                if value.grad is not None:
+                    counter.add(value.grad)
+            if self.model.lowered is not None:
+                with counter:  # meets the lowered weights, which are kept and belong to no microbatch
+                    self._run(start, stop, size, time.perf_counter)
+            counter.cap_bytes = counter.live_bytes + cap_bytes
+            peaks: list[int] = []
+
+            def live(counter: ByteCounter = counter, peaks: list[int] = peaks) -> float:
+                if self.device.type == "cuda":
+                    peaks.append(torch.cuda.max_memory_allocated(self.device))
+                    torch.cuda.reset_peak_memory_stats(self.device)
+                    return float(torch.cuda.memory_allocated(self.device))
+                peaks.append(counter.restart_peak())
+                return float(counter.live_bytes)
+
+            with counter:
+                marks = self._run(start, stop, size, live)
+            forward = [marks.forward[layer] for layer in range(start, stop + 1)]
+            backward = [marks.backward[layer] for layer in range(start, stop + 1)]
+            for index, layer in enumerate(range(start, stop)):
+                sample = self.samples[layer]
+                entering = self._bytes(layer, size)
+                leaving = self._bytes(layer + 1, size)
+                kept = forward[index + 1] - forward[index] + entering - leaving
+                sample.saved_bytes[size] = max(0.0, kept)
+                ahead = peaks[index + 1] - forward[index + 1]
+                behind = peaks[len(forward) + (len(forward) - 1 - index)] - backward[index + 1]
+                sample.workspace_bytes[size] = max(0.0, ahead, behind)
+
+    def forget(self, size: int) -> None:
+        """Drop what was measured of a size that turned out not to fit."""
+        for sample in self.samples.values():
+            sample.forget(size)
+        for value in self.model.owned_parameters().values():
+            value.grad = None
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def times(self, layers: Collection[int], sizes: Sequence[int]) -> LayerTimes:
+        """Median over the measured layers of a group."""
+
+        def median(values: Mapping[int, Mapping[int, Sequence[float]]], size: int) -> float:
+            return statistics.median(entry for layer in layers for entry in values[layer][size])
+
+        forward = {layer: self.samples[layer].forward_s for layer in layers}
+        backward = {layer: self.samples[layer].backward_s for layer in layers}
+        return LayerTimes(
+            tuple(median(forward, size) for size in sizes), tuple(median(backward, size) for size in sizes)
+        )
+
+    def standard_error(self, groups: Collection[Collection[int]], sizes: Sequence[int]) -> tuple[float, str]:
+        """The worst relative standard error of the medians that `times` gives for groups, and where it is.
+
+        A layer that takes less than NEGLIGIBLE_SHARE of the slowest counts as taking that: what is too short
+        to matter is too short to measure well.
+        """
+        worst, where = 0.0, ""
+        for size in sizes:
+            found = []
+            for layers in groups:
+                for name in ("forward", "backward"):
+                    by_layer = [getattr(self.samples[layer], f"{name}_s")[size] for layer in layers]
+                    values = [entry for entries in by_layer for entry in entries]
+                    found.append((statistics.median(values), values, min(layers), name))
+            least_s = NEGLIGIBLE_SHARE * max(median for median, *_ in found)
+            for median, values, layer, name in found:
+                error = standard_error_of_median(values)
+                relative = error / max(median, least_s, 1e-12) if error else 0.0
+                if relative > worst:
+                    layer_name = self.task.chain.layer_names[layer]
+                    worst, where = relative, f"{layer_name} {name}, microbatch {size}"
+        return worst, where
+
+    def _bytes(self, layer: int, size: int) -> float:
+        """Bytes that enter a layer from the one before, for a microbatch of this size."""
+        return size * boundary_bytes(self.task.chain, layer, self.settings)
+
+    def _timed(self, start: int, stop: int, size: int) -> "_Marks":
+        """One forward and backward of a range, in seconds."""
+        if self.device.type != "cuda":
+            return self._run(start, stop, size, time.perf_counter)
+        events: list[torch.cuda.Event] = []
+
+        def record() -> float:
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch
+            event.record(torch.cuda.current_stream(self.device))
+            events.append(event)
+            return float(len(events) - 1)
+
+        self._run(start, stop, size, lambda: 0.0)  # so that clocks have risen and the allocator holds enough
+        torch.cuda.synchronize(self.device)  # a layer whose launches take longer than its work shows it
+        marks = self._run(start, stop, size, record)
+        torch.cuda.synchronize(self.device)
+        return marks.read([events[0].elapsed_time(event) / 1e3 for event in events])
+
+    def _run(self, start: int, stop: int, size: int, read: Callable[[], float]) -> "_Marks":
+        """One forward and backward of a range, reading a meter at every layer boundary."""
+        chain, model = self.task.chain, self.model
+        inputs, labels = self.task.batch(0, size)
+        inputs = {name: value.to(self.device) for name, value in inputs.items()}
+        labels = labels.to(self.device)
+        marks = _Marks()
+        carried = self._carried(start, size) if start else ()
+        dropout = KeyedDropout(self.settings.seed)
+        dropout.at(0, range(size))
+
+        def on_layer(layer: int) -> None:
+            dropout.enter_layer(layer)
+            if layer != PREFIX:
+                marks.forward[layer] = read()
+
+        def on_boundary(layer: int, tensors: tuple[Tensor, ...]) -> None:
+            watched = next((value for value in tensors if value.requires_grad), None)
+            if watched is None:  # nothing before this boundary is trained
+                return
+
+            def on_gradient(_: Tensor) -> None:
+                marks.backward[layer] = read()
+
+            watched.register_hook(on_gradient)  # type: ignore[no-untyped-call]  # torch
+
+        model.on_layer, model.on_boundary = on_layer, on_boundary
+        with dropout:
+            outputs = model.run(start, stop, inputs, carried)
+        if stop == chain.num_layers:
+            outputs = (self.task.loss(outputs[0], labels),)
+        marks.forward[stop] = read()
+        targets = [value for value in outputs if value.requires_grad]
+        gradients = None if stop == chain.num_layers else [torch.ones_like(value) for value in targets]
+        del outputs
+        marks.backward[stop] = read()
+        torch.autograd.backward(targets, gradients)
+        for layer in range(stop - 1, start - 1, -1):
+            if layer not in marks.backward:  # the backward ended above it
+                marks.backward[layer] = read()
+        return marks
+
+    def _carried(self, layer: int, size: int) -> tuple[Tensor, ...]:
+        dtype = boundary_dtype(self.settings.dtype)
+        tensors = []
+        for spec in self.task.chain.boundary(layer, self.settings.sequence_length):
+            shape = (size, *spec.shape_per_sample)
+            if spec.dtype.is_floating_point:
+                tensors.append(torch.randn(shape, dtype=dtype, device=self.device).requires_grad_())
+            else:
+                tensors.append(torch.zeros(shape, dtype=spec.dtype, device=self.device))
+        return tuple(tensors)
+
+
+@dataclass(slots=True)
+class _Marks:
+    """Readings by layer: entering it forwards (stop: after the last), leaving it backwards (stop: before)."""
+
+    forward: dict[int, float] = field(default_factory=dict)
+    backward: dict[int, float] = field(default_factory=dict)
+
+    def read(self, readings: Sequence[float]) -> "_Marks":
+        """The marks, where so far they only number their readings."""
+        return _Marks(
+            {layer: readings[int(number)] for layer, number in self.forward.items()},
+            {layer: readings[int(number)] for layer, number in self.backward.items()},
+        )
+
+
+def boundary_bytes(chain: ChainModel, layer: int, settings: Settings) -> float:
+    """Bytes per sample that travel from layer - 1 to layer; 0 at the ends of the chain."""
+    if not 0 < layer < chain.num_layers:
+        return 0.0
+    width = boundary_dtype(settings.dtype).itemsize
+    total = 0
+    for spec in chain.boundary(layer, settings.sequence_length):
+        count = math.prod(spec.shape_per_sample)
+        total += count * (width if spec.dtype.is_floating_point else spec.dtype.itemsize)
+    return float(total)

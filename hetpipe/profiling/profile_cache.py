@@ -1,0 +1,272 @@
+"""Profiles from the cache or from a measurement in processes of their own. Needs no torch itself."""
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cost_model.cluster import CPU, EMULATED, Cluster, Device
+from cost_model.errors import InputError
+from cost_model.profile import LayerProfile, ModelProfile, profile_from_data, profile_text, read_profile
+from cost_model.strict_files import canonical_sha256, write_atomically
+from hetpipe.models.names import model_entry
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.settings import Settings, settings_text
+from hetpipe.runtime.gpus import check_here
+
+MICROBATCH_SIZES = (1, 2, 4)
+DEFAULT_BUDGET_S = 60.0
+MEASURE_ELSEWHERE = (
+    "run `hetpipe profile` where it is, or estimate it from a card at hand (--estimate), and give --profile"
+)
+
+Progress = Callable[[float, str], None]
+"""Called with the share done in [0, 1] and what is being done."""
+
+
+def cache_folder() -> Path:
+    """Where profiles are kept: $XDG_CACHE_HOME/hetpipe, else ~/.cache/hetpipe."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hetpipe" / "profiles"
+
+
+def cache_key(
+    settings: Settings,
+    sharers: Mapping[str, int],
+    sizes: Sequence[int] | None,
+    code: str,
+    memory_bytes: Mapping[str, float] | None = None,
+    *,
+    real_kinds: Sequence[Sequence[str]] = (),
+) -> str:
+    """Everything that a measurement depends on, hashed: model, shapes, kinds, threads, host, versions.
+
+    sharers: by kind, how many devices share the host's cores, which gives the threads of each.
+    memory_bytes: of the largest device of each kind, where the sizes depend on it (None).
+    real_kinds: of the devices of each node between which messages are measured.
+    """
+    return canonical_sha256(
+        {
+            "model": settings.model,
+            "sequence_length": settings.sequence_length,
+            "dtype": settings.dtype,
+            "sharers": dict(sharers),
+            "real_kinds": [list(kinds) for kinds in real_kinds],
+            "sizes": list(sizes) if sizes is not None else dict(memory_bytes or {}),
+            "cores": os.cpu_count(),
+            "processor": processor_name(),
+            "versions": {name: importlib.metadata.version(name) for name in ("torch", "transformers")},
+            "code": code,
+        }
+    )[:24]
+
+
+def profile_model(
+    model: str,
+    cluster: Cluster,
+    sequence_length: int,
+    *,
+    dtype: str = "float32",
+    budget_s: float = DEFAULT_BUDGET_S,
+    microbatch_sizes: Sequence[int] | None = MICROBATCH_SIZES,
+    progress: Progress | None = None,
+    use_cache: bool = True,
+    task: Any = None,
+) -> ModelProfile:
+    """The profile of a model for every kind of device of the cluster, from the cache if it is there.
+
+    Emulated devices are profiled once, unslowed, with one thread; their speed scales the price later.
+    budget_s: seconds of measurement over all kinds; it ends earlier where all medians are known well.
+    model: a name, or a Hugging Face folder, of which the cache knows the configuration and not the path.
+    microbatch_sizes: those of them that fit; None: up to the largest that fits. task: for a model of your
+    own, named by `model`: an `own_task`, or an importable `TaskFactory`; never cached.
+
+    Raises: InputError for an unknown model, or a GPU that this host does not have; CheckFailedError for a
+    model that does not compute the same when it is split.
+    """
+    kinds = sorted({device.kind for device in cluster.devices})
+    entry = None if task is not None else model_entry(model)
+    settings = Settings(
+        model=model if entry is None else entry.name,
+        steps=1,
+        sequence_length=sequence_length,
+        dtype=dtype,
+        model_folder=None if entry is None else entry.place,
+    )
+    counts = {kind: sum(device.kind == kind for device in cluster.devices) for kind in kinds}
+    sharers = {kind: count if kind == CPU else 1 for kind, count in counts.items()}
+    memory = {kind: max(d.memory_bytes for d in cluster.devices if d.kind == kind) for kind in kinds}
+    key = cache_key(settings, sharers, microbatch_sizes, _code(), memory, real_kinds=_real_kinds(cluster))
+    path = cache_folder() / f"{_file_name(settings.model)}-{key}.json"
+    if use_cache and task is None and path.exists():
+        try:
+            return read_profile(path)
+        except InputError:
+            path.unlink(missing_ok=True)
+    measured: dict[str, Device] = {}
+    for device in cluster.devices:
+        measured.setdefault(device.kind, device)
+    check_here(measured.values(), MEASURE_ELSEWHERE)
+    profiles = []
+    for index, kind in enumerate(kinds):
+
+        def report(done: float, what: str, index: int = index) -> None:
+            if progress is not None:
+                progress((index + done) / len(kinds), what)
+
+        limits = (microbatch_sizes, memory[kind], budget_s / len(kinds))
+        profiles.append(_measure(settings, measured[kind], counts[kind], limits, report, task))
+    merged = _with_links(merge(profiles), cluster)
+    if task is None and (microbatch_sizes is None or not left_out(merged, microbatch_sizes)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, profile_text(merged))
+    return merged
+
+
+def _measure(
+    settings: Settings,
+    device: Device,
+    count: int,
+    limits: tuple[Sequence[int] | None, float, float],
+    progress: Progress,
+    task: Any,
+) -> ModelProfile:
+    """Measure the kind of a device; limits: microbatch sizes, memory_bytes and budget_s of `profile_rank`."""
+    from hetpipe.data.task import prepare_data, registered_task
+    from hetpipe.data.user_task import OwnTask
+    from hetpipe.models.huggingface import model_spec, preload_modules
+    from hetpipe.models.split_check import require_split
+    from hetpipe.profiling.layer_profiler import profile_rank, threads_for
+    from hetpipe.runtime.processes import RankGroup, run_ranks
+
+    found: list[ModelProfile] = []
+
+    def on_event(event: dict[str, Any]) -> None:
+        if event["event"] == "progress":
+            progress(event["done"], event["what"])
+        elif event["event"] == "profile":
+            found.append(profile_from_data(json.loads(json.dumps(event["profile"])), "measurement"))
+
+    with tempfile.TemporaryDirectory(prefix="hetpipe-") as name:
+        folder = RunFolder(Path(name))
+        folder.write(folder.config, settings_text(settings))
+        if task is None:
+            require_split(model_spec(settings.model, settings.model_folder))
+            prepare_data(folder, settings)
+        if isinstance(task, OwnTask):
+            task.write_weights(folder)
+        preload = preload_modules(settings.model, settings.model_folder) if task is None else ()
+        group = RankGroup((device.kind,), (threads_for(device.kind, count),), preload=preload)
+        arguments = (name, device, *limits, task or registered_task)
+        run_ranks(profile_rank, arguments, group, on_event)
+    return found[0]
+
+
+def _with_links(profile: ModelProfile, cluster: Cluster) -> ModelProfile:
+    """The profile with what messages and sums between the real devices of the cluster take."""
+    if not _real_kinds(cluster):
+        return profile
+    from hetpipe.profiling.link_profiler import measure_all_reduces, measure_links
+
+    return dataclasses.replace(
+        profile, links=measure_links(cluster), all_reduces=measure_all_reduces(cluster)
+    )
+
+
+def _real_kinds(cluster: Cluster) -> list[list[str]]:
+    """Kinds of the real devices, node by node: the pairs and groups between which messages are measured."""
+    nodes = [sorted(d.kind for d in node.devices if d.kind != EMULATED) for node in cluster.nodes]
+    return [kinds for kinds in nodes if kinds]
+
+
+def left_out(profile: ModelProfile, sizes: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    """By kind, which of the wanted microbatch sizes did not fit; kinds where all did are not named."""
+    missing = {
+        kind: tuple(size for size in sizes if size not in entry.microbatch_sizes)
+        for kind, entry in profile.kinds.items()
+    }
+    return {kind: entry for kind, entry in missing.items() if entry}
+
+
+def merge(profiles: Sequence[ModelProfile]) -> ModelProfile:
+    """One profile with the kinds of all; they must be of one model, length and dtype, layer by layer.
+
+    Raises: InputError naming what differs, or a kind that two of them hold with different times.
+    """
+    first = profiles[0]
+    for other in profiles[1:]:
+        for key in ("model", "sequence_length", "dtype", "num_layers"):
+            mine, theirs = getattr(first, key), getattr(other, key)
+            if mine != theirs:
+                raise InputError(f"profiles of {key} {mine!r} and {theirs!r} cannot be joined")
+        for index, (here, there) in enumerate(zip(first.layers, other.layers, strict=True)):
+            if here.name != there.name:
+                raise InputError(
+                    f"profiles whose layers[{index}] is {here.name!r} and {there.name!r} cannot be joined"
+                )
+    for index, profile in enumerate(profiles):
+        for other in profiles[:index]:
+            for kind in profile.kinds.keys() & other.kinds.keys():
+                if profile.kinds[kind] != other.kinds[kind]:
+                    raise InputError(
+                        f"two profiles hold kind {kind!r} with different times; give one of them"
+                    )
+    layers = tuple(
+        _with_larger_workspace([profile.layers[index] for profile in profiles])
+        for index in range(first.num_layers)
+    )
+    kinds = {kind: entry for profile in profiles for kind, entry in profile.kinds.items()}
+    links = {pair: link for profile in profiles for pair, link in profile.links.items()}
+    groups = {tuple(sorted(e.kinds)): e for profile in profiles for e in profile.all_reduces}
+    return dataclasses.replace(
+        first, layers=layers, kinds=kinds, links=links, all_reduces=tuple(groups.values())
+    )
+
+
+def _with_larger_workspace(entries: Sequence[LayerProfile]) -> LayerProfile:
+    """The first of several profiles of a layer, with the largest workspace of all at each size."""
+    sizes = sorted({size for entry in entries for size, _ in entry.workspace_by_size})
+    if not sizes:
+        return dataclasses.replace(entries[0], workspace_bytes=max(e.workspace_bytes for e in entries))
+    by_size = tuple((size, max(entry.workspace_at(size) for entry in entries)) for size in sizes)
+    return dataclasses.replace(entries[0], workspace_bytes=0.0, workspace_by_size=by_size)
+
+
+def _code() -> str:
+    """Hash of the code that measures, so that its changes do not meet old profiles."""
+    here = Path(__file__).parent
+    names = (
+        "profiler",
+        "link_profiler",
+        "transport",
+        "bench",
+        "precision",
+        "autocast",
+        "emulation",
+        "skeleton",
+        "splitting",
+        "stage",
+        "optimizer",
+        "models",
+        "dropout",
+        "loss",
+    )
+    return hashlib.sha256(b"".join((here / f"{name}.py").read_bytes() for name in names)).hexdigest()
+
+
+def processor_name() -> str:
+    """The processor of this host as its system names it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "")
+
+
+def _file_name(model: str) -> str:
+    return "".join(letter if letter.isalnum() or letter in "-._" else "_" for letter in model)

@@ -1,0 +1,134 @@
+"""The order of computations on every rank, by schedule."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from cost_model.cluster import Cluster
+from cost_model.errors import InputError
+from cost_model.profile import ModelProfile
+from hetpipe.program.costs import ProgramCosts
+from hetpipe.program.instructions import Compute, Instruction, Pass, Program, Schedule
+from hetpipe.program.list_scheduling import last_backward_s, list_schedule
+from hetpipe.program.schedules import interleaved_one_f_one_b, one_f_one_b
+from partition.plan import Plan
+
+Order = tuple[Compute, ...]
+Places = Mapping[tuple[int, int], int]
+"""A number for each stage (pipeline, stage)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """The computations of every rank in order.
+
+    plan: the one asked for, with as many microbatches in flight as the orders have. last_backward_s: when
+    each stage (pipeline, stage) ends its last backward, where a clock has made the orders; else empty.
+    """
+
+    plan: Plan
+    ranks: tuple[Order, ...]
+    last_backward_s: Mapping[tuple[int, int], float]
+
+
+def compute_orders(
+    plan: Plan, profile: ModelProfile, cluster: Cluster | None, schedule: Schedule = Schedule.ONE_F_ONE_B
+) -> Orders:
+    """The orders of a plan under a schedule other than `auto`.
+
+    Raises: InputError if the schedule is not for this plan, or needs a cluster and none is given.
+    """
+    if schedule is Schedule.INTERLEAVED:
+        ranks = _interleaved(plan)
+        return Orders(with_in_flight(plan, most_in_flight(ranks)), ranks, {})
+    if schedule is Schedule.GPIPE:
+        plan = with_in_flight(
+            plan, {place: plan.pipelines[place[0]].num_microbatches for place in _stages(plan)}
+        )
+    shared = next((name for name, places in plan.places.items() if len(places) > 1), None)
+    if shared is None and schedule is not Schedule.LIST:
+        return Orders(plan, tuple(_one_f_one_b(plan, *place) for place in _stages(plan)), {})
+    if cluster is None:
+        count = len(plan.places[shared]) if shared else 0
+        what = f"device {shared!r} serves {count} stages" if shared else f"the schedule is {schedule!s}"
+        raise InputError(f"{what}, whose order depends on their seconds; give the cluster")
+    scheduled = list_schedule(ProgramCosts(Program(plan, (), ()), profile, cluster), schedule)
+    ranks = tuple(tuple(compute for compute, _ in entries) for entries in scheduled)
+    return Orders(plan, ranks, last_backward_s(scheduled))
+
+
+def _stages(plan: Plan) -> list[tuple[int, int]]:
+    """All stages (pipeline, stage), those of a device together, devices in the order of the ranks."""
+    return [place for places in plan.places.values() for place in places]
+
+
+def _one_f_one_b(plan: Plan, pipeline: int, stage: int) -> Order:
+    entry = plan.pipelines[pipeline]
+    order = one_f_one_b(range(entry.num_microbatches), entry.in_flight(stage))
+    return tuple(Compute(op, pipeline, stage, microbatch) for op, microbatch in order)
+
+
+def _interleaved(plan: Plan) -> tuple[Order, ...]:
+    num_devices, num_chunks = _rounds(plan)
+    (pipeline,) = plan.pipelines
+    return tuple(
+        tuple(
+            Compute(op, 0, chunk * num_devices + place, microbatch)
+            for op, chunk, microbatch in interleaved_one_f_one_b(
+                place, num_devices, num_chunks, pipeline.num_microbatches
+            )
+        )
+        for place in range(num_devices)
+    )
+
+
+def _rounds(plan: Plan) -> tuple[int, int]:
+    """(devices, chunks of each) of a plan whose one pipeline visits its devices in equal rounds.
+
+    Raises: InputError if it does not, or visits each once only.
+    """
+    names = [stage.device for stage in plan.pipelines[0].stages]
+    if in_rounds(plan):
+        return len(plan.device_names), len(names) // len(plan.device_names)
+    if len(plan.pipelines) > 1:
+        why = f"this plan has {len(plan.pipelines)} pipelines"
+    elif len(names) == len(plan.device_names):
+        why = "here each device has one stage"
+    else:
+        why = f"this one visits {', '.join(names)}"
+    raise InputError(
+        f"the interleaved schedule is for one pipeline that visits its devices several times, in the same "
+        f"order each time; {why}: take the schedule 1f1b or list"
+    )
+
+
+def in_rounds(plan: Plan) -> bool:
+    """Whether one pipeline visits its devices several times, in the same order each time."""
+    if len(plan.pipelines) > 1 or len(plan.pipelines[0].stages) == len(plan.device_names):
+        return False
+    names = tuple(stage.device for stage in plan.pipelines[0].stages)
+    return names == plan.device_names * (len(names) // len(plan.device_names))
+
+
+def most_in_flight(ranks: Iterable[Sequence[Instruction]]) -> dict[tuple[int, int], int]:
+    """The most microbatches that a stage (pipeline, stage) holds between forward and backward."""
+    alive: dict[tuple[int, int], int] = {}
+    most: dict[tuple[int, int], int] = {}
+    for instructions in ranks:
+        for entry in instructions:
+            if isinstance(entry, Compute):
+                key = (entry.pipeline, entry.stage)
+                alive[key] = alive.get(key, 0) + (1 if entry.op is Pass.FORWARD else -1)
+                most[key] = max(most.get(key, 0), alive[key])
+    return most
+
+
+def with_in_flight(plan: Plan, most: Places) -> Plan:
+    """The plan with other in_flight; the same plan if none differs, else without its predicted figures."""
+    pipelines = tuple(
+        replace(
+            pipeline,
+            stages=tuple(replace(s, in_flight=most[index, k]) for k, s in enumerate(pipeline.stages)),
+        )
+        for index, pipeline in enumerate(plan.pipelines)
+    )
+    return plan if pipelines == plan.pipelines else replace(plan, pipelines=pipelines, predicted=None)

@@ -1,0 +1,123 @@
+"""Seconds and bytes of a program's instructions on a cluster: what the simulator charges, and what an
+emulated device takes."""
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+
+from cost_model.cluster import Cluster
+from cost_model.errors import InfeasibleError
+from cost_model.layer_costs import Prices
+from cost_model.network import (
+    NORM_BYTES,
+    FreeAt,
+    Network,
+    Route,
+    all_reduce_due,
+    broadcast_due,
+    reduce_due,
+)
+from cost_model.profile import ModelProfile
+from hetpipe.program.instructions import Compute, Pass, Program, Transfer
+from partition.plan import Plan
+
+
+class ProgramCosts:
+    """Prices every instruction of one program; each shape of instruction is priced once.
+
+    network: of the cluster and the profile, where there is one already.
+    """
+
+    def __init__(
+        self, program: Program, profile: ModelProfile, cluster: Cluster, network: Network | None = None
+    ) -> None:
+        self.program = program
+        self.network = network or Network(cluster, profile.links, profile.all_reduces)
+        self.device_names = program.device_names
+        self.num_stages = [len(pipeline.stages) for pipeline in program.plan.pipelines]
+        self._prices = Prices(profile)
+        self._profile = profile
+        by_name = {device.name: device for device in cluster.devices}
+        self.devices = [by_name.get(name) or cluster.device(name) for name in self.device_names]
+        self._pipelines = program.plan.pipelines
+        self._seconds = cache(self._stage_seconds)
+        self._route = cache(self._find_route)
+        self._boundary_bytes = cache(self._message_bytes)
+
+    def compute_s(self, rank: int, compute: Compute) -> float:
+        samples = self._pipelines[compute.pipeline].microbatch_samples(compute.microbatch)
+        return self._seconds(rank, compute.op, compute.pipeline, compute.stage, samples)
+
+    def _stage_seconds(self, rank: int, op: Pass, pipeline: int, stage: int, samples: int) -> float:
+        entry = self._pipelines[pipeline].stages[stage]
+        device = self.devices[rank]
+        if op is Pass.FORWARD:
+            return self._prices.forward_s(device, entry.start, entry.stop, samples)
+        return self._prices.backward_s(device, entry.start, entry.stop, samples, recompute=entry.recompute)
+
+    def step_s(self, rank: int) -> float:
+        """Seconds of the optimizer on a rank."""
+        num_bytes = self.program.plan.stepped_bytes(self._profile, self.device_names[rank])
+        return self._prices.update_s(self.devices[rank], num_bytes)
+
+    def route(self, transfer: Transfer) -> Route:
+        """The way of a message from the stage of its SEND to the peer's."""
+        return self._route(transfer.pipeline, transfer.stage, transfer.peer_stage)
+
+    def _find_route(self, pipeline: int, stage: int, peer_stage: int) -> Route:
+        stages = self._pipelines[pipeline].stages
+        return self.network.route(stages[stage].device, stages[peer_stage].device)
+
+    def transfer_bytes(self, transfer: Transfer) -> float:
+        samples = self._pipelines[transfer.pipeline].microbatch_samples(transfer.microbatch)
+        return self._boundary_bytes(transfer.pipeline, transfer.boundary, samples)
+
+    def _message_bytes(self, pipeline: int, boundary: int, samples: int) -> float:
+        return self._prices.boundary_bytes(self._pipelines[pipeline].stages[boundary].start, samples)
+
+    def sync_bytes(self, bucket: int) -> float:
+        return self.program.buckets[bucket].num_bytes(self._profile)
+
+    def sync_due(self, free_at: FreeAt, bucket: int, ready_s: Mapping[int, float]) -> dict[int, float]:
+        """When each rank's part in a bucket's SYNC is over, given when each owner was ready (by rank)."""
+        entry, num_bytes = self.program.buckets[bucket], self.sync_bytes(bucket)
+        ready = self._by_name(entry.ranks, ready_s)
+        if entry.state_owner is not None:
+            root = self.device_names[entry.state_owner]
+            due = reduce_due(free_at, self.network, num_bytes, ready, root)
+        else:
+            due = all_reduce_due(free_at, self.network, num_bytes, ready, entry.collective)
+        return {rank: due[self.device_names[rank]] for rank in entry.ranks}
+
+    def broadcast_due(self, free_at: FreeAt, bucket: int, ready_s: Mapping[int, float]) -> dict[int, float]:
+        """When each rank has a bucket's new parameters, given when each was ready for them (by rank)."""
+        entry = self.program.buckets[bucket]
+        assert entry.state_owner is not None
+        ready, root = self._by_name(entry.ranks, ready_s), self.device_names[entry.state_owner]
+        due = broadcast_due(free_at, self.network, self.sync_bytes(bucket), ready, root)
+        return {rank: due[self.device_names[rank]] for rank in entry.ranks}
+
+    def norm_due(self, free_at: FreeAt, ready_s: Mapping[int, float]) -> dict[int, float]:
+        """When each rank has the norm, given when each was ready for it (by rank)."""
+        ready = self._by_name(range(len(self.device_names)), ready_s)
+        due = all_reduce_due(free_at, self.network, NORM_BYTES, ready)
+        return {rank: due[name] for rank, name in enumerate(self.device_names)}
+
+    def _by_name(self, ranks: Iterable[int], ready_s: Mapping[int, float]) -> dict[str, float]:
+        """In order of rank, so that the messages are the same however the ranks arrive."""
+        return {self.device_names[rank]: ready_s[rank] for rank in ranks}
+
+
+def check_memory(plan: Plan, profile: ModelProfile, cluster: Cluster) -> None:
+    """Raises: InfeasibleError naming the device that lacks most, and its missing bytes."""
+    needs = [(cluster.device(name), plan.memory(profile, name).total_bytes) for name in plan.device_names]
+    device, need = max(needs, key=lambda pair: pair[1] - pair[0].usable_bytes)
+    missing = need - device.usable_bytes
+    if missing > 0:
+        layers = plan.layers_of(device.name)
+        raise InfeasibleError(
+            f"{plan.strategy}: layers {layers[0]} to {layers[-1]} need {need:,.0f} bytes on {device.name!r}, "
+            f"which has {device.usable_bytes:,.0f} usable; {missing:,.0f} bytes are missing: give it fewer "
+            "layers, a smaller microbatch, or more memory",
+            device=device.name,
+            missing_bytes=missing,
+        )

@@ -1,0 +1,334 @@
+"""Instructions, and the program that the simulator and the executor both read."""
+
+import hashlib
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+
+from cost_model.collectives import Collective
+from cost_model.errors import InputError
+from cost_model.profile import ModelProfile
+from partition.plan import Pipeline, Plan, Stage
+
+FORMAT = "hetpipe.program/1"
+
+
+class Pass(StrEnum):
+    """What a stage does with a microbatch."""
+
+    FORWARD = "F"
+    BACKWARD = "B"
+    __hash__ = (
+        str.__hash__
+    )  # that of an enumeration is Python, and keys of instructions are hashed very often
+
+
+class Direction(StrEnum):
+    """The two ends of a message."""
+
+    SEND = "SEND"
+    RECV = "RECV"
+    __hash__ = str.__hash__
+
+
+class Schedule(StrEnum):
+    """The order of the computations of a program.
+
+    1f1b: 1F1B at every stage; a device that serves several takes them as `list_scheduling` says. gpipe: all
+    forwards of a device before its backwards. interleaved: `interleaved_one_f_one_b`. list: `list_scheduling`
+    on every device. auto: the fastest of these by simulation (`hetpipe.simulation.schedule_selection`).
+    """
+
+    ONE_F_ONE_B = "1f1b"
+    GPIPE = "gpipe"
+    INTERLEAVED = "interleaved"
+    LIST = "list"
+    AUTO = "auto"
+
+
+# a program has a million instructions, and a member is looked up more slowly than a name
+_FORWARD = Pass.FORWARD
+_SEND = Direction.SEND
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """The forward or backward of one microbatch at one stage; waits for what it needs to arrive."""
+
+    op: Pass
+    pipeline: int
+    stage: int
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{_route(self.pipeline)}{self.stage}{self.op}{self.microbatch}"
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One end of a message: post a send or a receive at this stage and go on.
+
+    op: F for outputs, which go to the next stage; B for gradients, which go to the one before.
+    """
+
+    direction: Direction
+    op: Pass
+    pipeline: int
+    stage: int
+    microbatch: int
+
+    @property
+    def _downstream(self) -> bool:
+        return (self.direction is _SEND) == (self.op is _FORWARD)
+
+    @property
+    def peer_stage(self) -> int:
+        return self.stage + 1 if self._downstream else self.stage - 1
+
+    @property
+    def boundary(self) -> int:
+        """The stage whose input crosses, or whose input's gradient does."""
+        return self.stage + 1 if self._downstream else self.stage
+
+    @property
+    def message(self) -> "Message":
+        """The same for both ends, and for no other message of the step."""
+        downstream = (self.direction is _SEND) == (self.op is _FORWARD)
+        return (self.op, self.pipeline, self.stage + 1 if downstream else self.stage, self.microbatch)
+
+    def __str__(self) -> str:
+        return f"{_route(self.pipeline)}{self.stage}{self.direction}_{self.op}{self.microbatch}"
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """Start the sum of a bucket's gradients over its owners and go on."""
+
+    bucket: int
+
+    def __str__(self) -> str:
+        return f"SYNC{self.bucket}"
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """Wait for all SYNCs, then sum the squares of all gradients over all ranks; ends when all have it."""
+
+    def __str__(self) -> str:
+        return "NORM"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The optimizer."""
+
+    def __str__(self) -> str:
+        return "STEP"
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """Start to spread a bucket's new parameters from the owner of its states; over when the step is."""
+
+    bucket: int
+
+    def __str__(self) -> str:
+        return f"BCAST{self.bucket}"
+
+
+Instruction = Compute | Transfer | Sync | Norm | Step | Broadcast
+Message = tuple[Pass, int, int, int]
+"""(op, pipeline, boundary, microbatch) of what crosses between two stages."""
+
+
+def _route(pipeline: int) -> str:
+    return f"{pipeline}:" if pipeline else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Parameters whose gradients are summed over the same ranks.
+
+    tied: only the parameters that layers[0] shares with the later ones of layers; otherwise all parameters
+    of the layers but tied ones. collective: the tree reduces to the first of ranks, which broadcasts.
+    state_owner: the one of ranks that has the optimizer states, where they are sharded: gradients are only
+    reduced to it, and it broadcasts the new parameters.
+    """
+
+    layers: tuple[int, ...]
+    ranks: tuple[int, ...]
+    tied: bool = False
+    collective: Collective = Collective.RING
+    state_owner: int | None = None
+
+    @property
+    def root(self) -> int:
+        """The rank to which a tree reduces."""
+        return self.ranks[0] if self.state_owner is None else self.state_owner
+
+    def __str__(self) -> str:
+        ranks, layers = ",".join(map(str, self.ranks)), ",".join(map(str, self.layers))
+        marks = (" tied" if self.tied else "") + (" tree" if self.collective is Collective.TREE else "")
+        if self.state_owner is not None:
+            marks += f" owner={self.state_owner}"
+        return f"ranks={ranks} layers={layers}{marks}"
+
+    def num_bytes(self, profile: ModelProfile) -> float:
+        """Bytes of gradients that each rank gives to the sum."""
+        if self.tied:
+            return max(profile.tied_bytes(layer) for layer in self.layers[1:])
+        homes = {layer: profile.tied_home(layer) for layer in range(profile.num_layers)}
+        total = 0.0
+        for layer in self.layers:
+            entry = profile.layers[layer]
+            lent = [profile.tied_bytes(other) for other, home in homes.items() if home == layer != other]
+            shared = max(lent, default=0.0) + profile.tied_bytes(layer)
+            total += entry.parameter_bytes - entry.unreached_bytes - shared
+        return total
+
+
+@dataclass(frozen=True)  # no slots: ranks are looked up once, programs have thousands
+class Program:
+    """The instruction list of every rank. Rank r drives plan.device_names[r].
+
+    Between neighbouring stages on one rank no message is sent: the tensors stay where they are, and the order
+    of the two computations in the list is all that shows it.
+    """
+
+    plan: Plan
+    buckets: tuple[Bucket, ...]
+    ranks: tuple[tuple[Instruction, ...], ...]
+    schedule: Schedule = Schedule.ONE_F_ONE_B  # never AUTO
+
+    @property
+    def device_names(self) -> tuple[str, ...]:
+        return self.plan.device_names
+
+    def pipeline(self, instruction: Compute | Transfer) -> Pipeline:
+        return self.plan.pipelines[instruction.pipeline]
+
+    def stage(self, instruction: Compute | Transfer) -> Stage:
+        return self.pipeline(instruction).stages[instruction.stage]
+
+    def samples(self, instruction: Compute | Transfer) -> int:
+        """Samples of the microbatch at hand."""
+        return self.pipeline(instruction).microbatch_samples(instruction.microbatch)
+
+    @cached_property
+    def _ranks(self) -> dict[str, int]:
+        return {name: rank for rank, name in enumerate(self.device_names)}
+
+    def rank_of(self, pipeline: int, stage: int) -> int:
+        return self._ranks[self.plan.pipelines[pipeline].stages[stage].device]
+
+    @cached_property
+    def local_boundaries(self) -> frozenset[tuple[int, int]]:
+        """Boundaries (pipeline, stage whose input crosses) with one device at both sides."""
+        return frozenset(
+            (index, stage)
+            for index, pipeline in enumerate(self.plan.pipelines)
+            for stage in range(1, len(pipeline.stages))
+            if pipeline.stages[stage - 1].device == pipeline.stages[stage].device
+        )
+
+    @property
+    def text(self) -> str:
+        """The content of program.txt: readable, and all that `parse_program` needs besides the plan."""
+        lines = [_head(self.plan, self.schedule)]
+        lines += [f"bucket {index}: {bucket}" for index, bucket in enumerate(self.buckets)]
+        for rank, (name, instructions) in enumerate(zip(self.device_names, self.ranks, strict=True)):
+            lines.append(f"rank {rank} {name}: {' '.join(map(str, instructions))}")
+        return "\n".join(lines) + "\n"
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+def _head(plan: Plan, schedule: Schedule) -> str:
+    """The first line of program.txt; it names the schedule where that is not 1F1B."""
+    head = f"{FORMAT} plan={plan.sha256[:16]}"
+    return head if schedule is Schedule.ONE_F_ONE_B else f"{head} schedule={schedule}"
+
+
+def incoming(compute: Compute, num_stages: int) -> Message | None:
+    """The message, or the tensors left by its own rank, that a computation waits for; None at the ends."""
+    if compute.op is Pass.FORWARD:
+        boundary = compute.stage
+        return (compute.op, compute.pipeline, boundary, compute.microbatch) if boundary > 0 else None
+    boundary = compute.stage + 1
+    return (compute.op, compute.pipeline, boundary, compute.microbatch) if boundary < num_stages else None
+
+
+def outgoing(compute: Compute, num_stages: int) -> Message | None:
+    """What a computation makes for the next one of its microbatch; None at the ends of the pipeline."""
+    forward = compute.op is Pass.FORWARD
+    boundary = compute.stage + 1 if forward else compute.stage
+    if not 0 < boundary < num_stages:
+        return None
+    return (compute.op, compute.pipeline, boundary, compute.microbatch)
+
+
+_WORD = re.compile(r"(?:(\d+):)?(\d+)(?:(SEND|RECV)_)?([FB])(\d+)")
+_BUCKET = re.compile(r"bucket \d+: ranks=([\d,]+) layers=([\d,]+)( tied)?( tree)?(?: owner=(\d+))?")
+
+
+def parse_instruction(word: str) -> Instruction:
+    """The instruction that its text form stands for.
+
+    >>> parse_instruction("1:0SEND_F3")
+    Transfer(direction=<Direction.SEND: 'SEND'>, op=<Pass.FORWARD: 'F'>, pipeline=1, stage=0, microbatch=3)
+
+    Raises: InputError if it stands for none.
+    """
+    if word == "NORM":
+        return Norm()
+    if word == "STEP":
+        return Step()
+    if word.startswith("SYNC") and word[4:].isdigit():
+        return Sync(int(word[4:]))
+    if word.startswith("BCAST") and word[5:].isdigit():
+        return Broadcast(int(word[5:]))
+    match = _WORD.fullmatch(word)
+    if match is None:
+        raise InputError(f"{word!r} is no instruction; they look like 0F3, 1SEND_B2, SYNC0, NORM, STEP")
+    route, stage, direction, op, microbatch = match.groups()
+    where = (int(route or 0), int(stage), int(microbatch))
+    if direction is None:
+        return Compute(Pass(op), *where)
+    return Transfer(Direction(direction), Pass(op), *where)
+
+
+def parse_program(text: str, plan: Plan) -> Program:
+    """The program of program.txt for its plan.
+
+    Raises: InputError if the text is malformed or belongs to another plan.
+    """
+    lines = text.splitlines()
+    found = lines[0] if lines else ""
+    schedule = next((entry for entry in Schedule if found == _head(plan, entry)), None)
+    if schedule is None:
+        raise InputError(f"program.txt begins with {found!r}, which is not format {FORMAT!r} of this plan")
+    buckets = [_parse_bucket(line) for line in lines[1:] if line.startswith("bucket ")]
+    ranks: list[tuple[Instruction, ...]] = []
+    for name, line in zip(plan.device_names, lines[1 + len(buckets) :], strict=False):
+        head, _, words = line.partition(": ")
+        if head != f"rank {len(ranks)} {name}":
+            raise InputError(f"program.txt has {head!r} where rank {len(ranks)} on {name!r} belongs")
+        ranks.append(tuple(parse_instruction(word) for word in words.split()))
+    if len(ranks) != len(plan.device_names) or len(lines) != 1 + len(buckets) + len(ranks):
+        raise InputError(f"program.txt has {len(ranks)} ranks, the plan {len(plan.device_names)} devices")
+    return Program(plan, tuple(buckets), tuple(ranks), schedule)
+
+
+def _parse_bucket(line: str) -> Bucket:
+    match = _BUCKET.fullmatch(line)
+    if match is None:
+        raise InputError(
+            f"program.txt: {line!r} is no bucket; they look like 'bucket 0: ranks=0,3 layers=0,25'"
+        )
+    ranks, layers = (tuple(map(int, group.split(","))) for group in match.groups()[:2])
+    collective = Collective.RING if match[4] is None else Collective.TREE
+    owner = None if match[5] is None else int(match[5])
+    return Bucket(layers, ranks, tied=match[3] is not None, collective=collective, state_owner=owner)

@@ -1,0 +1,120 @@
+"""What happened when: the common result of the simulator and the executor."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hetpipe.program.instructions import Broadcast, Compute, Instruction, Norm, Pass, Step, Sync, Transfer
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One instruction on one rank; seconds since the first event of the step."""
+
+    rank: int
+    instruction: Instruction
+    start_s: float
+    end_s: float
+
+    @property
+    def duration_s(self) -> float:
+        return self.end_s - self.start_s
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """The events of one step on all ranks, in order of rank and start.
+
+    Computations and STEP occupy the device; a transfer or broadcast lasts from its start to its arrival.
+    """
+
+    device_names: tuple[str, ...]
+    events: tuple[Event, ...]
+    _busy_s: tuple[float, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        busy = [0.0] * len(self.device_names)
+        for event in self.events:
+            if isinstance(event.instruction, Compute | Step):
+                busy[event.rank] += event.duration_s
+        object.__setattr__(self, "_busy_s", tuple(busy))
+
+    @property
+    def makespan_s(self) -> float:
+        """First start of any rank to the end of the last STEP, and of the broadcasts after it."""
+        starts = [event.start_s for event in self.events]
+        ends = [event.end_s for event in self.events if isinstance(event.instruction, Step | Broadcast)]
+        return max(ends) - min(starts)
+
+    def busy_s(self, rank: int) -> float:
+        return self._busy_s[rank]
+
+    @property
+    def bubble(self) -> float:
+        """Idle share of the makespan over all devices, in [0, 1]."""
+        return self.bubble_of(self.makespan_s)
+
+    def bubble_of(self, step_s: float) -> float:
+        """Idle share of a step that took step_s by another clock than the events'."""
+        return 1 - sum(self._busy_s) / (len(self.device_names) * step_s) if step_s else 0.0
+
+    def stage_busy_s(self) -> dict[tuple[int, int], float]:
+        """Seconds of forwards and backwards by (pipeline, stage)."""
+        busy: dict[tuple[int, int], float] = {}
+        for event in self.events:
+            if isinstance(event.instruction, Compute):
+                key = (event.instruction.pipeline, event.instruction.stage)
+                busy[key] = busy.get(key, 0.0) + event.duration_s
+        return dict(sorted(busy.items()))
+
+
+_CATEGORY = {
+    Compute: "compute",
+    Transfer: "transfer",
+    Sync: "sync",
+    Norm: "norm",
+    Step: "optimizer",
+    Broadcast: "broadcast",
+}
+_COLOURS = {Pass.FORWARD: "thread_state_running", Pass.BACKWARD: "rail_response"}
+
+
+def chrome_trace(processes: Sequence[tuple[str, Trace]]) -> str:
+    """JSON of Chrome trace events, one process per named trace; opens in Perfetto and chrome://tracing."""
+    events = [event for pid, (name, trace) in enumerate(processes) for event in _process(pid, name, trace)]
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, separators=(",", ":"))
+
+
+def _process(pid: int, name: str, trace: Trace) -> Iterable[dict[str, Any]]:
+    yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}}
+    for rank, device in enumerate(trace.device_names):
+        for lane, suffix in enumerate(("", " messages")):
+            yield {
+                "ph": "M",
+                "pid": pid,
+                "tid": 2 * rank + lane,
+                "name": "thread_name",
+                "args": {"name": device + suffix},
+            }
+    for event in trace.events:
+        instruction = event.instruction
+        messages = isinstance(instruction, Transfer | Sync | Broadcast)
+        entry: dict[str, Any] = {
+            "ph": "X",
+            "pid": pid,
+            "tid": 2 * event.rank + int(messages),
+            "name": str(instruction),
+            "cat": _CATEGORY[type(instruction)],
+            "ts": round(event.start_s * 1e6, 3),
+            "dur": round(event.duration_s * 1e6, 3),
+        }
+        if isinstance(instruction, Compute):
+            entry["cname"] = _COLOURS[instruction.op]
+        if messages:  # they may overlap: asynchronous pairs, not nested slices
+            begin = {**entry, "ph": "b", "id": f"{pid}.{event.rank}.{instruction}"}
+            del begin["dur"]
+            yield begin
+            yield {**begin, "ph": "e", "ts": round(event.end_s * 1e6, 3)}
+        else:
+            yield entry

@@ -1,0 +1,33 @@
+"""Pictures of plans, traces and runs. Every function draws on an Axes, its own if none is given."""
+
+from hetpipe.reporting.plots.plans import memory, overview, partition_bars, speedups
+from hetpipe.reporting.plots.style import (
+    BACKWARD,
+    BLUE,
+    FORWARD,
+    OPTIMIZER,
+    STAGE_COLOURS,
+    VERMILION,
+    new_axes,
+    save,
+)
+from hetpipe.reporting.plots.timeline import gantt, losses, predicted_and_measured, stage_labels
+
+__all__ = [
+    "BACKWARD",
+    "BLUE",
+    "FORWARD",
+    "OPTIMIZER",
+    "STAGE_COLOURS",
+    "VERMILION",
+    "gantt",
+    "losses",
+    "memory",
+    "new_axes",
+    "overview",
+    "partition_bars",
+    "predicted_and_measured",
+    "save",
+    "speedups",
+    "stage_labels",
+]

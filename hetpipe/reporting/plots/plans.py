@@ -1,0 +1,241 @@
+"""Pictures of plans: cuts, memory, speed, and all of it on one page."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+from cost_model.cluster import Cluster
+from cost_model.layer_costs import Prices
+from cost_model.profile import ModelProfile
+from hetpipe.program.trace import Trace
+from hetpipe.reporting.plots.style import (
+    BAR,
+    BLACK,
+    BLUE,
+    GIB,
+    GREEN,
+    IDLE,
+    INK,
+    MIB,
+    ORANGE,
+    PURPLE,
+    SKY,
+    STAGE_COLOURS,
+    TEXT_WIDTH,
+    VERMILION,
+    YELLOW,
+    label_rows,
+    legend_above,
+    new_axes,
+)
+from hetpipe.reporting.plots.timeline import gantt, stage_labels
+from hetpipe.reporting.tables import ESTIMATED, describe_device, is_estimated
+from partition.plan import Pipeline, Plan
+
+if TYPE_CHECKING:  # the solver loads more than a picture needs
+    from partition.solver import Outcome
+
+
+def memory(
+    plan: Plan,
+    profile: ModelProfile,
+    cluster: Cluster,
+    ax: Axes | None = None,
+    *,
+    measured_bytes: Mapping[str, float] | None = None,
+) -> Axes:
+    """Memory of each device, term by term, against its capacity; measured peaks as dots."""
+    names = plan.device_names
+    ax = ax or new_axes(height=1.3 + 0.45 * len(names))
+    terms = (
+        ("parameters", "parameter_bytes", BLUE),
+        ("gradients", "gradient_bytes", SKY),
+        ("optimizer", "optimizer_bytes", GREEN),
+        ("activations in flight", "saved_bytes", ORANGE),
+        ("boundary buffers", "boundary_bytes", YELLOW),
+        ("workspace", "workspace_bytes", PURPLE),
+    )
+    small = max(cluster.device(name).memory_bytes for name in names) < 2 * GIB
+    unit = MIB if small else GIB
+    for row, name in enumerate(names):
+        device, need = cluster.device(name), plan.memory(profile, name)
+        ax.barh(row, device.memory_bytes / unit, BAR, color="white", edgecolor=INK, linewidth=0.8)
+        usable, reserve = device.usable_bytes / unit, device.reserve_bytes / unit
+        ax.barh(row, reserve, BAR, usable, color=IDLE, hatch="///", edgecolor="#AAAAAA", linewidth=0)
+        start = 0.0
+        for _, field, colour in terms:
+            width = getattr(need, field) / unit
+            ax.barh(row, width, BAR * 0.8, start, color=colour, linewidth=0)
+            start += width
+    legend = [(colour, label) for label, _, colour in terms] + [(IDLE, "reserve")]
+    if measured_bytes:
+        rows = [row for row, name in enumerate(names) if name in measured_bytes]
+        peaks = [measured_bytes[names[row]] / unit for row in rows]
+        ax.plot(peaks, rows, "o", color=VERMILION, markeredgecolor="white", zorder=3)
+        legend.append((VERMILION, "measured peak (dot)"))
+    label_rows(ax, [f"{name}  {describe_device(cluster.device(name))}" for name in names])
+    ax.set_xlim(left=0)
+    ax.set_xlabel(f"{'MiB' if small else 'GiB'} (frame: capacity)")
+    legend_above(ax, legend, num_columns=4)
+    return ax
+
+
+def partition_bars(
+    plans: Sequence[Plan], profile: ModelProfile, cluster: Cluster, ax: Axes | None = None
+) -> Axes:
+    """Where the cuts are: each layer as wide as its time on its device, coloured by device or kind.
+
+    One row per pipeline, plans in the order given (an even split above for contrast); times are those of one
+    sample, forward and backward. Colours stand for devices, or for kinds where these are too many; narrow
+    stages go without a name.
+    """
+    rows = [(plan, entry) for plan in plans for entry in plan.pipelines]
+    ax = ax or new_axes(height=1.0 + 0.62 * len(rows))
+    prices = Prices(profile)
+    names = sorted({name for plan in plans for name in plan.device_names})
+    kinds = {name: cluster.device(name).kind for name in names}
+    keys = {name: name for name in names} if len(names) <= len(STAGE_COLOURS) else kinds
+    shown = list(dict.fromkeys(keys.values()))
+    texts = {
+        name: f"{name} ({ESTIMATED})" if is_estimated(profile, kind) else name for name, kind in kinds.items()
+    }
+    colours = {name: STAGE_COLOURS[shown.index(key) % len(STAGE_COLOURS)] for name, key in keys.items()}
+    seconds = [_layers_s(entry, prices, cluster) for _, entry in rows]
+    widest = max(sum(map(sum, stages)) for stages in seconds)
+    for row, (_, entry) in enumerate(rows):
+        _pipeline_bar(ax, row, entry, seconds[row], texts, colours, widest)
+    counts: dict[str, int] = {}
+    labels = []
+    for plan, _ in rows:
+        number = counts[plan.strategy] = counts.get(plan.strategy, -1) + 1
+        labels.append(f"{plan.strategy}, {number}" if len(plan.pipelines) > 1 else plan.strategy)
+    label_rows(ax, labels)
+    ax.set_xlim(0, widest)
+    ax.set_xlabel("seconds for one sample, forward and backward, on the stage's device")
+    legend_above(
+        ax, list({key: (colours[name], key) for name, key in keys.items()}.values()), min(7, len(shown))
+    )
+    return ax
+
+
+def _layers_s(pipeline: Pipeline, prices: Prices, cluster: Cluster) -> list[list[float]]:
+    """Seconds of each layer of each stage, for one sample."""
+    samples = pipeline.microbatch_size
+    return [
+        [
+            (
+                prices.forward_s(device, layer, layer + 1, samples)
+                + prices.backward_s(device, layer, layer + 1, samples, recompute=stage.recompute)
+            )
+            / samples
+            for layer in range(*stage.layers)
+        ]
+        for stage in pipeline.stages
+        for device in [cluster.device(stage.device)]
+    ]
+
+
+def _pipeline_bar(
+    ax: Axes,
+    row: int,
+    pipeline: Pipeline,
+    seconds: Sequence[Sequence[float]],
+    names: Mapping[str, str],
+    colours: Mapping[str, str],
+    widest: float,
+) -> None:
+    start = 0.0
+    for stage, widths in zip(pipeline.stages, seconds, strict=True):
+        colour, begin = colours[stage.device], start
+        for width in widths:
+            ax.barh(row, width, BAR, start, color=colour, edgecolor="white", linewidth=0.6)
+            start += width
+        ink = BLACK if sum(to_rgb(colour)) > 1.3 else "white"
+        share, count = (start - begin) / widest, str(stage.num_layers)
+        layers = f"\n{count} layer{'s' * (stage.num_layers > 1)}"
+        tries = (names[stage.device] + layers, stage.device + layers, stage.device, count)
+        text = next((entry for entry in tries if share > TEXT_WIDTH * _width(entry)), None)
+        if text is not None:
+            middle, behind = (begin + start) / 2, {"facecolor": colour, "edgecolor": "none", "pad": 0.6}
+            ax.text(middle, row, text, ha="center", va="center", fontsize=7, color=ink, bbox=behind)
+
+
+def _width(text: str) -> int:
+    return max(map(len, text.split("\n")))
+
+
+def speedups(
+    outcomes: "Sequence[Outcome]", measured: Mapping[str, float] | None = None, ax: Axes | None = None
+) -> Axes:
+    """Speed of each strategy as a multiple of the best of the others than the last, and the bound as a line.
+
+    measured: step seconds by strategy, for those that were run; their bars are dark, with a line where the
+    prediction was, and the best of the others is sought among them.
+    """
+    ax = ax or new_axes(height=1.3 + 0.34 * len(outcomes))
+    figures = {
+        outcome.strategy: outcome.plan.predicted
+        for outcome in outcomes
+        if outcome.plan is not None and outcome.plan.predicted is not None
+    }
+    predicted = {name: entry.step_s for name, entry in figures.items()}
+    measured = {name: step_s for name, step_s in (measured or {}).items() if name in predicted}
+    candidates = measured or predicted
+    ours = outcomes[-1].strategy
+    others = {name: step_s for name, step_s in candidates.items() if name != ours} or candidates
+    if not others:
+        raise ValueError("no strategy fits; there is no speed to draw")
+    best = min(others, key=lambda name: others[name])
+    for row, outcome in enumerate(outcomes):
+        name = outcome.strategy
+        if name not in predicted:
+            ax.text(0.01, row, "does not fit", va="center", fontsize=8, color=INK)
+            continue
+        expected = others[best] / predicted[name]
+        value = others[best] / measured[name] if name in measured else expected
+        ax.barh(row, value, BAR, color=BLUE if name in measured else SKY, linewidth=0)
+        label = f" {value:.2f}"
+        if name in measured:
+            ax.plot([expected, expected], [row - BAR / 2, row + BAR / 2], color=BLACK, linewidth=1.5)
+            label += f" (predicted {expected:.2f})"
+        ax.text(max(value, expected), row, label, va="center", fontsize=8, color=INK)
+    label_rows(ax, [outcome.strategy for outcome in outcomes])
+    ax.axvline(1, color=INK, linewidth=0.8, linestyle=":", zorder=0)
+    legend = [(BLUE, "measured"), (SKY, "predicted")] if measured else [(SKY, "predicted")]
+    reach = ax.get_xlim()[1]
+    if bound_s := figures[ours].bound_s if ours in figures else None:
+        reach = max(reach, others[best] / bound_s)
+        ax.axvline(others[best] / bound_s, color=VERMILION, linewidth=1.5, zorder=0)
+        legend.append((VERMILION, f"bound of {ours} (line)"))
+    ax.set_xlim(0, 1.2 * reach)
+    ax.set_xlabel(f"speed ({best} = 1)")
+    legend_above(ax, legend)
+    return ax
+
+
+def overview(
+    plan: Plan,
+    outcomes: "Sequence[Outcome]",
+    trace: Trace,
+    profile: ModelProfile,
+    cluster: Cluster,
+) -> tuple[Axes, ...]:
+    """A plan on one page: cuts beside the even split, speed, memory, the predicted step.
+
+    outcomes: of the strategies to compare with, the plan's own last; an even split among them is drawn.
+    """
+    even = [entry.plan for entry in outcomes if entry.strategy == "gpipe-even" and entry.plan is not None]
+    bars = [*even, plan]
+    rows = sum(len(entry.pipelines) for entry in bars), len(outcomes), *2 * [len(plan.device_names)]
+    heights = [1.2 + 0.45 * count for count in rows]
+    figure = Figure(figsize=(9.0, sum(heights)), layout=ConstrainedLayoutEngine(hspace=0.06))
+    cuts, speed, filled, step = figure.subplots(4, 1, height_ratios=heights)
+    partition_bars(bars, profile, cluster, cuts)
+    speedups(outcomes, ax=speed)
+    memory(plan, profile, cluster, filled)
+    gantt(trace, step, labels=stage_labels(plan, profile, cluster))
+    return cuts, speed, filled, step

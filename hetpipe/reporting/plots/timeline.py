@@ -1,0 +1,141 @@
+"""Pictures of a step, predicted and measured, and of the losses of a run."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from cost_model.cluster import Cluster
+from cost_model.profile import ModelProfile
+from hetpipe.program.instructions import Broadcast, Compute, Norm, Pass, Step, Sync
+from hetpipe.program.trace import Trace
+from hetpipe.reporting.plots.style import (
+    BACKWARD,
+    BAR,
+    BLACK,
+    BLUE,
+    FORWARD,
+    IDLE,
+    INK,
+    OPTIMIZER,
+    ROW,
+    SYNC,
+    TEXT_WIDTH,
+    label_rows,
+    legend_above,
+    new_axes,
+    strip,
+)
+from hetpipe.reporting.tables import describe_device, describe_layers
+from partition.plan import Plan
+
+
+def gantt(
+    trace: Trace, ax: Axes | None = None, *, labels: Sequence[str] | None = None, end_s: float | None = None
+) -> Axes:
+    """One step, one row per device: forwards light, backwards dark, idle grey with its share at the right.
+
+    labels: of the rows, the device names if left out; end_s: end of the time axis.
+    """
+    ax = ax or new_axes(height=1.3 + 0.42 * len(trace.device_names))
+    names = trace.device_names
+    end_s = end_s or trace.makespan_s
+    right_of_axes = ax.get_yaxis_transform()
+    for row in range(len(names)):
+        _gantt_row(ax, trace, row, end_s, y=row * ROW)
+        idle = f"{1 - trace.busy_s(row) / trace.makespan_s:.0%} idle"
+        ax.text(1.01, row * ROW, idle, va="center", fontsize=8, color=INK, transform=right_of_axes)
+    label_rows(ax, list(labels or names))
+    ax.set_xlim(0, end_s)
+    ax.set_xlabel("seconds")
+    _gantt_legend(ax, trace.events)
+    return ax
+
+
+def _gantt_row(ax: Axes, trace: Trace, rank: int, end_s: float, y: float) -> None:
+    ax.barh(y, trace.makespan_s, BAR, color=IDLE, linewidth=0)
+    for event in (entry for entry in trace.events if entry.rank == rank):
+        instruction, width = event.instruction, event.duration_s
+        if isinstance(instruction, Compute):
+            forward = instruction.op is Pass.FORWARD
+            colour = FORWARD if forward else BACKWARD
+            ax.barh(y, width, BAR, event.start_s, color=colour, edgecolor="white", linewidth=0.4)
+            text = str(instruction.microbatch)
+            if width > end_s * TEXT_WIDTH * (0.5 + 0.5 * len(text)):
+                ink = BLACK if forward else "white"
+                middle = event.start_s + width / 2
+                ax.text(middle, y, text, ha="center", va="center", fontsize=7, color=ink)
+        elif isinstance(instruction, Step):
+            ax.barh(y, width, BAR, event.start_s, color=OPTIMIZER, edgecolor="white", linewidth=0.4)
+        elif isinstance(
+            instruction, Sync | Norm | Broadcast
+        ):  # beside the computation, so a thin line below it
+            ax.barh(y + BAR / 2 + 0.05, max(width, end_s / 1000), 0.1, event.start_s, color=SYNC, linewidth=0)
+
+
+def _gantt_legend(ax: Axes, events: Iterable[Any]) -> None:
+    has_sync = any(isinstance(event.instruction, Sync) for event in events)
+    entries = [
+        (FORWARD, "forward"),
+        (BACKWARD, "backward"),
+        (OPTIMIZER, "optimizer step"),
+        (SYNC, "gradient sync, norm" if has_sync else "norm"),
+        (IDLE, "idle"),
+    ]
+    legend_above(ax, entries)
+
+
+def predicted_and_measured(
+    predicted: Trace, measured: Trace, *, labels: Sequence[str] | None = None
+) -> tuple[Axes, Axes]:
+    """The predicted step above the measured one, on one time axis, with the error of the step time."""
+    rows = len(predicted.device_names)
+    figure = Figure(figsize=(9.0, 1.6 + 0.84 * rows), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True)
+    end_s = max(predicted.makespan_s, measured.makespan_s)
+    for ax, name, trace in ((above, "predicted", predicted), (below, "measured", measured)):
+        gantt(trace, ax, labels=labels, end_s=end_s)
+        ax.axvline(trace.makespan_s, color=INK, linewidth=0.8, linestyle=":")
+        ax.set_ylabel(name)
+    error = measured.makespan_s / predicted.makespan_s - 1
+    above.set_xlabel("")
+    below.get_legend().remove()
+    figure.suptitle(
+        f"predicted {predicted.makespan_s:.3g} s, measured {measured.makespan_s:.3g} s ({error:+.1%})",
+        fontsize=10,
+        x=0.01,
+        ha="left",
+    )
+    return above, below
+
+
+def stage_labels(plan: Plan, profile: ModelProfile, cluster: Cluster) -> list[str]:
+    """Labels for the rows of a gantt: device, speed and layers."""
+    labels = []
+    for name in plan.device_names:
+        device = cluster.device(name)
+        layers = describe_layers([profile.layers[layer].name for layer in plan.layers_of(name)])
+        labels.append(f"{device.name}  {describe_device(device, profile)}\n{layers}")
+    return labels
+
+
+def losses(metrics: Sequence[Mapping[str, Any]], ax: Axes | None = None, *, label: str | None = None) -> Axes:
+    """The loss of each step of metrics.jsonl."""
+    ax = ax or new_axes()
+    points = [(entry["step"], entry["loss"]) for entry in metrics if entry.get("loss") is not None]
+    ax.plot(
+        [step for step, _ in points],
+        [loss for _, loss in points],
+        color=BLUE if label is None else None,
+        label=label,
+        linewidth=1.4,
+        marker="." if len(points) < 40 else None,
+    )
+    ax.set_xlabel("step")
+    ax.set_ylabel("loss")
+    ax.grid(axis="y", color=IDLE, linewidth=0.6)
+    strip(ax)
+    if label is not None:
+        ax.legend(frameon=False, fontsize=8)
+    return ax

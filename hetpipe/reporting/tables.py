@@ -1,0 +1,329 @@
+"""Plans, comparisons and predictions as tables and sentences for people (rich; plain text in a pipe)."""
+
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import IO, TYPE_CHECKING
+
+from rich import box
+from rich.console import Console, RenderableType
+from rich.table import Table
+
+from cost_model.cluster import Cluster, Device
+from cost_model.profile import ModelProfile
+from cost_model.units import format_bytes, format_seconds
+from hetpipe.reporting.critical_path import Share
+from hetpipe.reporting.idle_time import DeviceTime
+from hetpipe.runs.run_report import RunReport
+from hetpipe.runs.settings import Clock
+from partition.plan import Plan, Prediction
+
+if TYPE_CHECKING:  # the solver loads NumPy, which a table does not need
+    from partition.explanation.gains import Gain
+    from partition.solver import Outcome
+
+ESTIMATED = "estimated"
+WIDTH_IN_A_PIPE = 160
+SMALLEST_SHARE = 0.01
+MOST_CAUSES = 4
+EMULATION_NOTE = (
+    "compute time of emulated devices is predicted by construction; order, hops, contention, bubbles, sync "
+    "and step are what is tested"
+)
+_NUMBERED = re.compile(r"(?P<stem>.*?)(?P<number>\d+)")
+
+
+def console(file: IO[str] | None = None) -> Console:
+    """A console that writes no colours and never squeezes tables when it is not a terminal."""
+    file = file or sys.stdout
+    return Console(file=file, width=None if file.isatty() else WIDTH_IN_A_PIPE, highlight=False)
+
+
+def show(renderables: Iterable[RenderableType], file: IO[str] | None = None) -> None:
+    """Print tables and sentences, one below the other; sentences are not wrapped in a pipe."""
+    out = console(file)
+    for entry in renderables:
+        out.print(entry, soft_wrap=isinstance(entry, str) and not out.is_terminal, markup=False)
+
+
+def as_text(renderable: RenderableType) -> str:
+    """The plain text that a pipe would get."""
+    out = Console(
+        width=WIDTH_IN_A_PIPE, highlight=False, color_system=None, force_terminal=False, force_jupyter=False
+    )
+    with out.capture() as capture:
+        out.print(renderable, soft_wrap=isinstance(renderable, str), markup=False)
+    return capture.get()
+
+
+def describe_layers(names: Sequence[str]) -> str:
+    """Neighbouring layers by name, numbered ones joined.
+
+    >>> describe_layers(["embeddings", "block0", "block1", "block2", "head"])
+    'embeddings, block0-2, head'
+    """
+    runs: list[tuple[str, int | None, int | None]] = []
+    for name in names:
+        match = _NUMBERED.fullmatch(name)
+        number = int(match["number"]) if match else None
+        stem = match["stem"] if match else name
+        if runs and number is not None and runs[-1][0] == stem and runs[-1][2] == number - 1:
+            runs[-1] = (stem, runs[-1][1], number)
+        else:
+            runs.append((stem, number, number))
+    parts = (
+        stem if first is None else f"{stem}{first}" if first == last else f"{stem}{first}-{last}"
+        for stem, first, last in runs
+    )
+    return ", ".join(parts)
+
+
+def describe_device(device: Device, profile: ModelProfile | None = None) -> str:
+    """Kind and speed of a device; "estimated" where its times were not measured."""
+    speed = "" if device.speed == 1 else f" x {device.speed:g}"
+    estimated = profile is not None and is_estimated(profile, device.kind)
+    return f"{device.kind}{speed}{f' ({ESTIMATED})' if estimated else ''}"
+
+
+def estimate_sentences(profile: ModelProfile, kinds: Iterable[str]) -> list[str]:
+    """One sentence that names the kinds whose times are estimated, and which not to trust; none if all are
+    measured."""
+    estimated = [kind for kind in dict.fromkeys(kinds) if is_estimated(profile, kind)]
+    if not estimated:
+        return []
+    from cost_model.roofline import distrust  # loads NumPy, which most tables do not need
+
+    doubts = [f"{kind} ({reason})" for kind in estimated if (reason := distrust(kind))]
+    doubt = f"; not to be trusted: {', '.join(doubts)}" if doubts else ""
+    return [f"{ESTIMATED}, not measured: {', '.join(estimated)}{doubt}"]
+
+
+def is_estimated(profile: ModelProfile, kind: str) -> bool:
+    """Whether the profile has a kind and its times were not measured."""
+    return kind in profile.kinds and profile.kinds[kind].source == ESTIMATED
+
+
+def plan_sentences(plan: Plan, profile: ModelProfile, cluster: Cluster) -> list[str]:
+    """What a plan is and how good: header, bound with its gap, devices left out, estimated kinds."""
+    sentences = [_header(plan, profile, cluster)]
+    if plan.predicted is not None and (bound := bound_sentence(plan.predicted)):
+        sentences.append(bound)
+    left_out = [device for device in cluster.devices if device.name not in plan.device_names]
+    if left_out:
+        names = ", ".join(f"{device.name} ({describe_device(device, profile)})" for device in left_out)
+        sentences.append(f"left out: {names}")
+    return sentences + estimate_sentences(profile, (device.kind for device in cluster.devices))
+
+
+def _header(plan: Plan, profile: ModelProfile, cluster: Cluster) -> str:
+    shapes = [(entry.microbatch_size, entry.num_microbatches) for entry in plan.pipelines]
+    parts = [
+        f"{f'{count} pipelines of ' if (count := len(list(group))) > 1 else ''}microbatch {size} x {number}"
+        for (size, number), group in groupby(shapes)
+    ]
+    text = f"{plan.strategy}: {plan.model}, {plan.global_batch_size} samples a step, {', '.join(parts)}"
+    if plan.zero:
+        text += ", optimizer states sharded (ZeRO-1)"
+    if plan.predicted is None:
+        return text
+    kinds = {cluster.device(name).kind for name in plan.device_names}
+    estimated = any(is_estimated(profile, kind) for kind in kinds)
+    figures = plan.predicted
+    return (
+        f"{text}; predicted{' (from estimated times)' if estimated else ''}: "
+        f"step {format_seconds(figures.step_s)}, {figures.samples_per_s:.4g} samples/s, "
+        f"bubble {figures.bubble:.0%}"
+    )
+
+
+def bound_sentence(figures: Prediction) -> str:
+    """The bound, the plans that it speaks about, and the gap; empty where no bound is known."""
+    if figures.bound_s is None or figures.gap is None:
+        return ""
+    return (
+        f"no plan ({figures.bound_space}) can be faster than {format_seconds(figures.bound_s)}; "
+        f"gap {max(0.0, figures.gap):.1%}"
+    )
+
+
+def plan_table(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Table:
+    """One row per stage: device, layers, in flight, busy and memory against what a plan may fill."""
+    several = len(plan.pipelines) > 1
+    table = _table("stage", "device", "kind", "layers")
+    if several:
+        table.add_column("samples", justify="right")
+    for title in ("in flight", "busy", "memory", "of"):
+        table.add_column(title, justify="right", no_wrap=True)
+    predicted = plan.predicted.devices if plan.predicted else {}
+    for number, pipeline in enumerate(plan.pipelines):
+        for index, stage in enumerate(pipeline.stages):
+            device = cluster.device(stage.device)
+            names = [layer.name for layer in profile.layers[stage.start : stage.stop]]
+            busy = f"{predicted[device.name].busy:.0%}" if device.name in predicted else ""
+            table.add_row(
+                f"{number}.{index}" if several else str(index),
+                device.name,
+                describe_device(device, profile),
+                describe_layers(names) + (" (recompute)" if stage.recompute else ""),
+                *([str(pipeline.num_samples)] if several else []),
+                str(pipeline.in_flight(index)),
+                busy,
+                format_bytes(plan.memory(profile, device.name).total_bytes),
+                format_bytes(device.usable_bytes),
+            )
+    return table
+
+
+def path_sentence(shares: Sequence[Share]) -> str:
+    """What the critical path is made of, the longest first; places below 1 % together."""
+    shown = [share for share in shares if share.fraction >= SMALLEST_SHARE]
+    rest = sum(share.fraction for share in shares if share.fraction < SMALLEST_SHARE)
+    parts = [*map(str, shown), *([f"{rest:.1%} the rest"] if rest >= SMALLEST_SHARE / 10 else [])]
+    return f"critical path: {', '.join(parts)}"
+
+
+def waiting_table(times: Mapping[str, DeviceTime]) -> Table:
+    """Busy and waiting seconds of each device (by name), and what it waited for, the longest first."""
+    table = _table("device")
+    for title in ("busy", "waiting"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("waiting for")
+    for name, entry in times.items():
+        causes = sorted(entry.waiting_for.items(), key=lambda cause: -cause[1])[:MOST_CAUSES]
+        table.add_row(
+            name,
+            format_seconds(entry.busy_s),
+            format_seconds(entry.waiting_s),
+            ", ".join(f"{what} {format_seconds(duration)}" for what, duration in causes),
+        )
+    return table
+
+
+def comparison_table(outcomes: "Sequence[Outcome]", ours: Plan | None, plain: str | None = None) -> Table:
+    """The strategies side by side; speed-ups are that of ours over each, and of each over the plain one."""
+    table = _table("strategy")
+    titles = ["predicted step", "samples/s", "speed-up of ours"]
+    for title in [*titles, f"speed-up over {plain}"] if plain else titles:
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("fits")
+    best = ours.predicted.step_s if ours is not None and ours.predicted is not None else None
+    steps = {
+        outcome.strategy: outcome.plan.predicted.step_s
+        for outcome in outcomes
+        if outcome.plan is not None and outcome.plan.predicted is not None
+    }
+    for outcome in outcomes:
+        name = outcome.strategy
+        if name not in steps:
+            table.add_row(name, "", "", "", *([""] if plain else []), f"no: {outcome.reason}")
+            continue
+        assert outcome.plan is not None and outcome.plan.predicted is not None
+        speed_ups = [f"{steps[name] / best:.2f}" if best else ""]
+        if plain:
+            speed_ups.append(f"{steps[plain] / steps[name]:.2f}" if steps[name] else "")
+        rate = f"{outcome.plan.predicted.samples_per_s:.4g}"
+        table.add_row(name, format_seconds(steps[name]), rate, *speed_ups, "yes")
+    return table
+
+
+def gain_sentence(gain: "Gain") -> str:
+    """Where the speed-up of ours over plain training comes from."""
+    if gain.total is None:
+        return (
+            "no plain strategy fits: that there is a plan is the gain of memory; with ample memory auto "
+            f"would be {gain.balance:.2f} times as fast as the best of them"
+        )
+    return (
+        f"auto is {gain.total:.2f} times as fast as the best plain strategy, {gain.over}: "
+        f"{gain.balance:.2f} by balance of computation (as with ample memory) times {gain.memory:.2f} "
+        "by memory"
+    )
+
+
+def run_report_tables(report: RunReport) -> list[RenderableType]:
+    """The predicted and measured tables after a run, and what they can and cannot show."""
+    times = _table(f"{report.strategy}, {report.schedule}, {report.steps} steps")
+    for title in ("predicted", "measured", "error"):
+        times.add_column(title, justify="right", no_wrap=True)
+    times.add_row("step", *_errors(report.predicted_step_s, report.measured_step_s, report.step_error))
+    several = any(stage.pipeline for stage in report.stages)
+    for stage in report.stages:
+        name = f"{stage.pipeline}.{stage.stage}" if several else str(stage.stage)
+        times.add_row(
+            f"stage {name} on {stage.device}, busy",
+            *_errors(stage.predicted_busy_s, stage.measured_busy_s, stage.error),
+        )
+    times.add_row("bubble", f"{report.predicted_bubble:.1%}", f"{report.measured_bubble:.1%}", "")
+    memory = _table("memory of")
+    for title in ("predicted", "measured peak", "usable"):
+        memory.add_column(title, justify="right", no_wrap=True)
+    for device, entry in report.devices.items():
+        memory.add_row(
+            device,
+            format_bytes(entry.predicted_bytes),
+            "not counted" if entry.peak_bytes is None else format_bytes(entry.peak_bytes),
+            format_bytes(entry.usable_bytes),
+        )
+    return [times, memory, *_marks(report)]
+
+
+def _errors(predicted_s: float, measured_s: float, error: float) -> tuple[str, str, str]:
+    return format_seconds(predicted_s), format_seconds(measured_s), f"{error:+.1%}"
+
+
+def _marks(report: RunReport) -> list[str]:
+    marks = []
+    if report.emulated and report.clock == Clock.NOMINAL:
+        marks.append(f"note: {EMULATION_NOTE}")
+    if report.host_overloaded:
+        late = max(device.over_budget for device in report.devices.values())
+        marks.append(
+            f"host overloaded: operations took up to {late:.1%} longer than they may, other processes used "
+            f"{report.foreign_cores:.2f} cores; do not trust the measured times"
+        )
+    if not report.owners_agree:
+        marks.append("warning: parameters with several owners differ between them; this is a bug")
+    return marks
+
+
+def measured_table(reports: Sequence[RunReport]) -> Table:
+    """Plans that were run, side by side; the speed-up is that of the last one over each."""
+    table = _table("strategy")
+    for title in ("predicted step", "measured step", "error", "speed-up of the last, measured"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for report in reports:
+        table.add_row(
+            report.strategy,
+            *_errors(report.predicted_step_s, report.measured_step_s, report.step_error),
+            f"{report.measured_step_s / reports[-1].measured_step_s:.2f}",
+        )
+    return table
+
+
+def profile_table(profile: ModelProfile) -> Table:
+    """Layers with their bytes, and their seconds on each kind at its largest microbatch size."""
+    table = _table("layer")
+    for title in ("parameters", "saved / sample", "output / sample"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for name, kind in profile.kinds.items():
+        mark = f" ({ESTIMATED})" if kind.source == ESTIMATED else ""
+        sizes = kind.microbatch_sizes
+        table.add_column(f"{name}{mark}, microbatch {sizes[-1]}: forward + backward", justify="right")
+    for index, layer in enumerate(profile.layers):
+        times = [kind.layers[index] for kind in profile.kinds.values()]
+        table.add_row(
+            layer.name,
+            format_bytes(layer.parameter_bytes),
+            format_bytes(layer.saved_bytes_per_sample),
+            format_bytes(layer.output_bytes_per_sample),
+            *(f"{format_seconds(t.forward_s[-1])} + {format_seconds(t.backward_s[-1])}" for t in times),
+        )
+    return table
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table

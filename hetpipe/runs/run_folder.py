@@ -1,0 +1,203 @@
+"""The folder that a run writes, and what reads it afterwards."""
+
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cost_model.errors import InputError
+from cost_model.strict_files import read_json, read_text, write_atomically
+from hetpipe.program.instructions import parse_instruction
+from hetpipe.program.trace import Event, Trace
+
+PREDICTED = "predicted"
+MEASURED = "measured"
+
+_NUMBERED = re.compile(r"(?P<model>.+)-(?P<number>\d{3,})")
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """The files of one run by name; each property is a path, whether it exists or not.
+
+    >>> RunFolder(Path("runs/bert-tiny-001")).plan.name
+    'plan.json'
+    """
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.json"
+
+    @property
+    def cluster(self) -> Path:
+        """A copy of the cluster file."""
+        return self.path / "cluster.toml"
+
+    @property
+    def profile(self) -> Path:
+        return self.path / "profile.json"
+
+    @property
+    def plan(self) -> Path:
+        return self.path / "plan.json"
+
+    @property
+    def program(self) -> Path:
+        return self.path / "program.txt"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object a line, a line a step: step, loss, samples_per_s, step_s, ..."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def trace(self) -> Path:
+        """Chrome trace events of one step, predicted and measured as two processes."""
+        return self.path / "trace.json"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.json"
+
+    @property
+    def vocabulary(self) -> Path:
+        return self.path / "vocabulary.json"
+
+    @property
+    def model_config(self) -> Path:
+        """The config.json of the folder that the model comes from; none for a model by name."""
+        return self.path / "model-config.json"
+
+    @property
+    def tokens(self) -> Path:
+        return self.path / "tokens.bin"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @classmethod
+    def create(cls, root: Path, model: str) -> "RunFolder":
+        """A new folder root/<model>-<number>, one above the highest there is; safe beside other processes.
+
+        Raises: InputError if root cannot be written to.
+        """
+        number = max((number for number, _ in _numbered(root, model)), default=0)
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            while True:
+                number += 1
+                path = root / f"{model}-{number:03d}"
+                try:
+                    path.mkdir()
+                except FileExistsError:
+                    continue
+                return cls(path)
+        except OSError as error:
+            raise InputError(f"{root}: no run folder can be made there ({error.strerror})") from None
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other runs out of the folder, which is made; one that is still empty at the end is removed.
+
+        Raises: InputError if another run has it, or it cannot be made.
+        """
+        made = not self.path.exists()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.path, os.O_RDONLY)
+        except OSError as error:
+            raise InputError(f"{self.path}: no run folder can be made there ({error.strerror})") from None
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InputError(
+                    f"{self.path}: another run is writing there; wait for it, or give another run folder"
+                ) from None
+            except OSError:  # a file system without locks
+                pass
+            yield
+        finally:
+            os.close(descriptor)
+            if made:
+                with suppress(OSError):
+                    self.path.rmdir()
+
+    def write(self, path: Path, text: str) -> None:
+        """Write one of the folder's files, whole or not at all.
+
+        Raises: InputError if the folder cannot be written to.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, text)
+        except OSError as error:
+            raise InputError(f"{path}: cannot be written ({error.strerror})") from None
+
+    def read_metrics(self) -> tuple[dict[str, Any], ...]:
+        """The objects of metrics.jsonl, a step each; a last line cut off by a crash is left out."""
+        if not self.metrics.exists():
+            return ()
+        lines = read_text(self.metrics).splitlines()
+        entries = []
+        for index, line in enumerate(lines):
+            try:
+                entries.append(json.loads(line))
+            except json.JSONDecodeError as error:
+                if index == len(lines) - 1:
+                    break
+                raise InputError(f"{self.metrics}: line {index + 1} is not JSON ({error.msg})") from None
+        return tuple(entries)
+
+    def read_traces(self) -> dict[str, Trace]:
+        """The traces of trace.json by the name of their process; none if the run wrote none."""
+        return parse_chrome_trace(read_json(self.trace)) if self.trace.exists() else {}
+
+
+def newest(root: Path, model: str) -> RunFolder | None:
+    """The folder of root with the highest number for a model; None if there is none."""
+    return RunFolder(max(_numbered(root, model))[1]) if _numbered(root, model) else None
+
+
+def _numbered(root: Path, model: str) -> list[tuple[int, Path]]:
+    folders = []
+    for entry in os.scandir(root) if root.is_dir() else ():
+        match = _NUMBERED.fullmatch(entry.name)
+        if match and match["model"] == model and entry.is_dir():
+            folders.append((int(match["number"]), Path(entry.path)))
+    return folders
+
+
+def parse_chrome_trace(data: dict[str, Any]) -> dict[str, Trace]:
+    """The inverse of `hetpipe.program.trace.chrome_trace`: traces by process name."""
+    entries = data["traceEvents"]
+    named = [entry for entry in entries if entry["ph"] == "M"]
+    processes = {e["pid"]: e["args"]["name"] for e in named if e["name"] == "process_name"}
+    lanes = {(e["pid"], e["tid"]): e["args"]["name"] for e in named if e["name"] == "thread_name"}
+    traces = {}
+    for pid, name in processes.items():
+        begins: dict[str, float] = {}
+        events = []
+        for entry in entries:
+            if entry["pid"] != pid or entry["ph"] == "M":
+                continue
+            start_s = entry["ts"] / 1e6
+            if entry["ph"] == "b":
+                begins[entry["id"]] = start_s
+                continue
+            end_s = start_s + entry.get("dur", 0.0) / 1e6
+            if entry["ph"] == "e":
+                start_s, end_s = begins.pop(entry["id"]), start_s
+            events.append(Event(entry["tid"] // 2, parse_instruction(entry["name"]), start_s, end_s))
+        events.sort(key=lambda event: (event.rank, event.start_s, event.end_s))
+        devices = [lanes[key] for key in sorted(lanes) if key[0] == pid and key[1] % 2 == 0]
+        traces[name] = Trace(tuple(devices), tuple(events))
+    return traces

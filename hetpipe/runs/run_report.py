@@ -1,0 +1,107 @@
+"""How a run went beside how it was predicted: report.json."""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import ConfigDict, TypeAdapter
+
+from cost_model.strict_files import STRICT, check_format, read_json, validate
+from hetpipe.program.instructions import Schedule
+
+FORMAT = "hetpipe.report/1"
+OVERLOADED_SHARE = 0.02
+OVERLOADED_CORES = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class StageReport:
+    """Seconds of forwards and backwards of one stage in a step, predicted and measured (median)."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    pipeline: int
+    stage: int
+    device: str
+    predicted_busy_s: float
+    measured_busy_s: float
+
+    @property
+    def error(self) -> float:
+        """Measured over predicted, less 1."""
+        return self.measured_busy_s / self.predicted_busy_s - 1 if self.predicted_busy_s else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReport:
+    """One device: memory at its peak in the first step, and how well the host kept up with it.
+
+    peak_bytes: None where nothing was counted. over_budget: share of the busy time by which operations took
+    longer than the emulated device may, 0 for a real one.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    predicted_bytes: float
+    peak_bytes: float | None
+    usable_bytes: float
+    memory_bytes: float
+    over_budget: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """Predicted and measured. Measured figures are medians of the timed steps, which leave out the first.
+
+    Busy seconds and bubble are those of the last 100 of them. step_s_all: seconds of every step, the first
+    included. foreign_cores: CPU cores that other processes of the host used in the timed steps.
+    shared_parameters: how many have several owners; owners_agree: whether they are equal at the end, bit for
+    bit, and to rounding between GPUs and CPUs. schedule: the one that ran, never auto.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    model: str
+    strategy: str
+    clock: str
+    emulated: bool
+    steps: int
+    predicted_step_s: float
+    measured_step_s: float
+    step_s_all: tuple[float, ...]
+    predicted_bubble: float
+    measured_bubble: float
+    foreign_cores: float
+    stages: tuple[StageReport, ...]
+    devices: dict[str, DeviceReport]
+    shared_parameters: int = 0
+    owners_agree: bool = True
+    schedule: Schedule = Schedule.ONE_F_ONE_B
+
+    @property
+    def step_error(self) -> float:
+        """Measured over predicted step time, less 1."""
+        return self.measured_step_s / self.predicted_step_s - 1 if self.predicted_step_s else 0.0
+
+    @property
+    def host_overloaded(self) -> bool:
+        """Whether the host disturbed the emulation, so that the times are not to be trusted."""
+        late = any(device.over_budget > OVERLOADED_SHARE for device in self.devices.values())
+        return self.emulated and (late or self.foreign_cores > OVERLOADED_CORES)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"format": FORMAT, **dataclasses.asdict(self)}
+
+
+_ADAPTER = TypeAdapter(RunReport)
+
+
+def read_report(path: Path) -> RunReport:
+    """Raises: InputError naming file, key, value and remedy."""
+    return validate(_ADAPTER, check_format(read_json(path), FORMAT, str(path)), str(path))
+
+
+def report_text(report: RunReport) -> str:
+    return json.dumps(report.to_json(), indent=1) + "\n"

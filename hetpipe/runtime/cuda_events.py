@@ -1,0 +1,101 @@
+"""Work that a GPU does while the host goes on: when it was done, and waiting for it with a time limit."""
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from hetpipe.runtime.emulation import Pace
+
+LOOK_S = 20e-6
+"""How long the host sleeps between two looks at whether the GPU is done."""
+
+
+class Event(Protocol):
+    """What is needed of torch.cuda.Event."""
+
+    def record(self) -> None: ...
+    def synchronize(self) -> None: ...
+    def elapsed_time(self, end_event: Any) -> float: ...
+
+
+class GpuPace(Pace):
+    """Of a GPU, to which the host hands in work ahead, without waiting for it.
+
+    The times that it gives are when the host handed something in; `settle` tells when the GPU was there. Owns
+    the events on the GPU's stream, which it uses again in every step.
+    """
+
+    def __init__(self, new_event: Callable[[], Event] | None = None) -> None:
+        """new_event: for tests; None for timed events on the current stream."""
+        super().__init__()
+        self._new_event: Callable[[], Event] = new_event or _timed_event
+        self._events: list[Event] = []
+        self._given_s: list[float] = []
+        self._spans: list[tuple[float, float]] = []
+
+    def start_step(self, start_s: float) -> None:
+        super().start_step(start_s)
+        self._given_s, self._spans = [], []
+        self._mark()
+
+    def begin(self, ready_s: float) -> float:
+        """Note where an operation starts; what it needs, the stream waits for."""
+        del ready_s
+        return self._mark()
+
+    def end(self, start_s: float, nominal_s: float) -> float:
+        del nominal_s
+        end_s = self._mark()
+        self._spans.append((start_s, end_s))
+        return end_s
+
+    def wait(self, due_s: float) -> float:
+        del due_s
+        return self._mark()
+
+    def settle(self) -> dict[float, float]:
+        """Wait for all of the step; gives the host's seconds at which the GPU was at each time given."""
+        first, last = self._events[0], self._events[len(self._given_s) - 1]
+        last.synchronize()
+        origin_s = self._given_s[0]
+        events = self._events[: len(self._given_s)]
+        found = {
+            given_s: origin_s + first.elapsed_time(event) / 1e3
+            for given_s, event in zip(self._given_s, events, strict=True)
+        }
+        self.busy_s = sum(found[end_s] - found[start_s] for start_s, end_s in self._spans)
+        return found
+
+    def _mark(self) -> float:
+        if len(self._given_s) == len(self._events):
+            self._events.append(self._new_event())
+        self._events[len(self._given_s)].record()
+        now_s = time.monotonic()
+        while self._given_s and now_s <= self._given_s[-1]:  # each is another one
+            now_s = time.monotonic()
+        self._given_s.append(now_s)
+        self.now_s = now_s
+        return now_s
+
+
+def _timed_event() -> Event:
+    event: Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch
+    return event
+
+
+def wait_for_gpu(work: dist.Work, timeout_s: float) -> None:
+    """Wait until a communication between GPUs is over, on the host and on the current stream.
+
+    NOTE: NCCL's own wait with a time limit looks once a millisecond; without one only the stream waits.
+
+    Raises: RuntimeError if it takes longer.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    while not work.is_completed():
+        if time.monotonic() > deadline_s:
+            raise RuntimeError(f"timed out after {timeout_s:g} s")
+        time.sleep(LOOK_S)
+    work.wait()

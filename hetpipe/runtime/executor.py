@@ -1,0 +1,322 @@
+"""Runs a rank's instruction list for real."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hetpipe.program.costs import ProgramCosts
+from hetpipe.program.instructions import (
+    Broadcast,
+    Compute,
+    Direction,
+    Instruction,
+    Message,
+    Norm,
+    Pass,
+    Step,
+    Sync,
+    Transfer,
+    incoming,
+    outgoing,
+)
+from hetpipe.program.trace import Event
+from hetpipe.runtime.emulation import Board, Pace
+from hetpipe.runtime.gradient_sync import GradientSync
+from hetpipe.runtime.optimizer import Optimizer
+from hetpipe.runtime.peer_errors import WaitingFor
+from hetpipe.runtime.stage_runner import Microbatch, StageRunner
+from hetpipe.runtime.transport import TensorShape, Transport, release_points
+
+Boundaries = Callable[[int, Microbatch], tuple[TensorShape, ...]]
+"""(layer, microbatch) -> the tensors that travel from layer - 1 to layer for it."""
+
+_Shaped = tuple[int, int, Pass]
+"""Layer, samples and direction of a received message: what its shapes depend on within a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """What a rank knows after a step: loss and gradient norm of all ranks, its own times and events.
+
+    start_s and end_s are read off the host's clock when the rank really starts and ends. Events are on the
+    device's clock, which is the host's but for emulated devices (`EmulatedPace`) and GPUs (`GpuPace`); a
+    message lasts from its dispatch to its due time on the emulated link.
+    """
+
+    loss: float
+    gradient_norm: float
+    finite: bool
+    start_s: float
+    end_s: float
+    busy_s: float
+    over_budget_s: float
+    events: tuple[Event, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Computation:
+    """What a computation of a program has to do with its neighbours, looked up once for all steps.
+
+    message: what it waits for; receive: the end of it here, None where this rank made it. made: what is sent
+    of its result; kept: this rank's next stage takes it. releases: sends that are proven to have arrived.
+    """
+
+    entry: Compute
+    message: Message | None
+    receive: Transfer | None
+    made: Message | None
+    kept: bool
+    releases: tuple[Transfer, ...]
+    nominal_s: float
+
+
+class Executor:
+    """One rank of a run. Owns nothing but the order: each part below owns its own resource."""
+
+    def __init__(
+        self,
+        costs: ProgramCosts,
+        rank: int,
+        *,
+        stages: StageRunner,
+        transport: Transport,
+        sync: GradientSync,
+        optimizer: Optimizer,
+        boundaries: Boundaries,
+        pace: Pace,
+        board: Board | None,
+    ) -> None:
+        self._costs = costs
+        self._program = costs.program
+        self._rank = rank
+        self._stages = stages
+        self._transport = transport
+        self._sync = sync
+        self._optimizer = optimizer
+        self._boundaries = boundaries
+        self._pace = pace
+        self._board = board
+        self._computations = self._looked_up()
+        self._sent, self._received = self._crossing()
+        self._norm = len(self._program.buckets)
+        self._outgoing: dict[Message, tuple[Tensor, ...]] = {}
+        self._shapes: dict[_Shaped, tuple[TensorShape, ...]] = {}  # of the step at hand
+        self._sync_ends: dict[Instruction, float] = {}
+
+    def prepare(self) -> None:
+        """Forget the gradients of the step before; not part of a step, and before its common start."""
+        self._optimizer.zero_grad()
+        self._sync.attach()
+
+    def gradient_buffers(self) -> list[Tensor]:
+        """What `prepare` made room for."""
+        return self._sync.buffers()
+
+    @torch.enable_grad()
+    def step(
+        self,
+        step: int,
+        microbatch: Callable[[int, int], Microbatch],
+        *,
+        start_s: float,
+        learning_rate: float,
+        clip_norm: float,
+    ) -> StepOutcome:
+        """Run the whole list once, after `prepare`.
+
+        microbatch: (pipeline, microbatch) -> its data, whose shapes may differ from step to step, but for the
+        number of samples. start_s: common start of all ranks, monotonic clock. A step whose gradients are not
+        finite leaves the parameters as they are, on all ranks alike.
+        """
+        events: list[tuple[Instruction, float, float]] = []
+        self._shapes.clear()
+        totals = torch.zeros(3, dtype=torch.float64)
+        self._pace.start_step(start_s)
+        for index, entry in enumerate(self._program.ranks[self._rank]):
+            begin = self._pace.now_s
+            end = begin
+            match entry:
+                case Compute():
+                    begin, end = self._compute(self._computations[index], microbatch)
+                case Transfer():
+                    if index in self._sent:
+                        end = self._send(entry, self._sent[index])
+                    else:
+                        self._post_receive(entry, self._received[index], microbatch)
+                        continue
+                case Sync():
+                    end = self._start_sync(entry, step)
+                case Norm():
+                    totals = self._norm_of_all(step)
+                    end = self._pace.now_s
+                case Step():
+                    begin, end = self._update(totals, learning_rate, clip_norm)
+                case Broadcast():
+                    end = self._start_broadcast(entry, step)
+            events.append((entry, begin, end))
+        self._finish_broadcasts()
+        settled = self._pace.settle()
+        end_s = time.monotonic()
+        self._transport.finish()
+        return StepOutcome(
+            loss=float(totals[2]),
+            gradient_norm=float(totals[0].sqrt()),
+            finite=float(totals[1]) == 0.0,
+            start_s=start_s,
+            end_s=end_s,
+            busy_s=self._pace.busy_s,
+            over_budget_s=self._pace.over_budget_s,
+            events=self._as_events(events, settled, start_s),
+        )
+
+    def close(self) -> None:
+        """Give back the process groups; all ranks together, after their last step."""
+        if len(self._program.ranks) > 1:
+            dist.barrier()  # until nobody waits for a broadcast any more
+        self._transport.close()
+        self._sync.close()
+
+    def _as_events(
+        self, spans: list[tuple[Instruction, float, float]], settled: dict[float, float], start_s: float
+    ) -> tuple[Event, ...]:
+        """What took place from when to when, from the step's start on. settled: see `Pace.settle`."""
+        events = []
+        for instruction, begin_s, end_s in spans:
+            if instruction in self._sync_ends:
+                end_s = max(begin_s, self._sync_ends[instruction])
+            begin_s, end_s = settled.get(begin_s, begin_s), settled.get(end_s, end_s)
+            events.append(Event(self._rank, instruction, begin_s - start_s, end_s - start_s))
+        return tuple(events)
+
+    def _looked_up(self) -> dict[int, _Computation]:
+        """The computations by their place in the list of this rank."""
+        releases, local = release_points(self._program, self._rank), self._program.local_boundaries
+        found: dict[int, _Computation] = {}
+        for index, entry in enumerate(self._program.ranks[self._rank]):
+            if isinstance(entry, Compute):
+                num_stages = self._costs.num_stages[entry.pipeline]
+                message, made = incoming(entry, num_stages), outgoing(entry, num_stages)
+                receive = None
+                if message is not None and message[1:3] not in local:
+                    receive = Transfer(
+                        Direction.RECV, entry.op, entry.pipeline, entry.stage, entry.microbatch
+                    )
+                found[index] = _Computation(
+                    entry,
+                    message,
+                    receive,
+                    made,
+                    made is not None and made[1:3] in local,
+                    releases.get(index, ()),
+                    self._costs.compute_s(self._rank, entry),
+                )
+        return found
+
+    def _crossing(self) -> tuple[dict[int, Message], dict[int, "_Shaped"]]:
+        """By the place in the list of this rank: the messages of sends, what is `_Shaped` of receives."""
+        sent: dict[int, Message] = {}
+        received: dict[int, _Shaped] = {}
+        for index, entry in enumerate(self._program.ranks[self._rank]):
+            if isinstance(entry, Transfer) and entry.direction is Direction.SEND:
+                sent[index] = entry.message
+            elif isinstance(entry, Transfer):
+                layer = self._program.pipeline(entry).stages[entry.boundary].start
+                received[index] = (layer, self._program.samples(entry), entry.op)
+        return sent, received
+
+    def _compute(
+        self, work: _Computation, microbatch: Callable[[int, int], Microbatch]
+    ) -> tuple[float, float]:
+        entry = work.entry
+        received: tuple[Tensor, ...] = ()
+        ready_s = 0.0
+        if work.receive is not None:
+            received = self._transport.receive(work.receive)
+            if self._board is not None:
+                assert work.message is not None
+                ready_s = self._board.due_s(work.message)
+        elif work.message is not None:
+            received = self._outgoing.pop(work.message)
+        for send in work.releases:
+            self._transport.release(send)
+        start = self._pace.begin(ready_s)
+        if entry.op is Pass.FORWARD:
+            result = self._stages.forward(entry, microbatch(entry.pipeline, entry.microbatch), received)
+        else:
+            result = self._stages.backward(entry, received)
+        if work.kept:
+            # the stages' graphs stay apart, as if the tensors had been sent
+            result = tuple(tensor.detach() for tensor in result)
+        if work.made is not None:
+            self._outgoing[work.made] = result
+        return start, self._pace.end(start, work.nominal_s)
+
+    def _send(self, entry: Transfer, message: Message) -> float:
+        """Post a send; gives the time at which it is due."""
+        due_s = self._board.send(entry, self._pace.now_s) if self._board else self._pace.now_s
+        self._transport.send(entry, self._outgoing.pop(message))
+        return due_s
+
+    def _post_receive(
+        self, entry: Transfer, shaped: "_Shaped", microbatch: Callable[[int, int], Microbatch]
+    ) -> None:
+        shapes = self._shapes.get(shaped)
+        if shapes is None:
+            shapes = self._boundaries(shaped[0], microbatch(entry.pipeline, entry.microbatch))
+            if entry.op is Pass.BACKWARD:
+                shapes = tuple(shape for shape in shapes if shape.dtype.is_floating_point)
+            self._shapes[shaped] = shapes
+        self._transport.post_receive(entry, shapes)
+
+    def _start_sync(self, entry: Sync, step: int) -> float:
+        self._join(entry.bucket, step)
+        self._sync.start(entry.bucket)
+        return self._pace.now_s
+
+    def _start_broadcast(self, entry: Broadcast, step: int) -> float:
+        self._join(self._norm + 1 + entry.bucket, step)
+        self._sync.start_broadcast(entry.bucket)
+        return self._pace.now_s
+
+    def _finish_broadcasts(self) -> None:
+        for bucket in self._sync.finish_broadcasts():
+            self._sync_ends[Broadcast(bucket)] = self._wait_for(self._norm + 1 + bucket)
+
+    def _join(self, collective: int, step: int) -> None:
+        """Reserve the emulated links of a collective: SYNC of each bucket, NORM, broadcast of each bucket."""
+        if self._board is not None:
+            self._board.join(collective, self._rank, step, self._pace.now_s)
+
+    def _wait_for(self, collective: int) -> float:
+        """Wait until a collective that is really over is due on emulated links too; gives when that was."""
+        due_s = self._board.collective_due_s(collective, self._rank) if self._board else 0.0
+        now_s = self._pace.wait(due_s)
+        return due_s or now_s
+
+    def _norm_of_all(self, step: int) -> Tensor:
+        """[sum of squares, number of ranks with a non-finite one, loss] over all ranks: float64."""
+        self._sync_ends.clear()
+        for bucket in self._sync.finish():
+            self._sync_ends[Sync(bucket)] = self._wait_for(bucket)
+        squares = self._optimizer.square_sum()
+        not_finite = 0.0 if squares.isfinite() else 1.0
+        totals = torch.tensor([float(squares), not_finite, self._stages.take_loss()], dtype=torch.float64)
+        if len(self._program.ranks) == 1:
+            return totals
+        self._join(self._norm, step)
+        everyone = range(len(self._program.ranks))
+        with WaitingFor(self._program, self._rank, Norm(), everyone, time.monotonic()):
+            dist.all_reduce(totals)
+        self._wait_for(self._norm)
+        return totals
+
+    def _update(self, totals: Tensor, learning_rate: float, clip_norm: float) -> tuple[float, float]:
+        start = self._pace.begin(0.0)
+        if float(totals[1]) == 0.0:
+            scale = min(1.0, clip_norm / (float(totals[0].sqrt()) + 1e-6))
+            self._optimizer.step(learning_rate, scale)
+        return start, self._pace.end(start, self._costs.step_s(self._rank))

@@ -1,0 +1,274 @@
+"""Sums of gradients over the owners of each bucket."""
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.futures import Future
+
+from cost_model.collectives import Collective
+from cost_model.errors import InputError
+from hetpipe.models.chain import ChainModel
+from hetpipe.program.instructions import Broadcast, Program, Sync
+from hetpipe.runtime.cuda_events import wait_for_gpu
+from hetpipe.runtime.host_staging import Staging, room_on_host
+from hetpipe.runtime.peer_errors import WaitingFor
+
+
+class GradientSync:
+    """The collectives of one rank. Owns the process groups and the sums that are under way.
+
+    Where GPUs and CPUs sum together they do so on the host: a rank on a GPU copies its part there and back.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        rank: int,
+        chain: ChainModel,
+        parameters: Mapping[str, nn.Parameter],
+        timeout_s: float,
+        staging: Staging | None = None,
+    ) -> None:
+        """staging: None if no rank is on a GPU."""
+        staging = staging or Staging((False,) * len(program.ranks))
+        _check_shared(program, rank, chain, parameters)
+        everyone = tuple(range(len(program.ranks)))
+        # NOTE: a group that is given no timeout has torch's, half an hour, whatever the default group has
+        timeout = timedelta(seconds=timeout_s)
+        groups = {
+            # between GPUs one of its own too, with more time
+            ranks: None if ranks == everyone and staging.on_host(ranks) else staging.new_group(ranks, timeout)
+            for ranks in sorted({bucket.ranks for bucket in program.buckets})
+        }
+        self._program, self._rank, self._timeout_s = program, rank, timeout_s
+        self._groups = [groups[bucket.ranks] for bucket in program.buckets]
+        # NOTE: gloo matches collectives by their order in a group, and when a reduction is over, so that its
+        # broadcast may begin, differs from rank to rank: each bucket's broadcasts have a group of their own
+        self._broadcast_groups = [
+            staging.new_group(bucket.ranks, timeout) if bucket.collective is Collective.TREE else None
+            for bucket in program.buckets
+        ]
+        self._members = [
+            [parameters[name] for name in bucket_names(program, index, chain)] if rank in bucket.ranks else []
+            for index, bucket in enumerate(program.buckets)
+        ]
+        # one buffer for each bucket, of which the gradients are views: nothing is copied to be summed
+        self._buffers = [_buffer(members) for members in self._members]
+        # what the collectives move: the buffers, or copies of them on the host
+        self._moved = [
+            room_on_host(buffer) if rank in bucket.ranks and staging.copies(rank, bucket.ranks) else buffer
+            for buffer, bucket in zip(self._buffers, program.buckets, strict=True)
+        ]
+        self._under_way: dict[Sync | Broadcast, tuple[Callable[[], object], float]] = {}
+        self._warm_up()
+
+    def _warm_up(self) -> None:
+        """Sum a first number in each group, so that it is open before the first step.
+
+        NCCL opens a group at its first sum, for which all members must be there.
+        """
+        opened: set[dist.ProcessGroup | None] = set()
+        for bucket, members in enumerate(self._members):
+            group = self._groups[bucket]
+            if members and group not in opened:
+                opened.add(group)
+                nothing = torch.zeros(1, device=self._moved[bucket].device)
+                with self._waiting(Sync(bucket), time.monotonic()):
+                    work: dist.Work | None = dist.all_reduce(nothing, group=group, async_op=True)
+                    assert work is not None
+                    self._wait_of(work, nothing)()
+
+    def buffers(self) -> list[Tensor]:
+        """The memory of the gradients that are summed, one tensor for each bucket of this rank."""
+        return [buffer for buffer, members in zip(self._buffers, self._members, strict=True) if members]
+
+    def attach(self) -> None:
+        """Before a step: gradients of zero, in the buckets' buffers."""
+        for bucket, buffer in enumerate(self._buffers):
+            buffer.zero_()
+            for value, part in self._parts(bucket):
+                value.grad = part
+
+    def start(self, bucket: int) -> None:
+        """Begin to sum the bucket's gradients over its owners, or for the owner of its states only."""
+        self._begin(Sync(bucket), self._sum)
+
+    def _begin(
+        self, instruction: Sync | Broadcast, collective: Callable[[int], Callable[[], object]]
+    ) -> None:
+        """Start what gives how to wait for it."""
+        since_s = time.monotonic()
+        self._copy(instruction.bucket, self._moved, self._buffers)
+        with self._waiting(instruction, since_s):
+            self._under_way[instruction] = (collective(instruction.bucket), since_s)
+
+    def _sum(self, bucket: int) -> Callable[[], object]:
+        if self._program.buckets[bucket].state_owner is not None:
+            return self._wait_of(self._reduce(bucket), self._moved[bucket])
+        if self._program.buckets[bucket].collective is Collective.TREE:
+            return self._start_tree(bucket)
+        work: dist.Work | None = dist.all_reduce(
+            self._moved[bucket], group=self._groups[bucket], async_op=True
+        )
+        assert work is not None
+        return self._wait_of(work, self._moved[bucket])
+
+    def _wait_of(self, work: dist.Work, moved: Tensor) -> Callable[[], object]:
+        """How the host waits for a collective; NCCL's own wait is for the stream only."""
+        return partial(wait_for_gpu, work, self._timeout_s) if moved.is_cuda else work.wait
+
+    def _start_tree(self, bucket: int) -> Callable[[], object]:
+        """Begin to reduce to the first owner, which then broadcasts; gives how to wait for both.
+
+        A reduction leaves partial sums at the others, which the broadcast writes over.
+        """
+        buffer, group = self._moved[bucket], self._groups[bucket]
+        reduction = self._reduce(bucket)
+        if buffer.is_cuda:  # NCCL runs the collectives of a group one after another
+            return self._wait_of(self._broadcast(bucket, group), buffer)
+        later = self._broadcast_groups[bucket]
+
+        def go_on(reduced: Future[object]) -> dist.Work:
+            reduced.value()  # raises what went wrong
+            return self._broadcast(bucket, later)
+
+        begun: Future[dist.Work] = reduction.get_future().then(go_on)
+
+        def wait() -> None:
+            reduction.wait()  # raises its own error, which a future wraps into a traceback
+            begun.wait().wait()
+
+        return wait
+
+    def _reduce(self, bucket: int) -> dist.Work:
+        owner, buffer = self._program.buckets[bucket].root, self._moved[bucket]
+        work: dist.Work | None = dist.reduce(buffer, dst=owner, group=self._groups[bucket], async_op=True)
+        assert work is not None
+        return work
+
+    def _broadcast(self, bucket: int, group: dist.ProcessGroup | None) -> dist.Work:
+        owner = self._program.buckets[bucket].root
+        work: dist.Work | None = dist.broadcast(self._moved[bucket], src=owner, group=group, async_op=True)
+        assert work is not None
+        return work
+
+    @torch.no_grad()
+    def start_broadcast(self, bucket: int) -> None:
+        """Begin to spread the bucket's new parameters from the owner of its states.
+
+        They travel in the buffer of the gradients, which nobody needs any more.
+        """
+        if self._program.buckets[bucket].state_owner == self._rank:
+            for value, part in self._parts(bucket):
+                part.copy_(value)
+        self._begin(Broadcast(bucket), self._spread)
+
+    def _spread(self, bucket: int) -> Callable[[], object]:
+        return self._wait_of(self._broadcast(bucket, self._groups[bucket]), self._moved[bucket])
+
+    @torch.no_grad()
+    def finish_broadcasts(self) -> list[int]:
+        """Wait for all that were started, and take the parameters; gives their buckets."""
+        done = self.finish()
+        for bucket in done:
+            if self._program.buckets[bucket].state_owner != self._rank:
+                for value, part in self._parts(bucket):
+                    value.copy_(part)
+        return done
+
+    def _parts(self, bucket: int) -> list[tuple[nn.Parameter, Tensor]]:
+        """The bucket's parameters, each with its place in the buffer."""
+        members = self._members[bucket]
+        if not members:
+            return []
+        parts = torch.split(self._buffers[bucket], [value.numel() for value in members])
+        return [(value, part.view_as(value)) for value, part in zip(members, parts, strict=True)]
+
+    def finish(self) -> list[int]:
+        """Wait for all that were started; gives their buckets.
+
+        Raises: PeerError if one does not end in time, or an owner is gone.
+        """
+        done = list(self._under_way)
+        for instruction in done:
+            wait, since_s = self._under_way.pop(instruction)
+            with self._waiting(instruction, since_s):
+                wait()
+            self._copy(instruction.bucket, self._buffers, self._moved)
+        return [instruction.bucket for instruction in done]
+
+    @staticmethod
+    def _copy(bucket: int, into: Sequence[Tensor], source: Sequence[Tensor]) -> None:
+        """Between a buffer and its copy on the host, where there is one."""
+        if into[bucket] is not source[bucket]:
+            into[bucket].copy_(source[bucket])
+
+    def close(self) -> None:
+        """Give back the process groups; all ranks must have finished their last step."""
+        # in the same order on all ranks: NCCL's groups are closed together
+        for group in dict.fromkeys((*self._groups, *self._broadcast_groups)):
+            if group is not None:
+                dist.destroy_process_group(group)
+        self._groups.clear()
+        self._broadcast_groups.clear()
+
+    def _waiting(self, instruction: Sync | Broadcast, since_s: float) -> AbstractContextManager[None]:
+        owners = self._program.buckets[instruction.bucket].ranks
+        return WaitingFor(self._program, self._rank, instruction, owners, since_s)
+
+
+def _check_shared(program: Program, rank: int, chain: ChainModel, parameters: Collection[str]) -> None:
+    """Raises: InputError if a parameter that other ranks have too is summed by no bucket."""
+    summed = {
+        name
+        for index, bucket in enumerate(program.buckets)
+        if rank in bucket.ranks
+        for name in bucket_names(program, index, chain)
+    }
+    for other, device in enumerate(program.device_names):
+        held = {info.name for layer in program.plan.layers_of(device) for info in chain.parameters(layer)}
+        if other != rank and (missed := sorted(held & set(parameters) - summed)):
+            raise InputError(
+                f"{missed[0]!r} is in layers of {program.device_names[rank]!r} and of {device!r}, which the "
+                "profile does not say (tied_to); profile this model again"
+            )
+
+
+def _buffer(members: Sequence[nn.Parameter]) -> Tensor:
+    """Room for the gradients of all members; of layers without trained parameters, a zero to meet over."""
+    if not members:
+        return torch.zeros(1)
+    first = members[0]
+    return torch.zeros(sum(value.numel() for value in members), dtype=first.dtype, device=first.device)
+
+
+def bucket_names(program: Program, bucket: int, chain: ChainModel) -> list[str]:
+    """Names of the parameters of a bucket, the same order on every rank; those without gradient left out."""
+    entry = program.buckets[bucket]
+    if entry.tied:
+        later = {info.name for layer in entry.layers[1:] for info in chain.parameters(layer)}
+        return [info.name for info in chain.parameters(entry.layers[0]) if info.tied and info.name in later]
+    infos = [info for layer in entry.layers for info in chain.parameters(layer)]
+    return [info.name for info in infos if info.reached and not info.tied]
+
+
+def counted_names(program: Program, rank: int, chain: ChainModel) -> set[str]:
+    """Names of the parameters that count in this rank's norm: those whose states it has, where states are
+    sharded, else those whose lowest owner it is."""
+    owners: dict[str, int] = {}
+    if program.plan.state_owners is not None:
+        ranks = {name: owner for owner, name in enumerate(program.device_names)}
+        for layer in reversed(range(chain.num_layers)):  # a tied parameter goes with its home, the first
+            state_owner = ranks[program.plan.state_owners[layer]]
+            owners.update({info.name: state_owner for info in chain.parameters(layer)})
+        return {name for name, owner in owners.items() if owner == rank}
+    for owner in reversed(range(len(program.ranks))):
+        for layer in program.plan.layers_of(program.device_names[owner]):
+            owners.update({info.name: owner for info in chain.parameters(layer)})
+    return {name for name, owner in owners.items() if owner == rank}

@@ -1,0 +1,69 @@
+"""Which messages and sums pass through the host's memory: those that GPUs and CPUs have part in."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from cost_model.cluster import CPU, EMULATED, Device
+from cost_model.errors import InputError
+from hetpipe.runtime.gpus import is_gpu
+
+BACKEND = "cpu:gloo,cuda:nccl"
+NCCL_TIMES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """on_gpu: by rank. Ranks on GPUs alone meet over NCCL; where a CPU takes part, all meet over gloo, on the
+    host, and those on GPUs copy what they give and get."""
+
+    on_gpu: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, devices: Sequence[Device]) -> "Staging":
+        """Of ranks with these devices.
+
+        Raises: InputError for GPUs beside emulated devices.
+        """
+        kinds = {device.kind for device in devices}
+        if EMULATED in kinds and kinds - {CPU, EMULATED}:
+            raise InputError(
+                f"the plan mixes GPUs with emulated devices ({', '.join(sorted(kinds))}), whose seconds are "
+                "made up; leave one of them out with --exclude"
+            )
+        return cls(tuple(map(is_gpu, devices)))
+
+    @property
+    def backend(self) -> str:
+        """Of the default process group."""
+        return BACKEND if any(self.on_gpu) else "gloo"
+
+    def on_host(self, ranks: Iterable[int]) -> bool:
+        """Whether these ranks meet on the host."""
+        return not all(self.on_gpu[rank] for rank in ranks)
+
+    def copies(self, rank: int, ranks: Iterable[int]) -> bool:
+        """Whether a rank copies what it gives to these ranks, of which it is one, and gets from them."""
+        return self.on_gpu[rank] and self.on_host(ranks)
+
+    def new_group(self, ranks: Sequence[int], timeout: timedelta) -> dist.ProcessGroup:
+        """A process group; on all ranks together, members or not.
+
+        Between GPUs it has more time: NCCL ends the process then, and counts from when something is handed
+        in, while the executor, which knows what it waits for, counts from when it waits.
+        """
+        if self.on_host(ranks):
+            group: dist.ProcessGroup = dist.new_group(list(ranks), timeout=timeout, backend="gloo")
+        else:
+            times = NCCL_TIMES if "nccl" in dist.get_backend_config() else 1
+            group = dist.new_group(list(ranks), timeout=times * timeout)
+        return group
+
+
+def room_on_host(buffer: Tensor) -> Tensor:
+    """Memory of the host for a copy of a tensor, pinned where that makes the copy faster."""
+    return torch.empty_like(buffer, device="cpu", pin_memory=buffer.is_cuda)

@@ -1,0 +1,51 @@
+"""Names who waited, at which instruction, for whom and how long, when a message or a sum does not come."""
+
+import re
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import TracebackType
+
+from hetpipe.program.instructions import Instruction, Program
+
+_PLACE = re.compile(r"^\[\S+:\d+\] ")
+"""Where in its own sources torch has raised an error."""
+
+
+class PeerError(RuntimeError):
+    """A message or a sum did not come; names rank, instruction, peers and age."""
+
+
+@dataclass(slots=True)
+class WaitingFor:
+    """Turns the error of a communication that began at since_s, on the monotonic clock, into a PeerError.
+
+    A class, and not a frozen one, since every message has some: a generator takes three times as long.
+    """
+
+    program: Program
+    rank: int
+    instruction: Instruction
+    peers: Iterable[int]
+    since_s: float
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, RuntimeError):
+            others = ", ".join(_name(self.program, peer) for peer in self.peers if peer != self.rank)
+            waited = f"{_name(self.program, self.rank)} waited at {self.instruction} for {others}"
+            raise peer_error(waited, self.since_s, error) from error
+
+
+def peer_error(waited: str, since_s: float, error: RuntimeError) -> PeerError:
+    """Who waited for whom, for how long, and the reason in torch's error."""
+    reason = _PLACE.sub("", (str(error).strip().splitlines() or ["no reason given"])[-1])
+    return PeerError(f"{waited}, begun {time.monotonic() - since_s:.1f} s ago: {reason}")
+
+
+def _name(program: Program, rank: int) -> str:
+    return f"rank {rank} ({program.device_names[rank]})"

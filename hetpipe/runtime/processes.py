@@ -1,0 +1,283 @@
+"""Starts a process per rank on this host, relays what they report, and ends them all when one fails."""
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, NoReturn
+
+from cost_model.errors import InfeasibleError, InputError
+
+Emit = Callable[[dict[str, Any]], object]
+"""Takes an event. What a rank emits is taken in the launcher's process, and the rank gets back whether the
+answer there was True."""
+RankMain = Callable[..., None]
+"""What a rank runs: main(*arguments, rank=..., emit=...); importable, since it is pickled by name."""
+
+GATHER_ERRORS_S = 0.5
+END_S = 3.0
+NOTICED_AFTER_S = 0.05  # peers of a rank that disappears may report before its end is noticed
+_KNOWN = {"InputError": InputError, "InfeasibleError": InfeasibleError}
+
+
+class WorkerLostError(RuntimeError):
+    """A rank failed or disappeared; the message is that of the first one. The command line exits with 5."""
+
+
+def under_torchrun() -> bool:
+    """Whether torchrun, or a scheduler that sets the same variables, started this process."""
+    return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+
+
+@dataclass(frozen=True, slots=True)
+class RankGroup:
+    """How to start the ranks: a name for each, CPU threads of each, modules to load before they fork."""
+
+    names: tuple[str, ...]
+    threads: tuple[int, ...]
+    backend: str = "gloo"
+    preload: tuple[str, ...] = ()
+    timeout_s: float = 600.0
+
+
+def run_ranks(
+    main: RankMain, arguments: Sequence[Any], group: RankGroup, on_event: Emit = lambda event: None
+) -> None:
+    """Run main on every rank until all have ended.
+
+    Ranks are processes of a forkserver that has torch loaded (0.2 s to start four, 60 MiB each). However
+    this ends, no rank is left over: they are ended here, and end themselves if this process is killed.
+
+    on_event: called with what the ranks emit; the rank goes on when it returns.
+
+    Raises: WorkerLostError with the first error of a rank; InputError and InfeasibleError as raised there.
+    """
+    context = _context(group.preload)
+    with tempfile.TemporaryDirectory(prefix="hetpipe-") as folder, _environment_at_start():
+        processes: list[BaseProcess] = []
+        connections: list[Connection] = []
+        try:
+            for rank in range(len(group.names)):
+                here, there = context.Pipe()
+                process = context.Process(
+                    target=_rank_main,
+                    args=(there, rank, group, str(Path(folder) / "store"), main, tuple(arguments)),
+                    name=f"hetpipe rank {rank}",
+                )
+                process.start()
+                there.close()
+                processes.append(process)
+                connections.append(here)
+            _watch(processes, connections, group, on_event)
+        finally:
+            _end(processes)
+            for connection in connections:
+                connection.close()
+
+
+def _context(preload: Sequence[str]) -> Any:
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["hetpipe.training.rank", *preload])
+    return context
+
+
+@contextlib.contextmanager
+def _environment_at_start() -> Iterator[None]:
+    """What the server that forks the ranks starts with, where the user has not set it.
+
+    No parallel region there: the ranks set their own number of threads. And a module that asks for GPUs when
+    it is loaded does not start CUDA, which would be lost to the ranks.
+    """
+    added = {"OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    added = {name: value for name, value in added.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end this process as an exit does, so that nothing is left behind.
+
+    Where somebody else handles them, or in another thread than the main one, nothing is changed.
+    """
+
+    def leave(number: int, _frame: object) -> NoReturn:
+        sys.exit(128 + number)
+
+    changed = []
+    if threading.current_thread() is threading.main_thread():
+        changed = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
+    for number in changed:
+        signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number in changed:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _watch(
+    processes: list[BaseProcess], connections: list[Connection], group: RankGroup, on_event: Emit
+) -> None:
+    errors: list[dict[str, Any]] = []
+    open_ends = {connection: rank for rank, connection in enumerate(connections)}
+    done: set[int] = set()
+    deadline = float("inf")
+    while open_ends and time.monotonic() < deadline:
+        left_s = None if deadline == float("inf") else max(0.0, deadline - time.monotonic())
+        for connection in wait(list(open_ends), left_s):
+            assert isinstance(connection, Connection)
+            rank = open_ends[connection]
+            try:
+                event = connection.recv()
+            except (EOFError, OSError):
+                del open_ends[connection]
+                if rank not in done and not any(error["rank"] == rank for error in errors):
+                    errors.append(_vanished(processes[rank], rank, group))
+            else:
+                if event["event"] == "error":
+                    errors.append({**event, "rank": rank})
+                elif event["event"] == "done":
+                    done.add(rank)
+                else:
+                    answer = on_event(event) is True
+                    with contextlib.suppress(OSError):  # that a rank is gone is noticed above
+                        connection.send(answer)
+        if errors and deadline == float("inf"):
+            # others fail because of the first; wait a moment to see which that was
+            deadline = time.monotonic() + GATHER_ERRORS_S
+    if errors:
+        _raise_first(errors, group)
+
+
+def _vanished(process: BaseProcess, rank: int, group: RankGroup) -> dict[str, Any]:
+    noticed_s = time.monotonic() - NOTICED_AFTER_S
+    process.join(END_S)
+    code = process.exitcode
+    how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
+    text = f"rank {rank} ({group.names[rank]}) {how}"
+    return {"event": "error", "rank": rank, "type": "", "text": text, "when_s": noticed_s}
+
+
+def _raise_first(errors: list[dict[str, Any]], group: RankGroup) -> None:
+    first = min(errors, key=lambda error: error["when_s"])
+    known = _KNOWN.get(first["type"])
+    if known is not None:
+        raise known(first["text"])
+    name = group.names[first["rank"]]
+    text = first["text"] if not first["type"] else f"rank {first['rank']} ({name}) failed: {first['text']}"
+    raise WorkerLostError(text)
+
+
+def _end(processes: list[BaseProcess]) -> None:
+    """End what still runs, politely first; another Ctrl-C meanwhile skips the politeness."""
+    try:
+        for process in processes:
+            if process.is_alive():
+                process.terminate()
+        deadline = time.monotonic() + END_S
+        for process in processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+    finally:
+        for process in processes:
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+def _rank_main(
+    connection: Connection,
+    rank: int,
+    group: RankGroup,
+    store: str,
+    main: RankMain,
+    arguments: tuple[Any, ...],
+) -> None:
+    """The life of a rank: process group, main, and a last word about how it ended."""
+
+    def emit(event: dict[str, Any]) -> bool:
+        connection.send(event)
+        return bool(connection.recv())
+
+    _die_with_parent()
+    threading.Thread(target=_die_with_launcher, daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
+    try:
+        join_group(rank, group, store)
+        main(*arguments, rank=rank, emit=emit)
+        leave_group()
+        connection.send({"event": "done"})
+    except BaseException as error:
+        text = str(error) or type(error).__name__
+        if type(error).__name__ not in _KNOWN and not isinstance(error, MemoryError):
+            text = f"{type(error).__name__}: {text}"
+        event = {"event": "error", "type": type(error).__name__, "text": text, "when_s": time.monotonic()}
+        if os.environ.get("HETPIPE_DEBUG"):
+            import traceback
+
+            traceback.print_exc()
+        with contextlib.suppress(OSError):
+            connection.send(event)
+        sys.stdout.flush()
+        os._exit(1)  # not through destructors that wait for lost peers
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel (Linux) to end this process when the server that forked it ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)  # 1: PR_SET_PDEATHSIG
+
+
+def _die_with_launcher() -> None:
+    """End this process when the launcher has ended, be it by SIGKILL.
+
+    NOTE: the server that forked it would not end then: it watches a pipe of which every rank inherits the
+    launcher's end.
+    """
+    launcher = multiprocessing.parent_process()
+    if launcher is not None:
+        launcher.join()
+        os._exit(1)
+
+
+def join_group(rank: int, group: RankGroup, store: str) -> None:
+    """Join torch's process group over a file in a folder that only this host sees, on loopback."""
+    import torch
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import FileStore
+
+    torch.set_num_threads(group.threads[rank])
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    world = len(group.names)
+    if world > 1:
+        dist.init_process_group(
+            group.backend,
+            store=FileStore(store, world),
+            rank=rank,
+            world_size=world,
+            timeout=timedelta(seconds=group.timeout_s),
+        )
+
+
+def leave_group() -> None:
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,148 @@
+"""What a rank runs with: its layers, its device, and the executor around them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cost_model.cluster import EMULATED, Device
+from cost_model.errors import InputError
+from hetpipe.models.chain import ChainModel
+from hetpipe.models.keyed_dropout import KeyedDropout
+from hetpipe.models.loss import Loss
+from hetpipe.models.partial_model import LayerModel
+from hetpipe.program.costs import ProgramCosts
+from hetpipe.program.instructions import Program
+from hetpipe.runs.settings import Clock
+from hetpipe.runtime.cuda_events import GpuPace
+from hetpipe.runtime.emulation import Board, EmulatedPace, Pace
+from hetpipe.runtime.executor import Boundaries, Executor
+from hetpipe.runtime.gpus import before_cuda, gpu_index, is_gpu
+from hetpipe.runtime.gradient_sync import GradientSync, counted_names
+from hetpipe.runtime.host_staging import Staging
+from hetpipe.runtime.optimizer import Optimizer
+from hetpipe.runtime.stage_runner import Microbatch, StageRunner
+from hetpipe.runtime.torch_optimizer import TorchOptimizer
+from hetpipe.runtime.transport import DistributedTransport, TensorShape
+
+
+@dataclass(frozen=True, slots=True)
+class OwnLayers:
+    """The layers of a rank, in train mode on its device.
+
+    trained: their parameters that the loss reaches, by name; counted: names of those that count in this
+    rank's norm; stepped: those that it updates, fewer where optimizer states are sharded. travels: dtype of
+    the floating tensors between layers.
+    """
+
+    chain: ChainModel
+    model: LayerModel
+    place: torch.device
+    travels: torch.dtype
+    trained: dict[str, nn.Parameter]
+    counted: set[str]
+    stepped: dict[str, nn.Parameter]
+
+    @classmethod
+    def of(
+        cls,
+        program: Program,
+        rank: int,
+        chain: ChainModel,
+        seed: int,
+        place: torch.device,
+        dtype: torch.dtype,
+        lowered: torch.dtype | None,
+    ) -> "OwnLayers":
+        """lowered: what autocast computes in, None for no autocast."""
+        layers = program.plan.layers_of(program.device_names[rank])
+        model = chain.materialise(layers, seed, dtype, place, lowered)
+        model.train()
+        reached = {info.name for layer in layers for info in chain.parameters(layer) if info.reached}
+        for name, value in model.owned_parameters().items():
+            value.requires_grad_(name in reached)
+        trained = {name: value for name, value in model.owned_parameters().items() if name in reached}
+        counted = counted_names(program, rank, chain)
+        sharded = program.plan.state_owners is not None
+        stepped = {name: value for name, value in trained.items() if name in counted or not sharded}
+        return cls(chain, model, place, lowered or dtype, trained, counted, stepped)
+
+
+def executor_of(
+    costs: ProgramCosts,
+    rank: int,
+    own: OwnLayers,
+    loss: Loss,
+    optimizer: Optimizer | TorchOptimizer,
+    *,
+    seed: int,
+    pace: Pace,
+    timeout_s: float,
+    board: Board | None,
+) -> Executor:
+    """The executor of a rank's list; on all ranks together, since it opens their channels."""
+    program = costs.program
+    staging = Staging.of(costs.devices)
+    return Executor(
+        costs,
+        rank,
+        stages=StageRunner(program, own.model, KeyedDropout(seed), loss),
+        transport=DistributedTransport(program, rank, own.place, timeout_s, staging),
+        sync=GradientSync(program, rank, own.chain, own.trained, timeout_s, staging),
+        optimizer=optimizer,
+        boundaries=boundaries_of(own.chain, own.travels),
+        pace=pace,
+        board=board,
+    )
+
+
+def slices(
+    program: Program, step: int, inputs: Any, labels: Tensor, weight: float
+) -> Callable[[int, int], Microbatch]:
+    """Which samples of the step a microbatch is: consecutive blocks, in the order of the plan."""
+    pipelines = program.plan.pipelines
+    offsets = [sum(entry.num_samples for entry in pipelines[:index]) for index in range(len(pipelines))]
+
+    def microbatch(pipeline: int, index: int) -> Microbatch:
+        start = offsets[pipeline] + index * pipelines[pipeline].microbatch_size
+        stop = start + pipelines[pipeline].microbatch_samples(index)
+        chosen = {name: value[start:stop] for name, value in inputs.items()}
+        return Microbatch(step, tuple(range(start, stop)), chosen, labels[start:stop], weight)
+
+    return microbatch
+
+
+def boundaries_of(chain: ChainModel, dtype: torch.dtype) -> Boundaries:
+    """What travels between the layers of a chain whose floating tensors are of a dtype."""
+
+    def boundaries(layer: int, microbatch: Microbatch) -> tuple[TensorShape, ...]:
+        return tuple(
+            TensorShape(
+                (len(microbatch.samples), *spec.shape_per_sample),
+                dtype if spec.dtype.is_floating_point else spec.dtype,
+            )
+            for spec in chain.boundary_for(layer, microbatch.inputs)
+        )
+
+    return boundaries
+
+
+def torch_device(device: Device) -> torch.device:
+    """The GPU with the device's index on its node; the CPU for emulated and CPU devices."""
+    if not is_gpu(device):
+        return torch.device("cpu")
+    before_cuda()
+    place = torch.device("cuda", gpu_index(device.name))
+    if not torch.cuda.is_available() or place.index >= torch.cuda.device_count():
+        raise InputError(f"device {device.name!r} is a {device.kind}, and this host has no GPU {place.index}")
+    torch.cuda.set_device(place)
+    return place
+
+
+def pace_of(device: Device, clock: Clock, place: torch.device) -> Pace:
+    """When operations start and end on a device."""
+    if device.kind == EMULATED:
+        return EmulatedPace(device.speed if clock is Clock.CPU else None)
+    return GpuPace() if place.type == "cuda" else Pace()

@@ -1,0 +1,183 @@
+"""Any optimizer of torch in the place of ours: its step, and its states in checkpoints."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cost_model.errors import InputError
+from hetpipe.data.task import OptimizerFactory, TrainingTask
+from hetpipe.runs.settings import Settings
+from hetpipe.runtime.optimizer import Optimizer
+
+_NUMBERS = {"bool": bool, "int": int, "float": float}
+
+
+class TorchOptimizer(Optimizer):
+    """An optimizer of torch over the named parameters of one rank, or none; it owns the states.
+
+    rate: the learning rate of the settings, in proportion to which `step` changes the rates of all groups;
+    None leaves them to the user. The states of a parameter are saved as "name.state", numbers as
+    "name.state:int", so that a checkpoint can be read under any plan.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer | None,
+        parameters: Mapping[str, nn.Parameter],
+        counted: Collection[str],
+        *,
+        rate: float | None = None,
+    ) -> None:
+        self.parameters = dict(parameters)
+        self.num_steps = 0
+        self.name = optimizer_name(optimizer)
+        self.optimizer = optimizer
+        self._counted = [value for name, value in self.parameters.items() if name in counted]
+        self._rate = rate
+        groups = optimizer.param_groups if optimizer is not None else []
+        self._rates = [float(group.get("lr", 0.0)) for group in groups]
+        self._begun_with = _options(groups)
+
+    def zero_grad(self) -> None:
+        for value in self.parameters.values():
+            value.grad = None
+
+    @torch.no_grad()
+    def step(self, learning_rate: float, scale: float) -> None:
+        """One step with all gradients multiplied by scale; without an optimizer, nothing at all."""
+        if self.optimizer is None:
+            return
+        gradients = [value.grad for value in self.parameters.values() if value.grad is not None]
+        if scale != 1.0 and gradients:
+            torch._foreach_mul_(gradients, scale)
+        if self._rate is not None:
+            for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+                group["lr"] = rate * learning_rate / self._rate
+        self.optimizer.step()
+        self.num_steps += 1
+
+    def _state(self, name: str) -> dict[str, Any]:
+        if self.optimizer is None or name not in self.parameters:
+            return {}
+        return dict(self.optimizer.state.get(self.parameters[name], {}))
+
+    def state_tensors(self) -> list[Tensor]:
+        entries = [entry for name in self.parameters for entry in self._state(name).values()]
+        return [entry for entry in entries if isinstance(entry, Tensor)]
+
+    def states(self, name: str) -> dict[str, Tensor]:
+        """Raises: InputError if the optimizer keeps what a checkpoint cannot hold."""
+        changed = _changed(self._begun_with, _options(self.optimizer.param_groups if self.optimizer else []))
+        if changed:
+            raise InputError(
+                f"no checkpoint can be written with {self.name}: it keeps {changed!r} for a whole group of "
+                "parameters, and only what it keeps for each one is saved; train without --every and --save"
+            )
+        saved = {}
+        for key, entry in self._state(name).items():
+            kind = type(entry).__name__
+            if isinstance(entry, Tensor):
+                saved[f"{name}.{key}"] = entry
+            elif kind in _NUMBERS:
+                dtype = torch.float64 if kind == "float" else torch.int64
+                saved[f"{name}.{key}:{kind}"] = torch.tensor(entry, dtype=dtype)
+            elif entry is not None:
+                raise InputError(
+                    f"no checkpoint can be written with {self.name}: its state {key!r} is a {kind}; only "
+                    "tensors and numbers can be saved"
+                )
+        return saved
+
+    def load_states(self, name: str, tensors: Mapping[str, Tensor], num_steps: int) -> None:
+        self.num_steps = num_steps
+        if self.optimizer is None or name not in self.parameters:
+            return
+        value = self.parameters[name]
+        state: dict[str, Any] = {}
+        for key, tensor in tensors.items():
+            if key.startswith(f"{name}."):
+                short, _, kind = key.removeprefix(f"{name}.").partition(":")
+                # as torch does: what has the shape of the parameter lives where it lives
+                there = tensor.shape == value.shape or self._counts_on_device(value)
+                placed = tensor.to(value.device) if there else tensor
+                state[short] = _NUMBERS[kind](tensor.item()) if kind else placed
+        if state:
+            self.optimizer.state[value] = state
+
+    def _counts_on_device(self, value: nn.Parameter) -> bool:
+        """Whether the optimizer keeps the number of steps where the parameter is, too."""
+        assert self.optimizer is not None
+        return any(
+            group.get("fused") or group.get("capturable")
+            for group in self.optimizer.param_groups
+            if any(entry is value for entry in group["params"])
+        )
+
+
+def optimizer_of(
+    task: TrainingTask, parameters: Mapping[str, nn.Parameter], counted: Collection[str], settings: Settings
+) -> Optimizer:
+    """The optimizer of a run on one rank: AdamW, or what the task makes."""
+    if task.make_optimizer is None:
+        return Optimizer(
+            parameters, counted, settings.weight_decay, betas=settings.betas, epsilon=settings.epsilon
+        )
+    made = make_checked(task.make_optimizer, list(parameters.values()))
+    return TorchOptimizer(made, parameters, counted, rate=settings.learning_rate)
+
+
+def make_checked(make: OptimizerFactory, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """What the factory makes of the parameters of a rank.
+
+    Raises: InputError if it gives no optimizer, one without a learning rate, or one of other parameters.
+    """
+    # NOTE: torch refuses an empty list, which a stage without parameters has (nn.ReLU, nn.Flatten)
+    made = make(parameters or [nn.Parameter(torch.zeros(1))])
+    if not isinstance(made, torch.optim.Optimizer):
+        raise InputError(
+            f"the optimizer factory gives a {type(made).__name__}; it must give a torch.optim.Optimizer of "
+            "the parameters that it gets"
+        )
+    known = {id(value) for value in parameters}
+    held = {id(value) for group in made.param_groups for value in group["params"]}
+    if parameters and not held <= known:
+        raise InputError(
+            f"the optimizer factory gives a {type(made).__name__} of other parameters than it gets; each "
+            "rank has parameters of its own"
+        )
+    if not all(float(group.get("lr", 0.0)) > 0 for group in made.param_groups):
+        raise InputError(
+            f"the optimizer factory gives a {type(made).__name__} whose groups do not all have a learning "
+            'rate above zero ("lr"), of which the schedule gives multiples'
+        )
+    return made
+
+
+def optimizer_name(optimizer: torch.optim.Optimizer | None) -> str:
+    """What a checkpoint calls the optimizer."""
+    kind = type(optimizer)
+    return "" if optimizer is None else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _options(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the groups hold besides parameters and learning rates."""
+    left_out = ("params", "lr", "initial_lr")
+    return [
+        {
+            key: entry.tolist() if isinstance(entry, Tensor) else entry
+            for key, entry in group.items()
+            if key not in left_out
+        }
+        for group in groups
+    ]
+
+
+def _changed(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> str:
+    """The first option that differs, empty if none does."""
+    for old, new in zip(before, after, strict=True):
+        for key in old.keys() | new.keys():
+            if old.get(key) != new.get(key):
+                return key
+    return ""

@@ -1,0 +1,188 @@
+"""Runs a program on a virtual clock."""
+
+import heapq
+from dataclasses import dataclass, field
+from itertools import chain
+from operator import attrgetter
+
+from cost_model.errors import InputError
+from cost_model.network import FreeAt, idle, reserve
+from hetpipe.program.costs import ProgramCosts
+from hetpipe.program.instructions import (
+    Broadcast,
+    Compute,
+    Direction,
+    Instruction,
+    Message,
+    Norm,
+    Step,
+    Sync,
+    Transfer,
+    incoming,
+)
+from hetpipe.program.trace import Event, Trace
+
+_BY_TIME = attrgetter("start_s", "end_s")
+_SEND = Direction.SEND
+
+
+def simulate(costs: ProgramCosts) -> Trace:
+    """The trace of one step of the program on devices that compute and links that queue.
+
+    Devices run their lists in order; sends and SYNCs go on beside them; links and network cards are
+    first-in first-out in the order of dispatch. Every predicted time that a user sees comes from here.
+
+    Raises: InputError if the program deadlocks, naming the instructions that wait.
+    """
+    return _Simulation(costs).run()
+
+
+@dataclass(slots=True)
+class _Simulation:
+    """Owns the virtual clock of one step. A rank is in the queue, or waits for a key in `parked`."""
+
+    costs: ProgramCosts
+    clock: list[float] = field(init=False)
+    position: list[int] = field(init=False)
+    free_at: FreeAt = field(default_factory=idle)
+    due: dict[Message, float] = field(default_factory=dict)
+    sync_ready: list[dict[int, float]] = field(init=False)
+    sync_due: list[dict[int, float]] = field(init=False)
+    broadcast_ready: list[dict[int, float]] = field(init=False)
+    norm_ready: dict[int, float] = field(default_factory=dict)
+    norm_due: dict[int, float] = field(default_factory=dict)
+    parked: dict[object, list[int]] = field(default_factory=dict)
+    queue: list[tuple[float, int]] = field(init=False)
+    events: list[list[Event]] = field(init=False)
+    buckets_of: list[list[int]] = field(init=False)
+    local: frozenset[tuple[int, int]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        program = self.costs.program
+        count = len(program.ranks)
+        self.local = program.local_boundaries
+        self.clock = [0.0] * count
+        self.position = [0] * count
+        self.sync_ready = [{} for _ in program.buckets]
+        self.sync_due = [{} for _ in program.buckets]
+        self.broadcast_ready = [{} for _ in program.buckets]
+        self.queue = [(0.0, rank) for rank in range(count)]
+        self.events = [[] for _ in range(count)]
+        self.buckets_of = [[] for _ in range(count)]
+        for index, bucket in enumerate(program.buckets):
+            for rank in bucket.ranks:
+                self.buckets_of[rank].append(index)
+
+    def run(self) -> Trace:
+        ranks, queue, clock, position = self.costs.program.ranks, self.queue, self.clock, self.position
+        while queue:
+            _, rank = heapq.heappop(queue)
+            instructions = ranks[rank]
+            # go on with this rank for as long as it would be the next one taken from the queue
+            while position[rank] < len(instructions):
+                waits_for = self._execute(rank, instructions[position[rank]])
+                if waits_for is not None:
+                    self.parked.setdefault(waits_for, []).append(rank)
+                    break
+                position[rank] += 1
+                if queue and queue[0] < (clock[rank], rank):
+                    heapq.heappush(queue, (clock[rank], rank))
+                    break
+        self._check_all_done()
+        for events in self.events:
+            events.sort(key=_BY_TIME)
+        return Trace(self.costs.device_names, tuple(chain.from_iterable(self.events)))
+
+    def _check_all_done(self) -> None:
+        ranks = self.costs.program.ranks
+        stuck = [
+            f"{name}: {ranks[rank][self.position[rank]]}"
+            for rank, name in enumerate(self.costs.device_names)
+            if self.position[rank] < len(ranks[rank])
+        ]
+        if stuck:
+            raise InputError(f"the program deadlocks, waiting at {'; '.join(stuck)}")
+
+    def _execute(self, rank: int, instruction: Instruction) -> object | None:
+        """Do it and move the rank's clock, or give the key that the rank must wait for."""
+        match instruction:
+            case Compute():
+                return self._compute(rank, instruction)
+            case Transfer():
+                if instruction.direction is _SEND:
+                    self._send(rank, instruction)
+                return None
+            case Sync():
+                self._sync(rank, instruction)
+                return None
+            case Norm():
+                return self._norm(rank)
+            case Step():
+                self._record(rank, instruction, self.clock[rank], self.costs.step_s(rank))
+                return None
+            case Broadcast():
+                self._broadcast(rank, instruction)
+                return None
+
+    def _record(self, rank: int, instruction: Instruction, start: float, duration: float) -> None:
+        self.clock[rank] = start + duration
+        self.events[rank].append(Event(rank, instruction, start, start + duration))
+
+    def _wake(self, key: object) -> None:
+        for rank in self.parked.pop(key, ()):
+            heapq.heappush(self.queue, (self.clock[rank], rank))
+
+    def _compute(self, rank: int, compute: Compute) -> object | None:
+        message = incoming(compute, self.costs.num_stages[compute.pipeline])
+        start = self.clock[rank]
+        if message is not None and (message[1], message[2]) not in self.local:
+            if message not in self.due:
+                return message
+            start = max(start, self.due.pop(message))
+        self._record(rank, compute, start, self.costs.compute_s(rank, compute))
+        return None
+
+    def _send(self, rank: int, send: Transfer) -> None:
+        ready = self.clock[rank]
+        due = reserve(self.free_at, self.costs.route(send), ready, self.costs.transfer_bytes(send))
+        message = send.message
+        self.due[message] = due
+        self.events[rank].append(Event(rank, send, ready, due))
+        self._wake(message)
+
+    def _sync(self, rank: int, sync: Sync) -> None:
+        ready = self.sync_ready[sync.bucket]
+        ready[rank] = self.clock[rank]
+        if len(ready) < len(self.costs.program.buckets[sync.bucket].ranks):
+            return
+        due = self.costs.sync_due(self.free_at, sync.bucket, ready)
+        self.sync_due[sync.bucket] = due
+        for member, end in due.items():
+            self.events[member].append(Event(member, sync, ready[member], end))
+        self._wake(sync)
+
+    def _broadcast(self, rank: int, broadcast: Broadcast) -> None:
+        ready = self.broadcast_ready[broadcast.bucket]
+        ready[rank] = self.clock[rank]
+        if len(ready) == len(self.costs.program.buckets[broadcast.bucket].ranks):
+            due = self.costs.broadcast_due(self.free_at, broadcast.bucket, ready)
+            for member, end in due.items():
+                self.events[member].append(Event(member, broadcast, ready[member], end))
+
+    def _norm(self, rank: int) -> object | None:
+        if rank in self.norm_due:
+            ready = self.norm_ready[rank]
+            self._record(rank, Norm(), ready, self.norm_due[rank] - ready)
+            return None
+        ready = self.clock[rank]
+        for index in self.buckets_of[rank]:
+            if not self.sync_due[index]:
+                return Sync(index)
+            ready = max(ready, self.sync_due[index][rank])
+        self.norm_ready[rank] = ready
+        if len(self.norm_ready) < len(self.costs.device_names):
+            return Norm()
+        self.norm_due = self.costs.norm_due(self.free_at, self.norm_ready)
+        self._wake(Norm())
+        self._record(rank, Norm(), ready, self.norm_due[rank] - ready)
+        return None

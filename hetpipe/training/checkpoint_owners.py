@@ -1,0 +1,152 @@
+"""Checkpoints of a run: of each layer's owners one writes it, any plan reads them."""
+
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from cost_model.errors import InputError
+from hetpipe.data.task import TrainingTask
+from hetpipe.models.chain import ChainModel
+from hetpipe.models.partial_model import LayerModel
+from hetpipe.program.instructions import Program
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.settings import Settings
+from hetpipe.runtime.optimizer import OPTIMIZER_STATES, Optimizer
+from hetpipe.training import checkpoint
+from partition.plan import Plan
+
+
+def home_layers(chain: ChainModel) -> dict[str, int]:
+    """The layer in whose file each parameter is stored: the first that holds it."""
+    homes: dict[str, int] = {}
+    for layer in range(chain.num_layers):
+        for info in chain.parameters(layer):
+            homes.setdefault(info.name, layer)
+    return homes
+
+
+def save_checkpoint(
+    folder: RunFolder,
+    settings: Settings,
+    task: TrainingTask,
+    program: Program,
+    rank: int,
+    model: LayerModel,
+    optimizer: Optimizer,
+    step: int,
+    samples_seen: int,
+) -> Path:
+    """Write the state after `step` steps; complete on return, on every rank. Gives its folder."""
+    homes = home_layers(task.chain)
+    target = _broadcast(str(checkpoint.begin(folder.checkpoints, step)) if rank == 0 else "")
+    files: dict[int, checkpoint.LayerFile] = {}
+    names = program.device_names
+    for layer in _written_by(program.plan, names[rank]):
+        tensors = {}
+        for name, value in model.parameters_of(layer).items():
+            if homes[name] == layer:
+                tensors[name] = value.detach()
+                tensors |= optimizer.states(name)
+        files[layer] = checkpoint.write_layer(Path(target), layer, tensors)
+    merged = {layer: file for part in _gather(files) for layer, file in part.items()}
+    written = ""
+    if rank == 0:
+        manifest = checkpoint.Manifest(
+            model=settings.model,
+            step=step,
+            samples_seen=samples_seen,
+            seed=settings.seed,
+            sequence_length=settings.sequence_length,
+            vocabulary_sha256=task.vocabulary_sha256,
+            layers=tuple(merged[layer] for layer in sorted(merged)),
+            torch_version=str(torch.__version__),
+            optimizer={"name": optimizer.name, "steps": optimizer.num_steps},
+            plan=program.plan.to_json(),
+        )
+        vocabulary = folder.vocabulary if folder.vocabulary.exists() else None
+        config = folder.model_config if folder.model_config.exists() else None
+        written = str(checkpoint.commit(Path(target), manifest, vocabulary, config))
+    return Path(_broadcast(written))
+
+
+def _written_by(plan: Plan, device: str) -> list[int]:
+    """The layers that a device writes: those whose states it has, or of which it is the lowest owner."""
+    held = plan.layers_of(device)
+    if plan.state_owners is not None:
+        return [layer for layer in held if plan.state_owners[layer] == device]
+    lower = plan.device_names[: plan.device_names.index(device)]
+    return [layer for layer in held if not any(layer in plan.layers_of(name) for name in lower)]
+
+
+def check_checkpoint(manifest: checkpoint.Manifest, settings: Settings, source: Path) -> None:
+    """Raises: InputError if the run cannot go on from the checkpoint, naming what differs."""
+    for key in ("model", "seed", "sequence_length"):
+        mine, theirs = getattr(settings, key), getattr(manifest, key)
+        if mine != theirs:
+            raise InputError(
+                f"{source}: its {key} is {theirs!r}, the run's {mine!r}; give the same to resume"
+            )
+    if manifest.step >= settings.steps:
+        raise InputError(
+            f"{source}: is at step {manifest.step}, the run ends at step {settings.steps}; raise --steps"
+        )
+
+
+def check_optimizer(manifest: checkpoint.Manifest, name: str, source: Path) -> None:
+    """Raises: InputError if the states of the checkpoint are those of another optimizer."""
+    theirs = manifest.optimizer.get("name", name)
+    if theirs != name:
+        raise InputError(f"{source}: was written with optimizer {theirs}, the run's is {name}; give the same")
+
+
+def load_checkpoint(
+    source: Path, settings: Settings, task: TrainingTask, model: LayerModel, optimizer: Optimizer
+) -> tuple[int, int]:
+    """Fill the layers of this rank from a checkpoint of any plan; gives (step, samples seen).
+
+    Raises: InputError naming file and reason if it does not fit the run or is damaged.
+    """
+    manifest = checkpoint.read_manifest(source)
+    check_checkpoint(manifest, settings, source)
+    if manifest.vocabulary_sha256 != task.vocabulary_sha256:
+        raise InputError(f"{source}: was trained with another vocabulary than the run's")
+    if len(manifest.layers) != task.chain.num_layers:
+        raise InputError(
+            f"{source}: has {len(manifest.layers)} layers, {settings.model} has {task.chain.num_layers}"
+        )
+    check_optimizer(manifest, optimizer.name, source)
+    homes = home_layers(task.chain)
+    parameters = model.owned_parameters()
+    found_steps = manifest.optimizer.get("steps")
+    num_steps = found_steps if isinstance(found_steps, int) else manifest.step
+    for layer in sorted({homes[name] for name in parameters}):
+        mine = [name for name in parameters if homes[name] == layer]
+        wanted = [key for name in mine for key in (name, *(f"{name}.{s}" for s in OPTIMIZER_STATES))]
+        reached = set(optimizer.parameters)
+        wanted = [key for key in wanted if key in parameters or key.rsplit(".", 1)[0] in reached]
+        # of another optimizer than ours the file knows which states each parameter has
+        names = wanted if optimizer.name == Optimizer.name else None
+        tensors = checkpoint.read_layer(source, manifest, layer, names)
+        for name in mine:
+            with torch.no_grad():
+                parameters[name].copy_(tensors[name])
+            optimizer.load_states(name, tensors, num_steps)
+    optimizer.num_steps = num_steps  # also where no parameter is trained
+    return manifest.step, manifest.samples_seen
+
+
+def _broadcast(text: str) -> str:
+    if not dist.is_initialized():
+        return text
+    values = [text]
+    dist.broadcast_object_list(values, src=0)
+    return values[0]
+
+
+def _gather(files: dict[int, checkpoint.LayerFile]) -> list[dict[int, checkpoint.LayerFile]]:
+    if not dist.is_initialized():
+        return [files]
+    values: list[dict[int, checkpoint.LayerFile]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(values, files)
+    return values

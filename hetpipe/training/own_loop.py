@@ -1,0 +1,196 @@
+"""One step of a program on this rank, for training loops of one's own."""
+
+import math
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from cost_model.cluster import EMULATED, Cluster
+from cost_model.errors import InputError
+from cost_model.profile import ModelProfile
+from hetpipe.models.chain import ChainModel
+from hetpipe.models.loss import Loss
+from hetpipe.models.mixed_precision import kept_casts, lowered_dtype, weight_dtype
+from hetpipe.program.costs import ProgramCosts
+from hetpipe.program.instructions import Program
+from hetpipe.program.trace import Trace
+from hetpipe.runs.settings import Clock
+from hetpipe.runtime.emulation import Board
+from hetpipe.runtime.executor import StepOutcome
+from hetpipe.runtime.rank_setup import OwnLayers, executor_of, pace_of, slices, torch_device
+from hetpipe.runtime.torch_optimizer import TorchOptimizer
+from hetpipe.training.rank import common_start, gather, same_on_all_ranks
+from partition.plan import check_plan
+
+
+class RankStages:
+    """The stages of this rank, ready to run. Owns its layers with their weights, and the messages and sums.
+
+    Made on all ranks together, once torch.distributed is initialised with one process for each device of the
+    program, in that order (a program of one device needs no process group); gloo for CPU and emulated
+    devices, "cpu:gloo,cuda:nccl" where any is a GPU. The process group stays the caller's.
+
+    model: the layers of this rank in train mode, on its device. rank, device_name: of this process.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        chain: ChainModel,
+        loss: Loss,
+        *,
+        profile: ModelProfile,
+        cluster: Cluster,
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+        timeout_s: float = 600.0,
+    ) -> None:
+        """Materialise the layers of this rank and open its channels.
+
+        loss: (outputs, labels) of a microbatch -> the sum of its losses. profile, cluster: what the program
+        was lowered with; under a profile in bfloat16-autocast the stages compute so. seed: of initial weights
+        and dropout. timeout_s: how long a message or a sum may take.
+
+        Raises: InputError if program, model, cluster and process group do not fit together.
+        """
+        check_plan(program.plan, profile, cluster)
+        profile.check_layers(chain.layer_names)
+        self.rank = _rank_of(program)
+        same_on_all_ranks(program.sha256)
+        self.program, self.chain = program, chain
+        self.device_name = program.device_names[self.rank]
+        device = cluster.device(self.device_name)
+        self.device = torch_device(device)
+        lowered = lowered_dtype(profile.dtype)
+        if lowered is not None and dtype != weight_dtype(profile.dtype):
+            raise InputError(f"dtype is {dtype}; weights under a profile in {profile.dtype} are in float32")
+        own = OwnLayers.of(program, self.rank, chain, seed, self.device, dtype, lowered)
+        self.model = own.model
+        costs = ProgramCosts(program, profile, cluster)
+        self._board = _open_board(costs, cluster)
+        self._optimizer = TorchOptimizer(None, own.stepped, own.counted)
+        self.executor = executor_of(
+            costs, self.rank, own, loss, self._optimizer,
+            seed=seed, pace=pace_of(device, Clock.NOMINAL, self.device), timeout_s=timeout_s,
+            board=self._board,
+        )  # fmt: skip
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """The trained parameters here by name; one that several ranks hold is on each of them, and equal."""
+        return {name: value for name, value in self.model.owned_parameters().items() if value.requires_grad}
+
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters that this rank steps, for an optimizer; none where there are none.
+
+        All that are trained here; under zero 1 those whose states the rank owns.
+        """
+        return list(self._optimizer.parameters.values())
+
+    def use(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """Which optimizer the next STEP runs."""
+        self._optimizer.optimizer = optimizer
+
+    def close(self) -> None:
+        """Let go of the program's groups and emulated links, on all ranks together; the default process group
+        is the caller's to end."""
+        self.executor.close()
+        if self._board is not None:
+            self._board.close()
+            self._board = None
+
+
+def execute(
+    program: Program,
+    stages: RankStages,
+    inputs: Mapping[str, Tensor],
+    labels: Tensor,
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    step: int = 0,
+    num_terms: int | None = None,
+    clip_norm: float = math.inf,
+) -> StepOutcome:
+    """Run one step of a program on this rank, together with all other ranks; gives loss, norm and events.
+
+    inputs: by name, each [global_batch_size, ...], the same on every rank, in the dtype of the stages and on
+    any device, of any length that the model takes; labels [global_batch_size, ...]. Pipelines take
+    consecutive blocks, in the order of the plan.
+    optimizer: of `stages.parameters()`; its learning rate is the caller's. None: the step ends with the
+    gradients, summed over all ranks, in the parameters (not under zero 1, which needs their memory).
+    step: keys the dropout masks; give each step its own number. num_terms: the sum of the losses is divided
+    by it, the terms of the whole step; None: the number of samples. clip_norm: of the gradients of all ranks.
+
+    The gradients of the step before are forgotten first. A step whose gradients are not finite on any rank
+    leaves the parameters as they are on all of them, and says so in `finite`.
+
+    Raises: InputError for another program than that of the stages, or another number of samples than the
+    plan's; PeerError if a message or a sum does not come in time.
+    """
+    if program is not stages.program and program.sha256 != stages.program.sha256:
+        raise InputError("the stages are those of another program; make them of this one")
+    count = program.plan.global_batch_size
+    for name, value in {**inputs, "labels": labels}.items():
+        if len(value) != count:
+            raise InputError(f"{name!r} has {len(value)} samples, a step of the plan {count}; give as many")
+    terms = count if num_terms is None else num_terms
+    if terms < 1:
+        raise InputError(f"num_terms is {terms}; give the terms of the loss of the whole step, at least 1")
+    if optimizer is None and program.plan.state_owners is not None and stages.parameters():
+        raise InputError(
+            "no optimizer is given, and the plan shards its states (zero 1), which leaves no gradients; "
+            "give one, or a plan with zero 0"
+        )
+    placed = {name: value.to(stages.device) for name, value in inputs.items()}
+    stages.chain.know_boundaries(placed)
+    stages.use(optimizer)
+    stages.executor.prepare()
+    with kept_casts():
+        return stages.executor.step(
+            step,
+            slices(program, step, placed, labels.to(stages.device), 1 / terms),
+            start_s=common_start(),
+            learning_rate=math.nan,  # the optimizer's own
+            clip_norm=clip_norm,
+        )
+
+
+def trace_of(program: Program, outcome: StepOutcome) -> Trace:
+    """The trace of a step from the outcomes of all ranks, on every rank, which must all call this."""
+    return Trace(program.device_names, tuple(event for events in gather(outcome.events) for event in events))
+
+
+def _rank_of(program: Program) -> int:
+    """The rank of this process.
+
+    Raises: InputError if the process group does not have a process for each device.
+    """
+    names = program.device_names
+    started = dist.get_world_size() if dist.is_initialized() else 1
+    if started != len(names):
+        raise InputError(
+            f"torch.distributed has {started} processes, the program {len(names)} devices "
+            f"({', '.join(names)}); start one for each, and init_process_group in them"
+        )
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def _open_board(costs: ProgramCosts, cluster: Cluster) -> Board | None:
+    """The table of emulated links, made by rank 0 and opened by all; None where nothing is emulated."""
+    names = costs.program.device_names
+    if not any(cluster.device(name).kind == EMULATED for name in names):
+        return None
+    path = ""
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        handle, path = tempfile.mkstemp(prefix="hetpipe-board-")
+        os.close(handle)
+        Board.create(Path(path), costs)
+    path = gather(path)[0]
+    board = Board(Path(path), costs)
+    if all(gather(True)) and (not dist.is_initialized() or dist.get_rank() == 0):
+        os.unlink(path)  # open on all ranks, and gone with the last of them
+    return board

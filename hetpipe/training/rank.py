@@ -1,0 +1,302 @@
+"""One rank of a training run: reads the run folder, trains, and reports."""
+
+import json
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from cost_model.cluster import EMULATED, Device
+from cost_model.cluster_file import read_cluster
+from cost_model.errors import InputError
+from cost_model.profile import read_profile
+from cost_model.strict_files import read_text
+from hetpipe.data.task import TaskFactory, TrainingTask
+from hetpipe.models.mixed_precision import kept_casts, lowered_dtype, weight_dtype
+from hetpipe.models.partial_model import LayerModel
+from hetpipe.program.costs import ProgramCosts
+from hetpipe.program.instructions import parse_program
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.settings import Settings, read_settings
+from hetpipe.runtime.emulation import Board, ByteCounter, HostLoad
+from hetpipe.runtime.executor import Executor, StepOutcome
+from hetpipe.runtime.gpus import is_gpu
+from hetpipe.runtime.optimizer import Optimizer
+from hetpipe.runtime.peer_errors import PeerError, peer_error
+from hetpipe.runtime.processes import Emit
+from hetpipe.runtime.rank_setup import OwnLayers, executor_of, pace_of, slices, torch_device
+from hetpipe.runtime.torch_optimizer import optimizer_of
+from hetpipe.training.checkpoint_owners import load_checkpoint, save_checkpoint
+from hetpipe.training.rank_results import RankSummary, shared_parameters, write_results
+from partition.plan_file import read_plan
+
+T = TypeVar("T")
+
+WAIT = -1
+"""What rank 0 says while it does not know yet whether to stop."""
+
+KEPT_STEPS = 100
+"""A rank keeps the events of so many steps, the last ones: a run may have millions."""
+
+LEAD_S = 0.003
+"""The common start of a step lies this far ahead, so that every rank is waiting for it."""
+
+
+def train_rank(folder: str, make_task: TaskFactory, board: str | None, *, rank: int, emit: Emit) -> None:
+    """Train as one rank of the program in a run folder; rank 0 emits metrics and writes the results.
+
+    board: file of the emulated links' table (`Board.create`), None where no device is emulated.
+
+    Raises: InputError if the ranks read different programs.
+    """
+    run = _Run.open(RunFolder(Path(folder)), make_task, board, rank, emit)
+    try:
+        run.train()
+    finally:
+        run.close()
+
+
+@dataclass(slots=True)
+class _Run:
+    """The state of one rank between steps: where in the data it is, and what was measured so far."""
+
+    folder: RunFolder
+    settings: Settings
+    costs: ProgramCosts
+    rank: int
+    task: TrainingTask
+    model: LayerModel
+    optimizer: Optimizer
+    executor: Executor
+    board: Board | None
+    device: Device
+    place: torch.device
+    emit: Emit
+    step: int = 0
+    samples_seen: int = 0
+    outcomes: deque[StepOutcome] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
+    step_s: list[float] = field(default_factory=list)
+    peak_bytes: float | None = None
+
+    @classmethod
+    def open(
+        cls, folder: RunFolder, make_task: TaskFactory, board_path: str | None, rank: int, emit: Emit
+    ) -> "_Run":
+        settings = read_settings(folder.config)
+        cluster, profile = read_cluster(folder.cluster), read_profile(folder.profile)
+        program = parse_program(read_text(folder.program), read_plan(folder.plan))
+        same_on_all_ranks(program.sha256)
+        costs = ProgramCosts(program, profile, cluster)
+        device = cluster.device(program.device_names[rank])
+        place = torch_device(device)
+        task = make_task(folder, settings)
+        profile.check_layers(task.chain.layer_names)
+        own = OwnLayers.of(
+            program, rank, task.chain, settings.seed, place,
+            weight_dtype(settings.dtype), lowered_dtype(settings.dtype),
+        )  # fmt: skip
+        optimizer = optimizer_of(task, own.stepped, own.counted, settings)
+        board = Board(Path(board_path), costs) if board_path is not None else None
+        executor = executor_of(
+            costs, rank, own, task.loss, optimizer,
+            seed=settings.seed, pace=pace_of(device, settings.clock, place), timeout_s=settings.timeout_s,
+            board=board,
+        )  # fmt: skip
+        model = own.model
+        run = cls(folder, settings, costs, rank, task, model, optimizer, executor, board, device, place, emit)
+        if settings.resume_from is not None:
+            run.step, run.samples_seen = load_checkpoint(
+                Path(settings.resume_from), settings, task, model, optimizer
+            )
+        return run
+
+    def close(self) -> None:
+        if self.board is not None:
+            self.board.close()
+
+    def train(self) -> None:
+        load = HostLoad()
+        first = self.step
+        for step in range(first, self.settings.steps):
+            if step == first + 1:
+                load.lap()  # the first step is not timed
+            self.step = step
+            stopped = self._one_step(counted=step == first)
+            done = step + 1
+            every = self.settings.every
+            last = stopped or done == self.settings.steps
+            if (every and done % every == 0) or (last and self.settings.save):
+                program = self.costs.program
+                try:
+                    path = save_checkpoint(
+                        self.folder, self.settings, self.task, program, self.rank, self.model,
+                        self.optimizer, done, self.samples_seen,
+                    )  # fmt: skip
+                except OSError as error:
+                    raise InputError(
+                        f"{self.folder.checkpoints}: the checkpoint of step {done} cannot be written "
+                        f"({error.strerror}); make room there, and go on with --resume from the one before"
+                    ) from error
+                last |= self._tell({"event": "checkpoint", "step": done, "path": str(path)})
+            if last:
+                break
+        summary = RankSummary(
+            peak_bytes=self.peak_bytes,
+            outcomes=tuple(self.outcomes),
+            load=load.lap(),
+            shared=shared_parameters(self.costs.program, self.task.chain, self.model),
+            on_gpu=is_gpu(self.device),
+        )
+        summaries = gather(summary)
+        if self.rank == 0 and self.outcomes:
+            write_results(self.folder, self.costs, self.settings, summaries, self.step_s)
+
+    def _one_step(self, *, counted: bool) -> bool:
+        """One step, on every rank; gives whether training shall end."""
+        count = self.costs.program.plan.global_batch_size
+        inputs, labels = self.task.batch(self.samples_seen, count)
+        inputs = {name: value.to(self.place) for name, value in inputs.items()}
+        self.task.chain.know_boundaries(inputs)
+        weight = self.task.term_weight(labels)
+        microbatch = slices(self.costs.program, self.step, inputs, labels.to(self.place), weight)
+        self.executor.prepare()
+        counter = self._counter() if counted else None
+        if counted and self.place.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()  # what loading needed is no part of a step
+        context: AbstractContextManager[Any] = counter if counter is not None else nullcontext()
+        start_s = common_start()
+        with context, kept_casts():
+            outcome = self.executor.step(
+                self.step,
+                microbatch,
+                start_s=start_s,
+                learning_rate=self.task.learning_rate(self.settings, self.step),
+                clip_norm=self.settings.clip_norm,
+            )
+        if counter is not None:
+            self.peak_bytes = float(counter.peak_bytes)
+        elif counted and self.place.type == "cuda":
+            self.peak_bytes = float(torch.cuda.max_memory_allocated())
+        self.samples_seen += count
+        self.outcomes.append(outcome)
+        return self._report(outcome, count)
+
+    def _counter(self) -> ByteCounter | None:
+        if is_gpu(self.device):
+            return None
+        cap = self.device.memory_bytes if self.device.kind == EMULATED else float("inf")
+        counter = ByteCounter(cap, self.device.name)
+        weights = self.model.owned_parameters().values()
+        for value in (*weights, *self.optimizer.state_tensors(), *self.executor.gradient_buffers()):
+            counter.add(value)
+        return counter
+
+    def _report(self, outcome: StepOutcome, num_samples: int) -> bool:
+        ends_and_busy = gather((outcome.end_s, outcome.busy_s))
+        step_s = max(end for end, _ in ends_and_busy) - outcome.start_s
+        self.step_s.append(step_s)
+        if self.rank != 0:
+            return self._tell({})
+        metrics = {
+            "step": self.step + 1,
+            "loss": outcome.loss,
+            "samples_per_s": num_samples / step_s,
+            "step_s": step_s,
+            "bubble": 1 - sum(busy for _, busy in ends_and_busy) / (len(ends_and_busy) * step_s),
+            "learning_rate": self.task.learning_rate(self.settings, self.step),
+            "gradient_norm": outcome.gradient_norm,
+            "finite": outcome.finite,
+            "samples_seen": self.samples_seen,
+        }
+        with open(self.folder.metrics, "a", encoding="utf-8") as file:
+            finite = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
+            file.write(json.dumps(finite) + "\n")
+        return self._tell({"event": "step", **metrics})
+
+    def _tell(self, event: dict[str, Any]) -> bool:
+        """Emit rank 0's event; gives on all ranks whether the answer is to stop."""
+        if not dist.is_initialized():
+            return self.emit(event) is True
+        if self.rank == 0:
+            with kept_waiting(self.settings.timeout_s / 3):
+                answer = int(self.emit(event) is True)
+        else:
+            answer = WAIT
+        while (found := from_first(answer)) == WAIT:
+            pass
+        return bool(found)
+
+
+@contextmanager
+def kept_waiting(every_s: float) -> Iterator[None]:
+    """As rank 0, tell the others to go on waiting in `from_first`, as long as it takes: callbacks may."""
+    done = threading.Event()
+
+    def tell() -> None:
+        with suppress(PeerError):  # which this rank then meets itself
+            while not done.wait(every_s):
+                from_first(WAIT)
+
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def from_first(value: int) -> int:
+    """A number of rank 0, on every rank.
+
+    Raises: PeerError if it does not come in time, or rank 0 is gone.
+    """
+    found = torch.tensor(value)
+    with _waiting_for("rank 0"):
+        dist.broadcast(found, src=0)
+    return int(found)
+
+
+def gather(value: T) -> list[T]:
+    """The values of all ranks, in order of rank, on every rank.
+
+    Raises: PeerError if a rank does not come in time, or is gone.
+    """
+    if not dist.is_initialized():
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    with _waiting_for("all other ranks"):
+        dist.all_gather_object(values, value)
+    return values
+
+
+@contextmanager
+def _waiting_for(peers: str) -> Iterator[None]:
+    """Turns the error of a meeting between steps into a PeerError."""
+    since_s = time.monotonic()
+    try:
+        yield
+    except RuntimeError as error:
+        waited = f"rank {dist.get_rank()} waited between steps for {peers}"
+        raise peer_error(waited, since_s, error) from error
+
+
+def common_start() -> float:
+    """When all ranks begin the next step, on the host's monotonic clock."""
+    return max(gather(time.monotonic())) + LEAD_S
+
+
+def same_on_all_ranks(sha256: str) -> None:
+    """Raises: InputError if the programs of the ranks differ."""
+    found = gather(sha256)
+    if len(set(found)) > 1:
+        other = next(rank for rank, entry in enumerate(found) if entry != found[0])
+        raise InputError(f"rank {other} has another program than rank 0; start all ranks on one run folder")

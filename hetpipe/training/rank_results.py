@@ -1,0 +1,168 @@
+"""From what the ranks measured to report.json and trace.json."""
+
+import hashlib
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cost_model.cluster import EMULATED
+from cost_model.cluster_file import read_cluster
+from cost_model.profile import read_profile
+from hetpipe.models.chain import ChainModel
+from hetpipe.models.partial_model import LayerModel
+from hetpipe.program.costs import ProgramCosts
+from hetpipe.program.instructions import Program
+from hetpipe.program.trace import Trace, chrome_trace
+from hetpipe.runs.run_folder import MEASURED, PREDICTED, RunFolder
+from hetpipe.runs.run_report import DeviceReport, RunReport, StageReport, report_text
+from hetpipe.runs.settings import Settings
+from hetpipe.runtime.executor import StepOutcome
+from hetpipe.simulation.simulator import simulate
+
+ROUNDING = 1e-4
+"""How far norms of the same parameter on a GPU and on a CPU may be apart, relative."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankSummary:
+    """What one rank measured in a run; outcomes of its last steps only.
+
+    load: (wall seconds, CPU seconds of the host, CPU seconds of this rank) of the timed steps.
+    shared: of each parameter that other ranks own too, at the end. on_gpu: where they are.
+    """
+
+    peak_bytes: float | None
+    outcomes: tuple[StepOutcome, ...]
+    load: tuple[float, float, float]
+    shared: dict[str, "SharedParameter"]
+    on_gpu: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SharedParameter:
+    """sha256 of a parameter's bytes, and its Euclidean norm."""
+
+    sha256: str
+    norm: float
+
+    @classmethod
+    def of(cls, value: Tensor) -> "SharedParameter":
+        here = value.detach().cpu().contiguous()
+        data = here.view(-1).view(torch.uint8).numpy().tobytes()
+        return cls(
+            hashlib.sha256(data).hexdigest(), float(torch.linalg.vector_norm(here, dtype=torch.float64))
+        )
+
+
+def shared_parameters(program: Program, chain: ChainModel, model: LayerModel) -> dict[str, SharedParameter]:
+    """Of each parameter here that has several owners."""
+    owners: dict[str, int] = {}
+    for name in program.device_names:
+        held = {info.name for layer in program.plan.layers_of(name) for info in chain.parameters(layer)}
+        for parameter in held:
+            owners[parameter] = owners.get(parameter, 0) + 1
+    return {
+        name: SharedParameter.of(value)
+        for name, value in model.owned_parameters().items()
+        if owners[name] > 1
+    }
+
+
+def write_results(
+    folder: RunFolder,
+    costs: ProgramCosts,
+    settings: Settings,
+    summaries: Sequence[RankSummary],
+    step_s: Sequence[float],
+) -> None:
+    """Write report.json, and trace.json with the predicted step and the last measured one."""
+    predicted = simulate(costs)
+    events = [event for summary in summaries for event in summary.outcomes[-1].events]
+    events.sort(key=lambda event: (event.rank, event.start_s, event.end_s))
+    measured = Trace(predicted.device_names, tuple(events))
+    folder.write(folder.trace, chrome_trace([(PREDICTED, predicted), (MEASURED, measured)]))
+    folder.write(folder.report, report_text(_report(folder, costs, settings, summaries, step_s, predicted)))
+
+
+def _report(
+    folder: RunFolder,
+    costs: ProgramCosts,
+    settings: Settings,
+    summaries: Sequence[RankSummary],
+    step_s: Sequence[float],
+    predicted: Trace,
+) -> RunReport:
+    cluster, profile = read_cluster(folder.cluster), read_profile(folder.profile)
+    plan = costs.program.plan
+    timed_s = step_s[1:] or step_s
+    timed = slice(-min(len(timed_s), len(summaries[0].outcomes)), None)
+    median_s = statistics.median(timed_s)
+    traces = _timed_traces(predicted.device_names, summaries, timed)
+    stage_s = [trace.stage_busy_s() for trace in traces]
+    bubbles = [trace.bubble_of(seconds) for trace, seconds in zip(traces, timed_s[timed], strict=True)]
+    devices = {}
+    for name, summary in zip(predicted.device_names, summaries, strict=True):
+        device = cluster.device(name)
+        busy = sum(outcome.busy_s for outcome in summary.outcomes[timed])
+        over = sum(outcome.over_budget_s for outcome in summary.outcomes[timed])
+        devices[name] = DeviceReport(
+            predicted_bytes=plan.memory(profile, name).total_bytes,
+            peak_bytes=summary.peak_bytes,
+            usable_bytes=device.usable_bytes,
+            memory_bytes=device.memory_bytes,
+            over_budget=over / busy if busy else 0.0,
+        )
+    wall_s, host_s = summaries[0].load[:2]
+    foreign_s = host_s - sum(summary.load[2] for summary in summaries)
+    names = {name for summary in summaries for name in summary.shared}
+    return RunReport(
+        model=settings.model,
+        strategy=plan.strategy,
+        clock=str(settings.clock),
+        emulated=any(cluster.device(name).kind == EMULATED for name in predicted.device_names),
+        steps=len(step_s),
+        predicted_step_s=predicted.makespan_s,
+        measured_step_s=median_s,
+        step_s_all=tuple(step_s),
+        predicted_bubble=predicted.bubble,
+        measured_bubble=statistics.median(bubbles),
+        foreign_cores=max(0.0, foreign_s / wall_s) if wall_s else 0.0,
+        stages=tuple(
+            StageReport(
+                pipeline=pipeline,
+                stage=stage,
+                device=plan.pipelines[pipeline].stages[stage].device,
+                predicted_busy_s=busy_s,
+                measured_busy_s=statistics.median(entry[pipeline, stage] for entry in stage_s),
+            )
+            for (pipeline, stage), busy_s in predicted.stage_busy_s().items()
+        ),
+        devices=devices,
+        shared_parameters=len(names),
+        owners_agree=all(owners_agree(name, summaries) for name in names),
+        schedule=costs.program.schedule,
+    )
+
+
+def owners_agree(name: str, summaries: Sequence[RankSummary]) -> bool:
+    """Whether the owners of a parameter have the same at the end: bit by bit, those of GPUs and of CPUs.
+
+    Between these to rounding, since torch's AdamW rounds differently on both.
+    """
+    here = [(summary.on_gpu, summary.shared[name]) for summary in summaries if name in summary.shared]
+    if any(len({entry.sha256 for place, entry in here if place is on_gpu}) > 1 for on_gpu in (True, False)):
+        return False
+    if len({entry.sha256 for _, entry in here}) == 1:
+        return True
+    norms = [entry.norm for _, entry in here]
+    return max(norms) - min(norms) <= ROUNDING * max(norms)
+
+
+def _timed_traces(names: tuple[str, ...], summaries: Sequence[RankSummary], timed: slice) -> list[Trace]:
+    by_step = zip(*(summary.outcomes[timed] for summary in summaries), strict=True)
+    return [
+        Trace(names, tuple(event for outcome in outcomes for event in outcome.events)) for outcomes in by_step
+    ]

@@ -1,0 +1,223 @@
+"""From a plan to a finished run: the run folder, the processes, and what came out."""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from cost_model.cluster import CPU, EMULATED, Cluster
+from cost_model.cluster_file import read_cluster
+from cost_model.errors import InputError
+from cost_model.profile import ModelProfile, profile_text
+from cost_model.strict_files import read_text
+from hetpipe.data.task import TaskFactory, prepare_data, registered_task
+from hetpipe.data.user_task import OwnTask
+from hetpipe.models.huggingface import preload_modules
+from hetpipe.profiling.layer_profiler import threads_for
+from hetpipe.program.costs import ProgramCosts
+from hetpipe.program.instructions import Program
+from hetpipe.program.verification import verify
+from hetpipe.runs.run_folder import RunFolder, newest
+from hetpipe.runs.run_report import RunReport, read_report
+from hetpipe.runs.settings import Settings, settings_text
+from hetpipe.runtime.emulation import Board
+from hetpipe.runtime.gpus import check_here
+from hetpipe.runtime.host_staging import Staging
+from hetpipe.runtime.processes import Emit, RankGroup, ended_by_signals, run_ranks, under_torchrun
+from hetpipe.simulation.prediction import scheduled
+from hetpipe.training import checkpoint, torchrun
+from hetpipe.training.checkpoint_owners import check_checkpoint
+from hetpipe.training.rank import train_rank
+from partition.plan import Plan
+from partition.plan_file import plan_text
+
+
+def find_checkpoint(resume: str, folder: RunFolder | None, root: Path, model: str) -> Path:
+    """The checkpoint to go on from: "auto" is the newest of the run folder, else of the newest run.
+
+    Raises: InputError if there is none.
+    """
+    if resume != "auto":
+        path = Path(resume)
+        if RunFolder(path).checkpoints.is_dir():
+            return find_checkpoint("auto", RunFolder(path), root, model)
+        checkpoint.read_manifest(path)
+        return path
+    run = folder or newest(root, model)
+    if run is None:
+        raise InputError(f"nothing to resume: {root} holds no run of {model!r}; leave --resume out to begin")
+    with run.locked():
+        checkpoint.discard_unfinished(run.checkpoints)
+    found = checkpoint.latest(run.checkpoints)
+    if found is None:
+        raise InputError(
+            f"nothing to resume: {run.checkpoints} holds no complete checkpoint; was --save given?"
+        )
+    return found
+
+
+def prepare(
+    folder: RunFolder,
+    settings: Settings,
+    cluster_file: Path,
+    profile: ModelProfile,
+    plan: Plan,
+    *,
+    own_data: bool = False,
+) -> Program:
+    """Check everything, then fill the run folder; gives the verified program that the ranks will run.
+
+    own_data: the task brings its data, no corpus is read.
+
+    Raises: InputError or InfeasibleError before anything is written, if the run cannot work.
+    """
+    cluster = read_cluster(cluster_file)
+    plan, choice = scheduled(plan, profile, cluster, settings.schedule)
+    program = choice.program
+    verify(program, profile, cluster)
+    for key, mine, theirs in (
+        ("model", settings.model, plan.model),
+        ("global_batch_size", settings.global_batch_size, plan.global_batch_size),
+        ("sequence_length", settings.sequence_length, profile.sequence_length),
+        ("dtype", settings.dtype, profile.dtype),
+    ):
+        if mine != theirs:
+            raise InputError(
+                f"{key} of the run is {mine!r}, of its plan and profile {theirs!r}; make them agree"
+            )
+    check_here(map(cluster.device, program.device_names), "give a --plan of devices that are here")
+    vocabulary, done = None, 0
+    if settings.resume_from is not None:
+        source = Path(settings.resume_from)
+        manifest = checkpoint.read_manifest(source)
+        check_checkpoint(manifest, settings, source)
+        done = manifest.step
+        vocabulary = source / checkpoint.VOCABULARY_FILE
+    _check_checkpoints(folder, done, settings)
+    cluster_text = read_text(cluster_file)
+    fresh = not folder.path.exists() or not any(folder.path.iterdir())
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        _keep_metrics(folder, done)
+        if not own_data:
+            prepare_data(folder, settings, vocabulary)
+        folder.write(folder.cluster, cluster_text)
+        folder.write(folder.profile, profile_text(profile))
+        folder.write(folder.plan, plan_text(program.plan))
+        folder.write(folder.program, program.text)
+        folder.write(folder.config, settings_text(settings))
+    except BaseException:
+        if fresh:  # nothing half-written
+            shutil.rmtree(folder.path, ignore_errors=True)
+        raise
+    return program
+
+
+def _check_checkpoints(folder: RunFolder, done: int, settings: Settings) -> None:
+    """Raises: InputError if the folder holds a later checkpoint, which would be taken for one of this run."""
+    newest_one = checkpoint.latest(folder.checkpoints)
+    if newest_one is None:
+        return
+    step = checkpoint.read_manifest(newest_one).step
+    begun = settings.resume_from is not None and Path(settings.resume_from).parent.samefile(
+        folder.checkpoints
+    )
+    if step > (done if begun else 0):
+        raise InputError(
+            f"{newest_one} is of a run before, {step} steps long; go on from it with --resume (resume_from), "
+            "remove it, or give another run folder"
+        )
+
+
+def _keep_metrics(folder: RunFolder, steps: int) -> None:
+    """Leave the first steps only: a run that was killed had gone on beyond its checkpoint."""
+    if folder.metrics.exists():
+        kept = [entry for entry in folder.read_metrics() if entry["step"] <= steps]
+        folder.write(folder.metrics, "".join(json.dumps(entry) + "\n" for entry in kept))
+
+
+def train(
+    settings: Settings,
+    cluster_file: Path,
+    profile: ModelProfile,
+    plan: Plan,
+    folder: RunFolder,
+    *,
+    on_event: Emit = lambda event: None,
+    make_task: TaskFactory | None = None,
+) -> RunReport:
+    """Train settings.model under a plan on this host, one process per device; gives the report.
+
+    on_event: called with {"event": "step", "step": ..., "loss": ..., ...} after each step, and with {"event":
+    "checkpoint", "step": ..., "path": ...} after each checkpoint; True ends training there.
+    make_task: for a model of your own: an `OwnTask`, or an importable function that gives its `TrainingTask`.
+
+    Raises: InputError, InfeasibleError as `prepare`; WorkerLostError if a process fails.
+    """
+    with (
+        folder.locked(),
+        ended_by_signals(),
+        tempfile.TemporaryDirectory(prefix="hetpipe-board-", dir=_shared_memory()) as name,
+        ExitStack() as ends,
+    ):
+        program = prepare(folder, settings, cluster_file, profile, plan, own_data=make_task is not None)
+        if isinstance(make_task, OwnTask):
+            ends.callback(make_task.remove_weights, folder)
+            make_task.write_weights(folder)
+        cluster = read_cluster(folder.cluster)
+        group = rank_group(program.device_names, cluster, settings)
+        costs = ProgramCosts(program, profile, cluster)
+        board = None
+        if any(cluster.device(device).kind == EMULATED for device in program.device_names):
+            board = str(Path(name) / "board")
+            Board.create(Path(board), costs)
+        arguments = (str(folder.path), make_task or registered_task, board)
+        if under_torchrun():
+            torchrun.lead(*arguments, group, on_event)
+        else:
+            run_ranks(train_rank, arguments, group, on_event)
+    return read_report(folder.report)
+
+
+def rank_group(names: Sequence[str], cluster: Cluster, settings: Settings) -> RankGroup:
+    """A process per device: one thread each where they are emulated, NCCL between those with a GPU.
+
+    Raises: InputError for GPUs beside emulated devices.
+    """
+    devices = [cluster.device(name) for name in names]
+    kinds = [device.kind for device in devices]
+    threads = tuple(threads_for(kind, kinds.count(CPU)) for kind in kinds)
+    try:
+        preload = preload_modules(settings.model, settings.model_folder)
+    except InputError:
+        preload = ()
+    return RankGroup(
+        tuple(names),
+        threads,
+        backend=Staging.of(devices).backend,
+        preload=preload,
+        timeout_s=settings.timeout_s,
+    )
+
+
+def measure(
+    settings: Settings, cluster_file: Path, profile: ModelProfile, plan: Plan, *, keep: Path | None = None
+) -> RunReport:
+    """Run a plan for settings.steps steps in a folder that is thrown away; the first step is not timed.
+
+    keep: a folder to move the run's to instead.
+    """
+    with tempfile.TemporaryDirectory(prefix="hetpipe-measure-") as name:
+        folder = RunFolder(Path(name) / "run")
+        report = train(settings, cluster_file, profile, plan, folder)
+        if keep is not None:
+            shutil.copytree(folder.path, keep, dirs_exist_ok=True)
+        return report
+
+
+def _shared_memory() -> str | None:
+    """A folder in memory, where the host has one; else the default for temporary files."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

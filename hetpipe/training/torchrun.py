@@ -1,0 +1,103 @@
+"""The same program under torchrun: rank 0 plans, all train."""
+
+import importlib
+import json
+import os
+import sys
+from datetime import timedelta
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import _abort_process_group
+from torch.distributed.rendezvous import rendezvous
+
+from cost_model.errors import InputError
+from hetpipe.data.task import TaskFactory
+from hetpipe.runtime.processes import Emit, RankGroup
+from hetpipe.training.rank import train_rank
+
+_KEY = "run"
+PLANNING_TIMEOUT_S = 3600.0
+
+
+def lead(folder: str, make_task: TaskFactory, board: str | None, group: RankGroup, on_event: Emit) -> None:
+    """As rank 0: tell the others what was planned, and train with them.
+
+    Raises: InputError if torchrun started another number of processes than the plan has devices.
+    """
+    world = int(os.environ["WORLD_SIZE"])
+    if world != len(group.names):
+        raise InputError(
+            f"torchrun started {world} processes, the plan uses {len(group.names)} devices "
+            f"({', '.join(group.names)}); start it with --nproc-per-node {len(group.names)}"
+        )
+    what = {
+        "folder": os.path.abspath(folder),
+        "task": _name_of(make_task),
+        "board": board,
+        "threads": group.threads,
+        "backend": group.backend,
+        "timeout_s": group.timeout_s,
+    }
+    store = _store()
+    store.set(_KEY, json.dumps(what))
+    _train(store, what, on_event, make_task)
+
+
+def follow(make_task: TaskFactory | None = None) -> NoReturn:
+    """As any other rank: wait for the plan of rank 0, train, and end the process.
+
+    make_task: what this process trains; None for what rank 0 named.
+
+    NOTE: on a busy host gloo's threads sometimes abort a process whose interpreter is being taken down
+    ("terminate called without an active exception"); ranks that the launcher forks skip that too.
+    """
+    store = _store()
+    store.wait([_KEY], timedelta(seconds=PLANNING_TIMEOUT_S))
+    _train(store, json.loads(store.get(_KEY)), lambda event: None, make_task)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _name_of(make_task: TaskFactory) -> list[str] | None:
+    """Where another process finds the function; None for an object that each process has made."""
+    name = getattr(make_task, "__qualname__", None)
+    return None if name is None else [make_task.__module__, name]
+
+
+def _train(store: Store, what: dict[str, Any], on_event: Emit, make_task: TaskFactory | None) -> None:
+    rank = int(os.environ["RANK"])
+    torch.set_num_threads(what["threads"][rank])
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group(
+        what["backend"],
+        store=store,
+        rank=rank,
+        world_size=int(os.environ["WORLD_SIZE"]),
+        timeout=timedelta(seconds=what["timeout_s"]),
+    )
+    try:
+        if make_task is None:
+            if what["task"] is None:
+                raise InputError("rank 0 trains a model of its own; run the same script on all ranks")
+            module, name = what["task"]
+            make_task = getattr(importlib.import_module(module), name)
+        train_rank(what["folder"], make_task, what["board"], rank=rank, emit=on_event)
+    except BaseException:
+        # NOTE: to destroy them would wait, with NCCL, for messages of ranks that are gone
+        _abort_process_group()
+        raise
+    dist.destroy_process_group()
+
+
+def _store() -> Store:
+    """The store of the agent, with a prefix of this attempt.
+
+    NOTE: torch 2.13 hands the store of the first attempt to later ones, whose ranks then connect to addresses
+    of processes that are gone; a prefix of our own makes restarts come up.
+    """
+    store, _, _ = next(rendezvous("env://"))
+    return PrefixStore(f"hetpipe{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)

@@ -1,0 +1,272 @@
+"""Training from a program of one's own: a model, data, an optimizer and a loss under any plan."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from cost_model.cluster_file import read_cluster
+from cost_model.errors import InputError
+from cost_model.profile import ModelProfile
+from hetpipe.data.task import OptimizerFactory
+from hetpipe.data.user_task import Model, own_task
+from hetpipe.models.loss import Loss
+from hetpipe.profiling.profile_cache import profile_model
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.run_report import RunReport
+from hetpipe.runs.settings import Settings, checked_settings
+from hetpipe.runtime.processes import under_torchrun
+from hetpipe.runtime.torch_optimizer import make_checked, optimizer_name
+from hetpipe.training import checkpoint, torchrun
+from hetpipe.training.checkpoint_owners import check_optimizer
+from hetpipe.training.run import find_checkpoint, train
+from partition.plan import Plan
+
+RUNS = Path("runs")
+PROFILE_BUDGET_S = 10.0
+"""How long a model without a profile is measured: its plan is made, the times are for the report only."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdamW:
+    """AdamW (Loshchilov and Hutter, ICLR 2019), fused; vectors (biases, normalisation) do not decay.
+
+    learning_rate: its highest value; the schedule gives multiples of it.
+    """
+
+    name: ClassVar[str] = "AdamW"
+
+    learning_rate: float = 1e-4
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = 1e-8
+    weight_decay: float = 0.01
+
+
+class Callback:
+    """What a `Trainer` tells while it trains: inherit, and write the methods that you need.
+
+    Called in the process that called `fit`, in the order of the list; training goes on when all have
+    returned. True ends training after the step at hand, with a checkpoint where `save` is set; whatever else
+    a method gives does not. An exception ends the ranks and comes out of `fit`.
+    """
+
+    def on_step_end(self, metrics: Mapping[str, Any]) -> bool | None:
+        """After each step: a line of metrics.jsonl (step from 1, loss, step_s, gradient_norm, ...)."""
+
+    def on_checkpoint(self, step: int, path: Path) -> bool | None:
+        """After each complete checkpoint: how many steps are in it, and its folder."""
+
+    def on_end(self, report: RunReport) -> None:
+        """After the last step, once the report is written."""
+
+
+_METHODS = ("on_step_end", "on_checkpoint", "on_end")
+_DECIDED = (
+    *("model", "steps", "global_batch_size", "sequence_length", "data", "resume_from"),
+    *(field.name for field in fields(AdamW)),
+)
+"""Settings that follow from what a trainer is given otherwise."""
+
+
+class Trainer:
+    """Trains a model of one's own under a plan, one process per device. Owns the run folder.
+
+    plan: of the model's layers, under the name by which the run is called.
+    model, data, loss: as `own_task` takes them; a module keeps its own weights and is not changed.
+    optimizer: `AdamW`, or a function that makes a torch.optim.Optimizer of a list of parameters, as
+    functools.partial(torch.optim.SGD, lr=0.1). It is called on every rank with the parameters there, under
+    zero 1 with those whose states the rank owns, so it must treat each by itself (not LBFGS).
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        model: Model,
+        data: object,
+        optimizer: AdamW | OptimizerFactory,
+        loss: Loss,
+        *,
+        cluster: Path | str,
+        profile: ModelProfile | None = None,
+        folder: Path | str | None = None,
+        callbacks: Sequence[Callback] = (),
+        rate_schedule: Callable[[int], float] | None = None,
+        count_terms: Callable[[torch.Tensor], int] | None = None,
+        shuffle: bool = True,
+        shrunk: Callable[[], nn.Module] | None = None,
+        **settings: Any,
+    ) -> None:
+        """Check everything that can be checked without training.
+
+        cluster: the cluster file. profile: of this model on it; None: measured when training starts.
+        folder: the run folder; None: a new one under runs/. rate_schedule: step from 0 -> multiple of the
+        learning rate; None: a linear warm-up over the first tenth of the steps (`warmup`), then a decay.
+        count_terms, shuffle, shrunk: as `own_task` takes them. settings: those of `Settings` that are left:
+        seed, dtype, clip_norm, warmup, total_steps, every, save, schedule, clock, timeout_s.
+
+        Raises: InputError naming what cannot be used and why.
+        """
+        for callback in callbacks:
+            if not any(callable(getattr(callback, method, None)) for method in _METHODS):
+                raise InputError(
+                    f"a callback is a {type(callback).__name__} without any of {', '.join(_METHODS)}; "
+                    "inherit from hetpipe.Callback"
+                )
+        rates, factory, self._optimizer_name = _checked(optimizer)
+        if not isinstance(plan, Plan):
+            raise InputError(
+                f"the plan is a {type(plan).__name__}; give a Plan, as hetpipe.read_plan reads it"
+            )
+        if not isinstance(cluster, str | Path):
+            raise InputError(f"the cluster is a {type(cluster).__name__}; give the path of a cluster file")
+        if rate_schedule is not None and not callable(rate_schedule):
+            raise InputError(
+                f"rate_schedule is {rate_schedule!r}; give a function: step -> multiple of the learning rate"
+            )
+        self.plan = plan
+        self.callbacks = tuple(callbacks)
+        self.folder = None if folder is None else RunFolder(Path(folder))
+        self._cluster = Path(cluster)
+        self._profile = profile
+        self._task = own_task(
+            model,
+            data,
+            loss,
+            count_terms=count_terms,
+            shuffle=shuffle,
+            shrunk=shrunk,
+            make_optimizer=factory,
+            rate_schedule=rate_schedule,
+        )
+        self._settings = {**settings, **rates}
+        self._check_settings(settings)
+        self._settings_for(steps=max(1, settings.get("total_steps") or 1))  # refused now, not after planning
+        if plan.num_layers != self._task.num_layers:
+            raise InputError(
+                f"the plan is for {plan.num_layers} layers, the model has {self._task.num_layers}; plan for "
+                "this model"
+            )
+
+    def fit(self, steps: int, *, resume_from: Path | str | None = None) -> RunReport:
+        """Train to the end of step `steps`, or until a callback ends it; gives the report.
+
+        resume_from: a checkpoint, or a run folder whose newest is taken, to go on from.
+
+        Under torchrun every process runs the script; `fit` comes back on rank 0 only, the other processes
+        end with the training.
+
+        Raises: InputError or InfeasibleError before anything is written, if the run cannot work;
+        WorkerLostError if a process fails.
+        """
+        if under_torchrun() and os.environ["RANK"] != "0":
+            torchrun.follow(self._task)
+        source = None
+        if resume_from is not None:
+            source = find_checkpoint(str(resume_from), self.folder, RUNS, self.plan.model)
+            check_optimizer(checkpoint.read_manifest(source), self._optimizer_name, source)
+        settings = self._settings_for(steps, resume_from=None if source is None else str(source))
+        if self._profile is None:
+            self._profile = self._measured(settings)
+        report = self._train(settings, self._profile)
+        for callback in self.callbacks:
+            getattr(callback, "on_end", _ignore)(report)
+        return report
+
+    def _train(self, settings: Settings, profile: ModelProfile) -> RunReport:
+        made = self.folder is None
+        folder = self.folder = self.folder or RunFolder.create(RUNS, self.plan.model)
+        try:
+            return train(
+                settings,
+                self._cluster,
+                profile,
+                self.plan,
+                folder,
+                on_event=self._on_event,
+                make_task=self._task,
+            )
+        finally:
+            if made and not any(folder.path.iterdir()):  # refused before anything was written
+                folder.path.rmdir()
+                self.folder = None
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """The newest complete checkpoint of the run folder, for `hetpipe.load_weights`; None without one."""
+        return None if self.folder is None else checkpoint.latest(self.folder.checkpoints)
+
+    def _measured(self, settings: Settings) -> ModelProfile:
+        return profile_model(
+            self.plan.model,
+            read_cluster(self._cluster),
+            settings.sequence_length,
+            dtype=settings.dtype,
+            budget_s=PROFILE_BUDGET_S,
+            microbatch_sizes=sorted({pipeline.microbatch_size for pipeline in self.plan.pipelines}),
+            task=self._task,
+        )
+
+    def _check_settings(self, settings: Mapping[str, Any]) -> None:
+        known = [field.name for field in fields(Settings) if field.name not in _DECIDED]
+        unknown = sorted(settings.keys() - set(known))
+        if unknown:
+            raise InputError(f"there is no setting {unknown[0]!r}; there are {', '.join(known)}")
+
+    def _settings_for(self, steps: int, resume_from: str | None = None) -> Settings:
+        return checked_settings(
+            model=self.plan.model,
+            steps=steps,
+            global_batch_size=self.plan.global_batch_size,
+            sequence_length=self._task.sequence_length,
+            resume_from=resume_from,
+            **self._settings,
+        )
+
+    def _on_event(self, event: Mapping[str, Any]) -> bool:
+        """Tell the callbacks; gives whether one of them ends training."""
+        answers: list[object] = []
+        for callback in self.callbacks:
+            if event["event"] == "step":
+                metrics = {key: value for key, value in event.items() if key != "event"}
+                answers.append(getattr(callback, "on_step_end", _ignore)(metrics))
+            elif event["event"] == "checkpoint":
+                path = Path(event["path"])
+                answers.append(getattr(callback, "on_checkpoint", _ignore)(event["step"], path))
+        return any(answer is True for answer in answers)
+
+
+def _ignore(*_: object) -> None:
+    """Stands for a method that a callback does not have."""
+
+
+def _checked(
+    optimizer: AdamW | OptimizerFactory,
+) -> tuple[dict[str, Any], OptimizerFactory | None, str]:
+    """Hyper-parameters for the settings; the factory, if it is one; and the optimizer's name."""
+    if isinstance(optimizer, AdamW):
+        return {field.name: getattr(optimizer, field.name) for field in fields(optimizer)}, None, AdamW.name
+    if isinstance(optimizer, torch.optim.Optimizer):
+        raise InputError(
+            f"the optimizer is a {type(optimizer).__name__} of parameters in this process, the ranks have "
+            "their own; give what makes one, as functools.partial(torch.optim.SGD, lr=0.1)"
+        )
+    if not callable(optimizer):
+        raise InputError(
+            f"the optimizer is a {type(optimizer).__name__}; give hetpipe.AdamW(...) or what makes an "
+            "optimizer of a list of parameters"
+        )
+    try:
+        made = make_checked(optimizer, [nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1, 1))])
+    except (TypeError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"the optimizer factory fails: {str(error).partition(chr(10))[0]}") from None
+    if isinstance(made, torch.optim.LBFGS):
+        raise InputError(
+            "LBFGS looks at all parameters at once, and each rank has some; give another optimizer"
+        )
+    return {"learning_rate": float(made.param_groups[0]["lr"])}, optimizer, optimizer_name(made)

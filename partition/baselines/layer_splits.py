@@ -1,0 +1,209 @@
+"""The strategies that one can ask for beside `auto`: the plan spaces of known systems, each a screenful.
+
+Without recompute. Microbatch sizes are chosen by closed-form estimates; where these are not exact the two
+best are shown to the simulator, if it is given.
+"""
+
+import importlib.util
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from itertools import accumulate, pairwise, product
+from pathlib import Path
+from types import ModuleType
+
+from cost_model.cluster import Device
+from cost_model.errors import InfeasibleError, InputError
+from cost_model.memory import StageShape, device_memory
+from partition.baselines.data_parallel import ddp, poplar
+from partition.baselines.pipedream import pipedream
+from partition.estimates.device_classes import equal_devices
+from partition.estimates.pipeline_costs import Layout, PipelineCosts
+from partition.estimates.ranking import Verdict, best_plan, variants
+from partition.plan import Plan
+from partition.problem import Evaluate, Problem
+
+__all__ = ["BASELINES", "Strategy", "TooManyStagesError", "Verdict", "ddp", "pipedream", "poplar", "variants"]
+
+Strategy = Callable[[Problem, Evaluate | None], Plan]
+Cut = Callable[[PipelineCosts, int], Layout]
+"""The stages that a strategy makes for a microbatch size."""
+
+
+class TooManyStagesError(InputError):
+    """A strategy that uses every device has more of them than the model has layers."""
+
+
+def single(problem: Problem, evaluate: Evaluate | None = None) -> Plan:
+    """The whole model on the one device that is fastest, of those that it fits on.
+
+    The closed form is exact for one device, so that evaluate is not asked.
+    """
+    costs, num_layers = PipelineCosts(problem), problem.profile.num_layers
+    leaders = [group[0] for group in equal_devices(problem.cluster).members]
+    layouts = [((device, 0, num_layers),) for device in leaders]
+    options = list(product(layouts, problem.microbatch_sizes))
+    plans = [
+        costs.plan("single", layout, samples, (1,))
+        for layout, samples in options
+        if costs.max_in_flight(*layout[0], samples)
+    ]
+    if plans:
+        return best_plan(problem, None, ((costs.estimate_s(plan), plan) for plan in plans))
+    shortfalls = (costs.shortfall(*option) for option in options)
+    raise _least("single", (error for error in shortfalls if error is not None))
+
+
+def gpipe_even(problem: Problem, evaluate: Evaluate | None = None) -> Plan:
+    """Equally many layers on every device, in the order of the cluster (GPipe, Huang et al., NeurIPS 2019).
+
+    All microbatches are in flight; only where these do not fit it gets 1F1B and its smaller in_flight, to be
+    compared fairly on small memory.
+    """
+
+    def cut(costs: PipelineCosts, samples: int) -> Layout:
+        devices = _all_devices(problem)
+        num_layers = problem.profile.num_layers
+        return _layout(devices, [num_layers * stage // len(devices) for stage in range(len(devices) + 1)])
+
+    return _best(problem, "gpipe-even", cut, evaluate, gpipe=True)
+
+
+def torchgpipe(problem: Problem, evaluate: Evaluate | None = None) -> Plan:
+    """The balance by time that torchgpipe would choose, measured on the first device (Kim et al., 2020).
+
+    It knows one kind of device only. Scheduled like `gpipe_even`.
+    """
+
+    def cut(costs: PipelineCosts, samples: int) -> Layout:
+        devices = _all_devices(problem)
+        layers = range(problem.profile.num_layers)
+        seconds = [costs.busy_s(devices[0], layer, layer + 1, samples) for layer in layers]
+        blocks = _blockpartition().solve(seconds, len(devices))
+        return _layout(devices, list(accumulate(map(len, blocks), initial=0)))
+
+    return _best(problem, "torchgpipe", cut, evaluate, gpipe=True)
+
+
+def speed_proportional(problem: Problem, evaluate: Evaluate | None = None) -> Plan:
+    """Each device gets layers in proportion to its speed, the inverse of its time for the whole model.
+
+    Layers weigh their time on the first device's kind; all devices, in the order of the cluster; 1F1B.
+    """
+
+    def cut(costs: PipelineCosts, samples: int) -> Layout:
+        devices = _all_devices(problem)
+        layers = range(problem.profile.num_layers)
+        weights = [costs.busy_s(devices[0], layer, layer + 1, samples) for layer in layers]
+        whole_s = [costs.busy_s(device, 0, len(layers), samples) for device in devices]
+        shares = [1 / seconds if seconds else 1.0 for seconds in whole_s]
+        return _layout(devices, proportional_cuts(weights, shares))
+
+    return _best(problem, "speed-proportional", cut, evaluate)
+
+
+def memory_proportional(problem: Problem, evaluate: Evaluate | None = None) -> Plan:
+    """Each device gets layers in proportion to its usable memory.
+
+    Layers weigh their states and one microbatch; all devices, in the order of the cluster; 1F1B.
+    """
+
+    def cut(costs: PipelineCosts, samples: int) -> Layout:
+        devices = _all_devices(problem)
+        shapes = [StageShape(layer, layer + 1, 1, samples) for layer in range(problem.profile.num_layers)]
+        weights = [device_memory(problem.profile, [shape]).total_bytes for shape in shapes]
+        return _layout(devices, proportional_cuts(weights, [device.usable_bytes for device in devices]))
+
+    return _best(problem, "memory-proportional", cut, evaluate)
+
+
+BASELINES: Mapping[str, Strategy] = {
+    "single": single,
+    "ddp": ddp,
+    "poplar": poplar,
+    "gpipe-even": gpipe_even,
+    "torchgpipe": torchgpipe,
+    "memory-proportional": memory_proportional,
+    "speed-proportional": speed_proportional,
+    "pipedream": pipedream,
+}
+
+
+def _best(
+    problem: Problem, strategy: str, cut: Cut, evaluate: Evaluate | None, *, gpipe: bool = False
+) -> Plan:
+    """The best plan over microbatch sizes.
+
+    Raises: InfeasibleError of the variant that lacks least.
+    """
+    costs = PipelineCosts(problem)
+    estimated, shortfalls = [], []
+    for samples in problem.microbatch_sizes:
+        layout = cut(costs, samples)
+        shortfall = costs.shortfall(layout, samples)
+        if shortfall is not None:
+            shortfalls.append(shortfall)
+            continue
+        num_microbatches = costs.num_microbatches(samples)
+        flights = costs.windows(layout, samples)
+        if gpipe and min(costs.caps(layout, samples)) == num_microbatches:
+            flights = (num_microbatches,) * len(layout)
+        plan = costs.plan(strategy, layout, samples, flights)
+        estimated.append((costs.estimate_s(plan), plan))
+    if estimated:
+        return best_plan(problem, evaluate, estimated)
+    raise _least(strategy, shortfalls)
+
+
+def _least(strategy: str, shortfalls: Iterable[InfeasibleError]) -> InfeasibleError:
+    """The error of the variant that lacks least."""
+    least = min(shortfalls, key=lambda error: error.missing_bytes)
+    return InfeasibleError(
+        f"{strategy}: {least}, even with one microbatch in flight; let `auto` choose the layers",
+        device=least.device,
+        missing_bytes=least.missing_bytes,
+    )
+
+
+def _all_devices(problem: Problem) -> tuple[Device, ...]:
+    devices, num_layers = problem.cluster.devices, problem.profile.num_layers
+    if len(devices) > num_layers:
+        raise TooManyStagesError(
+            f"more stages than layers: {len(devices)} devices for the {num_layers} layers of "
+            f"{problem.profile.model!r}; exclude {len(devices) - num_layers} devices or let `auto` choose"
+        )
+    return devices
+
+
+def _layout(devices: Sequence[Device], cuts: Sequence[int]) -> Layout:
+    """Stages between cuts; a device without layers is left out."""
+    stages = zip(devices, pairwise(cuts), strict=True)
+    return tuple((device, start, stop) for device, (start, stop) in stages if start < stop)
+
+
+def proportional_cuts(weights: Sequence[float], shares: Sequence[float]) -> list[int]:
+    """Cuts, ends included, that give each stage at least one layer and a weight near its share of the sum.
+
+    >>> proportional_cuts([1.0] * 8, [3.0, 1.0])
+    [0, 6, 8]
+    """
+    prefix = list(accumulate(weights, initial=0.0))
+    cuts = [0]
+    for stage, share in enumerate(accumulate(shares[:-1])):
+        target = prefix[-1] * share / sum(shares)
+        last = len(weights) - (len(shares) - 1 - stage)
+        cuts.append(min(range(cuts[-1] + 1, last + 1), key=lambda cut: (abs(prefix[cut] - target), cut)))
+    return [*cuts, len(weights)]
+
+
+@cache
+def _blockpartition() -> ModuleType:
+    """torchgpipe's own partitioner, from its file: the package would import torch."""
+    package = importlib.util.find_spec("torchgpipe")
+    if package is None or package.origin is None:
+        raise InputError("strategy torchgpipe needs the package; pip install torchgpipe==0.0.7")
+    path = Path(package.origin).parent / "balance" / "blockpartition.py"
+    spec = importlib.util.spec_from_file_location("torchgpipe_blockpartition", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

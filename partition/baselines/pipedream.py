@@ -1,0 +1,223 @@
+"""PipeDream's planner: replicated stages, planned as if all devices were equal."""
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from statistics import harmonic_mean
+
+import numpy as np
+import numpy.typing as npt
+
+from cost_model.errors import InfeasibleError
+from cost_model.memory import trained_bytes
+from partition.estimates.device_classes import equal_devices
+from partition.estimates.pipeline_costs import PipelineCosts
+from partition.estimates.ranking import best_plan, estimate_s
+from partition.estimates.shared_pipelines import Draft, DraftCosts, DraftPipeline
+from partition.estimates.stage_tables import Floats, ProblemTables, between
+from partition.estimates.timed_pipeline import WorkerStage
+from partition.plan import Pipeline, Plan, Stage
+from partition.problem import Evaluate, Problem
+
+PRECISION = 1e-9  # of a period
+SHORTEST_S = 1e-300  # a period, where all times are zero
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicatedStage:
+    """Layers [start, stop) on each of num_replicas devices, which share the samples equally."""
+
+    start: int
+    stop: int
+    num_replicas: int
+
+
+@dataclass(frozen=True, slots=True)
+class EqualDevices:
+    """What layers cost for a microbatch where all devices and all links are alike.
+
+    layer_s: forward and backward of each layer. sync_s: its gradients on a link, per microbatch of a step.
+    hop_s: the link in front of each layer, there and back; 0 for the first.
+    most_replicas: of a stage, since each needs a sample.
+    """
+
+    num_devices: int
+    most_replicas: int
+    layer_s: tuple[float, ...]
+    sync_s: tuple[float, ...]
+    hop_s: tuple[float, ...]
+
+    def period_s(self, stages: Sequence[ReplicatedStage]) -> float:
+        """Seconds per microbatch of the slowest stage or link."""
+        return max(max(self.stage_s(stage), self.hop_s[stage.start]) for stage in stages)
+
+    def stage_s(self, stage: ReplicatedStage) -> float:
+        """T of the paper: seconds per microbatch of a replicated stage, to compute or to sum gradients."""
+        count, layers = stage.num_replicas, slice(stage.start, stage.stop)
+        return max(sum(self.layer_s[layers]) / count, 2 * (count - 1) / count * sum(self.sync_s[layers]))
+
+
+def pipedream(problem: Problem, evaluate: Evaluate | None = None) -> Plan:
+    """Stages with replication as in PipeDream (Narayanan et al., SOSP 2019, section 3.1).
+
+    Its programme knows one speed, the average, one link, the slowest between neighbours, and one memory, the
+    least. Gradients are summed once a step here, not once a microbatch. Devices are taken in the order of
+    the cluster, none that do not shorten the period; each stage has in flight what it needs, as far as
+    memory allows it.
+
+    Raises: InfeasibleError of the microbatch size that lacks least.
+    """
+    costs = PipelineCosts(problem)
+    tables = ProblemTables(problem, equal_devices(problem.cluster))
+    drafts, found, shortfalls = DraftCosts(costs), [], []
+    for size in sorted({min(size, problem.global_batch_size) for size in problem.microbatch_sizes}):
+        devices, fits = as_if_equal(costs, size), tables.at(size).caps(recompute=False).min(axis=0) >= 1
+        stages = replicated_stages(devices, fits) or replicated_stages(devices)
+        # shares to the sample, or of whole microbatches
+        for draft in dict.fromkeys(refinement(problem, stages, size, unit) for unit in (1, size)):
+            if made := drafts.plans(draft):
+                found += [(seconds, replace(plan, strategy="pipedream")) for seconds, plan in made]
+                continue
+            plan = _one_in_flight(problem, draft)
+            if shortfall := _shortfall(problem, plan):
+                shortfalls.append(shortfall)
+            else:
+                found.append((estimate_s(costs, plan), plan))
+    if not found:
+        raise min(shortfalls, key=lambda error: error.missing_bytes)
+    return best_plan(problem, evaluate, found)
+
+
+def as_if_equal(costs: PipelineCosts, samples: int) -> EqualDevices:
+    """The devices of a problem with their average speed at each layer, and the slowest link for all."""
+    problem, profile = costs.problem, costs.problem.profile
+    classes, devices = equal_devices(problem.cluster), problem.cluster.devices
+    links = {costs.network.route(one.name, other.name).link for one, other in pairwise(devices)}
+
+    def link_s(num_bytes: float) -> float:
+        return max((link.occupancy_s(num_bytes) for link in links), default=0.0)
+
+    layers = range(profile.num_layers)
+    busy_s = [[costs.busy_s(group[0], k, k + 1, samples) for group in classes.members] for k in layers]
+    num_microbatches = costs.num_microbatches(samples)
+    return EqualDevices(
+        num_devices=len(devices),
+        most_replicas=min(len(devices), problem.global_batch_size),
+        layer_s=tuple(harmonic_mean(row, weights=classes.counts) for row in busy_s),
+        sync_s=tuple(link_s(trained_bytes(profile, [layer])) / num_microbatches for layer in layers),
+        hop_s=tuple(2 * link_s(costs.prices.boundary_bytes(k, samples)) if k else 0.0 for k in layers),
+    )
+
+
+def replicated_stages(devices: EqualDevices, fits: Bools | None = None) -> tuple[ReplicatedStage, ...]:
+    """The stages of least period; of those the fewest devices, then the fewest stages; () where none do.
+
+    fits: by [start, stop], the stages that memory takes; None for all.
+
+    The paper asks for the least period of layers [0, stop) on m devices, for all m; this asks for the fewest
+    devices with which layers [0, stop) reach a period, and bisects the period. The optimum is the same, for
+    a thousand devices in milliseconds.
+    """
+    busy, sync = between(np.array(devices.layer_s)), between(np.array(devices.sync_s))
+    allowed = np.ones(busy.shape, dtype=bool) if fits is None else fits
+    longest_s = sum(devices.layer_s)
+    low = max(longest_s / devices.num_devices, SHORTEST_S)
+    high = max(low, longest_s, *devices.hop_s)  # that of any stages without replicas, or more
+    best = _fewest_devices(devices, busy, sync, allowed, high)
+    if not best:
+        return ()
+    middle = low
+    while high > low * (1 + PRECISION):
+        stages = _fewest_devices(devices, busy, sync, allowed, middle)
+        if stages:
+            best, high = stages, min(middle, devices.period_s(stages))
+        else:
+            low = middle
+        middle = math.sqrt(low * high)
+    return best
+
+
+def _fewest_devices(
+    devices: EqualDevices, busy: Floats, sync: Floats, allowed: Bools, period_s: float
+) -> tuple[ReplicatedStage, ...]:
+    """The stages of a period that take the fewest devices, then are the fewest; () where all do not do.
+
+    Of the numbers of replicas that compute fast enough the least one has the least to sum.
+    """
+    ends, most_s = len(busy), period_s * (1 + PRECISION)
+    replicas = np.maximum(np.ceil(busy / period_s - PRECISION), 1.0)
+    slow = ~allowed | (replicas > devices.most_replicas) | (2 * (replicas - 1) / replicas * sync > most_s)
+    slow[np.array((*devices.hop_s, 0.0)) > most_s] = True
+    taken = np.where(slow, np.inf, replicas * ends + 1)  # fewer than `ends` stages never outweigh a device
+    fewest, start_of = [0.0], [0]
+    for stop in range(1, ends):
+        totals = np.array(fewest) + taken[:stop, stop]
+        start_of.append(int(totals.argmin()))
+        fewest.append(float(totals[start_of[-1]]))
+    if not fewest[-1] // ends <= devices.num_devices:
+        return ()
+    stages, stop = [], ends - 1
+    while stop:
+        start = start_of[stop]
+        stages.append(ReplicatedStage(start, stop, int(replicas[start, stop])))
+        stop = start
+    return tuple(reversed(stages))
+
+
+def refinement(problem: Problem, stages: Sequence[ReplicatedStage], samples: int, unit: int) -> Draft:
+    """Replicated stages as pipelines: the common refinement of the replicas' equal shares of the samples.
+
+    Shares are of whole units of samples. 12 samples on two replicas, then on three:
+
+        a a a a a a b b b b b b
+        c c c c d d d d e e e e     pipelines ac, ad, bd, be of 4, 2, 2 and 4 samples
+    """
+    batch, devices = problem.global_batch_size, problem.cluster.devices
+    num_units = -(-batch // unit)
+    counts = [stage.num_replicas for stage in stages]
+    edges = [[min(batch, num_units * k // count * unit) for k in range(count + 1)] for count in counts]
+    first = list(accumulate(counts, initial=0))
+    pipelines = []
+    for begin, end in pairwise(sorted(set().union(*edges))):
+        places = [first[index] + bisect_right(row, begin) - 1 for index, row in enumerate(edges)]
+        placed = tuple(
+            WorkerStage(devices[place], stage.start, stage.stop)
+            for place, stage in zip(places, stages, strict=True)
+        )
+        pipelines.append(DraftPipeline(placed, min(samples, end - begin), end - begin))
+    return tuple(pipelines)
+
+
+def _one_in_flight(problem: Problem, draft: Draft) -> Plan:
+    """The plan of a draft that needs least memory."""
+    pipelines = tuple(
+        Pipeline(
+            entry.microbatch_size,
+            entry.num_samples,
+            tuple(Stage((stage.device.name,), (stage.start, stage.stop), 1) for stage in entry.stages),
+        )
+        for entry in draft
+    )
+    return Plan("pipedream", problem.profile.model, problem.global_batch_size, pipelines)
+
+
+def _shortfall(problem: Problem, plan: Plan) -> InfeasibleError | None:
+    """What the device that lacks most lacks; None where all fit."""
+    missing_bytes, name = 0.0, ""
+    for device in map(problem.cluster.device, plan.device_names):
+        missing = plan.memory(problem.profile, device.name).total_bytes - device.usable_bytes
+        if missing > missing_bytes:
+            missing_bytes, name = missing, device.name
+    if not name:
+        return None
+    usable_bytes, layers = problem.cluster.device(name).usable_bytes, plan.layers_of(name)
+    return InfeasibleError(
+        f"pipedream: layers [{layers[0]}, {layers[-1] + 1}) need {math.ceil(usable_bytes + missing_bytes):,} "
+        f"bytes on {name!r}, which has {math.floor(usable_bytes):,} usable; {math.ceil(missing_bytes):,} are "
+        "missing, even with one microbatch of each pipeline in flight; let `auto` choose the layers",
+        device=name,
+        missing_bytes=missing_bytes,
+    )

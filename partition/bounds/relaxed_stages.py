@@ -1,0 +1,152 @@
+"""Bound from below what stages cost for amounts of samples, for the pipelines that `pricing_bound` sees."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from partition.estimates.stage_tables import FAR_S, Amount, Floats, ProblemTables, SizeTables
+
+TOLERANCE = 1e-9
+FILL = 10  # paces up to which a way is followed
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """Amounts of samples from one on, and the pipelines' ways U, in steps of the grid; last None: any longer.
+
+    size: of the microbatches, for their memory at the least. fineness: steps of the grid in a pace, which is
+    the step over so many `paces`. limit: dearer pipelines are of no interest, whatever they are.
+    """
+
+    amount: Amount
+    size: int
+    paces: float
+    fineness: int
+    first: int
+    last: int | None
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """The pipelines that are looked at: stages begin and end at cuts, both ends included, within a step."""
+
+    tables: ProblemTables
+    step_s: float
+    cuts: Sequence[int]
+
+
+def waited_s(total_s: Floats, gap_s: Floats, gaps_s: Floats, around_s: Floats) -> Floats:
+    """All microbatches of stages with such round trips, and what they wait for the first and the last one.
+
+    gap_s: the lesser round trip from which on one of both waits begins; gaps_s: the two together.
+    """
+    waits = np.maximum(around_s - gap_s, 2 * around_s - gaps_s)
+    return np.asarray(total_s + np.maximum(waits, 0.0))
+
+
+class FamilyStages:
+    """What stages of a microbatch size cost if the last microbatch has least to most samples.
+
+    Arrays by [option, start, stop]; options are the classes, then the same with recompute. way_s: forward of
+    a full microbatch, backward of the last one, and both ways of the link after the stage.
+    trip_share: no stage's full microbatch takes less than so much of way_s, its link included.
+    """
+
+    def __init__(self, tables: ProblemTables, amount: Amount, size: int) -> None:
+        one = Amount(min(amount.full, 1), amount.least, amount.most, 1.0, rest=amount.rest)
+        made, full = tables.at(size).amount(one), tables.at(size)
+        self.busy_s = np.concatenate([full.busy_s, full.busy_s + full.forward_s])
+        singles = [table - tables.optimizer_s for table in (made.total_s, made.again_total_s)]
+        self.each_s = self.busy_s if one.full else np.nan_to_num(np.concatenate(singles), nan=np.inf)
+        with np.errstate(invalid="ignore"):
+            self.rest_s = np.concatenate([made.total_s, made.again_total_s]) - one.full * self.busy_s
+        self.rest_s = np.nan_to_num(self.rest_s, nan=np.inf)
+        before = np.concatenate([made.before_s, made.again_before_s])
+        link = self._ended(made.link_s.min(axis=1))
+        hop = self._ended((full.hops[0] + full.hops[1]).min(axis=1))
+        self.way_s = before + link
+        trip = (self.busy_s if one.full else before) + (hop if one.full else link)
+        positive = np.isfinite(self.way_s) & (self.way_s > 0)
+        self.trip_share = float((trip[positive] / self.way_s[positive]).min(initial=1e9))
+        self.trip_share *= 1 - TOLERANCE
+
+    @staticmethod
+    def _ended(links: Floats) -> Floats:
+        """[option, 1, stop] from [class, layer], none at the end of the model."""
+        links = links.copy()
+        links[:, -1] = 0.0
+        return np.concatenate([links, links])[:, None]
+
+
+class AmountStages:
+    """Stages for an amount of samples and a step time, by [option, start, stop]; options that are of use."""
+
+    def __init__(self, family: FamilyStages, amount: Amount, size: int, owner: "Space") -> None:
+        self.family, self.amount, self.step_s = family, amount, owner.step_s
+        step_s, cuts = owner.step_s, list(owner.cuts)
+        count = len(owner.tables.classes.members)
+        self.passes = max(1.0, amount.passes)
+        with np.errstate(invalid="ignore"):
+            total = family.rest_s + amount.full * family.busy_s if amount.full else family.rest_s
+        # a larger microbatch may need less: its later layers leave more room for a workspace
+        sizes = [size] if amount.full else range(amount.least, amount.most + 1)
+        caps = np.max([self._caps(owner.tables.at(one), amount) for one in sizes], axis=0)
+        fits = total <= step_s * (1 + TOLERANCE)
+        split = (2, count, *caps.shape[1:])
+        gaps = owner.tables.at(size).gaps(amount, family.each_s.reshape(split), caps.reshape(split))
+        warm, cool = (gap.reshape(caps.shape) for gap in gaps)
+        # recompute pays for a longer round trip, or where all in flight leave no gap in the cooldown
+        with np.errstate(invalid="ignore"):
+            waits = (cool < FAR_S) & (step_s - total > (caps - 1) * family.each_s)
+        lacking = (caps < self.passes * family.trip_share) | waits
+        short = (lacking & fits)[:count].any(axis=(1, 2))
+        allowed = fits & (caps >= 1) & np.isfinite(family.way_s)
+        allowed = allowed[:, cuts][:, :, cuts]
+        useful = [entry for entry in range(count) if allowed[entry].any()]
+        useful += [count + entry for entry in range(count) if short[entry] and allowed[count + entry].any()]
+        self.options = tuple(useful)
+        self.short = bool(short.any())
+        self.allowed = allowed[useful]
+        self.total_s, self.way_s, self.caps, self.gap_s, self.gaps_s = (
+            table[useful][:, cuts][:, :, cuts]
+            for table in (total, family.way_s, caps, np.minimum(warm, cool), warm + cool)
+        )
+        self._rule_out()
+        self.most = self.caps[:, 0][self.allowed[:, 0]].max(initial=0.0)
+
+    @staticmethod
+    def _caps(table: SizeTables, amount: Amount) -> Floats:
+        return np.concatenate([table.most_in_flight(amount, recompute=flag) for flag in (False, True)])
+
+    def _rule_out(self) -> None:
+        """Drops the stages that are too slow for the shortest ways before and after them."""
+        way = np.where(self.allowed, self.way_s, np.inf).min(axis=0, initial=np.inf)
+        count = way.shape[0]
+        before, after = np.full(count, np.inf), np.full(count, np.inf)
+        before[0] = after[-1] = 0.0
+        for place in range(1, count):
+            before[place] = (before[:place] + way[:place, place]).min()
+            after[-1 - place] = (way[-1 - place] + after).min()
+        trips = self.passes * self.family.trip_share * (self.way_s + after)
+        with np.errstate(invalid="ignore"):
+            around = self.family.trip_share * (self.way_s + after)
+            busy = np.maximum(
+                waited_s(self.total_s, self.gap_s, self.gaps_s, around), trips / np.maximum(self.caps, 1.0)
+            )
+            self.allowed &= before[:, None] + busy <= self.step_s * (1 + TOLERANCE)
+
+    def grid_s(self, ways: Ways) -> float:
+        return self.step_s / (ways.paces * ways.fineness)
+
+    def levels(self, ways: Ways) -> int:
+        """The highest state: the last way, or the one from which on all are one."""
+        if ways.last is None:
+            return max(ways.first, min(self.longest(ways), FILL * ways.fineness))
+        return min(ways.last, self.longest(ways))
+
+    def longest(self, ways: Ways) -> int:
+        """No pipeline's way is longer: it would take the whole step, or more in flight than fits."""
+        share = min(1.0, self.most / (self.passes * self.family.trip_share)) if self.short else 1.0
+        return int(share * ways.paces * ways.fineness * (1 + TOLERANCE)) + 1

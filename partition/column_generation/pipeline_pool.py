@@ -1,0 +1,132 @@
+"""New sets of pipelines out of all those that a search has looked at."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from partition.column_generation.master_problem import Master, solve_master
+from partition.estimates.class_pipeline import ClassPipeline, ColumnStage
+from partition.estimates.device_classes import DeviceClasses
+from partition.estimates.timed_pipeline import Timing, Workshop
+
+PROMISED = 3e-3  # relative, shorter than the step that is known: else there is nothing to gain
+CLOSE = 1e-3  # relative: how exactly the least step of the relaxed programme is found
+SECANTS = 6
+MOST_COLUMNS = 300  # of the integer programme
+
+_Uses = tuple[int, ...]
+"""How many devices of each class a pipeline takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Relaxed:
+    """The relaxed programme of a step time. best: of each `_Uses`, the most samples, and who does them."""
+
+    step_s: float
+    best: dict[_Uses, tuple[int, Timing]]
+    master: Master
+
+
+class Seen:
+    """The pipelines that a workshop has made, as columns of a linear programme over device classes.
+
+    The best set made of the routes that a local search has seen is often better than what it ends with
+    (Rochat, Taillard, Journal of Heuristics 1, 1995). Owns the columns, by the devices that they take.
+    """
+
+    def __init__(self, workshop: Workshop, classes: DeviceClasses, batch: int) -> None:
+        """classes: whose devices may stand for one another; batch: samples of a step."""
+        self.classes = classes
+        self._workshop, self._batch = workshop, batch
+        self._entry = classes.entries()
+        self._known = 0
+        self._columns: dict[_Uses, list[Timing]] = {}
+
+    def pipelines(self, step_s: float) -> tuple[float, list[ClassPipeline]]:
+        """(seconds, whole pipelines) of a step shorter than step_s; (inf, none) if none is promised.
+
+        The seconds are those of the relaxed programme, in which the whole pipelines do nearly the batch.
+        """
+        self._gather()
+        found: _Relaxed | None = None
+        low, high, trial_s = 0.0, step_s, step_s * (1 - PROMISED)
+        for _ in range(SECANTS):
+            relaxed = self._relaxed(trial_s)
+            share = relaxed.master.samples / self._batch
+            if share >= 1:
+                found, high = relaxed, trial_s
+                if share < 1 + CLOSE:
+                    break
+            elif found is None:
+                return math.inf, []
+            else:
+                low = trial_s
+            margin = 0.1 * (high - low)
+            trial_s = min(max(trial_s / max(share, 1e-9), low + margin), high - margin)
+        assert found is not None
+        return found.step_s, self._whole(found)
+
+    def _gather(self) -> None:
+        """Those made since it was asked before."""
+        timings = self._workshop.timings
+        for timing in timings[self._known :]:
+            if timing.fits:
+                uses = [0] * len(self.classes.members)
+                for stage in timing.stages:
+                    uses[self._entry[stage.device.name]] += 1
+                if all(use <= count for use, count in zip(uses, self.classes.counts, strict=True)):
+                    self._columns.setdefault(tuple(uses), []).append(timing)
+        self._known = len(timings)
+
+    def _relaxed(self, step_s: float) -> _Relaxed:
+        best = {}
+        for uses, timings in self._columns.items():
+            samples, found = self._most(timings, step_s)
+            if samples:
+                best[uses] = (samples, found)
+        if not best:
+            return _Relaxed(step_s, best, Master(0.0, np.zeros(0), np.zeros(len(self.classes.counts))))
+        values = [samples for samples, _ in best.values()]
+        return _Relaxed(step_s, best, solve_master(list(best), values, self.classes.counts))
+
+    def _most(self, timings: Sequence[Timing], step_s: float) -> tuple[int, Timing]:
+        """The most samples that one of them does in a step; few clocks are asked."""
+        limits = sorted(
+            ((timing.no_more(step_s, self._batch), -place) for place, timing in enumerate(timings)),
+            reverse=True,
+        )
+        samples, found = 0, timings[0]
+        for limit, place in limits:
+            if limit <= samples:
+                break
+            most = timings[-place].most(step_s, self._batch)
+            if most > samples:
+                samples, found = most, timings[-place]
+        return samples, found
+
+    def _whole(self, relaxed: _Relaxed) -> list[ClassPipeline]:
+        """Whole numbers of the columns that are worth most beyond the prices of their devices."""
+        columns = [(uses, samples, timing) for uses, (samples, timing) in relaxed.best.items()]
+        prices = relaxed.master.prices
+        columns.sort(key=lambda column: float(np.dot(prices, column[0])) - column[1])
+        del columns[MOST_COLUMNS:]
+        found = solve_master(
+            [uses for uses, _, _ in columns],
+            [float(samples) for _, samples, _ in columns],
+            self.classes.counts,
+            integer=True,
+            enough=self._batch,
+        )
+        return [
+            ClassPipeline(timing.microbatch_size, samples, self._stages(timing))
+            for (_, samples, timing), amount in zip(columns, found.amounts, strict=True)
+            for _ in range(round(amount))
+        ]
+
+    def _stages(self, timing: Timing) -> tuple[ColumnStage, ...]:
+        return tuple(
+            ColumnStage(self._entry[stage.device.name], stage.start, stage.stop, stage.recompute)
+            for stage in timing.stages
+        )

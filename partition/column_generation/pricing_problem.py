@@ -1,0 +1,182 @@
+"""Cheapest pipelines for given prices of the device classes: a dynamic programme over layers and time left.
+
+A stage of class c costs prices[c]. The state is the first layer of a suffix of stages and the time z that is
+left when its first microbatch arrives, z = step - (busy and link times before), on a grid of levels. A stage
+is allowed if it can pass all samples in z, and if its memory takes the in_flight that its round trip W asks
+for. That is the makespan bound Z of `partition.estimates.closed_forms` turned into a resource.
+
+An estimate: time is rounded to the nearest level, W follows the window recursion, links are the best that the
+classes have. The bound has a programme of its own (`partition.bounds.pricing_bound`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from partition.estimates.class_pipeline import ColumnStage
+from partition.estimates.stage_tables import Floats, ProblemTables, SizeTables
+
+TOLERANCE = 1e-9
+FILL = 10.0  # time left is followed down to the step less this many average microbatches
+
+
+@dataclass(frozen=True, slots=True)
+class PricedPipeline:
+    """The cheapest pipeline that passes `num_samples` in microbatches of microbatch_size within the step."""
+
+    price: float
+    num_samples: int
+    microbatch_size: int
+    stages: tuple[ColumnStage, ...]
+
+
+class ColumnProgramme:
+    """The programme for one microbatch size and step time; prices may change between calls.
+
+    amounts: several numbers of microbatches, priced side by side. cuts: where stages may begin and end, both
+    ends included; None for every layer.
+    """
+
+    def __init__(
+        self,
+        tables: ProblemTables,
+        microbatch_size: int,
+        amounts: Sequence[int],
+        step_s: float,
+        *,
+        levels: int,
+        cuts: Sequence[int] | None = None,
+        recompute: bool = True,
+    ) -> None:
+        self.microbatch_size, self.amounts, self.step_s = microbatch_size, tuple(amounts), step_s
+        self._levels = levels
+        self._cuts = np.arange(tables.num_layers + 1) if cuts is None else np.array(cuts)
+        self._num_layers = len(self._cuts) - 1  # between cuts from here on
+        size = tables.at(microbatch_size)
+        counts = [float(amount) for amount in amounts]
+        lowest = step_s * (1 - min(1.0, FILL / min(counts)))
+        self._grid_s = (step_s - lowest) / levels
+        self._left_s = lowest + self._grid_s * np.arange(1, levels + 1)
+        caps, caps_again = (self._at_cuts(size.caps(recompute=flag)) for flag in (False, True))
+        short = (caps < max(counts)) & (self._at_cuts(size.busy_s) <= step_s)
+        self._ample = not short.any()
+        entries = list(range(len(caps)))
+        self._options = [(entry, False) for entry in entries]
+        again = [entry for entry in entries if recompute and short[entry].any()]
+        self._options += [(entry, True) for entry in again]
+        self._entries = np.array(entries + again)
+        self._microbatches = np.array(counts, dtype=np.float64)
+        self._caps = np.concatenate([caps, caps_again[again]])
+        hops = (size.hops[0] + size.hops[1]).min(axis=1)[:, self._cuts]
+        self._link = self._ended(hops)[self._entries]
+        self._tabulate(size, again)
+        # which stages (option, start, stop) are worth a look, whatever the prices
+        self._able = (self._total <= step_s).any(axis=0) & (self._caps >= 1)
+
+    def _tabulate(self, size: SizeTables, again: list[int]) -> None:
+        busy, forward = self._at_cuts(size.busy_s), self._at_cuts(size.forward_s)
+        optimizer = self._at_cuts(size.tables.optimizer_s)[self._entries]
+        self._busy = np.concatenate([busy, busy[again] + forward[again]])
+        self._total = self._microbatches[:, None, None, None] * self._busy + optimizer
+        self._before = (self._busy + self._link[:, None, :])[None]
+
+    @staticmethod
+    def _ended(links: Floats) -> Floats:
+        """Links by layer, none at the end of the model."""
+        links = links.copy()
+        links[:, -1] = 0.0
+        return links
+
+    def _at_cuts(self, table: Floats) -> Floats:
+        return table if len(self._cuts) == table.shape[-1] else table[:, self._cuts][:, :, self._cuts]
+
+    def solve(self, prices: Floats) -> list[PricedPipeline | None]:
+        """For each amount of samples the cheapest pipeline, or None where none can do it."""
+        count, levels, num_layers = len(self.amounts), self._levels, self._num_layers
+        shape = (count, num_layers + 1, levels)
+        price, window = np.full(shape, np.inf), np.zeros(shape)
+        price[:, num_layers] = 0.0
+        stops, options, nexts = (np.zeros(shape, dtype=np.int32) for _ in range(3))
+        cost = prices[self._entries]
+        level = np.arange(levels)
+        with np.errstate(invalid="ignore", over="ignore"):
+            for start in range(num_layers - 1, -1, -1):
+                option, stop = np.nonzero(self._able[:, start])
+                if len(stop):
+                    self._layer(start, option, stop, cost, level, price, window, stops, options, nexts)
+        return [self._pipeline(which, price, stops, options, nexts) for which in range(count)]
+
+    def _layer(
+        self,
+        start: int,
+        option: npt.NDArray[np.int64],
+        stop: npt.NDArray[np.int64],
+        cost: Floats,
+        level: npt.NDArray[np.int64],
+        price: Floats,
+        window: Floats,
+        stops: npt.NDArray[np.int32],
+        options: npt.NDArray[np.int32],
+        nexts: npt.NDArray[np.int32],
+    ) -> None:
+        """Suffixes that begin at one layer; candidates are indexed [samples, stage, level].
+
+        Where a stage adds the same to the way of all amounts of samples, what it leads to has no [samples].
+        """
+        count, levels = len(self.amounts), self._levels
+        left = self._left_s
+        total, before = self._total[:, option, start, stop], self._before[:, option, start, stop]
+        steps = np.rint(before / self._grid_s)
+        steps = np.minimum(np.nan_to_num(steps, posinf=levels), levels).astype(np.int64)
+        at = np.maximum(level - steps[..., None], 0)
+        flat = stop[:, None] * levels + at
+
+        def following(table: Floats) -> Floats:
+            rows = table.reshape(count, -1)
+            if len(flat) == 1:
+                return np.asarray(rows.take(flat[0], axis=1))
+            return np.take_along_axis(rows, flat.reshape(count, -1), axis=1).reshape(flat.shape)
+
+        candidate = following(price)
+        candidate += cost[option][:, None]
+        candidate[total[..., None] > left * (1 + TOLERANCE)] = np.inf
+        late = np.where(stop < self._num_layers, before, -np.inf)[..., None] >= left
+        candidate[np.broadcast_to(late, candidate.shape)] = np.inf
+        if not self._ample:
+            busy = self._busy[option, start, stop]
+            trip = following(window)
+            trip += (busy + self._link[option, stop])[:, None]
+            allowed = self._caps[option, start, stop][:, None] * (left * (1 + TOLERANCE))
+            candidate[self._microbatches[:, None, None] * trip > allowed] = np.inf
+        pick = candidate.argmin(axis=1)
+        price[:, start] = np.take_along_axis(candidate, pick[:, None], axis=1)[:, 0]
+        stops[:, start], options[:, start] = stop[pick], option[pick]
+        nexts[:, start] = at[np.arange(count)[:, None] if len(at) > 1 else 0, pick, level]
+        if self._ample:
+            return
+        chosen = np.take_along_axis(trip, pick[:, None], axis=1)[:, 0]
+        period = left / self._microbatches[:, None]
+        flights = np.maximum(np.ceil(chosen / period - TOLERANCE), 1.0)
+        window[:, start] = np.maximum(chosen, (flights - 1) * period + busy[pick])
+
+    def _pipeline(
+        self,
+        which: int,
+        price: Floats,
+        stops: npt.NDArray[np.int32],
+        options: npt.NDArray[np.int32],
+        nexts: npt.NDArray[np.int32],
+    ) -> PricedPipeline | None:
+        at = self._levels - 1
+        if not np.isfinite(price[which, 0, at]):
+            return None
+        start, stages = 0, []
+        while start < self._num_layers:
+            stop = int(stops[which, start, at])
+            entry, recompute = self._options[options[which, start, at]]
+            stages.append(ColumnStage(entry, int(self._cuts[start]), int(self._cuts[stop]), recompute))
+            start, at = stop, int(nexts[which, start, at])
+        samples = self.amounts[which] * self.microbatch_size
+        return PricedPipeline(float(price[which, 0, -1]), samples, self.microbatch_size, tuple(stages))

@@ -1,0 +1,238 @@
+"""What gradient sync adds to a step, cheaply: for the search; the simulator has the verdict."""
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from cost_model.memory import trained_bytes
+from cost_model.network import LARGE_RING
+from cost_model.ring_estimates import all_reduce_estimate_s
+from partition.estimates.pipeline_costs import PipelineCosts
+from partition.estimates.stage_tables import Floats
+from partition.estimates.timed_pipeline import Worker
+from partition.plan import Plan
+
+PACE_BYTES = 2**20
+"""A message whose seconds per byte stand for all: links may differ by size."""
+FEW_CHAINS = 2  # pipelines up to which rings are looked at one by one
+_Chain = Sequence[tuple[str, int]]
+"""A pipeline's stages as (device, stop layer)."""
+
+
+class SyncCosts:
+    """Estimates for sets of pipelines of one problem; remembers the bytes of ranges of layers.
+
+    Layers with the same owners are summed together; tied weights, over the owners of both layers, are one
+    more sum. Sums of different devices go side by side, but for the network cards that they share.
+    """
+
+    def __init__(self, costs: PipelineCosts) -> None:
+        self._costs, self._profile = costs, costs.problem.profile
+        self._bytes: dict[tuple[int, ...], float] = {}
+        layers = range(self._profile.num_layers)
+        self._tied = [layer for layer in layers if self._profile.tied_home(layer) != layer]
+        self._large: _LargeRings | None = None
+        measured = costs.network.as_in_file is not costs.network
+        self._most_chains = LARGE_RING if measured else FEW_CHAINS
+
+    def exposed_s(self, workers: Sequence[Worker]) -> float:
+        """Seconds that the busiest device or card spends in sums, as if none were hidden."""
+        return self._exposed_s(
+            [[(stage.device.name, stage.stop) for stage in worker.stages] for worker in workers]
+        )
+
+    def exposed_of_plan_s(self, plan: Plan) -> float:
+        """`exposed_s` of a plan, whose pipelines may share devices."""
+        if sum(len(entry.stages) for entry in plan.pipelines) > len(plan.device_names):
+            return max(self.of_plan_s(plan).values(), default=0.0)
+        return self._exposed_s(
+            [[(stage.device, stage.stop) for stage in entry.stages] for entry in plan.pipelines]
+        )
+
+    def of_plan_s(self, plan: Plan) -> dict[str, float]:
+        """Seconds that each device of a plan spends in sums with others, cards not counted."""
+        holders: list[list[str]] = [[] for _ in self._profile.layers]
+        for name in plan.device_names:
+            for layer in plan.layers_of(name):
+                holders[layer].append(name)
+        return self._by_device(self._sums(holders))
+
+    def ring_s(self, num_bytes: float, names: Sequence[str]) -> float:
+        """About the seconds of an all-reduce between devices (names)."""
+        if len(names) <= LARGE_RING:
+            return all_reduce_estimate_s(self._costs.network, num_bytes, names)
+        owners = np.array([[self._rings.index[name] for name in names]])
+        return float(self._rings.seconds(owners, np.array([num_bytes]))[0][0])
+
+    def _exposed_s(self, chains: Sequence[_Chain]) -> float:
+        """Of pipelines that share no device."""
+        if len(chains) > self._most_chains:
+            return self._large_s(chains)
+        holders: list[list[str]] = [[] for _ in self._profile.layers]
+        for chain in chains:
+            start = 0
+            for name, stop in chain:
+                for layer in range(start, stop):
+                    holders[layer].append(name)
+                start = stop
+        sums = self._sums(holders)
+        return max([*self._by_device(sums).values(), *self._by_card(sums).values()], default=0.0)
+
+    def _sums(self, holders: Sequence[list[str]]) -> list[tuple[tuple[str, ...], float]]:
+        """(owners, bytes) of each sum of several devices; holders: those of each layer."""
+        buckets: dict[tuple[str, ...], list[int]] = {}
+        for layer, owners in enumerate(holders):
+            buckets.setdefault(tuple(owners), []).append(layer)
+        sums = [(owners, self._trained(tuple(layers))) for owners, layers in buckets.items()]
+        sums += self._tied_sums(holders)
+        return [entry for entry in sums if len(entry[0]) > 1]
+
+    def _tied_sums(self, holders: Sequence[list[str]]) -> Iterable[tuple[tuple[str, ...], float]]:
+        for layer in self._tied:
+            home = holders[self._profile.tied_home(layer)]
+            if home != holders[layer]:
+                owners = tuple(dict.fromkeys((*home, *holders[layer])))
+                yield owners, self._profile.tied_bytes(layer)
+
+    def _by_device(self, sums: Iterable[tuple[tuple[str, ...], float]]) -> dict[str, float]:
+        seconds: dict[str, float] = {}
+        for owners, num_bytes in sums:
+            spent = self.ring_s(num_bytes, owners)
+            for name in owners:
+                seconds[name] = seconds.get(name, 0.0) + spent
+        return seconds
+
+    def _by_card(self, sums: Iterable[tuple[tuple[str, ...], float]]) -> dict[int, float]:
+        """Seconds for which each resource of the network carries the messages of all rings."""
+        loads: dict[int, float] = {}
+        for owners, num_bytes in sums:
+            rounds, chunk = 2 * (len(owners) - 1), num_bytes / len(owners)
+            for one, other in pairwise((*owners, owners[0])):
+                route = self._costs.network.route(one, other)
+                seconds = rounds * route.link.occupancy_s(chunk)
+                for resource in route.resources:
+                    loads[resource] = loads.get(resource, 0.0) + seconds
+        return loads
+
+    @property
+    def _rings(self) -> "_LargeRings":
+        self._large = self._large or _LargeRings(self._costs)
+        return self._large
+
+    def _large_s(self, chains: Sequence[_Chain]) -> float:
+        """All rings at once. The owners of each range of layers between two cuts are a ring."""
+        cuts = sorted({0} | {stop for chain in chains for _, stop in chain})
+        place = {cut: index for index, cut in enumerate(cuts)}
+        index = self._rings.index
+        owners = np.empty((len(cuts) - 1, len(chains)), dtype=np.int64)
+        for column, chain in enumerate(chains):
+            start = 0
+            for name, stop in chain:
+                owners[start : place[stop], column] = index[name]
+                start = place[stop]
+        num_bytes = np.array([self._trained(tuple(range(*pair))) for pair in pairwise(cuts)])
+        seconds, cards_s = self._rings.seconds(owners, num_bytes)
+        before = [0.0, *np.cumsum(seconds)]
+        most = max(
+            before[place[stop]] - before[place[start]]
+            for chain in chains
+            for start, stop in pairwise([0, *(stop for _, stop in chain)])
+        )
+        tied_s = 0.0
+        for layer in self._tied:
+            home = owners[np.searchsorted(cuts, self._profile.tied_home(layer), side="right") - 1]
+            both = np.unique(np.append(home, owners[np.searchsorted(cuts, layer, side="right") - 1]))
+            tied_s += float(
+                self._rings.seconds(both[None], np.array([self._profile.tied_bytes(layer)]))[0][0]
+            )
+        return float(max(most, cards_s)) + tied_s
+
+    def _trained(self, layers: tuple[int, ...]) -> float:
+        if layers not in self._bytes:
+            self._bytes[layers] = trained_bytes(self._profile, layers)
+        return self._bytes[layers]
+
+
+class _LargeRings:
+    """Many rings or large ones, all at once; owns what the devices of a cluster have in common.
+
+    A round lasts as long as the busiest card or link carries its messages, or as long as the mean hop if that
+    is longer, since the data go all the way around.
+    """
+
+    def __init__(self, costs: PipelineCosts) -> None:
+        self._network, cluster = costs.network, costs.problem.cluster
+        self._devices = cluster.devices
+        self.index = {device.name: place for place, device in enumerate(self._devices)}
+        nodes = {node.name: place for place, node in enumerate(cluster.nodes)}
+        self._node = np.array([nodes[device.node] for device in self._devices])
+        self._num_nodes = len(nodes)
+        inside = {node.name: node.interconnect for node in cluster.nodes}
+        # devices of a group have the same links, but for those that nodes have of their own
+        groups: dict[object, int] = {}
+        own = bool(cluster.links)
+        self._group = np.array(
+            [
+                groups.setdefault((device.kind, device.node if own else inside[device.node]), len(groups))
+                for device in self._devices
+            ]
+        )
+        self._num_groups = len(groups)
+        # of pairs of groups, each in a node or not, in order: (s per byte, latency)
+        self._codes = np.empty(0, dtype=np.int64)
+        self._links = np.empty((0, 2))
+
+    def seconds(self, owners: npt.NDArray[np.int64], num_bytes: Floats) -> tuple[Floats, float]:
+        """(seconds of each ring on the idle network, seconds for which the busiest card carries all of them).
+
+        owners: devices by [ring, member]. num_bytes: what each member of a ring gives to its sum.
+        """
+        rings, count = owners.shape
+        following = np.roll(owners, -1, axis=1)
+        per_byte, latency = self._hops(owners, following)
+        here, there = self._node[owners], self._node[following]
+        across = np.where(here == there, 0.0, per_byte)
+        row = np.arange(rings)[:, None] * self._num_nodes
+        shape = (rings, self._num_nodes)
+        out, home = (
+            np.bincount((row + card).ravel(), across.ravel(), minlength=rings * self._num_nodes).reshape(
+                shape
+            )
+            for card in (here, there)
+        )
+        chunk = num_bytes / count
+        busiest = np.maximum(np.maximum(out, home).max(axis=1), per_byte.max(axis=1)) * chunk
+        hop = per_byte.mean(axis=1) * chunk + latency.mean(axis=1)
+        rounds = 2 * (count - 1)
+        cards_s = rounds * max(float((chunk @ card).max()) for card in (out, home))
+        return rounds * np.maximum(busiest, hop), cards_s
+
+    def _hops(self, owners: npt.NDArray[np.int64], following: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
+        """(s per byte, latency) of each message, of which those between the same groups are alike."""
+        pair = self._group[owners] * self._num_groups + self._group[following]
+        pair = 2 * pair + (self._node[owners] == self._node[following])
+        at = np.searchsorted(self._codes, pair)
+        if self._codes.size == 0 or (self._codes[np.minimum(at, self._codes.size - 1)] != pair).any():
+            self._learn(pair, owners, following)
+            at = np.searchsorted(self._codes, pair)
+        found = self._links[at]
+        return found[..., 0], found[..., 1]
+
+    def _learn(
+        self,
+        pair: npt.NDArray[np.int64],
+        owners: npt.NDArray[np.int64],
+        following: npt.NDArray[np.int64],
+    ) -> None:
+        """Keep the links of pairs that were not asked for before."""
+        codes, first = np.unique(pair, return_index=True)
+        known = dict(zip(self._codes.tolist(), self._links.tolist(), strict=True))
+        for code, at in zip(codes.tolist(), first.tolist(), strict=True):
+            if code not in known:
+                one, other = (self._devices[int(devices.flat[at])] for devices in (owners, following))
+                link = self._network.route(one.name, other.name).link
+                known[code] = [link.occupancy_s(PACE_BYTES) / PACE_BYTES, link.latency_s]
+        self._codes = np.array(sorted(known), dtype=np.int64)
+        self._links = np.array([known[code] for code in self._codes.tolist()])

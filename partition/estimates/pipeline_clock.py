@@ -1,0 +1,127 @@
+"""The makespan of one pipeline under 1F1B, on devices and links that it has for itself.
+
+The same rules as the simulator's, for the search: a plan's time that a user sees comes from the simulator.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """Of one microbatch: forward and backward per stage, and on each link between stages there and back.
+
+    link_s is (there, back, latency there, latency back); a message occupies its direction without latency.
+    """
+
+    forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
+    link_s: tuple[tuple[float, float, float, float], ...]
+
+
+def one_f_one_b_s(
+    full: Seconds, in_flight: Sequence[int], num_microbatches: int, last: Seconds | None = None
+) -> float:
+    """Seconds from the first forward to the last backward; `last` are those of a smaller last microbatch.
+
+    Each stage's list is that of `hetpipe.program.schedules.one_f_one_b`; in_flight must not rise along the
+    pipeline.
+    """
+    return PipelineClock(full, in_flight).makespan_s(num_microbatches, last)
+
+
+class PipelineClock:
+    """Makespans of a pipeline for any numbers of microbatches, which begin alike; owns how they begin.
+
+        F0 F1 B0 F2 B1 F3 | B2 B3      in_flight = 2: up to the last forward as with more microbatches
+
+    In round m each stage does the forward of microbatch m, and after it the backward of microbatch
+    m - in_flight + 1, if there is one: all that these wait for is of earlier rounds, or of neighbours in this
+    one. What the last round leaves are in_flight - 1 backwards.
+    """
+
+    def __init__(self, full: Seconds, in_flight: Sequence[int]) -> None:
+        self._full, self._in_flight = full, tuple(in_flight)
+        self._there, self._home = _there(full), _home(full)
+        count = len(self._in_flight)
+        self._arrived: list[list[float]] = [[] for _ in range(count)]  # gradients at a stage, by microbatch
+        self._states = [([0.0] * count, [0.0] * count, [0.0] * count)]
+        """After so many rounds: when each stage is done, and when its links, there and home, are free."""
+
+    def makespan_s(self, num_microbatches: int, last: Seconds | None = None) -> float:
+        """Seconds from the first forward to the last backward; `last` are those of a smaller last one."""
+        full, final = self._full, num_microbatches - 1
+        if len(self._in_flight) == 1:
+            rest = last or full
+            return final * (full.forward_s[0] + full.backward_s[0]) + rest.forward_s[0] + rest.backward_s[0]
+        while len(self._states) <= final:
+            self._go_on()
+        clock, free_there, free_home = map(list, self._states[final])
+        _forwards(_there(last) if last else self._there, clock, free_there)
+        last_home = _home(last) if last else self._home
+        arrived = [0.0] * min(num_microbatches, self._in_flight[-1])  # the last stage waits for nobody
+        before = num_microbatches - len(arrived)
+        for stage in range(len(clock) - 1, -1, -1):
+            now, free = clock[stage], free_home[stage]
+            first = max(0, num_microbatches - self._in_flight[stage])
+            if first < before:
+                arrived = self._arrived[stage][first:before] + arrived
+            before, sent = first, []
+            busy_s, occupied_s, latency_s = self._home[stage]
+            for due in arrived[:-1]:
+                now = (due if due > now else now) + busy_s
+                free = (now if now > free else free) + occupied_s
+                sent.append(free + latency_s)
+            busy_s, occupied_s, latency_s = last_home[stage]
+            due = arrived[-1]
+            clock[stage] = now = (due if due > now else now) + busy_s
+            sent.append((now if now > free else free) + occupied_s + latency_s)
+            arrived = sent
+        return max(clock)
+
+    def _go_on(self) -> None:
+        """One more round."""
+        microbatch = len(self._states) - 1
+        clock, free_there, free_home = map(list, self._states[-1])
+        _forwards(self._there, clock, free_there)
+        arrived, last_stage = self._arrived, len(clock) - 1
+        for stage in range(last_stage, -1, -1):
+            done = microbatch - self._in_flight[stage] + 1
+            if done < 0:
+                break  # nor has any stage before it, where no fewer are in flight
+            now = clock[stage]
+            if stage < last_stage:
+                due = arrived[stage][done]
+                now = due if due > now else now
+            busy_s, occupied_s, latency_s = self._home[stage]
+            clock[stage] = now = now + busy_s
+            if stage:
+                free = free_home[stage]
+                free_home[stage] = free = (now if now > free else free) + occupied_s
+                arrived[stage - 1].append(free + latency_s)
+        self._states.append((clock, free_there, free_home))
+
+
+_Stages = list[tuple[float, float, float]]
+"""Of each stage and the link that it sends over: seconds, those for which it is occupied, latency."""
+
+
+def _there(seconds: Seconds) -> _Stages:
+    links = [(there, latency) for there, _, latency, _ in seconds.link_s]
+    return [(busy, *link) for busy, link in zip(seconds.forward_s, [*links, (0.0, 0.0)], strict=True)]
+
+
+def _home(seconds: Seconds) -> _Stages:
+    links = [(home, latency) for _, home, _, latency in seconds.link_s]
+    return [(busy, *link) for busy, link in zip(seconds.backward_s, [(0.0, 0.0), *links], strict=True)]
+
+
+def _forwards(stages: _Stages, clock: list[float], free_there: list[float]) -> None:
+    """One microbatch through all stages; moves what each stage and the link behind it is free from."""
+    arrived = 0.0
+    for stage, (busy_s, occupied_s, latency_s) in enumerate(stages):
+        now = clock[stage]
+        clock[stage] = now = (arrived if arrived > now else now) + busy_s
+        free = free_there[stage]
+        free_there[stage] = free = (now if now > free else free) + occupied_s
+        arrived = free + latency_s

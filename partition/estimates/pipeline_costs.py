@@ -1,0 +1,205 @@
+"""Closed-form costs of one pipeline on named devices; they guide the search, the simulator decides."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from cost_model.cluster import Device
+from cost_model.errors import InfeasibleError
+from cost_model.layer_costs import Prices
+from cost_model.memory import StageShape, device_memory, stage_activation_bytes
+from cost_model.network import NORM_BYTES, Network, all_reduce_s
+from partition.estimates.closed_forms import cap_in_flight, in_flight_windows, makespan_bound_s, period_s
+from partition.plan import Pipeline, Plan, Stage
+from partition.problem import Problem
+
+MANY = 10**6  # a cap on in_flight: memory takes as many as there are
+Layout = tuple[tuple[Device, int, int], ...]
+"""Stages of one pipeline as (device, start, stop), from first to last."""
+
+
+class PipelineCosts:
+    """Prices, links and memory of a problem, for one pipeline whose devices serve one stage each."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.prices = Prices(problem.profile)
+        self.network = Network(problem.cluster, problem.profile.links, problem.profile.all_reduces)
+        self._bytes: dict[tuple[int, int, int], tuple[float, float]] = {}
+        self._stage_bytes: dict[tuple[int, int, int, bool], tuple[float, float]] = {}
+        self._sync: dict[tuple[tuple[str, ...], float], float] = {}
+
+    def num_microbatches(self, samples: int) -> int:
+        return -(-self.problem.global_batch_size // samples)
+
+    def busy_s(self, device: Device, start: int, stop: int, samples: int) -> float:
+        """Seconds of forward and backward of one microbatch."""
+        forward = self.prices.forward_s(device, start, stop, samples)
+        return forward + self.prices.backward_s(device, start, stop, samples)
+
+    def total_s(self, device: Device, start: int, stop: int, samples: int) -> float:
+        """Seconds of forward and backward of all samples of a step; the last microbatch may be smaller."""
+        whole, rest = divmod(self.problem.global_batch_size, samples)
+        seconds = whole * self.busy_s(device, start, stop, samples)
+        return seconds + (self.busy_s(device, start, stop, rest) if rest else 0.0)
+
+    def hop_s(self, source: Device, destination: Device, layer: int, samples: int) -> float:
+        """Seconds of one microbatch on the link in front of a layer, both ways, latency included."""
+        num_bytes = self.prices.boundary_bytes(layer, samples)
+        there = self.network.route(source.name, destination.name).link
+        back = self.network.route(destination.name, source.name).link
+        return there.transfer_s(num_bytes) + back.transfer_s(num_bytes)
+
+    def link_s(self, source: Device, destination: Device, layer: int, samples: int) -> float:
+        """Seconds for which one microbatch occupies the link, the slower direction."""
+        return max(self.message_s(source, destination, layer, samples)[:2])
+
+    def stage_bytes(self, start: int, stop: int, samples: int) -> tuple[float, float]:
+        """(fixed, per microbatch in flight) bytes of a stage without recompute."""
+        key = (start, stop, samples)
+        if key not in self._bytes:
+            fixed, one = (
+                device_memory(self.problem.profile, [StageShape(start, stop, flight, samples)]).total_bytes
+                for flight in (0, 1)
+            )
+            self._bytes[key] = (fixed, one - fixed)
+        return self._bytes[key]
+
+    def max_in_flight(self, device: Device, start: int, stop: int, samples: int) -> int:
+        """The most microbatches in flight that the device's memory takes, at most all; 0 if not even one."""
+        fixed, per_microbatch = self.stage_bytes(start, stop, samples)
+        spare = device.usable_bytes - fixed
+        most = self.num_microbatches(samples)
+        if spare < per_microbatch:
+            return 0
+        return most if most * per_microbatch <= spare else math.floor(spare / per_microbatch)
+
+    def tied_sync_s(self, layout: Layout) -> float:
+        """Seconds to sum the gradients of tied weights whose two layers are on different devices."""
+        seconds = 0.0
+        profile = self.problem.profile
+        for layer in range(profile.num_layers):
+            home = profile.tied_home(layer)
+            if home != layer:
+                owners = [owner(layout, index) for index in (home, layer)]
+                seconds += self.all_reduce_s(owners, profile.tied_bytes(layer))
+        return seconds
+
+    def norm_s(self, devices: Iterable[Device]) -> float:
+        """Seconds of the all-reduce of the gradient norm between the devices of a plan, in its order."""
+        return self.all_reduce_s(devices, NORM_BYTES)
+
+    def all_reduce_s(self, devices: Iterable[Device], num_bytes: float) -> float:
+        """Seconds of an all-reduce on the idle network; nothing for a single device."""
+        key = (tuple(dict.fromkeys(device.name for device in devices)), num_bytes)
+        if key not in self._sync:
+            self._sync[key] = all_reduce_s(self.network, num_bytes, key[0]) if len(key[0]) > 1 else 0.0
+        return self._sync[key]
+
+    def busy_and_links(self, layout: Layout, samples: int) -> tuple[list[float], list[float], list[float]]:
+        """Return (busy_s, hop_s, link_s) of the stages, as the functions of `closed_forms` take them."""
+        cuts = [(left[0], right[0], right[1]) for left, right in pairwise(layout)]
+        return (
+            [self.busy_s(*stage, samples) for stage in layout],
+            [self.hop_s(*cut, samples) for cut in cuts],
+            [self.link_s(*cut, samples) for cut in cuts],
+        )
+
+    def cap(self, device: Device, start: int, stop: int, samples: int, recompute: bool) -> int:
+        """The most microbatches in flight that memory takes, however many there are; 0 if not even one."""
+        key = (start, stop, samples, recompute)
+        if key not in self._stage_bytes:
+            profile, shape = self.problem.profile, StageShape(start, stop, 1, samples, recompute)
+            more = sum(stage_activation_bytes(profile, replace(shape, in_flight=2)))
+            more -= sum(stage_activation_bytes(profile, shape))
+            self._stage_bytes[key] = (device_memory(profile, [shape]).total_bytes, more)
+        one, more = self._stage_bytes[key]
+        spare = device.usable_bytes - one
+        if spare < 0:
+            return 0
+        return 1 + min(MANY, math.floor(spare / more)) if more > 0 else MANY
+
+    def message_s(
+        self, source: Device, destination: Device, layer: int, samples: int
+    ) -> tuple[float, float, float, float]:
+        """(there, back, latency there, latency back) of one microbatch on the link in front of a layer.
+
+        There and back are the seconds for which a message occupies its direction.
+        """
+        num_bytes = self.prices.boundary_bytes(layer, samples)
+        there = self.network.route(source.name, destination.name).link
+        back = self.network.route(destination.name, source.name).link
+        seconds = there.occupancy_s(num_bytes), back.occupancy_s(num_bytes)
+        return (*seconds, there.latency_s, back.latency_s)
+
+    def caps(self, layout: Layout, samples: int) -> tuple[int, ...]:
+        """max_in_flight of each stage."""
+        return tuple(self.max_in_flight(*stage, samples) for stage in layout)
+
+    def windows(self, layout: Layout, samples: int) -> tuple[int, ...]:
+        """in_flight that 1F1B needs for the pipeline's own period, as far as memory allows it."""
+        busy, hops, links = self.busy_and_links(layout, samples)
+        period = period_s(busy, links)
+        wanted = in_flight_windows(busy, hops, period) if period > 0 else (1,) * len(layout)
+        return cap_in_flight(wanted, self.caps(layout, samples))
+
+    def makespan_s(self, layout: Layout, samples: int, in_flight: Sequence[int]) -> float:
+        """Z of a layout with its in_flight, plus tied sync, norm and the longest optimizer step."""
+        busy, hops, _ = self.busy_and_links(layout, samples)
+        rest = max(0, self.problem.global_batch_size - samples)
+        totals = [self.total_s(*stage, samples) for stage in layout]
+        num_microbatches = self.num_microbatches(samples)
+        flights = [min(flight, num_microbatches) for flight in in_flight]
+        bound = makespan_bound_s(
+            busy,
+            hops,
+            num_microbatches,
+            total_s=totals,
+            link_rest_s=self.busy_and_links(layout, rest)[2],
+            in_flight=flights,
+        )
+        optimizer = max(self.prices.optimizer_s(device, range(*layers)) for device, *layers in layout)
+        norm = self.norm_s(device for device, *_ in layout)
+        return bound + self.tied_sync_s(layout) + norm + optimizer
+
+    def estimate_s(self, plan: Plan) -> float:
+        """The closed-form estimate of a plan of one pipeline."""
+        (pipeline,) = plan.pipelines
+        flights = [stage.in_flight for stage in pipeline.stages]
+        return self.makespan_s(self.layout(pipeline), pipeline.microbatch_size, flights)
+
+    def layout(self, pipeline: Pipeline) -> Layout:
+        return tuple((self.problem.cluster.device(stage.device), *stage.layers) for stage in pipeline.stages)
+
+    def plan(self, strategy: str, layout: Layout, samples: int, in_flight: Sequence[int]) -> Plan:
+        """The plan of one pipeline; each in_flight must be at least 1."""
+        batch = self.problem.global_batch_size
+        stages = tuple(
+            Stage(devices=(device.name,), layers=(start, stop), in_flight=flight)
+            for (device, start, stop), flight in zip(layout, in_flight, strict=True)
+        )
+        pipeline = Pipeline(microbatch_size=samples, num_samples=batch, stages=stages)
+        return Plan(strategy, self.problem.profile.model, batch, (pipeline,))
+
+    def shortfall(self, layout: Layout, samples: int) -> InfeasibleError | None:
+        """What the device that lacks most lacks with one microbatch in flight; None where all fit."""
+        needs = [sum(self.stage_bytes(start, stop, samples)) for _, start, stop in layout]
+        missing, index = max(
+            (need - device.usable_bytes, -index)
+            for index, (need, (device, _, _)) in enumerate(zip(needs, layout, strict=True))
+        )
+        if missing <= 0:
+            return None
+        device, start, stop = layout[-index]
+        return InfeasibleError(
+            f"layers [{start}, {stop}) need {math.ceil(needs[-index]):,} bytes on {device.name!r}, which has "
+            f"{math.floor(device.usable_bytes):,} usable; {math.ceil(missing):,} bytes are missing",
+            device=device.name,
+            missing_bytes=missing,
+        )
+
+
+def owner(layout: Layout, layer: int) -> Device:
+    """The device that holds a layer."""
+    return next(device for device, start, stop in layout if start <= layer < stop)

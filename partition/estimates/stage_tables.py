@@ -1,0 +1,345 @@
+"""What every stage of one microbatch size costs on every class of devices, as arrays.
+
+Tables are indexed [class, start, stop] for layers [start, stop); empty stages are inf where they cost and
+0 where they count.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from cost_model.cluster import Device
+from cost_model.layer_costs import Prices
+from cost_model.memory import StageShape, device_memory, first_backward_bytes, working_bytes
+from cost_model.network import Network
+from cost_model.profile import ModelProfile
+from partition.estimates.device_classes import DeviceClasses
+from partition.problem import Problem
+
+Floats = npt.NDArray[np.float64]
+ALL = 1e6  # as a cap: memory takes as many in flight as there are
+FAR_S = 1e30  # longer than any trip
+MEMORY_SLACK = 1e-9  # relative: a stage that just fits, but for rounding, fits
+
+
+def between(per_layer: Floats) -> Floats:
+    """Sums over layers [start, stop) by [start, stop]."""
+    prefix = np.concatenate([[0.0], np.cumsum(per_layer)])
+    return np.asarray(prefix[None, :] - prefix[:, None])
+
+
+@dataclass(frozen=True, slots=True)
+class LayerBytes:
+    """Bytes of layers [start, stop) by [start, stop]; saved and boundaries are per sample in flight.
+
+    weights, trained: parameters (with lowered copies), and those with a gradient, a tied pair inside
+    counting once.
+    """
+
+    weights: Floats
+    trained: Floats
+    saved: Floats
+    inputs: Floats
+    outputs: Floats
+
+    @classmethod
+    def of(cls, profile: ModelProfile) -> "LayerBytes":
+        layers = range(profile.num_layers)
+        alone = [device_memory(profile, [StageShape(layer, layer + 1, 0, 1)]) for layer in layers]
+        weights = between(np.array([entry.parameter_bytes for entry in alone]))
+        trained = between(np.array([entry.gradient_bytes for entry in alone]))
+        for layer in layers:
+            home = profile.tied_home(layer)
+            if home != layer:
+                tied = profile.tied_bytes(layer)
+                trained[: home + 1, layer + 1 :] -= tied
+                weights[: home + 1, layer + 1 :] -= (1 + profile.cast_bytes_per_parameter_byte) * tied
+        outputs = np.array([0.0, *(entry.output_bytes_per_sample for entry in profile.layers[:-1]), 0.0])
+        shape = np.zeros_like(weights)
+        return cls(
+            weights,
+            trained,
+            between(np.array([entry.saved_bytes_per_sample for entry in profile.layers])),
+            shape + outputs[:, None],
+            shape + outputs[None, :],
+        )
+
+
+def working_table(profile: ModelProfile, samples: int) -> Floats:
+    """`cost_model.memory.working_bytes` of layers [start, stop) by [start, stop]."""
+    return _table_of(profile, samples, working_bytes)
+
+
+def _table_of(
+    profile: ModelProfile, samples: int, rows: Callable[[ModelProfile, int, int], tuple[float, ...]]
+) -> Floats:
+    table = np.zeros((profile.num_layers + 1, profile.num_layers + 1))
+    for start in range(profile.num_layers):
+        table[start, start:] = rows(profile, start, samples)
+    return table
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """Samples of a pipeline, for which it passes `full` microbatches; 0 for a single one of least to most.
+
+    least, most: samples of the last microbatch, on the way back. Where it may be smaller than the others,
+    what is computed is a lower bound for every amount from full * size on that ends so.
+    passes: microbatches that Little's law may count, as large as any. rest: the last microbatch, of least
+    to most samples, comes on top of the full ones and is counted at its least. below: what is computed holds
+    in proportion for the smaller amounts too, down to those of more than so many full microbatches.
+    """
+
+    full: int
+    least: int
+    most: int
+    passes: float
+    rest: bool = False
+    below: int | None = None
+
+    @classmethod
+    def exact(cls, num_samples: int, microbatch_size: int) -> "Amount":
+        full, rest = divmod(num_samples, microbatch_size)
+        if not rest:
+            return cls.whole(full, microbatch_size)
+        return cls(full, rest, rest, float(full), rest=full > 0)
+
+    @classmethod
+    def whole(cls, num_microbatches: int, microbatch_size: int) -> "Amount":
+        return cls(num_microbatches, microbatch_size, microbatch_size, float(num_microbatches))
+
+    def num_microbatches(self, microbatch_size: int) -> tuple[int, int]:
+        """Fewest and most microbatches of the pipelines for which memory is asked."""
+        most = self.full + 1 if not self.full or self.least < microbatch_size else self.full
+        return (most if self.below is None else self.below + 1), most
+
+
+@dataclass(frozen=True, slots=True)
+class AmountTables:
+    """Seconds for an amount of samples, by [class, start, stop], with the optimizer step in total_s.
+
+    total_s: all microbatches; before_s: what a stage adds to the way of the first forward and of the last
+    backward; again_*: the same with recompute. link_s: both ways of the hop in front of a layer, by
+    [class, next class, layer].
+    """
+
+    total_s: Floats
+    again_total_s: Floats
+    before_s: Floats
+    again_before_s: Floats
+    link_s: Floats
+
+
+class ProblemTables:
+    """The arrays of a problem; `at` gives those of a microbatch size, made once."""
+
+    def __init__(self, problem: Problem, classes: DeviceClasses) -> None:
+        self.problem, self.classes = problem, classes
+        self.num_layers = problem.profile.num_layers
+        self.prices = Prices(problem.profile)
+        self.network = Network(problem.cluster, problem.profile.links, problem.profile.all_reduces)
+        self.bytes = LayerBytes.of(problem.profile)
+        self._sizes: dict[int, SizeTables] = {}
+
+    def at(self, samples: int) -> "SizeTables":
+        if samples not in self._sizes:
+            self._sizes[samples] = SizeTables(self, samples)
+        return self._sizes[samples]
+
+    @cached_property
+    def optimizer_s(self) -> Floats:
+        """Seconds of the optimizer step."""
+        profile = self.problem.profile
+        per_byte = [
+            min(profile.kind(device.kind).optimizer_s_per_byte / device.speed for device in devices)
+            for devices in self.unlike
+        ]
+        return np.array(per_byte)[:, None, None] * np.maximum(self.bytes.trained, 0.0)
+
+    @cached_property
+    def usable_bytes(self) -> Floats:
+        return np.array([max(device.usable_bytes for device in devices) for devices in self.unlike])
+
+    @cached_property
+    def unlike(self) -> list[list[Device]]:
+        """By class a device of each kind, speed and memory: mostly one; of several the best counts."""
+        alike = [
+            {(device.kind, device.speed, device.usable_bytes): device for device in group}
+            for group in self.classes.members
+        ]
+        return [list(devices.values()) for devices in alike]
+
+    @cached_property
+    def stages(self) -> npt.NDArray[np.bool_]:
+        """Where [start, stop) is a stage of at least one layer."""
+        ends = np.arange(self.num_layers + 1)
+        return np.asarray(ends[:, None] < ends[None, :])
+
+
+class SizeTables:
+    """The arrays for one microbatch size."""
+
+    def __init__(self, tables: ProblemTables, samples: int) -> None:
+        self.tables, self.samples = tables, samples
+        self._caps: dict[bool, Floats] = {}
+
+    @cached_property
+    def forward_s(self) -> Floats:
+        return self._seconds(0)
+
+    @cached_property
+    def backward_s(self) -> Floats:
+        """Without recompute; with it the forward comes on top."""
+        return self._seconds(1)
+
+    def _seconds(self, which: int) -> Floats:
+        prices, ends = self.tables.prices, range(self.tables.num_layers + 1)
+        price = (prices.forward_s, prices.backward_s)[which]
+        rows = []
+        for devices in self.tables.unlike:
+            prefix = np.array([[price(device, 0, stop, self.samples) for stop in ends] for device in devices])
+            rows.append((prefix[:, None, :] - prefix[:, :, None]).min(axis=0))
+        return np.where(self.tables.stages, np.stack(rows), np.inf)
+
+    def amount(self, amount: Amount) -> AmountTables:
+        """What an amount of samples costs in microbatches of this size."""
+        lasts = [self.tables.at(samples) for samples in range(amount.least, amount.most + 1)]
+        forward = np.min([last.forward_s for last in lasts], axis=0)
+        backward = np.min([last.backward_s for last in lasts], axis=0)
+        there = np.min([last.hops[0] for last in lasts], axis=0)
+        back = np.min([last.hops[1] for last in lasts], axis=0)
+        total = amount.full * self.busy_s if amount.full else forward + backward
+        redone = amount.full * self.forward_s if amount.full else forward
+        if amount.rest:
+            total, redone = total + forward + backward, redone + forward
+        elif amount.below is not None and amount.full and amount.least < self.samples:
+            total = self._in_proportion(amount, self.busy_s, [last.busy_s for last in lasts])
+            redone = self._in_proportion(amount, self.forward_s, [last.forward_s for last in lasts])
+        total = total + self.tables.optimizer_s
+        before = (self.forward_s if amount.full else forward) + backward
+        link = (self.hops[0] if amount.full else there) + back
+        return AmountTables(total, total + redone, before, before + forward, link)
+
+    def _in_proportion(self, amount: Amount, full_s: Floats, last_s: list[Floats]) -> Floats:
+        """Seconds of all full microbatches at the least rate of the amounts for which they stand.
+
+        A smaller last microbatch may take less for a sample than a full one.
+        """
+        since = max(1, amount.below or 0)
+        rate = full_s
+        for samples, seconds in enumerate(last_s, amount.least):
+            rate = np.minimum(rate, (since * full_s + seconds) / (since + samples / self.samples))
+        return amount.full * rate
+
+    @cached_property
+    def busy_s(self) -> Floats:
+        return self.forward_s + self.backward_s
+
+    @cached_property
+    def workspace_bytes(self) -> Floats:
+        """`working_bytes` by [start, stop]."""
+        return working_table(self.tables.problem.profile, self.samples)
+
+    @cached_property
+    def first_backward_bytes(self) -> Floats:
+        """`cost_model.memory.first_backward_bytes` by [start, stop], with no gradient there before."""
+        return _table_of(self.tables.problem.profile, self.samples, first_backward_bytes)
+
+    @property
+    def _usable_bytes(self) -> Floats:
+        return self.tables.usable_bytes[:, None, None] * (1 + MEMORY_SLACK)
+
+    def caps(self, *, recompute: bool) -> Floats:
+        """The most microbatches in flight that memory takes; 0 where not even one, at most ALL."""
+        if recompute not in self._caps:
+            self._caps[recompute] = self._count_caps(recompute=recompute)
+        return self._caps[recompute]
+
+    def _count_caps(self, *, recompute: bool) -> Floats:
+        held, samples, stages = self.tables.bytes, self.samples, self.tables.stages
+        optimizer = self.tables.problem.profile.optimizer_bytes_per_parameter_byte
+        fixed = held.weights + held.trained * (1 + optimizer) + self.workspace_bytes
+        one = held.inputs + held.outputs
+        if recompute:
+            fixed, one = fixed + samples * held.saved, one + held.inputs
+        else:
+            one = one + held.saved
+        spare = self._usable_bytes - fixed[None]
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            caps = np.floor(spare / (samples * one))
+        return np.where(stages & (spare >= 0), np.fmin(caps, ALL), 0.0)
+
+    def most_in_flight(self, amount: Amount, *, recompute: bool) -> Floats:
+        """`caps`, and one more where a pipeline of this amount has no more microbatches than that.
+
+        Where all are in flight gradients and activations do not peak together, and one more may fit (see
+        `cost_model.memory.device_memory`).
+        """
+        caps = self.caps(recompute=recompute)
+        fewest, most = amount.num_microbatches(self.samples)
+        near = (caps >= fewest - 1) & (caps < most)
+        if not near.any():
+            return caps
+        return np.where(near & self._fits_all(caps + 1, recompute=recompute), caps + 1, caps)
+
+    def _fits_all(self, in_flight: Floats, *, recompute: bool) -> npt.NDArray[np.bool_]:
+        """Where memory takes all microbatches of a pipeline that has so many."""
+        held, samples = self.tables.bytes, self.samples
+        optimizer = self.tables.problem.profile.optimizer_bytes_per_parameter_byte
+        saved, boundary = samples * held.saved, samples * (held.inputs + held.outputs)
+        before, after = in_flight * saved, (in_flight - 1) * saved
+        if recompute:
+            before, after = (
+                np.where(flight > 0, flight * samples * held.inputs + saved, 0.0)
+                for flight in (in_flight, in_flight - 1)
+            )
+        first = 0.0 if recompute else np.maximum(self.first_backward_bytes - self.workspace_bytes, 0.0)
+        peak = np.maximum(before, held.trained + after + first) + in_flight * boundary
+        need = held.weights + held.trained * optimizer + self.workspace_bytes + peak
+        return np.asarray(self.tables.stages & (need <= self._usable_bytes))
+
+    def gaps(self, amount: Amount, busy_s: Floats, caps: Floats) -> tuple[Floats, Floats]:
+        """Round trips from which on a stage waits in its warmup, and in its cooldown, by [recompute, ...].
+
+        busy_s: of a microbatch; caps: the most in flight. What is computed must not grow faster than in
+        proportion to the microbatches of an amount: so the most of them count in the warmup, and for the
+        cooldown all of them must be more than memory takes in flight. A smaller microbatch at the end may be
+        back at once.
+        """
+        if not amount.full:
+            return busy_s, np.full_like(busy_s, FAR_S)
+        fewest, most = amount.num_microbatches(self.samples)
+        longest = self.forward_s
+        if amount.least < self.samples:
+            lasts = [self.tables.at(samples).forward_s for samples in range(amount.least, amount.most + 1)]
+            longest = np.maximum(longest, np.max(lasts, axis=0))
+        with np.errstate(invalid="ignore"):
+            warm = busy_s + np.minimum(caps, most) * longest - self.forward_s
+            cool = busy_s + (caps - 1) * (busy_s - self.forward_s)
+        whole = (caps < fewest) & (amount.least == self.samples)
+        return warm, np.where(whole, cool, FAR_S)
+
+    @cached_property
+    def hops(self) -> tuple[Floats, Floats]:
+        """Seconds of a message there and back, [first class, second class, layer after the link].
+
+        Over the best channel that the classes have between them; inf at the ends and where there is none.
+        """
+        classes, ends = self.tables.classes, self.tables.num_layers
+        count = len(classes.members)
+        there = np.full((count, count, ends + 1), np.inf)
+        back = there.copy()
+        inner = range(1, ends)
+        num_bytes = [self.tables.prices.boundary_bytes(layer, self.samples) for layer in inner]
+        for first in range(count):
+            for second in range(count):
+                for one, other in classes.channels(first, second):
+                    out = self.tables.network.route(one.name, other.name).link
+                    home = self.tables.network.route(other.name, one.name).link
+                    for table, link in ((there, out), (back, home)):
+                        row = [link.transfer_s(size) for size in num_bytes]
+                        table[first, second, 1:ends] = np.minimum(table[first, second, 1:ends], row)
+        return there, back

@@ -1,0 +1,256 @@
+"""Exact dynamic programme for one pipeline: which devices, in which order, cut where, how much in flight.
+
+For an order of devices, a microbatch size and a period it works over layers, from the last stage backwards.
+The label of a suffix of stages that starts at layer i is (makespan Z, window W, longest optimizer step); Z
+and W follow `partition.estimates.closed_forms`. A stage is allowed if neither it nor its link is busy for
+longer than the
+period, and its memory takes the in_flight that its window asks for. Recurrence over layers as in PipeDream
+(Narayanan et al., SOSP 2019, section 3.1), with Z in place of the bottleneck and devices in any order.
+Orders share their suffixes; devices of one class may be exchanged and count once.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from cost_model.profile import ModelProfile
+from partition.estimates.closed_forms import TOLERANCE
+from partition.estimates.device_classes import ClassOrder, DeviceClasses
+from partition.estimates.pipeline_costs import Layout, PipelineCosts
+from partition.estimates.stage_tables import LayerBytes, working_table
+
+Floats = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.int64]
+FOREVER_S = 1e18  # as a period: one microbatch in flight is enough everywhere
+
+
+@dataclass(frozen=True, slots=True)
+class StageBytes:
+    """Bytes of layers [start, stop), indexed [stop, start], as `device_memory` counts them without recompute.
+
+    Of one microbatch size, on which the workspace depends.
+
+    fixed: whatever is in flight; per_sample: for each sample in flight; trained: parameters with a gradient.
+    """
+
+    fixed: Floats
+    per_sample: Floats
+    trained: Floats
+
+    @classmethod
+    def of(cls, profile: ModelProfile, samples: int) -> "StageBytes":
+        held = LayerBytes.of(profile)
+        states = held.weights + held.trained * (1 + profile.optimizer_bytes_per_parameter_byte)
+        fixed = states + working_table(profile, samples)
+        return cls(fixed.T, (held.saved + held.inputs + held.outputs).T, held.trained.T)
+
+
+def _between(prefix: Sequence[float] | Floats) -> Floats:
+    """Sums of [start, stop) by [stop, start]."""
+    values = np.asarray(prefix, dtype=np.float64)
+    return np.asarray(values[:, None] - values[None, :])
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """Pareto-optimal suffixes of stages by [period, label, start layer]; inf where there is none.
+
+    stop, follower: where the first stage ends, and the label there of the stages after it.
+    """
+
+    makespan_s: Floats
+    window_s: Floats
+    optimizer_s: Floats
+    stop: Indices
+    follower: Indices
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """A whole pipeline found by the programme; objective_s = Z + tied sync + norm + longest optimizer step.
+
+    period: index of the period it was found for.
+    """
+
+    objective_s: float
+    order: ClassOrder
+    period: int
+    layout: Layout
+
+
+class ChainProgramme:
+    """The dynamic programme for one microbatch size; its tables are indexed [stop, start]."""
+
+    def __init__(self, costs: PipelineCosts, classes: DeviceClasses, samples: int) -> None:
+        self.costs, self.classes, self.samples = costs, classes, samples
+        self.num_layers = costs.problem.profile.num_layers
+        self._num_microbatches = costs.num_microbatches(samples)
+        self._bytes = StageBytes.of(costs.problem.profile, samples)
+        self._devices = [group[0] for group in classes.members]
+        self._hops: dict[tuple[int, int], tuple[Floats, Floats, Floats]] = {}
+
+    @cached_property
+    def busy_s(self) -> list[Floats]:
+        """Per class, forward and backward of a microbatch; inf where [start, stop) is empty."""
+        ends = range(self.num_layers + 1)
+        tables = [
+            _between([self.costs.busy_s(device, 0, stop, self.samples) for stop in ends])
+            for device in self._devices
+        ]
+        empty = np.triu(np.ones_like(tables[0], dtype=bool))
+        return [np.where(empty, np.inf, table) for table in tables]
+
+    @cached_property
+    def _total_s(self) -> list[Floats]:
+        ends = range(self.num_layers + 1)
+        return [
+            _between([self.costs.total_s(device, 0, stop, self.samples) for stop in ends])
+            for device in self._devices
+        ]
+
+    @cached_property
+    def _optimizer_s(self) -> list[Floats]:
+        trained = self._bytes.trained
+        share = trained / trained[-1, 0] if trained[-1, 0] else trained
+        every = range(self.num_layers)
+        return [share * self.costs.prices.optimizer_s(device, every) for device in self._devices]
+
+    @cached_property
+    def _caps(self) -> list[Floats]:
+        """Per class, the most in flight by memory: inf where all fit, 0 where not even one does."""
+        one = self._bytes.per_sample * self.samples
+        caps = []
+        for device in self._devices:
+            spare = device.usable_bytes - self._bytes.fixed
+            whole = np.floor(np.maximum(spare, 0.0) / np.where(one > 0, one, np.inf))
+            caps.append(np.where((self._num_microbatches * one <= spare) & (spare >= 0), np.inf, whole))
+        return caps
+
+    def _hop(self, first: int, second: int) -> tuple[Floats, Floats, Floats]:
+        """Seconds on the link by the layer after it, inf at the ends.
+
+        (both ways with latency; one way without; one way without, all microbatches but one)
+        """
+        key = (first, second)
+        if key not in self._hops:
+            costs, samples, pair = self.costs, self.samples, self.classes.pair(first, second)
+            rest = max(0, costs.problem.global_batch_size - samples)
+            inner = range(1, self.num_layers)
+            self._hops[key] = (
+                np.array([np.inf, *(costs.hop_s(*pair, at, samples) for at in inner), np.inf]),
+                np.array([np.inf, *(costs.link_s(*pair, at, samples) for at in inner), np.inf]),
+                np.array([np.inf, *(costs.link_s(*pair, at, rest) for at in inner), np.inf]),
+            )
+        return self._hops[key]
+
+    def sync_s(self, order: ClassOrder) -> float:
+        """Norm, and the sync of tied weights between first and last device.
+
+        Exact for a head tied to the first layer, the only tie in the models that we know.
+        """
+        profile, devices = self.costs.problem.profile, self.classes.devices(order)
+        ends = (devices[0], devices[-1])
+        tied = [layer for layer in range(self.num_layers) if profile.tied_home(layer) != layer]
+        seconds = sum(self.costs.all_reduce_s(ends, profile.tied_bytes(layer)) for layer in tied)
+        return seconds + self.costs.norm_s(devices)
+
+    def _last_stage(self, entry: int, periods_s: Floats) -> Labels:
+        busy, total = self.busy_s[entry][-1], self._total_s[entry][-1]
+        fits = (busy <= periods_s[:, None]) & (self._caps[entry][-1] >= 1)
+        shape = (len(periods_s), 1, self.num_layers + 1)
+        stop = np.full(shape, self.num_layers)
+        return Labels(
+            makespan_s=np.where(fits, total, np.inf)[:, None, :],
+            window_s=np.where(fits, busy, np.inf)[:, None, :],
+            optimizer_s=np.broadcast_to(self._optimizer_s[entry][-1], shape),
+            stop=stop,
+            follower=np.zeros_like(stop),
+        )
+
+    def _prepend(
+        self, entry: int, second: int, after: Labels, periods_s: Floats, max_labels: int | None
+    ) -> Labels:
+        """Labels with a stage of class `entry` in front of those that begin with class `second`.
+
+        Candidates are indexed [period, follower, stop, start].
+        """
+        hop, link, rest = (row[:, None] for row in self._hop(entry, second))
+        period = periods_s[:, None, None, None]
+        busy = self.busy_s[entry]
+        trip = busy + hop + after.window_s[..., None]
+        in_flight = np.maximum(np.ceil(trip / period - TOLERANCE), 1.0)
+        fits = (in_flight <= self._caps[entry]) & (np.maximum(busy, link) <= period)
+        beyond = np.maximum(rest, after.makespan_s[..., None])
+        makespan = np.maximum(self._total_s[entry], busy + hop + beyond)
+        makespan = np.where(fits, makespan, np.inf)
+        window = np.where(period < FOREVER_S, np.maximum(trip, (in_flight - 1) * period + busy), 0.0)
+        optimizer = np.maximum(self._optimizer_s[entry], after.optimizer_s[..., None])
+        flat = (len(periods_s), -1, self.num_layers + 1)
+        fronts = (makespan.reshape(flat), window.reshape(flat), optimizer.reshape(flat))
+        picks = _pareto(*fronts, max_labels)
+        follower, stop = np.divmod(picks, self.num_layers + 1)
+        makespan, window, optimizer = (np.take_along_axis(front, picks, axis=1) for front in fronts)
+        return Labels(makespan, window, optimizer, stop, follower)
+
+    def roots(
+        self, orders: Iterable[ClassOrder], periods_s: Sequence[float], max_labels: int | None
+    ) -> Iterator[Root]:
+        """For each order and period the pipeline of least objective, where there is one.
+
+        max_labels: labels kept per suffix and start layer; None keeps all of them and is exact.
+        """
+        periods = np.array(periods_s)
+        memo: dict[ClassOrder, Labels] = {}
+        with np.errstate(invalid="ignore"):  # inf - inf and the like, where nothing fits
+            for order in orders:
+                labels = self._labels(order, periods, max_labels, memo)
+                whole = labels.makespan_s[..., 0] + labels.optimizer_s[..., 0] + self.sync_s(order)
+                for period, label in enumerate(whole.argmin(axis=1)):
+                    if np.isfinite(whole[period, label]):
+                        layout = self._layout(order, period, int(label), memo)
+                        yield Root(float(whole[period, label]), order, period, layout)
+
+    def _labels(
+        self, order: ClassOrder, periods_s: Floats, max_labels: int | None, memo: dict[ClassOrder, Labels]
+    ) -> Labels:
+        if order not in memo:
+            if len(order) == 1:
+                memo[order] = self._last_stage(order[0], periods_s)
+            else:
+                after = self._labels(order[1:], periods_s, max_labels, memo)
+                memo[order] = self._prepend(order[0], order[1], after, periods_s, max_labels)
+        return memo[order]
+
+    def _layout(self, order: ClassOrder, period: int, label: int, memo: dict[ClassOrder, Labels]) -> Layout:
+        stages, start = [], 0
+        for place, device in enumerate(self.classes.devices(order)):
+            labels = memo[order[place:]]
+            stop = int(labels.stop[period, label, start])
+            label = int(labels.follower[period, label, start])
+            stages.append((device, start, stop))
+            start = stop
+        return tuple(stages)
+
+
+def _pareto(makespan: Floats, window: Floats, optimizer: Floats, max_labels: int | None) -> Indices:
+    """Indices along axis 1 of the candidates that no other one beats, least makespan + optimizer first.
+
+    Label k + 1 is the least among those that no earlier label is at least as good as in all three.
+    """
+    key = makespan + optimizer
+    picks: list[Indices] = []
+    while True:
+        pick = key.argmin(axis=1)[:, None]
+        if picks and not np.isfinite(np.take_along_axis(key, pick, axis=1)).any():
+            break
+        picks.append(pick)
+        if len(picks) == max_labels:
+            break
+        better = np.zeros_like(key, dtype=bool)
+        for front in (makespan, window, optimizer):
+            better |= front < np.take_along_axis(front, pick, axis=1)
+        key = np.where(better, key, np.inf)
+    return np.concatenate(picks, axis=1)

@@ -1,0 +1,329 @@
+"""From the least makespan of one pipeline per count vector to the best split of a cluster into pipelines.
+
+Gives the plan's pipelines and the integer bound together: no plan in which each device serves one stage of
+one pipeline is faster than `bound_s`.
+"""
+
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, pairwise
+
+import numpy as np
+
+from partition.estimates.class_pipeline import ClassPipeline
+from partition.estimates.stage_tables import Amount, Floats, ProblemTables
+from partition.exact.cluster_split_lp import CompiledVectors, MixedVectors, WholeVectors, num_parts
+from partition.exact.count_dp import TypeCountProgramme
+from partition.exact.count_vectors import CountVectors, Places
+
+MOST_PARTS, MOST_COMPILED = 6_000_000, 30_000_000  # pairs of a vector and one below it
+SAFETY = 1e-7  # relative: a floating-point tie must not prove a false bound
+ROUNDS = 100
+GROWTH = 1.6  # of microbatches between amounts of the first grid
+SIDE_BY_SIDE, MOST_STATES = 12, 12_000_000  # of amounts, and of vectors, classes and layers times those
+
+Family = tuple[int, int, int]
+"""(microbatch size, least and most samples of the last microbatch)."""
+
+
+@dataclass(slots=True)
+class CountSplit:
+    """Owns the table of least makespans Z and refines it where the bound is decided.
+
+    Within a family Z grows no faster than in proportion to the samples, and never falls: so what is known at
+    two amounts bounds what a step can hold in between. ceiling_s: the time of a plan that is known.
+
+    for_bound: only for `bound_s`, which takes amounts together that end in a smaller microbatch or not, and
+    single microbatches, until it needs them one by one.
+    growth: of microbatches between amounts of the first grid.
+    """
+
+    tables: ProblemTables
+    ceiling_s: float
+    max_labels: int | None = 1
+    recompute: bool = True
+    for_bound: bool = False
+    growth: float = GROWTH
+    vectors: CountVectors = field(init=False)
+    parts: WholeVectors | CompiledVectors | MixedVectors = field(init=False)
+    least: dict[Family, dict[int, Floats]] = field(default_factory=dict)
+    exact: dict[tuple[int, int], Floats] = field(default_factory=dict)
+    programmes: dict[tuple[Family, int], tuple[TypeCountProgramme, int]] = field(default_factory=dict)
+    amount_s: float = 0.0  # that an amount took last time
+
+    def __post_init__(self) -> None:
+        self.vectors = CountVectors(self.tables.classes.counts)
+        most, whole = (MOST_COMPILED, CompiledVectors) if self.for_bound else (MOST_PARTS, WholeVectors)
+        many = num_parts(self.vectors.counts) > most
+        self.parts = MixedVectors(self.vectors) if many else whole(self.vectors)
+        batch = self.tables.problem.global_batch_size
+        sizes = [size for size in self.tables.problem.microbatch_sizes if size <= batch]
+        wanted: dict[Family, Sequence[int]] = {family: [0] for family in self._singles(sizes)}
+        for size in sizes:
+            grid = _grid(batch // size, self.growth)
+            if self.for_bound and size > 1:
+                wanted |= {(size, 1, size): grid, (size, size, size): [0]}
+            else:
+                wanted |= dict.fromkeys(families(size), grid)
+        self.add(wanted)
+
+    @staticmethod
+    def work(tables: ProblemTables, growth: float = GROWTH) -> float:
+        """About how many candidates the first grid for a bound looks at."""
+        counts, problem = tables.classes.counts, tables.problem
+        vectors = math.prod(count + 1 for count in counts)
+        size = tables.at(min(problem.microbatch_sizes))
+        stages = (size.caps(recompute=False) >= 1) | (size.caps(recompute=True) >= 1)
+        each = sum(
+            vectors * count / (count + 1) * int(stages[entry].sum()) for entry, count in enumerate(counts)
+        )
+        grids = sum(
+            len(_grid(max(1, problem.global_batch_size // size), growth)) for size in problem.microbatch_sizes
+        )
+        return 2.0 * grids * each
+
+    def _singles(self, sizes: Sequence[int]) -> list[Family]:
+        """Single microbatches of samples that are no size of the problem, nor is the family's."""
+        batch, largest = self.tables.problem.global_batch_size, max(self.tables.problem.microbatch_sizes)
+        ends = (0, *sizes, *([batch + 1] if largest > batch else []))
+        gaps = [(below + 1, above - 1) for below, above in pairwise(ends) if above - below > 1]
+        if self.for_bound:
+            return [(most, least, most) for least, most in gaps]
+        return [(one, one, one) for least, most in gaps for one in range(least, most + 1)]
+
+    def add(self, wanted: Mapping[Family, Iterable[int]]) -> None:
+        """Work out the least makespans for more microbatches; 0 for a single one of least to most samples."""
+        begin_s, new, asked = time.monotonic(), [], []
+        for family, counts in wanted.items():
+            known = self.least.setdefault(family, {})
+            every = sorted({*counts, *known})
+            for below, count in pairwise([0, *every] if every[0] else [0, 0]):
+                if count not in known:
+                    new.append((family, count))
+                    asked.append((family[0], _amount(family, count, below)))
+        for index, programme, which in self._programmes(asked, GROWTH):
+            family, count = new[index]
+            self.least[family][count] = programme.least_s()[which]
+            if not self.for_bound:
+                self.programmes[family, count] = (programme, which)
+        if asked:
+            self.amount_s = (time.monotonic() - begin_s) / len(asked)
+
+    def add_exact(self, wanted: Sequence[tuple[int, int]]) -> None:
+        """Work out single amounts, as (microbatch size, samples), with a smaller last microbatch."""
+        asked = [(size, Amount.exact(samples, size)) for size, samples in wanted]
+        for index, programme, which in self._programmes(asked, 1.0):
+            self.exact[wanted[index]] = programme.least_s()[which]
+
+    def _programmes(
+        self, asked: Sequence[tuple[int, Amount]], beyond: float
+    ) -> Iterator[tuple[int, TypeCountProgramme, int]]:
+        """(index, programme, which of its amounts); makespans up to `beyond` times the ceiling are kept."""
+        states = self.vectors.size * len(self.vectors.counts) * (self.tables.num_layers + 1)
+        side_by_side = max(1, min(SIDE_BY_SIDE, MOST_STATES // states))
+        for first in range(0, len(asked), side_by_side):
+            part = asked[first : first + side_by_side]
+            programme = TypeCountProgramme(
+                self.tables,
+                self.vectors,
+                part,
+                self.ceiling_s * (1 + SAFETY) * beyond,
+                max_labels=self.max_labels,
+                recompute=self.recompute,
+                compiled=self.for_bound and self.max_labels == 1,
+            )
+            yield from ((first + which, programme, which) for which in range(len(part)))
+
+    def _done(self, step_s: float, *, upper: bool) -> dict[Family, Places]:
+        """By family and vector the samples that one pipeline does in a step.
+
+        upper: no less than any can do, else the amounts that were worked out.
+        """
+        limit = step_s * (1 + SAFETY)
+        return {
+            family: self._family_done(family, rows, limit, upper=upper) for family, rows in self.least.items()
+        }
+
+    def _family_done(self, family: Family, rows: dict[int, Floats], step_s: float, *, upper: bool) -> Places:
+        batch, (size, least, most) = self.tables.problem.global_batch_size, family
+        counts = sorted(rows)
+        table = np.stack([rows[count] for count in counts])
+        fits = table <= step_s
+        reach = np.where(fits.any(axis=0), len(counts) - 1 - fits[::-1].argmax(axis=0), -1)
+        if counts == [0]:
+            return np.where(reach >= 0, most, 0)
+        samples = np.array([size * count for count in counts])
+        if not upper:
+            return np.append(samples, 0)[reach]
+        after = np.minimum(reach + 1, len(counts) - 1)
+        beyond = np.where(np.isfinite(table), table, self.ceiling_s * GROWTH)
+        next_s = np.take_along_axis(beyond, after[None], axis=0)[0]
+        scaled = samples[after] * np.minimum(1.0, step_s / np.maximum(next_s, 1e-300))
+        top = np.where(reach == len(counts) - 1, batch, np.floor(scaled + 1e-6))
+        top = np.where(reach < 0, 0, np.maximum(top, np.append(samples, 0)[reach]))
+        top = np.minimum(top, batch).astype(np.int64)
+        if least == size:
+            return top // size * size
+        return self._ruled_out(_ending(top, family), family, step_s)
+
+    def _ruled_out(self, top: Places, family: Family, step_s: float) -> Places:
+        """Amounts lowered past those that are known, exactly, to take longer than the step."""
+        known = {samples: least_s for (size, samples), least_s in self.exact.items() if size == family[0]}
+        changed = bool(known)
+        while changed:
+            changed = False
+            for samples in np.unique(top):
+                if samples in known:
+                    late = (top == samples) & (known[samples] > step_s)
+                    if late.any():
+                        top = np.where(late, _ending(top - 1, family), top)
+                        changed = True
+        return top
+
+    def split(self, step_s: float, *, upper: bool) -> tuple[float, list[tuple[int, Family, int]]]:
+        """(samples done, pipelines as (vector, family, samples)) of the best split of all devices.
+
+        With too many vectors for whole pipelines parts of them count too: no fewer samples are done.
+        """
+        by_family = self._done(step_s, upper=upper)
+        one = np.max(list(by_family.values()), axis=0)
+        done, used = self.parts.best(one)
+        pipelines = []
+        for vector in used:
+            family = max(by_family, key=lambda entry: (by_family[entry][vector], -entry[0]))
+            if one[vector]:
+                pipelines.append((vector, family, int(one[vector])))
+        return done, pipelines
+
+    def least_step_s(self, *, upper: bool, low_s: float, tolerance: float = 2e-4) -> float:
+        """The least step in which a split does the batch, from below; at most the ceiling."""
+        batch = self.tables.problem.global_batch_size
+        low, high = low_s, self.ceiling_s
+        if self.split(low, upper=upper)[0] >= batch:
+            return low
+        reach = tolerance
+        while low > 0 and low * (1 + reach) < high:  # most often it is near
+            trial, reach = low * (1 + reach), 2 * reach
+            if self.split(trial, upper=upper)[0] >= batch:
+                high = trial
+            else:
+                low = trial
+        while high > low * (1 + tolerance):
+            middle = (low * high) ** 0.5 if low > 0 else high / 2
+            if self.split(middle, upper=upper)[0] >= batch:
+                high = middle
+            else:
+                low = middle
+        return low
+
+    def bound_s(self, low_s: float, end_s: float = math.inf) -> float:
+        """No plan of disjoint pipelines is faster; amounts are refined where the bound is decided.
+
+        end_s: on the monotonic clock; no round but the first begins after it, nor one that would take longer
+        with its amounts, at the pace of others.
+        """
+        bound = low_s
+        for turn in range(ROUNDS):
+            if turn and time.monotonic() > end_s:
+                break
+            bound = max(bound, self.least_step_s(upper=True, low_s=bound))
+            if bound >= self.ceiling_s * (1 - 2e-3):
+                break
+            _, pipelines = self.split(bound * (1 + 3e-4), upper=True)
+            if not self._refine(pipelines, bound, end_s):
+                break
+        return bound
+
+    def _refine(
+        self, pipelines: Sequence[tuple[int, Family, int]], step_s: float, end_s: float = math.inf
+    ) -> bool:
+        """Work out the amounts that the pipelines of a bound claim; False if all are known or time is up."""
+        wanted: dict[Family, set[int]] = {}
+        exact: list[tuple[int, int]] = []
+        divided: dict[Family, list[Family]] = {}
+        for family, samples in dict.fromkeys((family, samples) for _, family, samples in pipelines):
+            (size, least, most), known = family, self.least[family]
+            if 0 in known:
+                if least < most:
+                    divided[family] = [(one, one, one) for one in range(least, most + 1)]
+                continue
+            count = -(-samples // size)
+            near = {count, samples // size} - {0}
+            below = max([0, *(k for k in known if k < count)])
+            near |= {(below + count + 1) // 2} if count - below > 2 else set()
+            if near - known.keys():
+                wanted.setdefault(family, set()).update(near)
+            elif least == 1 and most == size > 1:
+                divided[family] = families(size)
+                wanted.setdefault(family, set()).update(near)
+            elif least < size and (size, samples) not in self.exact:
+                exact.append((size, samples))
+        for family, parts in divided.items():
+            counts = wanted.pop(family, {0})
+            if 0 not in counts:
+                counts |= {*_grid(self.tables.problem.global_batch_size // family[0], self.growth)}
+            for part in parts:
+                wanted[part] = set(counts)
+        many = sum(map(len, wanted.values())) + len(exact)
+        if time.monotonic() + many * self.amount_s > end_s:
+            return False
+        for family in divided:
+            del self.least[family]
+        for part in chain.from_iterable(divided.values()):
+            self.least.pop(part, None)  # a single microbatch as large as the others
+        self.add(wanted)
+        self.add_exact(exact)
+        return bool(wanted or exact)
+
+    def pipelines(self, step_s: float) -> list[ClassPipeline]:
+        """The pipelines of the best split in a step, on classes of devices."""
+        found = []
+        for vector, family, samples in self.split(step_s, upper=False)[1]:
+            count = 0 if 0 in self.least[family] else samples // family[0]
+            programme, which = self.programmes[family, count]
+            stages = programme.stages(which, vector)
+            if stages:
+                found.append(ClassPipeline(min(family[0], samples), samples, stages))
+        return found
+
+
+def families(size: int) -> list[Family]:
+    """How the last microbatch may end: as large as the others, or smaller, in two groups."""
+    found = [(size, size, size)]
+    if size > 1:
+        half = max(1, size // 2)
+        found += [(size, half, size - 1)] + ([(size, 1, half - 1)] if half > 1 else [])
+    return found
+
+
+def _ending(samples: Places, family: Family) -> Places:
+    """The largest amounts, not above these, whose last microbatch is as small as the family's."""
+    size, least, most = family
+    rest = samples % size
+    lowered = np.where(rest < least, samples - rest - size + most, samples - np.maximum(rest - most, 0))
+    return np.where(lowered > size, lowered, 0)
+
+
+def _amount(family: Family, count: int, below: int) -> Amount:
+    """Microbatches of a family, 0 for a single one of least to most; below: the next smaller number known.
+
+    With a smaller last microbatch only floor(samples / size) of them are full. To hold in proportion for all
+    amounts since the one below, Little's law counts what is full there, in proportion.
+    """
+    size, least, most = family
+    if not count:
+        return Amount(0, least, most, 1.0)
+    since = max(1, below)
+    passes = float(count) if least == size else count * since / (since + most / size)
+    return Amount(count, least, most, passes, below=below)
+
+
+def _grid(most: int, growth: float) -> list[int]:
+    """Numbers of microbatches, ever further apart."""
+    counts, count = [], 1
+    while count < most:
+        counts.append(count)
+        count = max(count + 1, int(count * growth))
+    return [*counts, max(1, most)]

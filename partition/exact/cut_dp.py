@@ -1,0 +1,215 @@
+"""The best cuts of a pipeline whose devices and their order are given."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from cost_model.cluster import Device
+from partition.estimates.stage_tables import Floats, ProblemTables
+from partition.estimates.timed_pipeline import Worker, WorkerStage, Workshop
+
+CLOSE = 0.02  # a period this near the one that the cuts were made for will do
+LONGER = 1.5
+
+
+class Recutter:
+    """Cuts pipelines anew for their own devices and links; remembers what it did."""
+
+    def __init__(self, tables: ProblemTables, workshop: Workshop) -> None:
+        self.tables, self.workshop = tables, workshop
+        self._entry = tables.classes.entries()
+        self._hops: dict[object, Floats] = {}
+        self._no_hop = np.zeros(tables.num_layers + 1)
+        self._stages: dict[tuple[int, int, bool], _Band] = {}
+        self._done: dict[object, tuple[WorkerStage, ...] | None] = {}
+
+    def entries(self, devices: Sequence[Device]) -> tuple[int, ...]:
+        """The class of each device."""
+        return tuple(self._entry[device.name] for device in devices)
+
+    def recut(
+        self, devices: Sequence[Device], microbatch_size: int, num_samples: int, *, recompute: bool = True
+    ) -> Worker | None:
+        """The pipeline with the cuts of least makespan bound Z; None where memory takes no cuts.
+
+        A dynamic programme over layers from the last stage backwards; each stage's in_flight, by the window
+        recursion for a period, must fit. The period is guessed, then taken from the cuts.
+        """
+        if len(devices) > self.tables.num_layers:
+            return None
+        route = self.workshop.costs.network.route
+        entries = self.entries(devices)
+        links = tuple(
+            (route(a.name, b.name).link, route(b.name, a.name).link) for a, b in itertools.pairwise(devices)
+        )
+        key = (entries, links, microbatch_size, num_samples, recompute)
+        if key not in self._done:
+            self._done[key] = self._cut(devices, entries, microbatch_size, num_samples, recompute)
+        found = self._done[key]
+        if found is None:
+            return None
+        stages = tuple(
+            WorkerStage(device, stage.start, stage.stop, stage.recompute)
+            for device, stage in zip(devices, found, strict=True)
+        )
+        return self.workshop.worker(stages, microbatch_size)
+
+    def _cut(
+        self,
+        devices: Sequence[Device],
+        entries: Sequence[int],
+        microbatch_size: int,
+        num_samples: int,
+        recompute: bool,
+    ) -> tuple[WorkerStage, ...] | None:
+        size = self.tables.at(microbatch_size)
+        whole = size.busy_s[list(entries), 0, -1]
+        period = float(1 / (1 / np.maximum(whole, 1e-300)).sum())
+        count = num_samples / microbatch_size
+        places = self._places(devices, entries, microbatch_size, count, recompute)
+        best: tuple[float, tuple[WorkerStage, ...]] | None = None
+        for _ in range(8):
+            stages = self._cut_for(devices, places, count, period)
+            if stages is None:
+                if best is not None:
+                    break
+                period *= LONGER
+                continue
+            worker = self.workshop.worker(stages, microbatch_size)
+            if not worker.timing.fits:
+                period *= LONGER
+                continue
+            seconds = worker.timing.quick_s(max(1, num_samples // microbatch_size))
+            if best is None or seconds < best[0]:
+                best = (seconds, stages)
+            own = worker.timing.period_s
+            if abs(own / period - 1) < CLOSE or (best is not None and seconds > best[0]):
+                break
+            period = max(own, 1e-300)  # where all times are zero, so is it
+        return best[1] if best else None
+
+    def _hop(self, one: Device, other: Device, microbatch_size: int) -> tuple[Floats, Floats]:
+        """([layer]: both ways with latency; the slower way's occupation), 0 at the end of the model."""
+        route = self.workshop.costs.network.route
+        key = (route(one.name, other.name).link, route(other.name, one.name).link, microbatch_size)
+        if key not in self._hops:
+            rows = [
+                self.workshop.costs.message_s(one, other, layer, microbatch_size)
+                for layer in range(1, self.tables.num_layers)
+            ]
+            table = np.full((2, self.tables.num_layers + 1), np.inf)
+            for layer, row in enumerate(rows, 1):
+                table[:, layer] = sum(row), max(row[:2])
+            self._hops[key] = table
+        return self._hops[key][0], self._hops[key][1]
+
+    def _places(
+        self, devices: Sequence[Device], entries: Sequence[int], size: int, count: float, recompute: bool
+    ) -> list["_Place"]:
+        """What the cuts of an order choose from, whatever the period."""
+        places = []
+        for place, entry in enumerate(entries):
+            band = self._band(entry, size, recompute)
+            hop, link = self._no_hop, self._no_hop
+            if place + 1 < len(entries):
+                hop, link = self._hop(devices[place], devices[place + 1], size)
+            total = max(count, 1.0) * band.busy_s + band.optimizer_s
+            wait = (count - 1) * link if count > 1 else np.zeros_like(link)
+            places.append(_Place(band, band.busy_s + hop[band.stop], total, wait))
+        return places
+
+    def _cut_for(
+        self, devices: Sequence[Device], places: Sequence["_Place"], count: float, period: float
+    ) -> tuple[WorkerStage, ...] | None:
+        ends = self.tables.num_layers
+        makespan, window = np.full(ends + 1, np.inf), np.zeros(ends + 1)
+        makespan[ends] = 0.0
+        most, rows = max(1.0, np.ceil(count)), np.arange(ends)
+        back = []
+        for place in reversed(places):
+            band = place.band
+            beyond = np.maximum(makespan, place.wait_s)
+            trip = place.way_s + window[band.stop]
+            needed = np.maximum(np.ceil(trip / period - 1e-6), 1.0)
+            value = np.maximum(place.total_s, place.way_s + beyond[band.stop])
+            value[np.minimum(needed, most) > band.caps] = np.inf
+            pick = value.argmin(axis=1)
+            at = rows, pick
+            makespan[:ends] = value[at]
+            makespan[ends] = np.inf
+            back.append((band.stop[at], pick >= band.plain))
+            window[:ends] = np.maximum(trip[at], (needed[at] - 1) * period + band.busy_s[at])
+            window[~np.isfinite(makespan)] = 0.0
+        if not np.isfinite(makespan[0]):
+            return None
+        start, stages = 0, []
+        for device, (stop, flag) in zip(devices, reversed(back), strict=True):
+            end = int(stop[start])
+            stages.append(WorkerStage(device, start, end, bool(flag[start])))
+            start = end
+        return tuple(stages)
+
+    def _band(self, entry: int, microbatch_size: int, recompute: bool) -> "_Band":
+        key = (entry, microbatch_size, recompute)
+        if key not in self._stages:
+            size, optimizer_s = self.tables.at(microbatch_size), self.tables.optimizer_s[entry]
+            busy_s = size.busy_s[entry]
+            band = _Band.of(busy_s, optimizer_s, size.caps(recompute=False)[entry])
+            if recompute:
+                again_s = busy_s + size.forward_s[entry]
+                band = band.with_others(_Band.of(again_s, optimizer_s, size.caps(recompute=True)[entry]))
+            self._stages[key] = band
+        return self._stages[key]
+
+
+@dataclass(frozen=True, slots=True)
+class _Band:
+    """The stages of one class that memory takes, by [start, any]; caps 0 where none is.
+
+    A device holds a few layers of many: arrays over [start, stop) would be empty for the most part. plain:
+    how many in a row are without recompute, which come first.
+    """
+
+    stop: npt.NDArray[np.int64]
+    busy_s: Floats
+    optimizer_s: Floats
+    caps: Floats
+    plain: int
+
+    @classmethod
+    def of(cls, busy_s: Floats, optimizer_s: Floats, caps: Floats) -> "_Band":
+        ends = len(caps) - 1
+        starts, stops = np.nonzero(caps >= 1)
+        width = int((stops - starts).max(initial=1))
+        start = np.arange(ends)[:, None]
+        wanted = start + np.arange(1, width + 1)
+        stop = np.minimum(wanted, ends)
+        held = np.where(wanted <= ends, caps[start, stop], 0.0)
+        return cls(stop, busy_s[start, stop], optimizer_s[start, stop], held, width)
+
+    def with_others(self, other: "_Band") -> "_Band":
+        """Both side by side."""
+        return _Band(
+            np.hstack([self.stop, other.stop]),
+            np.hstack([self.busy_s, other.busy_s]),
+            np.hstack([self.optimizer_s, other.optimizer_s]),
+            np.hstack([self.caps, other.caps]),
+            self.plain,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A place in an order of devices: the stages it takes, by [start, any], and the link after each.
+
+    way_s: a microbatch's way through the stage and over the link, both ways. total_s: all of them and the
+    optimizer. wait_s: the slower direction of the link, all microbatches but one, by [layer].
+    """
+
+    band: _Band
+    way_s: Floats
+    total_s: Floats
+    wait_s: Floats

@@ -1,0 +1,94 @@
+"""Where the gain over plain training comes from: from balanced computation, or from memory."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cost_model.errors import InfeasibleError
+from partition.auto import auto
+from partition.baselines.layer_splits import BASELINES, TooManyStagesError
+from partition.exact.chain_search import AUTO
+from partition.problem import Evaluate, Forced, Problem
+from partition.solver import Outcome
+
+PLAIN = ("single", "ddp", "gpipe-even", "torchgpipe")
+"""The strategies that take devices to be equal, or use one only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """How much faster `auto` is than the best plain strategy, as ratios of step times.
+
+    total = balance x memory. balance: what it would be if every device had memory for everything. memory: the
+    rest. Where no plain strategy fits, over, total and memory are None: all of it is memory's.
+    """
+
+    balance: float
+    over: str | None = None
+    total: float | None = None
+
+    @property
+    def memory(self) -> float | None:
+        return None if self.total is None else self.total / self.balance
+
+    def to_json(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self), "memory": self.memory}
+
+
+def best_plain(outcomes: Sequence[Outcome]) -> str | None:
+    """The fastest plain strategy that fits."""
+    steps = step_seconds(outcomes)
+    return min((name for name in PLAIN if name in steps), key=steps.__getitem__, default=None)
+
+
+def step_seconds(outcomes: Sequence[Outcome]) -> Mapping[str, float]:
+    """Predicted seconds of a step, by strategy, of those that fit."""
+    return {
+        outcome.strategy: outcome.plan.predicted.step_s
+        for outcome in outcomes
+        if outcome.plan is not None and outcome.plan.predicted is not None
+    }
+
+
+def gain(problem: Problem, evaluate: Evaluate, outcomes: Sequence[Outcome]) -> Gain | None:
+    """The gain of `auto` among the outcomes; None where it has no plan or steps take no time.
+
+    What is forced is not forced with ample memory.
+    """
+    steps = step_seconds(outcomes)
+    if not steps.get(AUTO):
+        return None
+    ample = with_ample_memory(problem)
+    plain_s = []
+    for name in PLAIN:
+        try:
+            plain_s.append(evaluate(BASELINES[name](ample, evaluate)).step_s)
+        except (InfeasibleError, TooManyStagesError):
+            continue
+    balance = min(plain_s) / evaluate(auto(ample, evaluate)).step_s
+    over = best_plain(outcomes)
+    return Gain(balance, over, None if over is None else steps[over] / steps[AUTO])
+
+
+def with_ample_memory(problem: Problem) -> Problem:
+    """The problem on devices that hold the whole model with every sample in flight."""
+    profile = problem.profile
+    states = sum(layer.parameter_bytes for layer in profile.layers)
+    sample = sum(layer.saved_bytes_per_sample + 2 * layer.output_bytes_per_sample for layer in profile.layers)
+    rest = sum(layer.workspace_at(max(problem.microbatch_sizes)) for layer in profile.layers)
+    copies = 2 + profile.cast_bytes_per_parameter_byte + profile.optimizer_bytes_per_parameter_byte
+    needed = states * copies + rest
+    needed += 2 * problem.global_batch_size * sample
+    nodes = tuple(
+        dataclasses.replace(
+            node,
+            devices=tuple(
+                dataclasses.replace(device, memory_bytes=2 * needed + 1, reserve_bytes=0.0)
+                for device in node.devices
+            ),
+        )
+        for node in problem.cluster.nodes
+    )
+    cluster = dataclasses.replace(problem.cluster, nodes=nodes)
+    return dataclasses.replace(problem, cluster=cluster, forced=Forced())

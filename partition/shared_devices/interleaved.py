@@ -1,0 +1,75 @@
+"""Interleaved pipelines over a few equal devices, for few microbatches where memory or links are scarce."""
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate, pairwise, product
+
+from partition.estimates.device_classes import equal_devices
+from partition.estimates.optimizer_sharding import fits
+from partition.estimates.pipeline_costs import PipelineCosts
+from partition.estimates.ranking import total_s
+from partition.plan import Plan
+from partition.problem import Problem
+
+MOST_DEVICES = 8
+NUM_CHUNKS = 2
+
+
+def interleaved_plans(problem: Problem, costs: PipelineCosts, ceiling_s: float = math.inf) -> list[Plan]:
+    """Plans of one pipeline that visits equal devices NUM_CHUNKS times, and that memory takes.
+
+    The bubble is that of a pipeline divided by the number of chunks, for so many more messages (Narayanan et
+    al., SC 2021, section 2.2). One for each class of devices and microbatch size, in_flight as that order has
+    it; least possible step first, none that cannot be below ceiling_s. None in a cluster of more than
+    MOST_DEVICES.
+    """
+    if len(problem.cluster.devices) > MOST_DEVICES:
+        return []
+    num_layers = problem.profile.num_layers
+    found: list[tuple[float, Plan]] = []
+    for group, samples in product(equal_devices(problem.cluster).members, problem.microbatch_sizes):
+        num_stages = NUM_CHUNKS * len(group)
+        if len(group) < 2 or num_stages > num_layers or costs.num_microbatches(samples) < 2:
+            continue
+        seconds = [costs.busy_s(group[0], layer, layer + 1, samples) for layer in range(num_layers)]
+        cuts = even_cuts(seconds, num_stages)
+        layout = tuple((group[index % len(group)], *cut) for index, cut in enumerate(pairwise(cuts)))
+        plan = costs.plan("auto", layout, samples, range(num_stages, 0, -1))
+        least_s = _least_s(costs, plan)
+        if least_s < ceiling_s and fits(plan, problem.profile, problem.cluster):
+            found.append((least_s, plan))
+    return [plan for _, plan in sorted(found, key=lambda entry: entry[0])]
+
+
+def _least_s(costs: PipelineCosts, plan: Plan) -> float:
+    """Seconds below which no order gets: a device computes all its chunks, between the first forward and the
+    last backward of the first chunks of the devices before it. Optimizer not counted."""
+    (pipeline,) = plan.pipelines
+    layout, num_devices = costs.layout(pipeline), len(plan.device_names)
+    busy, hops, _ = costs.busy_and_links(layout, pipeline.microbatch_size)
+    before_s = (0.0, *accumulate(sum(pair) for pair in zip(busy, hops, strict=False)))
+    return max(
+        before_s[place] + sum(total_s(costs, pipeline, *stage) for stage in layout[place::num_devices])
+        for place in range(num_devices)
+    )
+
+
+def even_cuts(weights: Sequence[float], count: int) -> tuple[int, ...]:
+    """Edges of `count` runs of the weights, none empty, whose sums have the least squares.
+
+    >>> even_cuts([1.0] * 7, 3)
+    (0, 2, 4, 7)
+    """
+    sums, stop = (0.0, *accumulate(weights)), len(weights)
+    rows: dict[int, tuple[float, tuple[int, ...]]] = {
+        edge: (sums[edge] ** 2, (0, edge)) for edge in range(1, stop + 1)
+    }
+    for least in range(2, count + 1):
+        rows = {
+            edge: min(
+                (rows[start][0] + (sums[edge] - sums[start]) ** 2, (*rows[start][1], edge))
+                for start in range(least - 1, edge)
+            )
+            for edge in range(least, stop + 1)
+        }
+    return rows[stop][1]

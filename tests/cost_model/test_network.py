@@ -1,0 +1,168 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cost_model.cluster import EMULATED, Cluster, Device, Link, Node, NodeLink
+from cost_model.collectives import Collective, ring_all_reduce, tree_all_reduce
+from cost_model.measured_links import MeasuredAllReduce
+from cost_model.network import (
+    Network,
+    Route,
+    all_reduce_due,
+    all_reduce_s,
+    cheaper_collective,
+    idle,
+    reserve,
+)
+from small_case import small_cluster
+
+SLOW = Link(latency_s=1.0, bandwidth_bytes_per_s=1.0)
+FAST = Link(latency_s=0.0, bandwidth_bytes_per_s=10.0)
+
+
+def cluster(kind: str = "gpu") -> Cluster:
+    """Two devices with an interconnect on node a, one on b, one on c; a and c have a slow link."""
+    devices = {name: Device(name, name[0], kind, 1.0) for name in ("a/0", "a/1", "b/0", "c/0")}
+    return Cluster(
+        name="three",
+        network=Link(latency_s=0.5, bandwidth_bytes_per_s=2.0),
+        nodes=(
+            Node("a", (devices["a/0"], devices["a/1"]), interconnect=FAST),
+            Node("b", (devices["b/0"],)),
+            Node("c", (devices["c/0"],)),
+        ),
+        links=(NodeLink(("c", "a"), SLOW),),
+    )
+
+
+def test_each_pair_has_its_channel():
+    network = Network(cluster())
+    assert network.route("a/0", "a/1").link == FAST
+    assert network.route("a/0", "b/0").link == cluster().network
+    assert network.route("a/0", "c/0").link == network.route("c/0", "a/1").link == SLOW
+
+
+def test_messages_between_nodes_share_cards_and_those_inside_do_not():
+    network = Network(cluster())
+
+    def resources(source: str, destination: str) -> set[str]:
+        return {network.resources[index] for index in network.route(source, destination).resources}
+
+    assert resources("a/0", "b/0") == {"card a out", "link a>b", "card b in"}
+    assert resources("a/0", "a/1") == {"link a/0>a/1"}
+    assert resources("a/0", "b/0") & resources("a/1", "c/0") == {"card a out"}
+    assert not resources("a/0", "b/0") & resources("b/0", "a/0")  # full duplex
+
+
+def test_a_message_waits_for_the_latest_of_its_resources():
+    # free at 3 and 7, ready at 1: starts at 7, 8 bytes at 2 B/s end at 11, latency 1 on top
+    free_at = [3.0, 7.0, 0.0]
+    route = Route(Link(latency_s=1.0, bandwidth_bytes_per_s=2.0), (0, 1))
+    assert reserve(free_at, route, ready_s=1.0, num_bytes=8) == 12.0
+    assert free_at == [11.0, 11.0, 0.0]
+
+
+def test_measured_links_count_where_they_are_slower_but_never_for_emulated_devices():
+    measured = {"gpu>gpu": Link(latency_s=0.0, bandwidth_bytes_per_s=1.5), "emulated>emulated": SLOW}
+    link = Network(cluster(), measured).route("a/0", "b/0").link
+    assert link == Link(latency_s=0.5, bandwidth_bytes_per_s=1.5)
+    assert Network(cluster(EMULATED), measured).route("a/0", "b/0").link == cluster().network
+
+
+def test_ring_has_two_n_minus_one_rounds_of_an_nth_each():
+    rounds = ring_all_reduce(12.0, ["x", "y", "z"])
+    assert rounds == [[("x", "y", 4.0), ("y", "z", 4.0), ("z", "x", 4.0)]] * 4
+
+
+def test_all_reduce_by_hand():
+    # Ranks ready at 0 and 2, 80 bytes: from 2 on 2 rounds of 40 bytes at 40 B/s plus 0.25 s: 2 + 2 x 1.25.
+    network = Network(small_cluster())
+    free_at = [0.0] * len(network.resources)
+    due = all_reduce_due(free_at, network, 80.0, {"a/0": 0.0, "b/0": 2.0})
+    assert due == {"a/0": 4.5, "b/0": 4.5}
+    assert all_reduce_s(network, 80.0, ["a/0", "b/0"]) == 2.5
+
+
+def test_all_reduce_of_one_rank_is_free():
+    network = Network(small_cluster())
+    assert all_reduce_due([0.0] * len(network.resources), network, 80.0, {"a/0": 3.0}) == {"a/0": 3.0}
+
+
+@pytest.mark.parametrize("factor", [1, 2, 5])
+def test_all_reduce_grows_with_bytes(factor: int):
+    network = Network(replace(small_cluster(), network=Link(0.0, 40.0)))
+    assert all_reduce_s(network, 80.0 * factor, ["a/0", "b/0"]) == pytest.approx(2.0 * factor)
+
+
+def four_devices() -> Network:
+    """Two nodes of two devices; inside a node messages take no time, between them 1 s and 1 s per byte."""
+    nodes = tuple(
+        Node(name, tuple(Device(f"{name}/{index}", name, "gpu", 1.0) for index in range(2)), Link(0.0, 1e30))
+        for name in "ab"
+    )
+    return Network(Cluster("four", Link(1.0, 1.0), nodes))
+
+
+NAMES = ["a/0", "b/0", "a/1", "b/1"]
+
+
+def test_a_tree_sums_in_each_node_first():
+    assert tree_all_reduce(8.0, [["a/0", "a/1"], ["b/0", "b/1"]]) == [
+        [("a/1", "a/0", 8.0), ("b/1", "b/0", 8.0)],
+        [("b/0", "a/0", 8.0)],
+        [("a/0", "b/0", 8.0)],
+        [("a/0", "a/1", 8.0), ("b/0", "b/1", 8.0)],
+    ]
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6))
+def test_a_tree_gives_all_to_the_first_and_back(sizes: list[int]):
+    starts = [sum(sizes[:index]) for index in range(len(sizes))]
+    groups = [list(range(start, start + size)) for start, size in zip(starts, sizes, strict=True)]
+    rounds = tree_all_reduce(1.0, groups)
+    half = len(rounds) // 2
+    has = {rank: {rank} for group in groups for rank in group}
+    for messages in rounds[:half]:
+        for source, destination, _ in messages:
+            assert not has[source] & has[destination]  # nothing is summed twice
+            has[destination] |= has[source]
+    assert has[0] == has.keys()
+    told = {0}
+    for messages in rounds[half:]:
+        assert {source for source, _, _ in messages} <= told
+        told |= {destination for _, destination, _ in messages}
+    assert told == has.keys()
+
+
+def test_a_tree_by_hand():
+    # between the nodes one message each way, 2 s each; the ring has 6 rounds, all of them between nodes
+    network = four_devices()
+    due = all_reduce_due(idle(), network, 1.0, {**dict.fromkeys(NAMES, 0.0), "b/1": 3.0}, Collective.TREE)
+    assert due == {"a/0": 5.0, "a/1": 5.0, "b/0": 7.0, "b/1": 7.0}
+    assert all_reduce_s(network, 1.0, NAMES, Collective.TREE) == 4.0
+    assert all_reduce_s(network, 1.0, NAMES) > 6.0
+
+
+def test_the_cheaper_collective_depends_on_bytes_and_latency():
+    network = four_devices()
+    by_node = sorted(NAMES)
+    # the ring takes 3 latencies and 6/4 of the bytes at most, the tree 2 latencies and twice the bytes
+    assert cheaper_collective(network, 0.1, by_node) is Collective.TREE
+    assert cheaper_collective(network, 100.0, by_node) is Collective.RING
+    assert (
+        cheaper_collective(network, 100.0, NAMES) is Collective.TREE
+    )  # each card passes two messages a round
+    assert cheaper_collective(network, 1.0, NAMES[:2]) is Collective.RING
+
+
+def test_a_measured_all_reduce_stays():
+    devices = [replace(device, kind="gpu") for device in small_cluster().devices]
+    nodes = tuple(Node(device.node, (device,)) for device in devices)
+    third = Node("c", (Device("c/0", "c", "gpu", 1.0),))
+    made = Cluster("three", Link(1.0, 1e9), (*nodes, third))
+    names = [device.name for device in made.devices]
+    measured = MeasuredAllReduce(("gpu",) * 3, (8,), (100.0,))
+    assert cheaper_collective(Network(made), 8.0, names) is Collective.TREE
+    assert cheaper_collective(Network(made, all_reduces=[measured]), 8.0, names) is Collective.RING

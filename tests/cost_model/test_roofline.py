@@ -1,0 +1,165 @@
+"""The roofline: limits by hand, the fit, estimated kinds, and the shipped figures against the benchmark."""
+
+import dataclasses
+import importlib.util
+import json
+import statistics
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from cost_model.catalogue import accelerator
+from cost_model.errors import InputError
+from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile, profile_from_data
+from cost_model.roofline import (
+    CHECKED,
+    FITTED,
+    Measurement,
+    Roofline,
+    Work,
+    distrust,
+    estimate_kind,
+    fit,
+    nearest_kind,
+)
+from hetpipe import cli
+from hetpipe.commands import models
+from places import EXAMPLES
+
+A100, T4, V100 = accelerator("A100"), accelerator("T4"), accelerator("V100")
+IDEAL = Roofline(1.0, 1.0, 1e-30, 1e-30, 1e-9, 1e-9, 1.0, 1e-9, 1e-12)
+"""All of the peak, all of the bandwidth, no energy, no overhead."""
+BENCHMARK = EXAMPLES / "benchmarks" / "roofline" / "main.py"
+
+
+def profile(kind: str = "A100") -> ModelProfile:
+    """An embedding that is looked up and a block that multiplies, 1,000 tokens a sample."""
+    times = (LayerTimes((1e-4, 2e-4), (1e-4, 2e-4)), LayerTimes((0.2, 0.4), (0.4, 0.8)))
+    return ModelProfile(
+        model="made-up",
+        sequence_length=1000,
+        dtype="float32",
+        layers=(LayerProfile("embeddings", 4e9, 4e6, 4e6), LayerProfile("block", 4e9, 4e6, 40e6)),
+        kinds={kind: KindProfile("measured", (1, 2), times, optimizer_s_per_byte=1e-11)},
+    )
+
+
+def test_much_arithmetic_is_limited_by_the_peak():
+    assert IDEAL.seconds(Work(19.5e12, 1.0, 1.0, "float32"), A100) == pytest.approx(1.0)
+    assert IDEAL.seconds(Work(312e12, 1.0, 1.0, "float16"), A100) == pytest.approx(1.0)
+
+
+def test_little_arithmetic_is_limited_by_the_bandwidth():
+    assert IDEAL.seconds(Work(1.0, 1555e9, 0.0, "float32"), A100) == pytest.approx(1.0)
+    assert IDEAL.seconds(Work(0.0, 0.0, 1555e9, "float32"), A100) == pytest.approx(1.0)
+
+
+def test_power_limits_a_small_card():
+    # 70 J at 35e-12 J a FLOP are 2e12 FLOP/s, below the T4's 8.1e12
+    capped = dataclasses.replace(IDEAL, float32_joules=35e-12)
+    assert capped.seconds(Work(2e12, 0.0, 0.0, "float32"), T4) == pytest.approx(1.0, rel=1e-2)
+
+
+def test_half_of_the_efficiency_at_half_flops():
+    slow = dataclasses.replace(IDEAL, half_flops=19.5e12)
+    assert slow.seconds(Work(19.5e12, 1.0, 0.0, "float32"), A100) == pytest.approx(2.0)
+
+
+def test_fit_finds_the_roofline_that_made_the_times():
+    truth = dataclasses.replace(FITTED, bandwidth_efficiency=0.6, overhead_s=1e-4)
+    works = [
+        Work(flops * passes, 1e8, 5e7 * passes * scale, dtype, passes == 2)
+        for scale, flops in enumerate((1e10, 1e11, 1e12, 1e13), start=1)
+        for passes in (1, 2)
+        for dtype in ("float32", "float16")
+    ]
+    devices = [accelerator(kind) for kind in ("A100", "T4", "V100", "P100", "L4", "A6000")]
+    found = fit([Measurement(d, work, truth.seconds(work, d)) for d in devices for work in works])
+    ratios = [found.seconds(w, d) / truth.seconds(w, d) for d in devices for w in works]
+    assert statistics.median(abs(ratio - 1) for ratio in ratios) < 0.05
+
+
+def test_fit_needs_measurements():
+    with pytest.raises(InputError, match="no measurements"):
+        fit([])
+
+
+def test_an_estimate_scales_each_layer_by_what_limits_it():
+    estimated = estimate_kind(profile(), "A100", T4, roofline=IDEAL)
+    assert estimated.source == "estimated" and estimated.microbatch_sizes == (1, 2)
+    embedding, block = estimated.layers
+    assert embedding.forward_s[0] == pytest.approx(1e-4 * 1555 / 320, rel=1e-3)  # looked up: by bandwidth
+    # per sample 2e12 FLOP (0.1026 and 0.2469 s) and 44e6 bytes (0.028 and 0.138 ms)
+    ratio = (2e12 / 8.1e12 + 44e6 / 320e9) / (2e12 / 19.5e12 + 44e6 / 1555e9)
+    assert block.forward_s[1] == pytest.approx(0.4 * ratio, rel=1e-6)
+    assert estimated.optimizer_s_per_byte == pytest.approx(1e-11 * 1555 / 320)
+
+
+def test_the_same_kind_is_estimated_as_it_was_measured():
+    estimated = estimate_kind(profile(), "A100", A100)
+    assert estimated.layers[1].backward_s == pytest.approx((0.4, 0.8))
+
+
+def test_nothing_is_estimated_from_unknown_or_estimated_kinds():
+    with pytest.raises(InputError, match=r"no measured kind \(cpu\) is in the catalogue"):
+        nearest_kind(profile("cpu"), T4)
+    one = profile()
+    two = dataclasses.replace(one, kinds={**one.kinds, "T4": estimate_kind(one, "A100", T4)})
+    with pytest.raises(InputError, match="are estimated; estimate from a measured kind"):
+        estimate_kind(two, "T4", V100)
+    assert nearest_kind(two, T4) == "A100"
+
+
+def test_unchecked_and_far_off_kinds_are_not_trusted():
+    assert distrust("A100") is None
+    assert distrust("K80") == "never checked against a measurement"
+    assert distrust("GH200") == "median error 34% where it was checked"
+    assert distrust("made-up") == "not in the catalogue"
+
+
+def benchmark() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("roofline_benchmark", BENCHMARK)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_shipped_figures_are_those_of_the_benchmark():
+    module = benchmark()
+    data = module.points()
+    assert {entry.device.name for _, entry in data} == CHECKED.keys()
+    fitted = dataclasses.asdict(fit([entry for _, entry in data]))
+    assert fitted == pytest.approx(dataclasses.asdict(FITTED), rel=0.02)
+    for kind in ("GH200", "RTX-3090"):
+        assert statistics.median(module.errors_of(kind, data)) == pytest.approx(CHECKED[kind], abs=0.01)
+
+
+@pytest.fixture
+def measured_a100(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(models.profiles, "measure", lambda *_, **__: profile())
+    cluster = 'name = "c"\n[network]\nbandwidth = "1 GB/s"\nlatency = "0 s"\n[[nodes]]\nname = "n"\n'
+    Path("c.toml").write_text(cluster + 'devices = [{ kind = "A100", memory = "40 GiB" }]\n')
+
+
+@pytest.mark.usefixtures("measured_a100")
+def test_the_command_adds_estimated_kinds_and_says_so(capsys):
+    line = "profile --model bert-tiny --cluster c.toml --estimate T4 --estimate K80"
+    assert cli.main(line.split()) == 0
+    out, err = capsys.readouterr()
+    said = "estimated, not measured: T4, K80; not to be trusted: K80 (never checked against a measurement)"
+    assert "layers on A100, T4, K80" in out and said in out.splitlines() and err == ""
+    assert cli.main([*line.split(), "-o", "p.json", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert err == f"note: {said}\n"
+    kinds = profile_from_data(json.loads(out), "stdout").kinds
+    assert [kind.source for kind in kinds.values()] == ["measured", "estimated", "estimated"]
+
+
+@pytest.mark.usefixtures("measured_a100")
+def test_the_command_refuses_measured_and_unknown_kinds(capsys):
+    for kind, text in (("A100", "was measured; leave out --estimate A100"), ("T44", 'did you mean "T4"?')):
+        assert cli.main(["profile", "--model", "bert-tiny", "--cluster", "c.toml", "--estimate", kind]) == 2
+        assert text in capsys.readouterr().err

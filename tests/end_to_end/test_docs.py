@@ -1,0 +1,101 @@
+"""The docs name files, verbs and options that exist."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from hetpipe.cli import app
+from places import ROOT
+
+PAGES = sorted((ROOT / "docs").glob("*.md")) + [page for page in [ROOT / "README.md"] if page.exists()]
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ +(.+)$", re.MULTILINE)
+INLINE = re.compile(r"`(hetpipe [a-z]+(?: [^`]*)?)`")
+WRAPPERS = ("python -m ", "python3 -m ", "torchrun ")
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = HEADING.findall(without_code(page.read_text(encoding="utf-8")))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def commands(page: Path) -> Iterator[str]:
+    """Command lines in code blocks, fenced or indented."""
+    fenced = False
+    for line in re.sub(r" *\\\n *", " ", page.read_text(encoding="utf-8")).splitlines():
+        fenced ^= line.startswith("```")
+        if not fenced and not line.startswith("    "):
+            continue
+        for part in map(str.strip, line.split("&&")):
+            if part.startswith(WRAPPERS) and " hetpipe " in part:
+                part = part[part.index(" hetpipe ") + 1 :]
+            if part.startswith("hetpipe "):
+                yield part
+
+
+def verbs() -> dict[str, Any]:
+    return typer.main.get_command(app).commands
+
+
+def parse(command: str) -> None:
+    """Parse a command as the program would, without running it; files need not exist."""
+    verb, *words = shlex.split(command.partition(" #")[0])[1:]
+    assert verb in verbs(), f"no verb {verb!r}"
+    verbs()[verb].make_context(verb, words)
+
+
+@pages
+def test_relative_links_lead_to_files_and_headings(page):
+    for target in LINK.findall(without_code(page.read_text(encoding="utf-8"))):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        path = (page.parent / name).resolve() if name else page
+        assert path.exists(), f"{page.name} links to {target}"
+        assert not anchor or anchor in anchors(path), f"{page.name}: {target} is no heading"
+
+
+@pages
+def test_commands_have_verbs_and_options_that_exist(page):
+    for command in commands(page):
+        try:
+            parse(command)
+        except typer.TyperException as error:
+            pytest.fail(f"{page.name}: `{command}`: {error.format_message()}")
+
+
+@pages
+def test_verbs_and_options_named_in_the_text_exist(page):
+    for mention in INLINE.findall(page.read_text(encoding="utf-8")):
+        verb, *words = shlex.split(mention)[1:]
+        assert verb in verbs(), f"{page.name}: `{mention}`"
+        known = {option for entry in verbs()[verb].params for option in entry.opts}
+        assert {word for word in words if word.startswith("-")} <= known, f"{page.name}: `{mention}`"
+
+
+def test_commands_are_found_and_wrong_ones_refused():
+    assert any(command.startswith("hetpipe run ") for page in PAGES for command in commands(page))
+    with pytest.raises(typer.TyperException, match="No such option"):
+        parse("hetpipe env --colour")
+    with pytest.raises(AssertionError, match="no verb"):
+        parse("hetpipe fly")
+
+
+def test_every_verb_and_option_is_documented():
+    text = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    for name, verb in verbs().items():
+        assert f"## hetpipe {name}\n" in text
+        options = {word for entry in verb.params for word in entry.opts if word.startswith("-")}
+        assert "--json" in options
+        assert {word for word in options if f"`{word}" not in text} == set()

@@ -1,0 +1,52 @@
+"""A sum over ranks of which one has stopped: the error says who waited, where, for whom and how long."""
+
+import pytest
+
+import runtime_mains
+from cost_model.collectives import Collective
+from hetpipe.program.instructions import Norm, Sync
+from hetpipe.runtime.processes import RankGroup, WorkerLostError, run_ranks
+from partition.plan import Pipeline
+from runtime_mains import Case, case_of, stages
+
+TIMEOUT_S = 4.0
+
+
+def sums_of_two_and_of_three(collective: Collective) -> Case:
+    """Two pipelines that end on one rank: the tied matrix has three owners, the first layers have two."""
+    return case_of(
+        "pairs",
+        Pipeline(1, 2, stages((0, 0, 3, 2), (1, 3, 6, 1))),
+        Pipeline(1, 2, stages((2, 0, 3, 2), (1, 3, 6, 1))),
+        collective=collective,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("collective", "where", "peers"),
+    [
+        (Collective.RING, Sync(1), r"rank 2 \(n/2\)"),
+        # whoever waits first, rank 0 or 1
+        (Collective.TREE, Sync(0), r"rank \d \(n/\d\), rank 2 \(n/2\)"),
+        (Collective.RING, Norm(), r"rank \d \(n/\d\), rank 2 \(n/2\)"),
+    ],
+)
+def test_a_sum_with_a_stopped_rank_names_rank_instruction_and_peers(collective, where, peers):
+    case = sums_of_two_and_of_three(collective)
+    assert [bucket.ranks for bucket in case.program.buckets] == [(0, 1, 2), (0, 2)]
+    group = RankGroup(case.program.device_names, (1, 1, 1), timeout_s=TIMEOUT_S)
+    expected = (
+        rf"rank \d \(n/\d\) waited at {where} for {peers}, begun [4-9]\.\d s ago: "
+        r"(Timed out waiting|Operation timed out)"
+    )
+    with pytest.raises(WorkerLostError, match=expected):
+        run_ranks(runtime_mains.stop_in_a_step, (case, where, TIMEOUT_S), group)
+
+
+@pytest.mark.slow
+def test_a_rank_that_does_not_come_to_the_next_step_is_missed():
+    group = RankGroup(("n/0", "n/1"), (1, 1), timeout_s=1.0)
+    expected = r"rank 0 waited between steps for all other ranks, begun [1-9]\.\d s ago: .+"
+    with pytest.raises(WorkerLostError, match=expected):
+        run_ranks(runtime_mains.stay_away, (), group)

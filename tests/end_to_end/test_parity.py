@@ -1,0 +1,35 @@
+"""Gradients of random plans equal those of one process, in float64."""
+
+from typing import Any
+
+import pytest
+
+from hetpipe.runtime.processes import RankGroup, run_ranks
+from random_cases import MODULES
+from stress_ranks import check_cases
+
+LIMIT = 1e-12
+NUM_PLANS = {1: 16, 2: 44, 3: 60, 4: 90}
+"""By number of ranks. A single one: check(4, [17])."""
+
+
+def check(num_ranks: int, seeds: list[int]) -> list[dict[str, Any]]:
+    """Run the plans of these seeds, one after another in the same processes; gives what each differs by."""
+    names = tuple(f"n/{rank}" for rank in range(num_ranks))
+    group = RankGroup(names, (1,) * num_ranks, preload=MODULES, timeout_s=120.0)
+    cases: list[dict[str, Any]] = []
+    run_ranks(check_cases, (seeds, num_ranks), group, cases.append)
+    wrong = {case["name"]: case["worst"] for case in cases if not case["worst"] <= LIMIT}
+    assert not wrong
+    assert len(cases) == len(seeds)
+    return cases
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_ranks", NUM_PLANS)
+def test_gradients_of_random_plans_equal_one_process(num_ranks):
+    cases = check(num_ranks, list(range(NUM_PLANS[num_ranks])))
+    if num_ranks > 1:  # the plans have everything that a plan may have
+        too_few_layers = {"interleaved"} if num_ranks == 4 else set()
+        for feature in cases[0].keys() - {"event", "name", "worst"} - too_few_layers:
+            assert sum(case[feature] for case in cases) >= 4, feature

@@ -1,0 +1,77 @@
+"""The registry of models, and the loss."""
+
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from cost_model.errors import InputError
+from hetpipe.models.huggingface import Task, model_spec, registered_models
+from hetpipe.models.loss import loss_sum
+
+
+@pytest.mark.parametrize(
+    ("name", "num_parameters"),
+    [
+        ("bert-base", 110_106_428),
+        ("bert-large", 336_226_108),
+        ("gpt2", 124_439_808),
+        ("gpt2-medium", 354_823_168),
+        # 2 x 16,000 x 512, the last norm, and 16 blocks of 4 x 512^2 + 3 x 512 x 1,376 + 2 x 512
+        ("llama-small", 2 * 16_000 * 512 + 512 + 16 * (4 * 512**2 + 3 * 512 * 1376 + 2 * 512)),
+    ],
+)
+def test_parameters_are_those_of_the_published_model(name, num_parameters):
+    with torch.device("meta"):
+        model = model_spec(name).build()
+    assert sum(parameter.numel() for parameter in model.parameters()) == num_parameters
+
+
+@pytest.mark.parametrize("name", registered_models())
+def test_every_model_says_its_sizes_and_shrinks_to_the_same_class(name):
+    spec = model_spec(name)
+    with torch.device("meta"):
+        model, small = spec.build(), spec.shrunk().build()
+    assert spec.name == name
+    assert spec.vocabulary_size == model.config.vocab_size
+    assert spec.max_sequence_length == model.config.max_position_embeddings >= 512
+    assert type(small) is type(model)
+    assert small.config.vocab_size == spec.shrunk().vocabulary_size
+    assert small.config.num_hidden_layers == 4
+    assert not getattr(model.config, "use_cache", False)
+
+
+@pytest.mark.parametrize(("name", "implementation"), [("bert-tiny", "eager"), ("llama-tiny", "sdpa")])
+def test_attention_is_fused_only_where_it_drops_nothing(name, implementation):
+    with torch.device("meta"):
+        assert model_spec(name).build().config._attn_implementation == implementation
+
+
+def test_unknown_models_are_refused_with_the_closest_name():
+    with pytest.raises(InputError, match="unknown model 'bert-larg'; did you mean 'bert-large'"):
+        model_spec("bert-larg")
+    with pytest.raises(InputError, match="known models: bert-base, "):
+        model_spec("zzz")
+
+
+def test_names_load_without_torch():
+    code = "import sys, hetpipe.models.names as m; m.registered_models(); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_masked_loss_sums_over_labelled_tokens():
+    labels = torch.tensor([[1, -100, 3]])
+    assert loss_sum(Task.MASKED_LM, torch.zeros(1, 3, 4), labels).item() == pytest.approx(2 * math.log(4))
+
+
+def test_causal_loss_scores_each_position_against_the_next_label():
+    logits = torch.full((1, 3, 4), -1e4)
+    logits[0, 0, 2] = logits[0, 1, 3] = 0.0  # sure of 2, then of 3; the last position predicts nothing
+    assert loss_sum(Task.CAUSAL_LM, logits, torch.tensor([[0, 2, 3]])).item() == 0.0
+
+
+def test_loss_is_float32_even_for_bfloat16_logits():
+    logits = torch.zeros(1, 2, 4, dtype=torch.bfloat16)
+    assert loss_sum(Task.MASKED_LM, logits, torch.tensor([[0, 1]])).dtype == torch.float32

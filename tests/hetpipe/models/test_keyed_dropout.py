@@ -1,0 +1,116 @@
+"""Dropout keyed by sample."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from cost_model.errors import InputError
+from hetpipe.models.chain import ChainModel
+from hetpipe.models.huggingface import model_spec
+from hetpipe.models.keyed_dropout import PREFIX, KeyedDropout
+
+
+def draw(x, *, samples, seed=0, step=0, layer=1, calls=1, p=0.5):
+    with KeyedDropout(seed) as dropout:
+        dropout.at(step, samples)
+        dropout.enter_layer(layer)
+        return [F.dropout(x, p) for _ in range(calls)][-1]
+
+
+def test_masks_belong_to_samples_not_to_microbatches():
+    x = torch.ones(4, 3, 5)
+    whole = draw(x, samples=(10, 11, 12, 13))
+    assert torch.equal(whole[2:], draw(x[2:], samples=(12, 13)))
+    assert torch.equal(whole[[1, 0]], draw(x[:2], samples=(11, 10)))
+
+
+@pytest.mark.parametrize("change", [{"seed": 1}, {"step": 1}, {"samples": (1,)}, {"layer": 2}, {"calls": 2}])
+def test_every_part_of_the_key_changes_the_mask(change):
+    x = torch.ones(1, 64)
+    assert not torch.equal(draw(x, samples=(0,)), draw(x, **{"samples": (0,), **change}))
+
+
+def test_calls_are_counted_anew_in_each_layer():
+    x = torch.ones(1, 64)
+    with KeyedDropout(seed=0) as dropout:
+        dropout.at(0, (0,))
+        dropout.enter_layer(0)
+        F.dropout(x)
+        dropout.enter_layer(1)
+        assert torch.equal(F.dropout(x), draw(x, samples=(0,), layer=1))
+
+
+def test_masks_keep_the_expectation_and_do_not_depend_on_the_dtype():
+    x = torch.ones(2, 20_000)
+    kept = draw(x, samples=(0, 1), p=0.1)
+    assert kept.unique().tolist() == pytest.approx([0.0, 1 / 0.9])
+    assert kept.mean().item() == pytest.approx(1.0, abs=0.01)
+    assert torch.equal(draw(x.double(), samples=(0, 1), p=0.1) > 0, kept > 0)
+    assert torch.equal(draw(x, samples=(0, 1), p=1.0), torch.zeros_like(x))
+
+
+def test_modules_are_keyed_and_gradients_follow_the_mask():
+    x = torch.ones(2, 50, requires_grad=True)
+    with KeyedDropout(seed=0) as dropout:
+        dropout.at(0, (0, 1))
+        dropout.enter_layer(1)
+        out = nn.Dropout(0.5)(x)
+    out.sum().backward()
+    assert torch.equal(x.grad, draw(torch.ones(2, 50), samples=(0, 1)))
+
+
+def test_samples_may_be_flattened_with_their_tokens():
+    x = torch.ones(2, 3, 4)
+    assert torch.equal(draw(x.view(6, 4), samples=(0, 1)).view(2, 3, 4), draw(x, samples=(0, 1)))
+
+
+def test_nothing_is_dropped_in_evaluation_or_outside_of_layers():
+    x = torch.ones(1, 64)
+    with KeyedDropout(seed=0) as dropout:
+        dropout.at(0, (0,))
+        assert F.dropout(x) is x
+        dropout.enter_layer(1)
+        assert F.dropout(x, training=False) is x
+        dropout.enter_layer(PREFIX)
+        assert F.dropout(x) is x
+
+
+def test_dropout_that_cannot_be_keyed_is_refused():
+    x = torch.ones(2, 3, 4, 4)
+    with KeyedDropout(seed=0) as dropout:
+        dropout.at(0, (0, 1))
+        dropout.enter_layer(1)
+        F.scaled_dot_product_attention(x, x, x)
+        with pytest.raises(InputError, match=r"scaled_dot_product_attention .* use eager attention"):
+            F.scaled_dot_product_attention(x, x, x, dropout_p=0.1)
+        with pytest.raises(InputError, match="alpha_dropout"):
+            nn.AlphaDropout(0.1)(x)
+        with pytest.raises(InputError, match="multi_head_attention_forward"):
+            nn.MultiheadAttention(4, 1, dropout=0.1)(x[0], x[0], x[0])
+        with pytest.raises(InputError, match="not made of the 2 samples"):
+            F.dropout(torch.ones(3, 4))
+
+
+def test_model_with_dropout_gives_the_same_logits_for_every_microbatch_size(bert_tiny):
+    layers = bert_tiny.materialise(range(bert_tiny.num_layers), seed=0, dtype=torch.float64)
+    ids = torch.arange(4 * 8).view(4, 8)
+
+    def logits(microbatch_size):
+        parts = []
+        with KeyedDropout(seed=3) as dropout, torch.no_grad():
+            layers.on_layer = dropout.enter_layer
+            for start in range(0, 4, microbatch_size):
+                samples = range(start, start + microbatch_size)
+                dropout.at(5, samples)
+                parts += layers.run(0, layers.num_layers, {"input_ids": ids[list(samples)]})
+        return torch.cat(parts)
+
+    # Masks are equal bit for bit; matrix products of different sizes may round differently.
+    torch.testing.assert_close(logits(1), logits(4), rtol=0.0, atol=1e-13)
+    torch.testing.assert_close(logits(2), logits(4), rtol=0.0, atol=1e-13)
+
+
+@pytest.fixture(scope="module")
+def bert_tiny():
+    return ChainModel.from_spec(model_spec("bert-tiny"))

@@ -1,0 +1,135 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+
+from hetpipe.reporting import plots
+from hetpipe.simulation.prediction import predict, simulate_plan
+from partition.plan import Plan
+from partition.solver import Outcome
+from small_case import plan_of, small_cluster, small_plan, small_profile
+
+
+def bars(ax: Axes, colour: str) -> list[float]:
+    """Widths of the bars of a colour."""
+    return [bar.get_width() for bar in ax.patches if to_hex(bar.get_facecolor()).upper() == colour.upper()]
+
+
+def figure_of(ax: Axes) -> Figure:
+    assert isinstance(ax.figure, Figure)
+    return ax.figure
+
+
+def outcome(strategy: str, step_s: float | None) -> Outcome:
+    if step_s is None:
+        return Outcome(strategy, None, "does not fit")
+    figures = replace(predict(small_plan(), small_profile(), small_cluster()), step_s=step_s)
+    return Outcome(strategy, replace(small_plan(), strategy=strategy, predicted=figures))
+
+
+def test_gantt_draws_every_pass_once_and_the_microbatches():
+    trace = simulate_plan(small_plan(num_samples=3), small_profile(), small_cluster())
+    ax = plots.gantt(trace)
+    assert bars(ax, plots.FORWARD) == pytest.approx([5, 5, 5, 2, 2, 2])
+    assert bars(ax, plots.BACKWARD) == pytest.approx([9, 9, 9, 4, 4, 4])
+    assert len(bars(ax, plots.OPTIMIZER)) == 2
+    texts = [text.get_text() for text in ax.texts]
+    assert texts.count("0") == texts.count("2") == 4
+    assert f"{1 - trace.busy_s(1) / trace.makespan_s:.0%} idle" in texts
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["a/0", "b/0"]
+
+
+def test_narrow_bars_carry_no_number():
+    trace = simulate_plan(small_plan(num_samples=200), small_profile(), small_cluster())
+    assert not any(text.get_text().isdigit() for text in plots.gantt(trace).texts)
+
+
+def test_predicted_and_measured_share_their_time_axis():
+    predicted = simulate_plan(small_plan(num_samples=3), small_profile(), small_cluster())
+    measured = simulate_plan(small_plan(num_samples=4), small_profile(), small_cluster())
+    above, below = plots.predicted_and_measured(predicted, measured)
+    assert above.get_xlim() == below.get_xlim() == (0, measured.makespan_s)
+    error = measured.makespan_s / predicted.makespan_s - 1
+    assert f"({error:+.1%})" in figure_of(above).get_suptitle()
+
+
+def test_memory_bars_add_up_to_what_the_plan_needs():
+    plan = small_plan()
+    ax = plots.memory(plan, small_profile(), small_cluster(), measured_bytes={"a/0": 3000.0})
+    assert sum(bars(ax, plots.BLUE)) == pytest.approx((800 + 300) / 2**20)
+    (dots,) = [line for line in ax.lines if line.get_marker() == "o"]
+    assert list(dots.get_xdata()) == pytest.approx([3000 / 2**20])
+    assert "MiB" in ax.get_xlabel()
+
+
+def test_partition_bars_are_as_wide_as_layers_take_on_their_device():
+    even = plan_of([("a/0", 0, 2, 2), ("b/0", 2, 4, 1)], 4)
+    ax = plots.partition_bars([even, small_plan()], small_profile(), small_cluster())
+    # stage 0: 2 + 6, then 2 + 6 + 6; stage 1 on the slow device: 12 + 6, then 6
+    assert sorted(bars(ax, plots.STAGE_COLOURS[0])) == pytest.approx([2, 2, 6, 6, 6])
+    assert sorted(bars(ax, plots.STAGE_COLOURS[1])) == pytest.approx([6, 6, 12])
+    texts = [text.get_text() for text in ax.texts]
+    assert "a/0\n2 layers" in texts and "b/0 (estimated)\n1 layer" in texts
+
+
+def test_speedups_compare_with_the_best_of_the_others():
+    outcomes = [outcome("single", 4.0), outcome("gpipe-even", None), outcome("auto", 2.0)]
+    ax = plots.speedups(outcomes)
+    assert [bar.get_width() for bar in ax.patches] == [1.0, 2.0]
+    assert "does not fit" in [text.get_text() for text in ax.texts]
+    assert ax.get_xlabel() == "speed (single = 1)"
+
+
+def test_the_bound_is_a_line_at_the_speed_that_no_plan_exceeds():
+    ours = outcome("auto", 2.0)
+    assert ours.plan is not None and ours.plan.predicted is not None
+    bounded = replace(ours.plan, predicted=replace(ours.plan.predicted, bound_s=1.6))
+    ax = plots.speedups([outcome("single", 4.0), replace(ours, plan=bounded)])
+    (line,) = [line for line in ax.lines if line.get_color() == plots.VERMILION]
+    assert line.get_xdata()[0] == pytest.approx(2.5)
+    assert ax.get_xlim()[1] > 2.5
+
+
+def test_the_overview_has_all_four_pictures_and_draws_the_even_split():
+    profile, cluster = small_profile(), small_cluster()
+    even = outcome("gpipe-even", 3.0)
+    trace = simulate_plan(small_plan(), profile, cluster)
+    axes = plots.overview(small_plan(), [even, outcome("manual", 2.0)], trace, profile, cluster)
+    assert [label.get_text() for label in axes[0].get_yticklabels()] == ["gpipe-even", "manual"]
+    assert len(axes) == len(figure_of(axes[0]).axes) == 4
+
+
+def test_measured_speeds_are_bars_and_predictions_lines():
+    ax = plots.speedups([outcome("single", 4.0), outcome("auto", 2.0)], {"single": 5.0, "auto": 2.5})
+    assert bars(ax, plots.BLUE) == [1.0, 2.0]
+    assert [line.get_xdata()[0] for line in ax.lines[:2]] == [1.25, 2.5]
+
+
+def test_without_any_plan_there_is_no_speed():
+    with pytest.raises(ValueError, match="no strategy fits"):
+        plots.speedups([outcome("single", None)])
+
+
+def test_losses_are_drawn_by_step_and_may_share_axes():
+    metrics = [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.5}, {"step": 3, "loss": None}]
+    ax = plots.losses(metrics, label="one")
+    assert plots.losses(metrics, ax, label="two") is ax
+    assert [list(line.get_ydata()) for line in ax.lines] == [[3.0, 2.5]] * 2
+
+
+def test_save_writes_png_and_svg(tmp_path: Path):
+    ax = plots.losses([{"step": 1, "loss": 3.0}])
+    png, svg = plots.save(figure_of(ax), tmp_path / "loss.png")
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in svg.read_text()
+
+
+def test_labels_say_device_and_layers():
+    plan: Plan = small_plan()
+    assert plots.stage_labels(plan, small_profile(), small_cluster()) == [
+        "a/0  fast\nembeddings, block0-1",
+        "b/0  slow (estimated)\nhead",
+    ]

@@ -1,0 +1,155 @@
+import io
+from dataclasses import replace
+
+import pytest
+
+from hetpipe.reporting import tables
+from hetpipe.runs.run_report import DeviceReport, RunReport, StageReport
+from hetpipe.simulation.prediction import predict
+from partition.plan import Pipeline, Plan, Stage
+from partition.solver import Outcome
+from small_case import plan_of, small_cluster, small_plan, small_profile
+
+
+def predicted(plan: Plan, **figures: object) -> Plan:
+    return replace(plan, predicted=replace(predict(plan, small_profile(), small_cluster()), **figures))
+
+
+def run_report(**changes: object) -> RunReport:
+    entry = RunReport(
+        model="made-up",
+        strategy="auto",
+        clock="nominal",
+        emulated=True,
+        steps=5,
+        predicted_step_s=1.0,
+        measured_step_s=1.02,
+        step_s_all=(1.02,) * 5,
+        predicted_bubble=0.1,
+        measured_bubble=0.12,
+        foreign_cores=0.0,
+        stages=(StageReport(0, 0, "a/0", 0.8, 0.8), StageReport(0, 1, "b/0", 0.5, 0.505)),
+        devices={
+            "a/0": DeviceReport(2048.0, 1024.0, 4096.0, 8192.0, 0.001),
+            "b/0": DeviceReport(2048.0, None, 4096.0, 8192.0, 0.0),
+        },
+    )
+    return replace(entry, **changes)
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        (["embeddings", "block0", "block1", "block2", "head"], "embeddings, block0-2, head"),
+        (["block9", "block10", "block11"], "block9-11"),
+        (["block1"], "block1"),
+        (["0", "1", "2"], "0-2"),
+        (["a1", "b2", "b4"], "a1, b2, b4"),
+    ],
+)
+def test_neighbouring_layers_are_joined(names: list[str], text: str):
+    assert tables.describe_layers(names) == text
+
+
+def test_plan_table_has_a_row_per_stage():
+    plan = predicted(small_plan(num_samples=4))
+    rows = tables.as_text(tables.plan_table(plan, small_profile(), small_cluster())).splitlines()
+    first = next(row for row in rows if "a/0" in row).split()
+    busy = predict(plan, small_profile(), small_cluster()).devices["a/0"].busy
+    assert first == f"0 a/0 fast embeddings, block0-1 2 {busy:.0%} 3.27 KiB 9.77 KiB".split()
+    assert "slow (estimated)" in next(row for row in rows if "b/0" in row)
+
+
+def test_header_names_strategy_microbatches_and_figures():
+    plan = predicted(small_plan(num_samples=4), step_s=2.0, samples_per_s=2.0, bubble=0.25)
+    assert tables.plan_sentences(plan, small_profile(), small_cluster())[0] == (
+        "manual: made-up, 4 samples a step, microbatch 1 x 4; predicted (from estimated times): step 2 s, "
+        "2 samples/s, bubble 25%"
+    )
+
+
+def test_bound_says_what_it_speaks_about_and_the_gap():
+    plan = predicted(small_plan(), step_s=2.2, bound_s=2.0, bound_space="all plans, gradient sync excluded")
+    assert tables.plan_sentences(plan, small_profile(), small_cluster())[1] == (
+        "no plan (all plans, gradient sync excluded) can be faster than 2 s; gap 10.0%"
+    )
+
+
+def test_estimated_kinds_are_named_and_those_not_to_be_trusted():
+    slow = "slow (not in the catalogue)"
+    assert tables.plan_sentences(predicted(small_plan()), small_profile(), small_cluster())[-1] == (
+        f"estimated, not measured: slow; not to be trusted: {slow}"
+    )
+    assert tables.estimate_sentences(small_profile(), ["fast", "unknown"]) == []
+    profile = small_profile()
+    kinds = {"T4": profile.kinds["slow"], "K80": profile.kinds["slow"], **profile.kinds}
+    assert tables.estimate_sentences(replace(profile, kinds=kinds), ["T4", "T4"]) == [
+        "estimated, not measured: T4"
+    ]
+    assert tables.estimate_sentences(replace(profile, kinds=kinds), kinds) == [
+        "estimated, not measured: T4, K80, slow; not to be trusted: K80 (never checked against a "
+        f"measurement), {slow}"
+    ]
+
+
+def test_without_a_bound_nothing_is_claimed():
+    sentences = tables.plan_sentences(predicted(small_plan()), small_profile(), small_cluster())
+    assert not any("can be faster" in sentence for sentence in sentences)
+
+
+def test_devices_left_out_are_named():
+    plan = predicted(plan_of([("a/0", 0, 4, 1)], 4))
+    assert "left out: b/0 (slow (estimated))" in tables.plan_sentences(plan, small_profile(), small_cluster())
+
+
+def test_several_pipelines_are_numbered_with_their_samples():
+    whole = Pipeline(1, 2, (Stage(("a/0",), (0, 4), 1),)), Pipeline(1, 1, (Stage(("b/0",), (0, 4), 1),))
+    plan = predicted(Plan("manual", "made-up", 3, whole))
+    text = tables.as_text(tables.plan_table(plan, small_profile(), small_cluster()))
+    assert "samples" in text and " 0.0 " in text and " 1.0 " in text
+    header = tables.plan_sentences(plan, small_profile(), small_cluster())[0]
+    assert "microbatch 1 x 2, microbatch 1 x 1" in header
+
+
+def test_comparison_shows_speed_up_and_why_not():
+    ours = predicted(small_plan(), step_s=2.0)
+    outcomes = [
+        Outcome("single", predicted(small_plan(), step_s=3.0)),
+        Outcome("gpipe-even", None, "1,234 bytes are missing"),
+        Outcome("auto", ours),
+    ]
+    rows = tables.as_text(tables.comparison_table(outcomes, ours)).splitlines()
+    assert "1.50" in next(row for row in rows if "single" in row)
+    assert "no: 1,234 bytes are missing" in next(row for row in rows if "gpipe-even" in row)
+    assert "1.00" in next(row for row in rows if "auto" in row)
+
+
+def test_predicted_and_measured_stand_side_by_side():
+    text = "".join(map(tables.as_text, tables.run_report_tables(run_report())))
+    assert "1 s" in text and "1.02 s" in text and "+2.0%" in text
+    assert "stage 1 on b/0, busy" in text and "+1.0%" in text
+    assert "2.00 KiB" in text and "1.00 KiB" in text and "not counted" in text
+    assert f"note: {tables.EMULATION_NOTE}" in text
+    assert "overloaded" not in text
+
+
+def test_an_overloaded_host_is_marked():
+    text = "".join(map(tables.as_text, tables.run_report_tables(run_report(foreign_cores=0.5))))
+    assert "host overloaded" in text and "0.50 cores" in text
+
+
+def test_owners_that_differ_are_reported():
+    text = "".join(map(tables.as_text, tables.run_report_tables(run_report(owners_agree=False))))
+    assert "parameters with several owners differ" in text
+
+
+def test_a_real_clock_has_no_note():
+    text = "".join(map(tables.as_text, tables.run_report_tables(run_report(clock="cpu"))))
+    assert "by construction" not in text
+
+
+def test_a_pipe_gets_plain_unwrapped_text():
+    file = io.StringIO()
+    tables.show(["x" * 300, tables.profile_table(small_profile())], file)
+    assert "x" * 300 in file.getvalue()
+    assert "\x1b" not in file.getvalue()

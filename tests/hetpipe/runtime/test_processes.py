@@ -1,0 +1,149 @@
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rank_mains
+from cost_model.errors import InputError
+from hetpipe.runtime.processes import RankGroup, WorkerLostError, run_ranks
+from places import SUPPORT
+
+GROUP = RankGroup(("big/0", "small/0", "small/1"), (1, 1, 1))
+SOON_S = 20.0  # far below the 600 s for which a collective waits, far above what a loaded host needs
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def wait_until_none_runs(pids: list[int]) -> None:
+    deadline = time.monotonic() + SOON_S
+    while left := [pid for pid in pids if is_running(pid)]:
+        assert time.monotonic() < deadline, f"left over: {left}"
+        time.sleep(0.02)
+
+
+def run_failing(kind: str, others: str = "wait") -> None:
+    """Run the ranks of `rank_mains.fail`; checks that none is left, whatever they raise."""
+    events: list[dict[str, Any]] = []
+    begin = time.monotonic()
+    try:
+        run_ranks(rank_mains.fail, (kind, others), GROUP, events.append)
+    finally:
+        assert time.monotonic() - begin < SOON_S
+        assert len(events) == 3
+        wait_until_none_runs([event["pid"] for event in events])
+
+
+def test_the_first_error_of_a_rank_ends_all_and_is_shown():
+    with pytest.raises(WorkerLostError) as caught:
+        run_failing("error")
+    assert str(caught.value) == "rank 1 (small/0) failed: ZeroDivisionError: division by zero"
+
+
+def test_an_input_error_of_a_rank_stays_one():
+    with pytest.raises(InputError) as caught:
+        run_failing("input error")
+    assert str(caught.value) == "no such file: corpus.txt"
+
+
+def test_a_full_device_is_named():
+    with pytest.raises(WorkerLostError, match=r"rank 1 \(small/0\) failed: OutOfMemoryError: small/0: 9"):
+        run_failing("memory")
+
+
+def test_a_killed_rank_is_reported():
+    with pytest.raises(WorkerLostError) as caught:
+        run_failing("kill")
+    assert str(caught.value) == "rank 1 (small/0) was killed by signal 9"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("others", ["stopped", "busy"])
+def test_ranks_that_do_not_answer_are_ended_with_the_one_that_failed(others):
+    with pytest.raises(WorkerLostError, match=r"rank 1 \(small/0\) failed: ZeroDivisionError"):
+        run_failing("error", others)
+
+
+SCRIPT = """
+import signal
+import sys
+from hetpipe.runtime.processes import RankGroup, run_ranks
+import rank_mains
+
+if __name__ == "__main__":
+    # tests that were started in the background hand down an ignored SIGINT
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    run_ranks(rank_mains.wait_forever, (sys.argv[1],), RankGroup(("a/0", "a/1", "a/2"), (1, 1, 1)))
+"""
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """A process that has started three ranks, which hang; and their process ids."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    process = subprocess.Popen(
+        [sys.executable, str(tmp_path / "script.py"), str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(SUPPORT), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    pids: list[int] = []
+    try:
+        deadline = time.monotonic() + 60
+        files = [tmp_path / f"rank-{rank}" for rank in range(3)]
+        while not all(path.exists() for path in files):
+            assert process.poll() is None, process.communicate()[1]
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        pids = [int(path.read_text()) for path in files]
+        yield process, list(pids)
+        wait_until_none_runs(pids)
+    finally:
+        process.kill()
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.communicate()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whom", ["the launcher", "the whole process group"])
+def test_ctrl_c_ends_all_ranks(launcher, whom):
+    process, _ = launcher
+    if whom == "the launcher":
+        process.send_signal(signal.SIGINT)
+    else:  # as a terminal does
+        os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=SOON_S)
+    assert process.returncode == -signal.SIGINT
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+    assert errors.count("Traceback") == 1  # no rank prints one
+
+
+@pytest.mark.slow
+def test_no_rank_outlives_a_killed_launcher(launcher):
+    process, pids = launcher
+    assert all(map(is_running, pids))
+    process.kill()
+
+
+@pytest.mark.slow
+def test_a_killed_rank_ends_the_script(launcher):
+    process, pids = launcher
+    os.kill(pids[2], signal.SIGKILL)
+    _, errors = process.communicate(timeout=SOON_S)
+    assert "WorkerLostError: rank 2 (a/2) was killed by signal 9" in errors

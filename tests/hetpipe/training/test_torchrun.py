@@ -1,0 +1,71 @@
+"""The same program under torchrun."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import trainers
+from cost_model.profile import profile_text
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.settings import Settings
+from partition.plan_file import plan_text
+from places import SUPPORT
+from runs import chain_plan, cluster_file, made_up_profile, run
+
+MODEL = "bert-tiny"
+
+
+def under_torchrun(folder: Path, processes: int) -> "subprocess.CompletedProcess[str]":
+    """`hetpipe run` for two steps on the cluster, profile and plan in the folder."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
+    launcher += ["--master-port", "0", "--standalone"]
+    command = ["-m", "hetpipe", "run", "--model", MODEL, "--steps", "2", "--quiet"]
+    for option in ("cluster", "profile", "plan"):
+        command += [f"--{option}", str(next(folder.glob(f"{option}.*")))]
+    command += ["--run-folder", str(folder / "torchrun")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [*launcher, *command], env=environment, cwd=folder, capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    cluster_file(tmp_path)
+    (tmp_path / "profile.json").write_text(profile_text(made_up_profile(MODEL)))
+    (tmp_path / "plan.json").write_text(plan_text(chain_plan(MODEL, [0, 4, 8], 4)))
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_torchrun_trains_what_hetpipe_launches(folder):
+    result = under_torchrun(folder, 2)
+    assert result.returncode == 0, result.stderr
+    profile, plan = made_up_profile(MODEL), chain_plan(MODEL, [0, 4, 8], 4)
+    _, expected = run(folder / "own", plan, Settings(MODEL, 2), profile)
+    found = [entry["loss"] for entry in RunFolder(folder / "torchrun").read_metrics()]
+    assert found == expected
+
+
+@pytest.mark.slow
+def test_another_number_of_processes_is_refused(folder):
+    result = under_torchrun(folder, 3)
+    assert result.returncode != 0
+    assert "torchrun started 3 processes, the plan uses 2 devices (here/0, here/1)" in result.stderr
+
+
+@pytest.mark.slow
+def test_a_trainer_runs_under_torchrun(tmp_path):
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4", "--standalone"]
+    script = str(SUPPORT / "trainer_script.py")
+    result = subprocess.run(
+        [*launcher, script, str(tmp_path)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("rank 0 comes back") == 1
+    found = [entry["loss"] for entry in RunFolder(tmp_path / "run").read_metrics()]
+    assert found == trainers.losses(tmp_path / "own", trainers.two_pipelines(), steps=3)

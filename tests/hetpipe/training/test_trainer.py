@@ -1,0 +1,354 @@
+"""A model, data, optimizer and loss of one's own, trained under any plan as one process would train them."""
+
+import copy
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import user_tasks
+from cost_model.errors import InputError
+from hetpipe.data.dataset import epoch_order
+from hetpipe.data.user_data import batch_of
+from hetpipe.models.chain import ChainModel
+from hetpipe.program.instructions import Schedule
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.settings import Settings, read_settings
+from hetpipe.training import checkpoint
+from hetpipe.training.trainer import AdamW, Callback, Trainer
+from runs import chain_plan, cluster_file, made_up_profile_of
+from trainers import BATCH, STEPS, Recorder, losses, module, trainer, two_pipelines
+
+SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+
+
+def plain_losses(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    rate: Callable[[int], float],
+    *,
+    terms: int = BATCH,
+    seed: int = 0,
+) -> list[float]:
+    """The same training by torch alone; rate: multiple of each group's learning rate."""
+    data, found = user_tasks.samples(), []
+    first_rates = [group["lr"] for group in optimizer.param_groups]
+    for step in range(STEPS):
+        positions = range(step * BATCH, (step + 1) * BATCH)
+        chosen = [data[epoch_order(seed, p // len(data), len(data))[p % len(data)]] for p in positions]
+        x, y = torch.stack([x for x, _ in chosen]), torch.stack([y for _, y in chosen])
+        loss = user_tasks.squared_error(model(x), y) / terms
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for group, first in zip(optimizer.param_groups, first_rates, strict=True):
+            group["lr"] = first * rate(step)
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+def default_rate(step: int) -> float:
+    return Settings("mine", STEPS, learning_rate=1.0).learning_rate_at(step)
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    values = list(model.parameters())
+    return torch.optim.AdamW(
+        [
+            {"params": [value for value in values if value.dim() > 1], "weight_decay": 0.1},
+            {"params": [value for value in values if value.dim() <= 1], "weight_decay": 0.0},
+        ],
+        lr=1e-2, betas=(0.8, 0.99), eps=1e-6,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cuts", [(0, 5), (0, 1, 2, 5)])
+def test_a_module_trains_from_its_own_weights_as_torch_trains_it(tmp_path, cuts):
+    copied = copy.deepcopy(module())
+    expected = plain_losses(copied, adamw(copied), default_rate)
+    optimizer = AdamW(1e-2, betas=(0.8, 0.99), epsilon=1e-6, weight_decay=0.1)
+    found = losses(tmp_path, chain_plan("mine", list(cuts), 3), optimizer=optimizer)
+    assert expected[-1] < expected[0]
+    assert found == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("factory", "zero"), [(SGD, 0), (user_tasks.adagrad_by_shape, 1)])
+def test_any_optimizer_of_torch_trains_the_same_under_a_plan(tmp_path, factory, zero):
+    copied = copy.deepcopy(module())
+    made = factory(list(copied.parameters()))
+    options = {"optimizer": factory, "rate_schedule": user_tasks.halving, "count_terms": user_tasks.entries}
+    expected = plain_losses(copied, made, user_tasks.halving, terms=BATCH * user_tasks.NUM_OUTPUTS)
+    plan = replace(two_pipelines(), zero=zero)
+    assert losses(tmp_path, plan, **options) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.slow
+def test_a_module_of_transformers_trains_from_its_own_weights(tmp_path):
+    torch.manual_seed(11)
+    model = user_tasks.build_gpt2().double()
+    data = user_tasks.sequences(24)
+    copied, expected = copy.deepcopy(model), []
+    sgd = torch.optim.SGD(copied.parameters(), lr=0.05, momentum=0.9)
+    for step in range(3):
+        ids = torch.stack([data[(8 * step + row) % 24]["input_ids"] for row in range(8)])
+        loss = user_tasks.next_token_loss(copied(input_ids=ids, use_cache=False).logits, ids)
+        loss = loss / user_tasks.num_next_tokens(ids)
+        sgd.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(copied.parameters(), 1.0)
+        sgd.step()
+        expected.append(loss.item())
+    chain = ChainModel.from_module(model, {"input_ids": data[0]["input_ids"][None]})
+    recorder = Recorder()
+    made = Trainer(
+        chain_plan("mine", [0, 2, 4], 2, batch=8),  # the tied embedding is on both devices
+        model, data, SGD, user_tasks.next_token_loss,
+        count_terms=user_tasks.num_next_tokens, rate_schedule=user_tasks.constant, shuffle=False,
+        cluster=cluster_file(tmp_path), folder=tmp_path / "run", callbacks=[recorder],
+        dtype="float64", save=True,
+        profile=made_up_profile_of(chain, "mine", dtype="float64", sequence_length=user_tasks.LENGTH),
+    )  # fmt: skip
+    made.fit(3)
+    assert [entry["loss"] for entry in recorder.metrics] == pytest.approx(expected, rel=1e-12)
+    assert made.checkpoint is not None
+    checkpoint.load_weights(made.checkpoint, model)
+    torch.testing.assert_close(model.lm_head.weight, copied.lm_head.weight, rtol=1e-12, atol=1e-12)
+    assert model.lm_head.weight is model.transformer.wte.weight
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cuts", [(0, 7), (0, 1, 3, 7), (0, 2, 4, 5, 7), (0, 6, 7)])
+def test_layers_in_place_or_twice_train_as_torch_trains_them(tmp_path, cuts):
+    torch.manual_seed(3)
+    model = user_tasks.build_usual().double()
+    copied = copy.deepcopy(model)
+    expected = plain_losses(copied, SGD(copied.parameters()), default_rate)
+    recorder = Recorder()
+    plan = chain_plan("mine", list(cuts), 4)
+    made = trainer(tmp_path, plan, model, callbacks=[recorder], optimizer=SGD, save=True)
+    made.fit(STEPS)
+    assert [entry["loss"] for entry in recorder.metrics] == pytest.approx(expected, rel=1e-12)
+    assert made.checkpoint is not None
+    checkpoint.load_weights(made.checkpoint, model)  # the buffer is not in it, and stays
+    for name, value in copied.state_dict().items():
+        assert torch.allclose(model.state_dict()[name], value, rtol=1e-10, atol=1e-12), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", [user_tasks.sgd, user_tasks.adagrad_by_shape, user_tasks.counting])
+def test_a_checkpoint_holds_the_states_of_the_optimizer_for_any_plan(tmp_path, optimizer):
+    expected = losses(tmp_path / "straight", optimizer=optimizer)
+    recorder = Recorder()
+    options = {"optimizer": optimizer, "callbacks": [recorder]}
+    trainer(tmp_path / "two", total_steps=STEPS, save=True, **options).fit(3)
+    second = trainer(tmp_path / "two", chain_plan("mine", [0, 3, 5], 16), **options)
+    second.fit(STEPS, resume_from=second.folder.path)
+    assert [entry["loss"] for entry in recorder.metrics] == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.slow
+def test_states_of_another_optimizer_are_refused(tmp_path):
+    trainer(tmp_path, save=True).fit(1)
+    other = trainer(tmp_path, optimizer=user_tasks.sgd)
+    with pytest.raises(
+        InputError, match=r"was written with optimizer AdamW, the run's is torch\.optim\.sgd\.SGD"
+    ):
+        other.fit(2, resume_from=tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_what_no_checkpoint_can_hold_is_refused(tmp_path):
+    with pytest.raises(InputError, match="it keeps 'seen' for a whole group of parameters"):
+        trainer(tmp_path, optimizer=user_tasks.group_counting, save=True).fit(1)
+
+
+@pytest.mark.slow
+def test_callbacks_are_told_in_order(tmp_path):
+    first, second = Recorder(), Recorder()
+    options = {"every": 2, "save": True, "schedule": Schedule.GPIPE}
+    report = trainer(tmp_path, callbacks=[first, second], **options).fit(3)
+    expected = [("step", 1), ("step", 2), ("checkpoint", 2), ("step", 3), ("checkpoint", 3), ("end", 3)]
+    assert first.told == expected == second.told
+    assert report.steps == 3
+    assert read_settings(RunFolder(tmp_path / "run").config).schedule is Schedule.GPIPE
+    entries = RunFolder(tmp_path / "run").read_metrics()
+    assert [dict(entry) for entry in first.metrics] == list(entries)
+    assert entries[0].keys() >= {"loss", "step_s", "gradient_norm", "learning_rate", "samples_per_s"}
+    assert first.paths == [tmp_path / "run" / "checkpoints" / f"step-00000{step}" for step in (2, 3)]
+    assert all(
+        checkpoint.read_manifest(path).step == step for path, step in zip(first.paths, (2, 3), strict=True)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["step", "checkpoint"])
+def test_a_callback_ends_training(tmp_path, where):
+    other = Recorder()
+    stopping = Recorder(stop_at=2) if where == "step" else Recorder(stop_at_checkpoint=2)
+    made = trainer(tmp_path, callbacks=[stopping, other], save=True, every=0 if where == "step" else 1)
+    report = made.fit(1000)
+    assert report.steps == 2 == len(RunFolder(tmp_path / "run").read_metrics())
+    assert [event for event in other.told if event[0] == "step"] == [("step", 1), ("step", 2)]
+    assert other.told[-2:] == [("checkpoint", 2), ("end", 2)]
+    assert made.checkpoint == other.paths[-1]
+
+
+class Failing(Callback):
+    def on_step_end(self, metrics: Mapping[str, Any]) -> None:
+        raise ZeroDivisionError("in a callback")
+
+
+@pytest.mark.slow
+def test_what_a_callback_raises_comes_out(tmp_path):
+    with pytest.raises(ZeroDivisionError, match="in a callback"):
+        trainer(tmp_path, callbacks=[Failing()]).fit(3)
+
+
+@pytest.mark.slow
+def test_trained_weights_come_back_and_the_module_stays_as_it_is(tmp_path):
+    model = module()
+    before = copy.deepcopy(model.state_dict())
+    made = trainer(
+        tmp_path, two_pipelines(), model, optimizer=SGD, save=True, rate_schedule=user_tasks.halving
+    )
+    made.fit(STEPS)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    expected = copy.deepcopy(model)
+    plain_losses(expected, SGD(expected.parameters()), user_tasks.halving)
+    assert made.checkpoint is not None
+    checkpoint.load_weights(made.checkpoint, model)
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, expected.state_dict()[name], rtol=1e-12, atol=1e-12)
+    assert not list((tmp_path / "run").glob("*.safetensors"))
+
+
+@pytest.mark.slow
+def test_a_profile_is_measured_where_none_is_given(tmp_path):
+    report = trainer(tmp_path, model=user_tasks.build_plain, profile=None).fit(2)
+    assert report.predicted_step_s > 0
+    profile = RunFolder(tmp_path / "run").profile.read_text()
+    assert '"source": "measured"' in profile
+
+
+@pytest.mark.slow
+def test_a_mean_is_refused_when_it_shows(tmp_path):
+    with pytest.raises(InputError, match=r"adds up to .*; give a sum over the samples"):
+        trainer(tmp_path, loss=user_tasks.mean_squared_error).fit(1)
+
+
+class Unsure:
+    """Samples that differ each time they are read."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return torch.randn(user_tasks.NUM_FEATURES).double(), torch.zeros(user_tasks.NUM_OUTPUTS)
+
+
+def wrong_first(first: int, count: int) -> tuple[Tensor, Tensor]:
+    return torch.zeros(count + 1, user_tasks.NUM_FEATURES), torch.zeros(count)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"data": iter([])}, "the data are a list_iterator, which has no samples by index"),
+        ({"data": torch.utils.data.DataLoader(user_tasks.samples(4))}, "give its data set"),
+        ({"data": []}, "the data set is empty"),
+        ({"data": [1, 2]}, r"data\[[01]\] is a int; give \(inputs, label\) or a mapping"),
+        ({"data": [{"x": torch.zeros(8)}]}, r"it needs inputs and 'labels'"),
+        ({"data": [("text", 1)]}, "'input' of data.0. is a str; give tensors, arrays or numbers"),
+        ({"data": Unsure()}, "give another sample when they are read again"),
+        ({"data": wrong_first}, r"'input' of 1 samples is \(2, 8\); give a tensor \[1, ...\]"),
+        ({"data": [(torch.zeros(3).double(), 1)]}, "the model fails on the first sample of the data"),
+        ({"loss": nn.MSELoss()}, "the loss has reduction 'mean'; give reduction='sum'"),
+        ({"loss": lambda outputs, labels: outputs.sum()}, "the loss cannot be sent to the ranks"),
+        ({"loss": "mse"}, "the loss is a str"),
+        ({"optimizer": torch.optim.SGD([torch.zeros(1)], lr=0.1)}, "give what makes one, as functools"),
+        ({"optimizer": "sgd"}, "the optimizer is a str"),
+        ({"optimizer": list}, "the optimizer factory gives a list"),
+        ({"optimizer": partial(torch.optim.SGD, lr=-1.0)}, "the optimizer factory fails: Invalid learning"),
+        ({"optimizer": partial(torch.optim.SGD, lr=0.0)}, "do not all have a learning rate above zero"),
+        ({"optimizer": AdamW(-1.0)}, "learning_rate is -1.0"),
+        ({"optimizer": AdamW(betas=(0.9, 1.0))}, r"betas are \[0.9, 1.0\]; give two numbers in \[0, 1\)"),
+        ({"callbacks": [print]}, "a callback is a builtin_function_or_method without any of on_step_end"),
+        ({"learning_rate": 0.1}, "there is no setting 'learning_rate'; there are total_steps, seed"),
+        ({"clip_norm": 0.0}, "clip_norm is 0.0; give more than zero"),
+        ({"plan": chain_plan("mine", [0, 2, 4], 4)}, "the plan is for 4 layers, the model has 5"),
+        ({"model": nn.Linear(8, 4)}, "Linear cannot be split: it has no list of alike blocks"),
+        ({"model": nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))}, "layer '1' is a BatchNorm1d"),
+        ({"model": user_tasks.build_batch_norm}, "layer '1' is a BatchNorm1d"),
+        ({"clip_norm": None}, "settings: clip_norm: input should be a valid number, found null"),
+        ({"seed": 1.5}, "settings: seed: input should be a valid integer"),
+        ({"seed": 2**64}, "give less than 2..63"),
+        ({"schedule": "zzz"}, "settings: schedule: input should be '1f1b'"),
+        ({"rate_schedule": 0.1}, "rate_schedule is 0.1; give a function"),
+        ({"optimizer": torch.optim.LBFGS}, "LBFGS looks at all parameters at once"),
+        ({"plan": "plan.json"}, "the plan is a str; give a Plan"),
+    ],
+)  # fmt: skip
+def test_wrong_arguments_are_refused_in_one_line(tmp_path, options, message):
+    options = {"plan": chain_plan("mine", [0, 5], 4), "data": user_tasks.samples(4), **options}
+    model = options.pop("model", None) or module()
+    options = {"optimizer": AdamW(), "loss": user_tasks.squared_error, "callbacks": (), **options}
+    with pytest.raises(InputError, match=message) as caught:
+        Trainer(
+            options.pop("plan"), model, cluster=cluster_file(tmp_path), folder=tmp_path / "run", **options
+        )
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_cannot_work_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = trainer(tmp_path, folder=None, dtype="float32")  # the profile is of float64
+    with pytest.raises(InputError, match="dtype of the run is 'float32', of its plan and profile 'float64'"):
+        made.fit(1)
+    assert made.folder is None and made.checkpoint is None
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_each_epoch_reads_each_sample_once_in_an_order_of_its_own():
+    data = [(torch.tensor([float(index)]), index) for index in range(5)]
+    read = batch_of(data, 7, shuffle=True)
+    inputs, labels = read(0, 15)
+    epochs = labels.view(3, 5).tolist()
+    assert all(sorted(epoch) == list(range(5)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) > 1
+    assert torch.equal(inputs["input"].flatten(), labels.double().float())
+    assert torch.equal(read(4, 3)[1], labels[4:7])  # a slice of a batch is a batch
+    assert batch_of(data, 7, shuffle=False)(3, 4)[1].tolist() == [3, 4, 0, 1]
+
+
+def test_samples_may_be_mappings_of_lists_and_arrays():
+    data = [{"input_ids": [index, 1, 2], "labels": [index, -100, 2]} for index in range(3)]
+    inputs, labels = batch_of(data, 0, shuffle=False)(0, 2)
+    assert inputs["input_ids"].tolist() == [[0, 1, 2], [1, 1, 2]]
+    assert labels.tolist() == [[0, -100, 2], [1, -100, 2]]
+    with pytest.raises(InputError, match="samples of the data do not fit together"):
+        batch_of([*data, {"input_ids": [1], "labels": [1]}], 0, shuffle=False)(2, 2)
+
+
+def test_floats_of_plain_python_become_float32():
+    inputs, labels = batch_of([([1.0, 2.0], 0.5)], 0, shuffle=False)(0, 1)
+    assert inputs["input"].dtype == labels.dtype == torch.float32
+    assert math.isclose(float(labels), 0.5)
+
+
+@pytest.mark.slow
+def test_a_profile_that_knows_nothing_of_shared_weights_is_refused(tmp_path):
+    made = trainer(tmp_path, chain_plan("mine", [0, 3, 7], 4), user_tasks.build_usual().double())
+    assert made._profile is not None
+    layers = tuple(replace(layer, tied_to=None, tied_bytes=0.0) for layer in made._profile.layers)
+    made._profile = replace(made._profile, layers=layers)
+    with pytest.raises(InputError, match=r"'2.(weight|bias)' is in layers of 'here.[01]' and of"):
+        made.fit(1)

@@ -1,0 +1,112 @@
+"""New sets out of pipelines that a search has seen: the best there are, of devices that there are."""
+
+import math
+from itertools import pairwise, product
+
+import pytest
+
+from partition.column_generation.pipeline_pool import Seen
+from partition.estimates.timed_pipeline import WorkerStage, Workshop
+from partition.local_search.pipeline_search import PipelineSearch
+from random_problems import random_problem
+from searches import clock_s, worst_starts
+
+
+def most_samples(seen: Seen, timings: list, step_s: float, batch: int) -> int:
+    """By trying every number of every pipeline: most samples in a step."""
+    counts = seen.classes.counts
+    entry = seen.classes.entries()
+    columns: dict[tuple[int, ...], int] = {}
+    for timing in timings:
+        if timing.fits:
+            names = [entry[stage.device.name] for stage in timing.stages]
+            uses = tuple(names.count(place) for place in range(len(counts)))
+            columns[uses] = max(columns.get(uses, 0), timing.most(step_s, batch))
+    most = [
+        min(count // use for use, count in zip(uses, counts, strict=True) if use) if samples else 0
+        for uses, samples in columns.items()
+    ]
+    best = 0
+    for amounts in product(*(range(most_of + 1) for most_of in most)):
+        used = [
+            sum(amount * uses[place] for amount, uses in zip(amounts, columns, strict=True))
+            for place in range(len(counts))
+        ]
+        if all(use <= count for use, count in zip(used, counts, strict=True)):
+            samples = columns.values()
+            best = max(best, sum(amount * value for amount, value in zip(amounts, samples, strict=True)))
+    return best
+
+
+def made(search: PipelineSearch, most: int) -> Workshop:
+    """A workshop in which the first few pipelines of a search were made."""
+    workshop = Workshop(search.costs)
+    for timing in search.workshop.timings[:most]:
+        channels = [(a.device, b.device) for a, b in pairwise(timing.stages)]
+        workshop.timing(timing.stages, channels, timing.microbatch_size)
+    return workshop
+
+
+def test_the_whole_pipelines_do_most_samples_of_all_sets() -> None:
+    promised = 0
+    for seed in range(60):
+        problem = random_problem(seed)
+        search = PipelineSearch(problem)
+        found = search.starts()
+        if not found:
+            continue
+        workshop, batch = made(search, 8), problem.global_batch_size
+        seen = Seen(workshop, search.classes.merged(), batch)
+        longest_s = 3 * found[0].step_s
+        step_s, pipelines = seen.pipelines(longest_s)
+        best = most_samples(seen, workshop.timings, step_s if pipelines else 0.997 * longest_s, batch)
+        if not pipelines:
+            assert math.isinf(step_s) and best < batch, seed
+            continue
+        assert step_s < longest_s
+        samples = sum(pipeline.num_samples for pipeline in pipelines)
+        assert samples >= min(batch, best * (1 - 1e-3)), seed
+        entries = [stage.entry for pipeline in pipelines for stage in pipeline.stages]
+        for entry, count in enumerate(seen.classes.counts):
+            assert entries.count(entry) <= count, seed
+        promised += 1
+    assert promised > 20
+
+
+def test_pipelines_made_later_are_seen_too() -> None:
+    problem = random_problem(3)
+    search = PipelineSearch(problem)
+    workshop = Workshop(search.costs)
+    seen = Seen(workshop, search.classes.merged(), problem.global_batch_size)
+    assert seen.pipelines(1e9) == (math.inf, [])
+    found = search.starts()
+    for worker in found[0].workers:
+        workshop.worker(worker.stages, worker.microbatch_size)
+    step_s, pipelines = seen.pipelines(2 * found[0].step_s)
+    assert pipelines and step_s < 2 * found[0].step_s
+
+
+def test_a_mixed_set_is_judged_as_it_is() -> None:
+    mixed = 0
+    for search, worst in worst_starts(40):
+        for entry in search.mixed(worst, lambda _, seconds: 2 * seconds):
+            assert entry.step_s == pytest.approx(2 * clock_s(search, entry))
+            mixed += 1
+    assert mixed > 5
+
+
+def test_a_pipeline_that_takes_more_devices_than_there_are_is_none() -> None:
+    refused = 0
+    for seed in range(40):
+        problem = random_problem(seed)
+        search, layers = PipelineSearch(problem), problem.profile.num_layers
+        seen = Seen(workshop := Workshop(search.costs), search.classes.merged(), problem.global_batch_size)
+        group, other = seen.classes.members[0], seen.classes.members[-1][0]
+        count = len(group) + 1
+        if count > layers or other is group[0]:
+            continue
+        stages = [WorkerStage(group[0], start, stop) for start, stop in pairwise([*range(count), layers])]
+        timing = workshop.timing(stages, [(group[0], other)] * (count - 1), 1)
+        assert seen.pipelines(1e9) == (math.inf, [])
+        refused += timing.fits
+    assert refused > 5

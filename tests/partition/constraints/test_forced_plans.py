@@ -1,0 +1,211 @@
+"""What is forced is respected, or proven impossible."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations, permutations
+
+import pytest
+
+from cost_model.errors import InfeasibleError, InputError
+from hetpipe.simulation.prediction import evaluator
+from partition.constraints.forced_plans import (
+    check_forced,
+    describe,
+    forced_of,
+    forced_plans,
+    parse_pin,
+    pin_text,
+    without,
+)
+from partition.plan import Pipeline, Plan, Stage
+from partition.problem import Forced, Pin, Problem, problem_of
+from random_problems import random_problem
+from small_case import equal_stages, small_cluster, small_profile
+
+
+def small_problem(*pins: Pin, **forced: int) -> Problem:
+    return replace(problem_of(small_profile(), small_cluster(), 4), forced=Forced(pins, **forced))
+
+
+def plans_of(problem: Problem) -> list[Plan]:
+    return forced_plans(problem, evaluator(problem.profile, problem.cluster))
+
+
+def random_forced(seed: int) -> Problem | None:
+    """A random problem of at most three devices with random pins; None where they contradict themselves."""
+    problem, rng = random_problem(seed), random.Random(seed)
+    devices, layers = problem.cluster.devices, problem.profile.num_layers
+    if len(devices) > 3 or layers > 5:
+        return None
+    pins = []
+    for device in rng.sample(devices, rng.randint(0, 2)):
+        start = rng.randint(0, layers - 1)
+        pins.append(Pin(device.name, start, rng.randint(start + 1, layers)))
+    forced = forced_of(
+        problem.profile, problem.cluster, pins, rng.choice([None, None, 1, 2]), rng.choice([None, None, 2])
+    )
+    return replace(problem, forced=forced)
+
+
+def pipelines_of(problem: Problem, names: tuple[str, ...], num_samples: int) -> Iterator[Pipeline]:
+    """Every cut of an order, with the smallest microbatches and one in flight."""
+    layers, size = problem.profile.num_layers, min(problem.microbatch_sizes)
+    for cuts in combinations(range(1, layers), len(names) - 1):
+        ranges = zip((0, *cuts), (*cuts, layers), strict=True)
+        stages = tuple(Stage((name,), entry, 1) for name, entry in zip(names, ranges, strict=True))
+        yield Pipeline(min(size, num_samples), num_samples, stages)
+
+
+def unshared_plans(problem: Problem) -> Iterator[Plan]:
+    """Every plan of one or two pipelines in which a device serves one stage, samples halved."""
+    names = [device.name for device in problem.cluster.devices]
+    batch, model = problem.global_batch_size, problem.profile.model
+    for count in range(1, len(names) + 1):
+        for order in permutations(names, count):
+            for one in pipelines_of(problem, order, batch):
+                yield Plan("any", model, batch, (one,))
+            for cut in range(1, count):
+                for one in pipelines_of(problem, order[:cut], batch // 2):
+                    for other in pipelines_of(problem, order[cut:], batch - batch // 2):
+                        yield Plan("any", model, batch, (one, other))
+
+
+def fits(plan: Plan, problem: Problem) -> bool:
+    return all(
+        plan.memory(problem.profile, name).total_bytes <= problem.cluster.device(name).usable_bytes
+        for name in plan.device_names
+    )
+
+
+def test_pins_are_written_with_both_layers_in_them():
+    assert parse_pin("big/0=0-11") == Pin("big/0", 0, 12)
+    assert parse_pin("big/0=3") == Pin("big/0", 3, 4)
+    assert [pin_text(parse_pin(text)) for text in ("a/0=0-11", "a/0=3-3")] == ["a/0=0-11", "a/0=3"]
+    assert describe(Forced((Pin("a/0", 0, 2),), 2, 3)) == "--pin a/0=0-1 --pipelines 2 --max-devices 3"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("a/0", "write for example"), ("a/0=x", "write for example"), ("a/0=5-2", "write a/0=2-5")],
+)
+def test_a_pin_that_is_none_is_refused(text: str, message: str):
+    with pytest.raises(InputError, match=message):
+        parse_pin(text)
+
+
+def test_devices_and_nodes_are_left_out():
+    cluster = small_cluster()
+    assert [device.name for device in without(cluster, ["a/0"]).devices] == ["b/0"]
+    assert [device.name for device in without(cluster, ["b"]).devices] == ["a/0"]
+    assert without(cluster, []) == cluster
+    with pytest.raises(InputError, match='did you mean "a/0"'):
+        without(cluster, ["a/00"])
+    with pytest.raises(InputError, match="leaves none of the 2 devices"):
+        without(cluster, ["a", "b/0"])
+
+
+@pytest.mark.parametrize(
+    ("pins", "numbers", "message"),
+    [
+        (["c/0=0"], (None, None), "unknown device 'c/0'"),
+        (["a/0=2-4"], (None, None), "has layers 0 to 3"),
+        (["a/0=0-1", "a/0=2-3"], (None, None), "names 'a/0' twice"),
+        ([], (0, None), "--pipelines is 0"),
+        ([], (None, 0), "--max-devices is 0"),
+    ],
+)
+def test_what_the_model_or_the_cluster_has_not_is_refused(
+    pins: list[str], numbers: tuple[int | None, int | None], message: str
+):
+    with pytest.raises(InputError, match=message):
+        forced_of(small_profile(), small_cluster(), list(map(parse_pin, pins)), *numbers)
+
+
+@pytest.mark.parametrize(
+    ("problem", "message"),
+    [
+        (small_problem(num_pipelines=3), "3 pipelines need 3 devices, more than the 2 devices"),
+        (
+            small_problem(num_pipelines=2, max_devices=1),
+            "2 pipelines need 2 devices, more than --max-devices 1",
+        ),
+        (small_problem(Pin("a/0", 0, 2), Pin("b/0", 2, 4), max_devices=1), "2 devices are pinned, more than"),
+        (replace(small_problem(num_pipelines=2), global_batch_size=1), "need a sample each"),
+        (small_problem(Pin("a/0", 0, 4), Pin("b/0", 0, 4), num_pipelines=1), "layer 0 is pinned 2 times"),
+        (small_problem(Pin("a/0", 1, 2)), "layers 0 and 2-3 to 1 free device, of the 2 devices"),
+        (small_problem(Pin("a/0", 0, 2), Pin("b/0", 3, 4)), "layers 2 to no free devices"),
+        (small_problem(Pin("a/0", 0, 4), Pin("b/0", 1, 4)), "layers 0 of 1 pipeline"),
+    ],
+)
+def test_contradictions_are_named(problem: Problem, message: str):
+    with pytest.raises(InputError, match=message):
+        check_forced(problem)
+    with pytest.raises(InputError, match=message):
+        plans_of(problem)
+
+
+def test_a_pinned_device_serves_its_layers():
+    plan = plans_of(small_problem(Pin("b/0", 0, 1)))[0]
+    assert [(stage.device, stage.layers) for stage in plan.pipelines[0].stages] == [
+        ("b/0", (0, 1)),
+        ("a/0", (1, 4)),
+    ]
+
+
+def test_two_pipelines_are_two_and_one_device_is_one():
+    assert all(len(plan.pipelines) == 2 for plan in plans_of(small_problem(num_pipelines=2)))
+    assert all(plan.device_names == ("a/0",) for plan in plans_of(small_problem(max_devices=1))[:1])
+
+
+def test_the_same_layers_pinned_twice_make_two_pipelines():
+    plans = plans_of(small_problem(Pin("a/0", 0, 4), Pin("b/0", 0, 4)))
+    assert {plan.device_names for plan in plans} <= {("a/0", "b/0"), ("b/0", "a/0")}
+    # the fast device needs half the time of the slow one: it gets more samples
+    shares = {entry.stages[0].device: entry.num_samples for entry in plans[0].pipelines}
+    assert shares["a/0"] > shares["b/0"]
+
+
+def test_what_does_not_fit_is_infeasible_with_the_missing_bytes():
+    problem = small_problem(Pin("b/0", 0, 3))
+    problem = replace(problem, cluster=small_cluster(slow_bytes=1000.0))
+    with pytest.raises(
+        InfeasibleError, match=r"--pin b/0=0-2: even in the best of all .* on 'b/0'"
+    ) as caught:
+        plans_of(problem)
+    assert caught.value.device == "b/0" and caught.value.missing_bytes > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(80))
+def test_infeasible_means_that_no_plan_of_unshared_devices_fits(seed: int):
+    problem = random_forced(seed)
+    if problem is None:
+        return
+    allowed = [plan for plan in unshared_plans(problem) if problem.forced.allows(plan)]
+    some = [plan for plan in allowed if fits(plan, problem)]
+    try:
+        plans = plans_of(problem)
+    except InfeasibleError:
+        assert not some
+        return
+    except InputError:
+        assert not allowed
+        return
+    assert all(problem.forced.allows(plan) and fits(plan, problem) for plan in plans)
+    best = min(problem_seconds(plan, problem) for plan in some) if some else float("inf")
+    assert problem_seconds(plans[0], problem) <= 1.1 * best
+
+
+def problem_seconds(plan: Plan, problem: Problem) -> float:
+    return evaluator(problem.profile, problem.cluster)(plan).step_s
+
+
+def test_large_clusters_are_planned_too():
+    profile, cluster = equal_stages(30)
+    devices = tuple(replace(device, speed=1 + index % 7) for index, device in enumerate(cluster.devices[:24]))
+    cluster = replace(cluster, nodes=(replace(cluster.nodes[0], devices=devices),))
+    forced = forced_of(profile, cluster, [parse_pin("n/3=4-7"), parse_pin("n/4=8-9")], 3, 12)
+    problem = Problem(profile, cluster, 48, (1,), forced)
+    plan = plans_of(problem)[0]
+    assert forced.allows(plan)

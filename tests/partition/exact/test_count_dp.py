@@ -1,0 +1,187 @@
+"""The programme over counts of devices against brute force and a MILP; the split against brute force."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations, product
+
+import numpy as np
+import pulp
+import pytest
+
+from brute_force import BruteForce, small_problem
+from cost_model.cluster import Node
+from parallel import on_all_cores
+from partition.estimates.class_pipeline import ColumnStage
+from partition.estimates.device_classes import equal_devices
+from partition.estimates.stage_tables import Amount, ProblemTables
+from partition.exact.count_dp import TypeCountProgramme
+from partition.exact.count_vectors import CountVectors
+from partition.problem import Problem
+
+NO_CEILING_S = 1e9
+
+
+def compare_with_brute_force(seed: int) -> tuple[int, int]:
+    """(count vectors compared, those that are infeasible); also that merged labels stay below."""
+    problem = small_problem(seed)
+    classes = equal_devices(problem.cluster)
+    tables, vectors = ProblemTables(problem, classes), CountVectors(classes.counts)
+    size = problem.microbatch_sizes[seed % len(problem.microbatch_sizes)]
+    amounts = sorted({1, size, problem.global_batch_size, 3 * size + size // 2})
+    made = [Amount.exact(amount, size) for amount in amounts]
+    programmes = {
+        labels: TypeCountProgramme(
+            tables, vectors, [(size, amount) for amount in made], NO_CEILING_S, max_labels=labels
+        )
+        for labels in (None, 1, 2)
+    }
+    least = {labels: programme.least_s() for labels, programme in programmes.items()}
+    infeasible = 0
+    for which, amount in enumerate(amounts):
+        brute = BruteForce(problem, size, amount)
+        for vector in range(1, vectors.size):
+            expected = brute.least_s([int(digit) for digit in vectors.digits[vector]])
+            assert least[None][which, vector] == pytest.approx(expected, rel=1e-9), (seed, amount, vector)
+            stages = programmes[None].stages(which, vector)
+            assert bool(stages) == math.isfinite(expected)
+            if stages:
+                assert brute.z_s(stages) == pytest.approx(expected, rel=1e-9), (seed, amount, vector)
+            infeasible += math.isinf(expected)
+    for labels in (1, 2):
+        assert (least[labels] <= least[None] * (1 + 1e-12)).all(), (seed, labels)
+    compiled = [
+        TypeCountProgramme(
+            tables,
+            vectors,
+            [(size, amount) for amount in [*made, Amount(0, 1, size, 1.0), Amount(3, 1, size, 2.0, below=2)]],
+            ceiling_s,
+            max_labels=1,
+            compiled=compiled,
+        ).least_s()
+        for compiled in (False, True)
+        for ceiling_s in (NO_CEILING_S, 1.5 * float(np.min(least[1])))
+    ]
+    for one, other in zip(compiled[:2], compiled[2:], strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+    return len(amounts) * (vectors.size - 1), infeasible
+
+
+def test_programme_equals_brute_force() -> None:
+    compared, infeasible = zip(*(compare_with_brute_force(seed) for seed in range(40)), strict=True)
+    assert sum(compared) > 400 and sum(infeasible) > 50
+
+
+@pytest.mark.slow
+def test_programme_equals_brute_force_on_hundreds_of_problems() -> None:
+    on_all_cores(compare_with_brute_force, range(1000, 1400))
+
+
+def milp_s(brute: BruteForce, counts: Sequence[int]) -> tuple[float, tuple[ColumnStage, ...]]:
+    """Z and stages of the same problem as a MILP, with links that are the same everywhere.
+
+    uses[place][stage] in {0, 1}: the stage is the place-th of the pipeline. Z of the suffix from a place on
+    is at least that of its stage alone, and its way plus Z of the next; round trips by big M.
+    """
+    layers, entries = brute.tables.num_layers, range(len(counts))
+    spans = list(combinations(range(layers + 1), 2))
+    stages = [
+        ColumnStage(entry, *span, flag) for entry in entries for span in spans for flag in (False, True)
+    ]
+    stages = [stage for stage in stages if brute.cap(stage) >= 1]
+    first_s = {stage: brute.seconds(stage, brute.first) for stage in stages}
+    last_s = {stage: brute.seconds(stage, brute.last) for stage in stages}
+    pair = next((pair for pair in product(entries, repeat=2) if brute.tables.classes.channels(*pair)), None)
+    hop_s = {
+        layer: [brute.hop(*pair, layer, brute.first, back) for back in (brute.first, brute.last)]
+        if pair and layer < layers
+        else [0.0, 0.0]
+        for layer in range(1, layers + 1)
+    }
+    places = range(sum(counts))
+    programme = pulp.LpProblem("pipeline", pulp.LpMinimize)
+    z = [programme.add_variable(f"z_{place}", 0) for place in range(len(places) + 1)]
+    trip = [programme.add_variable(f"trip_{place}", 0) for place in range(len(places) + 1)]
+    uses = [
+        [programme.add_variable(f"use_{place}_{index}", cat=pulp.LpBinary) for index in range(len(stages))]
+        for place in places
+    ]
+    programme += z[0]
+    programme += z[-1] == 0
+    programme += trip[-1] == 0
+    longest = max((sum(first_s[s]) + hop_s[s.stop][0] for s in stages), default=0.0) * len(places)
+    full = max(1, brute.full)
+    for place in places:
+        pairs = list(zip(uses[place], stages, strict=True))
+        programme += pulp.lpSum(uses[place]) == 1
+        programme += trip[place] == trip[place + 1] + pulp.lpSum(
+            use * (sum(first_s[s]) + hop_s[s.stop][0]) for use, s in pairs
+        )
+        programme += z[place] >= z[place + 1] + pulp.lpSum(
+            use * (first_s[s][0] + last_s[s][1] + hop_s[s.stop][1]) for use, s in pairs
+        )
+        for use, s in pairs:
+            total = brute.full * sum(first_s[s]) + (sum(last_s[s]) if brute.rest else 0.0)
+            total += float(brute.tables.optimizer_s[s.entry, s.start, s.stop])
+            programme += z[place] >= total * use
+            share = full / brute.cap(s)
+            programme += z[place] >= share * trip[place] - share * longest * (1 - use)
+            gaps = brute.gaps(s)
+            for some in (*([gap] for gap in gaps), gaps):
+                stall = len(some) * trip[place] - sum(some)
+                programme += z[place] >= total + stall - (total + len(some) * longest) * (1 - use)
+        for layer in range(layers + 1):
+            ends = pulp.lpSum(use for use, s in pairs if s.stop == layer)
+            if place == places[-1]:
+                programme += ends == (1 if layer == layers else 0)
+            else:
+                after = zip(uses[place + 1], stages, strict=True)
+                programme += ends == pulp.lpSum(use for use, s in after if s.start == layer)
+        if place == 0:
+            programme += pulp.lpSum(use for use, s in pairs if s.start == 0) == 1
+    for entry in entries:
+        held = [u for row in uses for u, s in zip(row, stages, strict=True) if s.entry == entry]
+        programme += pulp.lpSum(held) == counts[entry]
+    options = {"mip_feasibility_tolerance": 1e-9, "primal_feasibility_tolerance": 1e-9}
+    status = programme.solve(pulp.HiGHS(msg=False, gapRel=0.0, threads=1, **options))
+    if status != pulp.LpStatusOptimal:
+        return math.inf, ()
+    chosen = [stages[max(range(len(stages)), key=lambda k: row[k].value())] for row in uses]
+    return float(programme.objective.value()), tuple(chosen)
+
+
+def with_one_link(problem: Problem) -> Problem:
+    """All devices on one node."""
+    devices = tuple(replace(device, node="n") for device in problem.cluster.devices)
+    return replace(problem, cluster=replace(problem.cluster, nodes=(Node("n", devices),), links=()))
+
+
+def compare_with_milp(seed: int) -> bool:
+    """Whether there is a pipeline on all devices at all."""
+    problem = with_one_link(small_problem(seed))
+    classes = equal_devices(problem.cluster)
+    vectors, size = CountVectors(classes.counts), problem.microbatch_sizes[-1]
+    tables, samples = ProblemTables(problem, classes), problem.global_batch_size
+    brute = BruteForce(problem, size, samples)
+    programme = TypeCountProgramme(
+        tables, vectors, [(size, Amount.exact(samples, size))], NO_CEILING_S, max_labels=None
+    )
+    expected = float(programme.least_s()[0, -1])
+    counts = classes.counts
+    if sum(counts) > tables.num_layers:
+        assert math.isinf(expected)
+        return False
+    found, stages = milp_s(brute, counts)
+    assert found == pytest.approx(expected, rel=1e-5), seed
+    if stages:
+        assert brute.z_s(stages) == pytest.approx(expected, rel=1e-5), seed
+    return bool(stages)
+
+
+def test_programme_equals_a_milp() -> None:
+    assert sum(compare_with_milp(seed) for seed in range(500, 560)) >= 30
+
+
+@pytest.mark.slow
+def test_programme_equals_a_milp_on_hundreds_of_problems() -> None:
+    on_all_cores(compare_with_milp, range(2000, 2300))

@@ -1,0 +1,229 @@
+"""`auto` by the simulator: never worse than a baseline, never below its bound, and right at the edges."""
+
+import dataclasses
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from cost_model.cluster import Cluster, Device, Link, Node
+from cost_model.errors import InfeasibleError, InputError
+from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
+from hetpipe.simulation.prediction import evaluator
+from parallel import on_all_cores
+from partition.baselines.layer_splits import BASELINES
+from partition.plan import Plan
+from partition.problem import Problem
+from partition.solver import compare, solve
+from random_problems import random_cluster, random_profile
+
+FAST = Link(0.0, 1e9)
+
+
+def problem_with_sync(seed: int) -> Problem:
+    """Two to four devices whose links are slow enough for gradient sync to count, or fast."""
+    rng = random.Random(seed)
+    profile = random_profile(rng, rng.randint(2, 6), tied=rng.random() < 0.3)
+    states = 4 * sum(layer.parameter_bytes for layer in profile.layers)
+    count = rng.randint(2, 4)
+    memory = rng.choice([0.6, 1.0, 1.5, 10.0]) * states / (count if rng.random() < 0.5 else 1) + 6
+    cluster = random_cluster(rng, count, memory)
+    network = Link(rng.choice([0.0, 0.3]), rng.choice([0.5, 5.0, 100.0, 1e4]))
+    sizes = rng.choice([(1,), (2,), (1, 2), (1, 2, 4)])
+    return Problem(profile, dataclasses.replace(cluster, network=network), rng.randint(1, 17), sizes)
+
+
+def even(
+    num_layers: int,
+    devices: Sequence[tuple[float, float]],
+    *,
+    batch: int = 8,
+    sizes: tuple[int, ...] = (1,),
+    link: Link = FAST,
+    nodes: Sequence[str] | None = None,
+    parameter_bytes: float = 1.0,
+    saved_bytes: float = 1.0,
+    output_bytes: float = 0.0,
+) -> Problem:
+    """Layers of F 1 s and B 2 s a sample on devices of (speed, memory bytes); states are 4 * parameters."""
+    layer = LayerProfile("layer", parameter_bytes, output_bytes, saved_bytes)
+    profile = ModelProfile(
+        model="even",
+        sequence_length=8,
+        dtype="float32",
+        layers=tuple(dataclasses.replace(layer, name=f"layer {index}") for index in range(num_layers)),
+        kinds={"kind": KindProfile("measured", (1,), (LayerTimes((1.0,), (2.0,)),) * num_layers)},
+    )
+    homes = nodes or ["a"] * len(devices)
+    made = [
+        Device(f"{home}/{index}", home, "kind", memory, speed=speed)
+        for index, (home, (speed, memory)) in enumerate(zip(homes, devices, strict=True))
+    ]
+    groups = tuple(Node(home, tuple(d for d in made if d.node == home)) for home in dict.fromkeys(homes))
+    return Problem(profile, Cluster("lab", link, groups), batch, sizes)
+
+
+def solved(problem: Problem) -> Plan:
+    plan = solve(problem, evaluator(problem.profile, problem.cluster))
+    assert plan.predicted is not None
+    for name, device in plan.predicted.devices.items():
+        assert device.memory_bytes <= problem.cluster.device(name).usable_bytes * (1 + 1e-12)
+    assert plan.predicted.gap is None or plan.predicted.gap >= -1e-9
+    return plan
+
+
+def step_s(plan: Plan) -> float:
+    assert plan.predicted is not None
+    return plan.predicted.step_s
+
+
+def check_against_baselines(seed: int) -> bool:
+    """Whether anything fits."""
+    problem = problem_with_sync(seed)
+    outcomes = {
+        outcome.strategy: outcome for outcome in compare(problem, evaluator(problem.profile, problem.cluster))
+    }
+    ours = outcomes["auto"].plan
+    if ours is None:
+        assert all(outcome.plan is None for outcome in outcomes.values()), seed
+        return False
+    for outcome in outcomes.values():
+        if outcome.plan is not None and outcome.plan.predicted is not None:
+            assert step_s(ours) <= step_s(outcome.plan) * (1 + 1e-9), (seed, outcome.strategy)
+            assert outcome.plan.predicted.gap is None or outcome.plan.predicted.gap >= -1e-9, seed
+    return True
+
+
+def test_auto_is_never_worse_than_a_baseline() -> None:
+    assert sum(check_against_baselines(seed) for seed in range(20)) > 10
+
+
+@pytest.mark.slow
+def test_auto_is_never_worse_than_a_baseline_in_hundreds_of_problems() -> None:
+    assert sum(on_all_cores(check_against_baselines, range(100, 300))) > 100
+
+
+def test_planning_twice_gives_the_same_plan() -> None:
+    for seed in (0, 3, 7, 11):
+        problem = problem_with_sync(seed)
+        try:
+            first = solved(problem)
+        except InfeasibleError:
+            continue
+        assert solved(problem).sha256 == first.sha256
+
+
+@pytest.mark.parametrize(("count", "layers", "batch"), [(2, 4, 8), (3, 6, 12), (4, 4, 16)])
+def test_equal_devices_get_the_plain_plan(count: int, layers: int, batch: int) -> None:
+    # links are fast and nothing but compute counts: data parallelism takes batch / count samples each
+    problem = even(layers, [(1.0, 1e6)] * count, batch=batch)
+    assert step_s(solved(problem)) == pytest.approx(3 * layers * batch / count, rel=1e-6)
+
+
+def test_equal_devices_that_hold_a_part_each_get_the_even_pipeline() -> None:
+    # four layers of 4 bytes of states and 1 saved; 12 bytes hold two layers with two in flight
+    problem = even(4, [(1.0, 12.0)] * 2, batch=8)
+    # S = 2, 8 microbatches of 6 s a stage: 1 more to fill and drain
+    assert step_s(solved(problem)) == pytest.approx(9 * 6.0, rel=1e-6)
+
+
+@pytest.mark.parametrize("memory", [14.0, 1e6])
+def test_a_device_a_thousand_times_slower_does_no_harm(memory: float) -> None:
+    fast = [(1.0, memory), (2.0, memory)]
+    without = step_s(solved(even(4, fast)))
+    plan = solved(even(4, [*fast, (1e-3, memory)]))
+    assert step_s(plan) <= without * (1 + 1e-9)
+    assert "a/2" not in plan.device_names
+
+
+def test_memory_that_takes_several_in_flight_only_with_recompute() -> None:
+    # a layer has 4 bytes of states and saves 10: 19 bytes hold one layer with one in flight, two need 24,
+    # with recompute 14 whatever is in flight. One at a time takes 8 * 6 s; stage 0 with recompute F 1, B 3
+    # and no idle time, since stage 1 is faster
+    plan = solved(even(2, [(1.0, 19.0)] * 2, saved_bytes=10.0))
+    stage = plan.pipelines[0].stages[0]
+    assert stage.recompute and stage.in_flight > 1
+    assert step_s(plan) == pytest.approx(8 * 4, rel=1e-6)
+
+
+def test_what_fits_nowhere_is_infeasible_and_says_how_much() -> None:
+    # a layer needs 4 + 1 bytes
+    with pytest.raises(InfeasibleError, match=r"bytes are missing") as caught:
+        solved(even(3, [(1.0, 4.5)] * 3))
+    assert caught.value.missing_bytes == pytest.approx(0.5)
+
+
+def test_one_layer_too_large_for_every_device_is_infeasible() -> None:
+    problem = even(3, [(1.0, 50.0), (1.0, 60.0), (1.0, 55.0)])
+    layers = list(problem.profile.layers)
+    layers[1] = dataclasses.replace(layers[1], parameter_bytes=20.0)
+    problem = dataclasses.replace(problem, profile=dataclasses.replace(problem.profile, layers=tuple(layers)))
+    with pytest.raises(InfeasibleError, match="bytes") as caught:
+        solved(problem)
+    assert caught.value.missing_bytes == pytest.approx(21.0)  # 80 + 1 on 60
+
+
+def test_one_device() -> None:
+    plan = solved(even(4, [(2.0, 1e6)]))
+    assert plan.device_names == ("a/0",) and step_s(plan) == pytest.approx(8 * 12 / 2)
+    assert plan.predicted is not None and plan.predicted.gap == pytest.approx(0.0, abs=1e-3)
+
+
+def test_one_layer() -> None:
+    # 8 samples of 3 s on speeds 1 and 3: 2 and 6
+    plan = solved(even(1, [(1.0, 1e6), (3.0, 1e6)]))
+    assert step_s(plan) == pytest.approx(6.0, rel=1e-6)
+
+
+def test_more_devices_than_layers() -> None:
+    problem = even(2, [(1.0, 1e6)] * 5, batch=10)
+    assert step_s(solved(problem)) == pytest.approx(2 * 6.0, rel=1e-6)
+    # one layer a device and no more: two pipelines of two, or layers on several devices
+    tight = solved(even(2, [(1.0, 7.0)] * 5, batch=10))
+    assert step_s(tight) <= 6 * 3.0 * (1 + 1e-6)
+
+
+def test_a_batch_smaller_than_the_number_of_devices() -> None:
+    problem = even(4, [(1.0, 1e6)] * 6, batch=2)
+    assert step_s(solved(problem)) <= 12.0 * (1 + 1e-6)
+    one = solved(even(4, [(1.0, 1e6)] * 3, batch=1))
+    assert step_s(one) == pytest.approx(12.0, rel=1e-6)
+
+
+@pytest.mark.parametrize("batch", [7, 13, 31])
+@pytest.mark.parametrize("sizes", [(2,), (1, 2, 4)])
+def test_prime_batches(batch: int, sizes: tuple[int, ...]) -> None:
+    plan = solved(even(4, [(1.0, 1e6), (2.0, 1e6)], batch=batch, sizes=sizes))
+    assert sum(pipeline.num_samples for pipeline in plan.pipelines) == batch
+    # at best whole samples in the ratio of 1 to 2
+    fast = -(-2 * batch // 3)
+    assert step_s(plan) <= max(12 * fast / 2, 12 * (batch - fast)) * (1 + 1e-6) + 6
+
+
+def test_microbatches_larger_than_the_batch() -> None:
+    plan = solved(even(2, [(1.0, 1e6)] * 2, batch=3, sizes=(4,)))
+    assert step_s(plan) <= 3 * 6.0 * (1 + 1e-6)
+    assert sum(pipeline.num_samples for pipeline in plan.pipelines) == 3
+
+
+def test_zero_bandwidth_is_refused() -> None:
+    with pytest.raises(InputError, match="above zero"):
+        Link(0.0, 0.0)
+
+
+def test_nodes_as_good_as_disconnected_work_apart() -> None:
+    # a byte a day between the nodes: one node alone is faster than both
+    nodes = ["a", "a", "b", "b"]
+    link = Link(1.0, 1 / 86400)
+    problem = even(4, [(1.0, 1e6)] * 4, link=link, nodes=nodes, output_bytes=1.0)
+    inside = tuple(dataclasses.replace(node, interconnect=FAST) for node in problem.cluster.nodes)
+    problem = dataclasses.replace(problem, cluster=dataclasses.replace(problem.cluster, nodes=inside))
+    plan = solved(problem)
+    assert len({problem.cluster.device(name).node for name in plan.device_names}) == 1
+    assert step_s(plan) == pytest.approx(8 * 12 / 2, rel=1e-6)
+
+
+def test_baselines_are_those_compared() -> None:
+    problem = even(2, [(1.0, 1e6)] * 2)
+    outcomes = compare(problem, evaluator(problem.profile, problem.cluster), proof_s=0)
+    assert [outcome.strategy for outcome in outcomes] == [*BASELINES, "auto"]

@@ -1,0 +1,118 @@
+"""Price every pipeline over classes of devices by brute force."""
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import combinations, pairwise, permutations, product
+
+from cost_model.memory import StageShape, device_memory
+from partition.estimates.class_pipeline import ColumnStage
+from partition.estimates.device_classes import equal_devices
+from partition.estimates.stage_tables import ProblemTables
+from partition.problem import Problem
+from random_plans import tight_case
+from random_problems import random_problem
+
+MOST = 40  # in flight that brute force tries
+
+
+def small_problem(seed: int) -> Problem:
+    """At most three devices and five layers."""
+    while True:
+        problem = random_problem(seed) if seed % 2 else tight_case(seed, num_plans=4)[0]
+        if len(problem.cluster.devices) <= 3 and problem.profile.num_layers <= 5:
+            return problem
+        seed += 10_000
+
+
+class BruteForce:
+    """Z of every pipeline over classes of devices, from the prices and bytes of single stages.
+
+    Z = max over stages of (the way of the first forward there and of the last backward back, and then all
+    samples of the stage with its optimizer step and the time it must wait, or full microbatches * round trip
+    / most in flight).
+    """
+
+    def __init__(self, problem: Problem, size: int, num_samples: int) -> None:
+        self.problem, self.size = problem, size
+        self.tables = ProblemTables(problem, equal_devices(problem.cluster))
+        self.full, self.rest = divmod(num_samples, size)
+        self.last = self.rest or size
+        self.first = size if self.full else self.last
+        self.num_microbatches = self.full + (self.rest > 0)
+        self.seconds, self.cap, self.hop = (cache(f) for f in (self._seconds, self._cap, self._hop))
+
+    def _seconds(self, stage: ColumnStage, samples: int) -> tuple[float, float]:
+        device, prices = self.tables.classes.members[stage.entry][0], self.tables.prices
+        layers = stage.start, stage.stop
+        return (
+            prices.forward_s(device, *layers, samples),
+            prices.backward_s(device, *layers, samples, recompute=stage.recompute),
+        )
+
+    def _cap(self, stage: ColumnStage) -> int:
+        """The most in flight that memory takes; all may fit where as many would not."""
+        usable = self.tables.classes.members[stage.entry][0].usable_bytes
+
+        def fits(in_flight: int, num_microbatches: int | None) -> bool:
+            shape = StageShape(
+                stage.start, stage.stop, in_flight, self.first, stage.recompute, num_microbatches
+            )
+            return device_memory(self.problem.profile, [shape]).total_bytes <= usable * (1 + 1e-9)
+
+        most = max((flight for flight in range(1, MOST) if fits(flight, None)), default=0)
+        return max(most, self.num_microbatches if fits(self.num_microbatches, self.num_microbatches) else 0)
+
+    def _hop(self, one: int, other: int, layer: int, there: int, back: int) -> float:
+        """Of the best channel each way; inf where there is none."""
+        num_bytes = [self.tables.prices.boundary_bytes(layer, samples) for samples in (there, back)]
+        pairs, route = self.tables.classes.channels(one, other), self.tables.network.route
+        out = (route(a.name, b.name).link.transfer_s(num_bytes[0]) for a, b in pairs)
+        home = (route(b.name, a.name).link.transfer_s(num_bytes[1]) for a, b in pairs)
+        return min(out, default=math.inf) + min(home, default=math.inf)
+
+    def z_s(self, stages: Sequence[ColumnStage]) -> float:
+        z = trip = 0.0
+        for index in reversed(range(len(stages))):
+            stage, after = stages[index], stages[index + 1 :][:1]
+            if self.cap(stage) < 1:
+                return math.inf
+            first, last = self.seconds(stage, self.first), self.seconds(stage, self.last)
+            total = self.full * sum(first) + (sum(last) if self.rest else 0.0)
+            total += float(self.tables.optimizer_s[stage.entry, stage.start, stage.stop])
+            link = [self.hop(stage.entry, s.entry, s.start, self.first, self.last) for s in after]
+            hop = [self.hop(stage.entry, s.entry, s.start, self.first, self.first) for s in after]
+            trip += sum(first) + sum(hop)
+            passes = max(1, self.full) * trip / self.cap(stage)
+            stall = sum(max(0.0, trip - least) for least in self.gaps(stage))
+            z = max(total + stall, passes, first[0] + last[1] + sum(link) + z)
+        return z
+
+    def gaps(self, stage: ColumnStage) -> list[float]:
+        """Round trips from which on a stage waits: for its first backward; if all are full, for its last."""
+        first, last, count = (
+            self.seconds(stage, self.first),
+            self.seconds(stage, self.last),
+            self.num_microbatches,
+        )
+        if count == 1:
+            return [sum(first)]
+        warm = first[1] + min(self.cap(stage), count) * max(first[0], last[0])
+        cool = first[0] + self.cap(stage) * first[1]
+        return [warm, cool] if self.cap(stage) < count and not self.rest else [warm]
+
+    def pipelines(self, counts: Sequence[int]) -> Iterator[tuple[ColumnStage, ...]]:
+        """All pipelines on exactly so many devices of each class."""
+        entries = [entry for entry, count in enumerate(counts) for _ in range(count)]
+        layers = self.tables.num_layers
+        if not 0 < len(entries) <= layers:
+            return
+        for order in set(permutations(entries)):
+            for cuts in combinations(range(1, layers), len(order) - 1):
+                spans = list(pairwise((0, *cuts, layers)))
+                for flags in product((False, True), repeat=len(order)):
+                    stages = zip(order, spans, flags, strict=True)
+                    yield tuple(ColumnStage(entry, *span, flag) for entry, span, flag in stages)
+
+    def least_s(self, counts: Sequence[int]) -> float:
+        return min(map(self.z_s, self.pipelines(counts)), default=math.inf)

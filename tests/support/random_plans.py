@@ -1,0 +1,145 @@
+"""Random plans of disjoint pipelines, and problems whose memory is just enough for them. Shared by tests."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from cost_model.cluster import Cluster, Device, Link, Node, NodeLink
+from cost_model.profile import LayerTimes, ModelProfile
+from hetpipe.program.instructions import Compute, Step
+from hetpipe.simulation.prediction import simulate_plan
+from partition.plan import Pipeline, Plan, Stage
+from partition.problem import Problem
+from random_problems import random_profile
+
+SIZE_SETS = ((1,), (2,), (3,), (4,), (1, 2), (2, 4), (1, 4), (1, 2, 4), (3, 8))
+
+
+def without_sync_s(plan: Plan, problem: Problem) -> float:
+    """Seconds until the last computation of the simulated step, and the longest optimizer step after it."""
+    events = simulate_plan(plan, problem.profile, problem.cluster).events
+    last = max(event.end_s for event in events if isinstance(event.instruction, Compute))
+    return last + max(event.end_s - event.start_s for event in events if isinstance(event.instruction, Step))
+
+
+def fits(plan: Plan, problem: Problem) -> bool:
+    return all(
+        plan.memory(problem.profile, name).total_bytes <= problem.cluster.device(name).usable_bytes
+        for name in plan.device_names
+    )
+
+
+def random_case(seed: int) -> Problem:
+    """One to five devices with ample memory, on one node or several; one to six layers.
+
+    In half of the cases the times of a layer rise with the microbatch in any way, per sample too.
+    """
+    rng = random.Random(seed)
+    profile = random_profile(rng, rng.randint(1, 6), tied=False)
+    if rng.random() < 0.5:
+        profile = _rough(rng, profile)
+    if profile.num_layers > 1 and rng.random() < 0.4:
+        profile = _tied(rng, profile)
+    devices = []
+    for index in range(rng.randint(1, 5)):
+        node = rng.choice("abc")
+        kind, speed = f"kind {rng.randrange(2)}", rng.choice([0.5, 1.0, 1.0, 2.0])
+        devices.append(Device(f"{node}/{index}", node, kind, 1e6, speed=speed))
+    link = Link(rng.choice([0.0, 0.3, 2.0]), rng.choice([0.5, 5.0, 100.0, 1e9]))
+    inside = rng.choice([None, Link(0.0, 50.0)])
+    sizes = rng.choice(SIZE_SETS)
+    cluster = _cluster(link, inside, devices)
+    if len(cluster.nodes) > 1 and rng.random() < 0.4:
+        nodes = rng.sample([node.name for node in cluster.nodes], 2)
+        own = NodeLink((nodes[0], nodes[1]), Link(rng.choice([0.0, 1.0]), rng.choice([0.5, 1e9])))
+        cluster = replace(cluster, links=(own,))
+    return Problem(profile, cluster, rng.randint(1, 14), sizes)
+
+
+def _cluster(link: Link, inside: Link | None, devices: Sequence[Device]) -> Cluster:
+    names = sorted({device.node for device in devices})
+    nodes = tuple(Node(name, tuple(d for d in devices if d.node == name), inside) for name in names)
+    return Cluster("random", link, nodes)
+
+
+def _rough(rng: random.Random, profile: ModelProfile) -> ModelProfile:
+    def rising(count: int) -> tuple[float, ...]:
+        return tuple(sorted(rng.uniform(0, 4) for _ in range(count)))
+
+    kinds = {
+        name: replace(
+            kind,
+            layers=tuple(
+                LayerTimes(rising(len(kind.microbatch_sizes)), rising(len(kind.microbatch_sizes)))
+                for _ in kind.layers
+            ),
+        )
+        for name, kind in profile.kinds.items()
+    }
+    return replace(profile, kinds=kinds)
+
+
+def _tied(rng: random.Random, profile: ModelProfile) -> ModelProfile:
+    other, one = sorted(rng.sample(range(profile.num_layers), 2))
+    layers = list(profile.layers)
+    layers[one] = replace(layers[one], tied_to=layers[other].name)
+    return replace(profile, layers=tuple(layers))
+
+
+def random_plan(rng: random.Random, problem: Problem) -> Plan:
+    """Disjoint pipelines of the space of the bounds, whether memory takes them or not."""
+    devices = list(problem.cluster.devices)
+    rng.shuffle(devices)
+    devices = devices[: rng.choice([len(devices), rng.randint(1, len(devices))])]
+    batch = problem.global_batch_size
+    count = rng.choice([1, rng.randint(1, min(len(devices), batch))])
+    ends = [0, *sorted(rng.sample(range(1, len(devices)), count - 1)), len(devices)]
+    shares = [0, *sorted(rng.sample(range(1, batch), count - 1)), batch]
+    pipelines = tuple(
+        _pipeline(rng, problem, devices[first:last], stop - start)
+        for (first, last), (start, stop) in zip(pairwise(ends), pairwise(shares), strict=True)
+    )
+    return Plan("random", problem.profile.model, batch, pipelines)
+
+
+def _pipeline(rng: random.Random, problem: Problem, devices: Sequence[Device], num_samples: int) -> Pipeline:
+    layers = problem.profile.num_layers
+    size = min(rng.choice(problem.microbatch_sizes), num_samples)
+    stages = min(len(devices), layers)
+    cuts = [0, *sorted(rng.sample(range(1, layers), stages - 1)), layers]
+    many = -(-num_samples // size)
+    flights = sorted((rng.choice([1, 2, many, rng.randint(1, many)]) for _ in range(stages)), reverse=True)
+    again = rng.random() < 0.3
+    return Pipeline(
+        size,
+        num_samples,
+        tuple(
+            Stage((device.name,), cut, flight, again and rng.random() < 0.7)
+            for device, cut, flight in zip(devices, pairwise(cuts), flights, strict=False)
+        ),
+    )
+
+
+def with_tight_memory(rng: random.Random, problem: Problem, plan: Plan) -> Problem:
+    """The problem on devices that hold what the plan needs, and no more; or now and then a little more."""
+    needs = {name: plan.memory(problem.profile, name).total_bytes for name in plan.device_names}
+    largest = max(needs.values())
+    same, more = rng.random() < 0.3, rng.choice([1.0, 1.0, 1.0, 1.2])
+
+    def tight(device: Device) -> Device:
+        need = largest if same else needs.get(device.name, rng.uniform(0.3, 1.0) * largest)
+        return replace(device, memory_bytes=max(need * more, 1e-6))
+
+    nodes = tuple(replace(node, devices=tuple(map(tight, node.devices))) for node in problem.cluster.nodes)
+    return replace(problem, cluster=replace(problem.cluster, nodes=nodes))
+
+
+def tight_case(seed: int, num_plans: int = 25) -> tuple[Problem, list[Plan]]:
+    """A problem, and plans that its memory takes: the fastest of some random ones, and others."""
+    rng, problem = random.Random(seed), random_case(seed)
+    plans = [random_plan(rng, problem) for _ in range(num_plans)]
+    order = sorted(plans, key=lambda plan: without_sync_s(plan, problem))
+    chosen = order[0] if rng.random() < 0.7 else rng.choice(order)
+    problem = with_tight_memory(rng, problem, chosen)
+    return problem, [plan for plan in order if fits(plan, problem)]

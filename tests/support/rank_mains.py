@@ -1,0 +1,72 @@
+"""What the ranks of launch and transport tests run: apart, so that a rank imports little."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from cost_model.errors import InputError
+from hetpipe.program.instructions import Direction, Pass, Program, Transfer
+from hetpipe.runtime.transport import DistributedTransport, TensorShape
+
+Emit = Callable[[dict[str, Any]], None]
+SHAPES = (TensorShape((2, 3), torch.float32), TensorShape((2,), torch.int64))
+
+
+def exchange(program: Program, *, rank: int, emit: Emit) -> None:
+    transport = DistributedTransport(program, rank, torch.device("cpu"), 20.0)
+    if rank == 0:
+        send = Transfer(Direction.SEND, Pass.FORWARD, 0, 0, 0)
+        transport.send(send, (torch.arange(6.0).view(3, 2).t(), torch.tensor([4, 5])))  # not contiguous
+        transport.finish()
+    else:
+        receive = Transfer(Direction.RECV, Pass.FORWARD, 0, 1, 0)
+        transport.post_receive(receive, SHAPES)
+        values, ids = transport.receive(receive)
+        emit({"event": "got", "values": values.tolist(), "ids": ids.tolist()})
+
+
+def lose_the_peer(program: Program, peer: str, *, rank: int, emit: Emit) -> None:
+    timeout_s = 0.5 if peer == "stays silent" else 20.0
+    transport = DistributedTransport(program, rank, torch.device("cpu"), timeout_s)
+    if rank == 0:
+        if peer == "stays silent":
+            time.sleep(60)
+        return  # leaves the group without having sent
+    receive = Transfer(Direction.RECV, Pass.FORWARD, 0, 1, 2)
+    transport.post_receive(receive, SHAPES)
+    transport.receive(receive)
+
+
+def fail(kind: str, others: str, *, rank: int, emit: Emit) -> None:
+    """Rank 1 fails in a way; the others wait in a collective, stop, or compute without end."""
+    emit({"event": "pid", "rank": rank, "pid": os.getpid()})
+    dist.barrier()
+    if rank == 1:
+        if kind == "input error":
+            raise InputError("no such file: corpus.txt")
+        if kind == "error":
+            raise ZeroDivisionError("division by zero")
+        if kind == "memory":
+            raise torch.OutOfMemoryError("small/0: 9 bytes are needed, the device has 8")
+        os.kill(os.getpid(), signal.SIGKILL)
+    if others == "stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    while others == "busy":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    dist.barrier()
+
+
+def wait_forever(folder: str, *, rank: int, emit: Emit) -> None:
+    """Write the process id into the folder, then hang in a collective that rank 0 never joins."""
+    path = Path(folder) / f"rank-{rank}"
+    path.with_suffix(".tmp").write_text(str(os.getpid()))
+    path.with_suffix(".tmp").rename(path)
+    if rank == 0:
+        time.sleep(600)
+    dist.barrier()

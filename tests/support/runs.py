@@ -1,0 +1,98 @@
+"""Short real runs on this host: clusters of plain CPU devices, a profile that needs no measurement."""
+
+import math
+from pathlib import Path
+
+from cost_model.cluster import CPU
+from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
+from hetpipe.models.chain import ChainModel
+from hetpipe.models.huggingface import model_spec
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.run_report import RunReport
+from hetpipe.runs.settings import Settings
+from hetpipe.training.run import train
+from partition.plan import Pipeline, Plan, Stage
+
+EMULATED_CLUSTER = """
+name = "emulated"
+[network]
+bandwidth = "10 Gbit/s"
+latency = "50 us"
+[[nodes]]
+name = "here"
+devices = [{ kind = "emulated", count = 3, speed = 0.5, memory = "2 GiB" }]
+"""
+
+CPU_CLUSTER = """
+name = "cpus"
+[network]
+bandwidth = "10 Gbit/s"
+latency = "50 us"
+[[nodes]]
+name = "here"
+devices = [{ kind = "cpu", count = 4, memory = "4 GiB" }]
+"""
+
+
+def cluster_file(folder: Path, text: str = CPU_CLUSTER) -> Path:
+    path = folder / "cluster.toml"
+    path.write_text(text)
+    return path
+
+
+def made_up_profile(model: str, kind: str = CPU, layer_s: float = 0.001) -> ModelProfile:
+    """The sizes of the model's parameters with times that are made up, all layers alike."""
+    return made_up_profile_of(ChainModel.from_spec(model_spec(model)), model, kind, layer_s)
+
+
+def made_up_profile_of(
+    chain: ChainModel,
+    model: str,
+    kind: str = CPU,
+    layer_s: float = 0.001,
+    *,
+    dtype: str = "float32",
+    sequence_length: int = 64,
+) -> ModelProfile:
+    layers = []
+    for index, name in enumerate(chain.layer_names):
+        infos = chain.parameters(index)
+        sizes = {info.name: 4.0 * math.prod(info.shape) for info in infos}
+        before = {info.name: other for other in reversed(range(index)) for info in chain.parameters(other)}
+        tied = [info.name for info in infos if info.tied and info.name in before]
+        layers.append(
+            LayerProfile(
+                name=name,
+                parameter_bytes=sum(sizes.values()),
+                output_bytes_per_sample=16384.0,
+                saved_bytes_per_sample=1e6,
+                tied_to=chain.layer_names[min(before[entry] for entry in tied)] if tied else None,
+                tied_bytes=sum(sizes[entry] for entry in tied),
+                unreached_bytes=sum(sizes[info.name] for info in infos if not info.reached),
+            )
+        )
+    times = LayerTimes((layer_s, 2 * layer_s), (2 * layer_s, 4 * layer_s))
+    entry = KindProfile("measured", (1, 2), (times,) * chain.num_layers, 1e-10)
+    return ModelProfile(model, sequence_length, dtype, tuple(layers), {kind: entry})
+
+
+def chain_plan(
+    model: str, cuts: list[int], microbatch_size: int, batch: int = 16, node: str = "here", **stage: bool
+) -> Plan:
+    """One pipeline over node/0, node/1, ...: stage s holds layers [cuts[s], cuts[s + 1])."""
+    num_stages = len(cuts) - 1
+    stages = tuple(
+        Stage((f"{node}/{index}",), (cuts[index], cuts[index + 1]), num_stages - index, **stage)
+        for index in range(num_stages)
+    )
+    return Plan("manual", model, batch, (Pipeline(microbatch_size, batch, stages),))
+
+
+def run(
+    folder: Path, plan: Plan, settings: Settings, profile: ModelProfile, cluster: str = CPU_CLUSTER
+) -> tuple[RunReport, list[float]]:
+    """Train; gives the report and the losses of all steps so far."""
+    folder.mkdir(parents=True, exist_ok=True)
+    run_folder = RunFolder(folder / "run")
+    report = train(settings, cluster_file(folder, cluster), profile, plan, run_folder)
+    return report, [entry["loss"] for entry in run_folder.read_metrics()]

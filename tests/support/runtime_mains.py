@@ -1,0 +1,123 @@
+"""What the ranks of runtime tests run: whole steps of small models under plans by hand."""
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch.distributed as dist
+
+from cost_model.cluster import CPU, Cluster, Device, Link, Node
+from cost_model.collectives import Collective
+from hetpipe.program.instructions import Norm, Sync
+from hetpipe.runtime.emulation import ByteCounter
+from hetpipe.runtime.rank_setup import slices
+from hetpipe.simulation.schedule_selection import lower
+from hetpipe.training.rank import gather
+from partition.plan import Pipeline, Plan, Stage
+from random_cases import Case, batch_of, profile_of
+from stress_ranks import OneProcess, Rank, compare, executor_of
+
+Emit = Callable[[dict[str, Any]], None]
+
+
+def case_of(model: str, *pipelines: Pipeline, collective: Collective = Collective.RING) -> Case:
+    """The plan of these pipelines over devices n/0 to n/3."""
+    total = sum(pipeline.num_samples for pipeline in pipelines)
+    plan = Plan("manual", model, total, pipelines)
+    profile = profile_of(random.Random(0), model)
+    devices = tuple(Device(f"n/{index}", "n", CPU, 1e12) for index in range(4))
+    cluster = Cluster("four", Link(0.0, 1e9), (Node("n", devices),))
+    program = lower(plan, profile, cluster)
+    buckets = tuple(replace(bucket, collective=collective) for bucket in program.buckets)
+    return Case("by hand", replace(program, buckets=buckets), profile, cluster, (8,))
+
+
+def stages(*entries: tuple[int, int, int, int], recompute: bool = False) -> tuple[Stage, ...]:
+    """(device, start, stop, in_flight) of each."""
+    return tuple(
+        Stage((f"n/{device}",), (start, stop), flight, recompute) for device, start, stop, flight in entries
+    )
+
+
+def stop_in_a_step(case: Case, where: Sync | Norm, timeout_s: float, *, rank: int, emit: Emit) -> None:
+    """In the second step the last rank that takes part stops at SYNC or NORM, and who does not is busy."""
+    runner = Rank.open(case, rank, timeout_s)
+    ranks = case.program.buckets[where.bucket].ranks if isinstance(where, Sync) else range(3)
+    dist.barrier()
+    runner.step(0, 8, 0.0, 1.0)
+    sync = runner.executor._sync
+    start, finish = sync.start, sync.finish
+
+    def start_or_stop(bucket: int) -> None:
+        if rank == ranks[-1] and Sync(bucket) == where:
+            finish()  # the sums before, for which others would wait first
+            os.kill(os.getpid(), signal.SIGSTOP)
+        start(bucket)
+
+    def finish_and_stop() -> list[int]:
+        done = finish()
+        if rank not in ranks:
+            time.sleep(60)
+        if rank == ranks[-1] and where == Norm():
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return done
+
+    sync.start, sync.finish = start_or_stop, finish_and_stop
+    dist.barrier()
+    runner.step(1, 8, 0.0, 1.0)
+
+
+def stay_away(*, rank: int, emit: Emit) -> None:
+    """Rank 1 never comes to where the ranks meet between two steps."""
+    if rank == 1:
+        time.sleep(60)
+    gather(rank)
+
+
+def train_under_all(
+    cases: Sequence[Case], turns: Sequence[tuple[int, int]], *, rank: int, emit: Emit
+) -> None:
+    """One model under programs whose devices hold the same layers; a step for each (program, length)."""
+    first = Rank.open(cases[0], rank)
+    others = [
+        replace(first, case=case, executor=executor_of(case, rank, first.model, first.optimizer))
+        for case in cases[1:]
+    ]
+    runners = [first, *others]
+    one = OneProcess(first.case.model) if rank == 0 else None
+    differences = [
+        compare(runners[index], one, step, length, 1e-3, 1.0) for step, (index, length) in enumerate(turns)
+    ]
+    for runner in runners:
+        runner.executor.close()
+    if rank == 0:
+        emit({"event": "trained", "differences": differences})
+
+
+def peak_bytes(cases: Sequence[Case], *, rank: int, emit: Emit) -> None:
+    """The most bytes alive in the second step, above what is there before and after it."""
+    for index, case in enumerate(cases):
+        runner = Rank.open(case, rank)
+        runner.step(0, 8, 0.0, 1.0)
+        runner.executor.prepare()
+        program = case.program
+        inputs, labels, weight = batch_of(case.model, 1, program.plan.global_batch_size, 8)
+        counter = ByteCounter()
+        held = (*runner.optimizer.parameters.values(), *runner.optimizer.state_tensors())
+        for tensor in (*held, *runner.executor.gradient_buffers(), *inputs.values(), labels):
+            counter.add(tensor)
+        before = counter.live_bytes
+        with counter:
+            runner.executor.step(
+                1,
+                slices(program, 1, inputs, labels, weight),
+                start_s=time.monotonic(),
+                learning_rate=0.0,
+                clip_norm=1.0,
+            )
+        emit({"event": "peak", "case": index, "rank": rank, "bytes": counter.peak_bytes - before})
+        runner.executor.close()

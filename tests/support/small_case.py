@@ -1,0 +1,106 @@
+"""A small made-up model and cluster with round numbers, and golden files. Shared by tests."""
+
+import os
+from collections.abc import Sequence
+
+from cost_model.cluster import Cluster, Device, Link, Node
+from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
+from partition.plan import Pipeline, Plan, Stage
+from places import GOLDEN
+
+INSTANT = Link(latency_s=0.0, bandwidth_bytes_per_s=1e30)
+
+CLUSTER_TOML = """
+reserve = "0 B"
+[network]
+bandwidth = "320 bit/s"
+latency = "0.25 s"
+[[nodes]]
+name = "a"
+devices = [{ kind = "fast", memory = "10 kB" }]
+[[nodes]]
+name = "b"
+devices = [{ kind = "slow", memory = "10 kB" }]
+"""
+
+
+def check_golden(name: str, text: str) -> None:
+    """Compare a text with its golden file; HETPIPE_UPDATE_GOLDEN=1 writes it instead."""
+    path = GOLDEN / name
+    if os.environ.get("HETPIPE_UPDATE_GOLDEN") == "1":
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8"), f"{name} differs; HETPIPE_UPDATE_GOLDEN=1 updates it"
+
+
+def small_profile() -> ModelProfile:
+    """Embeddings, two blocks and a tied head on a fast and a slow kind.
+
+    Fast: embeddings 1 + 1 s, blocks 2 + 4 s, head 1 + 2 s for microbatch 1, twice that for 2. Slow: twice
+    that.
+    """
+    seconds = ((1.0, 1.0), (2.0, 4.0), (2.0, 4.0), (1.0, 2.0))
+
+    def kind(factor: float, source: str) -> KindProfile:
+        layers = tuple(
+            LayerTimes((factor * f, 2 * factor * f), (factor * b, 2 * factor * b)) for f, b in seconds
+        )
+        return KindProfile(source, (1, 2), layers, optimizer_s_per_byte=factor / 1000)
+
+    return ModelProfile(
+        model="made-up",
+        sequence_length=8,
+        dtype="float32",
+        layers=(
+            LayerProfile("embeddings", 400.0, 10.0, 20.0, unreached_bytes=40.0),
+            LayerProfile("block0", 200.0, 10.0, 50.0, workspace_bytes=5.0),
+            LayerProfile("block1", 200.0, 10.0, 50.0, workspace_bytes=5.0),
+            LayerProfile("head", 300.0, 0.0, 30.0, tied_to="embeddings", tied_bytes=250.0),
+        ),
+        kinds={"fast": kind(1.0, "measured"), "slow": kind(2.0, "estimated")},
+        links={"fast>slow": Link(latency_s=0.25, bandwidth_bytes_per_s=40.0)},
+    )
+
+
+def small_cluster(fast_bytes: float = 10000.0, slow_bytes: float = 10000.0) -> Cluster:
+    """One fast and one slow device on two nodes; a message costs 0.25 s and 1 s per 40 bytes."""
+    return Cluster(
+        name="two",
+        network=Link(latency_s=0.25, bandwidth_bytes_per_s=40.0),
+        nodes=(
+            Node("a", (Device("a/0", "a", "fast", fast_bytes),)),
+            Node("b", (Device("b/0", "b", "slow", slow_bytes),)),
+        ),
+    )
+
+
+def small_plan(num_samples: int = 4, in_flight: tuple[int, int] = (2, 1)) -> Plan:
+    """Embeddings and the blocks on the fast device, the head on the slow one; microbatches of 1."""
+    return plan_of([("a/0", 0, 3, in_flight[0]), ("b/0", 3, 4, in_flight[1])], num_samples)
+
+
+def plan_of(stages: Sequence[tuple[str, int, int, int]], num_samples: int, microbatch_size: int = 1) -> Plan:
+    """A plan of one pipeline of stages (device, start, stop, in_flight)."""
+    entries = tuple(Stage((name,), (start, stop), flight) for name, start, stop, flight in stages)
+    return Plan("manual", "made-up", num_samples, (Pipeline(microbatch_size, num_samples, entries),))
+
+
+def equal_stages(
+    count: int, forward_s: float = 1.0, backward_s: float = 2.0, link: Link = INSTANT
+) -> tuple[ModelProfile, Cluster]:
+    """A model of `count` equal layers without bytes, and as many equal devices on one node."""
+    times = LayerTimes((forward_s,), (backward_s,))
+    profile = ModelProfile(
+        model="made-up",
+        sequence_length=1,
+        dtype="float32",
+        layers=tuple(LayerProfile(f"layer{index}", 0.0, 0.0, 0.0) for index in range(count)),
+        kinds={"one": KindProfile("measured", (1,), (times,) * count)},
+    )
+    devices = tuple(Device(f"n/{index}", "n", "one", 1.0) for index in range(count))
+    return profile, Cluster("equal", link, (Node("n", devices),))
+
+
+def equal_plan(in_flight: Sequence[int], num_microbatches: int) -> Plan:
+    """The plan of `equal_stages` with one layer a device."""
+    stages = [(f"n/{index}", index, index + 1, flight) for index, flight in enumerate(in_flight)]
+    return plan_of(stages, num_microbatches)

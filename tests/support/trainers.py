@@ -1,0 +1,75 @@
+"""Make trainers of small models on CPU devices, with a profile that nobody measured."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import user_tasks
+from hetpipe.models.chain import ChainModel
+from hetpipe.training.trainer import AdamW, Callback, Trainer
+from partition.plan import Pipeline, Plan, Stage
+from runs import chain_plan, cluster_file, made_up_profile_of
+
+BATCH, STEPS = 16, 6
+
+
+def module(seed: int = 3) -> nn.Module:
+    torch.manual_seed(seed)
+    return user_tasks.build_plain().double()
+
+
+def two_pipelines() -> Plan:
+    first = Pipeline(2, 10, (Stage(("here/0",), (0, 2), 2), Stage(("here/1",), (2, 5), 1)))
+    second = Pipeline(4, 6, (Stage(("here/2",), (0, 3), 2), Stage(("here/3",), (3, 5), 1)))
+    return Plan("manual", "mine", BATCH, (first, second))
+
+
+def trainer(place: Path, plan: Plan | None = None, model: Any = None, **options: Any) -> Trainer:
+    """A trainer in float64 on CPU devices, with a profile that nobody measured."""
+    place.mkdir(exist_ok=True)
+    model = module() if model is None else model
+    chain = ChainModel.from_module(model, torch.zeros(1, user_tasks.NUM_FEATURES, dtype=torch.float64))
+    profile = made_up_profile_of(chain, "mine", dtype="float64", sequence_length=1)
+    chosen: dict[str, Any] = {
+        "data": user_tasks.samples(),
+        "optimizer": AdamW(1e-2),
+        "loss": user_tasks.squared_error,
+        "cluster": cluster_file(place),
+        "profile": profile,
+        "folder": place / "run",
+        "dtype": "float64",
+        **options,
+    }
+    return Trainer(plan or chain_plan("mine", [0, 2, 5], 4), model, **chosen)
+
+
+class Recorder(Callback):
+    """Notes what it is told; ends training at a step or a checkpoint."""
+
+    def __init__(self, stop_at: int | None = None, stop_at_checkpoint: int | None = None) -> None:
+        self.told: list[tuple[str, Any]] = []
+        self.metrics: list[Mapping[str, Any]] = []
+        self.paths: list[Path] = []
+        self.stop_at, self.stop_at_checkpoint = stop_at, stop_at_checkpoint
+
+    def on_step_end(self, metrics: Mapping[str, Any]) -> bool:
+        self.told.append(("step", metrics["step"]))
+        self.metrics.append(metrics)
+        return metrics["step"] == self.stop_at
+
+    def on_checkpoint(self, step: int, path: Path) -> bool:
+        self.told.append(("checkpoint", step))
+        self.paths.append(path)
+        return step == self.stop_at_checkpoint
+
+    def on_end(self, report: Any) -> None:
+        self.told.append(("end", report.steps))
+
+
+def losses(folder: Path, plan: Plan | None = None, *, steps: int = STEPS, **options: Any) -> list[float]:
+    recorder = Recorder()
+    trainer(folder, plan, callbacks=[recorder], **options).fit(steps)
+    return [entry["loss"] for entry in recorder.metrics]
