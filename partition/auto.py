@@ -11,7 +11,7 @@ from partition.constraints.forced_plans import forced_plans
 from partition.estimates.gradient_sync import SyncCosts
 from partition.estimates.optimizer_sharding import sharded_plans, unsharded
 from partition.estimates.pipeline_costs import PipelineCosts
-from partition.estimates.ranking import Verdict, estimate_s, total_s, variants
+from partition.estimates.ranking import Ranking, estimate_s, total_s, variants
 from partition.exact.chain_search import AUTO, least_shortfall, search_chains
 from partition.local_search.moves import Found
 from partition.local_search.pipeline_search import PipelineSearch
@@ -41,7 +41,7 @@ def auto(problem: Problem, evaluate: Evaluate | None = None, *, search: Pipeline
     Raises: InfeasibleError with the least that is missing, over all orders and cuts, or why nothing that is
         forced can be.
     """
-    verdict = Verdict(problem, evaluate)
+    verdict = Ranking(problem, evaluate)
     if problem.forced != Forced():
         plans = [plan for plan in forced_plans(problem, _simulator(evaluate)) if problem.forced.allows(plan)]
         return dataclasses.replace(min(plans, key=verdict), strategy=AUTO)
@@ -51,7 +51,7 @@ def auto(problem: Problem, evaluate: Evaluate | None = None, *, search: Pipeline
     ours = sorted(_ours(search, found), key=lambda plan: estimate_s(costs, plan))
     best = _best(ours, verdict, costs, OUR_OWN)
     settled = (
-        search.plan(AUTO, entry.workers) for entry in search.settled(found, lambda plan: verdict(plan)[0])
+        search.plan(AUTO, entry.timed) for entry in search.settled(found, lambda plan: verdict(plan)[0])
     )
     best = min((plan for plan in (best, *settled) if plan is not None), key=verdict, default=None)
     if best is None or memory_binds(problem, costs):
@@ -78,12 +78,12 @@ def _simulator(evaluate: Evaluate | None) -> Evaluate:
 def _found(search: PipelineSearch) -> list[Found]:
     """The sets of the search, least estimates first, with gradient sync."""
     sync = SyncCosts(search.costs)
-    return _distinct(search.search(lambda workers, seconds: seconds + sync.exposed_s(workers)))
+    return _distinct(search.search(lambda timed, seconds: seconds + sync.exposed_s(timed)))
 
 
 def _ours(search: PipelineSearch, found: Sequence[Found]) -> Iterator[Plan]:
     for entry in found:
-        plan = search.plan(AUTO, entry.workers)
+        plan = search.plan(AUTO, entry.timed)
         if plan is not None:
             yield plan
     if len(search.problem.cluster.devices) <= FEW_DEVICES:
@@ -91,7 +91,7 @@ def _ours(search: PipelineSearch, found: Sequence[Found]) -> Iterator[Plan]:
             yield from variants(search.costs, chain)
 
 
-def _sharded(problem: Problem, best: Plan | None, verdict: Verdict) -> Iterator[Plan]:
+def _sharded(problem: Problem, best: Plan | None, verdict: Ranking) -> Iterator[Plan]:
     """Plans with sharded optimizer states, where they could be faster than the best so far."""
     if best is not None:
         least_s = fractional_bound_s(unsharded(problem, 0.0))
@@ -109,7 +109,7 @@ def _sharded(problem: Problem, best: Plan | None, verdict: Verdict) -> Iterator[
 def _distinct(found: Sequence[Found]) -> list[Found]:
     seen: dict[object, Found] = {}
     for entry in found:
-        seen.setdefault(tuple(worker.stages for worker in entry.workers), entry)
+        seen.setdefault(tuple(pipeline.stages for pipeline in entry.timed), entry)
     return list(seen.values())
 
 
@@ -126,7 +126,7 @@ def _baselines(problem: Problem, evaluate: Evaluate | None) -> Iterator[Plan]:
 
 def _best(
     plans: Sequence[Plan],
-    verdict: Verdict,
+    verdict: Ranking,
     costs: PipelineCosts,
     least: int,
     best: Plan | None = None,

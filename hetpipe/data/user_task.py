@@ -46,7 +46,7 @@ class Options:
     rate_schedule: Callable[[int], float] | None = None
 
 
-class OwnTask:
+class UserTask:
     """Gives the `TrainingTask` on every rank. Owns the bytes that are sent there, and the initial weights.
 
     sequence_length: of the model's integer inputs [samples, seq], 1 where it has none.
@@ -97,7 +97,7 @@ class OwnTask:
         )
 
 
-def own_task(model: Model, data: object, loss: Loss, **options: Any) -> OwnTask:
+def own_task(model: Model, data: object, loss: Loss, **options: Any) -> UserTask:
     """The task of a model of one's own, for `profile_model` and `Trainer`.
 
     model: an nn.Sequential, or a module around a list of blocks (all of transformers); or what builds one.
@@ -123,7 +123,7 @@ def own_task(model: Model, data: object, loss: Loss, **options: Any) -> OwnTask:
     with refused_on_error("the model fails on the first sample of the data"):
         chain = ChainModel.from_module(model, inputs, shrunk=chosen.shrunk)
     parts = {"chain": chain, "data": data, "loss": loss, "options": chosen}
-    return OwnTask(parts, _sequence_length(inputs))
+    return UserTask(parts, _sequence_length(inputs))
 
 
 def _packed(what: str, part: object) -> bytes:

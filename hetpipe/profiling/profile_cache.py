@@ -138,7 +138,7 @@ def _measure(
 ) -> ModelProfile:
     """Measure the kind of a device; limits: microbatch sizes, memory_bytes and budget_s of `profile_rank`."""
     from hetpipe.data.task import prepare_data, registered_task
-    from hetpipe.data.user_task import OwnTask
+    from hetpipe.data.user_task import UserTask
     from hetpipe.models.huggingface import model_spec, preload_modules
     from hetpipe.models.split_check import require_split
     from hetpipe.profiling.layer_profiler import profile_rank, threads_for
@@ -158,7 +158,7 @@ def _measure(
         if task is None:
             require_split(model_spec(settings.model, settings.model_folder))
             prepare_data(folder, settings)
-        if isinstance(task, OwnTask):
+        if isinstance(task, UserTask):
             task.write_weights(folder)
         preload = preload_modules(settings.model, settings.model_folder) if task is None else ()
         group = RankGroup((device.kind,), (threads_for(device.kind, count),), preload=preload)

@@ -29,7 +29,7 @@ from hetpipe.runtime.transport import DistributedTransport, TensorShape
 
 
 @dataclass(frozen=True, slots=True)
-class OwnLayers:
+class RankLayers:
     """The layers of a rank, in train mode on its device.
 
     trained: their parameters that the loss reaches, by name; counted: names of those that count in this
@@ -55,7 +55,7 @@ class OwnLayers:
         place: torch.device,
         dtype: torch.dtype,
         lowered: torch.dtype | None,
-    ) -> "OwnLayers":
+    ) -> "RankLayers":
         """lowered: what autocast computes in, None for no autocast."""
         layers = program.plan.layers_of(program.device_names[rank])
         model = chain.materialise(layers, seed, dtype, place, lowered)
@@ -73,7 +73,7 @@ class OwnLayers:
 def executor_of(
     costs: ProgramCosts,
     rank: int,
-    own: OwnLayers,
+    own: RankLayers,
     loss: Loss,
     optimizer: Optimizer | TorchOptimizer,
     *,

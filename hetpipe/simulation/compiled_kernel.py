@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cost_model.network import FreeAt, idle
-from hetpipe.simulation.fast_kernel import Clockwork, computed
+from hetpipe.simulation.fast_kernel import SimulationArrays, computed
 from partition.exact.compiled import compiled
 
 Floats = npt.NDArray[np.float64]
@@ -14,12 +14,12 @@ Floats = npt.NDArray[np.float64]
 _computed = compiled(computed)
 
 
-def compiled_clock(work: Clockwork) -> tuple[Clockwork, FreeAt, Iterator[int]]:
+def compiled_clock(work: SimulationArrays) -> tuple[SimulationArrays, FreeAt, Iterator[int]]:
     """The work as arrays, when its resources are free, and the ranks as `computed` gives them."""
     places = {resource: place for place, resource in enumerate(dict.fromkeys(work.ways))}
     times = np.zeros(len(places))
     numbered = work._replace(ways=list(map(places.__getitem__, work.ways)))
-    arrays = Clockwork(
+    arrays = SimulationArrays(
         *(
             np.array(entry, np.float64 if name.endswith("_s") else np.int64)
             for name, entry in numbered._asdict().items()

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 NONE = -1
 
 
-class Clockwork(NamedTuple):
+class SimulationArrays(NamedTuple):
     """The lists of all ranks as numbers: of each field a list, or of all of them an array.
 
     By rank: `codes` from `position` to `end` are its computations, a microbatch's forward or ~ of it for
@@ -42,7 +42,7 @@ class Clockwork(NamedTuple):
     arrived_s: Any
 
 
-def computed(work: Clockwork, free_at: Any) -> Iterator[int]:
+def computed(work: SimulationArrays, free_at: Any) -> Iterator[int]:
     """Runs all computations; gives each rank once it has done its own, in the order of their times.
 
     free_at: from when on each resource is free, which whoever asks may change meanwhile. Of equal times the

@@ -6,14 +6,14 @@ from itertools import accumulate
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import Compute, Direction, Pass, Transfer
 from hetpipe.program.schedules import one_f_one_b
-from hetpipe.simulation.fast_kernel import NONE, Clockwork
+from hetpipe.simulation.fast_kernel import NONE, SimulationArrays
 
 
-def clockwork(costs: ProgramCosts) -> Clockwork:
+def clockwork(costs: ProgramCosts) -> SimulationArrays:
     """Of a plan whose devices serve one stage each, at the begin of its step."""
     pipelines = costs.program.plan.pipelines
     places = [places[0] for places in costs.program.plan.places.values()]
-    work = Clockwork(*([] for _ in Clockwork._fields))
+    work = SimulationArrays(*([] for _ in SimulationArrays._fields))
     orders: dict[tuple[int, int], int] = {}
     for pipeline, stage in places:
         entry = pipelines[pipeline]
@@ -38,7 +38,7 @@ def _codes(num_microbatches: int, in_flight: int) -> list[int]:
     return [microbatch if op is Pass.FORWARD else ~microbatch for op, microbatch in order]
 
 
-def _add_tasks(work: Clockwork, costs: ProgramCosts, places: list[tuple[int, int]]) -> None:
+def _add_tasks(work: SimulationArrays, costs: ProgramCosts, places: list[tuple[int, int]]) -> None:
     """What each rank does forwards and backwards, and the messages with the results."""
     pipelines = costs.program.plan.pipelines
     ranks = {place: rank for rank, place in enumerate(places)}

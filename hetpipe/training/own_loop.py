@@ -22,7 +22,7 @@ from hetpipe.program.trace import Trace
 from hetpipe.runs.settings import Clock
 from hetpipe.runtime.emulation import Board
 from hetpipe.runtime.executor import StepOutcome
-from hetpipe.runtime.rank_setup import OwnLayers, executor_of, pace_of, slices, torch_device
+from hetpipe.runtime.rank_setup import RankLayers, executor_of, pace_of, slices, torch_device
 from hetpipe.runtime.torch_optimizer import TorchOptimizer
 from hetpipe.training.rank import common_start, gather, same_on_all_ranks
 from partition.plan import check_plan
@@ -69,7 +69,7 @@ class RankStages:
         lowered = lowered_dtype(profile.dtype)
         if lowered is not None and dtype != weight_dtype(profile.dtype):
             raise InputError(f"dtype is {dtype}; weights under a profile in {profile.dtype} are in float32")
-        own = OwnLayers.of(program, self.rank, chain, seed, self.device, dtype, lowered)
+        own = RankLayers.of(program, self.rank, chain, seed, self.device, dtype, lowered)
         self.model = own.model
         costs = ProgramCosts(program, profile, cluster)
         self._board = _open_board(costs, cluster)

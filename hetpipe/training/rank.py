@@ -32,7 +32,7 @@ from hetpipe.runtime.gpus import is_gpu
 from hetpipe.runtime.optimizer import Optimizer
 from hetpipe.runtime.peer_errors import PeerError, peer_error
 from hetpipe.runtime.processes import Emit
-from hetpipe.runtime.rank_setup import OwnLayers, executor_of, pace_of, slices, torch_device
+from hetpipe.runtime.rank_setup import RankLayers, executor_of, pace_of, slices, torch_device
 from hetpipe.runtime.torch_optimizer import optimizer_of
 from hetpipe.training.checkpoint_owners import load_checkpoint, save_checkpoint
 from hetpipe.training.rank_results import RankSummary, shared_parameters, write_results
@@ -99,7 +99,7 @@ class _Run:
         place = torch_device(device)
         task = make_task(folder, settings)
         profile.check_layers(task.chain.layer_names)
-        own = OwnLayers.of(
+        own = RankLayers.of(
             program, rank, task.chain, settings.seed, place,
             weight_dtype(settings.dtype), lowered_dtype(settings.dtype),
         )  # fmt: skip

@@ -14,7 +14,7 @@ from cost_model.errors import InputError
 from cost_model.profile import ModelProfile, profile_text
 from cost_model.strict_files import read_text
 from hetpipe.data.task import TaskFactory, prepare_data, registered_task
-from hetpipe.data.user_task import OwnTask
+from hetpipe.data.user_task import UserTask
 from hetpipe.models.huggingface import preload_modules
 from hetpipe.profiling.layer_profiler import threads_for
 from hetpipe.program.costs import ProgramCosts
@@ -153,7 +153,8 @@ def train(
 
     on_event: called with {"event": "step", "step": ..., "loss": ..., ...} after each step, and with {"event":
     "checkpoint", "step": ..., "path": ...} after each checkpoint; True ends training there.
-    make_task: for a model of your own: an `OwnTask`, or an importable function that gives its `TrainingTask`.
+    make_task: for a model of your own: an `UserTask`, or an importable function that gives its
+    `TrainingTask`.
 
     Raises: InputError, InfeasibleError as `prepare`; WorkerLostError if a process fails.
     """
@@ -164,7 +165,7 @@ def train(
         ExitStack() as ends,
     ):
         program = prepare(folder, settings, cluster_file, profile, plan, own_data=make_task is not None)
-        if isinstance(make_task, OwnTask):
+        if isinstance(make_task, UserTask):
             ends.callback(make_task.remove_weights, folder)
             make_task.write_weights(folder)
         cluster = read_cluster(folder.cluster)

@@ -8,7 +8,7 @@ from cost_model.errors import InfeasibleError
 from partition.estimates.batch_split import share_out
 from partition.estimates.device_classes import equal_devices
 from partition.estimates.pipeline_costs import PipelineCosts
-from partition.estimates.timed_pipeline import Worker, WorkerStage, Workshop
+from partition.estimates.timed_pipeline import TimedPipeline, TimedStage, TimingCache
 from partition.plan import Plan
 from partition.problem import Evaluate, Problem
 
@@ -35,11 +35,11 @@ def ddp(problem: Problem, evaluate: Evaluate | None = None) -> Plan:
         raise min((crew.shortfall("ddp", crew.leaders, size) for size in sizes), key=_missing_bytes)
 
     def step_s(size: int) -> float:
-        timings = [crew.worker(device, size).timing for device in devices]
+        timings = [crew.pipeline(device, size).timing for device in devices]
         return max(timing.time_s(share) for timing, share in set(zip(timings, shares, strict=True)))
 
     size = min(sorted(fitting), key=step_s)
-    return crew.plan("ddp", [crew.worker(device, size) for device in devices], shares)
+    return crew.plan("ddp", [crew.pipeline(device, size) for device in devices], shares)
 
 
 def poplar(problem: Problem, evaluate: Evaluate | None = None) -> Plan:
@@ -57,40 +57,40 @@ def poplar(problem: Problem, evaluate: Evaluate | None = None) -> Plan:
         alone = itertools.product(crew.leaders, sizes)
         raise min((crew.shortfall("poplar", [device], size) for device, size in alone), key=_missing_bytes)
     # at first one size for all that fits there, then each class its best for the step that this gives
-    same = [crew.workers({name: size for name, fit in fitting.items() if size in fit}) for size in sizes]
-    step_s = min(share_out(workers, batch)[0] for workers in same if workers)
+    same = [crew.timed({name: size for name, fit in fitting.items() if size in fit}) for size in sizes]
+    step_s = min(share_out(timed, batch)[0] for timed in same if timed)
     best = {
         device.name: max(
-            (crew.worker(device, size).timing.most(step_s, batch), -size) for size in fitting[device.name]
+            (crew.pipeline(device, size).timing.most(step_s, batch), -size) for size in fitting[device.name]
         )
         for device in crew.leaders
         if fitting[device.name]
     }
-    workers = crew.workers({name: -size for name, (_, size) in best.items()})
-    return crew.plan("poplar", workers, share_out(workers, batch)[1])
+    timed = crew.timed({name: -size for name, (_, size) in best.items()})
+    return crew.plan("poplar", timed, share_out(timed, batch)[1])
 
 
 class _Crew:
-    """Workers that hold the whole model, and the first device of each class, the leaders."""
+    """Pipelines that hold the whole model, and the first device of each class, the leaders."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem, self._costs = problem, PipelineCosts(problem)
-        self._workshop = Workshop(self._costs)
+        self._workshop = TimingCache(self._costs)
         self._members = {group[0].name: group for group in equal_devices(problem.cluster).members}
         self.leaders = tuple(group[0] for group in self._members.values())
 
-    def worker(self, device: Device, size: int) -> Worker:
-        return self._workshop.worker([WorkerStage(device, 0, self._problem.profile.num_layers)], size)
+    def pipeline(self, device: Device, size: int) -> TimedPipeline:
+        return self._workshop.pipeline([TimedStage(device, 0, self._problem.profile.num_layers)], size)
 
-    def workers(self, sizes: Mapping[str, int]) -> list[Worker]:
+    def timed(self, sizes: Mapping[str, int]) -> list[TimedPipeline]:
         """One for every device of the leaders named, as in the cluster, with the microbatch size given."""
         size_of = {device.name: size for name, size in sizes.items() for device in self._members[name]}
         devices = self._problem.cluster.devices
-        return [self.worker(device, size_of[device.name]) for device in devices if device.name in size_of]
+        return [self.pipeline(device, size_of[device.name]) for device in devices if device.name in size_of]
 
     def fitting(self, device: Device, sizes: Iterable[int]) -> set[int]:
         """The microbatch sizes with which the model fits on the device."""
-        return {size for size in sizes if self.worker(device, size).timing.fits}
+        return {size for size in sizes if self.pipeline(device, size).timing.fits}
 
     def shortfall(self, strategy: str, devices: Sequence[Device], size: int) -> InfeasibleError:
         """What that of the devices lacks which lacks most."""
@@ -103,9 +103,9 @@ class _Crew:
             missing_bytes=error.missing_bytes,
         )
 
-    def plan(self, strategy: str, workers: Sequence[Worker], shares: Sequence[int]) -> Plan:
-        pairs = zip(workers, shares, strict=True)
-        pipelines = tuple(worker.pipeline(share) for worker, share in pairs if share)
+    def plan(self, strategy: str, timed: Sequence[TimedPipeline], shares: Sequence[int]) -> Plan:
+        pairs = zip(timed, shares, strict=True)
+        pipelines = tuple(pipeline.pipeline(share) for pipeline, share in pairs if share)
         batch = self._problem.global_batch_size
         return Plan(strategy, self._problem.profile.model, batch, pipelines)
 

@@ -18,11 +18,11 @@ from partition.baselines.data_parallel import ddp, poplar
 from partition.baselines.pipedream import pipedream
 from partition.estimates.device_classes import equal_devices
 from partition.estimates.pipeline_costs import Layout, PipelineCosts
-from partition.estimates.ranking import Verdict, best_plan, variants
+from partition.estimates.ranking import best_plan, variants
 from partition.plan import Plan
 from partition.problem import Evaluate, Problem
 
-__all__ = ["BASELINES", "Strategy", "TooManyStagesError", "Verdict", "ddp", "pipedream", "poplar", "variants"]
+__all__ = ["BASELINES", "Strategy", "TooManyStagesError", "ddp", "pipedream", "poplar", "variants"]
 
 Strategy = Callable[[Problem, Evaluate | None], Plan]
 Cut = Callable[[PipelineCosts, int], Layout]

@@ -15,9 +15,9 @@ from cost_model.memory import trained_bytes
 from partition.estimates.device_classes import equal_devices
 from partition.estimates.pipeline_costs import PipelineCosts
 from partition.estimates.ranking import best_plan, estimate_s
-from partition.estimates.shared_pipelines import Draft, DraftCosts, DraftPipeline
+from partition.estimates.shared_pipelines import Draft, SharedPipeline, SharedPipelineCosts
 from partition.estimates.stage_tables import Floats, ProblemTables, between
-from partition.estimates.timed_pipeline import WorkerStage
+from partition.estimates.timed_pipeline import TimedStage
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import Evaluate, Problem
 
@@ -72,7 +72,7 @@ def pipedream(problem: Problem, evaluate: Evaluate | None = None) -> Plan:
     """
     costs = PipelineCosts(problem)
     tables = ProblemTables(problem, equal_devices(problem.cluster))
-    drafts, found, shortfalls = DraftCosts(costs), [], []
+    drafts, found, shortfalls = SharedPipelineCosts(costs), [], []
     for size in sorted({min(size, problem.global_batch_size) for size in problem.microbatch_sizes}):
         devices, fits = as_if_equal(costs, size), tables.at(size).caps(recompute=False).min(axis=0) >= 1
         stages = replicated_stages(devices, fits) or replicated_stages(devices)
@@ -184,10 +184,10 @@ def refinement(problem: Problem, stages: Sequence[ReplicatedStage], samples: int
     for begin, end in pairwise(sorted(set().union(*edges))):
         places = [first[index] + bisect_right(row, begin) - 1 for index, row in enumerate(edges)]
         placed = tuple(
-            WorkerStage(devices[place], stage.start, stage.stop)
+            TimedStage(devices[place], stage.start, stage.stop)
             for place, stage in zip(places, stages, strict=True)
         )
-        pipelines.append(DraftPipeline(placed, min(samples, end - begin), end - begin))
+        pipelines.append(SharedPipeline(placed, min(samples, end - begin), end - begin))
     return tuple(pipelines)
 
 

@@ -15,7 +15,7 @@ from partition.bounds.column_bound import ColumnBound
 from partition.bounds.merged_classes import joined
 from partition.estimates.optimizer_sharding import unsharded
 from partition.estimates.stage_tables import ProblemTables
-from partition.exact.cluster_split import GROWTH, CountSplit
+from partition.exact.cluster_split import GROWTH, ClusterSplit
 from partition.local_search.pipeline_search import PipelineSearch
 from partition.plan import Plan
 from partition.problem import Problem
@@ -110,8 +110,8 @@ def pipeline_bound_s(search: PipelineSearch, fractional_s: float, seconds: float
     assert search.best is not None
     end_s, ceiling_s, merged = time.monotonic() + seconds, search.best, _merged(search)
     for tables, growth, most_work in _coarser(search, merged, seconds):
-        if CountSplit.work(tables, growth) <= most_work:
-            split = CountSplit(tables, ceiling_s, for_bound=True, growth=growth)
+        if ClusterSplit.work(tables, growth) <= most_work:
+            split = ClusterSplit(tables, ceiling_s, for_bound=True, growth=growth)
             bound_s = split.bound_s(fractional_s, end_s=end_s)
             return max(fractional_s, bound_s), WHOLE
     pool = search.columns.pool if search.columns else None

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from partition.bounds.pricing_bound import FAR, Floor, PriceFloors
-from partition.bounds.relaxed_stages import FamilyStages, Ways
+from partition.bounds.pricing_bound import FAR, PriceBound, PriceBounds
+from partition.bounds.relaxed_stages import FamilyStages, PathRange
 from partition.column_generation.column_generation import ColumnPool, search_cuts
-from partition.column_generation.master_problem import Master, solve_master
+from partition.column_generation.master_problem import MasterProblem, solve_master
 from partition.estimates.stage_tables import Amount, Floats, ProblemTables
 from partition.exact.cluster_split import SAFETY, families
 
@@ -122,12 +122,12 @@ class Node:
         same = (interval.least, interval.most) == (self.interval.least, self.interval.most)
         return replace(self, interval=interval, last=self.last if same else None)
 
-    def ways(self, limit: float) -> Ways:
+    def ways(self, limit: float) -> PathRange:
         interval = self.interval
         amount, size = interval.amount, interval.memory_size
-        return Ways(amount, size, self.paces, self.fineness, self.first, self.last, limit)
+        return PathRange(amount, size, self.paces, self.fineness, self.first, self.last, limit)
 
-    def parts(self, floor: Floor, most_stages: int) -> list["Node"]:
+    def parts(self, floor: PriceBound, most_stages: int) -> list["Node"]:
         """Smaller nodes, one of which may rule out the pipeline of a floor; none at the end.
 
         What is widest is split first: amounts, then ways, and last the grid gets finer.
@@ -152,7 +152,7 @@ class Node:
             return [replace(self, fineness=2 * self.fineness, first=2 * self.first, last=last)]
         return amounts
 
-    def _halves(self, floor: Floor) -> list["Node"]:
+    def _halves(self, floor: PriceBound) -> list["Node"]:
         if self.last is None:
             middle = max(floor.way, self.first + self.fineness // 4)
         else:
@@ -221,9 +221,9 @@ class ColumnBound:
         known = self._known(step_s)
         if known:
             self._learn(self._master(known, step_s), 1.0)
-        return self._rounds(PriceFloors(self.tables, self._families, step_s, cuts), known)
+        return self._rounds(PriceBounds(self.tables, self._families, step_s, cuts), known)
 
-    def _rounds(self, floors: PriceFloors, known: list[tuple[tuple[int, ...], float]]) -> tuple[bool, float]:
+    def _rounds(self, floors: PriceBounds, known: list[tuple[tuple[int, ...], float]]) -> tuple[bool, float]:
         """`_proven` for the pipelines of some floors; the prices get better on the way."""
         batch, step_s = self.tables.problem.global_batch_size, floors.step_s
         for _ in range(ROUNDS):
@@ -274,7 +274,7 @@ class ColumnBound:
         rows: list[list[int]] = np.eye(len(done), dtype=int).tolist()
         return [(tuple(row), float(count)) for row, count in zip(rows, done, strict=True) if count]
 
-    def _master(self, known: list[tuple[tuple[int, ...], float]], step_s: float) -> Master:
+    def _master(self, known: list[tuple[tuple[int, ...], float]], step_s: float) -> MasterProblem:
         """The linear programme; columns that stood in the way of longer steps do not count."""
         columns: dict[tuple[int, ...], float] = {}
         found = [(uses, samples) for uses, samples, found_s in self.found if found_s <= step_s]
@@ -282,7 +282,7 @@ class ColumnBound:
             columns[uses] = max(columns.get(uses, 0.0), samples)
         return solve_master(list(columns), list(columns.values()), list(self.counts))
 
-    def _learn(self, master: Master, share: float) -> None:
+    def _learn(self, master: MasterProblem, share: float) -> None:
         """Prices nearer to those of the linear programme by a share."""
         value = float(master.prices @ self.counts)
         if value > 0:
@@ -290,7 +290,7 @@ class ColumnBound:
             self.prices = (1 - share) * old + share * master.prices
 
     def blocking(
-        self, floors: PriceFloors, prices: Floats, ratio: float
+        self, floors: PriceBounds, prices: Floats, ratio: float
     ) -> dict[tuple[int, ...], float] | None:
         """Devices and samples of pipelines that do too many for their price; None where there are none."""
         waiting = [(0.0, Node.whole(interval)) for interval in self._intervals()]

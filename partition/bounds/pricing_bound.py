@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
-from partition.bounds.relaxed_stages import TOLERANCE, AmountStages, FamilyStages, Space, Ways, waited_s
+from partition.bounds.relaxed_stages import TOLERANCE, FamilyStages, PathRange, RelaxedStages, Space, waited_s
 from partition.estimates.class_pipeline import ColumnStage
 from partition.estimates.stage_tables import Amount, Floats, ProblemTables
 
@@ -34,7 +34,7 @@ Places = npt.NDArray[np.integer]
 
 
 @dataclass(frozen=True, slots=True)
-class Floor:
+class PriceBound:
     """The least price, and a pipeline of it, with its way in steps of the grid; inf where there is none.
 
     real: the pipeline passes the samples, nothing rounded.
@@ -46,7 +46,7 @@ class Floor:
     real: bool = False
 
 
-class PriceFloors:
+class PriceBounds:
     """Owns the arrays of a step time.
 
     cuts: where stages may begin and end, both ends included; None for every layer. With fewer cuts the floors
@@ -63,24 +63,24 @@ class PriceFloors:
         self.tables, self.step_s, self._families = tables, step_s, families
         self.cuts = list(range(tables.num_layers + 1)) if cuts is None else list(cuts)
         self._space = Space(tables, step_s, self.cuts)
-        self._amounts: dict[tuple[Amount, int], AmountStages] = {}
+        self._amounts: dict[tuple[Amount, int], RelaxedStages] = {}
 
-    def stages(self, amount: Amount, size: int) -> AmountStages:
+    def stages(self, amount: Amount, size: int) -> RelaxedStages:
         if (amount, size) not in self._amounts:
             key = (size, min(amount.full, 1), amount.least, amount.most, amount.rest)
             if key not in self._families:
                 self._families[key] = FamilyStages(self.tables, amount, size)
-            made = AmountStages(self._families[key], amount, size, self._space)
+            made = RelaxedStages(self._families[key], amount, size, self._space)
             self._amounts[amount, size] = made
         return self._amounts[amount, size]
 
-    def solve(self, asked: Sequence[Ways], prices: Floats) -> Iterable[tuple[int, Floor]]:
+    def solve(self, asked: Sequence[PathRange], prices: Floats) -> Iterable[tuple[int, PriceBound]]:
         """(index, floor) for each of those asked, in any order; prices are whole."""
         groups: dict[object, list[int]] = {}
         for index, ways in enumerate(asked):
             stages = self.stages(ways.amount, ways.size)
             if not stages.options or ways.first > stages.longest(ways):
-                yield index, Floor(np.inf)
+                yield index, PriceBound(np.inf)
                 continue
             key = (stages.options, -(-stages.levels(ways) // 32))
             groups.setdefault(key, []).append(index)
@@ -101,7 +101,7 @@ class PriceFloors:
 class _Programme:
     """The programme for several ways with the same options; arrays by [ways, option, start, stop]."""
 
-    def __init__(self, owner: PriceFloors, asked: Sequence[Ways], levels: int, prices: Floats) -> None:
+    def __init__(self, owner: PriceBounds, asked: Sequence[PathRange], levels: int, prices: Floats) -> None:
         self.asked, self.levels, self.step_s = asked, levels, owner.step_s
         self.cuts = owner.cuts
         self.num_layers = len(self.cuts) - 1  # between cuts
@@ -153,7 +153,7 @@ class _Programme:
         self.tops = np.array([one.levels(ways) for ways, one in zip(self.asked, self.made, strict=True)])
 
     def _waiting(
-        self, one: AmountStages, low: int, grid_s: float, least: Floats, most: Floats
+        self, one: RelaxedStages, low: int, grid_s: float, least: Floats, most: Floats
     ) -> tuple[Floats, Floats]:
         """The levels between which stages are in time with what they wait (`waited_s`) too."""
         share, spare = one.family.trip_share, self.step_s - one.total_s
@@ -241,23 +241,23 @@ class _Programme:
         after[(least > top) | (most < top)] = np.inf
         return np.asarray(after)
 
-    def floors(self) -> list[Floor]:
+    def floors(self) -> list[PriceBound]:
         return [self._floor(which) for which in range(len(self.asked))]
 
-    def _floor(self, which: int) -> Floor:
+    def _floor(self, which: int) -> PriceBound:
         first, top = self.asked[which].first, int(self.tops[which])
         row = self.price[which, 0, self.pad + first : self.pad + top + 1]
         if not len(row) or not np.isfinite(row.min()):
-            return Floor(np.inf)
+            return PriceBound(np.inf)
         if row.min() > self.asked[which].limit:
-            return Floor(float(row.min()))
+            return PriceBound(float(row.min()))
         way = first + int(row.argmin())
         chosen = self._chosen(which, way)
         stages = tuple(
             ColumnStage(self.entries[option], self.cuts[start], self.cuts[stop], self.again[option])
             for option, start, stop in chosen
         )
-        return Floor(float(row.min()), stages, way, self._real(which, chosen))
+        return PriceBound(float(row.min()), stages, way, self._real(which, chosen))
 
     def _chosen(self, which: int, level: int) -> list[tuple[int, int, int]]:
         start, found = 0, []

@@ -12,7 +12,7 @@ FILL = 10  # paces up to which a way is followed
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
+class PathRange:
     """Amounts of samples from one on, and the pipelines' ways U, in steps of the grid; last None: any longer.
 
     size: of the microbatches, for their memory at the least. fineness: steps of the grid in a pace, which is
@@ -80,7 +80,7 @@ class FamilyStages:
         return np.concatenate([links, links])[:, None]
 
 
-class AmountStages:
+class RelaxedStages:
     """Stages for an amount of samples and a step time, by [option, start, stop]; options that are of use."""
 
     def __init__(self, family: FamilyStages, amount: Amount, size: int, owner: "Space") -> None:
@@ -137,16 +137,16 @@ class AmountStages:
             )
             self.allowed &= before[:, None] + busy <= self.step_s * (1 + TOLERANCE)
 
-    def grid_s(self, ways: Ways) -> float:
+    def grid_s(self, ways: PathRange) -> float:
         return self.step_s / (ways.paces * ways.fineness)
 
-    def levels(self, ways: Ways) -> int:
+    def levels(self, ways: PathRange) -> int:
         """The highest state: the last way, or the one from which on all are one."""
         if ways.last is None:
             return max(ways.first, min(self.longest(ways), FILL * ways.fineness))
         return min(ways.last, self.longest(ways))
 
-    def longest(self, ways: Ways) -> int:
+    def longest(self, ways: PathRange) -> int:
         """No pipeline's way is longer: it would take the whole step, or more in flight than fits."""
         share = min(1.0, self.most / (self.passes * self.family.trip_share)) if self.short else 1.0
         return int(share * ways.paces * ways.fineness * (1 + TOLERANCE)) + 1

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cost_model.cluster import Device
-from partition.column_generation.master_problem import Master, solve_master
-from partition.column_generation.pricing_problem import ColumnProgramme, PricedPipeline
+from partition.column_generation.master_problem import MasterProblem, solve_master
+from partition.column_generation.pricing_problem import PricedPipeline, PricingProblem
 from partition.estimates.class_pipeline import ColumnStage
 from partition.estimates.device_classes import DeviceClasses
 from partition.estimates.stage_tables import Floats, ProblemTables
-from partition.estimates.timed_pipeline import Timing, WorkerStage, Workshop
+from partition.estimates.timed_pipeline import PipelineTiming, TimedStage, TimingCache
 
 LEVELS = (24, 16)  # of the grid, in turn: one misses columns that the other finds
 ROUNDS = 14
@@ -38,7 +38,7 @@ class Column:
 
     microbatch_size: int
     stages: tuple[ColumnStage, ...]
-    timing: Timing
+    timing: PipelineTiming
     uses: tuple[int, ...]
 
 
@@ -47,7 +47,7 @@ class ColumnPool:
     """Columns found so far, priced again and again at other step times."""
 
     tables: ProblemTables
-    workshop: Workshop
+    timings: TimingCache
     columns: dict[tuple[int, tuple[ColumnStage, ...]], Column] = field(default_factory=dict)
 
     def add(self, found: Iterable[PricedPipeline]) -> int:
@@ -71,14 +71,14 @@ class ColumnPool:
         for stage in stages:
             uses[stage.entry] += 1
         named = [
-            WorkerStage(classes.members[stage.entry][0], stage.start, stage.stop, stage.recompute)
+            TimedStage(classes.members[stage.entry][0], stage.start, stage.stop, stage.recompute)
             for stage in stages
         ]
         channels = [
-            best_channel(classes, self.workshop, left.entry, right.entry, right.start, microbatch_size)
+            best_channel(classes, self.timings, left.entry, right.entry, right.start, microbatch_size)
             for left, right in itertools.pairwise(stages)
         ]
-        timing = self.workshop.timing(named, channels, microbatch_size)
+        timing = self.timings.timing(named, channels, microbatch_size)
         return Column(microbatch_size, stages, timing, tuple(uses)) if timing.fits else None
 
     def values(self, step_s: float) -> list[int]:
@@ -92,7 +92,7 @@ class ColumnPool:
 
 
 def best_channel(
-    classes: DeviceClasses, workshop: Workshop, first: int, second: int, layer: int, size: int
+    classes: DeviceClasses, timings: TimingCache, first: int, second: int, layer: int, size: int
 ) -> tuple[Device, Device]:
     """The pair of devices with the fastest channel between two classes.
 
@@ -102,7 +102,7 @@ def best_channel(
     pairs = classes.channels(first, second) or tuple(
         pair for other in range(len(classes.members)) for pair in classes.channels(first, other)
     )
-    message_s = workshop.costs.message_s
+    message_s = timings.costs.message_s
     return min(pairs, key=lambda pair: sum(message_s(pair[0], pair[1], layer, size)))
 
 
@@ -116,7 +116,7 @@ class Columns:
 
 def generate(
     tables: ProblemTables,
-    workshop: Workshop,
+    timings: TimingCache,
     *,
     rounds: int = ROUNDS,
     levels: Sequence[int] = LEVELS,
@@ -132,7 +132,7 @@ def generate(
     rates = _rates(tables)
     step_s = 1.1 * batch / float(rates @ counts)
     prices, fee = rates * batch / float(rates @ counts), 0.0
-    pool = pool or ColumnPool(tables, workshop)
+    pool = pool or ColumnPool(tables, timings)
     grid = {size: _amounts(size, batch, step_s, rates, tables) for size in problem.microbatch_sizes}
     amounts = grid
     cuts = search_cuts(tables)
@@ -142,7 +142,7 @@ def generate(
         found: list[tuple[float, PricedPipeline]] = []
         for size, samples in amounts.items():
             if samples:
-                programme = ColumnProgramme(
+                programme = PricingProblem(
                     tables,
                     size,
                     [value // size for value in samples],
@@ -181,11 +181,11 @@ def generate(
 
 def least_step(
     pool: ColumnPool, batch: int, counts: Floats, guess_s: float, most_pipelines: int | None = None
-) -> tuple[float, Master]:
+) -> tuple[float, MasterProblem]:
     """The least step time at which the pool's columns do the batch, and the programme there."""
     uses = [column.uses for column in pool.columns.values()]
 
-    def master(step_s: float) -> Master:
+    def master(step_s: float) -> MasterProblem:
         return solve_master(uses, pool.values(step_s), list(counts), most_pipelines=most_pipelines)
 
     low, high = 0.0, guess_s

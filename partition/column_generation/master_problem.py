@@ -10,7 +10,7 @@ from partition.estimates.stage_tables import Floats
 
 
 @dataclass(frozen=True, slots=True)
-class Master:
+class MasterProblem:
     """The linear programme's answer: samples done, pipelines of each column, price of each class."""
 
     samples: float
@@ -27,7 +27,7 @@ def solve_master(
     time_limit_s: float = 0.5,
     most_pipelines: int | None = None,
     enough: float | None = None,
-) -> Master:
+) -> MasterProblem:
     """Most samples with the devices at hand, in whole pipelines if asked for (HiGHS).
 
     most_pipelines: one more row; its price is the last of `prices`. enough: whole pipelines that do so many
@@ -65,4 +65,4 @@ def solve_master(
     solution = solver.getSolution()
     amounts = np.maximum(np.array(solution.col_value), 0.0)
     prices = np.zeros(len(bounds)) if integer else np.maximum(0.0, -np.array(solution.row_dual))
-    return Master(float(amounts @ np.array(values)), amounts, prices)
+    return MasterProblem(float(amounts @ np.array(values)), amounts, prices)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from partition.column_generation.master_problem import Master, solve_master
+from partition.column_generation.master_problem import MasterProblem, solve_master
 from partition.estimates.class_pipeline import ClassPipeline, ColumnStage
 from partition.estimates.device_classes import DeviceClasses
-from partition.estimates.timed_pipeline import Timing, Workshop
+from partition.estimates.timed_pipeline import PipelineTiming, TimingCache
 
 PROMISED = 3e-3  # relative, shorter than the step that is known: else there is nothing to gain
 CLOSE = 1e-3  # relative: how exactly the least step of the relaxed programme is found
@@ -25,24 +25,24 @@ class _Relaxed:
     """The relaxed programme of a step time. best: of each `_Uses`, the most samples, and who does them."""
 
     step_s: float
-    best: dict[_Uses, tuple[int, Timing]]
-    master: Master
+    best: dict[_Uses, tuple[int, PipelineTiming]]
+    master: MasterProblem
 
 
-class Seen:
-    """The pipelines that a workshop has made, as columns of a linear programme over device classes.
+class PipelinePool:
+    """The pipelines that a timing cache has made, as columns of a linear programme over device classes.
 
     The best set made of the routes that a local search has seen is often better than what it ends with
     (Rochat, Taillard, Journal of Heuristics 1, 1995). Owns the columns, by the devices that they take.
     """
 
-    def __init__(self, workshop: Workshop, classes: DeviceClasses, batch: int) -> None:
+    def __init__(self, timings: TimingCache, classes: DeviceClasses, batch: int) -> None:
         """classes: whose devices may stand for one another; batch: samples of a step."""
         self.classes = classes
-        self._workshop, self._batch = workshop, batch
+        self._workshop, self._batch = timings, batch
         self._entry = classes.entries()
         self._known = 0
-        self._columns: dict[_Uses, list[Timing]] = {}
+        self._columns: dict[_Uses, list[PipelineTiming]] = {}
 
     def pipelines(self, step_s: float) -> tuple[float, list[ClassPipeline]]:
         """(seconds, whole pipelines) of a step shorter than step_s; (inf, none) if none is promised.
@@ -87,11 +87,11 @@ class Seen:
             if samples:
                 best[uses] = (samples, found)
         if not best:
-            return _Relaxed(step_s, best, Master(0.0, np.zeros(0), np.zeros(len(self.classes.counts))))
+            return _Relaxed(step_s, best, MasterProblem(0.0, np.zeros(0), np.zeros(len(self.classes.counts))))
         values = [samples for samples, _ in best.values()]
         return _Relaxed(step_s, best, solve_master(list(best), values, self.classes.counts))
 
-    def _most(self, timings: Sequence[Timing], step_s: float) -> tuple[int, Timing]:
+    def _most(self, timings: Sequence[PipelineTiming], step_s: float) -> tuple[int, PipelineTiming]:
         """The most samples that one of them does in a step; few clocks are asked."""
         limits = sorted(
             ((timing.no_more(step_s, self._batch), -place) for place, timing in enumerate(timings)),
@@ -125,7 +125,7 @@ class Seen:
             for _ in range(round(amount))
         ]
 
-    def _stages(self, timing: Timing) -> tuple[ColumnStage, ...]:
+    def _stages(self, timing: PipelineTiming) -> tuple[ColumnStage, ...]:
         return tuple(
             ColumnStage(self._entry[stage.device.name], stage.start, stage.stop, stage.recompute)
             for stage in timing.stages

@@ -32,7 +32,7 @@ class PricedPipeline:
     stages: tuple[ColumnStage, ...]
 
 
-class ColumnProgramme:
+class PricingProblem:
     """The programme for one microbatch size and step time; prices may change between calls.
 
     amounts: several numbers of microbatches, priced side by side. cuts: where stages may begin and end, both

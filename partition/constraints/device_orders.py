@@ -59,7 +59,7 @@ class Arrangements:
         return max(size / period if period > 0 else math.inf for period, size in periods)
 
     def _weighed(self, orders: Sequence[Order]) -> list[_Way]:
-        """Ways over all orders: the best of each set of devices, then sets joined to pipelines."""
+        """PathRange over all orders: the best of each set of devices, then sets joined to pipelines."""
         sets: dict[Counts, list[_Way]] = defaultdict(list)
         for order in orders:
             cut = self.cutter.lean(order)
@@ -86,7 +86,7 @@ class Arrangements:
     def _joined(
         self, level: dict[Counts, list[_Way]], singles: dict[Counts, list[_Way]]
     ) -> dict[Counts, list[_Way]]:
-        """Ways with one pipeline more; pipelines of a way come in order, so that none is met twice."""
+        """PathRange with one pipeline more; pipelines of a way come in order, so that none is met twice."""
         found: dict[Counts, list[_Way]] = defaultdict(list)
         for used, ways in level.items():
             for extra, more in singles.items():

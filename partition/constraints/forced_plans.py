@@ -13,7 +13,7 @@ from partition.constraints.device_orders import Arrangement, Arrangements
 from partition.constraints.pinned_cuts import PinnedCutter
 from partition.estimates.batch_split import share_out
 from partition.estimates.optimizer_sharding import fits
-from partition.estimates.timed_pipeline import Worker
+from partition.estimates.timed_pipeline import TimedPipeline
 from partition.local_search.moves import LocalSearch, fitted
 from partition.plan import Plan
 from partition.problem import Evaluate, Forced, Pin, Problem
@@ -200,32 +200,32 @@ class _ForcedSearch:
 
     def plans(self) -> list[Plan]:
         ways = self.arrangements.best()
-        starts = [workers for arrangement in ways for workers in self.cut(arrangement)]
-        judged = sorted(((self.judge(workers, 0.0), place) for place, workers in enumerate(starts)))
+        starts = [timed for arrangement in ways for timed in self.cut(arrangement)]
+        judged = sorted(((self.judge(timed, 0.0), place) for place, timed in enumerate(starts)))
         few = len(self.problem.cluster.devices) <= MANY_DEVICES
         for step_s, place in judged[:IMPROVED]:
             if step_s < float("inf"):
                 tries = TRIES if few else TRIES_OF_MANY
-                LocalSearch(self.cutter.recutter, self.judge, tries).improve(starts[place])
+                LocalSearch(self.cutter.cut_optimizer, self.judge, tries).improve(starts[place])
         return sorted(self.found, key=lambda plan: (self.found[plan], len(plan.device_names)))
 
-    def cut(self, arrangement: Arrangement) -> Iterator[list[Worker]]:
+    def cut(self, arrangement: Arrangement) -> Iterator[list[TimedPipeline]]:
         """The pipelines of an arrangement, for each microbatch size."""
         share = max(1, self.problem.global_batch_size // len(arrangement))
         for size in self.problem.microbatch_sizes:
-            workers = [self.cutter.worker(devices, size, share) for devices in arrangement]
-            fitting = [worker for worker in workers if worker is not None]
+            timed = [self.cutter.pipeline(devices, size, share) for devices in arrangement]
+            fitting = [pipeline for pipeline in timed if pipeline is not None]
             if len(fitting) < len(arrangement):
                 continue
             yield fitting
             step_s = share_out(fitting, self.problem.global_batch_size)[0]
-            again = [fitted(self.cutter.recutter, devices, size, step_s) for devices in arrangement]
+            again = [fitted(self.cutter.cut_optimizer, devices, size, step_s) for devices in arrangement]
             pairs = zip(again, fitting, strict=True)
             yield [new if new is not None and new.timing.fits else old for new, old in pairs]
 
-    def judge(self, workers: Sequence[Worker], _: float) -> float:
-        """Seconds of a step of the plan of these workers; inf where it does not respect what is forced."""
-        plan = self.plan(workers)
+    def judge(self, timed: Sequence[TimedPipeline], _: float) -> float:
+        """Seconds of a step of the plan of these pipelines; inf where it does not respect what is forced."""
+        plan = self.plan(timed)
         profile, cluster = self.problem.profile, self.problem.cluster
         if plan is None or not self.problem.forced.allows(plan) or not fits(plan, profile, cluster):
             return float("inf")
@@ -233,19 +233,19 @@ class _ForcedSearch:
             self.found[plan] = self.evaluate(plan).step_s
         return self.found[plan]
 
-    def plan(self, workers: Sequence[Worker]) -> Plan | None:
-        """The plan of a set of workers, each with a sample at least."""
+    def plan(self, timed: Sequence[TimedPipeline]) -> Plan | None:
+        """The plan of a set of pipelines, each with a sample at least."""
         batch = self.problem.global_batch_size
-        if len(workers) > batch:
+        if len(timed) > batch:
             return None
-        seconds, samples = share_out(workers, batch)
+        seconds, samples = share_out(timed, batch)
         if seconds == float("inf"):
             return None
         samples = [max(1, count) for count in samples]
         while sum(samples) != batch:
             samples[samples.index(max(samples))] += 1 if sum(samples) < batch else -1
-        pairs = zip(workers, samples, strict=True)
-        pipelines = tuple(worker.pipeline(count) for worker, count in pairs)
+        pairs = zip(timed, samples, strict=True)
+        pipelines = tuple(pipeline.pipeline(count) for pipeline, count in pairs)
         return Plan("forced", self.problem.profile.model, batch, pipelines)
 
     def shortfall(self) -> ValueError:

@@ -12,8 +12,8 @@ from cost_model.memory import StageShape, device_memory
 from partition.estimates.device_classes import DeviceClasses
 from partition.estimates.pipeline_costs import PipelineCosts
 from partition.estimates.stage_tables import Floats, ProblemTables, SizeTables
-from partition.estimates.timed_pipeline import Worker, WorkerStage, Workshop
-from partition.exact.cut_dp import Recutter
+from partition.estimates.timed_pipeline import TimedPipeline, TimedStage, TimingCache
+from partition.exact.cut_dp import CutOptimizer
 from partition.problem import Pin, Problem
 
 Order = tuple[int, ...]
@@ -81,13 +81,13 @@ class PinnedCutter:
         self.problem = problem
         self.tables = PinnedTables(problem)
         self.costs = PipelineCosts(problem)
-        self.workshop = Workshop(self.costs)
-        self.recutter = Recutter(self.tables, self.workshop)
+        self.timings = TimingCache(self.costs)
+        self.cut_optimizer = CutOptimizer(self.tables, self.timings)
         self._lean: dict[Order, LeanCut] = {}
         self._missing: dict[Order, Floats] = {}
 
     def entries(self, devices: Sequence[Device]) -> Order:
-        return self.recutter.entries(devices)
+        return self.cut_optimizer.entries(devices)
 
     @cached_property
     def _lacking(self) -> Floats:
@@ -149,16 +149,16 @@ class PinnedCutter:
     def _busy(self) -> dict[int, Floats]:
         return {}
 
-    def worker(self, devices: Sequence[Device], samples: int, num_samples: int) -> Worker | None:
+    def pipeline(self, devices: Sequence[Device], samples: int, num_samples: int) -> TimedPipeline | None:
         """The pipeline cut for num_samples in microbatches of `samples`; with the leanest cut where the best
         one does not fit; None where that does not either."""
-        found = self.recutter.recut(devices, samples, num_samples)
+        found = self.cut_optimizer.recut(devices, samples, num_samples)
         if found is not None and found.timing.fits:
             return found
         cut = self.lean(self.entries(devices))
         if cut.missing_bytes > 0:
             return None
         pairs = zip(devices, cut.stages, strict=True)
-        stages = tuple(WorkerStage(device, start, stop) for device, (start, stop) in pairs)
-        made = self.workshop.worker(stages, min(self.problem.microbatch_sizes))
+        stages = tuple(TimedStage(device, start, stop) for device, (start, stop) in pairs)
+        made = self.timings.pipeline(stages, min(self.problem.microbatch_sizes))
         return made if made.timing.fits else None

@@ -1,45 +1,45 @@
-"""The samples of a step, shared out between workers so that they end together."""
+"""The samples of a step, shared out between pipelines so that they end together."""
 
 import math
 from collections.abc import Sequence
 from heapq import heapify, heappop, heapreplace
 
-from partition.estimates.timed_pipeline import Timing, Worker
+from partition.estimates.timed_pipeline import PipelineTiming, TimedPipeline
 
 NEAR = 0.02  # of the range: no guess is nearer to its ends
 NEARLY = 0.98  # of a step that is long enough: what is asked for next
 
 
 def share_out(
-    workers: Sequence[Worker], batch: int, tolerance: float = 1e-5, within_s: float = math.inf
+    timed: Sequence[TimedPipeline], batch: int, tolerance: float = 1e-5, within_s: float = math.inf
 ) -> tuple[float, list[int]]:
-    """(seconds, samples of each worker): the least step in which they do the batch.
+    """(seconds, samples of each pipeline): the least step in which they do the batch.
 
     Samples grow nearly in proportion to the step: every third guess halves it, the others go by proportion.
-    Workers may get none. Seconds are inf where the workers cannot do it, or not within so many seconds.
+    Pipelines may get none. Seconds are inf where the pipelines cannot do it, or not within so many seconds.
     """
-    counts: dict[int, tuple[Timing, int]] = {}
-    for worker in workers:
-        timing, count = counts.get(id(worker.timing), (worker.timing, 0))
-        counts[id(worker.timing)] = (timing, count + 1)
+    counts: dict[int, tuple[PipelineTiming, int]] = {}
+    for pipeline in timed:
+        timing, count = counts.get(id(pipeline.timing), (pipeline.timing, 0))
+        counts[id(pipeline.timing)] = (timing, count + 1)
     able = [(timing, count) for timing, count in counts.values() if timing.fits]
     if not able:
-        return math.inf, [0] * len(workers)
+        return math.inf, [0] * len(timed)
 
     def done(step_s: float) -> int:
         return sum(count * timing.most(step_s, batch) for timing, count in able)
 
     if within_s < math.inf:
         if sum(count * timing.no_more(within_s, batch) for timing, count in able) < batch:
-            return math.inf, [0] * len(workers)
+            return math.inf, [0] * len(timed)
         low, high = NEARLY * within_s, within_s
         more = done(high)
         if more < batch:
-            return math.inf, [0] * len(workers)
+            return math.inf, [0] * len(timed)
     else:
-        # a little more than one worker alone needs, so that rounding does not take a sample from it
+        # a little more than one pipeline alone needs, so that rounding does not take a sample from it
         high = (1 + tolerance) * min(timing.time_s(batch) for timing, _ in able)
-        low, more = high / (2 * len(workers)), batch
+        low, more = high / (2 * len(timed)), batch
     less = done(low)
     while less >= batch and low > 0:
         low, high = low / 2, low
@@ -55,7 +55,7 @@ def share_out(
             high, more = middle, samples
         else:
             low, less = middle, samples
-    return high, _within(workers, batch, high)
+    return high, _within(timed, batch, high)
 
 
 def _between(low: float, high: float, share: float) -> float:
@@ -63,24 +63,24 @@ def _between(low: float, high: float, share: float) -> float:
     return low + (high - low) * min(max(share, NEAR), 1 - NEAR)
 
 
-def _within(workers: Sequence[Worker], batch: int, step_s: float) -> list[int]:
-    """Samples of each worker in a step of step_s seconds; the surplus is taken from those that end last."""
-    most = {id(worker.timing): worker.timing.most(step_s, batch) for worker in workers}
-    samples = [most[id(worker.timing)] if worker.timing.fits else 0 for worker in workers]
+def _within(timed: Sequence[TimedPipeline], batch: int, step_s: float) -> list[int]:
+    """Samples of each pipeline in a step of step_s seconds; the surplus is taken from those that end last."""
+    most = {id(pipeline.timing): pipeline.timing.most(step_s, batch) for pipeline in timed}
+    samples = [most[id(pipeline.timing)] if pipeline.timing.fits else 0 for pipeline in timed]
     surplus = sum(samples) - batch
     if surplus <= 0:
         return samples
-    ends = {id(worker.timing): worker.timing.time_s(most[id(worker.timing)]) for worker in workers}
-    last = [(-ends[id(workers[at].timing)], -at) for at, count in enumerate(samples) if count]
+    ends = {id(pipeline.timing): pipeline.timing.time_s(most[id(pipeline.timing)]) for pipeline in timed}
+    last = [(-ends[id(timed[at].timing)], -at) for at, count in enumerate(samples) if count]
     heapify(last)
     while surplus > 0:
         at = -last[0][1]
-        size = workers[at].microbatch_size
+        size = timed[at].microbatch_size
         taken = min(surplus, (samples[at] - 1) % size + 1)
         samples[at] -= taken
         surplus -= taken
         if samples[at]:
-            heapreplace(last, (-workers[at].timing.time_s(samples[at]), -at))
+            heapreplace(last, (-timed[at].timing.time_s(samples[at]), -at))
         else:
             heappop(last)
     return samples

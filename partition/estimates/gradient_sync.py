@@ -11,7 +11,7 @@ from cost_model.network import LARGE_RING
 from cost_model.ring_estimates import all_reduce_estimate_s
 from partition.estimates.pipeline_costs import PipelineCosts
 from partition.estimates.stage_tables import Floats
-from partition.estimates.timed_pipeline import Worker
+from partition.estimates.timed_pipeline import TimedPipeline
 from partition.plan import Plan
 
 PACE_BYTES = 2**20
@@ -37,10 +37,10 @@ class SyncCosts:
         measured = costs.network.as_in_file is not costs.network
         self._most_chains = LARGE_RING if measured else FEW_CHAINS
 
-    def exposed_s(self, workers: Sequence[Worker]) -> float:
+    def exposed_s(self, timed: Sequence[TimedPipeline]) -> float:
         """Seconds that the busiest device or card spends in sums, as if none were hidden."""
         return self._exposed_s(
-            [[(stage.device.name, stage.stop) for stage in worker.stages] for worker in workers]
+            [[(stage.device.name, stage.stop) for stage in pipeline.stages] for pipeline in timed]
         )
 
     def exposed_of_plan_s(self, plan: Plan) -> float:

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from cost_model.cluster import Device
 from partition.estimates.pipeline_costs import PipelineCosts
-from partition.estimates.timed_pipeline import Worker
+from partition.estimates.timed_pipeline import TimedPipeline
 
 
 class CardLoad:
@@ -15,19 +15,19 @@ class CardLoad:
         self._costs = costs
         self._hops: dict[object, tuple[float, float]] = {}
 
-    def step_s(self, workers: Sequence[Worker], seconds: float) -> float:
-        """A step of workers that take so long by their clocks, or longer, until the busiest card is done."""
+    def step_s(self, timed: Sequence[TimedPipeline], seconds: float) -> float:
+        """Return a step of pipelines that take so long by their clocks, or until the busiest card is done."""
         batch = self._costs.problem.global_batch_size
         busy: dict[tuple[str, str], float] = {}
-        for worker in workers:
-            if len(worker.stages) == 1:
+        for pipeline in timed:
+            if len(pipeline.stages) == 1:
                 continue
-            count = worker.timing.most(seconds, batch) / worker.microbatch_size
-            for left, right in pairwise(worker.stages):
+            count = pipeline.timing.most(seconds, batch) / pipeline.microbatch_size
+            for left, right in pairwise(pipeline.stages):
                 here, there = left.device, right.device
                 if here.node == there.node or not count:
                     continue
-                out, home = self._seconds(worker, left.device, right.device, right.start)
+                out, home = self._seconds(pipeline, left.device, right.device, right.start)
                 for card, spent in (
                     ((here.node, "out"), out),
                     ((there.node, "in"), out),
@@ -37,8 +37,10 @@ class CardLoad:
                     busy[card] = busy.get(card, 0.0) + count * spent
         return max(seconds, max(busy.values(), default=0.0))
 
-    def _seconds(self, worker: Worker, here: Device, there: Device, layer: int) -> tuple[float, float]:
-        key = (here.node, there.node, here.kind, there.kind, layer, worker.microbatch_size)
+    def _seconds(
+        self, pipeline: TimedPipeline, here: Device, there: Device, layer: int
+    ) -> tuple[float, float]:
+        key = (here.node, there.node, here.kind, there.kind, layer, pipeline.microbatch_size)
         if key not in self._hops:
-            self._hops[key] = self._costs.message_s(here, there, layer, worker.microbatch_size)[:2]
+            self._hops[key] = self._costs.message_s(here, there, layer, pipeline.microbatch_size)[:2]
         return self._hops[key]

@@ -27,7 +27,7 @@ def rank(plan: Plan) -> Rank:
     return (len(plan.device_names), plan.device_names, numbers)
 
 
-class Verdict:
+class Ranking:
     """Sort key of plans: seconds of a step, then `rank`; remembers what it was asked.
 
     Seconds are rounded to ten digits, so that ties are ties on every machine.
@@ -56,7 +56,7 @@ def best_plan(problem: Problem, evaluate: Evaluate | None, estimated: Iterable[t
     """The plan of least estimate (seconds); with evaluate, the one of the two least that evaluates best."""
     ranked = sorted(estimated, key=lambda entry: (_rounded(entry[0]), rank(entry[1])))
     near = [plan for _, plan in ranked[:NUM_EVALUATED]]
-    return min(near, key=Verdict(problem, evaluate)) if evaluate else near[0]
+    return min(near, key=Ranking(problem, evaluate)) if evaluate else near[0]
 
 
 def estimate_s(costs: PipelineCosts, plan: Plan) -> float:

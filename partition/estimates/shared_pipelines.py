@@ -9,7 +9,7 @@ from cost_model.network import NORM_BYTES
 from partition.estimates.closed_forms import in_flight_windows
 from partition.estimates.gradient_sync import SyncCosts
 from partition.estimates.pipeline_costs import PipelineCosts
-from partition.estimates.timed_pipeline import WorkerStage
+from partition.estimates.timed_pipeline import TimedStage
 from partition.plan import Pipeline, Plan, Stage
 
 EXTRA_IN_FLIGHT = (0, 1)  # a device that serves others too may keep a microbatch waiting
@@ -17,10 +17,10 @@ MOST_IN_FLIGHT = 64
 
 
 @dataclass(frozen=True, slots=True)
-class DraftPipeline:
+class SharedPipeline:
     """A pipeline without in_flight; its devices may serve other pipelines of the draft too."""
 
-    stages: tuple[WorkerStage, ...]
+    stages: tuple[TimedStage, ...]
     microbatch_size: int
     num_samples: int
 
@@ -29,7 +29,7 @@ class DraftPipeline:
         return -(-self.num_samples // self.microbatch_size)
 
 
-Draft = tuple[DraftPipeline, ...]
+Draft = tuple[SharedPipeline, ...]
 Flights = tuple[tuple[int, ...], ...]
 """in_flight by pipeline and stage."""
 
@@ -51,7 +51,7 @@ class _Seconds:
         return [there + back for there, back, _ in self.links_s]
 
 
-class DraftCosts:
+class SharedPipelineCosts:
     """Turns drafts into plans; remembers the prices of stages."""
 
     def __init__(self, costs: PipelineCosts) -> None:
@@ -93,7 +93,7 @@ class DraftCosts:
         """Whether memory takes one microbatch of each pipeline."""
         return all(self._spare(places) >= 0 for places in _places(draft).values())
 
-    def _seconds(self, pipeline: DraftPipeline, samples: int) -> _Seconds:
+    def _seconds(self, pipeline: SharedPipeline, samples: int) -> _Seconds:
         busy = [self._busy(stage, samples) for stage in pipeline.stages]
         links = []
         for left, right in pairwise(pipeline.stages):
@@ -106,7 +106,7 @@ class DraftCosts:
             links.append((there + latency, back + latency_back, max(there, back)))
         return _Seconds(tuple(f for f, _ in busy), tuple(b for _, b in busy), tuple(links))
 
-    def _busy(self, stage: WorkerStage, samples: int) -> tuple[float, float]:
+    def _busy(self, stage: TimedStage, samples: int) -> tuple[float, float]:
         """Seconds of forward and backward of one microbatch."""
         device = stage.device
         key = (device.kind, device.speed, stage.start, stage.stop, samples, stage.recompute)
@@ -160,7 +160,7 @@ class DraftCosts:
                 spare -= growing[least]
         return tuple(tuple(accumulate(row, min)) for row in flights)
 
-    def _spare(self, places: Iterable[tuple[int, int, DraftPipeline]]) -> float:
+    def _spare(self, places: Iterable[tuple[int, int, SharedPipeline]]) -> float:
         """Bytes left on a device with one microbatch of each of its stages in flight."""
         stages = [(entry.stages[index], entry.microbatch_size) for _, index, entry in places]
         key = tuple(sorted((s.start, s.stop, samples, s.recompute) for s, samples in stages))
@@ -169,7 +169,7 @@ class DraftCosts:
             self._least[key] = device_memory(self.costs.problem.profile, shapes).total_bytes
         return stages[0][0].device.usable_bytes - self._least[key]
 
-    def _more_bytes(self, stage: WorkerStage, samples: int) -> float:
+    def _more_bytes(self, stage: TimedStage, samples: int) -> float:
         """Bytes of one more microbatch in flight."""
         key = (stage.start, stage.stop, samples, stage.recompute)
         if key not in self._more:
@@ -234,9 +234,9 @@ class DraftCosts:
         return max(loads.values(), default=0.0)
 
 
-def _places(draft: Draft) -> dict[str, list[tuple[int, int, DraftPipeline]]]:
+def _places(draft: Draft) -> dict[str, list[tuple[int, int, SharedPipeline]]]:
     """(index of the pipeline, stage, pipeline) of each device."""
-    found: dict[str, list[tuple[int, int, DraftPipeline]]] = {}
+    found: dict[str, list[tuple[int, int, SharedPipeline]]] = {}
     for index, entry in enumerate(draft):
         for stage, placed in enumerate(entry.stages):
             found.setdefault(placed.device.name, []).append((index, stage, entry))

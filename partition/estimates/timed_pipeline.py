@@ -26,7 +26,7 @@ FILLING, MOST_FILLING_TICKS = 1e-3, 1600  # and if it is seen to be in its warmu
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerStage:
+class TimedStage:
     """Layers [start, stop) on a device that serves nothing else."""
 
     device: Device
@@ -35,7 +35,7 @@ class WorkerStage:
     recompute: bool = False
 
 
-class Timing:
+class PipelineTiming:
     """Seconds of pipelines that differ in nothing but the names of their devices.
 
     time_s(samples) holds no gradient sync; the longest optimizer step is in it.
@@ -44,7 +44,7 @@ class Timing:
     def __init__(
         self,
         costs: PipelineCosts,
-        stages: Sequence[WorkerStage],
+        stages: Sequence[TimedStage],
         channels: Sequence[tuple[Device, Device]],
         microbatch_size: int,
     ) -> None:
@@ -300,11 +300,11 @@ def _longest(lines: Sequence[tuple[float, float]], from_count: int) -> list[tupl
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class TimedPipeline:
     """A pipeline on named devices, with its timing."""
 
-    stages: tuple[WorkerStage, ...]
-    timing: Timing
+    stages: tuple[TimedStage, ...]
+    timing: PipelineTiming
 
     @property
     def microbatch_size(self) -> int:
@@ -327,25 +327,25 @@ class Worker:
         )
 
 
-class Workshop:
-    """Makes workers; those that differ only in the names of their devices share one timing."""
+class TimingCache:
+    """Makes pipelines; those that differ only in the names of their devices share one timing."""
 
     def __init__(self, costs: PipelineCosts) -> None:
         self.costs = costs
-        self._timings: dict[object, Timing] = {}
+        self._timings: dict[object, PipelineTiming] = {}
 
     @property
-    def timings(self) -> list[Timing]:
+    def timings(self) -> list[PipelineTiming]:
         """All so far, in the order in which they were made."""
         return list(self._timings.values())
 
-    def worker(self, stages: Sequence[WorkerStage], microbatch_size: int) -> Worker:
+    def pipeline(self, stages: Sequence[TimedStage], microbatch_size: int) -> TimedPipeline:
         channels = [(left.device, right.device) for left, right in pairwise(stages)]
-        return Worker(tuple(stages), self.timing(stages, channels, microbatch_size))
+        return TimedPipeline(tuple(stages), self.timing(stages, channels, microbatch_size))
 
     def timing(
-        self, stages: Sequence[WorkerStage], channels: Sequence[tuple[Device, Device]], microbatch_size: int
-    ) -> Timing:
+        self, stages: Sequence[TimedStage], channels: Sequence[tuple[Device, Device]], microbatch_size: int
+    ) -> PipelineTiming:
         route = self.costs.network.route
         key = (
             microbatch_size,
@@ -356,5 +356,5 @@ class Workshop:
             tuple((route(a.name, b.name).link, route(b.name, a.name).link) for a, b in channels),
         )
         if key not in self._timings:
-            self._timings[key] = Timing(self.costs, stages, channels, microbatch_size)
+            self._timings[key] = PipelineTiming(self.costs, stages, channels, microbatch_size)
         return self._timings[key]

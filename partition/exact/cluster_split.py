@@ -15,7 +15,7 @@ import numpy as np
 from partition.estimates.class_pipeline import ClassPipeline
 from partition.estimates.stage_tables import Amount, Floats, ProblemTables
 from partition.exact.cluster_split_lp import CompiledVectors, MixedVectors, WholeVectors, num_parts
-from partition.exact.count_dp import TypeCountProgramme
+from partition.exact.count_dp import CountProgramme
 from partition.exact.count_vectors import CountVectors, Places
 
 MOST_PARTS, MOST_COMPILED = 6_000_000, 30_000_000  # pairs of a vector and one below it
@@ -29,7 +29,7 @@ Family = tuple[int, int, int]
 
 
 @dataclass(slots=True)
-class CountSplit:
+class ClusterSplit:
     """Owns the table of least makespans Z and refines it where the bound is decided.
 
     Within a family Z grows no faster than in proportion to the samples, and never falls: so what is known at
@@ -50,7 +50,7 @@ class CountSplit:
     parts: WholeVectors | CompiledVectors | MixedVectors = field(init=False)
     least: dict[Family, dict[int, Floats]] = field(default_factory=dict)
     exact: dict[tuple[int, int], Floats] = field(default_factory=dict)
-    programmes: dict[tuple[Family, int], tuple[TypeCountProgramme, int]] = field(default_factory=dict)
+    programmes: dict[tuple[Family, int], tuple[CountProgramme, int]] = field(default_factory=dict)
     amount_s: float = 0.0  # that an amount took last time
 
     def __post_init__(self) -> None:
@@ -119,13 +119,13 @@ class CountSplit:
 
     def _programmes(
         self, asked: Sequence[tuple[int, Amount]], beyond: float
-    ) -> Iterator[tuple[int, TypeCountProgramme, int]]:
+    ) -> Iterator[tuple[int, CountProgramme, int]]:
         """(index, programme, which of its amounts); makespans up to `beyond` times the ceiling are kept."""
         states = self.vectors.size * len(self.vectors.counts) * (self.tables.num_layers + 1)
         side_by_side = max(1, min(SIDE_BY_SIDE, MOST_STATES // states))
         for first in range(0, len(asked), side_by_side):
             part = asked[first : first + side_by_side]
-            programme = TypeCountProgramme(
+            programme = CountProgramme(
                 self.tables,
                 self.vectors,
                 part,

@@ -33,7 +33,7 @@ Labels = list[tuple[Floats, Floats]]
 """(makespans, round trips), the least makespans first."""
 
 
-class TypeCountProgramme:
+class CountProgramme:
     """The programme for several amounts of samples side by side, each in microbatches of its own size.
 
     ceiling_s: labels beyond it are dropped. max_labels: None keeps all and is exact; with one label numbers

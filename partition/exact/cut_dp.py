@@ -9,22 +9,22 @@ import numpy.typing as npt
 
 from cost_model.cluster import Device
 from partition.estimates.stage_tables import Floats, ProblemTables
-from partition.estimates.timed_pipeline import Worker, WorkerStage, Workshop
+from partition.estimates.timed_pipeline import TimedPipeline, TimedStage, TimingCache
 
 CLOSE = 0.02  # a period this near the one that the cuts were made for will do
 LONGER = 1.5
 
 
-class Recutter:
+class CutOptimizer:
     """Cuts pipelines anew for their own devices and links; remembers what it did."""
 
-    def __init__(self, tables: ProblemTables, workshop: Workshop) -> None:
-        self.tables, self.workshop = tables, workshop
+    def __init__(self, tables: ProblemTables, timings: TimingCache) -> None:
+        self.tables, self.timings = tables, timings
         self._entry = tables.classes.entries()
         self._hops: dict[object, Floats] = {}
         self._no_hop = np.zeros(tables.num_layers + 1)
         self._stages: dict[tuple[int, int, bool], _Band] = {}
-        self._done: dict[object, tuple[WorkerStage, ...] | None] = {}
+        self._done: dict[object, tuple[TimedStage, ...] | None] = {}
 
     def entries(self, devices: Sequence[Device]) -> tuple[int, ...]:
         """The class of each device."""
@@ -32,7 +32,7 @@ class Recutter:
 
     def recut(
         self, devices: Sequence[Device], microbatch_size: int, num_samples: int, *, recompute: bool = True
-    ) -> Worker | None:
+    ) -> TimedPipeline | None:
         """The pipeline with the cuts of least makespan bound Z; None where memory takes no cuts.
 
         A dynamic programme over layers from the last stage backwards; each stage's in_flight, by the window
@@ -40,7 +40,7 @@ class Recutter:
         """
         if len(devices) > self.tables.num_layers:
             return None
-        route = self.workshop.costs.network.route
+        route = self.timings.costs.network.route
         entries = self.entries(devices)
         links = tuple(
             (route(a.name, b.name).link, route(b.name, a.name).link) for a, b in itertools.pairwise(devices)
@@ -52,10 +52,10 @@ class Recutter:
         if found is None:
             return None
         stages = tuple(
-            WorkerStage(device, stage.start, stage.stop, stage.recompute)
+            TimedStage(device, stage.start, stage.stop, stage.recompute)
             for device, stage in zip(devices, found, strict=True)
         )
-        return self.workshop.worker(stages, microbatch_size)
+        return self.timings.pipeline(stages, microbatch_size)
 
     def _cut(
         self,
@@ -64,13 +64,13 @@ class Recutter:
         microbatch_size: int,
         num_samples: int,
         recompute: bool,
-    ) -> tuple[WorkerStage, ...] | None:
+    ) -> tuple[TimedStage, ...] | None:
         size = self.tables.at(microbatch_size)
         whole = size.busy_s[list(entries), 0, -1]
         period = float(1 / (1 / np.maximum(whole, 1e-300)).sum())
         count = num_samples / microbatch_size
         places = self._places(devices, entries, microbatch_size, count, recompute)
-        best: tuple[float, tuple[WorkerStage, ...]] | None = None
+        best: tuple[float, tuple[TimedStage, ...]] | None = None
         for _ in range(8):
             stages = self._cut_for(devices, places, count, period)
             if stages is None:
@@ -78,14 +78,14 @@ class Recutter:
                     break
                 period *= LONGER
                 continue
-            worker = self.workshop.worker(stages, microbatch_size)
-            if not worker.timing.fits:
+            pipeline = self.timings.pipeline(stages, microbatch_size)
+            if not pipeline.timing.fits:
                 period *= LONGER
                 continue
-            seconds = worker.timing.quick_s(max(1, num_samples // microbatch_size))
+            seconds = pipeline.timing.quick_s(max(1, num_samples // microbatch_size))
             if best is None or seconds < best[0]:
                 best = (seconds, stages)
-            own = worker.timing.period_s
+            own = pipeline.timing.period_s
             if abs(own / period - 1) < CLOSE or (best is not None and seconds > best[0]):
                 break
             period = max(own, 1e-300)  # where all times are zero, so is it
@@ -93,11 +93,11 @@ class Recutter:
 
     def _hop(self, one: Device, other: Device, microbatch_size: int) -> tuple[Floats, Floats]:
         """([layer]: both ways with latency; the slower way's occupation), 0 at the end of the model."""
-        route = self.workshop.costs.network.route
+        route = self.timings.costs.network.route
         key = (route(one.name, other.name).link, route(other.name, one.name).link, microbatch_size)
         if key not in self._hops:
             rows = [
-                self.workshop.costs.message_s(one, other, layer, microbatch_size)
+                self.timings.costs.message_s(one, other, layer, microbatch_size)
                 for layer in range(1, self.tables.num_layers)
             ]
             table = np.full((2, self.tables.num_layers + 1), np.inf)
@@ -123,7 +123,7 @@ class Recutter:
 
     def _cut_for(
         self, devices: Sequence[Device], places: Sequence["_Place"], count: float, period: float
-    ) -> tuple[WorkerStage, ...] | None:
+    ) -> tuple[TimedStage, ...] | None:
         ends = self.tables.num_layers
         makespan, window = np.full(ends + 1, np.inf), np.zeros(ends + 1)
         makespan[ends] = 0.0
@@ -148,7 +148,7 @@ class Recutter:
         start, stages = 0, []
         for device, (stop, flag) in zip(devices, reversed(back), strict=True):
             end = int(stop[start])
-            stages.append(WorkerStage(device, start, end, bool(flag[start])))
+            stages.append(TimedStage(device, start, end, bool(flag[start])))
             start = end
         return tuple(stages)
 

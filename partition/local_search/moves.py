@@ -7,22 +7,22 @@ from dataclasses import dataclass
 
 from cost_model.cluster import Device
 from partition.estimates.batch_split import share_out
-from partition.estimates.timed_pipeline import Worker
-from partition.exact.cut_dp import Recutter
+from partition.estimates.timed_pipeline import TimedPipeline
+from partition.exact.cut_dp import CutOptimizer
 
 MOVES = ("size", "order", "swap", "move", "merge", "split", "add", "drop")
 TOLERANCE = 1e-4  # of the seconds of a set
 GAIN = 2e-4  # relative: less is not worth a change
-Judge = Callable[[Sequence[Worker], float], float]
-"""Seconds of a step of workers whose samples are done in the given time; adds what the clock leaves out."""
+Judge = Callable[[Sequence[TimedPipeline], float], float]
+"""Seconds of a step of pipelines whose samples are done in the given time; adds what the clock leaves out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Workers and the step in which they do the batch, as judged by the search."""
+    """Pipelines and the step in which they do the batch, as judged by the search."""
 
     step_s: float
-    workers: tuple[Worker, ...]
+    timed: tuple[TimedPipeline, ...]
     start: str
 
 
@@ -30,16 +30,16 @@ class Found:
 class LocalSearch:
     """Hill climbing with a fixed number of tries and a fixed seed, so that machines agree."""
 
-    recutter: Recutter
+    cut_optimizer: CutOptimizer
     judge: Judge
     tries: int
     seed: int = 0
 
-    def improve(self, workers: Sequence[Worker]) -> tuple[float, list[Worker]]:
-        """(judged seconds, workers), no worse than those given."""
-        problem = self.recutter.tables.problem
+    def improve(self, timed: Sequence[TimedPipeline]) -> tuple[float, list[TimedPipeline]]:
+        """(judged seconds, pipelines), no worse than those given."""
+        problem = self.cut_optimizer.tables.problem
         batch, rng = problem.global_batch_size, random.Random(self.seed)
-        best = list(workers)
+        best = list(timed)
         shared = share_out(best, batch, TOLERANCE)[0]
         step_s = self.judge(best, shared)
         since = 0
@@ -56,30 +56,32 @@ class LocalSearch:
         return step_s, best
 
     def tried(
-        self, rng: random.Random, workers: list[Worker], step_s: float, within_s: float
-    ) -> tuple[float, list[Worker]]:
-        """(seconds, workers) after a random move; inf if it leads nowhere, or to a step that is longer."""
-        trial = self.change(rng, workers, step_s)
-        if trial is None or any(not worker.timing.fits for worker in trial):
-            return math.inf, workers
-        batch = self.recutter.tables.problem.global_batch_size
+        self, rng: random.Random, timed: list[TimedPipeline], step_s: float, within_s: float
+    ) -> tuple[float, list[TimedPipeline]]:
+        """(seconds, pipelines) after a random move; inf if it leads nowhere, or to a step that is longer."""
+        trial = self.change(rng, timed, step_s)
+        if trial is None or any(not pipeline.timing.fits for pipeline in trial):
+            return math.inf, timed
+        batch = self.cut_optimizer.tables.problem.global_batch_size
         return share_out(trial, batch, TOLERANCE, within_s=within_s)[0], trial
 
-    def change(self, rng: random.Random, workers: list[Worker], step_s: float) -> list[Worker] | None:
-        """The workers after a random move; None where it leads nowhere."""
+    def change(
+        self, rng: random.Random, timed: list[TimedPipeline], step_s: float
+    ) -> list[TimedPipeline] | None:
+        """The pipelines after a random move; None where it leads nowhere."""
         move = rng.choice(MOVES)
-        index = rng.randrange(len(workers))
-        worker = workers[index]
-        mine = list(worker.devices)
-        sizes = self.recutter.tables.problem.microbatch_sizes
-        rest = [other for place, other in enumerate(workers) if place != index]
+        index = rng.randrange(len(timed))
+        pipeline = timed[index]
+        mine = list(pipeline.devices)
+        sizes = self.cut_optimizer.tables.problem.microbatch_sizes
+        rest = [other for place, other in enumerate(timed) if place != index]
         if move == "size":
             return self._with(rest, [(mine, rng.choice(sizes))], step_s)
         if move == "order" and len(mine) > 1:
             one, other = rng.sample(range(len(mine)), 2)
             mine[one], mine[other] = mine[other], mine[one]
-            return self._with(rest, [(mine, worker.microbatch_size)], step_s)
-        if move in ("swap", "move", "merge") and len(workers) > 1:
+            return self._with(rest, [(mine, pipeline.microbatch_size)], step_s)
+        if move in ("swap", "move", "merge") and len(timed) > 1:
             place = rng.randrange(len(rest))
             partner = rest.pop(place)
             theirs = list(partner.devices)
@@ -92,45 +94,47 @@ class LocalSearch:
                 theirs, mine = theirs + mine, []
             wanted = [(theirs, partner.microbatch_size)]
             if mine:
-                wanted.append((mine, worker.microbatch_size))
+                wanted.append((mine, pipeline.microbatch_size))
             return self._with(rest, wanted, step_s)
         if move == "split" and len(mine) > 1:
             cut = rng.randrange(1, len(mine))
             rng.shuffle(mine)
-            size = worker.microbatch_size
+            size = pipeline.microbatch_size
             return self._with(rest, [(mine[:cut], size), (mine[cut:], size)], step_s)
         if move == "add":
-            used = {device.name for entry in workers for device in entry.devices}
-            spare = [d for d in self.recutter.tables.problem.cluster.devices if d.name not in used]
+            used = {device.name for entry in timed for device in entry.devices}
+            spare = [d for d in self.cut_optimizer.tables.problem.cluster.devices if d.name not in used]
             if not spare:
                 return None
             mine.insert(rng.randrange(len(mine) + 1), rng.choice(spare))
-            return self._with(rest, [(mine, worker.microbatch_size)], step_s)
+            return self._with(rest, [(mine, pipeline.microbatch_size)], step_s)
         if move == "drop" and len(mine) > 1:
             mine.pop(rng.randrange(len(mine)))
-            return self._with(rest, [(mine, worker.microbatch_size)], step_s)
+            return self._with(rest, [(mine, pipeline.microbatch_size)], step_s)
         return None
 
     def _with(
-        self, rest: list[Worker], wanted: list[tuple[list[Device], int]], step_s: float
-    ) -> list[Worker] | None:
-        """The other workers and new ones on these devices, each cut for about the samples it will get."""
+        self, rest: list[TimedPipeline], wanted: list[tuple[list[Device], int]], step_s: float
+    ) -> list[TimedPipeline] | None:
+        """The other pipelines and new ones on these devices, each cut for about the samples it will get."""
         made = list(rest)
         for devices, size in wanted:
-            worker = fitted(self.recutter, devices, size, step_s)
-            if worker is None:
+            pipeline = fitted(self.cut_optimizer, devices, size, step_s)
+            if pipeline is None:
                 return None
-            made.append(worker)
+            made.append(pipeline)
         return made
 
 
-def fitted(recutter: Recutter, devices: Sequence[Device], size: int, step_s: float) -> Worker | None:
+def fitted(
+    cut_optimizer: CutOptimizer, devices: Sequence[Device], size: int, step_s: float
+) -> TimedPipeline | None:
     """A pipeline on these devices in this order, cut for about the samples that it does in a step."""
-    busy, entries = recutter.tables.at(size).busy_s, recutter.entries(devices)
+    busy, entries = cut_optimizer.tables.at(size).busy_s, cut_optimizer.entries(devices)
     period = 1 / sum(1 / max(float(busy[entry, 0, -1]), 1e-300) for entry in entries)
     count = max(1, round(step_s / period - len(devices) + 1))
-    most = -(-recutter.tables.problem.global_batch_size // size)
-    return recutter.recut(devices, size, size * min(most, _rounded(count)))
+    most = -(-cut_optimizer.tables.problem.global_batch_size // size)
+    return cut_optimizer.recut(devices, size, size * min(most, _rounded(count)))
 
 
 def _rounded(count: int) -> int:

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from cost_model.cluster import Device
 from partition.estimates.class_pipeline import ClassPipeline
 from partition.estimates.device_classes import DeviceClasses
-from partition.estimates.timed_pipeline import WorkerStage
+from partition.estimates.timed_pipeline import TimedStage
 
 
-def place(classes: DeviceClasses, pipelines: Sequence[ClassPipeline]) -> list[tuple[WorkerStage, ...]]:
+def place(classes: DeviceClasses, pipelines: Sequence[ClassPipeline]) -> list[tuple[TimedStage, ...]]:
     """Devices for the stages of each pipeline; each device once.
 
     The pipelines that take most devices choose first; each class of a pipeline goes to the node that its
@@ -20,7 +20,7 @@ def place(classes: DeviceClasses, pipelines: Sequence[ClassPipeline]) -> list[tu
         for device in group:
             nodes.setdefault(device.node, []).append(device)
         free.append(nodes)
-    placed: list[tuple[WorkerStage, ...]] = [() for _ in pipelines]
+    placed: list[tuple[TimedStage, ...]] = [() for _ in pipelines]
     for index in sorted(range(len(pipelines)), key=lambda index: (-len(pipelines[index].stages), index)):
         stages = pipelines[index].stages
         wanted: dict[int, int] = {}
@@ -29,7 +29,7 @@ def place(classes: DeviceClasses, pipelines: Sequence[ClassPipeline]) -> list[tu
         homes: list[str] = []
         taken = {entry: _take(free[entry], count, homes) for entry, count in wanted.items()}
         placed[index] = tuple(
-            WorkerStage(taken[stage.entry].pop(0), stage.start, stage.stop, stage.recompute)
+            TimedStage(taken[stage.entry].pop(0), stage.start, stage.stop, stage.recompute)
             for stage in stages
         )
     return placed

@@ -5,8 +5,8 @@ import random
 from collections.abc import Callable, Sequence
 
 from partition.estimates.batch_split import share_out
-from partition.estimates.timed_pipeline import Worker
-from partition.exact.cut_dp import Recutter
+from partition.estimates.timed_pipeline import TimedPipeline
+from partition.exact.cut_dp import CutOptimizer
 from partition.local_search.moves import GAIN, TOLERANCE, Found, Judge, LocalSearch
 
 FAILED = 2  # sweeps that found nothing, one after the other, after which no other begins
@@ -23,7 +23,7 @@ QUEUES = 1.01  # simulated over estimated seconds, from which on that is worth i
 
 
 def walked(
-    recutter: Recutter,
+    cut_optimizer: CutOptimizer,
     best: Found,
     judge: Judge,
     tries: int,
@@ -41,9 +41,9 @@ def walked(
     two that found nothing the next begins a few random changes away. goes_on: whether there is time for
     another try.
     """
-    rng, changes = random.Random(seed), LocalSearch(recutter, judge, tries)
-    batch = recutter.tables.problem.global_batch_size
-    found, now, now_s, failed = [best], list(best.workers), best.step_s, 0
+    rng, changes = random.Random(seed), LocalSearch(cut_optimizer, judge, tries)
+    batch = cut_optimizer.tables.problem.global_batch_size
+    found, now, now_s, failed = [best], list(best.timed), best.step_s, 0
     shared_s, late = share_out(now, batch, TOLERANCE)[0], 0
     for _ in range(sweeps):
         first = last = found[-1]
@@ -69,34 +69,34 @@ def walked(
         if failed == most_failed or late >= in_vain:
             break
         if failed % 2 == 0:
-            now = kicked(changes, rng, last.workers, shared_s)
+            now = kicked(changes, rng, last.timed, shared_s)
             shared_s = share_out(now, batch, TOLERANCE)[0]
             now_s = judge(now, shared_s)
     return found[1:]
 
 
 def kicked(
-    changes: LocalSearch, rng: random.Random, workers: Sequence[Worker], step_s: float
-) -> list[Worker]:
-    """The workers after a few random changes, better or worse, with which they can still do the batch."""
-    base = list(workers)
+    changes: LocalSearch, rng: random.Random, timed: Sequence[TimedPipeline], step_s: float
+) -> list[TimedPipeline]:
+    """The pipelines after a few random changes, better or worse, with which they can still do the batch."""
+    base = list(timed)
     for _ in range(rng.choice(KICKS)):
         changed = changes.change(rng, base, step_s)
-        if changed and any(worker.timing.fits for worker in changed):
+        if changed and any(pipeline.timing.fits for pipeline in changed):
             base = changed
     return base
 
 
 def distinct(found: Sequence[Found]) -> list[Found]:
-    """Without those whose workers are like those of an earlier one, but for the names of devices."""
+    """Without those whose pipelines are like those of an earlier one, but for the names of devices."""
     seen: dict[object, Found] = {}
     for entry in found:
-        seen.setdefault(tuple(sorted(id(worker.timing) for worker in entry.workers)), entry)
+        seen.setdefault(tuple(sorted(id(pipeline.timing) for pipeline in entry.timed)), entry)
     return list(seen.values())
 
 
 def settled(
-    recutter: Recutter, found: Sequence[Found], simulated: Judge, *, always: bool = False
+    cut_optimizer: CutOptimizer, found: Sequence[Found], simulated: Judge, *, always: bool = False
 ) -> list[Found]:
     """The best sets by the simulator, climbed on with it where it says more than the clocks of pipelines.
 
@@ -105,29 +105,31 @@ def settled(
     found: at least one, least estimates first.
     """
     first = distinct(found)
-    judged = [(simulated(entry.workers, 0.0), entry) for entry in first[:SIMULATED]]
+    judged = [(simulated(entry.timed, 0.0), entry) for entry in first[:SIMULATED]]
     if not always and min(step_s for step_s, _ in judged) <= QUEUES * found[0].step_s:
         return []
     of_kinds = {entry.start: entry for entry in reversed(first[SETTLED:])}
     others = [*first[SIMULATED:SETTLED], *of_kinds.values()]
-    judged += [(simulated(entry.workers, 0.0), entry) for entry in others]
+    judged += [(simulated(entry.timed, 0.0), entry) for entry in others]
     judged.sort(key=lambda pair: pair[0])
-    climbs, asked, batch = [], 0.0, recutter.tables.problem.global_batch_size
+    climbs, asked, batch = [], 0.0, cut_optimizer.tables.problem.global_batch_size
 
-    def counted(workers: Sequence[Worker], seconds: float) -> float:
+    def counted(timed: Sequence[TimedPipeline], seconds: float) -> float:
         nonlocal asked
-        asked += sum(batch / len(workers) / worker.microbatch_size * len(worker.stages) for worker in workers)
-        return simulated(workers, seconds)
+        asked += sum(
+            batch / len(timed) / pipeline.microbatch_size * len(pipeline.stages) for pipeline in timed
+        )
+        return simulated(timed, seconds)
 
     for step_s, entry in judged[:CLIMBED]:
         if step_s > HOPELESS * judged[0][0]:
             break
-        climber = LocalSearch(recutter, counted, CLIMB, seed=1)
-        step_s, workers = climber.improve(entry.workers)
-        climbs.append(Found(step_s, tuple(workers), "settled"))
+        climber = LocalSearch(cut_optimizer, counted, CLIMB, seed=1)
+        step_s, timed = climber.improve(entry.timed)
+        climbs.append(Found(step_s, tuple(timed), "settled"))
     best = min(climbs, key=lambda entry: entry.step_s)
     climbs += walked(
-        recutter,
+        cut_optimizer,
         best,
         counted,
         SWEEP,

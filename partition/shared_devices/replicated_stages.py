@@ -9,9 +9,9 @@ import numpy as np
 
 from cost_model.cluster import Device
 from partition.estimates.pipeline_costs import PipelineCosts
-from partition.estimates.shared_pipelines import Draft, DraftPipeline
+from partition.estimates.shared_pipelines import Draft, SharedPipeline
 from partition.estimates.stage_tables import Floats, ProblemTables
-from partition.estimates.timed_pipeline import WorkerStage
+from partition.estimates.timed_pipeline import TimedStage
 
 MOST_ELEMENTS = 110_000  # of an array over groups and layers: more devices are taken several at a time
 MOST_UNITS = 16
@@ -129,9 +129,9 @@ class ReplicatedStages:
             stages = []
             for group, shares in zip(groups, holders, strict=True):
                 device = next(device for end, device in shares if first < end)
-                stages.append(WorkerStage(device, group.start, group.stop, group.recompute))
+                stages.append(TimedStage(device, group.start, group.stop, group.recompute))
             samples = min(edge * size, batch) - first * size
-            pipelines.append(DraftPipeline(tuple(stages), size, samples))
+            pipelines.append(SharedPipeline(tuple(stages), size, samples))
             first = edge
         return tuple(pipelines)
 

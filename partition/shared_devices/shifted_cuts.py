@@ -9,10 +9,10 @@ import numpy as np
 
 from partition.estimates.optimizer_sharding import fits
 from partition.estimates.pipeline_costs import PipelineCosts
-from partition.estimates.shared_pipelines import Draft, DraftCosts, DraftPipeline
+from partition.estimates.shared_pipelines import Draft, SharedPipeline, SharedPipelineCosts
 from partition.estimates.stage_tables import Floats, ProblemTables
-from partition.estimates.timed_pipeline import WorkerStage, Workshop
-from partition.exact.cut_dp import Recutter
+from partition.estimates.timed_pipeline import TimedStage, TimingCache
+from partition.exact.cut_dp import CutOptimizer
 from partition.plan import Plan
 from partition.problem import Problem
 from partition.shared_devices.replicated_stages import ReplicatedStages
@@ -48,7 +48,7 @@ def shared_plans(
     """
     if len(tables.problem.cluster.devices) > LARGE:
         return []
-    problem, draft_costs = tables.problem, DraftCosts(costs)
+    problem, draft_costs = tables.problem, SharedPipelineCosts(costs)
     drafts = dict.fromkeys(ReplicatedStages(tables, costs).drafts(ceiling_s))
     drafts.update(dict.fromkeys(ShiftedCuts(tables, draft_costs).drafts(best)))
     judged = [entry for draft in drafts if _shares(draft) for entry in draft_costs.plans(draft)]
@@ -85,7 +85,7 @@ class ShiftedCuts:
     is busy least.
     """
 
-    def __init__(self, tables: ProblemTables, draft_costs: DraftCosts) -> None:
+    def __init__(self, tables: ProblemTables, draft_costs: SharedPipelineCosts) -> None:
         self.tables, self.draft_costs = tables, draft_costs
         self._entry = tables.classes.entries()
         self._found: dict[object, list[_Shift]] = {}
@@ -109,9 +109,9 @@ class ShiftedCuts:
     def _draft(self, plan: Plan) -> Draft:
         cluster = self.tables.problem.cluster
         return tuple(
-            DraftPipeline(
+            SharedPipeline(
                 tuple(
-                    WorkerStage(cluster.device(stage.device), stage.start, stage.stop, stage.recompute)
+                    TimedStage(cluster.device(stage.device), stage.start, stage.stop, stage.recompute)
                     for stage in entry.stages
                 ),
                 entry.microbatch_size,
@@ -123,16 +123,18 @@ class ShiftedCuts:
     def _chains(self) -> Iterator[Draft]:
         """Single pipelines over the devices with most memory."""
         problem = self.tables.problem
-        recutter = Recutter(self.tables, Workshop(self.draft_costs.costs))
+        cut_optimizer = CutOptimizer(self.tables, TimingCache(self.draft_costs.costs))
         order = sorted(problem.cluster.devices, key=lambda device: -device.usable_bytes)
         most = min(len(order), problem.profile.num_layers, 8)
         for count in sorted({max(2, most // 2), most}):
             for size in problem.microbatch_sizes[:2]:
-                worker = recutter.recut(order[:count], size, problem.global_batch_size) if most > 1 else None
-                if worker is not None:
-                    yield (DraftPipeline(worker.stages, size, problem.global_batch_size),)
+                pipeline = (
+                    cut_optimizer.recut(order[:count], size, problem.global_batch_size) if most > 1 else None
+                )
+                if pipeline is not None:
+                    yield (SharedPipeline(pipeline.stages, size, problem.global_batch_size),)
 
-    def _options(self, entry: DraftPipeline) -> Iterator[tuple[float, Draft]]:
+    def _options(self, entry: SharedPipeline) -> Iterator[tuple[float, Draft]]:
         """(gain, two pipelines) that fit, largest gains first, in the pipeline's microbatches and smaller."""
         if len(entry.stages) < 2 or len({stage.device.name for stage in entry.stages}) < len(entry.stages):
             return
@@ -151,7 +153,7 @@ class ShiftedCuts:
             if tried == TRIES:
                 return
 
-    def _shifts(self, entry: DraftPipeline) -> list[_Shift]:
+    def _shifts(self, entry: SharedPipeline) -> list[_Shift]:
         """The shifts worth while, best first."""
         entries = [self._entry[stage.device.name] for stage in entry.stages]
         edges = (0, *(stage.stop for stage in entry.stages))
@@ -162,7 +164,7 @@ class ShiftedCuts:
         return self._found[key]
 
     def _find(
-        self, entries: Sequence[int], edges: Sequence[int], flags: Sequence[bool], entry: DraftPipeline
+        self, entries: Sequence[int], edges: Sequence[int], flags: Sequence[bool], entry: SharedPipeline
     ) -> list[_Shift]:
         at = self.tables.at(entry.microbatch_size)
         count = entry.num_microbatches
@@ -196,7 +198,7 @@ class ShiftedCuts:
             for entry, option in zip(base, chosen, strict=True)
         ]
         samples = _rounded([batch * rate / sum(rates) for rate in rates], batch)
-        made: list[DraftPipeline] = []
+        made: list[SharedPipeline] = []
         for entry, option, num_samples in zip(base, chosen, samples, strict=True):
             if not num_samples:
                 continue
@@ -232,7 +234,7 @@ def _steps(num_cuts: int) -> Floats:
     return np.array([row for row in rows if any(row)], dtype=int)
 
 
-def _pair(entry: DraftPipeline, shift: _Shift) -> Draft | None:
+def _pair(entry: SharedPipeline, shift: _Shift) -> Draft | None:
     """A pipeline and its shifted twin; None where one of them gets no samples."""
     size = entry.microbatch_size
     kept = min(entry.num_samples - 1, size * round(shift.kept * entry.num_microbatches))
@@ -244,7 +246,7 @@ def _pair(entry: DraftPipeline, shift: _Shift) -> Draft | None:
     )
     return (
         replace(entry, num_samples=kept),
-        DraftPipeline(stages, size, entry.num_samples - kept),
+        SharedPipeline(stages, size, entry.num_samples - kept),
     )
 
 

@@ -7,7 +7,7 @@ from itertools import product
 from brute_force import BruteForce, small_problem
 from partition.estimates.device_classes import equal_devices
 from partition.estimates.stage_tables import ProblemTables
-from partition.exact.cluster_split import CountSplit
+from partition.exact.cluster_split import ClusterSplit
 from partition.problem import Problem
 
 Counts = tuple[int, ...]
@@ -72,7 +72,7 @@ def compare_with_brute_force(seed: int, *, exact: bool = True) -> float:
     optimum_s = least_step_s(problem, table)
     ceiling_s = 3 * optimum_s if optimum_s < math.inf else 1e6
     tables = ProblemTables(problem, equal_devices(problem.cluster))
-    split = CountSplit(tables, ceiling_s, max_labels=None)
+    split = ClusterSplit(tables, ceiling_s, max_labels=None)
     for factor in (0.3, 0.7, 1.0, 1.5):
         step_s = factor * ceiling_s / 3
         expected = min(most_samples(table, step_s), problem.global_batch_size)
@@ -85,6 +85,6 @@ def compare_with_brute_force(seed: int, *, exact: bool = True) -> float:
     for classes in (tables.classes, tables.classes.merged()):
         coarser = ProblemTables(problem, classes)
         for for_bound in (False, True):
-            split = CountSplit(coarser, ceiling_s, for_bound=for_bound)
+            split = ClusterSplit(coarser, ceiling_s, for_bound=for_bound)
             assert split.bound_s(1e-3 * ceiling_s) <= optimum_s * (1 + 1e-9), (seed, classes, for_bound)
     return 1 - bound_s / optimum_s

@@ -20,6 +20,6 @@ def worst_starts(count: int) -> Iterator[tuple[PipelineSearch, Found]]:
 
 def clock_s(search: PipelineSearch, entry: Found) -> float:
     """Seconds in which a set does the batch; no two of its stages are on the same device."""
-    names = [device.name for worker in entry.workers for device in worker.devices]
+    names = [device.name for pipeline in entry.timed for device in pipeline.devices]
     assert len(names) == len(set(names))
-    return share_out(entry.workers, search.problem.global_batch_size)[0]
+    return share_out(entry.timed, search.problem.global_batch_size)[0]

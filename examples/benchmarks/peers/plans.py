@@ -11,7 +11,7 @@ from hetpipe.simulation.prediction import evaluator
 from partition.baselines.layer_splits import ddp, gpipe_even, poplar, proportional_cuts, single, torchgpipe
 from partition.estimates.batch_split import share_out
 from partition.estimates.pipeline_costs import PipelineCosts
-from partition.estimates.timed_pipeline import WorkerStage, Workshop
+from partition.estimates.timed_pipeline import TimedStage, TimingCache
 from partition.plan import Pipeline, Plan
 from partition.problem import Problem
 from partition.solver import solve
@@ -43,18 +43,18 @@ def grouped(name: str, cut: Cut) -> Callable[[Problem], Plan]:
 
     def plan(problem: Problem) -> Plan:
         evaluate = evaluator(problem.profile, problem.cluster)
-        workshop = Workshop(PipelineCosts(problem))
+        timings = TimingCache(PipelineCosts(problem))
         devices, batch = problem.cluster.devices, problem.global_batch_size
         shown: list[Plan] = []
         for depth in range(1, len(devices) + 1):
             found: list[tuple[float, Plan]] = []
             for groups in _groupings(devices, depth):
                 for size in problem.microbatch_sizes:
-                    workers = [workshop.worker(_stages(problem, group, cut), size) for group in groups]
-                    if all(worker.timing.fits for worker in workers):
-                        step_s, shares = share_out(workers, batch)
-                        pairs = zip(workers, shares, strict=True)
-                        pipelines = tuple(worker.pipeline(share) for worker, share in pairs if share)
+                    timed = [timings.pipeline(_stages(problem, group, cut), size) for group in groups]
+                    if all(pipeline.timing.fits for pipeline in timed):
+                        step_s, shares = share_out(timed, batch)
+                        pairs = zip(timed, shares, strict=True)
+                        pipelines = tuple(pipeline.pipeline(share) for pipeline, share in pairs if share)
                         found.append((step_s, Plan(name, problem.profile.model, batch, pipelines)))
             found.sort(key=lambda entry: entry[0])
             shown += [entry for _, entry in found[:SHOWN]]
@@ -78,9 +78,9 @@ def _groupings(devices: Sequence[Device], depth: int) -> Iterator[list[Sequence[
             yield groups
 
 
-def _stages(problem: Problem, group: Sequence[Device], cut: Cut) -> list[WorkerStage]:
+def _stages(problem: Problem, group: Sequence[Device], cut: Cut) -> list[TimedStage]:
     pairs = itertools.pairwise(cut(problem, group))
-    return [WorkerStage(device, *layers) for device, layers in zip(group, pairs, strict=True)]
+    return [TimedStage(device, *layers) for device, layers in zip(group, pairs, strict=True)]
 
 
 def ours(problem: Problem) -> Plan:

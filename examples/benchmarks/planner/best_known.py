@@ -21,7 +21,7 @@ from cases import random_case
 from cost_model.cluster import Device
 from main import chosen, clock_s, groups, ninetieth, without_sync_s
 from partition.estimates.batch_split import share_out
-from partition.estimates.timed_pipeline import Worker
+from partition.estimates.timed_pipeline import TimedPipeline
 from partition.local_search.moves import Found, Judge, LocalSearch
 from partition.local_search.pipeline_search import WALK, PipelineSearch
 from partition.local_search.threshold_accepting import kicked, walked
@@ -49,45 +49,45 @@ def compare(seed: int, seconds: float) -> dict[str, Any]:
     exhaustive = row["devices"] <= FEW
     others = _every_set(search) if exhaustive else _long_search(search, found, seconds)
     ours_s = min(without_sync_s(plan, problem) for plan in chosen(search, found))
-    best_s = min(ours_s, *(_simulated_s(search, workers) for workers in others))
+    best_s = min(ours_s, *(_simulated_s(search, timed) for timed in others))
     return {**row, "exhaustive": exhaustive, "step_s": ours_s, "best_s": best_s, "gap": ours_s / best_s - 1}
 
 
-def _clock(_: Sequence[Worker], seconds: float) -> float:
+def _clock(_: Sequence[TimedPipeline], seconds: float) -> float:
     return seconds
 
 
-def _simulated_s(search: PipelineSearch, workers: Sequence[Worker]) -> float:
-    plan = search.plan("best known", workers)
+def _simulated_s(search: PipelineSearch, timed: Sequence[TimedPipeline]) -> float:
+    plan = search.plan("best known", timed)
     assert plan is not None
     return without_sync_s(plan, search.problem)
 
 
-def _every_set(search: PipelineSearch, kept: int = 20) -> list[list[Worker]]:
+def _every_set(search: PipelineSearch, kept: int = 20) -> list[list[TimedPipeline]]:
     """The best of all sets of pipelines over some of the devices, in any order, of any microbatch sizes."""
     problem = search.problem
     batch = problem.global_batch_size
-    options: dict[tuple[Device, ...], list[Worker]] = {}
+    options: dict[tuple[Device, ...], list[TimedPipeline]] = {}
 
-    def workers_on(order: tuple[Device, ...]) -> list[Worker]:
+    def workers_on(order: tuple[Device, ...]) -> list[TimedPipeline]:
         if order not in options:
-            cuts: dict[object, Worker] = {}
+            cuts: dict[object, TimedPipeline] = {}
             for size, share in product(problem.microbatch_sizes, AMOUNTS if len(order) > 1 else (1.0,)):
-                worker = search.recutter.recut(order, size, max(size, round(share * batch)))
-                if worker is not None and worker.timing.fits:
-                    cuts.setdefault((size, worker.stages), worker)
+                pipeline = search.cut_optimizer.recut(order, size, max(size, round(share * batch)))
+                if pipeline is not None and pipeline.timing.fits:
+                    cuts.setdefault((size, pipeline.stages), pipeline)
             options[order] = list(cuts.values())
         return options[order]
 
-    judged: list[tuple[float, list[Worker]]] = []
+    judged: list[tuple[float, list[TimedPipeline]]] = []
     devices = problem.cluster.devices
     for count in range(1, len(devices) + 1):
         for used in combinations(devices, count):
             for orders in _partitions(used):
-                for workers in product(*map(workers_on, orders)):
-                    judged.append((share_out(workers, batch)[0], list(workers)))
+                for timed in product(*map(workers_on, orders)):
+                    judged.append((share_out(timed, batch)[0], list(timed)))
         judged = sorted(judged, key=lambda entry: entry[0])[:kept]
-    return [workers for seconds, workers in judged if seconds < float("inf")]
+    return [timed for seconds, timed in judged if seconds < float("inf")]
 
 
 def _partitions(devices: tuple[Device, ...]) -> Iterator[tuple[tuple[Device, ...], ...]]:
@@ -104,24 +104,24 @@ def _partitions(devices: tuple[Device, ...]) -> Iterator[tuple[tuple[Device, ...
                     yield (order, *more)
 
 
-def _long_search(search: PipelineSearch, found: Sequence[Found], seconds: float) -> list[list[Worker]]:
+def _long_search(search: PipelineSearch, found: Sequence[Found], seconds: float) -> list[list[TimedPipeline]]:
     """Walks from many starts, then from the best, every third one after random changes, until the time is up.
 
     Out of all that was seen new sets are made between them, as in the search. For two thirds of the time by
     the clocks of pipelines, then with the simulator.
     """
 
-    def simulated(workers: Sequence[Worker], _: float) -> float:
-        return _clock_of(search, workers)
+    def simulated(timed: Sequence[TimedPipeline], _: float) -> float:
+        return _clock_of(search, timed)
 
     begin = time.process_time()
-    starts = [Found(entry.step_s, entry.workers, "start") for entry in [*found, *search.starts()]]
+    starts = [Found(entry.step_s, entry.timed, "start") for entry in [*found, *search.starts()]]
     best = _walks(search, starts, _clock, begin + 2 / 3 * seconds)
     ends = [*best[-5:], found[0]]
-    judged = [Found(simulated(entry.workers, 0.0), entry.workers, "end") for entry in ends]
+    judged = [Found(simulated(entry.timed, 0.0), entry.timed, "end") for entry in ends]
     judged.sort(key=lambda entry: entry.step_s)
     better = _walks(search, judged[:1], simulated, begin + seconds)
-    return [list(entry.workers) for entry in [*ends, *better[-1:]]]
+    return [list(entry.timed) for entry in [*ends, *better[-1:]]]
 
 
 def _walks(search: PipelineSearch, starts: Sequence[Found], judge: Judge, end_s: float) -> list[Found]:
@@ -132,11 +132,11 @@ def _walks(search: PipelineSearch, starts: Sequence[Found], judge: Judge, end_s:
         turn += 1
         start = starts[turn] if turn < len(starts) else found[-1]
         if turn >= len(starts) and turn % 3 == 1:
-            changes = LocalSearch(search.recutter, judge, WALK)
-            workers = kicked(changes, rng, list(start.workers), start.step_s)
-            start = Found(judge(workers, share_out(workers, batch)[0]), tuple(workers), "kicked")
+            changes = LocalSearch(search.cut_optimizer, judge, WALK)
+            timed = kicked(changes, rng, list(start.timed), start.step_s)
+            start = Found(judge(timed, share_out(timed, batch)[0]), tuple(timed), "kicked")
         walk = walked(
-            search.recutter,
+            search.cut_optimizer,
             start,
             judge,
             WALK,
@@ -152,8 +152,8 @@ def _walks(search: PipelineSearch, starts: Sequence[Found], judge: Judge, end_s:
     return found
 
 
-def _clock_of(search: PipelineSearch, workers: Sequence[Worker]) -> float:
-    plan = search.plan("best known", workers)
+def _clock_of(search: PipelineSearch, timed: Sequence[TimedPipeline]) -> float:
+    plan = search.plan("best known", timed)
     return clock_s(plan, search.problem) if plan is not None else float("inf")
 
 

@@ -123,7 +123,7 @@ def quality(
 def chosen(search: PipelineSearch, found: Sequence[Found]) -> list[Plan]:
     """Those of a search that the simulator decides between, as `auto` does."""
     settled = search.settled(found, lambda plan: clock_s(plan, search.problem))
-    plans = (search.plan("search", entry.workers) for entry in [*found[:OUR_OWN], *settled])
+    plans = (search.plan("search", entry.timed) for entry in [*found[:OUR_OWN], *settled])
     return [plan for plan in plans if plan is not None]
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import partition.column_generation.column_generation
 import partition.column_generation.pipeline_pool
 import partition.local_search.pipeline_search
-from partition.column_generation.pricing_problem import ColumnProgramme
+from partition.column_generation.pricing_problem import PricingProblem
 from partition.exact.chain_dp import ChainProgramme
-from partition.exact.cluster_split import CountSplit
-from partition.exact.count_dp import TypeCountProgramme
+from partition.exact.cluster_split import ClusterSplit
+from partition.exact.count_dp import CountProgramme
 from partition.problem import Evaluate
 
 LP, DP, MILP, SIMULATOR, REST = "LP", "DP", "MILP", "simulator", "rest"
@@ -19,10 +19,10 @@ PARTS = (LP, DP, MILP, SIMULATOR, REST)
 
 _FUNCTIONS: tuple[tuple[Any, str, str], ...] = (
     (partition.column_generation.column_generation, "solve_master", LP),
-    (ColumnProgramme, "__init__", DP),
-    (ColumnProgramme, "solve", DP),
-    (TypeCountProgramme, "__init__", DP),
-    (CountSplit, "split", DP),
+    (PricingProblem, "__init__", DP),
+    (PricingProblem, "solve", DP),
+    (CountProgramme, "__init__", DP),
+    (ClusterSplit, "split", DP),
     (ChainProgramme, "roots", DP),
     (partition.local_search.pipeline_search, "rounded", MILP),
     (partition.column_generation.pipeline_pool, "solve_master", MILP),

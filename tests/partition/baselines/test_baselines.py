@@ -14,7 +14,7 @@ from hetpipe.simulation.prediction import evaluator, predict
 from partition.baselines.layer_splits import BASELINES, ddp, pipedream, poplar
 from partition.baselines.pipedream import EqualDevices, ReplicatedStage, refinement, replicated_stages
 from partition.estimates.pipeline_costs import PipelineCosts
-from partition.estimates.timed_pipeline import WorkerStage, Workshop
+from partition.estimates.timed_pipeline import TimedStage, TimingCache
 from partition.plan import Plan
 from partition.problem import Problem
 from random_problems import random_problem, with_ample_memory
@@ -53,9 +53,9 @@ def shares(plan: Plan) -> list[tuple[str, int, int]]:
 
 def compute_s(problem: Problem, plan: Plan) -> float:
     """When the last of the devices, each with the whole model, has computed."""
-    shop, layers = Workshop(PipelineCosts(problem)), problem.profile.num_layers
+    shop, layers = TimingCache(PipelineCosts(problem)), problem.profile.num_layers
     return max(
-        shop.worker([WorkerStage(problem.cluster.device(device), 0, layers)], size).timing.time_s(samples)
+        shop.pipeline([TimedStage(problem.cluster.device(device), 0, layers)], size).timing.time_s(samples)
         for device, samples, size in shares(plan)
     )
 

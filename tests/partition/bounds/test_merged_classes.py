@@ -7,7 +7,7 @@ from partition.bounds.column_bound import ColumnBound
 from partition.bounds.merged_classes import joined
 from partition.estimates.device_classes import equal_devices
 from partition.estimates.stage_tables import ProblemTables
-from partition.exact.cluster_split import CountSplit
+from partition.exact.cluster_split import ClusterSplit
 from random_plans import tight_case, without_sync_s
 
 
@@ -49,7 +49,7 @@ def check_on_fewer_classes(seed: int) -> None:
     tables = ProblemTables(problem, equal_devices(problem.cluster))
     for one in joined(tables, np.inf):
         for bound_s in (
-            CountSplit(one, 2 * best_s, for_bound=True).bound_s(1e-3 * best_s),
+            ClusterSplit(one, 2 * best_s, for_bound=True).bound_s(1e-3 * best_s),
             ColumnBound(one, seconds=2.0).bound_s(1e-3 * best_s, 2 * best_s),
         ):
             assert bound_s <= best_s * (1 + 1e-9), seed

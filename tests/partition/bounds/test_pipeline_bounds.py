@@ -13,10 +13,10 @@ from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfi
 from parallel import on_all_cores
 from partition.bounds.best_bound import fractional_bound_s
 from partition.bounds.column_bound import ColumnBound, Interval
-from partition.bounds.pricing_bound import PriceFloors
+from partition.bounds.pricing_bound import PriceBounds
 from partition.estimates.device_classes import equal_devices
 from partition.estimates.stage_tables import Amount, ProblemTables
-from partition.exact.cluster_split import CountSplit
+from partition.exact.cluster_split import ClusterSplit
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import Problem
 from random_plans import fits, random_plan, tight_case, without_sync_s
@@ -29,7 +29,7 @@ def bounds_s(problem: Problem, ceiling_s: float) -> tuple[float, float]:
     """(integer bound, column bound) with nothing known from below."""
     classes = equal_devices(problem.cluster)
     tables, low_s = ProblemTables(problem, classes), 1e-3 * ceiling_s
-    exact_s = CountSplit(tables, ceiling_s).bound_s(low_s)
+    exact_s = ClusterSplit(tables, ceiling_s).bound_s(low_s)
     return exact_s, ColumnBound(tables, seconds=3.0).bound_s(low_s, ceiling_s)
 
 
@@ -163,7 +163,7 @@ def check_pipelines_stand_in_the_way(seed: int) -> None:
     rng = np.random.default_rng(seed)
     for plan in plans[:3]:
         step_s = without_sync_s(plan, problem)
-        floors = PriceFloors(bound.tables, {}, step_s)
+        floors = PriceBounds(bound.tables, {}, step_s)
         for pipeline in plan.pipelines:
             used = [entries[stage.device] for stage in pipeline.stages]
             prices = np.full(len(classes.counts), 1e4)  # what it does not use is dear
@@ -221,7 +221,7 @@ def test_fewer_labels_never_raise_the_bound() -> None:
         ceiling_s = 2 * min(without_sync_s(plan, problem) for plan in plans)
         tables = ProblemTables(problem, equal_devices(problem.cluster))
         values = [
-            CountSplit(tables, ceiling_s, max_labels=labels).bound_s(1e-3 * ceiling_s)
+            ClusterSplit(tables, ceiling_s, max_labels=labels).bound_s(1e-3 * ceiling_s)
             for labels in (1, 2, None)
         ]
         assert values[0] <= values[1] * (1 + 1e-3) and values[1] <= values[2] * (1 + 1e-3), seed

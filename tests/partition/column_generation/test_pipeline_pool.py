@@ -5,14 +5,14 @@ from itertools import pairwise, product
 
 import pytest
 
-from partition.column_generation.pipeline_pool import Seen
-from partition.estimates.timed_pipeline import WorkerStage, Workshop
+from partition.column_generation.pipeline_pool import PipelinePool
+from partition.estimates.timed_pipeline import TimedStage, TimingCache
 from partition.local_search.pipeline_search import PipelineSearch
 from random_problems import random_problem
 from searches import clock_s, worst_starts
 
 
-def most_samples(seen: Seen, timings: list, step_s: float, batch: int) -> int:
+def most_samples(seen: PipelinePool, timings: list, step_s: float, batch: int) -> int:
     """By trying every number of every pipeline: most samples in a step."""
     counts = seen.classes.counts
     entry = seen.classes.entries()
@@ -38,13 +38,13 @@ def most_samples(seen: Seen, timings: list, step_s: float, batch: int) -> int:
     return best
 
 
-def made(search: PipelineSearch, most: int) -> Workshop:
-    """A workshop in which the first few pipelines of a search were made."""
-    workshop = Workshop(search.costs)
-    for timing in search.workshop.timings[:most]:
+def made(search: PipelineSearch, most: int) -> TimingCache:
+    """A timing cache in which the first few pipelines of a search were made."""
+    timings = TimingCache(search.costs)
+    for timing in search.timings.timings[:most]:
         channels = [(a.device, b.device) for a, b in pairwise(timing.stages)]
-        workshop.timing(timing.stages, channels, timing.microbatch_size)
-    return workshop
+        timings.timing(timing.stages, channels, timing.microbatch_size)
+    return timings
 
 
 def test_the_whole_pipelines_do_most_samples_of_all_sets() -> None:
@@ -55,11 +55,11 @@ def test_the_whole_pipelines_do_most_samples_of_all_sets() -> None:
         found = search.starts()
         if not found:
             continue
-        workshop, batch = made(search, 8), problem.global_batch_size
-        seen = Seen(workshop, search.classes.merged(), batch)
+        timings, batch = made(search, 8), problem.global_batch_size
+        seen = PipelinePool(timings, search.classes.merged(), batch)
         longest_s = 3 * found[0].step_s
         step_s, pipelines = seen.pipelines(longest_s)
-        best = most_samples(seen, workshop.timings, step_s if pipelines else 0.997 * longest_s, batch)
+        best = most_samples(seen, timings.timings, step_s if pipelines else 0.997 * longest_s, batch)
         if not pipelines:
             assert math.isinf(step_s) and best < batch, seed
             continue
@@ -76,12 +76,12 @@ def test_the_whole_pipelines_do_most_samples_of_all_sets() -> None:
 def test_pipelines_made_later_are_seen_too() -> None:
     problem = random_problem(3)
     search = PipelineSearch(problem)
-    workshop = Workshop(search.costs)
-    seen = Seen(workshop, search.classes.merged(), problem.global_batch_size)
+    timings = TimingCache(search.costs)
+    seen = PipelinePool(timings, search.classes.merged(), problem.global_batch_size)
     assert seen.pipelines(1e9) == (math.inf, [])
     found = search.starts()
-    for worker in found[0].workers:
-        workshop.worker(worker.stages, worker.microbatch_size)
+    for pipeline in found[0].timed:
+        timings.pipeline(pipeline.stages, pipeline.microbatch_size)
     step_s, pipelines = seen.pipelines(2 * found[0].step_s)
     assert pipelines and step_s < 2 * found[0].step_s
 
@@ -100,13 +100,15 @@ def test_a_pipeline_that_takes_more_devices_than_there_are_is_none() -> None:
     for seed in range(40):
         problem = random_problem(seed)
         search, layers = PipelineSearch(problem), problem.profile.num_layers
-        seen = Seen(workshop := Workshop(search.costs), search.classes.merged(), problem.global_batch_size)
+        seen = PipelinePool(
+            timings := TimingCache(search.costs), search.classes.merged(), problem.global_batch_size
+        )
         group, other = seen.classes.members[0], seen.classes.members[-1][0]
         count = len(group) + 1
         if count > layers or other is group[0]:
             continue
-        stages = [WorkerStage(group[0], start, stop) for start, stop in pairwise([*range(count), layers])]
-        timing = workshop.timing(stages, [(group[0], other)] * (count - 1), 1)
+        stages = [TimedStage(group[0], start, stop) for start, stop in pairwise([*range(count), layers])]
+        timing = timings.timing(stages, [(group[0], other)] * (count - 1), 1)
         assert seen.pipelines(1e9) == (math.inf, [])
         refused += timing.fits
     assert refused > 5

@@ -14,7 +14,7 @@ from partition.estimates.batch_split import share_out
 from partition.estimates.closed_forms import makespan_bound_s
 from partition.estimates.pipeline_clock import Seconds, one_f_one_b_s
 from partition.estimates.pipeline_costs import PipelineCosts
-from partition.estimates.timed_pipeline import Worker, WorkerStage, Workshop
+from partition.estimates.timed_pipeline import TimedPipeline, TimedStage, TimingCache
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import Problem
 from random_problems import random_profile
@@ -111,12 +111,12 @@ def test_a_message_occupies_its_link_without_the_latency() -> None:
     assert one_f_one_b_s(full, [2, 2], 2) == 16.0
 
 
-def worker_of(problem: Problem, pipeline: Pipeline) -> Worker:
+def worker_of(problem: Problem, pipeline: Pipeline) -> TimedPipeline:
     stages = [
-        WorkerStage(problem.cluster.device(stage.device), *stage.layers, stage.recompute)
+        TimedStage(problem.cluster.device(stage.device), *stage.layers, stage.recompute)
         for stage in pipeline.stages
     ]
-    return Workshop(PipelineCosts(problem)).worker(stages, pipeline.microbatch_size)
+    return TimingCache(PipelineCosts(problem)).pipeline(stages, pipeline.microbatch_size)
 
 
 def error_of_whole_s(seed: int) -> float:
@@ -184,21 +184,23 @@ def test_extended_times_are_no_shorter_than_z() -> None:
             assert timing.whole_s(count) >= (timing.optimizer_s + z_s) * (1 - 1e-9), (seed, count)
 
 
-def test_samples_are_shared_out_so_that_no_worker_ends_later() -> None:
+def test_samples_are_shared_out_so_that_no_pipeline_ends_later() -> None:
     for seed in range(60):
         rng = random.Random(seed)
         problems = [random_pipeline(rng.randrange(10_000)) for _ in range(rng.randint(1, 4))]
-        workers = [worker_of(problem, pipeline) for problem, pipeline in problems]
+        timed = [worker_of(problem, pipeline) for problem, pipeline in problems]
         batch = rng.randint(1, 60)
-        step_s, samples = share_out(workers, batch)
+        step_s, samples = share_out(timed, batch)
         assert sum(samples) == batch
-        ends = [worker.timing.time_s(count) for worker, count in zip(workers, samples, strict=True)]
+        ends = [
+            timed_pipeline.timing.time_s(count) for timed_pipeline, count in zip(timed, samples, strict=True)
+        ]
         assert max(ends) <= step_s * (1 + 1e-9)
         # in a step shorter by more than the tolerance they could not do the batch
-        assert sum(worker.timing.most(step_s * (1 - 3e-5), batch) for worker in workers) < batch
+        assert sum(timed_pipeline.timing.most(step_s * (1 - 3e-5), batch) for timed_pipeline in timed) < batch
         # asked for a step that is long enough, or too short
-        assert share_out(workers, batch, within_s=1.3 * step_s)[0] == pytest.approx(step_s, rel=3e-5)
-        assert share_out(workers, batch, within_s=0.99 * step_s) == (math.inf, [0] * len(workers))
+        assert share_out(timed, batch, within_s=1.3 * step_s)[0] == pytest.approx(step_s, rel=3e-5)
+        assert share_out(timed, batch, within_s=0.99 * step_s) == (math.inf, [0] * len(timed))
 
 
 def test_a_worker_that_does_not_fit_gets_nothing() -> None:

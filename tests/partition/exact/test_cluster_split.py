@@ -11,7 +11,7 @@ from cluster_split_oracle import compare_with_brute_force, most_samples
 from parallel import on_all_cores
 from partition.estimates.device_classes import equal_devices
 from partition.estimates.stage_tables import ProblemTables
-from partition.exact.cluster_split import CountSplit, families
+from partition.exact.cluster_split import ClusterSplit, families
 
 
 def test_bound_equals_the_best_split() -> None:
@@ -28,7 +28,7 @@ def test_split_is_the_best_way_to_part_the_devices() -> None:
     for seed in range(40):
         problem = small_problem(seed)
         tables = ProblemTables(problem, equal_devices(problem.cluster))
-        split = CountSplit(tables, 1e3)
+        split = ClusterSplit(tables, 1e3)
         vectors = [tuple(map(int, digits)) for digits in split.vectors.digits]
         for step_s, upper in product((3.0, 20.0, 60.0), (False, True)):
             one = np.max(list(split._done(step_s, upper=upper).values()), axis=0)

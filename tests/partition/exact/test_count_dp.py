@@ -15,7 +15,7 @@ from parallel import on_all_cores
 from partition.estimates.class_pipeline import ColumnStage
 from partition.estimates.device_classes import equal_devices
 from partition.estimates.stage_tables import Amount, ProblemTables
-from partition.exact.count_dp import TypeCountProgramme
+from partition.exact.count_dp import CountProgramme
 from partition.exact.count_vectors import CountVectors
 from partition.problem import Problem
 
@@ -31,7 +31,7 @@ def compare_with_brute_force(seed: int) -> tuple[int, int]:
     amounts = sorted({1, size, problem.global_batch_size, 3 * size + size // 2})
     made = [Amount.exact(amount, size) for amount in amounts]
     programmes = {
-        labels: TypeCountProgramme(
+        labels: CountProgramme(
             tables, vectors, [(size, amount) for amount in made], NO_CEILING_S, max_labels=labels
         )
         for labels in (None, 1, 2)
@@ -51,7 +51,7 @@ def compare_with_brute_force(seed: int) -> tuple[int, int]:
     for labels in (1, 2):
         assert (least[labels] <= least[None] * (1 + 1e-12)).all(), (seed, labels)
     compiled = [
-        TypeCountProgramme(
+        CountProgramme(
             tables,
             vectors,
             [(size, amount) for amount in [*made, Amount(0, 1, size, 1.0), Amount(3, 1, size, 2.0, below=2)]],
@@ -163,7 +163,7 @@ def compare_with_milp(seed: int) -> bool:
     vectors, size = CountVectors(classes.counts), problem.microbatch_sizes[-1]
     tables, samples = ProblemTables(problem, classes), problem.global_batch_size
     brute = BruteForce(problem, size, samples)
-    programme = TypeCountProgramme(
+    programme = CountProgramme(
         tables, vectors, [(size, Amount.exact(samples, size))], NO_CEILING_S, max_labels=None
     )
     expected = float(programme.least_s()[0, -1])

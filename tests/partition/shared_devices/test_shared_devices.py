@@ -14,9 +14,9 @@ from hetpipe.simulation.schedule_selection import lower
 from partition.bounds.best_bound import fractional_bound_s
 from partition.estimates.device_classes import equal_devices
 from partition.estimates.pipeline_costs import PipelineCosts
-from partition.estimates.shared_pipelines import DraftCosts, DraftPipeline
+from partition.estimates.shared_pipelines import SharedPipeline, SharedPipelineCosts
 from partition.estimates.stage_tables import ProblemTables
-from partition.estimates.timed_pipeline import WorkerStage
+from partition.estimates.timed_pipeline import TimedStage
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import Forced, Problem
 from partition.shared_devices.shifted_cuts import memory_binds, shared_plans
@@ -132,14 +132,14 @@ def test_in_flight_that_memory_does_not_take_is_not_planned():
     devices = tuple(replace(device, memory_bytes=device.memory_bytes + 3) for device in node.devices)
     tight = replace(tight, cluster=replace(tight.cluster, nodes=(replace(node, devices=devices),)))
     draft = tuple(
-        DraftPipeline(
-            (WorkerStage(devices[0], 0, 1), WorkerStage(devices[second], 1, 2)),
+        SharedPipeline(
+            (TimedStage(devices[0], 0, 1), TimedStage(devices[second], 1, 2)),
             microbatch_size=1,
             num_samples=32,
         )
         for second in (1, 2)
     )
-    plans = DraftCosts(PipelineCosts(tight)).plans(draft)
+    plans = SharedPipelineCosts(PipelineCosts(tight)).plans(draft)
     assert [[pipeline.in_flight(0) for pipeline in plan.pipelines] for _, plan in plans] == [[2, 1]]
 
 
