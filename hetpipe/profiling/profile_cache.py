@@ -239,24 +239,24 @@ def _with_larger_workspace(entries: Sequence[LayerProfile]) -> LayerProfile:
 
 def _code() -> str:
     """Hash of the code that measures, so that its changes do not meet old profiles."""
-    here = Path(__file__).parent
-    names = (
-        "profiler",
-        "link_profiler",
-        "transport",
-        "bench",
-        "precision",
-        "autocast",
-        "emulation",
-        "skeleton",
-        "splitting",
-        "stage",
-        "optimizer",
-        "models",
-        "dropout",
-        "loss",
+    places = (
+        "profiling/layer_profiler",
+        "profiling/link_profiler",
+        "profiling/layer_timer",
+        "profiling/median_error",
+        "runtime/transport",
+        "runtime/emulation",
+        "runtime/stage_runner",
+        "runtime/optimizer",
+        "models/mixed_precision",
+        "models/partial_model",
+        "models/chain",
+        "models/huggingface",
+        "models/keyed_dropout",
+        "models/loss",
     )
-    return hashlib.sha256(b"".join((here / f"{name}.py").read_bytes() for name in names)).hexdigest()
+    package = Path(__file__).parents[1]
+    return hashlib.sha256(b"".join((package / f"{place}.py").read_bytes() for place in places)).hexdigest()
 
 
 def processor_name() -> str:

@@ -63,7 +63,7 @@ def run_ranks(
 
     Raises: WorkerLostError with the first error of a rank; InputError and InfeasibleError as raised there.
     """
-    context = _context(group.preload)
+    context = _context((main.__module__, *group.preload))
     with tempfile.TemporaryDirectory(prefix="hetpipe-") as folder, _environment_at_start():
         processes: list[BaseProcess] = []
         connections: list[Connection] = []
@@ -90,7 +90,7 @@ def _context(preload: Sequence[str]) -> Any:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["hetpipe.training.rank", *preload])
+    context.set_forkserver_preload([name for name in preload if name != "__main__"])
     return context
 
 
