@@ -31,7 +31,8 @@ class LayerProfile:
     workspace_by_size: the same as (microbatch size, bytes), rising, where it was measured by size; see
         `workspace_at`. One of the two is given.
     tied_to: the layer that this one shares tied_bytes of its parameters with (None: with none).
-    unreached_bytes: parameters that the loss does not reach (no gradient, no optimizer state, no sync).
+    unreached_bytes: parameters that are frozen or that the loss does not reach (no gradient, no optimizer
+        state, no sync).
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT

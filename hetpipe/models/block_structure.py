@@ -20,8 +20,9 @@ class ParameterInfo:
     """A parameter of a layer.
 
     name: canonical, the first name under which the model lists it.
-    tied: another layer holds it as well, so that gradients have to be summed.
-    reached: the loss on the logits depends on it; otherwise it has no gradient.
+    reached: the loss on the logits depends on it and the model trains it (requires_grad); otherwise it has
+    no gradient.
+    tied: another layer holds it as well, so that gradients have to be summed; never where it is not reached.
     """
 
     name: str
@@ -121,14 +122,21 @@ def call_options(model: nn.Module) -> dict[str, bool]:
     return {"use_cache": False} if hasattr(getattr(model, "config", None), "use_cache") else {}
 
 
+def unfreeze(model: nn.Module) -> None:
+    """Have every parameter that can take a gradient, so that autograd shows where it goes."""
+    for value in model.parameters():
+        value.requires_grad_(value.is_floating_point() or value.is_complex())
+
+
 def observe(model: nn.Module, path: str, inputs: Inputs) -> Observation:
-    """Run a (small) model once and see what its blocks exchange.
+    """Run a (small) model once and see what its blocks exchange, be its parameters frozen or not.
 
     Raises:
         InputError: the blocks are not a chain; says which rule they break.
     """
     blocks = list(model.get_submodule(path).children())
     recorder = _Recorder(model, path, len(blocks))
+    unfreeze(model)
     model.eval()
     failure = f"{type(model).__name__} cannot be split: its forward fails on {', '.join(inputs)}"
     with refused_on_error(failure), _hooks(blocks, recorder), torch.enable_grad(), recorder:
@@ -250,7 +258,7 @@ def _ports(model: nn.Module, recorder: _Recorder) -> tuple[Port, ...]:
                     )
             elif any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in tree_leaves(value)):
                 raise InputError(
-                    f"{name} cannot be split: argument {place!r} of block {index} is trained, "
+                    f"{name} cannot be split: argument {place!r} of block {index} is made from parameters, "
                     "but is not what the block before returns"
                 )
     return ports

@@ -201,9 +201,11 @@ class ChainModel:
                 for members in (block._modules, block._parameters, block._buffers):
                     members.clear()
         if self.has_rule:
-            names = _replace_parameters(
-                model, names, lambda name, old: nn.Parameter(torch.empty(old.shape)) if name in infos else old
-            )
+
+            def allocated(name: str, old: nn.Parameter) -> nn.Parameter:
+                return nn.Parameter(torch.empty(old.shape), old.requires_grad) if name in infos else old
+
+            names = _replace_parameters(model, names, allocated)
             stored = {} if self.weights is None else self.weights.load(infos)
             initialise_by_module(model, names, infos.keys() - stored.keys(), seed)
             for parameter, name in names.items():
@@ -273,6 +275,7 @@ def _describe(
     with torch.device("meta"):
         model = build()
     shapes = {key: tuple(parameter.shape) for key, parameter in model.named_parameters()}
+    unfrozen = {key for key, parameter in model.named_parameters() if parameter.requires_grad}
     if isinstance(model, nn.Sequential):
         structure, layer_names = None, tuple(str(index) for index in range(len(model)))
         holders, reached = holders_of(model), reached_by(build, inputs)
@@ -288,11 +291,18 @@ def _describe(
         layer_names = ("embeddings", *(f"block{index}" for index in range(num_blocks)), "head")
         holders = {key: _holders(key, path, num_blocks, seen) for key in shapes}
         reached = {key for key in shapes if _is_reached(key, path, seen)}
+    trained = reached & unfrozen
+    if not trained:
+        raise InputError(
+            f"{name} has nothing to train: no parameter that its output depends on has requires_grad; leave "
+            "some unfrozen"
+        )
     by_layer: list[list[ParameterInfo]] = [[] for _ in layer_names]
     for key, layers in holders.items():
+        is_trained = key in trained
         for layer in layers:
             by_layer[layer].append(
-                ParameterInfo(key, shapes[key], tied=len(layers) > 1, reached=key in reached)
+                ParameterInfo(key, shapes[key], tied=is_trained and len(layers) > 1, reached=is_trained)
             )
     return ChainModel(
         name=name,

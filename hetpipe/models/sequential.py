@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from hetpipe.models.block_structure import Inputs
+from hetpipe.models.block_structure import Inputs, unfreeze
 from hetpipe.models.initialization import own_random_stream
 from hetpipe.models.partial_model import SequentialLayers
 
@@ -26,6 +26,7 @@ def run_through(build: Callable[[], nn.Module], inputs: Inputs) -> tuple[nn.Modu
         with own_random_stream(0), torch.device(device):
             model = build()
             assert isinstance(model, nn.Sequential)
+            unfreeze(model)
             layers = SequentialLayers(model, len(model), {})
             outputs: list[tuple[Tensor, ...]] = []
             layers.on_boundary = lambda _, tensors, outputs=outputs: outputs.append(tensors)
@@ -53,7 +54,7 @@ def let_inputs_be(layer: nn.Module) -> None:
 
 
 def reached_by(build: Callable[[], nn.Module], inputs: Inputs) -> set[str]:
-    """Names of the parameters that the first output reaches."""
+    """Names of the parameters that the first output reaches, frozen ones too."""
     model, outputs = run_through(build, inputs)
     outputs[-1][0].sum().backward()  # type: ignore[no-untyped-call]
     return {name for name, parameter in model.named_parameters() if parameter.grad is not None}

@@ -197,8 +197,11 @@ class Bench:
                 marks.forward[layer] = read()
 
         def on_boundary(layer: int, tensors: tuple[Tensor, ...]) -> None:
+            # a stage that begins here sends gradients back, whatever is trained before it
+            for value in tensors:
+                value.requires_grad_(value.is_floating_point())
             watched = next((value for value in tensors if value.requires_grad), None)
-            if watched is None:  # nothing before this boundary is trained
+            if watched is None:
                 return
 
             def on_gradient(_: Tensor) -> None:

@@ -140,7 +140,7 @@ def test_split_equals_whole_for_models_never_seen(model):
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        (("bart", "Bart", "ForConditionalGeneration", BART), "argument 2 of block 0 is trained"),
+        (("bart", "Bart", "ForConditionalGeneration", BART), "argument 2 of block 0 is made from parameters"),
         (("t5", "T5", "ForConditionalGeneration", {"vocab_size": 128}), "its forward fails on input_ids"),
         (("albert", "Albert", "ForMaskedLM", SIZES), "no list of alike blocks"),
         (("deberta_v2", "DebertaV2", "ForMaskedLM", {**SIZES, **RELATIVE}), "blocks use '.*rel_embeddings"),

@@ -1,0 +1,349 @@
+"""Frozen parameters stay as they are, bit for bit, and all others train as torch alone trains them."""
+
+import copy
+import random
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import frozen_models
+import user_tasks
+from cost_model.cluster_file import read_cluster
+from cost_model.errors import InputError
+from cost_model.memory import trained_bytes
+from cost_model.profile import ModelProfile
+from frozen_models import SEED, build_frozen, decaying
+from hetpipe.data.dataset import epoch_order
+from hetpipe.data.user_task import own_task
+from hetpipe.models.chain import ChainModel
+from hetpipe.models.huggingface import model_spec
+from hetpipe.models.split_check import check_split
+from hetpipe.profiling.profile_cache import profile_model
+from hetpipe.runtime.processes import RankGroup, run_ranks
+from hetpipe.simulation.schedule_selection import lower
+from hetpipe.training import checkpoint
+from hetpipe.training.trainer import Callback, Trainer
+from partition.plan import Pipeline, Plan, Stage
+from runs import chain_plan, cluster_file, made_up_profile_of
+
+BATCH, STEPS = 8, 3
+TOKENS = {"input_ids": frozen_models.EXAMPLE}
+FEATURES = torch.zeros(1, user_tasks.NUM_FEATURES)
+
+
+def names_of(chain: ChainModel) -> set[str]:
+    return {info.name for layer in range(chain.num_layers) for info in chain.parameters(layer)}
+
+
+def reached_of(chain: ChainModel) -> set[str]:
+    infos = [info for layer in range(chain.num_layers) for info in chain.parameters(layer)]
+    return {info.name for info in infos if info.reached}
+
+
+def unfrozen(model: nn.Module) -> set[str]:
+    return {name for name, value in model.named_parameters() if value.requires_grad}
+
+
+def replicas(num_layers: int, zero: int = 0) -> Plan:
+    """Two pipelines: the whole model on one device, and on two."""
+    one = Pipeline(2, 5, (Stage(("here/0",), (0, num_layers), 3),))
+    two = Pipeline(1, 3, (Stage(("here/1",), (0, 2), 2), Stage(("here/2",), (2, num_layers), 1)))
+    return Plan("manual", "mine", BATCH, (one, two), zero=zero)
+
+
+class Losses(Callback):
+    def __init__(self) -> None:
+        self.found: list[float] = []
+
+    def on_step_end(self, metrics: Any) -> None:
+        self.found.append(metrics["loss"])
+
+
+def trainer(place: Path, plan: Plan, model: Any, kind: str, **options: Any) -> Trainer:
+    is_tokens = kind != "sequential"
+    place.mkdir(exist_ok=True)
+    chain = ChainModel.from_module(model, TOKENS if is_tokens else FEATURES.double())
+    length = user_tasks.LENGTH if is_tokens else 1
+    return Trainer(
+        plan, model, user_tasks.sequences(24) if is_tokens else user_tasks.samples(), decaying,
+        frozen_models.loss_of(kind), cluster=cluster_file(place), folder=place / "run",
+        profile=made_up_profile_of(chain, "mine", dtype="float64", sequence_length=length),
+        dtype="float64", seed=SEED, save=True, rate_schedule=user_tasks.constant, **options,
+    )  # fmt: skip
+
+
+def train_alone(model: nn.Module, kind: str) -> list[float]:
+    """The same training by torch alone, in place; gives the losses."""
+    data = user_tasks.sequences(24) if kind != "sequential" else user_tasks.samples()
+    optimizer, found = decaying([value for value in model.parameters() if value.requires_grad]), []
+    order = epoch_order(SEED, 0, len(data))
+    for step in range(STEPS):
+        rows = [data[order[position]] for position in range(step * BATCH, (step + 1) * BATCH)]
+        if kind == "sequential":
+            x, y = (torch.stack(part) for part in zip(*rows, strict=True))
+            loss = user_tasks.squared_error(model(x), y)
+        else:
+            ids = torch.stack([row["input_ids"] for row in rows])
+            loss = user_tasks.next_token_loss(model(input_ids=ids, use_cache=False).logits, ids)
+        optimizer.zero_grad()
+        (loss / BATCH).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        found.append(loss.item() / BATCH)
+    return found
+
+
+def check_weights(found: nn.Module, expected: nn.Module, before: nn.Module) -> None:
+    """Frozen ones are what they were, bit for bit; the others changed, to what torch alone makes of them."""
+    values, first = dict(expected.named_parameters()), dict(before.named_parameters())
+    for name, value in found.named_parameters():
+        assert torch.equal(value, first[name]) != values[name].requires_grad, name
+        torch.testing.assert_close(value, values[name], rtol=1e-10, atol=1e-12, msg=name)
+
+
+CASES = {
+    # the first stage trains nothing
+    "blocks": ("llama", r"embed_tokens|layers\.[01]\.", chain_plan("mine", [0, 3, 6], 2, BATCH)),
+    # the last one trains nothing, and is run again
+    "head": (
+        "llama", r"layers\.[23]\.|^model\.norm|lm_head",
+        chain_plan("mine", [0, 3, 6], 4, BATCH, recompute=True),
+    ),
+    "embeddings": ("llama", "embed_tokens", replicas(6)),
+    "all but a head": ("llama", r"^model\.", replicas(6, zero=1)),
+    "single tensors": ("llama", r"layers\.1\.self_attn\.q_proj|layers\.2\.mlp\.up_proj|norm", replicas(6)),
+    # the shared matrix is on both devices
+    "tied": ("gpt2", r"wte", chain_plan("mine", [0, 2, 4], 2, BATCH)),
+    "tied replicas": ("gpt2", r"wte|h\.0\.|ln", replicas(4, zero=1)),
+    "sequential": ("sequential", r"^0\.|bias", replicas(7)),
+    "shared layer": ("sequential", r"^2\.", chain_plan("mine", [0, 3, 5, 7], 2, BATCH)),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_a_module_trains_where_it_is_not_frozen(tmp_path, case):
+    kind, pattern, plan = CASES[case]
+    torch.manual_seed(7)
+    model = build_frozen(kind, pattern).double()
+    before, expected = copy.deepcopy(model), copy.deepcopy(model)
+    alone = train_alone(expected, kind)
+    told = Losses()
+    made = trainer(tmp_path, plan, model, kind, callbacks=[told])
+    made.fit(STEPS)
+    assert told.found == pytest.approx(alone, rel=1e-12)
+    assert made.checkpoint is not None
+    checkpoint.load_weights(made.checkpoint, model)
+    check_weights(model, expected, before)
+    assert unfrozen(model) == unfrozen(before)
+
+
+@pytest.mark.slow
+def test_what_a_factory_freezes_stays_as_it_is_drawn(tmp_path):
+    factory = partial(build_frozen, "llama", r"embed_tokens|layers\.0\.")
+    chain = ChainModel.from_module(factory, TOKENS)
+    drawn = chain.materialise(range(6), SEED, torch.float64).owned_parameters()
+    before = factory().double()
+    with torch.no_grad():
+        for name, value in before.named_parameters():
+            value.copy_(drawn[name])
+    expected, found, told = copy.deepcopy(before), factory().double(), Losses()
+    alone = train_alone(expected, "llama")
+    made = trainer(tmp_path, chain_plan("mine", [0, 2, 6], 2, BATCH), factory, "llama", callbacks=[told])
+    made.fit(STEPS)
+    assert told.found == pytest.approx(alone, rel=1e-12)
+    assert made.checkpoint is not None
+    checkpoint.load_weights(made.checkpoint, found)
+    check_weights(found, expected, before)
+
+
+@pytest.mark.slow
+def test_training_goes_on_where_a_stage_trains_nothing(tmp_path):
+    kind, pattern, plan = CASES["blocks"]
+    torch.manual_seed(7)
+    model = build_frozen(kind, pattern).double()
+    straight, first, second = Losses(), Losses(), Losses()
+    trainer(tmp_path / "straight", plan, model, kind, callbacks=[straight]).fit(STEPS)
+    begun = trainer(tmp_path / "first", plan, model, kind, callbacks=[first])
+    begun.fit(STEPS - 1)
+    other = replace(replicas(6), zero=1)
+    resumed = trainer(tmp_path / "second", other, model, kind, callbacks=[second])
+    resumed.fit(STEPS, resume_from=begun.checkpoint)
+    assert first.found + second.found == pytest.approx(straight.found, rel=1e-12)
+
+
+def random_plan(rng: random.Random, chain: ChainModel) -> Plan:
+    """Up to three devices: a chain, or two pipelines, with shared devices and sharded states."""
+    last = chain.num_layers
+
+    def pipeline(devices: list[str], samples: int) -> Pipeline:
+        cuts = [0, *sorted(rng.sample(range(1, last), len(devices) - 1)), last]
+        stages = tuple(
+            Stage((device,), cut, len(devices) - index, rng.random() < 0.3)
+            for index, (device, cut) in enumerate(zip(devices, pairwise(cuts), strict=True))
+        )
+        return Pipeline(rng.choice([1, 2]), samples, stages)
+
+    names = ["here/0", "here/1", "here/2"]
+    if rng.random() < 0.3:
+        return Plan("manual", "mine", BATCH, (pipeline(names, BATCH),))
+    second = rng.choice([names[2:], names[1:], names])
+    pipelines = (pipeline(names if second == names else names[:2], 5), pipeline(second, 3))
+    return Plan("manual", "mine", BATCH, pipelines, zero=rng.choice([0, 1]))
+
+
+def profile_of(chain: ChainModel, kind: str) -> ModelProfile:
+    length = 1 if kind == "sequential" else user_tasks.LENGTH
+    return made_up_profile_of(chain, "mine", dtype="float64", sequence_length=length)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", frozen_models.BUILDERS)
+def test_random_parameters_are_frozen_under_random_plans(tmp_path, kind):
+    cluster = read_cluster(cluster_file(tmp_path))
+    cases, chains = [], {}
+    for seed in range(10):
+        chain = chains[seed] = frozen_models.chain_of(kind, seed)
+        profile = profile_of(chain, kind)
+        plan = random_plan(random.Random(seed), chain)
+        cases.append((kind, seed, lower(plan, profile, cluster), profile))
+    names = ("here/0", "here/1", "here/2")
+    events: list[dict[str, Any]] = []
+    run_ranks(frozen_models.train_cases, (cases, cluster), RankGroup(names, (1,) * 3), events.append)
+    assert len(events) == 3 * len(cases)
+    for seed, chain in chains.items():
+        mine = [event for event in events if tuple(event["case"]) == (kind, seed)]
+        check_case(kind, seed, chain, mine)
+
+
+def check_case(kind: str, seed: int, chain: ChainModel, events: Iterable[dict[str, Any]]) -> None:
+    """What all ranks have after the steps is what one process has."""
+    model = frozen_models.build_random(kind, seed).double()
+    drawn = chain.materialise(range(chain.num_layers), SEED, torch.float64).owned_parameters()
+    before = {name: value.detach().clone() for name, value in drawn.items()}
+    values = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, value in values.items():
+            value.copy_(before[name])
+    trained = [value for value in values.values() if value.requires_grad]
+    optimizer, losses, norms = decaying(trained), [], []
+    for step in range(frozen_models.STEPS):
+        inputs, labels = frozen_models.batch(kind, step)
+        output = model(*inputs.values()) if kind == "sequential" else model(**inputs, use_cache=False).logits
+        loss = frozen_models.loss_of(kind)(output, labels) / BATCH
+        optimizer.zero_grad()
+        loss.backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(trained, 0.5)))
+        optimizer.step()
+        losses.append(loss.item())
+    seen: set[str] = set()
+    for event in events:
+        assert event["losses"] == pytest.approx(losses, rel=1e-11)
+        assert event["norms"] == pytest.approx(norms, rel=1e-11)
+        assert set(event["trained"]) == event["weights"].keys() & unfrozen(model)
+        for name, weights in event["weights"].items():
+            value: Tensor = torch.tensor(weights, dtype=torch.float64)
+            assert torch.equal(value, before[name]) != values[name].requires_grad, (seed, name)
+            torch.testing.assert_close(value, values[name].detach(), rtol=1e-9, atol=1e-11)
+            seen.add(name)
+    assert seen == values.keys()
+
+
+@pytest.mark.parametrize("kind", frozen_models.BUILDERS)
+def test_split_equals_whole_with_random_parameters_frozen(kind):
+    for seed in range(7):
+        factory = partial(frozen_models.build_random, kind, seed)
+        chain = frozen_models.chain_of(kind, seed)
+        assert reached_of(chain) == unfrozen(factory()), seed
+        report = check_split(factory, chain.example)
+        assert report.passed, (seed, report.reason)
+
+
+def test_a_frozen_shared_weight_has_no_gradient_to_sum():
+    chain = ChainModel.from_module(partial(build_frozen, "gpt2", "wte"), TOKENS)
+    held = [info for layer in (0, 3) for info in chain.parameters(layer) if "wte" in info.name]
+    assert [(info.tied, info.reached) for info in held] == [(False, False)] * 2
+    layers = chain.materialise((0, 3), SEED)
+    assert (
+        layers.parameters_of(0)["transformer.wte.weight"] is layers.parameters_of(3)["transformer.wte.weight"]
+    )
+
+
+def test_a_small_copy_says_nothing_of_what_is_frozen():
+    factory = partial(build_frozen, "llama", r"layers\.[02]\.|norm")
+    for shrunk in (frozen_models.build_llama, partial(build_frozen, "llama", "q_proj|lm_head")):
+        chain = ChainModel.from_module(factory, TOKENS, shrunk=shrunk)
+        assert reached_of(chain) == unfrozen(factory())
+
+
+def test_a_model_of_which_everything_is_frozen_is_refused():
+    for kind, example in (("llama", TOKENS), ("sequential", FEATURES)):
+        with pytest.raises(InputError, match=r"has nothing to train: .* has requires_grad") as caught:
+            ChainModel.from_module(build_frozen(kind, ""), example)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(InputError, match="nothing to train"):
+        own_task(build_frozen("sequential", ""), user_tasks.samples(), user_tasks.squared_error)
+
+
+class Biased(nn.Module):
+    """Each block takes what is made from a parameter, besides what the block before gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.ones(8))
+        self.blocks = nn.ModuleList(nn.Bilinear(8, 8, 8) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        doubled = (2 * self.bias).expand_as(x)
+        for block in self.blocks:
+            x = block(x, doubled)
+        return x
+
+
+def test_what_blocks_take_from_a_frozen_parameter_is_refused_too():
+    # ranks without the parameter would compute it from zeros
+    model = Biased()
+    model.bias.requires_grad_(False)
+    with pytest.raises(InputError, match="argument 1 of block 0 is made from parameters"):
+        ChainModel.from_module(model, {"x": torch.zeros(1, 8)})
+
+
+def test_a_model_of_the_command_line_is_trained_in_full():
+    spec = model_spec("gpt2-tiny")
+    chain = ChainModel.from_spec(spec)
+    assert reached_of(chain) == names_of(chain)
+
+
+@pytest.mark.slow
+def test_nothing_is_planned_for_frozen_parameters_but_themselves(tmp_path):
+    model = build_frozen("llama", r"embed_tokens|layers\.[01]\.|layers\.3\.mlp")
+    task = own_task(model, user_tasks.sequences(8), user_tasks.next_token_loss)
+    cluster = read_cluster(cluster_file(tmp_path))
+    profile = profile_model(
+        "mine", cluster, user_tasks.LENGTH, budget_s=0.1, microbatch_sizes=(2,), task=task
+    )
+    frozen = [
+        sum(4.0 * value.numel() for name, value in model.named_parameters() if part in name and keep(value))
+        for keep in (lambda value: not value.requires_grad, lambda value: True)
+        for part in ("embed_tokens", "layers.0.", "layers.1.", "layers.2.", "layers.3.", "lm_head")
+    ]
+    assert [layer.unreached_bytes for layer in profile.layers] == frozen[:6]
+    norm = 4.0 * 8
+    held = [*frozen[6:11], frozen[11] + norm]
+    assert [layer.parameter_bytes for layer in profile.layers] == held
+    assert trained_bytes(profile, range(6)) == sum(held) - sum(frozen[:6])
+    assert trained_bytes(profile, range(3)) == 0.0
+    kind = next(iter(profile.kinds.values()))
+    assert kind.optimizer_s_per_byte > 0
+    # a stage may begin at any block, whose backward then goes down to its inputs: alike wherever it is
+    backwards = [times.backward_s[0] for times in kind.layers]
+    assert all(seconds > 0 for seconds in backwards[1:])
+    saved = [layer.saved_bytes_per_sample for layer in profile.layers]
+    assert saved[1] == saved[2] > 0
