@@ -35,8 +35,8 @@ class Room:
         if self.num_checkpoints and not self._fitting:
             raise InputError(
                 f"{self.place}: a checkpoint takes {format_bytes(self.checkpoint_bytes)}, and "
-                f"{format_bytes(self.free_bytes)} are free there; make room, give another --run-folder, or "
-                f"keep no model with --no-save{' --every 0' if self.every else ''}"
+                f"{format_bytes(self.free_bytes)} are free there; make room, give another --run-folder "
+                f"(folder), or keep no model: --no-save{' --every 0' if self.every else ''} (save=False)"
             )
 
     @property
@@ -46,8 +46,8 @@ class Room:
             return None
         return (
             f"{self.place}: {self.num_checkpoints} checkpoints of {format_bytes(self.checkpoint_bytes)} "
-            f"each, and {format_bytes(self.free_bytes)} free; training stops after {self._fitting} of them unless "
-            "some are removed: raise --every, or give another --run-folder"
+            f"each, and {format_bytes(self.free_bytes)} free; training stops after {self._fitting} of them "
+            "unless some are removed: raise --every, or give another --run-folder"
         )
 
 

@@ -57,7 +57,7 @@ def test_no_room_for_a_single_checkpoint_is_refused():
         room.check()
     assert str(caught.value) == (
         "runs/x: a checkpoint takes 3.00 GiB, and 1.00 GiB are free there; make room, give another "
-        "--run-folder, or keep no model with --no-save --every 0"
+        "--run-folder (folder), or keep no model: --no-save --every 0 (save=False)"
     )
     assert room.shortage is None
     replace(room, num_checkpoints=0).check()
@@ -96,7 +96,7 @@ def test_no_room_is_refused_before_anything_is_written(hetpipe, run, monkeypatch
     result = run("--steps 2")
     assert (result.code, result.err.count("\n")) == (2, 1)
     assert "runs/bert-tiny-001: a checkpoint takes" in result.err and "1.00 MiB are free" in result.err
-    assert result.err.endswith("give another --run-folder, or keep no model with --no-save\n")
+    assert result.err.endswith("--run-folder (folder), or keep no model: --no-save (save=False)\n")
     assert list((hetpipe.folder / "runs").iterdir()) == []
 
 
