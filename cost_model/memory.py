@@ -55,6 +55,13 @@ def state_home_bytes(profile: ModelProfile, layers: Iterable[int]) -> float:
     return sum(entry.parameter_bytes - entry.unreached_bytes - tied for entry, tied in entries)
 
 
+def checkpoint_bytes(profile: ModelProfile) -> float:
+    """Return the bytes of a checkpoint: all parameters and the optimizer states of the trained ones, once."""
+    layers = set(range(profile.num_layers))
+    states = profile.optimizer_bytes_per_parameter_byte * trained_bytes(profile, layers)
+    return sum(_own_bytes(profile, layers, unreached=True)) + states
+
+
 def _own_bytes(profile: ModelProfile, layers: set[int], *, unreached: bool) -> Iterable[float]:
     for layer in layers:
         entry, home = profile.layers[layer], profile.tied_home(layer)

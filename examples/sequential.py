@@ -130,6 +130,7 @@ def main() -> None:
             folder=Path(name) / "run",
             callbacks=[Print()],
             rate_schedule=constant,
+            save=False,  # the folder is thrown away
         )
         trainer.fit(steps=20)
 

@@ -82,5 +82,6 @@ def demo_command(
             *run_report_tables(reports[-1]),
             measured_table(reports),
             f"pictures: {output / 'pictures'} (predicted-and-measured.png first)",
+            "no model is kept of these few steps; `hetpipe run` keeps one",
         ]
     )

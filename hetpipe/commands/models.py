@@ -150,10 +150,9 @@ def export_command(
     from hetpipe.training import checkpoint
 
     logging.disable_progress_bar()
-    root = RunFolder(run).checkpoints
-    source = checkpoint.latest(root) if root.is_dir() else run
+    source = checkpoint.latest(RunFolder(run).checkpoints) if checkpoint.holds_run(run) else run
     if source is None:
-        raise InputError(f"{root}: holds no complete checkpoint; train with --save or --every")
+        raise InputError(f"{run}: holds no complete checkpoint; train without --no-save, to the end")
     manifest = checkpoint.read_manifest(source)
     config = source / checkpoint.CONFIG_FILE
     spec = folder_spec(described(source, manifest.model, read_json(config))) if config.exists() else None

@@ -44,6 +44,7 @@ from hetpipe.commands.forcing import (
     proof_seconds,
     remaining,
 )
+from hetpipe.commands.kept import kept_checkpoint, kept_sentences, kept_settings
 from hetpipe.commands.models import RequiredModel
 from hetpipe.commands.planning import (
     AUTO,
@@ -54,7 +55,6 @@ from hetpipe.commands.planning import (
     solve_problem,
 )
 from hetpipe.models.names import model_entry
-from hetpipe.program.instructions import Schedule
 from hetpipe.program.verification import verify
 from hetpipe.reporting.tables import (
     console,
@@ -65,7 +65,7 @@ from hetpipe.reporting.tables import (
     show,
 )
 from hetpipe.runs.run_folder import RunFolder
-from hetpipe.runs.settings import Clock, Settings, read_settings
+from hetpipe.runs.settings import Clock, Settings
 from hetpipe.runtime.processes import under_torchrun
 from hetpipe.simulation.prediction import figured, scheduled
 from partition.plan import Plan
@@ -111,8 +111,14 @@ def run_command(
     schedule: ScheduleOption = None,
     seed: Annotated[int, typer.Option("--seed")] = 0,
     learning_rate: Annotated[float, typer.Option("--learning-rate")] = 1e-4,
-    every: Annotated[int, typer.Option("--every", help="A checkpoint each so many steps; 0: none.")] = 0,
-    save: Annotated[bool, typer.Option("--save", help="A checkpoint at the end.")] = False,
+    every: Annotated[
+        int | None,
+        typer.Option("--every", help="A checkpoint each so many steps too; 0, or that of --resume."),
+    ] = None,
+    save: Annotated[
+        bool,
+        typer.Option("--save/--no-save", help="Keep the trained model: a checkpoint at the end, or none."),
+    ] = True,
     resume: Annotated[
         str | None, typer.Option("--resume", help='"auto", a run folder, or a checkpoint to go on from.')
     ] = None,
@@ -146,6 +152,7 @@ def run_command(
     entry = model_entry(model)
     folder = RunFolder(run_folder) if run_folder is not None else None
     source = None if dry_run else _source(resume, folder, entry.name)
+    before = kept_settings(source)
     length = sequence_length or 64
     used = left.devices if given is None else [devices.device(name) for name in given.device_names]
     costs = get_profile(
@@ -166,10 +173,10 @@ def run_command(
         seed=seed,
         learning_rate=learning_rate,
         dtype=costs.dtype,
-        every=every,
+        every=every if every is not None else (before.every if before else 0),
         save=save,
         clock=clock,
-        schedule=schedule or (_kept_schedule(source) if source is not None else None),
+        schedule=schedule or (before.schedule if before else None),
         data=tuple(map(str, texts)),
         resume_from=None if source is None else str(source),
         model_folder=entry.place,
@@ -197,8 +204,14 @@ def run_command(
 
             note(model_notes(settings))
         report, folder = _train(settings, cluster, costs, chosen, folder, quiet=silent)
-        result = {"run_folder": str(folder.path), **report.to_json()}
+        kept = kept_checkpoint(folder)
+        result = {
+            "run_folder": str(folder.path),
+            "checkpoint": None if kept is None else str(kept),
+            **report.to_json(),
+        }
         tables = [*run_report_tables(report), *estimates, f"run folder: {folder.path}"]
+        tables += kept_sentences(folder, kept, steps)
     if json:
         print_json({**result, **choice_json(choice)})
         note(estimates)
@@ -223,12 +236,6 @@ def _source(resume: str | None, folder: RunFolder | None, name: str) -> Path | N
     from hetpipe.training.run import find_checkpoint
 
     return find_checkpoint(resume, folder, RUNS, name)
-
-
-def _kept_schedule(checkpoint: Path) -> Schedule | None:
-    """What the run of a checkpoint was asked for; None where its folder is not there."""
-    config = RunFolder(checkpoint.parent.parent).config
-    return read_settings(config).schedule if config.exists() else None
 
 
 def _given_plan(
@@ -266,7 +273,7 @@ def _train(
     *,
     quiet: bool,
 ) -> "tuple[RunReport, RunFolder]":
-    from hetpipe.training.checkpoint import latest
+    from hetpipe.training.checkpoint_room import room_of
     from hetpipe.training.run import train
 
     if settings.resume_from is not None:
@@ -274,16 +281,21 @@ def _train(
         if folder is None and checkpoints.name == "checkpoints":
             folder = RunFolder(checkpoints.parent)
         note([f"going on from {settings.resume_from}"])
-    elif folder is not None and folder.plan.exists():
+    elif folder is not None and folder.plan.exists() and kept_checkpoint(folder) is None:
         warn(f"{folder.path} holds a run already; its files are replaced")
-    folder = folder or RunFolder.create(RUNS, settings.model)
+    made, folder = folder is None, folder or RunFolder.create(RUNS, settings.model)
+    if shortage := room_of(folder, settings, profile).shortage:
+        warn(shortage)
     try:
         with _step_bar(settings.steps, quiet=quiet) as on_event:
             report = train(settings, cluster_file, profile, plan, folder, on_event=on_event)
     except KeyboardInterrupt:
-        if newest_one := latest(folder.checkpoints):
+        if newest_one := kept_checkpoint(folder):
             note([f"--resume {folder.path} goes on from {newest_one.name}"])
         raise
+    finally:
+        if made and not any(folder.path.iterdir()):  # refused before anything was written
+            folder.path.rmdir()
     finite = [entry["finite"] for entry in folder.read_metrics()]
     if skipped := finite.count(False):
         warn(

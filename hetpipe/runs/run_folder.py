@@ -162,9 +162,9 @@ class RunFolder:
         return parse_chrome_trace(read_json(self.trace)) if self.trace.exists() else {}
 
 
-def newest(root: Path, model: str) -> RunFolder | None:
-    """The folder of root with the highest number for a model; None if there is none."""
-    return RunFolder(max(_numbered(root, model))[1]) if _numbered(root, model) else None
+def numbered_runs(root: Path, model: str) -> tuple[RunFolder, ...]:
+    """The folders of root for a model, the highest number first."""
+    return tuple(RunFolder(path) for _, path in sorted(_numbered(root, model), reverse=True))
 
 
 def _numbered(root: Path, model: str) -> list[tuple[int, Path]]:

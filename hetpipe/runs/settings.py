@@ -51,7 +51,7 @@ class Settings:
     clip_norm: float = 1.0
     dtype: str = "float32"
     every: int = 0
-    save: bool = False
+    save: bool = True
     clock: Clock = Clock.NOMINAL
     schedule: Schedule | None = None
     data: tuple[str, ...] = ()

@@ -273,6 +273,15 @@ class HostLoad:
         self._start_s, self._host_s, self._own_s = now
         return result
 
+    @contextmanager
+    def left_out(self) -> Iterator[None]:
+        """What is done meanwhile is part of no lap."""
+        before = (time.monotonic(), _host_cpu_s(), time.process_time())
+        yield
+        self._start_s += time.monotonic() - before[0]
+        self._host_s += _host_cpu_s() - before[1]
+        self._own_s += time.process_time() - before[2]
+
 
 def _host_cpu_s() -> float:
     """CPU seconds that all processes of the host have used; 0 where the kernel does not tell."""

@@ -73,7 +73,7 @@ class TorchOptimizer(Optimizer):
         if changed:
             raise InputError(
                 f"no checkpoint can be written with {self.name}: it keeps {changed!r} for a whole group of "
-                "parameters, and only what it keeps for each one is saved; train without --every and --save"
+                "parameters, and only what it keeps for each one is saved; train with save=False and every=0"
             )
         saved = {}
         for key, entry in self._state(name).items():
@@ -86,7 +86,7 @@ class TorchOptimizer(Optimizer):
             elif entry is not None:
                 raise InputError(
                     f"no checkpoint can be written with {self.name}: its state {key!r} is a {kind}; only "
-                    "tensors and numbers can be saved"
+                    "tensors and numbers can be saved; train with save=False and every=0"
                 )
         return saved
 

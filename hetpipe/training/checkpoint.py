@@ -161,6 +161,12 @@ def latest(root: Path) -> Path | None:
     return next((folder for *_, folder in sorted(candidates, reverse=True) if _is_complete(folder)), None)
 
 
+def holds_run(folder: Path) -> bool:
+    """Whether it is a run folder, with checkpoints or without any, and no checkpoint."""
+    files = ("checkpoints", "plan.json")
+    return not (folder / MANIFEST_FILE).exists() and any((folder / name).exists() for name in files)
+
+
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a checkpoint.
 

@@ -133,18 +133,12 @@ class _Run:
             done = step + 1
             every = self.settings.every
             last = stopped or done == self.settings.steps
+            if step == first and (every or self.settings.save):
+                for name in self.optimizer.parameters:
+                    self.optimizer.states(name)  # what cannot be saved is refused now, not in the end
             if (every and done % every == 0) or (last and self.settings.save):
-                program = self.costs.program
-                try:
-                    path = save_checkpoint(
-                        self.folder, self.settings, self.task, program, self.rank, self.model,
-                        self.optimizer, done, self.samples_seen,
-                    )  # fmt: skip
-                except OSError as error:
-                    raise InputError(
-                        f"{self.folder.checkpoints}: the checkpoint of step {done} cannot be written "
-                        f"({error.strerror}); make room there, and go on with --resume from the one before"
-                    ) from error
+                with load.left_out():
+                    path = self._save(done)
                 last |= self._tell({"event": "checkpoint", "step": done, "path": str(path)})
             if last:
                 break
@@ -158,6 +152,18 @@ class _Run:
         summaries = gather(summary)
         if self.rank == 0 and self.outcomes:
             write_results(self.folder, self.costs, self.settings, summaries, self.step_s)
+
+    def _save(self, done: int) -> Path:
+        try:
+            return save_checkpoint(
+                self.folder, self.settings, self.task, self.costs.program, self.rank, self.model,
+                self.optimizer, done, self.samples_seen,
+            )  # fmt: skip
+        except OSError as error:
+            raise InputError(
+                f"{self.folder.checkpoints}: the checkpoint of step {done} cannot be written "
+                f"({error.strerror}); make room there, and go on with --resume from the one before"
+            ) from error
 
     def _one_step(self, *, counted: bool) -> bool:
         """One step, on every rank; gives whether training shall end."""

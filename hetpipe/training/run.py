@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from cost_model.cluster import CPU, EMULATED, Cluster
@@ -20,7 +21,7 @@ from hetpipe.profiling.layer_profiler import threads_for
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import Program
 from hetpipe.program.verification import verify
-from hetpipe.runs.run_folder import RunFolder, newest
+from hetpipe.runs.run_folder import RunFolder, numbered_runs
 from hetpipe.runs.run_report import RunReport, read_report
 from hetpipe.runs.settings import Settings, settings_text
 from hetpipe.runtime.emulation import Board
@@ -30,33 +31,38 @@ from hetpipe.runtime.processes import Emit, RankGroup, ended_by_signals, run_ran
 from hetpipe.simulation.prediction import scheduled
 from hetpipe.training import checkpoint, torchrun
 from hetpipe.training.checkpoint_owners import check_checkpoint
+from hetpipe.training.checkpoint_room import room_of
 from hetpipe.training.rank import train_rank
 from partition.plan import Plan
 from partition.plan_file import plan_text
 
 
 def find_checkpoint(resume: str, folder: RunFolder | None, root: Path, model: str) -> Path:
-    """The checkpoint to go on from: "auto" is the newest of the run folder, else of the newest run.
+    """The checkpoint to go on from: "auto" is the newest of the run folder, else of the newest run with one.
 
     Raises: InputError if there is none.
     """
     if resume != "auto":
         path = Path(resume)
-        if RunFolder(path).checkpoints.is_dir():
+        if checkpoint.holds_run(path):
             return find_checkpoint("auto", RunFolder(path), root, model)
         checkpoint.read_manifest(path)
         return path
-    run = folder or newest(root, model)
-    if run is None:
+    runs = (folder,) if folder is not None else numbered_runs(root, model)
+    if not runs:
         raise InputError(f"nothing to resume: {root} holds no run of {model!r}; leave --resume out to begin")
-    with run.locked():
-        checkpoint.discard_unfinished(run.checkpoints)
-    found = checkpoint.latest(run.checkpoints)
-    if found is None:
-        raise InputError(
-            f"nothing to resume: {run.checkpoints} holds no complete checkpoint; was --save given?"
-        )
-    return found
+    for run in runs:
+        if checkpoint.latest(run.checkpoints) is None:
+            continue
+        with run.locked():
+            checkpoint.discard_unfinished(run.checkpoints)
+        if found := checkpoint.latest(run.checkpoints):
+            return found
+    where = str(runs[0].path) if len(runs) == 1 else f"{len(runs)} runs of {model!r} in {root}"
+    raise InputError(
+        f"nothing to resume: no complete checkpoint in {where}; did it run with --no-save, or end before its "
+        "first one (--every)?"
+    )
 
 
 def prepare(
@@ -97,6 +103,7 @@ def prepare(
         done = manifest.step
         vocabulary = source / checkpoint.VOCABULARY_FILE
     _check_checkpoints(folder, done, settings)
+    room_of(folder, settings, profile).check()
     cluster_text = read_text(cluster_file)
     fresh = not folder.path.exists() or not any(folder.path.iterdir())
     try:
@@ -209,8 +216,9 @@ def measure(
 ) -> RunReport:
     """Run a plan for settings.steps steps in a folder that is thrown away; the first step is not timed.
 
-    keep: a folder to move the run's to instead.
+    No checkpoint is written, whatever the settings say. keep: a folder to move the run's to instead.
     """
+    settings = replace(settings, save=False, every=0)
     with tempfile.TemporaryDirectory(prefix="hetpipe-measure-") as name:
         folder = RunFolder(Path(name) / "run")
         report = train(settings, cluster_file, profile, plan, folder)

@@ -50,8 +50,8 @@ class Callback:
     """What a `Trainer` tells while it trains: inherit, and write the methods that you need.
 
     Called in the process that called `fit`, in the order of the list; training goes on when all have
-    returned. True ends training after the step at hand, with a checkpoint where `save` is set; whatever else
-    a method gives does not. An exception ends the ranks and comes out of `fit`.
+    returned. True ends training after the step at hand, with a checkpoint unless `save` is False; whatever
+    else a method gives does not. An exception ends the ranks and comes out of `fit`.
     """
 
     def on_step_end(self, metrics: Mapping[str, Any]) -> bool | None:
@@ -153,6 +153,8 @@ class Trainer:
 
     def fit(self, steps: int, *, resume_from: Path | str | None = None) -> RunReport:
         """Train to the end of step `steps`, or until a callback ends it; gives the report.
+
+        A checkpoint of the end is in the run folder then (`checkpoint`), unless `save` is False.
 
         resume_from: a checkpoint, or a run folder whose newest is taken, to go on from.
 

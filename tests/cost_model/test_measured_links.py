@@ -229,7 +229,7 @@ def test_links_and_all_reduces_of_several_files_are_joined():
 
 
 def test_other_devices_to_measure_between_have_another_key():
-    settings = Settings("bert-tiny", 1)
+    settings = Settings("bert-tiny", 1, save=False)
     groups: list[list[list[str]]] = [[], [["gpu"]], [["gpu", "gpu"]], [["gpu"], ["gpu"]], [["gpu"]]]
     keys = {cache_key(settings, {"gpu": 1}, (1,), "", real_kinds=kinds) for kinds in groups}
     assert len(keys) == 4

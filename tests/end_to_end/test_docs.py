@@ -80,7 +80,7 @@ def test_verbs_and_options_named_in_the_text_exist(page):
     for mention in INLINE.findall(page.read_text(encoding="utf-8")):
         verb, *words = shlex.split(mention)[1:]
         assert verb in verbs(), f"{page.name}: `{mention}`"
-        known = {option for entry in verbs()[verb].params for option in entry.opts}
+        known = {option for entry in verbs()[verb].params for option in entry.opts + entry.secondary_opts}
         assert {word for word in words if word.startswith("-")} <= known, f"{page.name}: `{mention}`"
 
 
@@ -96,6 +96,7 @@ def test_every_verb_and_option_is_documented():
     text = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     for name, verb in verbs().items():
         assert f"## hetpipe {name}\n" in text
-        options = {word for entry in verb.params for word in entry.opts if word.startswith("-")}
+        words = [word for entry in verb.params for word in entry.opts + entry.secondary_opts]
+        options = {word for word in words if word.startswith("-")}
         assert "--json" in options
         assert {word for word in options if f"`{word}" not in text} == set()

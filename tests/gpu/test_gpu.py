@@ -44,7 +44,7 @@ def train(
     corpus = folder / "corpus.txt"
     folder.mkdir(parents=True, exist_ok=True)
     corpus.write_text("a stage waits for what it needs to arrive\n" * 400)
-    settings = Settings(MODEL, steps=3, learning_rate=1e-3, data=(str(corpus),))
+    settings = Settings(MODEL, steps=3, learning_rate=1e-3, data=(str(corpus),), save=False)
     found = made_up_profile(MODEL, profile) if isinstance(profile, str) else profile
     return run(folder, plan, settings, found, cluster)
 

@@ -41,6 +41,7 @@ def trainer(place: Path, plan: Plan | None = None, model: Any = None, **options:
         "profile": profile,
         "folder": place / "run",
         "dtype": "float64",
+        "save": False,
         **options,
     }
     return Trainer(plan or chain_plan("mine", [0, 2, 5], 4), model, **chosen)

@@ -60,7 +60,9 @@ def test_every_layer_has_the_weights_that_were_saved(tmp_path, architecture):
 
 def settings_of(folder: Path, steps: int, **options: object) -> Settings:
     entry = model_entry(str(folder))
-    return Settings(entry.name, steps, sequence_length=32, model_folder=entry.place, **options)
+    return Settings(
+        entry.name, steps, sequence_length=32, model_folder=entry.place, **{"save": False, **options}
+    )
 
 
 def profile_of(folder: Path):

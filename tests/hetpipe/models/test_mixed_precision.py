@@ -246,7 +246,7 @@ def test_measured_peaks_are_near_the_predicted_ones(tmp_path, monkeypatch, recom
     profile = profile_model(
         "bert-tiny", emulated(tmp_path), 64, dtype=BFLOAT16_AUTOCAST, budget_s=0.2, microbatch_sizes=(1, 4)
     )
-    settings = Settings("bert-tiny", 1, dtype=BFLOAT16_AUTOCAST)
+    settings = Settings("bert-tiny", 1, dtype=BFLOAT16_AUTOCAST, save=False)
     plan = chain_plan("bert-tiny", [0, 2, 5, 8], 4, recompute=recompute)
     report, _ = run(tmp_path / "run", plan, settings, profile, EMULATED_CLUSTER)
     for name, device in report.devices.items():

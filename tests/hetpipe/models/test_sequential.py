@@ -13,7 +13,7 @@ from hetpipe.training.run import train
 from partition.plan import Pipeline, Plan, Stage
 from runs import chain_plan, cluster_file
 
-SETTINGS = Settings("mine", 4, learning_rate=1e-2, sequence_length=1, dtype="float64")
+SETTINGS = Settings("mine", 4, learning_rate=1e-2, sequence_length=1, dtype="float64", save=False)
 
 
 @pytest.fixture(scope="module")

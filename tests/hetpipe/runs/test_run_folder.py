@@ -6,7 +6,7 @@ import pytest
 
 from cost_model.errors import InputError
 from hetpipe.program.trace import chrome_trace
-from hetpipe.runs.run_folder import MEASURED, PREDICTED, RunFolder, newest
+from hetpipe.runs.run_folder import MEASURED, PREDICTED, RunFolder, numbered_runs
 from hetpipe.simulation.prediction import simulate_plan
 from small_case import small_cluster, small_plan, small_profile
 
@@ -15,9 +15,9 @@ def test_folders_are_numbered_by_model(tmp_path: Path):
     root = tmp_path / "runs"
     names = [RunFolder.create(root, model).path.name for model in ("gpt2", "gpt2", "gpt2-tiny", "gpt2")]
     assert names == ["gpt2-001", "gpt2-002", "gpt2-tiny-001", "gpt2-003"]
-    assert newest(root, "gpt2") == RunFolder(root / "gpt2-003")
-    assert newest(root, "bert") is None
-    assert newest(tmp_path / "nothing", "bert") is None
+    assert [run.path.name for run in numbered_runs(root, "gpt2")] == ["gpt2-003", "gpt2-002", "gpt2-001"]
+    assert numbered_runs(root, "bert") == ()
+    assert numbered_runs(tmp_path / "nothing", "bert") == ()
 
 
 def test_numbers_are_never_given_twice(tmp_path: Path):
@@ -29,7 +29,7 @@ def test_numbers_are_never_given_twice(tmp_path: Path):
 def test_a_number_above_a_gap_or_999_counts_on(tmp_path: Path):
     (tmp_path / "m-999").mkdir()
     assert RunFolder.create(tmp_path, "m").path.name == "m-1000"
-    assert newest(tmp_path, "m") == RunFolder(tmp_path / "m-1000")
+    assert [run.path.name for run in numbered_runs(tmp_path, "m")] == ["m-1000", "m-999"]
 
 
 def test_a_root_that_is_a_file_is_refused(tmp_path: Path):

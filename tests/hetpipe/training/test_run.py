@@ -64,7 +64,7 @@ def plain_losses(folder: Path, settings: Settings) -> list[float]:
 
 @pytest.mark.slow
 def test_losses_do_not_depend_on_the_plan(tmp_path):
-    settings = Settings(MODEL, 20, learning_rate=1e-3)
+    settings = Settings(MODEL, 20, learning_rate=1e-3, save=False)
     profile = made_up_profile(MODEL)
     expected = plain_losses(tmp_path / "plain", settings)
     assert expected[-1] < expected[0] - 0.1  # it learns
@@ -163,7 +163,7 @@ def test_reducing_to_an_owner_that_broadcasts_gives_the_same_gradients(tmp_path,
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["gpt2-tiny", "llama-tiny"])
 def test_causal_models_train_the_same_under_a_plan(tmp_path, model):
-    settings, profile = Settings(model, 3, learning_rate=1e-3), made_up_profile(model)
+    settings, profile = Settings(model, 3, learning_rate=1e-3, save=False), made_up_profile(model)
     _, expected = run(tmp_path / "one", chain_plan(model, [0, 6], 8), settings, profile)
     _, losses = run(tmp_path / "three", chain_plan(model, [0, 1, 4, 6], 2), settings, profile)
     assert relative(losses, expected) < 2e-6
@@ -173,7 +173,7 @@ def test_causal_models_train_the_same_under_a_plan(tmp_path, model):
 @pytest.mark.parametrize("kind", ["chain", "shared device", "interleaved"])
 def test_a_run_resumes_under_another_plan(tmp_path, kind):
     profile = made_up_profile(MODEL)
-    straight = Settings(MODEL, 20, learning_rate=1e-3)
+    straight = Settings(MODEL, 20, learning_rate=1e-3, save=False)
     begun = {
         "chain": chain_plan(MODEL, UNEVEN, 2),
         "shared device": shared_device(MODEL),

@@ -45,7 +45,7 @@ def test_torchrun_trains_what_hetpipe_launches(folder):
     result = under_torchrun(folder, 2)
     assert result.returncode == 0, result.stderr
     profile, plan = made_up_profile(MODEL), chain_plan(MODEL, [0, 4, 8], 4)
-    _, expected = run(folder / "own", plan, Settings(MODEL, 2), profile)
+    _, expected = run(folder / "own", plan, Settings(MODEL, 2, save=False), profile)
     found = [entry["loss"] for entry in RunFolder(folder / "torchrun").read_metrics()]
     assert found == expected
 

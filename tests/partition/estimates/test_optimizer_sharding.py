@@ -214,7 +214,7 @@ def test_sharding_changes_neither_losses_nor_weights(tmp_path: Path, model: str)
 @pytest.mark.slow
 def test_a_sharded_run_resumes_under_another_plan(tmp_path: Path) -> None:
     profile = replace(made_up_profile("bert-tiny"), dtype="float64")
-    settings = Settings("bert-tiny", 6, dtype="float64", learning_rate=1e-3)
+    settings = Settings("bert-tiny", 6, dtype="float64", learning_rate=1e-3, save=False)
     _, expected = run(tmp_path / "whole", chain_plan("bert-tiny", [0, 3, 8], 4), settings, profile)
     first = replace(settings, steps=3, total_steps=6, save=True)
     run(tmp_path / "run", two_replicas("bert-tiny", zero=1), first, profile)
@@ -231,6 +231,6 @@ EMULATED = CPU_CLUSTER.replace('kind = "cpu", count = 4', 'kind = "emulated", co
 @pytest.mark.slow
 def test_the_prediction_of_a_sharded_run_holds(tmp_path: Path) -> None:
     profile = made_up_profile("bert-tiny", kind="emulated", layer_s=0.01)
-    settings = Settings("bert-tiny", 4, learning_rate=1e-3)
+    settings = Settings("bert-tiny", 4, learning_rate=1e-3, save=False)
     report, _ = run(tmp_path, two_replicas("bert-tiny", zero=1), settings, profile, EMULATED)
     assert report.measured_step_s == pytest.approx(report.predicted_step_s, rel=0.1)

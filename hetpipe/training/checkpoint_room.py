@@ -1,0 +1,79 @@
+"""Whether the checkpoints of a run fit on the disk that its folder is on."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from cost_model.errors import InputError
+from cost_model.memory import checkpoint_bytes
+from cost_model.profile import ModelProfile
+from cost_model.units import format_bytes
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.settings import Settings
+from hetpipe.training import checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What the checkpoints of a run take, and what is free where they go.
+
+    every: whether some are written before the end, so that --no-save alone does not help.
+    """
+
+    place: Path
+    num_checkpoints: int
+    checkpoint_bytes: float
+    free_bytes: float
+    every: bool = False
+
+    @property
+    def _fitting(self) -> int:
+        return int(self.free_bytes / self.checkpoint_bytes) if self.checkpoint_bytes else self.num_checkpoints
+
+    def check(self) -> None:
+        """Raises: InputError if there is no room for a single one."""
+        if self.num_checkpoints and not self._fitting:
+            raise InputError(
+                f"{self.place}: a checkpoint takes {format_bytes(self.checkpoint_bytes)}, and "
+                f"{format_bytes(self.free_bytes)} are free there; make room, give another --run-folder "
+                f"(folder), or keep no model: --no-save{' --every 0' if self.every else ''} (save=False)"
+            )
+
+    @property
+    def shortage(self) -> str | None:
+        """How many there is no room for, where it is not all of them: some may be removed meanwhile."""
+        if not 0 < self._fitting < self.num_checkpoints:
+            return None
+        return (
+            f"{self.place}: {self.num_checkpoints} checkpoints of {format_bytes(self.checkpoint_bytes)} "
+            f"each, and {format_bytes(self.free_bytes)} free; training stops after {self._fitting} of them "
+            "unless some are removed: raise --every, or give another --run-folder"
+        )
+
+
+def room_of(folder: RunFolder, settings: Settings, profile: ModelProfile) -> Room:
+    """The room for a run, its folder being there or not.
+
+    Raises: InputError if the checkpoint that it goes on from cannot be read.
+    """
+    source = settings.resume_from
+    done = 0 if source is None else checkpoint.read_manifest(Path(source)).step
+    place = folder.path.absolute()
+    free = shutil.disk_usage(next(entry for entry in (place, *place.parents) if entry.exists())).free
+    return Room(
+        folder.path,
+        num_checkpoints(settings, done),
+        checkpoint_bytes(profile),
+        float(free),
+        every=bool(settings.every),
+    )
+
+
+def num_checkpoints(settings: Settings, done: int) -> int:
+    """How many checkpoints a run writes that begins after `done` steps."""
+    every, steps = settings.every, settings.steps
+    if steps <= done:
+        return 0
+    before_and_end = steps // every - done // every if every else 0
+    at_end = settings.save and not (every and steps % every == 0)
+    return before_and_end + at_end

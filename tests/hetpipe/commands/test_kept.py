@@ -1,0 +1,181 @@
+"""A run keeps its model: the checkpoint of its end, the room that it needs, and what is gone on from."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import user_tasks
+from cost_model.errors import InputError
+from cost_model.memory import checkpoint_bytes
+from cost_model.profile import profile_text
+from hetpipe.models.huggingface import model_spec
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.settings import Settings, read_settings, settings_text
+from hetpipe.training import checkpoint
+from hetpipe.training.checkpoint_room import Room, num_checkpoints
+from partition.plan_file import plan_text
+from runs import CPU_CLUSTER, chain_plan, made_up_profile
+from shell import Result, Shell
+from small_case import small_profile
+from trainers import Recorder, trainer
+
+MODEL = "bert-tiny"
+Run = Callable[[str], Result]
+
+
+@pytest.mark.parametrize(
+    ("every", "save", "done", "expected"),
+    [
+        (0, True, 0, 1),
+        (0, False, 0, 0),
+        (4, True, 0, 3),  # 4, 8 and the end, 10
+        (4, False, 0, 2),
+        (5, True, 0, 2),  # 5 and the end, which is one of them
+        (4, True, 8, 1),
+        (4, False, 8, 0),
+        (1, True, 10, 0),  # nothing is trained
+    ],
+)
+def test_checkpoints_are_counted_before_they_are_written(every, save, done, expected):
+    assert num_checkpoints(Settings(MODEL, 10, every=every, save=save), done) == expected
+
+
+def test_a_checkpoint_is_all_weights_and_two_states_of_the_trained_ones():
+    # layers of 400, 200, 200 and 300 bytes; 40 are not trained, 250 of the last are tied to the first
+    assert checkpoint_bytes(small_profile()) == 850 + 2 * 810
+
+
+def test_no_room_for_a_single_checkpoint_is_refused():
+    room = Room(Path("runs/x"), 2, 3 * 2**30, 2**30, every=True)
+    with pytest.raises(InputError) as caught:
+        room.check()
+    assert str(caught.value) == (
+        "runs/x: a checkpoint takes 3.00 GiB, and 1.00 GiB are free there; make room, give another "
+        "--run-folder (folder), or keep no model: --no-save --every 0 (save=False)"
+    )
+    assert room.shortage is None
+    replace(room, num_checkpoints=0).check()
+
+
+def test_room_for_some_of_the_checkpoints_is_a_warning():
+    room = Room(Path("runs/x"), 4, 2**30, 3.5 * 2**30)
+    room.check()
+    assert room.shortage is not None and "4 checkpoints of 1.00 GiB each, and 3.50 GiB free" in room.shortage
+    assert "stops after 3 of them" in room.shortage
+    for enough in (replace(room, num_checkpoints=3), replace(room, checkpoint_bytes=0.0)):
+        enough.check()
+        assert enough.shortage is None
+
+
+def test_settings_keep_the_model_unless_they_say_otherwise(tmp_path):
+    assert Settings(MODEL, 1).save is True
+    path = tmp_path / "config.json"
+    path.write_text(settings_text(Settings(MODEL, 1, save=False)))
+    assert read_settings(path).save is False
+
+
+@pytest.fixture
+def run(hetpipe: Shell) -> Run:
+    """`hetpipe run` of bert-tiny on two CPU devices, with a profile that nobody measured."""
+    hetpipe.write("cluster.toml", CPU_CLUSTER)
+    hetpipe.write("profile.json", profile_text(made_up_profile(MODEL)))
+    hetpipe.write("plan.json", plan_text(chain_plan(MODEL, [0, 4, 8], 16)))
+    line = f"run --model {MODEL} --cluster cluster.toml --profile profile.json --plan plan.json"
+    return lambda options: hetpipe(f"{line} --total-steps 9 {options}")
+
+
+def test_no_room_is_refused_before_anything_is_written(hetpipe, run, monkeypatch):
+    free = SimpleNamespace(free=2**20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: free)
+    result = run("--steps 2")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "runs/bert-tiny-001: a checkpoint takes" in result.err and "1.00 MiB are free" in result.err
+    assert result.err.endswith("--run-folder (folder), or keep no model: --no-save (save=False)\n")
+    assert list((hetpipe.folder / "runs").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_room_for_some_is_said_before_training(run, monkeypatch):
+    free = SimpleNamespace(free=int(1.5 * checkpoint_bytes(made_up_profile(MODEL))))
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: free)
+    result = run("--steps 2 --every 1 -q")
+    assert result.code == 0
+    assert "warning: runs/bert-tiny-001: 2 checkpoints of" in result.err
+
+
+@pytest.mark.slow
+def test_a_plain_run_keeps_a_model_that_can_be_exported(hetpipe, run):
+    result = run("--steps 2")
+    assert result.code == 0, result.err
+    source = "runs/bert-tiny-001/checkpoints/step-000002"
+    export = "hetpipe export runs/bert-tiny-001 -o my-model"
+    assert result.out.splitlines()[-2:] == [f"model: {source}", f"next: {export}"]
+    written = sum(path.stat().st_size for path in (hetpipe.folder / source).glob("layer-*"))
+    assert written == pytest.approx(checkpoint_bytes(made_up_profile(MODEL)), rel=0.02)
+    checkpoint.load_weights(Path(source), model_spec(MODEL).build())
+    assert hetpipe(export.removeprefix("hetpipe ")).code == 0
+    assert (hetpipe.folder / "my-model" / "model.safetensors").exists()
+    again = run("--steps 2 --resume auto")
+    assert again.code == 2 and "is at step 2, the run ends at step 2; raise --steps" in again.err
+
+
+@pytest.mark.slow
+def test_no_save_keeps_none_and_export_says_so(hetpipe, run):
+    result = run("--steps 1 --no-save")
+    assert result.code == 0, result.err
+    assert result.out.splitlines()[-1] == "model: not kept (--no-save)"
+    folder = RunFolder(Path("runs/bert-tiny-001"))
+    assert folder.report.exists() and not folder.checkpoints.exists()
+    refused = hetpipe("export runs/bert-tiny-001 -o my-model")
+    assert refused.code == 2
+    assert refused.err == (
+        "error: runs/bert-tiny-001: holds no complete checkpoint; train without --no-save, to the end\n"
+    )
+    nothing = run("--steps 2 --resume runs/bert-tiny-001")
+    assert nothing.code == 2
+    assert "nothing to resume: no complete checkpoint in runs/bert-tiny-001; did it run" in nothing.err
+    partly = run("--steps 3 --no-save --every 2 --json")
+    assert partly.json["checkpoint"] == "runs/bert-tiny-002/checkpoints/step-000002"
+
+
+@pytest.mark.slow
+def test_resume_auto_takes_the_newest_run_with_a_checkpoint(run):
+    first = run("--steps 2 --every 1 --json")
+    assert first.json["checkpoint"] == "runs/bert-tiny-001/checkpoints/step-000002"
+    assert run("--steps 1 --no-save --json").json["checkpoint"] is None
+    result = run("--steps 4 --resume auto --json")
+    assert result.code == 0, result.err
+    assert "going on from runs/bert-tiny-001/checkpoints/step-000002" in result.err
+    assert result.json["run_folder"] == "runs/bert-tiny-001"
+    kept = Path("runs/bert-tiny-001")
+    # --every is that of the run before
+    assert [entry.name[-1] for entry in sorted((kept / "checkpoints").iterdir())] == ["1", "2", "3", "4"]
+    config: dict[str, Any] = json.loads((kept / "config.json").read_text())
+    assert (config["every"], config["save"]) == (1, True)
+    assert run("--steps 6 --resume auto --every 0 --json").code == 0
+    assert not (kept / "checkpoints" / "step-000005").exists()
+    shutil.rmtree(kept)
+    nothing = run("--steps 4 --resume auto")
+    assert nothing.code == 2
+    assert "nothing to resume: no complete checkpoint in runs/bert-tiny-002; did it run" in nothing.err
+
+
+@pytest.mark.slow
+def test_a_trainer_keeps_the_end_also_where_a_callback_ends_it(tmp_path):
+    made = trainer(tmp_path, save=True, callbacks=[Recorder(stop_at=2)])
+    made.fit(1000)
+    assert made.checkpoint == tmp_path / "run" / "checkpoints" / "step-000002"
+
+
+@pytest.mark.slow
+def test_what_cannot_be_saved_is_refused_after_the_first_step(tmp_path):
+    recorder = Recorder()
+    with pytest.raises(InputError, match="train with save=False and every=0"):
+        trainer(tmp_path, optimizer=user_tasks.group_counting, save=True, callbacks=[recorder]).fit(50)
+    assert len(recorder.metrics) == 1
