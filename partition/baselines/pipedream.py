@@ -12,11 +12,12 @@ import numpy.typing as npt
 
 from cost_model.errors import InfeasibleError
 from cost_model.memory import trained_bytes
+from partition.estimates.arrays import Floats
 from partition.estimates.device_classes import equal_devices
 from partition.estimates.pipeline_costs import PipelineCosts
 from partition.estimates.ranking import best_plan, estimate_s
 from partition.estimates.shared_pipelines import Draft, SharedPipeline, SharedPipelineCosts
-from partition.estimates.stage_tables import Floats, ProblemTables, between
+from partition.estimates.stage_tables import ProblemTables, between
 from partition.estimates.timed_pipeline import TimedStage
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import Evaluate, Problem

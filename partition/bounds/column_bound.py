@@ -19,7 +19,8 @@ from partition.bounds.pricing_bound import FAR, PriceBound, PriceBounds
 from partition.bounds.relaxed_stages import FamilyStages, PathRange
 from partition.column_generation.column_generation import ColumnPool, search_cuts
 from partition.column_generation.master_problem import MasterProblem, solve_master
-from partition.estimates.stage_tables import Amount, Floats, ProblemTables
+from partition.estimates.arrays import Floats
+from partition.estimates.stage_tables import Amount, ProblemTables
 from partition.exact.cluster_split import SAFETY, families
 
 GROWTH = 1.6
@@ -248,7 +249,7 @@ class ColumnBound:
     def _known(self, step_s: float) -> list[tuple[tuple[int, ...], float]]:
         known = self._alone(step_s)
         if self.pool is not None:
-            entries, count = self.tables.classes.entries(), len(self.prices)
+            entries, count = self.tables.classes.class_indices(), len(self.prices)
             into = np.zeros((len(self.pool.tables.classes.members), count), dtype=int)
             for part, group in enumerate(self.pool.tables.classes.members):
                 into[part, entries[group[0].name]] = 1
@@ -315,7 +316,7 @@ class ColumnBound:
                 if not parts:
                     uses = [0] * len(prices)
                     for stage in floor.stages:
-                        uses[stage.entry] += 1
+                        uses[stage.class_index] += 1
                     columns[tuple(uses)] = max(node.interval.fewest, columns.get(tuple(uses), 0.0))
                 waiting += [(-part.interval.fewest / floor.price, part) for part in parts]
         return columns or None

@@ -22,8 +22,9 @@ import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
 from partition.bounds.relaxed_stages import TOLERANCE, FamilyStages, PathRange, RelaxedStages, Space, waited_s
+from partition.estimates.arrays import Floats
 from partition.estimates.class_pipeline import ColumnStage
-from partition.estimates.stage_tables import Amount, Floats, ProblemTables
+from partition.estimates.stage_tables import Amount, ProblemTables
 
 SLACK = 1e-6  # of a step of the grid
 MOST_CELLS = 1_200_000  # candidates looked at together

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from partition.estimates.stage_tables import FAR_S, Amount, Floats, ProblemTables, SizeTables
+from partition.estimates.arrays import Floats
+from partition.estimates.stage_tables import FAR_S, Amount, ProblemTables, SizeTables
 
 TOLERANCE = 1e-9
 FILL = 10  # paces up to which a way is followed
@@ -65,7 +66,7 @@ class FamilyStages:
         self.rest_s = np.nan_to_num(self.rest_s, nan=np.inf)
         before = np.concatenate([made.before_s, made.again_before_s])
         link = self._ended(made.link_s.min(axis=1))
-        hop = self._ended((full.hops[0] + full.hops[1]).min(axis=1))
+        hop = self._ended((full.transfer_s[0] + full.transfer_s[1]).min(axis=1))
         self.way_s = before + link
         trip = (self.busy_s if one.full else before) + (hop if one.full else link)
         positive = np.isfinite(self.way_s) & (self.way_s > 0)

@@ -16,9 +16,10 @@ import numpy as np
 from cost_model.cluster import Device
 from partition.column_generation.master_problem import MasterProblem, solve_master
 from partition.column_generation.pricing_problem import PricedPipeline, PricingProblem
+from partition.estimates.arrays import Floats
 from partition.estimates.class_pipeline import ColumnStage
 from partition.estimates.device_classes import DeviceClasses
-from partition.estimates.stage_tables import Floats, ProblemTables
+from partition.estimates.stage_tables import ProblemTables
 from partition.estimates.timed_pipeline import PipelineTiming, TimedStage, TimingCache
 
 LEVELS = (24, 16)  # of the grid, in turn: one misses columns that the other finds
@@ -69,13 +70,15 @@ class ColumnPool:
         classes = self.tables.classes
         uses = [0] * len(classes.members)
         for stage in stages:
-            uses[stage.entry] += 1
+            uses[stage.class_index] += 1
         named = [
-            TimedStage(classes.members[stage.entry][0], stage.start, stage.stop, stage.recompute)
+            TimedStage(classes.members[stage.class_index][0], stage.start, stage.stop, stage.recompute)
             for stage in stages
         ]
         channels = [
-            best_channel(classes, self.timings, left.entry, right.entry, right.start, microbatch_size)
+            best_channel(
+                classes, self.timings, left.class_index, right.class_index, right.start, microbatch_size
+            )
             for left, right in itertools.pairwise(stages)
         ]
         timing = self.timings.timing(named, channels, microbatch_size)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import highspy
 import numpy as np
 
-from partition.estimates.stage_tables import Floats
+from partition.estimates.arrays import Floats
 
 
 @dataclass(frozen=True, slots=True)

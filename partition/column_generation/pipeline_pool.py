@@ -40,7 +40,7 @@ class PipelinePool:
         """classes: whose devices may stand for one another; batch: samples of a step."""
         self.classes = classes
         self._workshop, self._batch = timings, batch
-        self._entry = classes.entries()
+        self._entry = classes.class_indices()
         self._known = 0
         self._columns: dict[_Uses, list[PipelineTiming]] = {}
 

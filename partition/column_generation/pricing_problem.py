@@ -15,8 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from partition.estimates.arrays import Floats
 from partition.estimates.class_pipeline import ColumnStage
-from partition.estimates.stage_tables import Floats, ProblemTables, SizeTables
+from partition.estimates.stage_tables import ProblemTables, SizeTables
 
 TOLERANCE = 1e-9
 FILL = 10.0  # time left is followed down to the step less this many average microbatches
@@ -69,7 +70,7 @@ class PricingProblem:
         self._entries = np.array(entries + again)
         self._microbatches = np.array(counts, dtype=np.float64)
         self._caps = np.concatenate([caps, caps_again[again]])
-        hops = (size.hops[0] + size.hops[1]).min(axis=1)[:, self._cuts]
+        hops = (size.transfer_s[0] + size.transfer_s[1]).min(axis=1)[:, self._cuts]
         self._link = self._ended(hops)[self._entries]
         self._tabulate(size, again)
         # which stages (option, start, stop) are worth a look, whatever the prices
