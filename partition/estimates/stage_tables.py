@@ -305,12 +305,10 @@ class SizeTables:
     def gaps(self, amount: Amount, busy_s: Floats, caps: Floats) -> tuple[Floats, Floats]:
         """Return the round trips from which on a stage waits in its warmup, and in its cooldown.
 
-        By [recompute, ...].
-
-            busy_s: of a microbatch; caps: the most in flight. What is computed must not grow faster than in
-            proportion to the microbatches of an amount: so the most of them count in the warmup, and for the
-            cooldown all of them must be more than memory takes in flight. A smaller microbatch at the end may be
-            back at once.
+        By [recompute, class, start, stop]. busy_s: of a microbatch; caps: the most in flight. What is
+        computed must not grow faster than in proportion to the microbatches of an amount: so the most of them
+        count in the warmup, and for the cooldown all of them must be more than memory takes in flight. A
+        smaller microbatch at the end may be back at once.
         """
         if not amount.full:
             return busy_s, np.full_like(busy_s, FAR_S)
