@@ -323,7 +323,7 @@ class ColumnBound:
         return columns or None
 
     def _intervals(self) -> list[Interval]:
-        """Return all amounts of samples, coarsely; those that no device order can do are found out at once."""
+        """Return all amounts of samples, coarsely; those that no order of devices does fall out at once."""
         batch, sizes = self.tables.problem.global_batch_size, self.tables.problem.microbatch_sizes
         found, below = [], 0
         for size in (size for size in sizes if size <= batch):

@@ -5,8 +5,8 @@ A stage of class c costs prices[c].
     state       (start, z): the first layer of a suffix of stages, and the time that is left when its first
                 microbatch arrives, z = step - (busy and link times before), on a grid of levels
     label       the least price of a suffix, and the window of its first stage
-    transition  a stage (option, start, stop) in front of the state (stop, z - its busy and link time): it must
-                pass all samples in z, and its memory take the in_flight that its round trip W asks for
+    transition  a stage (option, start, stop) in front of the state (stop, z - its busy and link time): it
+                must pass all samples in z, and its memory take the in_flight that its round trip W asks for
     complexity  amounts x options x layers^2 x levels, in NumPy by start
 
 That is the makespan bound Z of `partition.estimates.closed_forms` turned into a resource. An
@@ -143,7 +143,8 @@ class PricingProblem:
     ) -> None:
         """Label the suffixes that begin at a layer with one of these stages.
 
-        Candidates are indexed [amount, stage, level]. Where a stage adds the same to the path for all amounts, what it leads to has no [amount].
+        Candidates are indexed [amount, stage, level]. Where a stage adds the same to the path for all
+        amounts, what it leads to has no [amount].
         """
         count, levels = len(self.amounts), self._levels
         level, left = np.arange(levels), self._left_s
