@@ -47,8 +47,9 @@ def explain_command(
         model, profile, devices, sequence_length, dtype=dtype, budget_s=profile_budget, quiet=json
     )
     given = checked_plan(given, costs, devices)
+    from hetpipe.reporting.explanation import explanation_sentences
     from partition.constraints.forced_plans import without
-    from partition.explanation.explain import explain, sentences
+    from partition.explanation.explain import explain
 
     program = lower(given, costs, devices)
     verify(program, costs, devices)  # what does not fit has no speed to explain
@@ -60,7 +61,7 @@ def explain_command(
     waits = {name: entry.waiting_for for name, entry in times}
     found = explain(given, problem, evaluator(costs, devices), waits)
     speed = speed_shares(trace, prices, costs, devices)
-    lines = [speed_sentence(speed), *sentences(found, given, problem)]
+    lines = [speed_sentence(speed), *explanation_sentences(found, given, problem)]
     estimates = estimate_sentences(costs, (device.kind for device in devices.devices))
     if json:
         print_json({**found.to_json(), "speed": speed, "sentences": lines})
