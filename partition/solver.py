@@ -34,7 +34,7 @@ def solve(
     progress: Progress | None = None,
     proof_s: float | None = None,
 ) -> Plan:
-    """The plan of a strategy, with predicted figures, bounds, and the hashes of profile and cluster.
+    """Return a strategy's plan, with predicted figures, bounds, and the hashes of profile and cluster.
 
     evaluate: the simulator, which has the verdict among candidates. progress is told what is being done.
     proof_s: seconds for the pipeline bound, 0 for the fractional one alone; None for what suits the devices.
@@ -54,7 +54,7 @@ def solve(
 def compare(
     problem: Problem, evaluate: Evaluate, *, progress: Progress | None = None, proof_s: float | None = None
 ) -> tuple[Outcome, ...]:
-    """The outcome of every strategy, `auto` last."""
+    """Return the outcome of every strategy, `auto` last."""
     tell = progress or _silent
     search = PipelineSearch(problem)
     plans: dict[str, Plan | str] = {}
@@ -87,7 +87,7 @@ def _silent(_: str) -> None:
 
 
 def with_figures(plan: Plan, problem: Problem, evaluate: Evaluate, bound: Bound) -> Plan:
-    """The plan with its predicted figures beside a bound, and the hashes of what they rest on."""
+    """Return the plan with its predicted figures beside a bound, and the hashes of what they rest on."""
     predicted = evaluate(plan)
     if plan.zero:
         bound = sharded_bound(problem)

@@ -68,6 +68,14 @@ def test_last_microbatch_is_smaller_and_in_flight_is_clamped() -> None:
     assert pipeline.in_flight(0) == 4
 
 
+def test_in_flight_may_rise_where_there_are_no_more_microbatches() -> None:
+    stages = (Stage(("a/0",), (0, 1), 1), Stage(("b/0",), (1, 2), 2))
+    single = Pipeline(2, 2, stages)
+    assert [single.in_flight(stage) for stage in range(2)] == [1, 1]
+    with pytest.raises(InputError, match="in_flight rises from 1 to 2"):
+        Pipeline(1, 2, stages)
+
+
 def test_shared_device_holds_the_union_of_its_layers_once() -> None:
     profile = random_problem(0).profile
     whole = (0, profile.num_layers)
