@@ -16,7 +16,7 @@ from random_problems import closed_form, random_problem
 
 
 def two_stages(**changes: Any) -> dict[str, Any]:
-    """A plan of two stages, as data; changes replace keys of the plan."""
+    """Return a plan of two stages, as data; changes replace keys of the plan."""
     stages = [
         {"devices": ["big/0"], "layers": [0, 3], "in_flight": 2, "recompute": False},
         {"devices": ["old/0"], "layers": [3, 4], "in_flight": 1, "recompute": True},

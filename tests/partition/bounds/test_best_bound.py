@@ -20,7 +20,7 @@ from random_problems import random_problem
 def two_devices(
     memory_bytes: float, *, optimizer_s_per_byte: float = 0.0, tied_bytes: float = 0.0
 ) -> Problem:
-    """Layers of 1 s and 2 s a sample on a device of speed 1, on devices of speed 1 and 2; batch 6.
+    """Return layers of 1 s and 2 s a sample on a device of speed 1, on devices of speed 1 and 2; batch 6.
 
     tied_bytes: of the 1 byte of parameters of the second layer, those that it shares with the first.
     """
@@ -82,7 +82,7 @@ def test_states_that_do_not_fit_together_are_infeasible() -> None:
 
 
 def random_plan(rng: random.Random, problem: Problem) -> Plan:
-    """Any plan: several pipelines, microbatches up to the largest, devices shared and interleaved."""
+    """Draw any plan: several pipelines, microbatches up to the largest, devices shared and interleaved."""
     num_layers, batch = problem.profile.num_layers, problem.global_batch_size
     names = [device.name for device in problem.cluster.devices]
     shares = sorted(rng.sample(range(1, batch), min(rng.randrange(3), batch - 1)))
@@ -96,7 +96,7 @@ def random_plan(rng: random.Random, problem: Problem) -> Plan:
 
 
 def busiest_s(plan: Plan, problem: Problem) -> float:
-    """Compute and optimizer seconds of the busiest device: no step is shorter."""
+    """Return compute and optimizer seconds of the busiest device: no step is shorter."""
     prices, seconds = Prices(problem.profile), []
     for name in plan.device_names:
         device = problem.cluster.device(name)
@@ -112,7 +112,7 @@ def busiest_s(plan: Plan, problem: Problem) -> float:
 
 
 def check_random_plans(seed: int, num_plans: int) -> int:
-    """Number of plans that fit and so were compared with the bound."""
+    """Return the number of plans that fit and so were compared with the bound."""
     problem, rng = random_problem(seed), random.Random(seed)
     if seed % 2:  # every size up to the whole batch
         problem = dataclasses.replace(problem, microbatch_sizes=(problem.global_batch_size,))
