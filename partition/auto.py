@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from cost_model.errors import InfeasibleError
 from partition.bounds import fractional_bound_s
+from partition.feasibility import least_pipeline
 from partition.forcing import forced_plans
 from partition.interleaved import interleaved_plans
 from partition.local_search import Found
@@ -13,12 +14,13 @@ from partition.pipeline_costs import PipelineCosts
 from partition.pipeline_search import PipelineSearch
 from partition.plan import Plan
 from partition.problem import Evaluate, Forced, Problem
-from partition.search import AUTO, least_shortfall, search_chains
+from partition.search import AUTO, search_chains
 from partition.sharding import sharded_plans, unsharded
 from partition.shared_devices import memory_binds, shared_plans
 from partition.strategies import BASELINES, Strategy, TooManyStagesError
 from partition.sync_costs import SyncCosts
 from partition.verdict import Verdict, estimate_s, total_s, variants
+from partition.worker import Worker
 
 MANY_DEVICES = 8
 FEW_DEVICES = 5  # up to which all orders of one pipeline are tried with every in_flight
@@ -47,7 +49,19 @@ def auto(problem: Problem, evaluate: Evaluate | None = None, *, search: Pipeline
         return dataclasses.replace(min(plans, key=verdict), strategy=AUTO)
     search = search or PipelineSearch(problem)
     costs = search.costs
-    found = _found(search)
+    best = _pipelines(search, verdict)
+    best = _best(list(_baselines(problem, evaluate)), verdict, costs, len(BASELINES), best)
+    if best is None or memory_binds(problem, costs):
+        best = _best(list(_sharded(problem, best, verdict)), verdict, costs, OUR_OWN, best)
+    if best is None:
+        best = _last(search, verdict)
+    return dataclasses.replace(best, strategy=AUTO)
+
+
+def _pipelines(search: PipelineSearch, verdict: Verdict, known: Sequence[Worker] = ()) -> Plan | None:
+    """The best of `PipelineSearch`, shared devices and interleaved pipelines. known: starts."""
+    problem, costs = search.problem, search.costs
+    found = _found(search, known)
     ours = sorted(_ours(search, found), key=lambda plan: estimate_s(costs, plan))
     best = _best(ours, verdict, costs, OUR_OWN)
     settled = (
@@ -59,13 +73,25 @@ def auto(problem: Problem, evaluate: Evaluate | None = None, *, search: Pipeline
         shared = shared_plans(search.tables, costs, best, ceiling_s)
         best = _best(shared, verdict, costs, OUR_OWN, best, MOST_LOST)
     ceiling_s = verdict(best)[0] if best else math.inf
-    best = _best(interleaved_plans(problem, costs, ceiling_s), verdict, costs, OUR_OWN, best)
-    best = _best(list(_baselines(problem, evaluate)), verdict, costs, len(BASELINES), best)
-    if best is None or memory_binds(problem, costs):
-        best = _best(list(_sharded(problem, best, verdict)), verdict, costs, OUR_OWN, best)
-    if best is None:
-        raise least_shortfall(problem)
-    return dataclasses.replace(best, strategy=AUTO)
+    return _best(interleaved_plans(problem, costs, ceiling_s), verdict, costs, OUR_OWN, best)
+
+
+def _last(search: PipelineSearch, verdict: Verdict) -> Plan:
+    """A plan where the search has found none: of the pipeline that fits if any does, improved.
+
+    Raises: InfeasibleError if none fits.
+    """
+    problem = search.problem
+    least = least_pipeline(problem)
+    known = [search.workshop.worker(least.stages, least.microbatch_size)]
+    devices = known[0].devices
+    for size in problem.microbatch_sizes:
+        worker = search.recutter.recut(devices, size, problem.global_batch_size)
+        known += [worker] if worker is not None else []
+    known = [worker for worker in known if worker.timing.fits]  # not one that fits as a single microbatch
+    better = _pipelines(search, verdict, known) if known else None
+    plans = (least.plan(AUTO, problem), better)
+    return min((plan for plan in plans if plan is not None), key=verdict)
 
 
 def _simulator(evaluate: Evaluate | None) -> Evaluate:
@@ -75,10 +101,10 @@ def _simulator(evaluate: Evaluate | None) -> Evaluate:
     return evaluate
 
 
-def _found(search: PipelineSearch) -> list[Found]:
+def _found(search: PipelineSearch, known: Sequence[Worker] = ()) -> list[Found]:
     """The sets of the search, least estimates first, with gradient sync."""
     sync = SyncCosts(search.costs)
-    return _distinct(search.search(lambda workers, seconds: seconds + sync.exposed_s(workers)))
+    return _distinct(search.search(lambda workers, seconds: seconds + sync.exposed_s(workers), known))
 
 
 def _ours(search: PipelineSearch, found: Sequence[Found]) -> Iterator[Plan]:

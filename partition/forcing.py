@@ -10,6 +10,7 @@ from cost_model.errors import InfeasibleError, InputError
 from cost_model.profile import ModelProfile
 from cost_model.reading import did_you_mean
 from partition.arrangements import Arrangement, Arrangements
+from partition.feasibility import least_pipeline
 from partition.local_search import LocalSearch, fitted
 from partition.pinned import PinnedCutter
 from partition.plan import Plan
@@ -207,7 +208,23 @@ class _ForcedSearch:
             if step_s < float("inf"):
                 tries = TRIES if few else TRIES_OF_MANY
                 LocalSearch(self.cutter.recutter, self.judge, tries).improve(starts[place])
+        if not self.found:
+            self.last()
         return sorted(self.found, key=lambda plan: (self.found[plan], len(plan.device_names)))
+
+    def last(self) -> None:
+        """Find the plan of a single pipeline, if any fits whatever the order, and what is near it."""
+        if self.problem.forced.num_pipelines not in (None, 1):
+            return
+        try:
+            least = least_pipeline(self.problem)
+        except InfeasibleError:
+            return
+        plan = least.plan("forced", self.problem)
+        self.found[plan] = self.evaluate(plan).step_s
+        worker = self.cutter.workshop.worker(least.stages, least.microbatch_size)
+        if worker.timing.fits:
+            LocalSearch(self.cutter.recutter, self.judge, TRIES_OF_MANY).improve([worker])
 
     def cut(self, arrangement: Arrangement) -> Iterator[list[Worker]]:
         """The pipelines of an arrangement, for each microbatch size."""
