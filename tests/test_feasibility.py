@@ -94,10 +94,10 @@ def forced_problem(seed: int) -> Problem:
     rng, problem = random.Random(seed), tight_problem(seed, most=5)
     names, layers = [device.name for device in problem.cluster.devices], problem.profile.num_layers
     pins = []
-    for name in rng.sample(names, rng.choice([0, 1, 1, 2])):
+    for name in rng.sample(names, rng.choice([0, 0, 1, 2])):
         start = rng.randrange(layers)
         pins.append(Pin(name, start, min(layers, start + rng.randint(1, 3))))
-    return replace(problem, forced=Forced(tuple(pins), 1, rng.choice([None, len(names) - 1])))
+    return replace(problem, forced=Forced(tuple(pins), 1, rng.choice([None, None, len(names) - 1])))
 
 
 CLUSTER = Cluster("one", Link(0.0, 1.0), (Node("n", (Device("n/0", "n", "kind 0", 1.0),)),))
@@ -208,6 +208,6 @@ def test_with_too_many_memories_it_speaks_of_the_orders_tried() -> None:
 
 def test_more_layers_than_bits_in_a_word() -> None:
     found = set()
-    for share in (1.0, 1.05, 1.1, 1.2, 1.5):
-        found.add(check_least(many_memories(4, 70, share)))
+    for share in (1.0, 1.5):
+        found.add(check_least(many_memories(3, 70, share)))
     assert found == {"fits", "missing"}
