@@ -12,7 +12,9 @@ from partition.estimates.gradient_sync import SyncCosts
 from partition.estimates.optimizer_sharding import sharded_plans, unsharded
 from partition.estimates.pipeline_costs import PipelineCosts
 from partition.estimates.ranking import Ranking, estimate_s, total_s, variants
-from partition.exact.chain_search import AUTO, least_shortfall, search_chains
+from partition.estimates.timed_pipeline import TimedPipeline
+from partition.exact.chain_search import AUTO, search_chains
+from partition.exact.feasibility import least_pipeline
 from partition.local_search.moves import Found
 from partition.local_search.pipeline_search import PipelineSearch
 from partition.plan import Plan
@@ -47,7 +49,19 @@ def auto(problem: Problem, evaluate: Evaluate | None = None, *, search: Pipeline
         return dataclasses.replace(min(plans, key=verdict), strategy=AUTO)
     search = search or PipelineSearch(problem)
     costs = search.costs
-    found = _found(search)
+    best = _pipelines(search, verdict)
+    best = _best(list(_baselines(problem, evaluate)), verdict, costs, len(BASELINES), best)
+    if best is None or memory_binds(problem, costs):
+        best = _best(list(_sharded(problem, best, verdict)), verdict, costs, OUR_OWN, best)
+    if best is None:
+        best = _last(search, verdict)
+    return dataclasses.replace(best, strategy=AUTO)
+
+
+def _pipelines(search: PipelineSearch, verdict: Ranking, known: Sequence[TimedPipeline] = ()) -> Plan | None:
+    """The best of `PipelineSearch`, shared devices and interleaved pipelines. known: starts."""
+    problem, costs = search.problem, search.costs
+    found = _found(search, known)
     ours = sorted(_ours(search, found), key=lambda plan: estimate_s(costs, plan))
     best = _best(ours, verdict, costs, OUR_OWN)
     settled = (
@@ -59,13 +73,27 @@ def auto(problem: Problem, evaluate: Evaluate | None = None, *, search: Pipeline
         shared = shared_plans(search.tables, costs, best, ceiling_s)
         best = _best(shared, verdict, costs, OUR_OWN, best, MOST_LOST)
     ceiling_s = verdict(best)[0] if best else math.inf
-    best = _best(interleaved_plans(problem, costs, ceiling_s), verdict, costs, OUR_OWN, best)
-    best = _best(list(_baselines(problem, evaluate)), verdict, costs, len(BASELINES), best)
-    if best is None or memory_binds(problem, costs):
-        best = _best(list(_sharded(problem, best, verdict)), verdict, costs, OUR_OWN, best)
-    if best is None:
-        raise least_shortfall(problem)
-    return dataclasses.replace(best, strategy=AUTO)
+    return _best(interleaved_plans(problem, costs, ceiling_s), verdict, costs, OUR_OWN, best)
+
+
+def _last(search: PipelineSearch, verdict: Ranking) -> Plan:
+    """A plan where the search has found none: of the pipeline that fits if any does, improved.
+
+    Raises: InfeasibleError if none fits.
+    """
+    problem = search.problem
+    least = least_pipeline(problem)
+    known = [search.timings.pipeline(least.stages, least.microbatch_size)]
+    devices = known[0].devices
+    for size in problem.microbatch_sizes:
+        pipeline = search.cut_optimizer.recut(devices, size, problem.global_batch_size)
+        known += [pipeline] if pipeline is not None else []
+    known = [
+        pipeline for pipeline in known if pipeline.timing.fits
+    ]  # not one that fits as a single microbatch
+    better = _pipelines(search, verdict, known) if known else None
+    plans = (least.plan(AUTO, problem), better)
+    return min((plan for plan in plans if plan is not None), key=verdict)
 
 
 def _simulator(evaluate: Evaluate | None) -> Evaluate:
@@ -75,10 +103,10 @@ def _simulator(evaluate: Evaluate | None) -> Evaluate:
     return evaluate
 
 
-def _found(search: PipelineSearch) -> list[Found]:
+def _found(search: PipelineSearch, known: Sequence[TimedPipeline] = ()) -> list[Found]:
     """The sets of the search, least estimates first, with gradient sync."""
     sync = SyncCosts(search.costs)
-    return _distinct(search.search(lambda timed, seconds: seconds + sync.exposed_s(timed)))
+    return _distinct(search.search(lambda timed, seconds: seconds + sync.exposed_s(timed), known))
 
 
 def _ours(search: PipelineSearch, found: Sequence[Found]) -> Iterator[Plan]:

@@ -14,6 +14,7 @@ from partition.constraints.pinned_cuts import PinnedCutter
 from partition.estimates.batch_split import share_out
 from partition.estimates.optimizer_sharding import fits
 from partition.estimates.timed_pipeline import TimedPipeline
+from partition.exact.feasibility import least_pipeline
 from partition.local_search.moves import LocalSearch, fitted
 from partition.plan import Plan
 from partition.problem import Evaluate, Forced, Pin, Problem
@@ -207,7 +208,23 @@ class _ForcedSearch:
             if step_s < float("inf"):
                 tries = TRIES if few else TRIES_OF_MANY
                 LocalSearch(self.cutter.cut_optimizer, self.judge, tries).improve(starts[place])
+        if not self.found:
+            self.last()
         return sorted(self.found, key=lambda plan: (self.found[plan], len(plan.device_names)))
+
+    def last(self) -> None:
+        """Find the plan of a single pipeline, if any fits whatever the order, and what is near it."""
+        if self.problem.forced.num_pipelines not in (None, 1):
+            return
+        try:
+            least = least_pipeline(self.problem)
+        except InfeasibleError:
+            return
+        plan = least.plan("forced", self.problem)
+        self.found[plan] = self.evaluate(plan).step_s
+        pipeline = self.cutter.timings.pipeline(least.stages, least.microbatch_size)
+        if pipeline.timing.fits:
+            LocalSearch(self.cutter.cut_optimizer, self.judge, TRIES_OF_MANY).improve([pipeline])
 
     def cut(self, arrangement: Arrangement) -> Iterator[list[TimedPipeline]]:
         """The pipelines of an arrangement, for each microbatch size."""

@@ -191,13 +191,18 @@ class PipelineCosts:
         )
         if missing <= 0:
             return None
-        device, start, stop = layout[-index]
-        return InfeasibleError(
-            f"layers [{start}, {stop}) need {math.ceil(needs[-index]):,} bytes on {device.name!r}, which has "
-            f"{math.floor(device.usable_bytes):,} usable; {math.ceil(missing):,} bytes are missing",
-            device=device.name,
-            missing_bytes=missing,
-        )
+        return missing_error(*layout[-index], needs[-index])
+
+
+def missing_error(device: Device, start: int, stop: int, need_bytes: float) -> InfeasibleError:
+    """What a device lacks for layers [start, stop), which need so many bytes."""
+    missing = need_bytes - device.usable_bytes
+    return InfeasibleError(
+        f"layers [{start}, {stop}) need {math.ceil(need_bytes):,} bytes on {device.name!r}, which has "
+        f"{math.floor(device.usable_bytes):,} usable; {math.ceil(missing):,} bytes are missing",
+        device=device.name,
+        missing_bytes=missing,
+    )
 
 
 def owner(layout: Layout, layer: int) -> Device:

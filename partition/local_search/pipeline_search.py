@@ -56,12 +56,13 @@ class PipelineSearch:
         self.columns: Columns | None = None
         self.best: float | None = None  # seconds of the best set of pipelines so far, without gradient sync
 
-    def starts(self) -> list[Found]:
-        """Sets of pipelines from every source there is, least step first."""
+    def starts(self, known: Sequence[TimedPipeline] = ()) -> list[Found]:
+        """Sets of pipelines from every source there is, least step first. known: pipelines from elsewhere."""
         found: list[tuple[str, Sequence[TimedPipeline]]] = [
             ("singles", self.singles()),
             ("chain", self.chain()),
         ]
+        found += [("known", [pipeline]) for pipeline in known]
         found += [("columns", timed) for timed in self.from_columns()]
         sets = [(name, list(timed)) for name, timed in found if timed]
         batch = self.problem.global_batch_size
@@ -73,11 +74,11 @@ class PipelineSearch:
         self._note(entry.step_s for entry in judged)
         return sorted(judged, key=lambda entry: (entry.step_s, len(entry.timed), entry.start))
 
-    def search(self, judge: Judge) -> list[Found]:
-        """The best starts, improved; least step first. Empty where no pipeline fits."""
+    def search(self, judge: Judge, known: Sequence[TimedPipeline] = ()) -> list[Found]:
+        """The best starts, improved; least step first. Empty where none of them fits. known: see `starts`."""
         improved: list[Found] = []
         loaded = self._loaded(judge)
-        starts = [(loaded(entry.timed, entry.step_s), entry) for entry in self.starts()]
+        starts = [(loaded(entry.timed, entry.step_s), entry) for entry in self.starts(known)]
         starts.sort(key=lambda pair: (pair[0], len(pair[1].timed), pair[1].start))
         for judged_s, entry in _distinct(starts)[:STARTS]:
             if improved and judged_s > HOPELESS * min(better.step_s for better in improved):
