@@ -67,7 +67,7 @@ def answers_of(case: Case, folder: Path) -> dict[str, Answer]:
         problem = hetpipe.problem_of(profile, cluster, case.global_batch_size)
         evaluate = hetpipe.evaluator(profile, cluster)
         outcomes = hetpipe.compare(problem, evaluate, proof_s=PROOF_S)
-    found = {}
+    found: dict[str, Answer] = {}
     for outcome in outcomes:
         if outcome.plan is None:
             found[outcome.strategy] = {"refused": outcome.reason}
