@@ -17,7 +17,6 @@ from itertools import combinations, permutations, product
 from typing import Any
 
 from cases import random_case
-
 from cost_model.cluster import Device
 from main import chosen, clock_s, groups, ninetieth, without_sync_s
 from partition.estimates.batch_split import share_out

@@ -21,10 +21,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from cases import random_case, regular_case
 from growth import draw
 from shares import PARTS, Shares
 
+from cases import random_case, regular_case
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import Broadcast, Compute, Program, Step, Sync
 from hetpipe.simulation.fast_simulator import step_times
