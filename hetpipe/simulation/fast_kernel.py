@@ -57,7 +57,7 @@ class SimulationArrays(NamedTuple, Generic[N, S]):
     latency_s: S  # [route]
     arrival_slot: N  # [route] in arrived_s, of its first microbatch's message
     receiver: N  # [route] a rank
-    is_shared: N  # [route] whether any other route has a resource of it
+    is_shared: N  # [route] whether another route, or a sum of gradients, has a resource of it
     arrived_s: S  # [slot] when a message is at its receiver, inf before it is sent; a slot per microbatch
 
 

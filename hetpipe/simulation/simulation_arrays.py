@@ -30,6 +30,7 @@ def simulation_lists(costs: ProgramCosts) -> SimulationLists:
         work.busy_s.append(0.0)
     _add_tasks(work, costs, places)
     users = Counter(work.resources)
+    users.update(costs.summed_resources())
     for begin, end in zip(work.resources_begin, work.resources_end, strict=True):
         work.is_shared.append(any(users[resource] > 1 for resource in work.resources[begin:end]))
     return work
