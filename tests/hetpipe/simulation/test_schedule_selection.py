@@ -16,7 +16,7 @@ from hetpipe.simulation.prediction import predict, scheduled, simulate_plan
 from hetpipe.simulation.schedule_selection import choose_schedule, default_schedule, lower
 from partition.plan import Plan
 from shared_plans import layers_of, pipeline, plan_of, shared_plans
-from small_case import check_golden, equal_plan, equal_stages, small_cluster, small_plan, small_profile
+from small_case import equal_plan, equal_stages, small_cluster, small_plan, small_profile
 
 CONCRETE = [Schedule.ONE_F_ONE_B, Schedule.GPIPE, Schedule.INTERLEAVED, Schedule.LIST]
 
@@ -39,12 +39,6 @@ def computes(program: Program) -> list[list[str]]:
 
 def step_s(plan: Plan, case: tuple[ModelProfile, Cluster], schedule: Schedule) -> float:
     return simulate_plan(plan, *case, schedule).makespan_s
-
-
-def test_interleaved_program_as_text():
-    program = lower(rounds(2, 2, 4), *equal_layers(4), Schedule.INTERLEAVED)
-    check_golden("program-interleaved.txt", program.text)
-    assert parse_program(program.text, program.plan) == program
 
 
 def test_two_chunks_halve_the_bubble():
