@@ -17,6 +17,7 @@ from hetpipe.reporting.critical_path import Share
 from hetpipe.reporting.idle_time import DeviceTime
 from hetpipe.runs.run_report import RunReport
 from hetpipe.runs.settings import Clock
+from partition.estimates.plan_memory import plan_memory
 from partition.plan import Plan, Prediction
 
 if TYPE_CHECKING:  # the solver loads NumPy, which a table does not need
@@ -169,7 +170,7 @@ def plan_table(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Table:
                 *([str(pipeline.num_samples)] if several else []),
                 str(pipeline.in_flight(index)),
                 busy,
-                format_bytes(plan.memory(profile, device.name).total_bytes),
+                format_bytes(plan_memory(plan, profile, device.name).total_bytes),
                 format_bytes(device.usable_bytes),
             )
     return table

@@ -15,6 +15,7 @@ from hetpipe.program.trace import Trace
 from hetpipe.simulation.fast_simulator import StepTimes, has_clock, step_times
 from hetpipe.simulation.schedule_selection import Choice, choose_schedule, lower
 from hetpipe.simulation.simulator import simulate
+from partition.estimates.plan_memory import plan_memory
 from partition.plan import DevicePrediction, Plan, Prediction, check_plan
 from partition.problem import Evaluate, problem_of_plan
 
@@ -102,7 +103,7 @@ def _prediction(plan: Plan, times: StepTimes, profile: ModelProfile) -> Predicti
     step_s = times.step_s
     devices = {
         name: DevicePrediction(
-            memory_bytes=plan.memory(profile, name).total_bytes, busy=busy_s / step_s if step_s else 0.0
+            memory_bytes=plan_memory(plan, profile, name).total_bytes, busy=busy_s / step_s if step_s else 0.0
         )
         for name, busy_s in zip(plan.device_names, times.busy_s, strict=True)
     }

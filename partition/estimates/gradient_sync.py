@@ -9,8 +9,8 @@ import numpy.typing as npt
 from cost_model.memory import trained_bytes
 from cost_model.network import LARGE_RING
 from cost_model.ring_estimates import all_reduce_estimate_s
+from partition.estimates.arrays import Floats
 from partition.estimates.pipeline_costs import PipelineCosts
-from partition.estimates.stage_tables import Floats
 from partition.estimates.timed_pipeline import TimedPipeline
 from partition.plan import Plan
 

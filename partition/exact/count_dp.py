@@ -167,8 +167,8 @@ class CountProgramme:
                 return ()
             best = min(kept, key=lambda choice: choice.least_s)
             found.append(best.stage)
-            vector -= int(self._vectors.strides[best.stage.entry])
-            start, after, trip_s = best.stage.stop, best.stage.entry, best.beyond_s
+            vector -= int(self._vectors.strides[best.stage.class_index])
+            start, after, trip_s = best.stage.stop, best.stage.class_index, best.beyond_s
         return tuple(found)
 
     def _choices(self, which: int, vector: int, after: int, start: int) -> Iterator["_Choice"]:

@@ -218,7 +218,7 @@ class PipelineSearch:
         devices, layers = self.problem.cluster.devices, self.problem.profile.num_layers
         speed = {
             name: float(self.tables.at(1).busy_s[entry, 0, -1])
-            for name, entry in self.classes.entries().items()
+            for name, entry in self.classes.class_indices().items()
         }
         by_memory = sorted(devices, key=lambda device: (-device.usable_bytes, device.name))
         by_speed = sorted(devices, key=lambda device: (speed[device.name], device.name))

@@ -7,6 +7,7 @@ from typing import Any
 from cost_model.cluster import Cluster, Device, Link, Node
 from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
 from partition.estimates.pipeline_costs import PipelineCosts
+from partition.estimates.plan_memory import plan_memory
 from partition.estimates.ranking import estimate_s
 from partition.plan import DevicePrediction, Plan, Prediction
 from partition.problem import Evaluate, Problem
@@ -116,7 +117,7 @@ def closed_form(problem: Problem) -> Evaluate:
                     samples = pipeline.microbatch_samples(microbatch)
                     busy_s[device.name] += costs.busy_s(device, start, stop, samples)
         devices = {
-            name: DevicePrediction(plan.memory(problem.profile, name).total_bytes, seconds / step_s)
+            name: DevicePrediction(plan_memory(plan, problem.profile, name).total_bytes, seconds / step_s)
             for name, seconds in busy_s.items()
         }
         bubble = 1 - sum(device.busy for device in devices.values()) / len(devices)

@@ -14,6 +14,7 @@ from hetpipe.program.verification import observed_in_flight, verify
 from hetpipe.simulation import schedule_selection
 from hetpipe.simulation.prediction import predict, scheduled, simulate_plan
 from hetpipe.simulation.schedule_selection import choose_schedule, default_schedule, lower
+from partition.estimates.plan_memory import plan_memory
 from partition.plan import Plan
 from shared_plans import layers_of, pipeline, plan_of, shared_plans
 from small_case import equal_plan, equal_stages, small_cluster, small_plan, small_profile
@@ -109,7 +110,7 @@ def test_gpipe_needs_the_memory_of_all_microbatches():
     plan = small_plan(num_samples=3)
     verify(lower(plan, profile, cluster), profile, cluster)
     program = lower(plan, profile, cluster, Schedule.GPIPE)
-    need = program.plan.memory(profile, "a/0").total_bytes
+    need = plan_memory(program.plan, profile, "a/0").total_bytes
     with pytest.raises(InfeasibleError, match=f"'a/0'.*; {need - 3345:,.0f} bytes are missing"):
         verify(program, profile, cluster)
     choice = choose_schedule(plan, profile, cluster, Schedule.AUTO)

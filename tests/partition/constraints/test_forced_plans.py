@@ -18,6 +18,7 @@ from partition.constraints.forced_plans import (
     pin_text,
     without,
 )
+from partition.estimates.plan_memory import plan_memory
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import Forced, Pin, Problem, problem_of
 from random_problems import random_problem
@@ -73,7 +74,7 @@ def unshared_plans(problem: Problem) -> Iterator[Plan]:
 
 def fits(plan: Plan, problem: Problem) -> bool:
     return all(
-        plan.memory(problem.profile, name).total_bytes <= problem.cluster.device(name).usable_bytes
+        plan_memory(plan, problem.profile, name).total_bytes <= problem.cluster.device(name).usable_bytes
         for name in plan.device_names
     )
 

@@ -6,6 +6,7 @@ from cost_model.cluster import Device
 from hetpipe.reporting.tables import gain_sentence
 from hetpipe.simulation.prediction import evaluator
 from partition.baselines.layer_splits import BASELINES
+from partition.estimates.plan_memory import plan_memory
 from partition.explanation.gains import PLAIN, Gain, best_plain, gain, with_ample_memory
 from partition.problem import Problem, problem_of
 from partition.solver import compare
@@ -79,6 +80,6 @@ def test_ample_memory_changes_nothing_but_memory():
     assert ample.profile is problem.profile and ample.cluster.network == problem.cluster.network
     whole = BASELINES["ddp"](ample, None)
     assert all(
-        whole.memory(problem.profile, name).total_bytes < ample.cluster.device(name).usable_bytes
+        plan_memory(whole, problem.profile, name).total_bytes < ample.cluster.device(name).usable_bytes
         for name in whole.device_names
     )
