@@ -8,7 +8,7 @@ from cost_model.cluster import Cluster
 from cost_model.profile import ModelProfile
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.simulation.fast_simulator import has_clock, step_times
-from hetpipe.simulation.prediction import predict, simulate_plan
+from hetpipe.simulation.prediction import evaluator, simulate_plan
 from hetpipe.simulation.schedule_selection import lower
 from partition.plan import Plan
 from random_plans import random_case, random_plan
@@ -16,7 +16,7 @@ from random_plans import random_case, random_plan
 
 def check(plan: Plan, profile: ModelProfile, cluster: Cluster) -> None:
     """Not nearly: the same additions in the same order."""
-    trace, predicted = simulate_plan(plan, profile, cluster), predict(plan, profile, cluster)
+    trace, predicted = simulate_plan(plan, profile, cluster), evaluator(profile, cluster)(plan)
     costs = ProgramCosts(lower(plan, profile, cluster), profile, cluster)
     assert step_times(costs, many=0) == step_times(costs)
     assert predicted.step_s == trace.makespan_s
