@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from cost_model.cluster import Cluster
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
-from partition.plan import Plan, Prediction
+from partition.plan import Figures, Plan
 
-Evaluate = Callable[[Plan], Prediction]
+Evaluate = Callable[[Plan], Figures]
 """The verdict on a plan: the simulator, handed in from above (`hetpipe.simulation.prediction`)."""
 
 

@@ -18,7 +18,7 @@ from hetpipe.reporting.idle_time import DeviceTime
 from hetpipe.runs.run_report import RunReport
 from hetpipe.runs.settings import Clock
 from partition.estimates.plan_memory import plan_memory
-from partition.plan import Plan, Prediction
+from partition.plan import Figures, Plan
 
 if TYPE_CHECKING:  # the solver loads NumPy, which a table does not need
     from partition.explanation.gains import Gain
@@ -138,7 +138,7 @@ def _header(plan: Plan, profile: ModelProfile, cluster: Cluster) -> str:
     )
 
 
-def bound_sentence(figures: Prediction) -> str:
+def bound_sentence(figures: Figures) -> str:
     """The bound, the plans that it speaks about, and the gap; empty where no bound is known."""
     if figures.bound_s is None or figures.gap is None:
         return ""

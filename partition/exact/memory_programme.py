@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from cost_model.cluster import Device
 from cost_model.memory import StageShape, device_memory
-from partition.estimates.stage_tables import Floats
+from partition.estimates.arrays import Floats
 from partition.problem import Problem
 
 MOST_WORDS = 2**21

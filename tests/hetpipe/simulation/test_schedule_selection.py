@@ -12,7 +12,7 @@ from cost_model.profile import ModelProfile
 from hetpipe.program.instructions import Compute, Program, Schedule, parse_program
 from hetpipe.program.verification import observed_in_flight, verify
 from hetpipe.simulation import schedule_selection
-from hetpipe.simulation.prediction import predict, scheduled, simulate_plan
+from hetpipe.simulation.prediction import predict, simulate_plan
 from hetpipe.simulation.schedule_selection import choose_schedule, default_schedule, lower
 from partition.estimates.plan_memory import plan_memory
 from partition.plan import Plan
@@ -194,12 +194,16 @@ def test_rounds_get_auto_unless_told_otherwise():
 def test_a_scheduled_plan_has_the_figures_of_its_schedule_and_keeps_its_bound():
     profile, cluster = small_profile(), small_cluster()
     plan = small_plan()
-    plan = replace(plan, predicted=replace(predict(plan, profile, cluster), bound_s=1.0, bound_space="all"))
-    found, choice = scheduled(plan, profile, cluster, Schedule.GPIPE)
+    plan = replace(
+        plan, predicted=replace(predict(plan, profile, cluster).figures, bound_s=1.0, bound_space="all")
+    )
+    prediction = predict(plan, profile, cluster, Schedule.GPIPE)
+    found = prediction.plan
     assert found.predicted is not None and plan.predicted is not None
-    assert found.pipelines == choice.program.plan.pipelines != plan.pipelines
+    assert found.predicted is prediction.figures
+    assert found.pipelines == prediction.program.plan.pipelines != plan.pipelines
     assert found.predicted.step_s == step_s(plan, (profile, cluster), Schedule.GPIPE)
     assert found.predicted.devices["a/0"].memory_bytes > plan.predicted.devices["a/0"].memory_bytes
     assert (found.predicted.bound_s, found.predicted.bound_space) == (1.0, "all")
-    again, _ = scheduled(plan, profile, cluster)
+    again = predict(plan, profile, cluster).plan
     assert again == replace(plan, predicted=again.predicted) and again.predicted == plan.predicted

@@ -15,6 +15,7 @@ from hetpipe.simulation.prediction import evaluator
 from parallel import on_all_cores
 from partition.auto import auto
 from partition.estimates.optimizer_sharding import fits
+from partition.estimates.plan_memory import plan_memory
 from partition.exact.feasibility import least_pipeline
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import Forced, Pin, Problem
@@ -35,7 +36,7 @@ def stage_bytes(problem: Problem, start: int, stop: int, samples: int) -> float:
     edges = sorted({0, start, stop, problem.profile.num_layers})
     plans = [plan_of_stages(problem, edges, samples, recompute=flag) for flag in (False, True)]
     name = str(edges.index(start))
-    return min(plan.memory(problem.profile, name).total_bytes for plan in plans)
+    return min(plan_memory(plan, problem.profile, name).total_bytes for plan in plans)
 
 
 def least_missing_bytes(problem: Problem) -> float:
