@@ -223,7 +223,7 @@ def _readable(data: Iterable[Path]) -> tuple[Path, ...]:
     """The texts by their full paths; refused before anything is measured."""
     texts = tuple(entry.resolve() for entry in data)
     if texts:
-        from hetpipe.data.dataset import read_corpus
+        from hetpipe.data.vocabulary import read_corpus
 
         read_corpus(texts)
     return texts

@@ -10,17 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from cost_model.errors import InputError
-from hetpipe.data.dataset import (
-    Dataset,
-    load_tokens,
+from hetpipe.data.dataset import Dataset, load_tokens, write_tokens
+from hetpipe.data.special_tokens import SpecialTokens, adopt_vocabulary
+from hetpipe.data.vocabulary import (
     load_vocabulary,
     read_corpus,
     save_vocabulary,
     train_vocabulary,
     vocabulary_sha256,
-    write_tokens,
 )
-from hetpipe.data.special_tokens import SpecialTokens, adopt_vocabulary
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.huggingface import ModelSpec, model_spec
 from hetpipe.models.huggingface_folder import TOKENIZER_FILE

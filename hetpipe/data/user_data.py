@@ -74,8 +74,8 @@ def _parts_of(sample: Any, index: int) -> tuple[dict[str, Tensor], Tensor]:
         inputs = {name: value for name, value in sample.items() if name != LABELS}
     elif isinstance(sample, tuple | list) and len(sample) == 2:
         inputs, label = sample
-        if isinstance(inputs, tuple | list) and all(isinstance(entry, Tensor) for entry in inputs):
-            inputs = {f"input{place}": entry for place, entry in enumerate(inputs)}
+        if isinstance(inputs, tuple | list) and all(isinstance(value, Tensor) for value in inputs):
+            inputs = {f"input{place}": value for place, value in enumerate(inputs)}
         elif not isinstance(inputs, Mapping):
             inputs = {"input": inputs}
     else:

@@ -25,8 +25,8 @@ from hetpipe.models.initialization import (
     Template,
     has_rule,
     initialise_by_module,
-    own_random_stream,
     parameters_on_meta,
+    private_random_stream,
     take_weights,
 )
 from hetpipe.models.partial_model import BlockLayers, LayerModel, SequentialLayers
@@ -186,15 +186,15 @@ class ChainModel:
         self, layers: frozenset[int], infos: Mapping[str, ParameterInfo], seed: int
     ) -> tuple[nn.Module, dict[nn.Parameter, str]]:
         """The model on the CPU with its owned weights, and its parameters' names; other blocks are empty."""
-        with own_random_stream(seed), parameters_on_meta() if self.has_rule else nullcontext():
+        with private_random_stream(seed), parameters_on_meta() if self.has_rule else nullcontext():
             model = self.build()
         names = {parameter: name for name, parameter in model.named_parameters()}
         first, blocks = (
             (0, model) if self.structure is None else (1, model.get_submodule(self.structure.path))
         )
-        entries = list(model) if isinstance(model, nn.Sequential) else list(blocks.children())
-        owned = {id(block) for layer, block in enumerate(entries, start=first) if layer in layers}
-        for block in entries:
+        children = list(model) if isinstance(model, nn.Sequential) else list(blocks.children())
+        owned = {id(block) for layer, block in enumerate(children, start=first) if layer in layers}
+        for block in children:
             if self.structure is None:
                 let_inputs_be(block)
             if id(block) not in owned:
@@ -282,7 +282,7 @@ def _describe(
     else:
         path = find_blocks(model)
         num_blocks = len(list(model.get_submodule(path).children()))
-        with own_random_stream(0), torch.device("cpu"):
+        with private_random_stream(0), torch.device("cpu"):
             small = build_small()
             if type(small) is not type(model) or find_blocks(small) != path:
                 raise InputError(f"the shrunken copy of {name} is a {type(small).__name__} with other blocks")

@@ -167,13 +167,13 @@ def model_spec(name: str, folder: str | Path | None = None) -> ModelSpec:
                 "is of another model"
             )
         return folder_spec(found)
-    entry = model_entry(name)
-    if entry.folder is not None:
-        return folder_spec(entry.folder)
+    known = model_entry(name)
+    if known.folder is not None:
+        return folder_spec(known.folder)
     family_name, sizes = _SIZES[name]
     family = _FAMILIES[family_name]
     config = {**family.fixed, **sizes}
-    return _spec(name, entry.task, family, family.model, config, None)
+    return _spec(name, known.task, family, family.model, config, None)
 
 
 def folder_spec(folder: ModelFolder) -> ModelSpec:
@@ -245,7 +245,7 @@ def preload_modules(name: str, folder: str | Path | None = None) -> tuple[str, .
     Raises:
         InputError: no such model.
     """
-    entry = model_entry(name if folder is None else str(folder))
-    family = _SIZES[name][0] if entry.folder is None else entry.folder.family
+    known = model_entry(name if folder is None else str(folder))
+    family = _SIZES[name][0] if known.folder is None else known.folder.family
     module = _FAMILIES[family].module
     return (f"transformers.models.{module}.modeling_{module}",)

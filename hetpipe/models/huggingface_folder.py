@@ -75,13 +75,13 @@ class ModelFolder:
         """
         found: dict[str, StoredTensor] = {}
         for path in weight_files(self.path):
-            for name, entry in _header(path).items():
-                if entry.dtype not in TRAINABLE_DTYPES:
+            for name, tensor in _header(path).items():
+                if tensor.dtype not in TRAINABLE_DTYPES:
                     raise InputError(
-                        f"{path}: {name!r} is stored as {entry.dtype}, which cannot be trained; save the "
+                        f"{path}: {name!r} is stored as {tensor.dtype}, which cannot be trained; save the "
                         "model as float32, float16 or bfloat16"
                     )
-                found[name] = entry
+                found[name] = tensor
         return found
 
 
@@ -171,10 +171,11 @@ def _header(path: Path) -> dict[str, StoredTensor]:
                 raise ValueError("it is shorter than its header")
             header = json.loads(file.read(length))
         header.pop("__metadata__", None)
-        if max((entry["data_offsets"][1] for entry in header.values()), default=0) > available:
+        if max((tensor["data_offsets"][1] for tensor in header.values()), default=0) > available:
             raise ValueError("it ends before its last tensor")
         return {
-            name: StoredTensor(path, tuple(entry["shape"]), entry["dtype"]) for name, entry in header.items()
+            name: StoredTensor(path, tuple(tensor["shape"]), tensor["dtype"])
+            for name, tensor in header.items()
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
         raise InputError(f"{path}: is no safetensors file, or damaged ({error}); copy it again") from None

@@ -14,7 +14,7 @@ from hetpipe.models.keyed_dropout import stable_hash
 
 
 @contextmanager
-def own_random_stream(seed: int) -> Iterator[None]:
+def private_random_stream(seed: int) -> Iterator[None]:
     """Draws inside come from this seed; the global generator is left as it was."""
     with torch.random.fork_rng(devices=[]):
         # NOTE: torch.manual_seed would reseed the accelerators as well.
@@ -60,12 +60,12 @@ def initialise_by_module(
         for name, module, rule in _post_order("", model, None):
             tied_elsewhere = [
                 parameter
-                for own_name, parameter in module.named_parameters(prefix=name, recurse=False)
-                if names[parameter] != own_name and names[parameter] in owned
+                for listed_name, parameter in module.named_parameters(prefix=name, recurse=False)
+                if names[parameter] != listed_name and names[parameter] in owned
             ]
             for parameter in tied_elsewhere:
                 cast(Any, parameter)._is_hf_initialized = True
-            with own_random_stream(stable_hash(f"{seed},{name}")):
+            with private_random_stream(stable_hash(f"{seed},{name}")):
                 rule(module)
             for parameter in tied_elsewhere:
                 cast(Any, parameter)._is_hf_initialized = False

@@ -45,7 +45,7 @@ MODEL_ENTRIES = (
 
 def registered_models() -> tuple[str, ...]:
     """Names of all models of the registry, in the order of the table."""
-    return tuple(entry.name for entry in MODEL_ENTRIES)
+    return tuple(model.name for model in MODEL_ENTRIES)
 
 
 def model_entry(name: str) -> ModelEntry:
@@ -56,9 +56,9 @@ def model_entry(name: str) -> ModelEntry:
     Raises:
         InputError: no such model; names the closest one, else all; or the folder cannot be used.
     """
-    for entry in MODEL_ENTRIES:
-        if entry.name == name:
-            return entry
+    for model in MODEL_ENTRIES:
+        if model.name == name:
+            return model
     if names_folder(name):
         folder = read_model_folder(name)
         return ModelEntry(folder.name, Task(folder.task), folder.architecture, folder)

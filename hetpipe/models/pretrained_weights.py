@@ -57,24 +57,24 @@ class FolderWeights:
         places: dict[str, list[tuple[str, StoredTensor]]] = {}
         unused = []
         ignored = [*_BUFFERS, *(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())]
-        for key, entry in sorted(stored.items()):
+        for key, tensor in sorted(stored.items()):
             name = _model_name(key, base, aliases)
             if name not in aliases:
                 if _matches(name, _OTHER_HEADS.get(folder.family, ())):
                     unused.append(key)
                 elif not _matches(key, ignored):
                     raise InputError(
-                        f"{entry.file}: holds {key!r}, which {folder.architecture} does not have; is the "
+                        f"{tensor.file}: holds {key!r}, which {folder.architecture} does not have; is the "
                         "architecture in config.json the right one?"
                     )
                 continue
             shape = tuple(aliases[name].shape)
-            if entry.shape != shape:
+            if tensor.shape != shape:
                 raise InputError(
-                    f"{entry.file}: {key!r} has shape {list(entry.shape)}, by config.json {list(shape)}; "
+                    f"{tensor.file}: {key!r} has shape {list(tensor.shape)}, by config.json {list(shape)}; "
                     "make config.json and weights agree"
                 )
-            places.setdefault(canonical[id(aliases[name])], []).append((key, entry))
+            places.setdefault(canonical[id(aliases[name])], []).append((key, tensor))
         new = tuple(name for name in canonical.values() if name not in places)
         for name in new:
             if name.startswith(f"{base}.") and not _matches(name, _OTHER_HEADS.get(folder.family, ())):
@@ -103,8 +103,8 @@ class FolderWeights:
         wanted = {name: self.places[name] for name in names if name in self.places}
         by_file: dict[str, list[tuple[str, str]]] = {}
         for name, places in wanted.items():
-            for key, entry in places:
-                by_file.setdefault(str(entry.file), []).append((name, key))
+            for key, stored in places:
+                by_file.setdefault(str(stored.file), []).append((name, key))
         tensors: dict[str, Tensor] = {}
         for path, members in sorted(by_file.items()):
             try:

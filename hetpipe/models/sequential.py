@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from hetpipe.models.block_structure import Inputs, unfreeze
-from hetpipe.models.initialization import own_random_stream
+from hetpipe.models.initialization import private_random_stream
 from hetpipe.models.partial_model import SequentialLayers
 
 
@@ -23,7 +23,7 @@ def holders_of(model: nn.Sequential) -> dict[str, tuple[int, ...]]:
 def run_through(build: Callable[[], nn.Module], inputs: Inputs) -> tuple[nn.Module, list[tuple[Tensor, ...]]]:
     """Run an nn.Sequential, on the meta device if it can; gives it with the output of each child."""
     for device in ("meta", "cpu"):
-        with own_random_stream(0), torch.device(device):
+        with private_random_stream(0), torch.device(device):
             model = build()
             assert isinstance(model, nn.Sequential)
             unfreeze(model)

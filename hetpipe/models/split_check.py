@@ -14,7 +14,7 @@ from cost_model.errors import CheckFailedError
 from hetpipe.models.block_structure import Inputs, call_options, logits_of, refused_on_error
 from hetpipe.models.chain import ChainModel, LayerModel
 from hetpipe.models.huggingface import ModelSpec
-from hetpipe.models.initialization import own_random_stream
+from hetpipe.models.initialization import private_random_stream
 from hetpipe.models.keyed_dropout import KeyedDropout
 from hetpipe.models.loss import IGNORED_LABEL, loss_sum
 
@@ -24,7 +24,7 @@ SPLIT_TOLERANCE = 1e-12
 MICROBATCH_TOLERANCE = 1e-6
 """The same between microbatch sizes, where norms that some models compute in float32 round otherwise."""
 
-Stage = tuple[int, int, int]  # rank, start, stop
+_Cut = tuple[int, int, int]  # rank, start, stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ def _in_plain_torch(build: Callable[[], nn.Module]) -> nn.Module:
     return model
 
 
-def _splits(num_layers: int) -> tuple[tuple[Stage, ...], ...]:
+def _splits(num_layers: int) -> tuple[tuple[_Cut, ...], ...]:
     """One layer per stage, two halves, and two ranks that alternate, the first of which holds both ends."""
     half = (num_layers + 1) // 2
     ends = sorted({0, 1, half, num_layers - 1})
@@ -187,7 +187,7 @@ def _splits(num_layers: int) -> tuple[tuple[Stage, ...], ...]:
 def _token_cases(spec: ModelSpec, seed: int) -> list[_Case]:
     """Two samples of 12 tokens, and three of 9 with padding on either side."""
     cases = []
-    with own_random_stream(seed):
+    with private_random_stream(seed):
         for shape, padded in (((2, 12), False), ((3, 9), True)):
             ids = torch.randint(0, spec.vocabulary_size, shape)
             labels = ids.masked_fill(torch.rand(shape) < 0.3, IGNORED_LABEL)
@@ -206,7 +206,7 @@ def _example_cases(chain: ChainModel, seed: int) -> list[_Case]:
     """One sample, and three rolled against each other, scored by their distance from a random output."""
 
     def loss(logits: Tensor, _: Tensor) -> Tensor:
-        with own_random_stream(seed):
+        with private_random_stream(seed):
             weights = torch.randn(logits.shape[1:], dtype=torch.float64)
         return (logits - weights).square().sum()
 
@@ -225,7 +225,7 @@ def _example_cases(chain: ChainModel, seed: int) -> list[_Case]:
 
 def _whole_model(chain: ChainModel, seed: int) -> nn.Module:
     """The unsplit model in float64, with the weights that the chain draws."""
-    with own_random_stream(seed), torch.device("cpu"):
+    with private_random_stream(seed), torch.device("cpu"):
         model = chain.build().double().train()
     weights = chain.materialise(range(chain.num_layers), seed).owned_parameters()
     with torch.no_grad():
@@ -272,7 +272,7 @@ def _announced_layers(model: nn.Module, chain: ChainModel, dropout: KeyedDropout
             handle.remove()
 
 
-def _run_splits(chain: ChainModel, split: Sequence[Stage], cases: list[_Case], seed: int) -> list[_Outcome]:
+def _run_splits(chain: ChainModel, split: Sequence[_Cut], cases: list[_Case], seed: int) -> list[_Outcome]:
     ranks = {
         rank: chain.materialise(
             {layer for owner, start, stop in split if owner == rank for layer in range(start, stop)},
@@ -285,7 +285,7 @@ def _run_splits(chain: ChainModel, split: Sequence[Stage], cases: list[_Case], s
         return [_run_split(ranks, split, case, seed) for case in cases]
 
 
-def _run_split(ranks: dict[int, LayerModel], split: Sequence[Stage], case: _Case, seed: int) -> _Outcome:
+def _run_split(ranks: dict[int, LayerModel], split: Sequence[_Cut], case: _Case, seed: int) -> _Outcome:
     """Forward and backward stage by stage, nothing but detached boundary tensors between them."""
     received: list[tuple[Tensor, ...]] = []
     sent: list[tuple[Tensor, ...]] = []

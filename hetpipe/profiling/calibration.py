@@ -35,13 +35,13 @@ def calibrate(
         for number, pipeline in enumerate(plan.pipelines)
         for index, stage in enumerate(pipeline.stages)
     }
-    found = {(entry.pipeline, entry.stage, entry.device) for entry in report.stages}
+    found = {(stage.pipeline, stage.stage, stage.device) for stage in report.stages}
     if report.model != plan.model or found != known:
         raise InputError(
             f"the report is of {report.model!r} in {len(found)} stages, the plan of {plan.model!r} in "
             f"{len(known)}, or on other devices; give a run folder as it was written"
         )
-    kinds = {kind: _scaled(kind, entry, plan, cluster, report) for kind, entry in profile.kinds.items()}
+    kinds = {kind: _scaled(kind, times, plan, cluster, report) for kind, times in profile.kinds.items()}
     if trace is None:
         return dataclasses.replace(profile, kinds=kinds)
     for kind, s_per_byte in _optimizer_s_per_byte(profile, plan, cluster, trace).items():
@@ -54,15 +54,15 @@ def _scaled(kind: str, times: KindProfile, plan: Plan, cluster: Cluster, report:
     held = [entry for entry in report.stages if cluster.device(entry.device).kind == kind]
 
     def factor(counts: Callable[[int, int], bool]) -> float | None:
-        stages = [entry for entry in held if counts(entry.pipeline, entry.stage)]
-        predicted_s = sum(entry.predicted_busy_s for entry in stages)
-        return sum(entry.measured_busy_s for entry in stages) / predicted_s if predicted_s else None
+        stages = [stage for stage in held if counts(stage.pipeline, stage.stage)]
+        predicted_s = sum(stage.predicted_busy_s for stage in stages)
+        return sum(stage.measured_busy_s for stage in stages) / predicted_s if predicted_s else None
 
     of_kind = factor(lambda pipeline, stage: True)
     if of_kind is None:
         return times
     layers = []
-    for layer, entry in enumerate(times.layers):
+    for layer, layer_times in enumerate(times.layers):
         of_layer = factor(
             lambda pipeline, stage, layer=layer: (  # type: ignore[misc]  # binds the layer now
                 layer in range(*plan.pipelines[pipeline].stages[stage].layers)
@@ -70,7 +70,9 @@ def _scaled(kind: str, times: KindProfile, plan: Plan, cluster: Cluster, report:
         )
         by = of_kind if of_layer is None else of_layer
         layers.append(
-            LayerTimes(tuple(by * s for s in entry.forward_s), tuple(by * s for s in entry.backward_s))
+            LayerTimes(
+                tuple(by * s for s in layer_times.forward_s), tuple(by * s for s in layer_times.backward_s)
+            )
         )
     # the standard error was that of the medians that are no longer here
     return dataclasses.replace(times, layers=tuple(layers), standard_error=None, standard_error_of=None)
@@ -103,14 +105,14 @@ def _links(profile: ModelProfile, plan: Plan, cluster: Cluster, trace: Trace) ->
     network = Network(cluster, profile.links)
     ratios: dict[str, list[float]] = {}
     scaled: dict[str, Link] = {}
-    for source, destination, num_bytes, hop_s in _hops(profile, plan, trace):
+    for source, destination, num_bytes, transfer_s in _awaited_transfers(profile, plan, trace):
         kinds = cluster.device(source).kind, cluster.device(destination).kind
         if EMULATED in kinds:
             continue
         link = network.route(source, destination).link
         pair = f"{kinds[0]}>{kinds[1]}"
         scaled.setdefault(pair, link)
-        ratios.setdefault(pair, []).append(hop_s / link.transfer_s(num_bytes))
+        ratios.setdefault(pair, []).append(transfer_s / link.transfer_s(num_bytes))
     for pair, found in ratios.items():
         by, link = statistics.median(found), scaled[pair]
         if by > 0:
@@ -126,7 +128,9 @@ def _scaled_link(link: Link, by: float) -> Link:
     return MeasuredLink(latency_s, bandwidth, calibrated=True)
 
 
-def _hops(profile: ModelProfile, plan: Plan, trace: Trace) -> Iterator[tuple[str, str, float, float]]:
+def _awaited_transfers(
+    profile: ModelProfile, plan: Plan, trace: Trace
+) -> Iterator[tuple[str, str, float, float]]:
     """(source, destination, bytes, seconds) of the messages that their receiver was idle for.
 
     A real device does not see when a message arrives; but where it waits for one, it starts to compute

@@ -17,7 +17,7 @@ from hetpipe.models.mixed_precision import boundary_dtype
 from hetpipe.models.partial_model import LayerModel
 from hetpipe.profiling.median_error import standard_error_of_median
 from hetpipe.runs.settings import Settings
-from hetpipe.runtime.emulation import ByteCounter
+from hetpipe.runtime.byte_counter import ByteCounter
 
 NEGLIGIBLE_SHARE = 0.01
 
@@ -127,7 +127,7 @@ class Bench:
         """Median over the measured layers of a group."""
 
         def median(values: Mapping[int, Mapping[int, Sequence[float]]], size: int) -> float:
-            return statistics.median(entry for layer in layers for entry in values[layer][size])
+            return statistics.median(seconds for layer in layers for seconds in values[layer][size])
 
         forward = {layer: self.samples[layer].forward_s for layer in layers}
         backward = {layer: self.samples[layer].backward_s for layer in layers}
@@ -147,7 +147,7 @@ class Bench:
             for layers in groups:
                 for name in ("forward", "backward"):
                     by_layer = [getattr(self.samples[layer], f"{name}_s")[size] for layer in layers]
-                    values = [entry for entries in by_layer for entry in entries]
+                    values = [seconds for of_layer in by_layer for seconds in of_layer]
                     found.append((statistics.median(values), values, min(layers), name))
             least_s = NEGLIGIBLE_SHARE * max(median for median, *_ in found)
             for median, values, layer, name in found:

@@ -88,9 +88,9 @@ def measure_links(cluster: Cluster) -> dict[str, Link]:
 def measure_all_reduces(cluster: Cluster) -> tuple[MeasuredAllReduce, ...]:
     """All-reduces within groups of real devices of the cluster, as `groups_of_devices` has them."""
     return tuple(
-        entry
+        row
         for devices, sizes in groups_of_devices(cluster)
-        for entry in _run(all_reduce_rank, devices, (devices, sizes))
+        for row in _run(all_reduce_rank, devices, (devices, sizes))
     )
 
 

@@ -27,7 +27,7 @@ def standard_error_of_median(values: Sequence[float]) -> float:
     rank = max(1, round((num + 1) / 2 - math.sqrt(num)))
     # outside = P(fewer than `rank` of the values lie below the median), each with probability 1 / 2
     logs = [math.lgamma(num + 1) - math.lgamma(i + 1) - math.lgamma(num - i + 1) for i in range(rank)]
-    outside = sum(math.exp(entry - num * math.log(2)) for entry in logs)
+    outside = sum(math.exp(value - num * math.log(2)) for value in logs)
     ordered = sorted(values)
     quantile = statistics.NormalDist().inv_cdf(1 - outside)
     return (ordered[num - rank] - ordered[rank - 1]) / (2 * quantile)

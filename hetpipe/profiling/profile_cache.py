@@ -90,13 +90,13 @@ def profile_model(
     model that does not compute the same when it is split.
     """
     kinds = sorted({device.kind for device in cluster.devices})
-    entry = None if task is not None else model_entry(model)
+    known = None if task is not None else model_entry(model)
     settings = Settings(
-        model=model if entry is None else entry.name,
+        model=model if known is None else known.name,
         steps=1,
         sequence_length=sequence_length,
         dtype=dtype,
-        model_folder=None if entry is None else entry.place,
+        model_folder=None if known is None else known.place,
     )
     counts = {kind: sum(device.kind == kind for device in cluster.devices) for kind in kinds}
     sharers = {kind: count if kind == CPU else 1 for kind, count in counts.items()}
@@ -187,10 +187,10 @@ def _real_kinds(cluster: Cluster) -> list[list[str]]:
 def left_out(profile: ModelProfile, sizes: Sequence[int]) -> dict[str, tuple[int, ...]]:
     """By kind, which of the wanted microbatch sizes did not fit; kinds where all did are not named."""
     missing = {
-        kind: tuple(size for size in sizes if size not in entry.microbatch_sizes)
-        for kind, entry in profile.kinds.items()
+        kind: tuple(size for size in sizes if size not in times.microbatch_sizes)
+        for kind, times in profile.kinds.items()
     }
-    return {kind: entry for kind, entry in missing.items() if entry}
+    return {kind: too_large for kind, too_large in missing.items() if too_large}
 
 
 def merge(profiles: Sequence[ModelProfile]) -> ModelProfile:
@@ -204,10 +204,11 @@ def merge(profiles: Sequence[ModelProfile]) -> ModelProfile:
             mine, theirs = getattr(first, key), getattr(other, key)
             if mine != theirs:
                 raise InputError(f"profiles of {key} {mine!r} and {theirs!r} cannot be joined")
-        for index, (here, there) in enumerate(zip(first.layers, other.layers, strict=True)):
-            if here.name != there.name:
+        for index, (layer, other_layer) in enumerate(zip(first.layers, other.layers, strict=True)):
+            if layer.name != other_layer.name:
                 raise InputError(
-                    f"profiles whose layers[{index}] is {here.name!r} and {there.name!r} cannot be joined"
+                    f"profiles whose layers[{index}] is {layer.name!r} and {other_layer.name!r} "
+                    "cannot be joined"
                 )
     for index, profile in enumerate(profiles):
         for other in profiles[:index]:
@@ -220,7 +221,7 @@ def merge(profiles: Sequence[ModelProfile]) -> ModelProfile:
         _with_larger_workspace([profile.layers[index] for profile in profiles])
         for index in range(first.num_layers)
     )
-    kinds = {kind: entry for profile in profiles for kind, entry in profile.kinds.items()}
+    kinds = {kind: times for profile in profiles for kind, times in profile.kinds.items()}
     links = {pair: link for profile in profiles for pair, link in profile.links.items()}
     groups = {tuple(sorted(e.kinds)): e for profile in profiles for e in profile.all_reduces}
     return dataclasses.replace(
@@ -228,13 +229,13 @@ def merge(profiles: Sequence[ModelProfile]) -> ModelProfile:
     )
 
 
-def _with_larger_workspace(entries: Sequence[LayerProfile]) -> LayerProfile:
+def _with_larger_workspace(layers: Sequence[LayerProfile]) -> LayerProfile:
     """The first of several profiles of a layer, with the largest workspace of all at each size."""
-    sizes = sorted({size for entry in entries for size, _ in entry.workspace_by_size})
+    sizes = sorted({size for layer in layers for size, _ in layer.workspace_by_size})
     if not sizes:
-        return dataclasses.replace(entries[0], workspace_bytes=max(e.workspace_bytes for e in entries))
-    by_size = tuple((size, max(entry.workspace_at(size) for entry in entries)) for size in sizes)
-    return dataclasses.replace(entries[0], workspace_bytes=0.0, workspace_by_size=by_size)
+        return dataclasses.replace(layers[0], workspace_bytes=max(layer.workspace_bytes for layer in layers))
+    by_size = tuple((size, max(layer.workspace_at(size) for layer in layers)) for size in sizes)
+    return dataclasses.replace(layers[0], workspace_bytes=0.0, workspace_by_size=by_size)
 
 
 def _code() -> str:
@@ -245,7 +246,7 @@ def _code() -> str:
         "profiling/layer_timer",
         "profiling/median_error",
         "runtime/transport",
-        "runtime/emulation",
+        "runtime/byte_counter",
         "runtime/stage_runner",
         "runtime/optimizer",
         "models/mixed_precision",

@@ -181,10 +181,10 @@ class Bucket:
         homes = {layer: profile.tied_home(layer) for layer in range(profile.num_layers)}
         total = 0.0
         for layer in self.layers:
-            entry = profile.layers[layer]
+            held = profile.layers[layer]
             lent = [profile.tied_bytes(other) for other, home in homes.items() if home == layer != other]
             shared = max(lent, default=0.0) + profile.tied_bytes(layer)
-            total += entry.parameter_bytes - entry.unreached_bytes - shared
+            total += held.parameter_bytes - held.unreached_bytes - shared
         return total
 
 
@@ -307,7 +307,7 @@ def parse_program(text: str, plan: Plan) -> Program:
     """
     lines = text.splitlines()
     found = lines[0] if lines else ""
-    schedule = next((entry for entry in Schedule if found == _head(plan, entry)), None)
+    schedule = next((candidate for candidate in Schedule if found == _head(plan, candidate)), None)
     if schedule is None:
         raise InputError(f"program.txt begins with {found!r}, which is not format {FORMAT!r} of this plan")
     buckets = [_parse_bucket(line) for line in lines[1:] if line.startswith("bucket ")]

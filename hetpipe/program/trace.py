@@ -100,7 +100,7 @@ def _process(pid: int, name: str, trace: Trace) -> Iterable[dict[str, Any]]:
     for event in trace.events:
         instruction = event.instruction
         messages = isinstance(instruction, Transfer | Sync | Broadcast)
-        entry: dict[str, Any] = {
+        row: dict[str, Any] = {
             "ph": "X",
             "pid": pid,
             "tid": 2 * event.rank + int(messages),
@@ -110,11 +110,11 @@ def _process(pid: int, name: str, trace: Trace) -> Iterable[dict[str, Any]]:
             "dur": round(event.duration_s * 1e6, 3),
         }
         if isinstance(instruction, Compute):
-            entry["cname"] = _COLOURS[instruction.op]
+            row["cname"] = _COLOURS[instruction.op]
         if messages:  # they may overlap: asynchronous pairs, not nested slices
-            begin = {**entry, "ph": "b", "id": f"{pid}.{event.rank}.{instruction}"}
+            begin = {**row, "ph": "b", "id": f"{pid}.{event.rank}.{instruction}"}
             del begin["dur"]
             yield begin
             yield {**begin, "ph": "e", "ts": round(event.end_s * 1e6, 3)}
         else:
-            yield entry
+            yield row

@@ -73,7 +73,7 @@ def shares(path: Sequence[PathSegment]) -> tuple[Share, ...]:
         seconds[key] = seconds.get(key, 0.0) + segment.duration_s
     return tuple(
         Share(cause, where, duration, duration / total)
-        for (cause, where), duration in sorted(seconds.items(), key=lambda entry: -entry[1])
+        for (cause, where), duration in sorted(seconds.items(), key=lambda item: -item[1])
     )
 
 
@@ -92,19 +92,21 @@ class _Queues:
 
     def __init__(self, sends: Iterable[Event], costs: ProgramCosts) -> None:
         occupations = [_occupation(event, costs) for event in sends]
-        occupations.sort(key=lambda entry: (entry.end_s, entry.start_s, entry.event.start_s))
-        self._order = {entry.event.instruction: index for index, entry in enumerate(occupations)}
+        occupations.sort(
+            key=lambda occupation: (occupation.end_s, occupation.start_s, occupation.event.start_s)
+        )
+        self._order = {occupation.event.instruction: index for index, occupation in enumerate(occupations)}
         self._occupations = occupations
         self._of: dict[int, list[int]] = {}
-        for index, entry in enumerate(occupations):
-            for resource in entry.resources:
+        for index, occupation in enumerate(occupations):
+            for resource in occupation.resources:
                 self._of.setdefault(resource, []).append(index)
 
-    def before(self, entry: _Occupation) -> tuple[int, _Occupation] | None:
+    def before(self, occupation: _Occupation) -> tuple[int, _Occupation] | None:
         """The resource that was free last, and the message that occupied it until then."""
-        own = self._order[entry.event.instruction]
+        own = self._order[occupation.event.instruction]
         found: list[tuple[int, int]] = []
-        for resource in entry.resources:
+        for resource in occupation.resources:
             line = self._of[resource]
             position = bisect_left(line, own)
             if position:
@@ -209,17 +211,17 @@ class _Path:
 
     def _walk_messages(self, sent: Event) -> Event:
         """Through a message and those that it queued behind; the first of them, sent when it was ready."""
-        entry = _occupation(sent, self._costs)
-        self._spend(Cause.MESSAGE, channel_of(self._costs, sent), entry.start_s)
-        while entry.start_s - entry.event.start_s > self._shortest:
-            held_up = self._queues.before(entry)
-            if held_up is None or entry.start_s - held_up[1].end_s > self._shortest:
+        occupation = _occupation(sent, self._costs)
+        self._spend(Cause.MESSAGE, channel_of(self._costs, sent), occupation.start_s)
+        while occupation.start_s - occupation.event.start_s > self._shortest:
+            held_up = self._queues.before(occupation)
+            if held_up is None or occupation.start_s - held_up[1].end_s > self._shortest:
                 # a sync had the resources
-                self._spend(Cause.QUEUE, channel_of(self._costs, entry.event), entry.event.start_s)
+                self._spend(Cause.QUEUE, channel_of(self._costs, occupation.event), occupation.event.start_s)
                 break
-            resource, entry = held_up
-            self._spend(Cause.QUEUE, self._costs.network.resources[resource], entry.start_s)
-        return entry.event
+            resource, occupation = held_up
+            self._spend(Cause.QUEUE, self._costs.network.resources[resource], occupation.start_s)
+        return occupation.event
 
     def _spend(self, cause: Cause, where: str, start_s: float) -> None:
         """Go back to start_s; nothing where that is not before."""

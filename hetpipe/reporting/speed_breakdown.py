@@ -80,15 +80,15 @@ class _Computed:
     ) -> "_Computed":
         end_s = longer_s = 0.0
         for event in events:
-            entry = event.instruction
-            if not isinstance(entry, Compute):
+            compute = event.instruction
+            if not isinstance(compute, Compute):
                 continue
             end_s = max(end_s, event.end_s)
             longer_s += event.duration_s
-            if entry.op is Pass.BACKWARD:
-                stage = program.stage(entry)
+            if compute.op is Pass.BACKWARD:
+                stage = program.stage(compute)
                 sums = best_s[stage.device]
-                longer_s -= program.samples(entry) * (sums[stage.stop] - sums[stage.start])
+                longer_s -= program.samples(compute) * (sums[stage.stop] - sums[stage.start])
         return cls(end_s, max(0.0, longer_s))
 
 

@@ -43,8 +43,8 @@ def console(file: IO[str] | None = None) -> Console:
 def show(renderables: Iterable[RenderableType], file: IO[str] | None = None) -> None:
     """Print tables and sentences, one below the other; sentences are not wrapped in a pipe."""
     out = console(file)
-    for entry in renderables:
-        out.print(entry, soft_wrap=isinstance(entry, str) and not out.is_terminal, markup=False)
+    for part in renderables:
+        out.print(part, soft_wrap=isinstance(part, str) and not out.is_terminal, markup=False)
 
 
 def as_text(renderable: RenderableType) -> str:
@@ -117,7 +117,7 @@ def plan_sentences(plan: Plan, profile: ModelProfile, cluster: Cluster) -> list[
 
 
 def _header(plan: Plan, profile: ModelProfile, cluster: Cluster) -> str:
-    shapes = [(entry.microbatch_size, entry.num_microbatches) for entry in plan.pipelines]
+    shapes = [(pipeline.microbatch_size, pipeline.num_microbatches) for pipeline in plan.pipelines]
     parts = [
         f"{f'{count} pipelines of ' if (count := len(list(group))) > 1 else ''}microbatch {size} x {number}"
         for (size, number), group in groupby(shapes)
@@ -189,12 +189,12 @@ def waiting_table(times: Mapping[str, DeviceTime]) -> Table:
     for title in ("busy", "waiting"):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("waiting for")
-    for name, entry in times.items():
-        causes = sorted(entry.waiting_for.items(), key=lambda cause: -cause[1])[:MOST_CAUSES]
+    for name, found in times.items():
+        causes = sorted(found.waiting_for.items(), key=lambda cause: -cause[1])[:MOST_CAUSES]
         table.add_row(
             name,
-            format_seconds(entry.busy_s),
-            format_seconds(entry.waiting_s),
+            format_seconds(found.busy_s),
+            format_seconds(found.waiting_s),
             ", ".join(f"{what} {format_seconds(duration)}" for what, duration in causes),
         )
     return table
@@ -258,12 +258,12 @@ def run_report_tables(report: RunReport) -> list[RenderableType]:
     memory = _table("memory of")
     for title in ("predicted", "measured peak", "usable"):
         memory.add_column(title, justify="right", no_wrap=True)
-    for device, entry in report.devices.items():
+    for device, found in report.devices.items():
         memory.add_row(
             device,
-            format_bytes(entry.predicted_bytes),
-            "not counted" if entry.peak_bytes is None else format_bytes(entry.peak_bytes),
-            format_bytes(entry.usable_bytes),
+            format_bytes(found.predicted_bytes),
+            "not counted" if found.peak_bytes is None else format_bytes(found.peak_bytes),
+            format_bytes(found.usable_bytes),
         )
     return [times, memory, *_marks(report)]
 

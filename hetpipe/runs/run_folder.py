@@ -147,15 +147,15 @@ class RunFolder:
         if not self.metrics.exists():
             return ()
         lines = read_text(self.metrics).splitlines()
-        entries = []
+        rows = []
         for index, line in enumerate(lines):
             try:
-                entries.append(json.loads(line))
+                rows.append(json.loads(line))
             except json.JSONDecodeError as error:
                 if index == len(lines) - 1:
                     break
                 raise InputError(f"{self.metrics}: line {index + 1} is not JSON ({error.msg})") from None
-        return tuple(entries)
+        return tuple(rows)
 
     def read_traces(self) -> dict[str, Trace]:
         """The traces of trace.json by the name of their process; none if the run wrote none."""
@@ -169,34 +169,34 @@ def numbered_runs(root: Path, model: str) -> tuple[RunFolder, ...]:
 
 def _numbered(root: Path, model: str) -> list[tuple[int, Path]]:
     folders = []
-    for entry in os.scandir(root) if root.is_dir() else ():
-        match = _NUMBERED.fullmatch(entry.name)
-        if match and match["model"] == model and entry.is_dir():
-            folders.append((int(match["number"]), Path(entry.path)))
+    for found in os.scandir(root) if root.is_dir() else ():
+        match = _NUMBERED.fullmatch(found.name)
+        if match and match["model"] == model and found.is_dir():
+            folders.append((int(match["number"]), Path(found.path)))
     return folders
 
 
 def parse_chrome_trace(data: dict[str, Any]) -> dict[str, Trace]:
     """The inverse of `hetpipe.program.trace.chrome_trace`: traces by process name."""
-    entries = data["traceEvents"]
-    named = [entry for entry in entries if entry["ph"] == "M"]
-    processes = {e["pid"]: e["args"]["name"] for e in named if e["name"] == "process_name"}
-    lanes = {(e["pid"], e["tid"]): e["args"]["name"] for e in named if e["name"] == "thread_name"}
+    rows = data["traceEvents"]
+    named = [row for row in rows if row["ph"] == "M"]
+    processes = {row["pid"]: row["args"]["name"] for row in named if row["name"] == "process_name"}
+    lanes = {(row["pid"], row["tid"]): row["args"]["name"] for row in named if row["name"] == "thread_name"}
     traces = {}
     for pid, name in processes.items():
         begins: dict[str, float] = {}
         events = []
-        for entry in entries:
-            if entry["pid"] != pid or entry["ph"] == "M":
+        for row in rows:
+            if row["pid"] != pid or row["ph"] == "M":
                 continue
-            start_s = entry["ts"] / 1e6
-            if entry["ph"] == "b":
-                begins[entry["id"]] = start_s
+            start_s = row["ts"] / 1e6
+            if row["ph"] == "b":
+                begins[row["id"]] = start_s
                 continue
-            end_s = start_s + entry.get("dur", 0.0) / 1e6
-            if entry["ph"] == "e":
-                start_s, end_s = begins.pop(entry["id"]), start_s
-            events.append(Event(entry["tid"] // 2, parse_instruction(entry["name"]), start_s, end_s))
+            end_s = start_s + row.get("dur", 0.0) / 1e6
+            if row["ph"] == "e":
+                start_s, end_s = begins.pop(row["id"]), start_s
+            events.append(Event(row["tid"] // 2, parse_instruction(row["name"]), start_s, end_s))
         events.sort(key=lambda event: (event.rank, event.start_s, event.end_s))
         devices = [lanes[key] for key in sorted(lanes) if key[0] == pid and key[1] % 2 == 0]
         traces[name] = Trace(tuple(devices), tuple(events))

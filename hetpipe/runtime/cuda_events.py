@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from hetpipe.runtime.emulation import Pace
+from hetpipe.runtime.pace import Pace
 
 LOOK_S = 20e-6
 """How long the host sleeps between two looks at whether the GPU is done."""

@@ -42,7 +42,7 @@ def cuda_gpus() -> list[tuple[str, float]]:
     if not torch.cuda.is_available():
         return []
     found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    return [(gpu_kind(entry.name), float(entry.total_memory)) for entry in found]
+    return [(gpu_kind(card.name), float(card.total_memory)) for card in found]
 
 
 def gpu_kind(name: str) -> str:

@@ -17,7 +17,7 @@ from hetpipe.models.chain import ChainModel
 from hetpipe.program.instructions import Broadcast, Program, Sync
 from hetpipe.runtime.cuda_events import wait_for_gpu
 from hetpipe.runtime.host_staging import Staging, room_on_host
-from hetpipe.runtime.peer_errors import WaitingFor
+from hetpipe.runtime.peer_errors import PeerTimeout
 
 
 class GradientSync:
@@ -79,7 +79,7 @@ class GradientSync:
             if members and group not in opened:
                 opened.add(group)
                 nothing = torch.zeros(1, device=self._moved[bucket].device)
-                with self._waiting(Sync(bucket), time.monotonic()):
+                with self._peer_timeout(Sync(bucket), time.monotonic()):
                     work: dist.Work | None = dist.all_reduce(nothing, group=group, async_op=True)
                     assert work is not None
                     self._wait_of(work, nothing)()
@@ -105,7 +105,7 @@ class GradientSync:
         """Start what gives how to wait for it."""
         since_s = time.monotonic()
         self._copy(instruction.bucket, self._moved, self._buffers)
-        with self._waiting(instruction, since_s):
+        with self._peer_timeout(instruction, since_s):
             self._under_way[instruction] = (collective(instruction.bucket), since_s)
 
     def _sum(self, bucket: int) -> Callable[[], object]:
@@ -198,7 +198,7 @@ class GradientSync:
         done = list(self._under_way)
         for instruction in done:
             wait, since_s = self._under_way.pop(instruction)
-            with self._waiting(instruction, since_s):
+            with self._peer_timeout(instruction, since_s):
                 wait()
             self._copy(instruction.bucket, self._buffers, self._moved)
         return [instruction.bucket for instruction in done]
@@ -218,9 +218,9 @@ class GradientSync:
         self._groups.clear()
         self._broadcast_groups.clear()
 
-    def _waiting(self, instruction: Sync | Broadcast, since_s: float) -> AbstractContextManager[None]:
+    def _peer_timeout(self, instruction: Sync | Broadcast, since_s: float) -> AbstractContextManager[None]:
         owners = self._program.buckets[instruction.bucket].ranks
-        return WaitingFor(self._program, self._rank, instruction, owners, since_s)
+        return PeerTimeout(self._program, self._rank, instruction, owners, since_s)
 
 
 def _check_shared(program: Program, rank: int, chain: ChainModel, parameters: Collection[str]) -> None:
@@ -250,11 +250,11 @@ def _buffer(members: Sequence[nn.Parameter]) -> Tensor:
 
 def bucket_names(program: Program, bucket: int, chain: ChainModel) -> list[str]:
     """Names of the parameters of a bucket, the same order on every rank; those without gradient left out."""
-    entry = program.buckets[bucket]
-    if entry.tied:
-        later = {info.name for layer in entry.layers[1:] for info in chain.parameters(layer)}
-        return [info.name for info in chain.parameters(entry.layers[0]) if info.tied and info.name in later]
-    infos = [info for layer in entry.layers for info in chain.parameters(layer)]
+    held = program.buckets[bucket]
+    if held.tied:
+        later = {info.name for layer in held.layers[1:] for info in chain.parameters(layer)}
+        return [info.name for info in chain.parameters(held.layers[0]) if info.tied and info.name in later]
+    infos = [info for layer in held.layers for info in chain.parameters(layer)]
     return [info.name for info in infos if info.reached and not info.tied]
 
 

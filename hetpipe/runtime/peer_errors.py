@@ -17,7 +17,7 @@ class PeerError(RuntimeError):
 
 
 @dataclass(slots=True)
-class WaitingFor:
+class PeerTimeout:
     """Turns the error of a communication that began at since_s, on the monotonic clock, into a PeerError.
 
     A class, and not a frozen one, since every message has some: a generator takes three times as long.

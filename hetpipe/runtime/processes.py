@@ -69,16 +69,16 @@ def run_ranks(
         connections: list[Connection] = []
         try:
             for rank in range(len(group.names)):
-                here, there = context.Pipe()
+                launcher_end, rank_end = context.Pipe()
                 process = context.Process(
                     target=_rank_main,
-                    args=(there, rank, group, str(Path(folder) / "store"), main, tuple(arguments)),
+                    args=(rank_end, rank, group, str(Path(folder) / "store"), main, tuple(arguments)),
                     name=f"hetpipe rank {rank}",
                 )
                 process.start()
-                there.close()
+                rank_end.close()
                 processes.append(process)
-                connections.append(here)
+                connections.append(launcher_end)
             _watch(processes, connections, group, on_event)
         finally:
             _end(processes)

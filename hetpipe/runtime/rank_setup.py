@@ -17,12 +17,13 @@ from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import Program
 from hetpipe.runs.settings import Clock
 from hetpipe.runtime.cuda_events import GpuPace
-from hetpipe.runtime.emulation import Board, EmulatedPace, Pace
+from hetpipe.runtime.emulated_links import Board
 from hetpipe.runtime.executor import Boundaries, Executor
 from hetpipe.runtime.gpus import before_cuda, gpu_index, is_gpu
 from hetpipe.runtime.gradient_sync import GradientSync, counted_names
 from hetpipe.runtime.host_staging import Staging
 from hetpipe.runtime.optimizer import Optimizer
+from hetpipe.runtime.pace import EmulatedPace, Pace
 from hetpipe.runtime.stage_runner import Microbatch, StageRunner
 from hetpipe.runtime.torch_optimizer import TorchOptimizer
 from hetpipe.runtime.transport import DistributedTransport, TensorShape
@@ -103,7 +104,7 @@ def slices(
 ) -> Callable[[int, int], Microbatch]:
     """Which samples of the step a microbatch is: consecutive blocks, in the order of the plan."""
     pipelines = program.plan.pipelines
-    offsets = [sum(entry.num_samples for entry in pipelines[:index]) for index in range(len(pipelines))]
+    offsets = [sum(pipeline.num_samples for pipeline in pipelines[:index]) for index in range(len(pipelines))]
 
     def microbatch(pipeline: int, index: int) -> Microbatch:
         start = offsets[pipeline] + index * pipelines[pipeline].microbatch_size

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from hetpipe.program.instructions import Pass
-from hetpipe.runtime.emulation import Pace
+from hetpipe.runtime.pace import Pace
 
 Seconds = Callable[[Pass, int], float]
 """(forward or backward, number of the forward since `restart`) -> seconds."""

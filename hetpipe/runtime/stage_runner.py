@@ -45,7 +45,7 @@ class StageRunner:
         self._enter_layer = dropout.enter_layer
         self._loss = loss
         self._alive: dict[tuple[int, int, int], _InFlight] = {}
-        self._stages = [entry.stages for entry in program.plan.pipelines]
+        self._stages = [pipeline.stages for pipeline in program.plan.pipelines]
         self._loss_so_far: Tensor | None = None
 
     @property

@@ -64,8 +64,8 @@ class TorchOptimizer(Optimizer):
         return dict(self.optimizer.state.get(self.parameters[name], {}))
 
     def state_tensors(self) -> list[Tensor]:
-        entries = [entry for name in self.parameters for entry in self._state(name).values()]
-        return [entry for entry in entries if isinstance(entry, Tensor)]
+        states = [state for name in self.parameters for state in self._state(name).values()]
+        return [state for state in states if isinstance(state, Tensor)]
 
     def states(self, name: str) -> dict[str, Tensor]:
         """Raises: InputError if the optimizer keeps what a checkpoint cannot hold."""
@@ -76,14 +76,14 @@ class TorchOptimizer(Optimizer):
                 "parameters, and only what it keeps for each one is saved; train with save=False and every=0"
             )
         saved = {}
-        for key, entry in self._state(name).items():
-            kind = type(entry).__name__
-            if isinstance(entry, Tensor):
-                saved[f"{name}.{key}"] = entry
+        for key, state in self._state(name).items():
+            kind = type(state).__name__
+            if isinstance(state, Tensor):
+                saved[f"{name}.{key}"] = state
             elif kind in _NUMBERS:
                 dtype = torch.float64 if kind == "float" else torch.int64
-                saved[f"{name}.{key}:{kind}"] = torch.tensor(entry, dtype=dtype)
-            elif entry is not None:
+                saved[f"{name}.{key}:{kind}"] = torch.tensor(state, dtype=dtype)
+            elif state is not None:
                 raise InputError(
                     f"no checkpoint can be written with {self.name}: its state {key!r} is a {kind}; only "
                     "tensors and numbers can be saved; train with save=False and every=0"
@@ -100,8 +100,8 @@ class TorchOptimizer(Optimizer):
             if key.startswith(f"{name}."):
                 short, _, kind = key.removeprefix(f"{name}.").partition(":")
                 # as torch does: what has the shape of the parameter lives where it lives
-                there = tensor.shape == value.shape or self._counts_on_device(value)
-                placed = tensor.to(value.device) if there else tensor
+                on_device = tensor.shape == value.shape or self._counts_on_device(value)
+                placed = tensor.to(value.device) if on_device else tensor
                 state[short] = _NUMBERS[kind](tensor.item()) if kind else placed
         if state:
             self.optimizer.state[value] = state
@@ -112,7 +112,7 @@ class TorchOptimizer(Optimizer):
         return any(
             group.get("fused") or group.get("capturable")
             for group in self.optimizer.param_groups
-            if any(entry is value for entry in group["params"])
+            if any(member is value for member in group["params"])
         )
 
 
@@ -166,8 +166,8 @@ def _options(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     left_out = ("params", "lr", "initial_lr")
     return [
         {
-            key: entry.tolist() if isinstance(entry, Tensor) else entry
-            for key, entry in group.items()
+            key: option.tolist() if isinstance(option, Tensor) else option
+            for key, option in group.items()
             if key not in left_out
         }
         for group in groups

@@ -111,10 +111,10 @@ def commit(
     """
     match = UNFINISHED_NAME.fullmatch(folder.name)
     assert match and int(match["step"]) == manifest.step, (folder, manifest.step)
-    for entry in manifest.layers:
-        if not _has_size(folder / entry.file, entry.bytes):
+    for layer in manifest.layers:
+        if not _has_size(folder / layer.file, layer.bytes):
             raise InputError(
-                f"{folder / entry.file} does not have the {entry.bytes:,} bytes that its rank wrote; "
+                f"{folder / layer.file} does not have the {layer.bytes:,} bytes that its rank wrote; "
                 "give a checkpoint folder that all hosts share"
             )
     for source, name in ((vocabulary, VOCABULARY_FILE), (config, CONFIG_FILE)):
@@ -197,13 +197,13 @@ def read_layer(
     Raises:
         InputError: the file is missing or damaged, or does not hold a name.
     """
-    entry = manifest.layers[layer]
-    path = folder / entry.file
+    written = manifest.layers[layer]
+    path = folder / written.file
     remedy = "choose another checkpoint"
     try:
         found = _sha256(path)
-        if found != entry.sha256:
-            raise InputError(f"{path} is damaged: expected sha256 {entry.sha256}, found {found}; {remedy}")
+        if found != written.sha256:
+            raise InputError(f"{path} is damaged: expected sha256 {written.sha256}, found {found}; {remedy}")
         with safe_open(path, framework="pt") as file:
             held = set(file.keys())
             if missing := sorted(set(names or ()) - held):
@@ -253,31 +253,31 @@ def _is_state(name: str, names: Collection[str]) -> bool:
 
 
 def _fill(model: nn.Module, weights: Mapping[str, Tensor], folder: Path) -> None:
-    """Sets every saved entry of the model to its weight, entries that are one tensor staying one.
+    """Sets every saved held of the model to its weight, tensors that are one tensor staying one.
 
     Buffers, which no training of ours changes, keep what they have.
     """
     remedy = "give the model that it was made from"
-    entries = model.state_dict(keep_vars=True)
-    if unknown := sorted(weights.keys() - entries.keys()):
+    tensors = model.state_dict(keep_vars=True)
+    if unknown := sorted(weights.keys() - tensors.keys()):
         raise InputError(f"{folder} holds {unknown[0]!r}, which the model lacks; {remedy}")
-    homes = {id(entries[name]): name for name in weights}
+    homes = {id(tensors[name]): name for name in weights}
     filled: dict[int, Tensor] = {}
     found: list[tuple[str, Tensor]] = []
-    for name, entry in entries.items():
-        if id(entry) not in homes:
-            if not isinstance(entry, nn.Parameter) and not entry.is_meta:
+    for name, held in tensors.items():
+        if id(held) not in homes:
+            if not isinstance(held, nn.Parameter) and not held.is_meta:
                 continue
             raise InputError(f"{folder} lacks {name!r}; {remedy}")
-        weight = weights[homes[id(entry)]]
-        if weight.shape != entry.shape:
-            shapes = f"{tuple(weight.shape)}, not {tuple(entry.shape)}"
+        weight = weights[homes[id(held)]]
+        if weight.shape != held.shape:
+            shapes = f"{tuple(weight.shape)}, not {tuple(held.shape)}"
             raise InputError(f"{folder} holds {name!r} with shape {shapes}; {remedy}")
-        if id(entry) not in filled:
-            if isinstance(entry, nn.Parameter):
-                weight = nn.Parameter(weight, requires_grad=entry.requires_grad)
-            filled[id(entry)] = weight
-        found.append((name, filled[id(entry)]))
+        if id(held) not in filled:
+            if isinstance(held, nn.Parameter):
+                weight = nn.Parameter(weight, requires_grad=held.requires_grad)
+            filled[id(held)] = weight
+        found.append((name, filled[id(held)]))
     for name, weight in found:  # all of them, or none
         parent, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(parent), leaf, weight)
@@ -295,7 +295,7 @@ def _is_complete(folder: Path) -> bool:
         manifest = read_manifest(folder)
     except InputError:
         return False
-    return all(_has_size(folder / entry.file, entry.bytes) for entry in manifest.layers)
+    return all(_has_size(folder / layer.file, layer.bytes) for layer in manifest.layers)
 
 
 def _has_size(path: Path, num_bytes: int) -> bool:

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from cost_model.errors import InputError
 from hetpipe.data.task import TrainingTask
@@ -14,6 +13,7 @@ from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings
 from hetpipe.runtime.optimizer import OPTIMIZER_STATES, Optimizer
 from hetpipe.training import checkpoint
+from hetpipe.training.meeting import gather, text_of_first
 from partition.plan import Plan
 
 
@@ -39,7 +39,7 @@ def save_checkpoint(
 ) -> Path:
     """Write the state after `step` steps; complete on return, on every rank. Gives its folder."""
     homes = home_layers(task.chain)
-    target = _broadcast(str(checkpoint.begin(folder.checkpoints, step)) if rank == 0 else "")
+    target = text_of_first(str(checkpoint.begin(folder.checkpoints, step)) if rank == 0 else "")
     files: dict[int, checkpoint.LayerFile] = {}
     names = program.device_names
     for layer in _written_by(program.plan, names[rank]):
@@ -49,7 +49,7 @@ def save_checkpoint(
                 tensors[name] = value.detach()
                 tensors |= optimizer.states(name)
         files[layer] = checkpoint.write_layer(Path(target), layer, tensors)
-    merged = {layer: file for part in _gather(files) for layer, file in part.items()}
+    merged = {layer: file for part in gather(files) for layer, file in part.items()}
     written = ""
     if rank == 0:
         manifest = checkpoint.Manifest(
@@ -67,7 +67,7 @@ def save_checkpoint(
         vocabulary = folder.vocabulary if folder.vocabulary.exists() else None
         config = folder.model_config if folder.model_config.exists() else None
         written = str(checkpoint.commit(Path(target), manifest, vocabulary, config))
-    return Path(_broadcast(written))
+    return Path(text_of_first(written))
 
 
 def _written_by(plan: Plan, device: str) -> list[int]:
@@ -134,19 +134,3 @@ def load_checkpoint(
             optimizer.load_states(name, tensors, num_steps)
     optimizer.num_steps = num_steps  # also where no parameter is trained
     return manifest.step, manifest.samples_seen
-
-
-def _broadcast(text: str) -> str:
-    if not dist.is_initialized():
-        return text
-    values = [text]
-    dist.broadcast_object_list(values, src=0)
-    return values[0]
-
-
-def _gather(files: dict[int, checkpoint.LayerFile]) -> list[dict[int, checkpoint.LayerFile]]:
-    if not dist.is_initialized():
-        return [files]
-    values: list[dict[int, checkpoint.LayerFile]] = [{}] * dist.get_world_size()
-    dist.all_gather_object(values, files)
-    return values

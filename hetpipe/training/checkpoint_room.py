@@ -59,7 +59,7 @@ def room_of(folder: RunFolder, settings: Settings, profile: ModelProfile) -> Roo
     source = settings.resume_from
     done = 0 if source is None else checkpoint.read_manifest(Path(source)).step
     place = folder.path.absolute()
-    free = shutil.disk_usage(next(entry for entry in (place, *place.parents) if entry.exists())).free
+    free = shutil.disk_usage(next(parent for parent in (place, *place.parents) if parent.exists())).free
     return Room(
         folder.path,
         num_checkpoints(settings, done),

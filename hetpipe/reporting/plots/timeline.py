@@ -76,14 +76,14 @@ def _gantt_row(ax: Axes, trace: Trace, rank: int, end_s: float, y: float) -> Non
 
 def _gantt_legend(ax: Axes, events: Iterable[Any]) -> None:
     has_sync = any(isinstance(event.instruction, Sync) for event in events)
-    entries = [
+    labelled_colours = [
         (FORWARD, "forward"),
         (BACKWARD, "backward"),
         (OPTIMIZER, "optimizer step"),
         (SYNC, "gradient sync, norm" if has_sync else "norm"),
         (IDLE, "idle"),
     ]
-    legend_above(ax, entries)
+    legend_above(ax, labelled_colours)
 
 
 def predicted_and_measured(
@@ -123,7 +123,7 @@ def stage_labels(plan: Plan, profile: ModelProfile, cluster: Cluster) -> list[st
 def losses(metrics: Sequence[Mapping[str, Any]], ax: Axes | None = None, *, label: str | None = None) -> Axes:
     """The loss of each step of metrics.jsonl."""
     ax = ax or new_axes()
-    points = [(entry["step"], entry["loss"]) for entry in metrics if entry.get("loss") is not None]
+    points = [(row["step"], row["loss"]) for row in metrics if row.get("loss") is not None]
     ax.plot(
         [step for step, _ in points],
         [loss for _, loss in points],

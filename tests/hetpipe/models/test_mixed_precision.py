@@ -29,7 +29,7 @@ from hetpipe.runtime.rank_setup import boundaries_of
 from hetpipe.runtime.stage_runner import Microbatch
 from hetpipe.simulation.schedule_selection import lower
 from hetpipe.training import checkpoint
-from hetpipe.training.own_loop import RankStages, execute
+from hetpipe.training.user_loop import RankStages, execute
 from partition.plan import Pipeline, Plan, Stage
 from runs import EMULATED_CLUSTER, chain_plan, cluster_file, made_up_profile, made_up_profile_of, run
 from small_case import CLUSTER_TOML, small_profile

@@ -20,11 +20,11 @@ from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import Program
 from hetpipe.program.trace import Trace
 from hetpipe.runs.settings import Clock
-from hetpipe.runtime.emulation import Board
+from hetpipe.runtime.emulated_links import Board
 from hetpipe.runtime.executor import StepOutcome
 from hetpipe.runtime.rank_setup import RankLayers, executor_of, pace_of, slices, torch_device
 from hetpipe.runtime.torch_optimizer import TorchOptimizer
-from hetpipe.training.rank import common_start, gather, same_on_all_ranks
+from hetpipe.training.meeting import common_start, gather, same_on_all_ranks
 from partition.plan import check_plan
 
 
