@@ -1,4 +1,4 @@
-"""Corpus, vocabulary and batches, each a pure function of the texts, the seed and the sample's position."""
+"""Token files and the batches read from them, each a pure function of tokens, seed and sample position."""
 
 import json
 import os
@@ -31,7 +31,7 @@ LAST = np.iinfo(np.uint64).max
 
 
 def write_tokens(folder: Path, documents: Iterable[str], vocabulary: Tokenizer) -> None:
-    """Writes `tokens.bin` (flat, a separator after every document) and then its header `tokens.json`."""
+    """Write `tokens.bin` (flat, a separator after every document) and then its header `tokens.json`."""
     dtype = np.dtype(np.uint16 if vocabulary.get_vocab_size() <= 1 << 16 else np.uint32).newbyteorder("<")
     count, separator = 0, SpecialTokens.of(vocabulary).separator
     (folder / TOKENS_HEADER).unlink(missing_ok=True)  # an old header never stands beside new tokens
@@ -51,10 +51,9 @@ def write_tokens(folder: Path, documents: Iterable[str], vocabulary: Tokenizer) 
 
 
 def load_tokens(folder: Path, vocabulary: Tokenizer) -> npt.NDArray[np.unsignedinteger]:
-    """The tokens that `write_tokens` wrote, memory-mapped read-only.
+    """Return the tokens that `write_tokens` wrote, memory-mapped read-only.
 
-    Raises:
-        InputError: missing, torn, or written with another vocabulary.
+    Raises: InputError if the tokens are missing, torn, or written with another vocabulary.
     """
     remedy = "delete the folder's tokens.* to write them anew"
     try:
@@ -113,22 +112,22 @@ class Dataset:
 
     @property
     def tokens_per_sequence(self) -> int:
-        """Tokens that a sequence takes from the corpus: all but [CLS] and [SEP] of masked-lm."""
+        """Return the tokens that a sequence takes from the corpus: all but [CLS] and [SEP] of masked-lm."""
         return self.sequence_length - 2 if self.task == Task.MASKED_LM else self.sequence_length
 
     @property
     def num_sequences(self) -> int:
-        """Sequences of one epoch; a rest of the corpus too short for a sequence is never used."""
+        """Return the sequences of one epoch; a rest too short for a sequence is never used."""
         return len(self.tokens) // self.tokens_per_sequence
 
     def num_loss_tokens(self, num_samples: int) -> int:
-        """Tokens that enter the loss of any num_samples samples: every sequence has equally many."""
+        """Return how many tokens enter the loss of num_samples samples: each sequence has as many."""
         if self.task == Task.MASKED_LM:
             return num_samples * _num_masked(self.tokens_per_sequence)
         return num_samples * (self.sequence_length - 1)  # the last token predicts nothing
 
     def sequences(self, first_sample: int, num_samples: int) -> IntArray:
-        """Which sequence of the corpus each position from first_sample on reads. [batch]"""
+        """Return which sequence of the corpus each position from first_sample on reads: [batch]."""
         assert first_sample >= 0 and num_samples >= 0, (first_sample, num_samples)
         epochs, offsets = np.divmod(np.arange(first_sample, first_sample + num_samples), self.num_sequences)
         found = np.empty(num_samples, np.int64)
@@ -138,7 +137,7 @@ class Dataset:
         return found
 
     def batch(self, first_sample: int, num_samples: int) -> StepData:
-        """The samples at positions [first_sample, first_sample + num_samples).
+        """Return the samples at positions [first_sample, first_sample + num_samples).
 
         A slice of a batch is a batch: samples [start, stop) of the step that starts at position p are
         `batch(p + start, stop - start)`, and nothing else is read.
@@ -151,14 +150,15 @@ class Dataset:
         return StepData(inputs, labels, positions, self.num_loss_tokens(num_samples))
 
     def step(self, step: int, global_batch_size: int) -> StepData:
-        """The batch of a step, counted from 0, of a run whose batch size never changed."""
+        """Return the batch of a step, counted from 0, of a run whose batch size never changed."""
         return self.batch(step * global_batch_size, global_batch_size)
 
     def _masked(self, content: IntArray, positions: IntArray) -> tuple[IntArray, IntArray]:
-        """Inputs and labels [batch, seq] of content [batch, seq - 2] (Devlin et al., BERT, NAACL 2019, 3.1).
+        """Return inputs and labels, each [batch, seq], of content [batch, seq - 2].
 
-        Departs from it in that the number of masked tokens of a sequence is exact, so that every rank knows
-        the step's count of loss tokens without communication, and that no replacement is a special token.
+        Masks as in Devlin et al. (BERT, NAACL 2019, 3.1), with two departures: the number of masked tokens of
+        a sequence is exact, so that every rank knows the step's count of loss tokens without communication,
+        and no replacement is a special token.
         """
         num_samples, num_tokens = content.shape
         num_masked = _num_masked(num_tokens)
@@ -186,14 +186,14 @@ def _num_masked(num_tokens: int) -> int:
 
 
 def _draws(count: int, seed: int, stream: int, index: int) -> npt.NDArray[np.uint64]:
-    """Random words keyed by (seed, stream, index): raw Philox, the part that NumPy keeps stable."""
+    """Return random words keyed by (seed, stream, index): raw Philox, the part that NumPy keeps stable."""
     generator = np.random.Philox(np.random.SeedSequence(seed, spawn_key=(stream, index)))
     return np.asarray(generator.random_raw(count), np.uint64)
 
 
 @lru_cache(maxsize=2)  # a batch straddles at most two long epochs
 def epoch_order(seed: int, epoch: int, num_sequences: int) -> IntArray:
-    """The sequences in the order in which an epoch reads them, each once. [num_sequences]"""
+    """Return the sequences in the order in which an epoch reads them, each once: [num_sequences]."""
     order = np.argsort(_draws(num_sequences, seed, ORDER_STREAM, epoch), kind="stable")
     order.flags.writeable = False
     return order
@@ -201,7 +201,7 @@ def epoch_order(seed: int, epoch: int, num_sequences: int) -> IntArray:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the path's name only once it is complete and on disk."""
+    """Open a file that takes the path's name only once it is complete and on disk."""
     unfinished = path.with_name(f".{path.name}.tmp-{secrets.token_hex(4)}")
     try:
         with unfinished.open("xb") as file:

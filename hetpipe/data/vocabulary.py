@@ -1,4 +1,4 @@
-"""The texts of a corpus, and the vocabulary that is trained on them: equal texts give equal entries."""
+"""The texts of a corpus and the vocabulary trained on them: equal texts give equal entries."""
 
 import hashlib
 import json
@@ -21,10 +21,9 @@ TRAINED_TOKENS = SpecialTokens(SEP_ID, CLS_ID, MASK_ID, tuple(range(len(SPECIAL_
 
 
 def read_corpus(paths: Sequence[Path] = ()) -> list[str]:
-    """The documents: one per UTF-8 text file, or CPython's language reference if no path is given.
+    """Return the documents: one per UTF-8 text file, or CPython's language reference if no path is given.
 
-    Raises:
-        InputError: a path is missing, not a file, empty or not UTF-8.
+    Raises: InputError if a path is missing, not a file, empty or not UTF-8.
     """
     if not paths:
         return [topics[name] for name in sorted(topics)]
@@ -32,10 +31,11 @@ def read_corpus(paths: Sequence[Path] = ()) -> list[str]:
 
 
 def train_vocabulary(documents: Iterable[str], size: int) -> Tokenizer:
-    """A byte-level BPE of at most min(size, 30,000) entries, special tokens first, equal for equal documents.
+    """Train a byte-level BPE of at most min(size, 30,000) entries; equal documents give equal entries.
 
-    The corpus may yield fewer entries than size: `Tokenizer.get_vocab_size()` tells. Byte-level BPE (Radford
-    et al., GPT-2, 2019) because the tokenizers library trains it deterministically, unlike WordPiece.
+    Special tokens come first. The corpus may yield fewer entries than size: `Tokenizer.get_vocab_size()`
+    tells. Byte-level BPE (Radford et al., GPT-2, 2019) because the tokenizers library trains it
+    deterministically, unlike WordPiece.
     """
     if size < MIN_VOCABULARY:
         raise InputError(
@@ -57,15 +57,14 @@ def train_vocabulary(documents: Iterable[str], size: int) -> Tokenizer:
 
 
 def save_vocabulary(vocabulary: Tokenizer, path: Path) -> None:
-    """Writes the vocabulary, in the format of the tokenizers library, complete or not at all."""
+    """Write the vocabulary, in the format of the tokenizers library, complete or not at all."""
     write_atomically(path, vocabulary.to_str(pretty=True))
 
 
 def load_vocabulary(path: Path) -> Tokenizer:
-    """The vocabulary that `save_vocabulary` wrote.
+    """Return the vocabulary that `save_vocabulary` wrote.
 
-    Raises:
-        InputError: missing, unreadable, or without a token that ends a text.
+    Raises: InputError if it is missing, unreadable, or without a token that ends a text.
     """
     remedy = "delete it to train a new one"
     try:
@@ -78,7 +77,7 @@ def load_vocabulary(path: Path) -> Tokenizer:
 
 
 def vocabulary_sha256(vocabulary: Tokenizer) -> str:
-    """The hash of the entries and merges in order: equal whatever version of the library wrote the file."""
+    """Return a hash of the entries and merges in order, whatever version of the library wrote the file."""
     model = json.loads(vocabulary.to_str())["model"]
     ids = vocabulary.get_vocab()
     entries = sorted(ids, key=ids.__getitem__)
@@ -88,7 +87,7 @@ def vocabulary_sha256(vocabulary: Tokenizer) -> str:
 
 
 def lines_of(documents: Iterable[str]) -> Iterator[str]:
-    """The lines with their ends: vocabulary and tokens see the same pieces, whatever a document's length."""
+    """Return the lines with their ends, so that vocabulary and tokens see the same pieces of any document."""
     return (line for document in documents for line in document.splitlines(keepends=True))
 
 

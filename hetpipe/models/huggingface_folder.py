@@ -1,4 +1,4 @@
-"""Models in Hugging Face folders, as far as they are read without torch: configuration, weight headers."""
+"""Hugging Face folders, as far as they are read without torch: configuration, weight headers."""
 
 import json
 import struct
@@ -64,12 +64,12 @@ class ModelFolder:
 
     @property
     def tokenizer(self) -> Path | None:
-        """The vocabulary that the weights were trained with, where it is there."""
+        """Return the vocabulary that the weights were trained with, None where it is missing."""
         path = self.path / TOKENIZER_FILE
         return path if path.is_file() else None
 
     def tensors(self) -> dict[str, StoredTensor]:
-        """Headers of all tensors of the weight files by the name they have there.
+        """Return the headers of all tensors of the weight files, by the names that they have there.
 
         Raises: InputError if a file is missing or damaged, or holds what cannot be trained.
         """
@@ -86,12 +86,12 @@ class ModelFolder:
 
 
 def names_folder(text: str) -> bool:
-    """Whether a --model that is no built-in name means a folder."""
+    """Return whether a --model that is no built-in name means a folder."""
     return "/" in text or "\\" in text or (text != "" and Path(text).is_dir())
 
 
 def read_model_folder(text: str | Path) -> ModelFolder:
-    """The model of a folder, once its configuration and the presence of its weights are checked.
+    """Return the model of a folder, after checks of its configuration and of the presence of weights.
 
     Raises: InputError naming what is missing or not supported, and the remedy.
     """
@@ -110,7 +110,7 @@ def read_model_folder(text: str | Path) -> ModelFolder:
 
 
 def described(path: Path, base_name: str, config: object) -> ModelFolder:
-    """A folder's model by the content of its config.json.
+    """Return a folder's model by the content of its config.json.
 
     Raises: InputError if this model cannot be trained; names architecture and remedy.
     """
@@ -132,7 +132,7 @@ def described(path: Path, base_name: str, config: object) -> ModelFolder:
 
 
 def weight_files(folder: Path) -> tuple[Path, ...]:
-    """The safetensors files that hold a folder's weights, in the order of their names.
+    """Return the safetensors files that hold a folder's weights, in the order of their names.
 
     Raises: InputError if there are none, or only pickled ones, or a file of the index is missing.
     """
@@ -159,7 +159,7 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
 
 
 def _header(path: Path) -> dict[str, StoredTensor]:
-    """The header of a safetensors file: 8 bytes of length, then JSON.
+    """Return the header of a safetensors file: 8 bytes of length, then JSON.
 
     Raises: InputError if the file is damaged.
     """

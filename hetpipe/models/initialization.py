@@ -15,7 +15,7 @@ from hetpipe.models.keyed_dropout import stable_hash
 
 @contextmanager
 def private_random_stream(seed: int) -> Iterator[None]:
-    """Draws inside come from this seed; the global generator is left as it was."""
+    """Draw from this seed inside the context; the global generator is left as it was."""
     with torch.random.fork_rng(devices=[]):
         # NOTE: torch.manual_seed would reseed the accelerators as well.
         torch.default_generator.manual_seed(seed)
@@ -24,7 +24,7 @@ def private_random_stream(seed: int) -> Iterator[None]:
 
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """Modules built inside have real buffers, and parameters without storage."""
+    """Build modules inside the context with real buffers, and with parameters without storage."""
     register = nn.Module.register_parameter
 
     def register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
@@ -40,7 +40,7 @@ def parameters_on_meta() -> Iterator[None]:
 
 
 def has_rule(model: nn.Module) -> bool:
-    """Whether the model says how each of its modules is initialised, as all of Hugging Face's do."""
+    """Return whether the model says how each module is initialised, as all of Hugging Face's do."""
     return hasattr(model, "_init_weights")
 
 
@@ -84,7 +84,7 @@ def _post_order(
 
 
 class Template:
-    """A module without its weights; calling it gives a copy whose parameters are zero, tied ones tied.
+    """A module without its weights; a call gives a copy whose parameters are zero, tied ones tied.
 
     The copy is made on the device of the context, as one that a constructor makes. Buffers keep their values.
     Can be sent to other processes: parameters cost nothing here.
@@ -108,7 +108,7 @@ class Template:
 
 
 def _copy_with(module: nn.Module, make: Callable[[nn.Parameter], nn.Parameter]) -> nn.Module:
-    """A deep copy of a module with other parameters, one for each."""
+    """Return a deep copy of a module with other parameters, one for each."""
     return copy.deepcopy(module, {id(value): make(value) for value in module.parameters()})
 
 

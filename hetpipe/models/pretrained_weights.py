@@ -1,4 +1,4 @@
-"""The weights of a Hugging Face folder, each rank its own: read tensor by tensor, under the model's names."""
+"""The weights of a Hugging Face folder, of each rank its own: read tensor by tensor, by the model's names."""
 
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -28,7 +28,7 @@ _OTHER_HEADS = {"bert": (r"^bert\.pooler\.", r"^cls\.seq_relationship\.")}
 
 @dataclass(frozen=True, slots=True)
 class FolderWeights:
-    """Where in a folder each parameter of a model lies.
+    """The places in a folder at which the parameters of a model lie.
 
     places: by canonical name, the tensor's header with its name in the file, for each of the names that the
         parameter has (several if it is tied); parameters that the folder lacks are not in it.
@@ -85,7 +85,7 @@ class FolderWeights:
 
     @classmethod
     def of(cls, spec: ModelSpec) -> "FolderWeights | None":
-        """The weights that a model begins with; None where they are drawn from the seed.
+        """Return the weights that a model begins with; None where they are drawn from the seed.
 
         Raises: InputError as `find`.
         """
@@ -96,7 +96,7 @@ class FolderWeights:
         return cls.find(spec.folder, model)
 
     def load(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """The stored ones of these parameters, in float32 on the CPU; no other tensor is read.
+        """Return the stored ones of these parameters, in float32 on the CPU; read no other tensor.
 
         Raises: InputError if a file cannot be read, or the names of a tied parameter hold different values.
         """
@@ -122,7 +122,7 @@ class FolderWeights:
         return tensors
 
     def notes(self) -> list[str]:
-        """What a user should know: parameters that begin at random, and tensors that are not used."""
+        """Return what a user should know: parameters that begin at random, tensors that are not used."""
         sentences = []
         if self.new:
             sentences.append(
@@ -136,7 +136,7 @@ class FolderWeights:
 
 
 def _model_name(key: str, base: str, names: Collection[str]) -> str:
-    """The name in the model of a tensor of the folder, with or without the prefix of the base model."""
+    """Return the model's name for a tensor of the folder, with or without the base model's prefix."""
     for pattern, renamed in _RENAMED:
         key = pattern.sub(renamed, key)
     if key in names or not base:

@@ -1,4 +1,4 @@
-"""Corrects a profile by what a run measured. Needs no torch."""
+"""The correction of a profile by what a run measured. Needs no torch."""
 
 import dataclasses
 import statistics
@@ -18,14 +18,14 @@ from partition.plan import Plan, check_plan
 def calibrate(
     profile: ModelProfile, plan: Plan, cluster: Cluster, report: RunReport, trace: Trace | None = None
 ) -> ModelProfile:
-    """The profile with which the run would have been predicted as it was measured, stage by stage.
+    """Return the profile that would have predicted the run as it was measured, stage by stage.
 
     The times of a layer on a kind are scaled by measured over predicted seconds of the stages of that kind
     that held the layer (so by the mean of their errors, weighted with their predicted seconds); layers that
     the kind did not hold by those of all its stages. Kinds without a stage stay as they are.
 
     trace: the measured step; its optimizer seconds replace those of the kinds, and links between real devices
-    are scaled by its hops over the predicted ones.
+    are scaled by its transfers over the predicted ones.
 
     Raises: InputError if the report, plan and profile do not belong together.
     """
@@ -81,7 +81,7 @@ def _scaled(kind: str, times: KindProfile, plan: Plan, cluster: Cluster, report:
 def _optimizer_s_per_byte(
     profile: ModelProfile, plan: Plan, cluster: Cluster, trace: Trace
 ) -> dict[str, float]:
-    """By kind, seconds of its STEPs over the bytes that they trained, as on a device of speed 1.
+    """Return, by kind, the seconds of its STEPs over the bytes they trained, as at speed 1.
 
     A profile counts the local part of the norm with the optimizer; in a trace it cannot be told from the
     waiting for others in NORM, and is left out.
@@ -98,7 +98,7 @@ def _optimizer_s_per_byte(
 
 
 def _links(profile: ModelProfile, plan: Plan, cluster: Cluster, trace: Trace) -> dict[str, Link]:
-    """Links by "kind>kind", slower or faster by the median of measured over predicted hops.
+    """Return links by "kind>kind", scaled by the median of measured over predicted transfers.
 
     One size of message tells no latency from bandwidth, so both take the same factor.
     """
@@ -131,7 +131,7 @@ def _scaled_link(link: Link, by: float) -> Link:
 def _awaited_transfers(
     profile: ModelProfile, plan: Plan, trace: Trace
 ) -> Iterator[tuple[str, str, float, float]]:
-    """(source, destination, bytes, seconds) of the messages that their receiver was idle for.
+    """Yield (source, destination, bytes, seconds) of the messages that an idle receiver waited for.
 
     A real device does not see when a message arrives; but where it waits for one, it starts to compute
     when the message is there.

@@ -13,7 +13,7 @@ from partition.plan import Plan
 
 
 def gradient_buckets(plan: Plan, profile: ModelProfile) -> tuple[Bucket, ...]:
-    """Neighbouring layers with the same owners form a bucket; tied weights are one more each.
+    """Put neighbouring layers with the same owners into one bucket, and tied weights into one more each.
 
     Where optimizer states are sharded, only layers whose states are on one device go together. In one global
     order, the layers whose backward ends first at the front; only buckets of several owners.
@@ -52,7 +52,7 @@ def gradient_buckets(plan: Plan, profile: ModelProfile) -> tuple[Bucket, ...]:
 def with_collectives(
     plan: Plan, buckets: Iterable[Bucket], profile: ModelProfile, network: Network
 ) -> tuple[Bucket, ...]:
-    """The buckets, each summed by the collective that is cheaper for its owners on the idle network."""
+    """Return the buckets with the collective that is cheaper for its owners on the idle network."""
     names = plan.device_names
 
     def collective(bucket: Bucket) -> Collective:
@@ -66,7 +66,7 @@ def with_collectives(
 def in_order_of_backwards(
     plan: Plan, buckets: Iterable[Bucket], ends_s: Mapping[tuple[int, int], float]
 ) -> tuple[Bucket, ...]:
-    """The buckets in the order in which their last backward ends, so that no SYNC waits for a later one."""
+    """Return the buckets in the order in which their last backward ends, so that no SYNC holds up another."""
     ready = [0.0] * plan.num_layers
     for (pipeline, stage), end in ends_s.items():
         for layer in range(*plan.pipelines[pipeline].stages[stage].layers):

@@ -1,4 +1,4 @@
-"""From a plan to the instruction lists that run."""
+"""The lowering of a plan to the instruction lists that run."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -53,7 +53,7 @@ def lower_as(plan: Plan, profile: ModelProfile, cluster: Cluster | None, schedul
 
 
 def _with_messages(program: Program, orders: Sequence[Order]) -> Iterator[list[Instruction]]:
-    """Each rank's computations with the receives that they need and the sends of what they make."""
+    """Yield each rank's computations with the receives that they need and the sends of their results."""
     sends: list[list[Transfer | None]] = [[_send(program, compute) for compute in order] for order in orders]
     edges: dict[tuple[int, int], list[Transfer]] = {}
     for rank, row in enumerate(sends):
@@ -92,7 +92,7 @@ def _merged(
 
 
 def _send(program: Program, compute: Compute) -> Transfer | None:
-    """The send of what a computation makes; None at the ends, and where it stays on the rank."""
+    """Return the send of a computation's result; None at the ends, and where it stays on the rank."""
     message = outgoing(compute, len(program.pipeline(compute).stages))
     if message is None or message[1:3] in program.local_boundaries:
         return None
@@ -100,8 +100,11 @@ def _send(program: Program, compute: Compute) -> Transfer | None:
 
 
 def sync_points(program: Program, orders: Sequence[Iterable[Instruction]]) -> list[dict[Compute, list[Sync]]]:
-    """For each rank, after which computation its SYNCs come: the last backward of any of its stages that hold
-    layers of the bucket, and after the SYNCs before it."""
+    """Return, for each rank, the SYNCs that come after each of its computations.
+
+    A SYNC comes after the last backward of any of the rank's stages that hold layers of the bucket, and after
+    the SYNCs before it.
+    """
     points: list[dict[Compute, list[Sync]]] = []
     buckets_of: list[list[int]] = [[] for _ in orders]
     layers = [set(bucket.layers) for bucket in program.buckets]
@@ -129,7 +132,7 @@ def sync_points(program: Program, orders: Sequence[Iterable[Instruction]]) -> li
 
 
 def parameter_broadcasts(program: Program, rank: int) -> tuple[Broadcast, ...]:
-    """The broadcasts in which a rank takes part, in order of the buckets."""
+    """Return the broadcasts in which a rank takes part, in order of the buckets."""
     return tuple(
         Broadcast(index)
         for index, bucket in enumerate(program.buckets)
@@ -140,7 +143,7 @@ def parameter_broadcasts(program: Program, rank: int) -> tuple[Broadcast, ...]:
 def _with_syncs(
     instructions: Iterable[Instruction], after: dict[Compute, list[Sync]], broadcasts: Iterable[Broadcast]
 ) -> tuple[Instruction, ...]:
-    """A rank's list with its SYNCs, each after the sends of its last backward; NORM, STEP, broadcasts."""
+    """Return a rank's list with its SYNCs after the sends of their last backward; NORM, STEP, broadcasts."""
     result: list[Instruction] = []
     due: list[Sync] = []
     for instruction in instructions:

@@ -35,7 +35,7 @@ _NUMBERED = re.compile(r"(?P<stem>.*?)(?P<number>\d+)")
 
 
 def console(file: IO[str] | None = None) -> Console:
-    """A console that writes no colours and never squeezes tables when it is not a terminal."""
+    """Return a console that writes no colours and squeezes no tables when it is not a terminal."""
     file = file or sys.stdout
     return Console(file=file, width=None if file.isatty() else WIDTH_IN_A_PIPE, highlight=False)
 
@@ -48,7 +48,7 @@ def show(renderables: Iterable[RenderableType], file: IO[str] | None = None) -> 
 
 
 def as_text(renderable: RenderableType) -> str:
-    """The plain text that a pipe would get."""
+    """Return the plain text that a pipe would get."""
     out = Console(
         width=WIDTH_IN_A_PIPE, highlight=False, color_system=None, force_terminal=False, force_jupyter=False
     )
@@ -58,7 +58,7 @@ def as_text(renderable: RenderableType) -> str:
 
 
 def describe_layers(names: Sequence[str]) -> str:
-    """Neighbouring layers by name, numbered ones joined.
+    """Return neighbouring layers by name, numbered ones joined.
 
     >>> describe_layers(["embeddings", "block0", "block1", "block2", "head"])
     'embeddings, block0-2, head'
@@ -80,15 +80,14 @@ def describe_layers(names: Sequence[str]) -> str:
 
 
 def describe_device(device: Device, profile: ModelProfile | None = None) -> str:
-    """Kind and speed of a device; "estimated" where its times were not measured."""
+    """Return kind and speed of a device; "estimated" where its times were not measured."""
     speed = "" if device.speed == 1 else f" x {device.speed:g}"
     estimated = profile is not None and is_estimated(profile, device.kind)
     return f"{device.kind}{speed}{f' ({ESTIMATED})' if estimated else ''}"
 
 
 def estimate_sentences(profile: ModelProfile, kinds: Iterable[str]) -> list[str]:
-    """One sentence that names the kinds whose times are estimated, and which not to trust; none if all are
-    measured."""
+    """Name the kinds whose times are estimated, and which not to trust, in a sentence; [] if none are."""
     estimated = [kind for kind in dict.fromkeys(kinds) if is_estimated(profile, kind)]
     if not estimated:
         return []
@@ -100,12 +99,12 @@ def estimate_sentences(profile: ModelProfile, kinds: Iterable[str]) -> list[str]
 
 
 def is_estimated(profile: ModelProfile, kind: str) -> bool:
-    """Whether the profile has a kind and its times were not measured."""
+    """Return whether the profile has a kind and its times were not measured."""
     return kind in profile.kinds and profile.kinds[kind].source == ESTIMATED
 
 
 def plan_sentences(plan: Plan, profile: ModelProfile, cluster: Cluster) -> list[str]:
-    """What a plan is and how good: header, bound with its gap, devices left out, estimated kinds."""
+    """Say what a plan is and how good: header, bound with its gap, devices left out, estimated kinds."""
     sentences = [_header(plan, profile, cluster)]
     if plan.predicted is not None and (bound := bound_sentence(plan.predicted)):
         sentences.append(bound)
@@ -138,7 +137,7 @@ def _header(plan: Plan, profile: ModelProfile, cluster: Cluster) -> str:
 
 
 def bound_sentence(figures: Prediction) -> str:
-    """The bound, the plans that it speaks about, and the gap; empty where no bound is known."""
+    """Name the bound, the plans that it speaks about, and the gap; "" where no bound is known."""
     if figures.bound_s is None or figures.gap is None:
         return ""
     return (
@@ -148,7 +147,7 @@ def bound_sentence(figures: Prediction) -> str:
 
 
 def plan_table(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Table:
-    """One row per stage: device, layers, in flight, busy and memory against what a plan may fill."""
+    """Show each stage: device, layers, in flight, busy and memory against what a plan may fill."""
     several = len(plan.pipelines) > 1
     table = _table("stage", "device", "kind", "layers")
     if several:
@@ -176,7 +175,7 @@ def plan_table(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Table:
 
 
 def path_sentence(shares: Sequence[Share]) -> str:
-    """What the critical path is made of, the longest first; places below 1 % together."""
+    """Say what the critical path is made of, the longest first; places below 1 % together."""
     shown = [share for share in shares if share.fraction >= SMALLEST_SHARE]
     rest = sum(share.fraction for share in shares if share.fraction < SMALLEST_SHARE)
     parts = [*map(str, shown), *([f"{rest:.1%} the rest"] if rest >= SMALLEST_SHARE / 10 else [])]
@@ -184,7 +183,7 @@ def path_sentence(shares: Sequence[Share]) -> str:
 
 
 def waiting_table(times: Mapping[str, DeviceTime]) -> Table:
-    """Busy and waiting seconds of each device (by name), and what it waited for, the longest first."""
+    """Show busy and waiting seconds of each device, and what it waited for, the longest first."""
     table = _table("device")
     for title in ("busy", "waiting"):
         table.add_column(title, justify="right", no_wrap=True)
@@ -201,7 +200,7 @@ def waiting_table(times: Mapping[str, DeviceTime]) -> Table:
 
 
 def comparison_table(outcomes: "Sequence[Outcome]", ours: Plan | None, plain: str | None = None) -> Table:
-    """The strategies side by side; speed-ups are that of ours over each, and of each over the plain one."""
+    """Show the strategies side by side, with our speed-up over each and each one's over the plain one."""
     table = _table("strategy")
     titles = ["predicted step", "samples/s", "speed-up of ours"]
     for title in [*titles, f"speed-up over {plain}"] if plain else titles:
@@ -228,7 +227,7 @@ def comparison_table(outcomes: "Sequence[Outcome]", ours: Plan | None, plain: st
 
 
 def gain_sentence(gain: "Gain") -> str:
-    """Where the speed-up of ours over plain training comes from."""
+    """Say where the speed-up of ours over plain training comes from."""
     if gain.total is None:
         return (
             "no plain strategy fits: that there is a plan is the gain of memory; with ample memory auto "
@@ -242,7 +241,7 @@ def gain_sentence(gain: "Gain") -> str:
 
 
 def run_report_tables(report: RunReport) -> list[RenderableType]:
-    """The predicted and measured tables after a run, and what they can and cannot show."""
+    """Return the tables after a run, predicted and measured, and what they can and cannot show."""
     times = _table(f"{report.strategy}, {report.schedule}, {report.steps} steps")
     for title in ("predicted", "measured", "error"):
         times.add_column(title, justify="right", no_wrap=True)
@@ -288,7 +287,7 @@ def _marks(report: RunReport) -> list[str]:
 
 
 def measured_table(reports: Sequence[RunReport]) -> Table:
-    """Plans that were run, side by side; the speed-up is that of the last one over each."""
+    """Show plans that were run, side by side; the speed-up is that of the last one over each."""
     table = _table("strategy")
     for title in ("predicted step", "measured step", "error", "speed-up of the last, measured"):
         table.add_column(title, justify="right", no_wrap=True)
@@ -302,7 +301,7 @@ def measured_table(reports: Sequence[RunReport]) -> Table:
 
 
 def profile_table(profile: ModelProfile) -> Table:
-    """Layers with their bytes, and their seconds on each kind at its largest microbatch size."""
+    """Show layers with their bytes, and their seconds on each kind at its largest microbatch size."""
     table = _table("layer")
     for title in ("parameters", "saved / sample", "output / sample"):
         table.add_column(title, justify="right", no_wrap=True)

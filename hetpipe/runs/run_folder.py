@@ -37,7 +37,7 @@ class RunFolder:
 
     @property
     def cluster(self) -> Path:
-        """A copy of the cluster file."""
+        """Return the path of a copy of the cluster file."""
         return self.path / "cluster.toml"
 
     @property
@@ -54,12 +54,12 @@ class RunFolder:
 
     @property
     def metrics(self) -> Path:
-        """One JSON object a line, a line a step: step, loss, samples_per_s, step_s, ..."""
+        """Return the path of metrics: a line per step, each a JSON object: step, loss, samples_per_s, ..."""
         return self.path / "metrics.jsonl"
 
     @property
     def trace(self) -> Path:
-        """Chrome trace events of one step, predicted and measured as two processes."""
+        """Return the path of Chrome trace events of one step, predicted and measured as two processes."""
         return self.path / "trace.json"
 
     @property
@@ -72,7 +72,7 @@ class RunFolder:
 
     @property
     def model_config(self) -> Path:
-        """The config.json of the folder that the model comes from; none for a model by name."""
+        """Return the path of the config.json of the model's folder; none for a model by name."""
         return self.path / "model-config.json"
 
     @property
@@ -85,7 +85,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, root: Path, model: str) -> "RunFolder":
-        """A new folder root/<model>-<number>, one above the highest there is; safe beside other processes.
+        """Make a new folder root/<model>-<number>, one above the highest; safe beside other processes.
 
         Raises: InputError if root cannot be written to.
         """
@@ -105,7 +105,7 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other runs out of the folder, which is made; one that is still empty at the end is removed.
+        """Keep other runs out of the folder, which is made; remove it if it is empty at the end.
 
         Raises: InputError if another run has it, or it cannot be made.
         """
@@ -143,7 +143,7 @@ class RunFolder:
             raise InputError(f"{path}: cannot be written ({error.strerror})") from None
 
     def read_metrics(self) -> tuple[dict[str, Any], ...]:
-        """The objects of metrics.jsonl, a step each; a last line cut off by a crash is left out."""
+        """Return the objects of metrics.jsonl, a step each, without a last line that a crash cut off."""
         if not self.metrics.exists():
             return ()
         lines = read_text(self.metrics).splitlines()
@@ -158,12 +158,12 @@ class RunFolder:
         return tuple(rows)
 
     def read_traces(self) -> dict[str, Trace]:
-        """The traces of trace.json by the name of their process; none if the run wrote none."""
+        """Return the traces of trace.json by the name of their process; none if the run wrote none."""
         return parse_chrome_trace(read_json(self.trace)) if self.trace.exists() else {}
 
 
 def numbered_runs(root: Path, model: str) -> tuple[RunFolder, ...]:
-    """The folders of root for a model, the highest number first."""
+    """Return the folders of root for a model, the highest number first."""
     return tuple(RunFolder(path) for _, path in sorted(_numbered(root, model), reverse=True))
 
 
@@ -177,7 +177,7 @@ def _numbered(root: Path, model: str) -> list[tuple[int, Path]]:
 
 
 def parse_chrome_trace(data: dict[str, Any]) -> dict[str, Trace]:
-    """The inverse of `hetpipe.program.trace.chrome_trace`: traces by process name."""
+    """Return traces by process name: the inverse of `hetpipe.program.trace.chrome_trace`."""
     rows = data["traceEvents"]
     named = [row for row in rows if row["ph"] == "M"]
     processes = {row["pid"]: row["args"]["name"] for row in named if row["name"] == "process_name"}

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class ByteCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not annotate it
-    """Counts the bytes of all tensors made while it is active; owns the count.
+    """A count of the bytes of all tensors made while it is active; owns the count.
 
     A tensor counts from the operation that makes its storage until the storage dies. Costs about a tenth of
     the CPU time, so it runs in the first step only. What existed before is added by `add`.
@@ -56,6 +56,6 @@ class ByteCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         self.live_bytes -= self._known.pop(key)
 
     def restart_peak(self) -> int:
-        """Give the peak since the last call, and begin a new one at what is alive now."""
+        """Return the peak since the last call, and begin a new one at what is alive now."""
         peak, self.peak_bytes = self.peak_bytes, self.live_bytes
         return peak

@@ -55,7 +55,7 @@ class Board:
             fcntl.flock(self._lock_file, fcntl.LOCK_UN)
 
     def send(self, send: Transfer, ready_s: float) -> float:
-        """Reserve the way of a message that is ready now; gives and notes when it is due."""
+        """Reserve the links of a message that is ready now; return and note when it is due."""
         route, num_bytes = self._costs.route(send), self._costs.transfer_bytes(send)
         with self._lock():
             free_at = self._free_at.tolist()
@@ -65,7 +65,7 @@ class Board:
         return due
 
     def due_s(self, message: object) -> float:
-        """When a message is due; its data must have arrived, which proves that the sender noted it."""
+        """Return when a message is due; its data must have arrived, which proves that the sender noted it."""
         return float(self._due[self._slots[message]])
 
     def join(self, collective: int, rank: int, step: int, ready_s: float) -> None:
@@ -100,7 +100,7 @@ class Board:
         return program.buckets[collective % (count + 1)].ranks
 
     def collective_due_s(self, collective: int, rank: int) -> float:
-        """When a rank has the sum; the real collective must be over, which proves that all have joined."""
+        """Return when a rank has the sum; the real collective must be over: then all have joined."""
         return float(self._collective_due[collective, rank])
 
 

@@ -1,4 +1,4 @@
-"""Runs a rank's instruction list for real."""
+"""The executor, which runs a rank's instruction list for real."""
 
 import time
 from collections.abc import Callable
@@ -41,7 +41,7 @@ _Shaped = tuple[int, int, Pass]
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What a rank knows after a step: loss and gradient norm of all ranks, its own times and events.
+    """The knowledge of a rank after a step: all ranks' loss and gradient norm, its own times and events.
 
     start_s and end_s are read off the host's clock when the rank really starts and ends. Events are on the
     device's clock, which is the host's but for emulated devices (`EmulatedPace`) and GPUs (`GpuPace`); a
@@ -60,7 +60,7 @@ class StepOutcome:
 
 @dataclass(frozen=True, slots=True)
 class _Computation:
-    """What a computation of a program has to do with its neighbours, looked up once for all steps.
+    """The neighbours of a computation in its program, looked up once for all steps.
 
     message: what it waits for; receive: the end of it here, None where this rank made it. made: what is sent
     of its result; kept: this rank's next stage takes it. releases: sends that are proven to have arrived.
@@ -76,7 +76,7 @@ class _Computation:
 
 
 class Executor:
-    """One rank of a run. Owns nothing but the order: each part below owns its own resource."""
+    """The runner of one rank's list; owns nothing but the order: each part below owns its own resource."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class Executor:
         self._sync.attach()
 
     def gradient_buffers(self) -> list[Tensor]:
-        """What `prepare` made room for."""
+        """Return the tensors that `prepare` made room for."""
         return self._sync.buffers()
 
     @torch.enable_grad()
@@ -184,7 +184,7 @@ class Executor:
     def _as_events(
         self, spans: list[tuple[Instruction, float, float]], settled: dict[float, float], start_s: float
     ) -> tuple[Event, ...]:
-        """What took place from when to when, from the step's start on. settled: see `Pace.settle`."""
+        """Return what took place from when to when, from the step's start on; settled: see `Pace.settle`."""
         events = []
         for instruction, begin_s, end_s in spans:
             if instruction in self._sync_ends:
@@ -194,7 +194,7 @@ class Executor:
         return tuple(events)
 
     def _looked_up(self) -> dict[int, _Computation]:
-        """The computations by their place in the list of this rank."""
+        """Return the computations by their place in the list of this rank."""
         releases, local = release_points(self._program, self._rank), self._program.local_boundaries
         found: dict[int, _Computation] = {}
         for index, compute in enumerate(self._program.ranks[self._rank]):
@@ -218,7 +218,7 @@ class Executor:
         return found
 
     def _crossing(self) -> tuple[dict[int, Message], dict[int, "_Shaped"]]:
-        """By the place in the list of this rank: the messages of sends, what is `_Shaped` of receives."""
+        """Return, by place in this rank's list, the messages of sends and the `_Shaped` of receives."""
         sent: dict[int, Message] = {}
         received: dict[int, _Shaped] = {}
         for index, transfer in enumerate(self._program.ranks[self._rank]):
@@ -257,7 +257,7 @@ class Executor:
         return start, self._pace.end(start, work.nominal_s)
 
     def _send(self, transfer: Transfer, message: Message) -> float:
-        """Post a send; gives the time at which it is due."""
+        """Post a send; return the time at which it is due."""
         due_s = self._board.send(transfer, self._pace.now_s) if self._board else self._pace.now_s
         self._transport.send(transfer, self._outgoing.pop(message))
         return due_s
@@ -293,13 +293,13 @@ class Executor:
             self._board.join(collective, self._rank, step, self._pace.now_s)
 
     def _wait_for(self, collective: int) -> float:
-        """Wait until a collective that is really over is due on emulated links too; gives when that was."""
+        """Wait until a collective that is really over is due on emulated links too; return when that was."""
         due_s = self._board.collective_due_s(collective, self._rank) if self._board else 0.0
         now_s = self._pace.wait(due_s)
         return due_s or now_s
 
     def _norm_of_all(self, step: int) -> Tensor:
-        """[sum of squares, number of ranks with a non-finite one, loss] over all ranks: float64."""
+        """Return [sum of squares, ranks with a non-finite one, loss] over all ranks: float64."""
         self._sync_ends.clear()
         for bucket in self._sync.finish():
             self._sync_ends[Sync(bucket)] = self._wait_for(bucket)

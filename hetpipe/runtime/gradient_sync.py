@@ -21,9 +21,9 @@ from hetpipe.runtime.peer_errors import PeerTimeout
 
 
 class GradientSync:
-    """The collectives of one rank. Owns the process groups and the sums that are under way.
+    """The collectives of one rank; owns the process groups and the sums that are under way.
 
-    Where GPUs and CPUs sum together they do so on the host: a rank on a GPU copies its part there and back.
+    Where GPUs and CPUs sum together they do so on the host: a rank on a GPU copies its part to it and back.
     """
 
     def __init__(
@@ -35,7 +35,10 @@ class GradientSync:
         timeout_s: float,
         staging: Staging | None = None,
     ) -> None:
-        """staging: None if no rank is on a GPU."""
+        """Open the groups of all buckets, on all ranks together.
+
+        staging: None if no rank is on a GPU.
+        """
         staging = staging or Staging((False,) * len(program.ranks))
         _check_shared(program, rank, chain, parameters)
         everyone = tuple(range(len(program.ranks)))
@@ -85,11 +88,11 @@ class GradientSync:
                     self._wait_of(work, nothing)()
 
     def buffers(self) -> list[Tensor]:
-        """The memory of the gradients that are summed, one tensor for each bucket of this rank."""
+        """Return the memory of the gradients that are summed, one tensor for each bucket of this rank."""
         return [buffer for buffer, members in zip(self._buffers, self._members, strict=True) if members]
 
     def attach(self) -> None:
-        """Before a step: gradients of zero, in the buckets' buffers."""
+        """Set the gradients to zero before a step, in the buckets' buffers."""
         for bucket, buffer in enumerate(self._buffers):
             buffer.zero_()
             for value, part in self._parts(bucket):
@@ -102,7 +105,7 @@ class GradientSync:
     def _begin(
         self, instruction: Sync | Broadcast, collective: Callable[[int], Callable[[], object]]
     ) -> None:
-        """Start what gives how to wait for it."""
+        """Start a collective, and keep how to wait for it."""
         since_s = time.monotonic()
         self._copy(instruction.bucket, self._moved, self._buffers)
         with self._peer_timeout(instruction, since_s):
@@ -120,11 +123,11 @@ class GradientSync:
         return self._wait_of(work, self._moved[bucket])
 
     def _wait_of(self, work: dist.Work, moved: Tensor) -> Callable[[], object]:
-        """How the host waits for a collective; NCCL's own wait is for the stream only."""
+        """Return how the host waits for a collective; NCCL's own wait is for the stream only."""
         return partial(wait_for_gpu, work, self._timeout_s) if moved.is_cuda else work.wait
 
     def _start_tree(self, bucket: int) -> Callable[[], object]:
-        """Begin to reduce to the first owner, which then broadcasts; gives how to wait for both.
+        """Begin to reduce to the first owner, which then broadcasts; return how to wait for both.
 
         A reduction leaves partial sums at the others, which the broadcast writes over.
         """
@@ -174,7 +177,7 @@ class GradientSync:
 
     @torch.no_grad()
     def finish_broadcasts(self) -> list[int]:
-        """Wait for all that were started, and take the parameters; gives their buckets."""
+        """Wait for all that were started, and take the parameters; return their buckets."""
         done = self.finish()
         for bucket in done:
             if self._program.buckets[bucket].state_owner != self._rank:
@@ -183,7 +186,7 @@ class GradientSync:
         return done
 
     def _parts(self, bucket: int) -> list[tuple[nn.Parameter, Tensor]]:
-        """The bucket's parameters, each with its place in the buffer."""
+        """Return the bucket's parameters, each with its place in the buffer."""
         members = self._members[bucket]
         if not members:
             return []
@@ -191,7 +194,7 @@ class GradientSync:
         return [(value, part.view_as(value)) for value, part in zip(members, parts, strict=True)]
 
     def finish(self) -> list[int]:
-        """Wait for all that were started; gives their buckets.
+        """Wait for all that were started; return their buckets.
 
         Raises: PeerError if one does not end in time, or an owner is gone.
         """
@@ -205,7 +208,7 @@ class GradientSync:
 
     @staticmethod
     def _copy(bucket: int, into: Sequence[Tensor], source: Sequence[Tensor]) -> None:
-        """Between a buffer and its copy on the host, where there is one."""
+        """Copy between a buffer and its twin on the host, where there is one."""
         if into[bucket] is not source[bucket]:
             into[bucket].copy_(source[bucket])
 
@@ -224,7 +227,10 @@ class GradientSync:
 
 
 def _check_shared(program: Program, rank: int, chain: ChainModel, parameters: Collection[str]) -> None:
-    """Raises: InputError if a parameter that other ranks have too is summed by no bucket."""
+    """Check that each parameter that other ranks have too is summed by a bucket.
+
+    Raises: InputError naming one that is not.
+    """
     summed = {
         name
         for index, bucket in enumerate(program.buckets)
@@ -241,7 +247,7 @@ def _check_shared(program: Program, rank: int, chain: ChainModel, parameters: Co
 
 
 def _buffer(members: Sequence[nn.Parameter]) -> Tensor:
-    """Room for the gradients of all members; of layers without trained parameters, a zero to meet over."""
+    """Return room for the gradients of all members; of layers without any trained, a zero to meet over."""
     if not members:
         return torch.zeros(1)
     first = members[0]
@@ -249,7 +255,7 @@ def _buffer(members: Sequence[nn.Parameter]) -> Tensor:
 
 
 def bucket_names(program: Program, bucket: int, chain: ChainModel) -> list[str]:
-    """Names of the parameters of a bucket, the same order on every rank; those without gradient left out."""
+    """Return the names of a bucket's trained parameters, in the same order on every rank."""
     held = program.buckets[bucket]
     if held.tied:
         later = {info.name for layer in held.layers[1:] for info in chain.parameters(layer)}
@@ -259,8 +265,10 @@ def bucket_names(program: Program, bucket: int, chain: ChainModel) -> list[str]:
 
 
 def counted_names(program: Program, rank: int, chain: ChainModel) -> set[str]:
-    """Names of the parameters that count in this rank's norm: those whose states it has, where states are
-    sharded, else those whose lowest owner it is."""
+    """Return the names of the parameters that count in this rank's norm.
+
+    They are those whose states it has, where states are sharded, else those whose lowest owner it is.
+    """
     owners: dict[str, int] = {}
     if program.plan.state_owners is not None:
         ranks = {name: owner for owner, name in enumerate(program.device_names)}

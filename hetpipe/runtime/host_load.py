@@ -1,4 +1,4 @@
-"""CPU seconds that this process and all others of the host use."""
+"""The CPU seconds that this process and all others of the host use."""
 
 import os
 import time
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class HostLoad:
-    """CPU use of this host between two points in time, told apart by process group. Owns its counters."""
+    """The CPU use of this host between two points in time, by process group; owns its counters."""
 
     def __init__(self) -> None:
         self._start_s = time.monotonic()
@@ -16,7 +16,7 @@ class HostLoad:
         self._process_s = time.process_time()
 
     def lap(self) -> tuple[float, float, float]:
-        """(wall seconds, host CPU seconds, own CPU seconds) since the last lap."""
+        """Return (wall seconds, host CPU seconds, own CPU seconds) since the last lap."""
         now = (time.monotonic(), _host_cpu_s(), time.process_time())
         result = (now[0] - self._start_s, now[1] - self._host_s, now[2] - self._process_s)
         self._start_s, self._host_s, self._process_s = now
@@ -24,7 +24,7 @@ class HostLoad:
 
     @contextmanager
     def left_out(self) -> Iterator[None]:
-        """What is done meanwhile is part of no lap."""
+        """Leave what is done inside the context out of the lap."""
         before = (time.monotonic(), _host_cpu_s(), time.process_time())
         yield
         self._start_s += time.monotonic() - before[0]
@@ -33,7 +33,7 @@ class HostLoad:
 
 
 def _host_cpu_s() -> float:
-    """CPU seconds that all processes of the host have used; 0 where the kernel does not tell."""
+    """Return the CPU seconds that all processes of the host have used; 0 where the kernel does not tell."""
     try:
         fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
     except OSError:

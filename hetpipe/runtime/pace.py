@@ -1,4 +1,4 @@
-"""When the operations of a device start and end, be it this host's CPU or an emulated device."""
+"""The pace of a device: when its operations start and end, on this host's CPU or emulated."""
 
 import time
 
@@ -7,7 +7,7 @@ CARRY_S = 0.05
 
 
 class Pace:
-    """When the operations of a device start and end: on a CPU, when they do. Owns its clock."""
+    """The times at which a device's operations start and end: on a CPU, the real ones; owns its clock."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -20,31 +20,31 @@ class Pace:
         self.now_s, self.busy_s, self.over_budget_s = start_s, 0.0, 0.0
 
     def begin(self, ready_s: float) -> float:
-        """Start an operation whose inputs are due at ready_s; gives its start."""
+        """Start an operation whose inputs are due at ready_s; return its start."""
         sleep_until(ready_s)
         self.now_s = time.monotonic()
         return self.now_s
 
     def end(self, start_s: float, nominal_s: float) -> float:
-        """End the operation that began at start_s and should take nominal_s; gives its end."""
+        """End the operation that began at start_s and should take nominal_s; return its end."""
         del nominal_s
         self.now_s = time.monotonic()
         self.busy_s += self.now_s - start_s
         return self.now_s
 
     def wait(self, due_s: float) -> float:
-        """Wait for something that is due; gives the time."""
+        """Wait for something that is due; return the time."""
         sleep_until(due_s)
         self.now_s = time.monotonic()
         return self.now_s
 
     def settle(self) -> dict[float, float]:
-        """At the end of a step: the right times in place of those given that were not known by then."""
+        """Return, at the end of a step, the right times in place of those not known when they were given."""
         return {}
 
 
 class EmulatedPace(Pace):
-    """An operation really computes, then ends nominal_s after its start on the device's own clock.
+    """A pace whose operations really compute, and end nominal_s after their start on the device's clock.
 
     That clock lags the host's by what operations were late, at most CARRY_S, so that a late wake-up does not
     add up. cpu_speed: charge the CPU seconds of the thread over this speed, instead of nominal_s.

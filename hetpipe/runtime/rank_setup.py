@@ -1,4 +1,4 @@
-"""What a rank runs with: its layers, its device, and the executor around them."""
+"""The parts that a rank runs with: its layers, its device, and the executor around them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -57,7 +57,10 @@ class RankLayers:
         dtype: torch.dtype,
         lowered: torch.dtype | None,
     ) -> "RankLayers":
-        """lowered: what autocast computes in, None for no autocast."""
+        """Materialise the layers of a rank.
+
+        lowered: what autocast computes in, None for no autocast.
+        """
         layers = program.plan.layers_of(program.device_names[rank])
         model = chain.materialise(layers, seed, dtype, place, lowered)
         model.train()
@@ -83,7 +86,7 @@ def executor_of(
     timeout_s: float,
     board: Board | None,
 ) -> Executor:
-    """The executor of a rank's list; on all ranks together, since it opens their channels."""
+    """Return the executor of a rank's list; on all ranks together, since it opens their channels."""
     program = costs.program
     staging = Staging.of(costs.devices)
     return Executor(
@@ -102,7 +105,7 @@ def executor_of(
 def slices(
     program: Program, step: int, inputs: Any, labels: Tensor, weight: float
 ) -> Callable[[int, int], Microbatch]:
-    """Which samples of the step a microbatch is: consecutive blocks, in the order of the plan."""
+    """Return a function from a microbatch to its samples: consecutive blocks, in the order of the plan."""
     pipelines = program.plan.pipelines
     offsets = [sum(pipeline.num_samples for pipeline in pipelines[:index]) for index in range(len(pipelines))]
 
@@ -116,7 +119,7 @@ def slices(
 
 
 def boundaries_of(chain: ChainModel, dtype: torch.dtype) -> Boundaries:
-    """What travels between the layers of a chain whose floating tensors are of a dtype."""
+    """Return what travels between the layers of a chain whose floating tensors are of a dtype."""
 
     def boundaries(layer: int, microbatch: Microbatch) -> tuple[TensorShape, ...]:
         return tuple(
@@ -131,7 +134,7 @@ def boundaries_of(chain: ChainModel, dtype: torch.dtype) -> Boundaries:
 
 
 def torch_device(device: Device) -> torch.device:
-    """The GPU with the device's index on its node; the CPU for emulated and CPU devices."""
+    """Return the GPU with the device's index on its node; the CPU for emulated and CPU devices."""
     if not is_gpu(device):
         return torch.device("cpu")
     before_cuda()
@@ -143,7 +146,7 @@ def torch_device(device: Device) -> torch.device:
 
 
 def pace_of(device: Device, clock: Clock, place: torch.device) -> Pace:
-    """When operations start and end on a device."""
+    """Return the pace at which operations start and end on a device."""
     if device.kind == EMULATED:
         return EmulatedPace(device.speed if clock is Clock.CPU else None)
     return GpuPace() if place.type == "cuda" else Pace()

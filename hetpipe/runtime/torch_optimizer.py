@@ -1,4 +1,4 @@
-"""Any optimizer of torch in the place of ours: its step, and its states in checkpoints."""
+"""Optimizers of torch in the place of ours: their steps, and their states in checkpoints."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -46,7 +46,7 @@ class TorchOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, learning_rate: float, scale: float) -> None:
-        """One step with all gradients multiplied by scale; without an optimizer, nothing at all."""
+        """Make one step with all gradients multiplied by scale; without an optimizer, do nothing at all."""
         if self.optimizer is None:
             return
         gradients = [value.grad for value in self.parameters.values() if value.grad is not None]
@@ -68,7 +68,10 @@ class TorchOptimizer(Optimizer):
         return [state for state in states if isinstance(state, Tensor)]
 
     def states(self, name: str) -> dict[str, Tensor]:
-        """Raises: InputError if the optimizer keeps what a checkpoint cannot hold."""
+        """Return the states of a parameter as "name.state", numbers as "name.state:type".
+
+        Raises: InputError if the optimizer keeps what a checkpoint cannot hold.
+        """
         changed = _changed(self._begun_with, _options(self.optimizer.param_groups if self.optimizer else []))
         if changed:
             raise InputError(
@@ -107,7 +110,7 @@ class TorchOptimizer(Optimizer):
             self.optimizer.state[value] = state
 
     def _counts_on_device(self, value: nn.Parameter) -> bool:
-        """Whether the optimizer keeps the number of steps where the parameter is, too."""
+        """Return whether the optimizer keeps the number of steps where the parameter is, too."""
         assert self.optimizer is not None
         return any(
             group.get("fused") or group.get("capturable")
@@ -119,7 +122,7 @@ class TorchOptimizer(Optimizer):
 def optimizer_of(
     task: TrainingTask, parameters: Mapping[str, nn.Parameter], counted: Collection[str], settings: Settings
 ) -> Optimizer:
-    """The optimizer of a run on one rank: AdamW, or what the task makes."""
+    """Return the optimizer of a run on one rank: AdamW, or what the task makes."""
     if task.make_optimizer is None:
         return Optimizer(
             parameters, counted, settings.weight_decay, betas=settings.betas, epsilon=settings.epsilon
@@ -129,7 +132,7 @@ def optimizer_of(
 
 
 def make_checked(make: OptimizerFactory, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """What the factory makes of the parameters of a rank.
+    """Return the optimizer that the factory makes of the parameters of a rank.
 
     Raises: InputError if it gives no optimizer, one without a learning rate, or one of other parameters.
     """
@@ -156,13 +159,13 @@ def make_checked(make: OptimizerFactory, parameters: list[nn.Parameter]) -> torc
 
 
 def optimizer_name(optimizer: torch.optim.Optimizer | None) -> str:
-    """What a checkpoint calls the optimizer."""
+    """Return what a checkpoint calls the optimizer."""
     kind = type(optimizer)
     return "" if optimizer is None else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _options(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What the groups hold besides parameters and learning rates."""
+    """Return what the groups hold besides parameters and learning rates."""
     left_out = ("params", "lr", "initial_lr")
     return [
         {
@@ -175,7 +178,7 @@ def _options(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _changed(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> str:
-    """The first option that differs, empty if none does."""
+    """Return the first option that differs, "" if none does."""
     for old, new in zip(before, after, strict=True):
         for key in old.keys() | new.keys():
             if old.get(key) != new.get(key):

@@ -1,4 +1,4 @@
-"""Moves the tensors that cross from stage to stage."""
+"""The transport of tensors that cross from stage to stage."""
 
 import time
 from collections import defaultdict
@@ -28,7 +28,7 @@ class TensorShape:
 
 
 class Transport(Protocol):
-    """What the executor needs: post sends and receives, collect what was received, sum over ranks."""
+    """The executor's port to its peers: post sends and receives, collect what was received."""
 
     def send(self, transfer: Transfer, tensors: Sequence[Tensor]) -> None: ...
     def post_receive(self, transfer: Transfer, shapes: Sequence[TensorShape]) -> None: ...
@@ -49,7 +49,7 @@ class _UnderWay:
 
 
 class DistributedTransport:
-    """Asynchronous isend and irecv of torch.distributed. Owns the messages that are under way.
+    """Asynchronous isend and irecv of torch.distributed; owns the messages that are under way.
 
     Each directed edge has a communicator of its own. NCCL ignores tags and relies on the order that the
     verifier proved; gloo matches by tag, but its thread that moves the data spins while a call on the same
@@ -145,7 +145,7 @@ class DistributedTransport:
         self._channels.clear()
 
     def _channel(self, transfer: Transfer) -> "_Channel":
-        """How a message goes, looked up once: a step has many, all steps the same."""
+        """Return how a message travels, looked up once: a step has many, all steps the same."""
         channel = self._channels.get(transfer)
         if channel is None:
             peer = self._program.rank_of(transfer.pipeline, transfer.peer_stage)
@@ -226,7 +226,7 @@ def _edge_groups(
 
 
 def release_points(program: Program, rank: int) -> dict[int, tuple[Transfer, ...]]:
-    """After which computations of a rank (index in its list) which of its sends are proven to have arrived.
+    """Return which of a rank's sends are proven to have arrived after which of its computations (by index).
 
     A send to a peer is over once this rank has received something that the peer sent after the computation
     that consumed it. What no receive proves, the NORM does.
@@ -253,7 +253,7 @@ def release_points(program: Program, rank: int) -> dict[int, tuple[Transfer, ...
 
 
 def _peer_positions(program: Program) -> tuple[dict[Message, int], dict[Message, int]]:
-    """Position in the list of its rank of each message's send, and of the computation that consumes it."""
+    """Return, for each message, the places of its send and of its consumer in the lists of their ranks."""
     sent_at: dict[Message, int] = {}
     consumed_at: dict[Message, int] = {}
     for instructions in program.ranks:

@@ -49,7 +49,7 @@ class LayerFile:
 @with_config(STRICT)
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a checkpoint holds, and all that a run needs besides tensors to go on from it.
+    """The content of a checkpoint, and all that a run needs besides tensors to go on from it.
 
     step, samples_seen: done so far, so the next step starts at sample position samples_seen.
     layers: in model order.  optimizer: its name and number of steps.  plan: what wrote it, None for none.
@@ -73,12 +73,12 @@ class Manifest:
 
 
 def layer_file_name(layer: int) -> str:
-    """The name of a layer's file within a checkpoint folder."""
+    """Return the name of a layer's file within a checkpoint folder."""
     return f"layer-{layer:03d}.safetensors"
 
 
 def begin(root: Path, step: int) -> Path:
-    """A new, empty, unfinished folder for the step; one rank makes it and tells the others."""
+    """Make a new, empty, unfinished folder for the step; one rank makes it and tells the others."""
     root.mkdir(parents=True, exist_ok=True)
     folder = root / f".step-{step:06d}.tmp-{secrets.token_hex(4)}"
     folder.mkdir()
@@ -86,7 +86,7 @@ def begin(root: Path, step: int) -> Path:
 
 
 def write_layer(folder: Path, layer: int, tensors: Mapping[str, Tensor]) -> LayerFile:
-    """Writes one layer's parameters and optimizer states into an unfinished folder, on disk on return."""
+    """Write one layer's parameters and optimizer states into an unfinished folder, on disk on return."""
     path = folder / layer_file_name(layer)
     try:
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
@@ -99,15 +99,14 @@ def write_layer(folder: Path, layer: int, tensors: Mapping[str, Tensor]) -> Laye
 def commit(
     folder: Path, manifest: Manifest, vocabulary: Path | None = None, config: Path | None = None
 ) -> Path:
-    """Turns an unfinished folder, into which all ranks have written, into the checkpoint of its step.
+    """Turn an unfinished folder, into which all ranks have written, into the checkpoint of its step.
 
     An earlier checkpoint of the same step stays until the new one is complete. A kill at any instant leaves
     a state in which `latest` finds the old or the new one.
 
     vocabulary, config: files to keep in it.
 
-    Raises:
-        InputError: a layer file is missing or short, as on hosts that do not share the folder.
+    Raises: InputError if a layer file is missing or short, as on hosts that do not share the folder.
     """
     match = UNFINISHED_NAME.fullmatch(folder.name)
     assert match and int(match["step"]) == manifest.step, (folder, manifest.step)
@@ -139,7 +138,7 @@ def commit(
 
 
 def discard_unfinished(root: Path) -> None:
-    """Removes what killed writers left, and puts back a checkpoint whose replacement never came.
+    """Remove what killed writers left, and put back a checkpoint whose replacement never came.
 
     Only for a run that has the folder to itself: a folder that is being written right now would go too.
     """
@@ -155,23 +154,23 @@ def discard_unfinished(root: Path) -> None:
 
 
 def latest(root: Path) -> Path | None:
-    """The newest complete checkpoint, None if there is none."""
+    """Return the newest complete checkpoint, None if there is none."""
     candidates = [(step, 1, folder) for folder, step in _folders(root, COMPLETE_NAME)]
     candidates += [(step, 0, folder) for folder, step in _folders(root, REPLACED_NAME)]
     return next((folder for *_, folder in sorted(candidates, reverse=True) if _is_complete(folder)), None)
 
 
 def holds_run(folder: Path) -> bool:
-    """Whether it is a run folder, with checkpoints or without any, and no checkpoint."""
+    """Return whether a folder is that of a run, with checkpoints or without any, and no checkpoint."""
     files = ("checkpoints", "plan.json")
     return not (folder / MANIFEST_FILE).exists() and any((folder / name).exists() for name in files)
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a checkpoint.
+    """Return the manifest of a checkpoint.
 
-    Raises:
-        InputError: missing, not JSON, of another format, or with a missing, unknown or ill-typed key.
+    Raises: InputError if it is missing, not JSON, of another format, or a key is missing, unknown or
+    ill-typed.
     """
     path = folder / MANIFEST_FILE
     remedy = "choose another checkpoint"
@@ -192,10 +191,9 @@ def read_manifest(folder: Path) -> Manifest:
 def read_layer(
     folder: Path, manifest: Manifest, layer: int, names: Collection[str] | None = None
 ) -> dict[str, Tensor]:
-    """The tensors of a layer's file, or those named only, after its hash is verified.
+    """Return the tensors of a layer's file, or those named only, after its hash is verified.
 
-    Raises:
-        InputError: the file is missing or damaged, or does not hold a name.
+    Raises: InputError if the file is missing or damaged, or does not hold a name.
     """
     written = manifest.layers[layer]
     path = folder / written.file
@@ -214,10 +212,9 @@ def read_layer(
 
 
 def export_huggingface(folder: Path, target: Path, model: nn.Module) -> None:
-    """Fills a Hugging Face model, on the meta device or the CPU, with a checkpoint and saves it to a folder.
+    """Fill a Hugging Face model, on the meta device or the CPU, from a checkpoint and save it to a folder.
 
-    Raises:
-        InputError: the checkpoint's names or shapes are not the model's.
+    Raises: InputError if the checkpoint's names or shapes are not the model's.
     """
     load_weights(folder, model)
     made = not target.exists()
@@ -232,12 +229,11 @@ def export_huggingface(folder: Path, target: Path, model: nn.Module) -> None:
 
 
 def load_weights(folder: Path, model: nn.Module) -> None:
-    """Fills a model, on the meta device or the CPU, with the weights of a checkpoint.
+    """Fill a model, on the meta device or the CPU, with the weights of a checkpoint.
 
     Its parameters are replaced: an optimizer that holds the old ones has to be made anew.
 
-    Raises:
-        InputError: the checkpoint's names or shapes are not the model's.
+    Raises: InputError if the checkpoint's names or shapes are not the model's.
     """
     manifest = read_manifest(folder)
     weights: dict[str, Tensor] = {}
@@ -248,12 +244,12 @@ def load_weights(folder: Path, model: nn.Module) -> None:
 
 
 def _is_state(name: str, names: Collection[str]) -> bool:
-    """Whether a tensor is an optimizer state: it is named after a parameter of the same file."""
+    """Return whether a tensor is an optimizer state: it is named after a parameter of the same file."""
     return any(name[:end] in names for end, letter in enumerate(name) if letter == ".")
 
 
 def _fill(model: nn.Module, weights: Mapping[str, Tensor], folder: Path) -> None:
-    """Sets every saved held of the model to its weight, tensors that are one tensor staying one.
+    """Set every saved tensor of the model to its weight; names that share a tensor go on to.
 
     Buffers, which no training of ours changes, keep what they have.
     """
@@ -284,7 +280,7 @@ def _fill(model: nn.Module, weights: Mapping[str, Tensor], folder: Path) -> None
 
 
 def _folders(root: Path, name: re.Pattern[str]) -> Iterator[tuple[Path, int]]:
-    """The folders of root with such a name, and their steps."""
+    """Yield the folders of root with such a name, and their steps."""
     for folder in sorted(root.iterdir()) if root.is_dir() else ():
         if match := name.fullmatch(folder.name):
             yield folder, int(match["step"])
@@ -308,7 +304,7 @@ def _sha256(path: Path) -> str:
 
 
 def _fsync(path: Path) -> None:
-    """Waits until a file's content, or a folder's entries, are on disk."""
+    """Wait until a file's content, or a folder's entries, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

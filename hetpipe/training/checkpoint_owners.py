@@ -1,4 +1,4 @@
-"""Checkpoints of a run: of each layer's owners one writes it, any plan reads them."""
+"""The checkpoints of a run: of each layer's owners one writes it, any plan reads them."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from partition.plan import Plan
 
 
 def home_layers(chain: ChainModel) -> dict[str, int]:
-    """The layer in whose file each parameter is stored: the first that holds it."""
+    """Return the layer in whose file each parameter is stored: the first that holds it."""
     homes: dict[str, int] = {}
     for layer in range(chain.num_layers):
         for info in chain.parameters(layer):
@@ -37,7 +37,7 @@ def save_checkpoint(
     step: int,
     samples_seen: int,
 ) -> Path:
-    """Write the state after `step` steps; complete on return, on every rank. Gives its folder."""
+    """Write the state after `step` steps, complete on return, on every rank; return its folder."""
     homes = home_layers(task.chain)
     target = text_of_first(str(checkpoint.begin(folder.checkpoints, step)) if rank == 0 else "")
     files: dict[int, checkpoint.LayerFile] = {}
@@ -71,7 +71,7 @@ def save_checkpoint(
 
 
 def _written_by(plan: Plan, device: str) -> list[int]:
-    """The layers that a device writes: those whose states it has, or of which it is the lowest owner."""
+    """Return the layers that a device writes: those whose states it has, or whose lowest owner it is."""
     held = plan.layers_of(device)
     if plan.state_owners is not None:
         return [layer for layer in held if plan.state_owners[layer] == device]
@@ -80,7 +80,10 @@ def _written_by(plan: Plan, device: str) -> list[int]:
 
 
 def check_checkpoint(manifest: checkpoint.Manifest, settings: Settings, source: Path) -> None:
-    """Raises: InputError if the run cannot go on from the checkpoint, naming what differs."""
+    """Check that the run can go on from the checkpoint.
+
+    Raises: InputError naming what differs.
+    """
     for key in ("model", "seed", "sequence_length"):
         mine, theirs = getattr(settings, key), getattr(manifest, key)
         if mine != theirs:
@@ -94,7 +97,10 @@ def check_checkpoint(manifest: checkpoint.Manifest, settings: Settings, source: 
 
 
 def check_optimizer(manifest: checkpoint.Manifest, name: str, source: Path) -> None:
-    """Raises: InputError if the states of the checkpoint are those of another optimizer."""
+    """Check that the states of the checkpoint are those of the named optimizer.
+
+    Raises: InputError naming both.
+    """
     theirs = manifest.optimizer.get("name", name)
     if theirs != name:
         raise InputError(f"{source}: was written with optimizer {theirs}, the run's is {name}; give the same")
@@ -103,7 +109,7 @@ def check_optimizer(manifest: checkpoint.Manifest, name: str, source: Path) -> N
 def load_checkpoint(
     source: Path, settings: Settings, task: TrainingTask, model: LayerModel, optimizer: Optimizer
 ) -> tuple[int, int]:
-    """Fill the layers of this rank from a checkpoint of any plan; gives (step, samples seen).
+    """Fill the layers of this rank from a checkpoint of any plan; return (step, samples seen).
 
     Raises: InputError naming file and reason if it does not fit the run or is damaged.
     """

@@ -1,4 +1,4 @@
-"""What the ranks of a run tell each other between steps, each meeting with a time limit."""
+"""The meetings of ranks between steps, at which they tell each other values, each with a time limit."""
 
 import threading
 import time
@@ -23,7 +23,7 @@ LEAD_S = 0.003
 
 @contextmanager
 def keep_alive(every_s: float) -> Iterator[None]:
-    """As rank 0, tell the others to go on waiting in `from_first`, as long as it takes: callbacks may."""
+    """Keep the others waiting in `from_first`, as rank 0, as long as it takes: callbacks may."""
     done = threading.Event()
 
     def tell() -> None:
@@ -41,7 +41,7 @@ def keep_alive(every_s: float) -> Iterator[None]:
 
 
 def from_first(value: int) -> int:
-    """A number of rank 0, on every rank.
+    """Return a number of rank 0, on every rank.
 
     Raises: PeerError if it does not come in time, or rank 0 is gone.
     """
@@ -65,7 +65,7 @@ def text_of_first(text: str) -> str:
 
 
 def gather(value: T) -> list[T]:
-    """The values of all ranks, in order of rank, on every rank.
+    """Return the values of all ranks, in order of rank, on every rank.
 
     Raises: PeerError if a rank does not come in time, or is gone.
     """
@@ -79,7 +79,7 @@ def gather(value: T) -> list[T]:
 
 @contextmanager
 def _meeting_with(peers: str) -> Iterator[None]:
-    """Turns the error of a meeting between steps into a PeerError."""
+    """Turn the error of a meeting between steps into a PeerError."""
     since_s = time.monotonic()
     try:
         yield
@@ -89,12 +89,15 @@ def _meeting_with(peers: str) -> Iterator[None]:
 
 
 def common_start() -> float:
-    """When all ranks begin the next step, on the host's monotonic clock."""
+    """Return when all ranks begin the next step, on the host's monotonic clock."""
     return max(gather(time.monotonic())) + LEAD_S
 
 
 def same_on_all_ranks(sha256: str) -> None:
-    """Raises: InputError if the programs of the ranks differ."""
+    """Check that all ranks have the same program.
+
+    Raises: InputError if they differ.
+    """
     found = gather(sha256)
     if len(set(found)) > 1:
         other = next(rank for rank, other_sha256 in enumerate(found) if other_sha256 != found[0])

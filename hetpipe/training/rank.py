@@ -1,4 +1,4 @@
-"""One rank of a training run: reads the run folder, trains, and reports."""
+"""One rank of a training run, which reads the run folder, trains, and reports."""
 
 import json
 import math
@@ -157,7 +157,7 @@ class _Run:
             ) from error
 
     def _one_step(self, *, counted: bool) -> bool:
-        """One step, on every rank; gives whether training shall end."""
+        """Run one step, on every rank; return whether training shall end."""
         count = self.costs.program.plan.global_batch_size
         inputs, labels = self.task.batch(self.samples_seen, count)
         inputs = {name: value.to(self.place) for name, value in inputs.items()}
@@ -219,7 +219,7 @@ class _Run:
         return self._tell({"event": "step", **metrics})
 
     def _tell(self, event: dict[str, Any]) -> bool:
-        """Emit rank 0's event; gives on all ranks whether the answer is to stop."""
+        """Emit rank 0's event; return on all ranks whether the answer is to stop."""
         if not dist.is_initialized():
             return self.emit(event) is True
         if self.rank == 0:

@@ -48,7 +48,7 @@ def memory(
     *,
     measured_bytes: Mapping[str, float] | None = None,
 ) -> Axes:
-    """Memory of each device, term by term, against its capacity; measured peaks as dots."""
+    """Draw the memory of each device, term by term, against its capacity; measured peaks as dots."""
     names = plan.device_names
     ax = ax or new_axes(height=1.3 + 0.45 * len(names))
     terms = (
@@ -87,7 +87,7 @@ def memory(
 def partition_bars(
     plans: Sequence[Plan], profile: ModelProfile, cluster: Cluster, ax: Axes | None = None
 ) -> Axes:
-    """Where the cuts are: each layer as wide as its time on its device, coloured by device or kind.
+    """Draw where the cuts are: each layer as wide as its time, coloured by device or kind.
 
     One row per pipeline, plans in the order given (an even split above for contrast); times are those of one
     sample, forward and backward. Colours stand for devices, or for kinds where these are too many; narrow
@@ -123,7 +123,7 @@ def partition_bars(
 
 
 def _layers_s(pipeline: Pipeline, prices: Prices, cluster: Cluster) -> list[list[float]]:
-    """Seconds of each layer of each stage, for one sample."""
+    """Return the seconds of each layer of each stage, for one sample."""
     samples = pipeline.microbatch_size
     return [
         [
@@ -171,7 +171,7 @@ def _width(text: str) -> int:
 def speedups(
     outcomes: "Sequence[Outcome]", measured: Mapping[str, float] | None = None, ax: Axes | None = None
 ) -> Axes:
-    """Speed of each strategy as a multiple of the best of the others than the last, and the bound as a line.
+    """Draw each strategy's speed over the best one but the last, and the bound as a line.
 
     measured: step seconds by strategy, for those that were run; their bars are dark, with a line where the
     prediction was, and the best of the others is sought among them.
@@ -224,7 +224,7 @@ def overview(
     profile: ModelProfile,
     cluster: Cluster,
 ) -> tuple[Axes, ...]:
-    """A plan on one page: cuts beside the even split, speed, memory, the predicted step.
+    """Draw a plan on one page: cuts beside the even split, speed, memory, the predicted step.
 
     outcomes: of the strategies to compare with, the plan's own last; an even split among them is drawn.
     """

@@ -20,7 +20,7 @@ TEXT_WIDTH = 0.011
 
 
 def save(figure: Figure, path: Path) -> tuple[Path, Path]:
-    """Write a figure as PNG and SVG beside each other, whatever the suffix of path; gives both paths."""
+    """Write a figure as PNG and SVG beside each other, whatever the suffix of path; return both paths."""
     paths = (path.with_suffix(".png"), path.with_suffix(".svg"))
     for file in paths:
         figure.savefig(file, dpi=160, bbox_inches="tight", facecolor="white")
@@ -28,7 +28,7 @@ def save(figure: Figure, path: Path) -> tuple[Path, Path]:
 
 
 def new_axes(width: float = 9.0, height: float = 3.0) -> Axes:
-    """Axes of a new figure that no window knows of (works without a display, leaks nothing)."""
+    """Return axes of a new figure that no window knows of (works without a display, leaks nothing)."""
     return Figure(figsize=(width, height), layout="constrained").add_subplot()
 
 
