@@ -113,7 +113,7 @@ def _readable(data: Iterable[Path]) -> tuple[Path, ...]:
     """Return the texts by their full paths; refused before anything is measured."""
     texts = tuple(path.resolve() for path in data)
     if texts:
-        from hetpipe.data.dataset import read_corpus
+        from hetpipe.data.vocabulary import read_corpus
 
         read_corpus(texts)
     return texts

@@ -10,8 +10,8 @@ from cost_model.cluster import Cluster
 from cost_model.network import Network
 from cost_model.profile import ModelProfile
 from hetpipe.program.costs import ProgramCosts
+from hetpipe.program.gradient_buckets import gradient_buckets, with_collectives
 from hetpipe.program.instructions import Program, Schedule
-from hetpipe.program.lowering import gradient_buckets, with_collectives
 from hetpipe.program.trace import Trace
 from hetpipe.simulation.fast_simulator import StepTimes, has_clock, step_times
 from hetpipe.simulation.schedule_selection import Choice, choose_schedule, lower

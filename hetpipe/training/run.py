@@ -22,7 +22,7 @@ from hetpipe.program.verification import verify
 from hetpipe.runs.run_folder import RunFolder, numbered_runs
 from hetpipe.runs.run_report import RunReport, read_report
 from hetpipe.runs.settings import Settings, settings_text
-from hetpipe.runtime.emulation import Board
+from hetpipe.runtime.emulated_links import Board
 from hetpipe.runtime.gpus import check_here
 from hetpipe.runtime.host_staging import Staging
 from hetpipe.runtime.processes import Emit, RankGroup, ended_by_signals, run_ranks, under_torchrun
