@@ -9,7 +9,7 @@ from cost_model.profile import ModelProfile
 from partition.plan import Figures, Plan
 
 Evaluate = Callable[[Plan], Figures]
-"""The verdict on a plan: the simulator, handed in from above (`hetpipe.simulation.prediction`)."""
+"""What a plan's step will be: the simulator, handed in from above (`hetpipe.simulation.prediction`)."""
 
 
 @dataclass(frozen=True, slots=True)

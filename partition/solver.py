@@ -36,7 +36,7 @@ def solve(
 ) -> Plan:
     """Return the plan of a strategy, with predicted figures, bounds, and the hashes of profile and cluster.
 
-    evaluate: the simulator, which has the verdict among candidates. progress is told what is being done.
+    evaluate: the simulator, which chooses among candidates. progress is told what is being done.
     proof_s: seconds for the pipeline bound, 0 for the fractional one alone; None for what suits the devices.
 
     Raises: InputError for an unknown strategy; InfeasibleError, with the missing bytes, if nothing fits.

@@ -63,7 +63,7 @@ from small_case import small_profile
                 ("--pin a/0=1", "layers 0 and 2-3 to 1 free device"),
                 ("--exclude a --exclude b/0", "leaves none of the 2 devices"),
                 ("--pipelines 3", "3 pipelines need 3 devices"),
-                ("--pipelines 2 --max-devices 1", "more than --max-devices 1"),
+                ("--pipelines 2 --max-devices 1", "more than max_devices = 1"),
                 ("--max-devices 1 --strategy single", "is for --strategy auto"),
                 ("--exclude a --pin a/0=0", "unknown device 'a/0'"),
             )

@@ -93,7 +93,7 @@ def test_what_is_forced_and_does_not_fit_is_exit_code_3(hetpipe: Shell):
     hetpipe.write("cluster.toml", CLUSTER.replace('"slow", memory = "10 kB"', '"slow", memory = "1 kB"'))
     result = hetpipe("plan --profile profile.json --cluster cluster.toml --pin b/0=0-2")
     assert result.code == 3
-    assert "--pin b/0=0-2" in result.err and "bytes are missing" in result.err
+    assert "the pin b/0=0-2" in result.err and "bytes are missing" in result.err
 
 
 def test_explain_says_why(hetpipe: Shell):

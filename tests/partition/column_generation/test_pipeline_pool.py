@@ -89,7 +89,7 @@ def test_pipelines_made_later_are_seen_too() -> None:
 def test_a_mixed_set_is_judged_as_it_is() -> None:
     mixed = 0
     for search, worst in worst_starts(40):
-        for entry in search.mixed(worst, lambda _, seconds: 2 * seconds):
+        for entry in search.recombined(worst, lambda _, seconds: 2 * seconds):
             assert entry.step_s == pytest.approx(2 * clock_s(search, entry))
             mixed += 1
     assert mixed > 5
