@@ -194,6 +194,7 @@ def test_run_refuses_what_does_not_match_before_it_starts(hetpipe: Shell):
     assert "nothing to resume" in hetpipe(f"{files} --resume auto --steps 1").err
 
 
+@pytest.mark.slow
 def test_a_dry_run_plans_and_trains_nothing(hetpipe: Shell):
     hetpipe.write("profile.json", profile_text(small_profile()).replace('"made-up"', '"bert-tiny"'))
     line = "run --model bert-tiny --cluster cluster.toml --profile profile.json --dry-run --seed 3"

@@ -109,6 +109,7 @@ def test_explain_says_why(hetpipe: Shell):
     assert sum(found["speed"].values()) == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_compare_shows_every_strategy(hetpipe: Shell):
     files = "--profile profile.json --cluster cluster.toml"
     outcomes = hetpipe(f"compare {files} --json").json["strategies"]
@@ -125,6 +126,7 @@ def test_compare_shows_every_strategy(hetpipe: Shell):
     assert "can be faster than" in shown
 
 
+@pytest.mark.slow
 def test_plot_draws_a_plan(hetpipe: Shell):
     result = hetpipe("plot plan.json --profile profile.json --cluster cluster.toml -o pictures --json")
     assert result.code == 0, result.err
@@ -135,6 +137,7 @@ def test_plot_draws_a_plan(hetpipe: Shell):
     assert names == {path.name for path in (hetpipe.folder / "pictures").iterdir()}
 
 
+@pytest.mark.slow
 def test_plot_draws_a_plan_on_one_page(hetpipe: Shell):
     files = "--profile profile.json --cluster cluster.toml"
     assert hetpipe(f"plot plan.json {files} -o out.png").out.split() == ["out.png", "out.svg"]
@@ -142,6 +145,7 @@ def test_plot_draws_a_plan_on_one_page(hetpipe: Shell):
     assert hetpipe("plot . -o out.png").err == "error: -o out.png: a run is several pictures; give a folder\n"
 
 
+@pytest.mark.slow
 def test_a_proof_takes_the_seconds_that_it_is_given(hetpipe: Shell):
     line = "plan --profile profile.json --cluster cluster.toml --global-batch-size 4 --json"
     without = hetpipe(f"{line} --no-proof").json

@@ -52,6 +52,7 @@ def test_two_chunks_halve_the_bubble():
     assert step_s(chunks, (profile, cluster), Schedule.INTERLEAVED) == 81
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.integers(1, 8), st.integers(2, 4), st.integers(1, 40))
 def test_interleaved_runs_for_any_number_of_devices_chunks_and_microbatches(
@@ -73,6 +74,7 @@ def test_interleaved_runs_for_any_number_of_devices_chunks_and_microbatches(
         )
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(shared_plans(), st.lists(st.floats(0.1, 3), min_size=5, max_size=5), st.sampled_from([0.0, 0.3]))
 def test_every_schedule_that_applies_gives_a_program_that_runs(

@@ -120,11 +120,13 @@ def check_least(problem: Problem) -> str:
     return "fits"
 
 
+@pytest.mark.slow
 def test_the_least_pipeline_is_that_of_all_orders_and_cuts() -> None:
     found = Counter(check_least(tight_problem(seed, most=5)) for seed in range(120))
     assert min(found["fits"], found["missing"]) > 30, found
 
 
+@pytest.mark.slow
 def test_the_least_pipeline_respects_pins_and_the_number_of_devices() -> None:
     found = Counter(check_least(forced_problem(seed)) for seed in range(150))
     assert min(found["fits"], found["missing"], found["impossible"]) > 5, found
@@ -144,6 +146,7 @@ def check_auto(seed: int) -> tuple[str, bool]:
     return "plan", missing <= 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [6, 10, 211])
 def test_the_search_goes_on_from_the_pipeline_that_fits(seed: int) -> None:
     # the orders that the search tries do not fit, and one that it does not try does
@@ -207,6 +210,7 @@ def test_with_too_many_memories_it_speaks_of_the_orders_tried() -> None:
         least_pipeline(many_memories(24, 8, 1.0))
 
 
+@pytest.mark.slow
 def test_more_layers_than_bits_in_a_word() -> None:
     found = set()
     for share in (1.0, 1.5):

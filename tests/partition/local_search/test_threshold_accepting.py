@@ -27,6 +27,7 @@ def simulator_effort(num_devices: int) -> SimulatorEffort:
     return effort
 
 
+@pytest.mark.slow
 def test_a_climb_is_no_worse_than_its_starts_and_says_what_the_simulator_says() -> None:
     better = 0
     for seed in range(12):
@@ -53,6 +54,7 @@ def test_a_climb_is_no_worse_than_its_starts_and_says_what_the_simulator_says() 
     assert better
 
 
+@pytest.mark.slow
 def test_a_walk_finds_better_and_better_sets_and_ends_when_told() -> None:
     better = 0
     for search, worst in worst_starts(40):
