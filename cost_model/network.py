@@ -218,6 +218,15 @@ def ring_routes(network: Network, names: Sequence[str]) -> list[Route]:
     return [network.route(*pair) for pair in zip(names, [*names[1:], names[0]], strict=True)]
 
 
+def all_reduce_resources(network: Network, names: Sequence[str], collective: Collective) -> set[int]:
+    """Return what the messages of an all-reduce between devices (names) occupy."""
+    routes = ring_routes(network, names)
+    if collective is Collective.TREE:
+        rounds = tree_all_reduce(0.0, network.by_node(names))
+        routes = [network.route(source, to) for messages in rounds for source, to, _ in messages]
+    return {resource for route in routes for resource in route.resources}
+
+
 def apart(routes: Sequence[Route]) -> bool:
     """Whether no two messages of a round share a resource."""
     used = [resource for route in routes for resource in route.resources]

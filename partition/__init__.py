@@ -8,6 +8,6 @@ column_generation, exact, baselines, shared_devices, local_search, constraints, 
 
 For others:
     problem: Problem, Forced, Evaluate, problem_of, problem_of_plan
-    plan: Plan, Pipeline, Stage, Prediction, DevicePrediction, check_plan; plan_file: read_plan, plan_text
+    plan: Plan, Pipeline, Stage, Figures, DeviceFigures, check_plan; plan_file: read_plan, plan_text
     solver: solve, compare, Outcome, with_figures; auto: STRATEGIES
 """

@@ -115,7 +115,7 @@ class Pipeline:
 
 
 @dataclass(frozen=True, slots=True)
-class DevicePrediction:
+class DeviceFigures:
     """What one device is expected to do in a step; busy in [0, 1] is its share of the makespan."""
 
     memory_bytes: float
@@ -123,7 +123,7 @@ class DevicePrediction:
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class Figures:
     """Figures derived from a plan, never an input.
 
     bound_s: no plan of bound_space is faster under this cost model; gap = step_s / bound_s - 1.
@@ -133,7 +133,7 @@ class Prediction:
     step_s: float
     samples_per_s: float
     bubble: float
-    devices: Mapping[str, DevicePrediction]
+    devices: Mapping[str, DeviceFigures]
     bound_s: float | None = None
     bound_space: str | None = None
     fractional_bound_s: float | None = None
@@ -166,7 +166,7 @@ class Plan:
     pipelines: tuple[Pipeline, ...]
     zero: int = 0
     state_owners: tuple[str, ...] | None = None
-    predicted: Prediction | None = None
+    predicted: Figures | None = None
     profile_sha256: str | None = None
     cluster_sha256: str | None = None
 

@@ -13,6 +13,7 @@ from cost_model.network import (
     Network,
     Route,
     all_reduce_due,
+    all_reduce_resources,
     broadcast_due,
     reduce_due,
 )
@@ -77,6 +78,14 @@ class ProgramCosts:
 
     def sync_bytes(self, bucket: int) -> float:
         return self.program.buckets[bucket].num_bytes(self._profile)
+
+    def summed_resources(self) -> set[int]:
+        """Return what the SYNCs of all buckets occupy, where states are not sharded."""
+        found: set[int] = set()
+        for bucket in self.program.buckets:
+            names = [self.device_names[rank] for rank in bucket.ranks]
+            found |= all_reduce_resources(self.network, names, bucket.collective)
+        return found
 
     def sync_due(self, free_at: FreeAt, bucket: int, ready_s: Mapping[int, float]) -> dict[int, float]:
         """When each rank's part in a bucket's SYNC is over, given when each owner was ready (by rank)."""

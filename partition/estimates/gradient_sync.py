@@ -1,4 +1,4 @@
-"""What gradient sync adds to a step, cheaply: for the search; the simulator has the verdict."""
+"""What gradient sync adds to a step, cheaply: for the search; the simulator decides."""
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise

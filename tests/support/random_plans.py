@@ -1,4 +1,4 @@
-"""Random plans of disjoint pipelines, and problems whose memory is just enough for them. Shared by tests."""
+"""Random plans, and problems whose memory is just enough for them. Shared by tests."""
 
 import random
 from collections.abc import Sequence
@@ -6,13 +6,14 @@ from dataclasses import replace
 from itertools import pairwise
 
 from cost_model.cluster import Cluster, Device, Link, Node, NodeLink
+from cost_model.measured_links import MeasuredAllReduce, MeasuredLink
 from cost_model.profile import LayerTimes, ModelProfile
 from hetpipe.program.instructions import Compute, Step
 from hetpipe.simulation.prediction import simulate_plan
 from partition.estimates.plan_memory import plan_memory
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import Problem
-from random_problems import random_profile
+from random_problems import random_cluster, random_profile
 
 SIZE_SETS = ((1,), (2,), (3,), (4,), (1, 2), (2, 4), (1, 4), (1, 2, 4), (3, 8))
 
@@ -58,6 +59,15 @@ def random_case(seed: int) -> Problem:
     return Problem(profile, cluster, rng.randint(1, 14), sizes)
 
 
+def crowded_case(seed: int) -> Problem:
+    """Three to seven devices with ample memory on one node or two, and links on which messages queue."""
+    rng = random.Random(seed)
+    profile = random_profile(rng, rng.randint(3, 8), tied=rng.random() < 0.4)
+    link = Link(rng.choice([0.0, 0.3]), rng.choice([0.05, 0.1, 0.3]))
+    cluster = replace(random_cluster(rng, rng.randint(3, 7), 1e6), network=link)
+    return Problem(profile, cluster, rng.randint(8, 24), rng.choice(SIZE_SETS))
+
+
 def _cluster(link: Link, inside: Link | None, devices: Sequence[Device]) -> Cluster:
     names = sorted({device.node for device in devices})
     nodes = tuple(Node(name, tuple(d for d in devices if d.node == name), inside) for name in names)
@@ -88,13 +98,13 @@ def _tied(rng: random.Random, profile: ModelProfile) -> ModelProfile:
     return replace(profile, layers=tuple(layers))
 
 
-def random_plan(rng: random.Random, problem: Problem) -> Plan:
-    """Disjoint pipelines of the space of the bounds, whether memory takes them or not."""
+def random_plan(rng: random.Random, problem: Problem, most: int = 100) -> Plan:
+    """At most so many disjoint pipelines of the space of the bounds, whether memory takes them or not."""
     devices = list(problem.cluster.devices)
     rng.shuffle(devices)
     devices = devices[: rng.choice([len(devices), rng.randint(1, len(devices))])]
     batch = problem.global_batch_size
-    count = rng.choice([1, rng.randint(1, min(len(devices), batch))])
+    count = rng.choice([1, rng.randint(1, min(len(devices), batch, most))])
     ends = [0, *sorted(rng.sample(range(1, len(devices)), count - 1)), len(devices)]
     shares = [0, *sorted(rng.sample(range(1, batch), count - 1)), batch]
     pipelines = tuple(
@@ -102,6 +112,35 @@ def random_plan(rng: random.Random, problem: Problem) -> Plan:
         for (first, last), (start, stop) in zip(pairwise(ends), pairwise(shares), strict=True)
     )
     return Plan("random", problem.profile.model, batch, pipelines)
+
+
+def random_shared_plan(rng: random.Random, problem: Problem) -> Plan:
+    """One to three pipelines whose stages take any device, also one that others have."""
+    batch = problem.global_batch_size
+    count = rng.randint(1, min(3, batch))
+    shares = [0, *sorted(rng.sample(range(1, batch), count - 1)), batch]
+    pipelines = tuple(
+        _pipeline(rng, problem, rng.choices(problem.cluster.devices, k=rng.randint(1, 5)), stop - start)
+        for start, stop in pairwise(shares)
+    )
+    return Plan("random", problem.profile.model, batch, pipelines)
+
+
+def with_measured_links(rng: random.Random, profile: ModelProfile) -> ModelProfile:
+    """The profile with links between its kinds measured by size, and with all-reduces of two or all four."""
+    sizes = (1, 3, 9)
+
+    def rising() -> tuple[float, ...]:
+        return tuple(sorted(rng.uniform(0, 2) for _ in sizes))
+
+    links = {
+        f"{one}>{other}": MeasuredLink(rng.choice([0.0, 0.2]), rng.choice([2.0, 50.0]), sizes, rising())
+        for one in profile.kinds
+        for other in profile.kinds
+    }
+    groups = [tuple(rng.choices(list(profile.kinds), k=count)) for count in (2, 4)]
+    measured = tuple(MeasuredAllReduce(kinds, sizes, rising()) for kinds in groups)
+    return replace(profile, links=links, all_reduces=rng.choice([(), measured]))
 
 
 def _pipeline(rng: random.Random, problem: Problem, devices: Sequence[Device], num_samples: int) -> Pipeline:

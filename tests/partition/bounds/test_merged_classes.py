@@ -1,6 +1,7 @@
 """Bounds on fewer classes: what they are made of is the best of any of a class, and so they stay bounds."""
 
 import numpy as np
+import pytest
 
 from parallel import on_all_cores
 from partition.bounds.column_bound import ColumnBound
@@ -57,6 +58,7 @@ def check_on_fewer_classes(seed: int) -> None:
             assert bound_s <= best_s * (1 + 1e-9), seed
 
 
+@pytest.mark.slow
 def test_no_plan_beats_the_bounds_on_fewer_classes() -> None:
     on_all_cores(check_on_fewer_classes, range(40))
 

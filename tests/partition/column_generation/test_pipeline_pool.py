@@ -47,6 +47,7 @@ def made(search: PipelineSearch, most: int) -> TimingCache:
     return timings
 
 
+@pytest.mark.slow
 def test_the_whole_pipelines_do_most_samples_of_all_sets() -> None:
     promised = 0
     for seed in range(60):
@@ -86,10 +87,11 @@ def test_pipelines_made_later_are_seen_too() -> None:
     assert pipelines and step_s < 2 * found[0].step_s
 
 
+@pytest.mark.slow
 def test_a_mixed_set_is_judged_as_it_is() -> None:
     mixed = 0
     for search, worst in worst_starts(40):
-        for entry in search.mixed(worst, lambda _, seconds: 2 * seconds):
+        for entry in search.recombined(worst, lambda _, seconds: 2 * seconds):
             assert entry.step_s == pytest.approx(2 * clock_s(search, entry))
             mixed += 1
     assert mixed > 5

@@ -151,6 +151,7 @@ def test_owners_are_written_and_read_back() -> None:
     assert plan_from_data(json.loads(json.dumps(owned.to_json())), "plan.json") == owned
 
 
+@pytest.mark.slow
 def test_the_planner_shards_where_nothing_else_fits() -> None:
     # Two layers of 2 bytes on two devices of 12 bytes: 8 of parameters and gradients, and room for half of
     # the 8 of states. A layer on each would fit as a pipeline, which is slower.

@@ -67,6 +67,7 @@ def compare_with_brute_force(seed: int) -> tuple[int, int]:
     return len(amounts) * (vectors.size - 1), infeasible
 
 
+@pytest.mark.slow
 def test_programme_equals_brute_force() -> None:
     compared, infeasible = zip(*(compare_with_brute_force(seed) for seed in range(40)), strict=True)
     assert sum(compared) > 400 and sum(infeasible) > 50
@@ -178,6 +179,7 @@ def compare_with_milp(seed: int) -> bool:
     return bool(stages)
 
 
+@pytest.mark.slow
 def test_programme_equals_a_milp() -> None:
     assert sum(compare_with_milp(seed) for seed in range(500, 560)) >= 30
 

@@ -166,7 +166,9 @@ def test_plans_fit_and_run_and_are_not_below_the_bound(seed: int, ample: bool):
     profile, cluster = problem.profile, problem.cluster
     plans = planned(problem)
     plans += (
-        planned(problem, replace(plans[0], predicted=predict(plans[0], profile, cluster))) if plans else []
+        planned(problem, replace(plans[0], predicted=predict(plans[0], profile, cluster).figures))
+        if plans
+        else []
     )
     for plan in plans:
         assert any(len(places) > 1 for places in plan.places.values())
