@@ -70,10 +70,10 @@ def _own_bytes(profile: ModelProfile, layers: set[int], *, unreached: bool) -> I
 
 
 def stage_activation_bytes(profile: ModelProfile, stage: StageShape) -> tuple[float, float]:
-    """Return (saved, boundary) bytes of a stage with all its microbatches in flight (docs/planning.md, "Memory").
+    """Return (saved, boundary) bytes of a stage with all its microbatches in flight.
 
     Saved: in_flight microbatches of what autograd keeps; with recompute, in_flight stage inputs and one
-    microbatch of the whole. Boundary: in_flight inputs and outputs.
+    microbatch of the whole. Boundary: in_flight inputs and outputs (docs/planning.md, "Memory").
     """
     samples = stage.microbatch_size
     saved = samples * sum(layer.saved_bytes_per_sample for layer in profile.layers[stage.start : stage.stop])
