@@ -119,6 +119,8 @@ def test_a_link_in_place_of_the_network_holds_both_ways():
 def test_equal_devices_have_equal_classes():
     one, two = (Device(f"a/{index}", "a", "gpu", 1.0) for index in range(2))
     assert one.device_class == two.device_class != Device("a/2", "a", "gpu", 1.0, speed=0.5).device_class
+    reserved = Device("a/3", "a", "gpu", 1.0, reserve_bytes=0.5)
+    assert reserved.device_class != one.device_class
 
 
 def test_cluster_file_has_its_golden_json():
