@@ -3,8 +3,8 @@
 A model comes by name, from a Hugging Face folder, or as a module (`names`, `huggingface_folder`,
 `huggingface`). `chain` describes it without weights: `block_structure` finds its blocks, `sequential` reads
 an nn.Sequential. What a rank owns is materialised as a `LayerModel`, whose weights do not depend on the plan
-(`initialization`, `pretrained_weights`), and neither does dropout (`keyed_dropout`). `split_check` proves
-that split equals whole.
+(`initialization`, `pretrained_weights`), nor does dropout (`keyed_dropout`); `placement` gives them their
+device and dtype. `split_check` proves that split equals whole.
 
 Others use:
     chain: ChainModel
