@@ -67,6 +67,14 @@ def test_last_microbatch_is_smaller_and_in_flight_is_clamped() -> None:
     assert pipeline.in_flight(0) == 4
 
 
+def test_in_flight_beyond_the_microbatches_may_rise() -> None:
+    stages = tuple(Stage((f"a/{k}",), (k, k + 1), in_flight) for k, in_flight in enumerate((1, 2)))
+    alone = Pipeline(1, 1, stages)
+    assert [alone.in_flight(stage) for stage in range(2)] == [1, 1]
+    with pytest.raises(InputError, match="in_flight rises from 1 to 2 at stages"):
+        Pipeline(1, 2, stages)
+
+
 def test_shared_device_holds_the_union_of_its_layers_once() -> None:
     profile = random_problem(0).profile
     whole = (0, profile.num_layers)
