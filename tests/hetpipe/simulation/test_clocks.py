@@ -4,6 +4,7 @@ Of each comparison it is counted how often it was made, so that none is made of 
 """
 
 import random
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -33,6 +34,7 @@ from partition.estimates.pipeline_clock import Seconds, one_f_one_b_s
 from partition.estimates.pipeline_costs import PipelineCosts
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import Problem, problem_of_plan
+from places import ROOT
 from random_plans import crowded_case, random_case, random_plan, random_shared_plan, with_measured_links
 from shared_plans import layers_of, plan_of
 from shared_plans import pipeline as pipeline_of
@@ -330,3 +332,19 @@ def test_of_two_messages_that_are_ready_at_once_the_lower_rank_has_the_card_firs
     assert case.trace.makespan_s == 9 + 6 * 2 * 8
     compare_fast(case)
     assert compare_lists(case) == 8
+
+
+def test_the_code_cites_rules_that_are_on_the_page():
+    page = (ROOT / "docs/clock.md").read_text(encoding="utf-8")
+    rules = set(re.findall(r"^\*\*(R\d+)\.", page, re.MULTILINE))
+    assert rules == {f"R{number}" for number in range(1, 14)}
+    implementers = re.findall(r"^\| code \| `(.+)` \|$", page, re.MULTILINE)[0].split("` | `")
+    assert len(implementers) == 5
+    cited = {
+        name: set(re.findall(r"\bR\d+\b", (ROOT / name).read_text(encoding="utf-8")))
+        for name in [*implementers[:4], "cost_model/network.py", "hetpipe/simulation/fast_kernel.py"]
+    }
+    assert min(map(len, cited.values())) >= 3 and set.union(*cited.values()) == rules
+    assert cited["hetpipe/simulation/simulator.py"] == {
+        f"R{number}" for number in range(1, 12) if number != 6
+    }
