@@ -81,8 +81,8 @@ def run_command(
     plan = None if plan_file is None else _given_plan(plan_file, options)
     start = run_start(model, training, dry_run=dry_run)
     profile = _profile(request, model, plan, sequence_length, quiet=silent)
-    batch = global_batch_size or (plan.global_batch_size if plan is not None else 16)
-    settings = start.settings(profile, batch, schedule)
+    global_batch_size = global_batch_size or (plan.global_batch_size if plan is not None else 16)
+    settings = start.settings(profile, global_batch_size, schedule)
     if plan is not None:
         prediction = _predict_given(plan, settings, profile, request.cluster, quiet=silent)
     else:

@@ -93,7 +93,7 @@ class Settings:
             raise InputError(f"timeout_s is {self.timeout_s}; give more than zero seconds")
 
     def learning_rate_at(self, step: int) -> float:
-        """Return the rate of a step: linear warm-up over the first share of them, then linear decay to zero."""
+        """Return the rate of a step: linear warm-up over the first share, then linear decay to zero."""
         total = self.total_steps or self.steps
         warmup_steps = self.warmup * total
         if step < warmup_steps:

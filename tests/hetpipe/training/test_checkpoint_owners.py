@@ -13,7 +13,7 @@ from hetpipe.models.chain import ChainModel
 from hetpipe.models.huggingface import model_spec
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings
-from hetpipe.runtime.optimizer import Optimizer
+from hetpipe.runtime.optimizer import OPTIMIZER_STATES, Optimizer
 from hetpipe.training import checkpoint
 from hetpipe.training.checkpoint_owners import check_checkpoint, home_layers, load_checkpoint
 from hetpipe.training.run import prepare, train, verified_prediction
@@ -64,7 +64,7 @@ def test_a_checkpoint_has_a_file_for_each_layer_whoever_held_it(finished, chain)
         found |= tensors
     expected = set(home_layers(chain))
     reached = {info.name for layer in range(8) for info in chain.parameters(layer) if info.reached}
-    states = {f"{name}.{state}" for name in reached for state in checkpoint.OPTIMIZER_STATES}
+    states = {f"{name}.{state}" for name in reached for state in OPTIMIZER_STATES}
     assert found.keys() == expected | states
     assert {tensor.dtype for tensor in found.values()} == {torch.float64}
 
