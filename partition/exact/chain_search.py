@@ -37,7 +37,7 @@ class Candidates:
     exhaustive: bool
 
 
-def search_chains(problem: Problem, *, max_labels: int | None = MAX_LABELS) -> Candidates:
+def search_chains(problem: Problem) -> Candidates:
     """Candidates over all microbatch sizes and a grid of periods; none where no pipeline fits.
 
     First with one microbatch in flight, which shows how fast an order can be at best; then, for the orders
@@ -55,7 +55,7 @@ def search_chains(problem: Problem, *, max_labels: int | None = MAX_LABELS) -> C
         ceiling_s = SLACK * min((estimate for estimate, _ in found.values()), default=math.inf)
         near = [root.order for root in roots if root.objective_s <= ceiling_s]
         if near:
-            _collect(found, programme, programme.roots(near, _periods(programme, ceiling_s), max_labels))
+            _collect(found, programme, programme.roots(near, _periods(programme, ceiling_s), MAX_LABELS))
     ranked = sorted(found.values(), key=lambda entry: (entry[0], rank(entry[1])))[:NUM_PLANS]
     return Candidates(tuple(plan for _, plan in ranked), tuple(value for value, _ in ranked), exhaustive)
 

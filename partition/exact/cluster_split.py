@@ -42,8 +42,6 @@ class ClusterSplit:
 
     tables: ProblemTables
     ceiling_s: float
-    max_labels: int | None = 1
-    recompute: bool = True
     for_bound: bool = False
     growth: float = GROWTH
     vectors: CountVectors = field(init=False)
@@ -130,9 +128,7 @@ class ClusterSplit:
                 self.vectors,
                 part,
                 self.ceiling_s * (1 + SAFETY) * beyond,
-                max_labels=self.max_labels,
-                recompute=self.recompute,
-                compiled=self.for_bound and self.max_labels == 1,
+                compiled=self.for_bound,
             )
             yield from ((first + which, programme, which) for which in range(len(part)))
 

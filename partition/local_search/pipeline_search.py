@@ -265,7 +265,7 @@ class PipelineSearch:
         """The exact programme over counts of devices, for small clusters."""
         if not math.isfinite(ceiling_s):
             return []
-        split = ClusterSplit(self.tables, ceiling_s, max_labels=1)
+        split = ClusterSplit(self.tables, ceiling_s)
         least = split.least_step_s(upper=False, low_s=ceiling_s / 16)
         found = []
         for factor in (1.003, 1.04, 1.1, 1.2):

@@ -72,7 +72,7 @@ def compare_with_brute_force(seed: int, *, exact: bool = True) -> float:
     optimum_s = least_step_s(problem, table)
     ceiling_s = 3 * optimum_s if optimum_s < math.inf else 1e6
     tables = ProblemTables(problem, equal_devices(problem.cluster))
-    split = ClusterSplit(tables, ceiling_s, max_labels=None)
+    split = ClusterSplit(tables, ceiling_s)
     for factor in (0.3, 0.7, 1.0, 1.5):
         step_s = factor * ceiling_s / 3
         expected = min(most_samples(table, step_s), problem.global_batch_size)

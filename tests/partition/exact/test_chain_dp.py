@@ -116,7 +116,7 @@ def test_search_finds_the_brute_force_optimum_where_memory_is_ample() -> None:
         problem = with_ample_memory(random_problem(seed))
         costs = PipelineCosts(problem)
         expected = min(brute_force(costs, samples, FOREVER_S) for samples in problem.microbatch_sizes)
-        found = search_chains(problem, max_labels=None)
+        found = search_chains(problem)
         assert found.exhaustive and found.estimates_s[0] == pytest.approx(expected, rel=1e-9)
         assert list(found.estimates_s) == sorted(found.estimates_s)
         assert len({plan.sha256 for plan in found.plans}) == len(found.plans)
