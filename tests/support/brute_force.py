@@ -51,7 +51,7 @@ class BruteForce:
         )
 
     def _cap(self, stage: ColumnStage) -> int:
-        """The most in flight that memory takes; all may fit where as many would not."""
+        """Return the most in flight that memory takes; all may fit where as many would not."""
         usable = self.tables.classes.members[stage.entry][0].usable_bytes
 
         def fits(in_flight: int, num_microbatches: int | None) -> bool:
@@ -64,7 +64,7 @@ class BruteForce:
         return max(most, self.num_microbatches if fits(self.num_microbatches, self.num_microbatches) else 0)
 
     def _hop(self, one: int, other: int, layer: int, there: int, back: int) -> float:
-        """Of the best channel each way; inf where there is none."""
+        """Return the seconds of the best channel each way; inf where there is none."""
         num_bytes = [self.tables.prices.boundary_bytes(layer, samples) for samples in (there, back)]
         pairs, route = self.tables.classes.channels(one, other), self.tables.network.route
         out = (route(a.name, b.name).link.transfer_s(num_bytes[0]) for a, b in pairs)
@@ -83,7 +83,7 @@ class BruteForce:
         return z
 
     def gaps(self, stage: ColumnStage) -> list[float]:
-        """Round trips from which on a stage waits: for its first backward; if all are full, for its last."""
+        """Return round trips from which on a stage waits for its first backward; if all full, its last."""
         first, last, count = (
             self.seconds(stage, self.first),
             self.seconds(stage, self.last),
@@ -96,7 +96,7 @@ class BruteForce:
         return [warm, cool] if self.cap(stage) < count and not self.rest else [warm]
 
     def pipelines(self, counts: Sequence[int]) -> Iterator[tuple[ColumnStage, ...]]:
-        """All pipelines on exactly so many devices of each class."""
+        """Yield all pipelines on exactly so many devices of each class."""
         entries = [entry for entry, count in enumerate(counts) for _ in range(count)]
         layers = self.tables.num_layers
         if not 0 < len(entries) <= layers:
