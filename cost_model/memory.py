@@ -70,7 +70,7 @@ def _own_bytes(profile: ModelProfile, layers: set[int], *, unreached: bool) -> I
 
 
 def stage_activation_bytes(profile: ModelProfile, stage: StageShape) -> tuple[float, float]:
-    """(saved, boundary) bytes of a stage with all its microbatches in flight (DESIGN section 5).
+    """(saved, boundary) bytes of a stage with all its microbatches in flight (docs/planning.md, "Memory").
 
     Saved: in_flight microbatches of what autograd keeps; with recompute, in_flight stage inputs and one
     microbatch of the whole. Boundary: in_flight inputs and outputs.

@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from hetpipe.simulation.prediction import evaluator, predict, simulate_plan
     from hetpipe.simulation.schedule_selection import lower
     from hetpipe.training.checkpoint import load_weights
-    from hetpipe.training.own_loop import RankStages, execute, trace_of
     from hetpipe.training.run import measure, train
     from hetpipe.training.trainer import AdamW, Callback, Trainer
+    from hetpipe.training.user_loop import RankStages, execute, trace_of
     from partition.plan import Pipeline, Plan, Stage
     from partition.plan_file import read_plan
     from partition.problem import Problem, problem_of
@@ -52,7 +52,7 @@ _HOMES = {
     "cost_model.profile": ("ModelProfile", "read_profile"),
     "hetpipe.models.split_check": ("check_split",),
     "hetpipe.training.checkpoint": ("load_weights",),
-    "hetpipe.training.own_loop": ("RankStages", "execute", "trace_of"),
+    "hetpipe.training.user_loop": ("RankStages", "execute", "trace_of"),
     "hetpipe.runtime.executor": ("StepOutcome",),
     "hetpipe.runtime.torchgpipe_backend": ("to_torchgpipe",),
     "hetpipe.simulation.schedule_selection": ("lower",),

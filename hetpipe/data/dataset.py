@@ -1,120 +1,43 @@
-"""Corpus, vocabulary and batches, each a pure function of the texts, the seed and the sample's position."""
+"""Token files and the batches read from them, each a pure function of tokens, seed and sample position."""
 
-import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from pydoc_data.topics import topics
 from typing import BinaryIO, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer
 
 from cost_model.errors import InputError
 from hetpipe.data.special_tokens import SpecialTokens
+from hetpipe.data.vocabulary import TRAINED_TOKENS, lines_of, vocabulary_sha256
 from hetpipe.models.names import Task
 
-SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-PAD_ID, UNK_ID, CLS_ID, SEP_ID, MASK_ID = range(len(SPECIAL_TOKENS))
 IGNORE_LABEL = -100  # the value that torch's cross-entropy ignores
-MAX_VOCABULARY = 30_000
-MIN_VOCABULARY = len(SPECIAL_TOKENS) + 256  # every byte is a token of its own
 MASKED_SHARE = 0.15
-OWN_TOKENS = SpecialTokens(SEP_ID, CLS_ID, MASK_ID, tuple(range(len(SPECIAL_TOKENS))))
-"""Of the vocabularies that `train_vocabulary` makes."""
 LINES_PER_WRITE = 10_000
 TOKENS_FILE, TOKENS_HEADER = "tokens.bin", "tokens.json"
-
 IntArray: TypeAlias = npt.NDArray[np.int64]
-
 # First word of a random stream's key: the two uses of one seed never share numbers.
 ORDER_STREAM, MASK_STREAM = 0, 1
 LAST = np.iinfo(np.uint64).max
 
 
-def read_corpus(paths: Sequence[Path] = ()) -> list[str]:
-    """The documents: one per UTF-8 text file, or CPython's language reference if no path is given.
-
-    Raises:
-        InputError: a path is missing, not a file, empty or not UTF-8.
-    """
-    if not paths:
-        return [topics[name] for name in sorted(topics)]
-    return [_read_document(Path(path)) for path in paths]
-
-
-def train_vocabulary(documents: Iterable[str], size: int) -> Tokenizer:
-    """A byte-level BPE of at most min(size, 30,000) entries, special tokens first, equal for equal documents.
-
-    The corpus may yield fewer entries than size: `Tokenizer.get_vocab_size()` tells. Byte-level BPE (Radford
-    et al., GPT-2, 2019) because the tokenizers library trains it deterministically, unlike WordPiece.
-    """
-    if size < MIN_VOCABULARY:
-        raise InputError(
-            f"vocabulary of {size} entries: byte-level BPE needs {MIN_VOCABULARY} (256 bytes and "
-            f"{len(SPECIAL_TOKENS)} special tokens); choose a model with a larger vocabulary"
-        )
-    vocabulary = Tokenizer(models.BPE(unk_token=SPECIAL_TOKENS[UNK_ID]))
-    vocabulary.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    vocabulary.decoder = decoders.ByteLevel()
-    vocabulary.encode_special_tokens = True  # "[MASK]" in a text is text; not saved, so `load_vocabulary` too
-    trainer = trainers.BpeTrainer(
-        vocab_size=min(size, MAX_VOCABULARY),
-        special_tokens=list(SPECIAL_TOKENS),
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    vocabulary.train_from_iterator(_lines(documents), trainer)
-    return vocabulary
-
-
-def save_vocabulary(vocabulary: Tokenizer, path: Path) -> None:
-    """Writes the vocabulary, in the format of the tokenizers library, complete or not at all."""
-    with _replacing(path) as file:
-        file.write(vocabulary.to_str(pretty=True).encode())
-
-
-def load_vocabulary(path: Path) -> Tokenizer:
-    """The vocabulary that `save_vocabulary` wrote.
-
-    Raises:
-        InputError: missing, unreadable, or without a token that ends a text.
-    """
-    remedy = "delete it to train a new one"
-    try:
-        vocabulary = Tokenizer.from_str(path.read_text(encoding="utf-8"))
-    except Exception as error:  # NOTE: tokenizers raises bare Exception on a malformed file
-        raise InputError(f"vocabulary {path} cannot be read ({error}); {remedy}") from error
-    SpecialTokens.of(vocabulary)
-    vocabulary.encode_special_tokens = True
-    return vocabulary
-
-
-def vocabulary_sha256(vocabulary: Tokenizer) -> str:
-    """The hash of the entries and merges in order: equal whatever version of the library wrote the file."""
-    model = json.loads(vocabulary.to_str())["model"]
-    ids = vocabulary.get_vocab()
-    entries = sorted(ids, key=ids.__getitem__)
-    pairs = model.get("merges", [])  # a vocabulary of words or pieces has none
-    merges = [merge if isinstance(merge, list) else merge.split(" ") for merge in pairs]
-    return hashlib.sha256(json.dumps([entries, merges]).encode()).hexdigest()
-
-
 def write_tokens(folder: Path, documents: Iterable[str], vocabulary: Tokenizer) -> None:
-    """Writes `tokens.bin` (flat, a separator after every document) and then its header `tokens.json`."""
+    """Write `tokens.bin` (flat, a separator after every document) and then its header `tokens.json`."""
     dtype = np.dtype(np.uint16 if vocabulary.get_vocab_size() <= 1 << 16 else np.uint32).newbyteorder("<")
     count, separator = 0, SpecialTokens.of(vocabulary).separator
     (folder / TOKENS_HEADER).unlink(missing_ok=True)  # an old header never stands beside new tokens
     with _replacing(folder / TOKENS_FILE) as file:
         for document in documents:
-            lines = _lines([document])
+            lines = lines_of([document])
             while batch := list(islice(lines, LINES_PER_WRITE)):
                 encodings = vocabulary.encode_batch_fast(batch, add_special_tokens=False)
                 ids = np.array([token for encoding in encodings for token in encoding.ids], dtype)
@@ -128,10 +51,9 @@ def write_tokens(folder: Path, documents: Iterable[str], vocabulary: Tokenizer) 
 
 
 def load_tokens(folder: Path, vocabulary: Tokenizer) -> npt.NDArray[np.unsignedinteger]:
-    """The tokens that `write_tokens` wrote, memory-mapped read-only.
+    """Return the tokens that `write_tokens` wrote, memory-mapped read-only.
 
-    Raises:
-        InputError: missing, torn, or written with another vocabulary.
+    Raises: InputError if the tokens are missing, torn, or written with another vocabulary.
     """
     remedy = "delete the folder's tokens.* to write them anew"
     try:
@@ -174,7 +96,7 @@ class Dataset:
     sequence_length: int
     vocabulary_size: int
     seed: int
-    special: SpecialTokens = OWN_TOKENS
+    special: SpecialTokens = TRAINED_TOKENS
 
     def __post_init__(self) -> None:
         shortest = 3 if self.task == Task.MASKED_LM else 2
@@ -190,22 +112,22 @@ class Dataset:
 
     @property
     def tokens_per_sequence(self) -> int:
-        """Tokens that a sequence takes from the corpus: all but [CLS] and [SEP] of masked-lm."""
+        """Return the tokens that a sequence takes from the corpus: all but [CLS] and [SEP] of masked-lm."""
         return self.sequence_length - 2 if self.task == Task.MASKED_LM else self.sequence_length
 
     @property
     def num_sequences(self) -> int:
-        """Sequences of one epoch; a rest of the corpus too short for a sequence is never used."""
+        """Return the sequences of one epoch; a rest too short for a sequence is never used."""
         return len(self.tokens) // self.tokens_per_sequence
 
     def num_loss_tokens(self, num_samples: int) -> int:
-        """Tokens that enter the loss of any num_samples samples: every sequence has equally many."""
+        """Return how many tokens enter the loss of num_samples samples: each sequence has as many."""
         if self.task == Task.MASKED_LM:
             return num_samples * _num_masked(self.tokens_per_sequence)
         return num_samples * (self.sequence_length - 1)  # the last token predicts nothing
 
     def sequences(self, first_sample: int, num_samples: int) -> IntArray:
-        """Which sequence of the corpus each position from first_sample on reads. [batch]"""
+        """Return which sequence of the corpus each position from first_sample on reads: [batch]."""
         assert first_sample >= 0 and num_samples >= 0, (first_sample, num_samples)
         epochs, offsets = np.divmod(np.arange(first_sample, first_sample + num_samples), self.num_sequences)
         found = np.empty(num_samples, np.int64)
@@ -215,7 +137,7 @@ class Dataset:
         return found
 
     def batch(self, first_sample: int, num_samples: int) -> StepData:
-        """The samples at positions [first_sample, first_sample + num_samples).
+        """Return the samples at positions [first_sample, first_sample + num_samples).
 
         A slice of a batch is a batch: samples [start, stop) of the step that starts at position p are
         `batch(p + start, stop - start)`, and nothing else is read.
@@ -228,14 +150,15 @@ class Dataset:
         return StepData(inputs, labels, positions, self.num_loss_tokens(num_samples))
 
     def step(self, step: int, global_batch_size: int) -> StepData:
-        """The batch of a step, counted from 0, of a run whose batch size never changed."""
+        """Return the batch of a step, counted from 0, of a run whose batch size never changed."""
         return self.batch(step * global_batch_size, global_batch_size)
 
     def _masked(self, content: IntArray, positions: IntArray) -> tuple[IntArray, IntArray]:
-        """Inputs and labels [batch, seq] of content [batch, seq - 2] (Devlin et al., BERT, NAACL 2019, 3.1).
+        """Return inputs and labels, each [batch, seq], of content [batch, seq - 2].
 
-        Departs from it in that the number of masked tokens of a sequence is exact, so that every rank knows
-        the step's count of loss tokens without communication, and that no replacement is a special token.
+        Masks as in Devlin et al. (BERT, NAACL 2019, 3.1), with two departures: the number of masked tokens of
+        a sequence is exact, so that every rank knows the step's count of loss tokens without communication,
+        and no replacement is a special token.
         """
         num_samples, num_tokens = content.shape
         num_masked = _num_masked(num_tokens)
@@ -258,41 +181,19 @@ class Dataset:
         return inputs, labels
 
 
-def _read_document(path: Path) -> str:
-    name = f"data file {path}"
-    try:
-        document = path.read_bytes().decode("utf-8").removeprefix("\ufeff")
-    except FileNotFoundError as error:
-        raise InputError(f"{name} does not exist; give the path of a text file") from error
-    except IsADirectoryError as error:
-        raise InputError(f"{name} is a folder; give the text files in it") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{name} is not UTF-8 at byte {error.start:,}; convert it to UTF-8") from error
-    except OSError as error:
-        raise InputError(f"{name} cannot be read ({error.strerror}); check its permissions") from error
-    if not document.strip():
-        raise InputError(f"{name} is empty; give a file with text")
-    return document
-
-
-def _lines(documents: Iterable[str]) -> Iterator[str]:
-    """The lines with their ends: vocabulary and tokens see the same pieces, whatever a document's length."""
-    return (line for document in documents for line in document.splitlines(keepends=True))
-
-
 def _num_masked(num_tokens: int) -> int:
     return max(1, round(MASKED_SHARE * num_tokens))
 
 
 def _draws(count: int, seed: int, stream: int, index: int) -> npt.NDArray[np.uint64]:
-    """Random words keyed by (seed, stream, index): raw Philox, the part that NumPy keeps stable."""
+    """Return random words keyed by (seed, stream, index): raw Philox, the part that NumPy keeps stable."""
     generator = np.random.Philox(np.random.SeedSequence(seed, spawn_key=(stream, index)))
     return np.asarray(generator.random_raw(count), np.uint64)
 
 
 @lru_cache(maxsize=2)  # a batch straddles at most two long epochs
 def epoch_order(seed: int, epoch: int, num_sequences: int) -> IntArray:
-    """The sequences in the order in which an epoch reads them, each once. [num_sequences]"""
+    """Return the sequences in the order in which an epoch reads them, each once: [num_sequences]."""
     order = np.argsort(_draws(num_sequences, seed, ORDER_STREAM, epoch), kind="stable")
     order.flags.writeable = False
     return order
@@ -300,7 +201,7 @@ def epoch_order(seed: int, epoch: int, num_sequences: int) -> IntArray:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the path's name only once it is complete and on disk."""
+    """Open a file that takes the path's name only once it is complete and on disk."""
     unfinished = path.with_name(f".{path.name}.tmp-{secrets.token_hex(4)}")
     try:
         with unfinished.open("xb") as file:

@@ -1,4 +1,4 @@
-"""Tokens of a vocabulary that are no words: which they are, and the vocabulary of a model's folder."""
+"""The special tokens of a vocabulary, and the vocabulary that a model's folder brings."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ BEGINNINGS, MASKS = ("[CLS]", "<s>"), ("[MASK]", "<mask>")
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:
-    """What training needs of a vocabulary besides words: ids; all: of every special token, rising.
+    """The ids of a vocabulary's special tokens that training needs; all: of every one, rising.
 
     separator: between documents, and at the end of a masked sequence. cls, mask: None where there are none.
     """
@@ -27,7 +27,10 @@ class SpecialTokens:
 
     @classmethod
     def of(cls, vocabulary: Tokenizer) -> "SpecialTokens":
-        """Raises: InputError if the vocabulary has no token that ends a text."""
+        """Find the special tokens of a vocabulary by their usual names.
+
+        Raises: InputError if the vocabulary has no token that ends a text.
+        """
 
         def first(names: Iterable[str]) -> int | None:
             return next(
@@ -46,12 +49,12 @@ class SpecialTokens:
 
 
 def adopt_vocabulary(path: Path, task: Task, size: int) -> Tokenizer:
-    """The tokenizer.json that a model was trained with.
+    """Return the tokenizer that a model was trained with, from its tokenizer.json.
 
     size: of the model's vocabulary.
 
-    Raises:
-        InputError: missing, unreadable, without the special tokens of the task, or with larger ids.
+    Raises: InputError if it is missing, unreadable, without the special tokens of the task, or has larger
+    ids.
     """
     try:
         vocabulary = Tokenizer.from_str(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""What is trained: a chain of layers, its data and its loss."""
+"""The training task of a run: a chain of layers, its data and its loss."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -10,17 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from cost_model.errors import InputError
-from hetpipe.data.dataset import (
-    Dataset,
-    load_tokens,
+from hetpipe.data.dataset import Dataset, load_tokens, write_tokens
+from hetpipe.data.special_tokens import SpecialTokens, adopt_vocabulary
+from hetpipe.data.vocabulary import (
     load_vocabulary,
     read_corpus,
     save_vocabulary,
     train_vocabulary,
     vocabulary_sha256,
-    write_tokens,
 )
-from hetpipe.data.special_tokens import SpecialTokens, adopt_vocabulary
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.huggingface import ModelSpec, model_spec
 from hetpipe.models.huggingface_folder import TOKENIZER_FILE
@@ -55,7 +53,7 @@ class TrainingTask:
     rate_schedule: Callable[[int], float] | None = None
 
     def term_weight(self, labels: Tensor) -> float:
-        """What a token's loss counts in a step with these labels: 1 / (loss tokens of the step).
+        """Return what a token's loss counts in a step with these labels: 1 / (loss tokens of the step).
 
         Raises: InputError if the step has none.
         """
@@ -65,7 +63,7 @@ class TrainingTask:
         return 1 / terms
 
     def learning_rate(self, settings: Settings, step: int) -> float:
-        """The learning rate of a step, counted from 0."""
+        """Return the learning rate of a step, counted from 0."""
         if self.rate_schedule is None:
             return settings.learning_rate_at(step)
         return settings.learning_rate * self.rate_schedule(step)
@@ -75,7 +73,10 @@ TaskFactory = Callable[[RunFolder, Settings], TrainingTask]
 
 
 def check_length(spec: ModelSpec, sequence_length: int) -> None:
-    """Raises: InputError if the model cannot take sequences of this length."""
+    """Refuse sequences that are longer than the model takes.
+
+    Raises: InputError naming the longest.
+    """
     most = spec.max_sequence_length
     if sequence_length > most:
         raise InputError(
@@ -110,7 +111,10 @@ def prepare_data(folder: RunFolder, settings: Settings, vocabulary_from: Path | 
 
 
 def registered_task(folder: RunFolder, settings: Settings) -> TrainingTask:
-    """The task of a registered model, or of a folder's, on the tokens of the run folder (`prepare_data`)."""
+    """Return the task of a registered model, or of a folder's, on the run folder's tokens.
+
+    `prepare_data` has written those.
+    """
     spec = model_spec(settings.model, settings.model_folder)
     dataset = _dataset(folder, settings, spec)
 
@@ -140,7 +144,7 @@ def _dataset(folder: RunFolder, settings: Settings, spec: ModelSpec) -> Dataset:
 
 
 def model_notes(settings: Settings) -> list[str]:
-    """What a user should know of the folder that the model comes from; nothing of a model by name."""
+    """Return what a user should know of the folder that the model comes from; [] for a model by name."""
     weights = FolderWeights.of(model_spec(settings.model, settings.model_folder))
     if weights is None:
         return []

@@ -1,4 +1,4 @@
-"""Samples of one's own as the function of position that the ranks read."""
+"""User-supplied samples as the function of position that the ranks read."""
 
 import contextlib
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ LABELS = "labels"
 
 
 def batch_of(data: object, seed: int, shuffle: bool) -> Batch:
-    """Data of any of the kinds of `own_task` as a function of position.
+    """Return data of any of the kinds that `own_task` takes as a function of position.
 
     Raises: InputError for another kind.
     """
@@ -66,7 +66,7 @@ def _read(
 
 
 def _parts_of(sample: Any, index: int) -> tuple[dict[str, Tensor], Tensor]:
-    """Inputs by name and label of one sample, as tensors."""
+    """Return the inputs by name and the label of one sample, as tensors."""
     if isinstance(sample, Mapping):
         if LABELS not in sample or len(sample) < 2:
             raise InputError(f"data[{index}] has {sorted(sample)}; it needs inputs and {LABELS!r}")
@@ -74,8 +74,8 @@ def _parts_of(sample: Any, index: int) -> tuple[dict[str, Tensor], Tensor]:
         inputs = {name: value for name, value in sample.items() if name != LABELS}
     elif isinstance(sample, tuple | list) and len(sample) == 2:
         inputs, label = sample
-        if isinstance(inputs, tuple | list) and all(isinstance(entry, Tensor) for entry in inputs):
-            inputs = {f"input{place}": entry for place, entry in enumerate(inputs)}
+        if isinstance(inputs, tuple | list) and all(isinstance(value, Tensor) for value in inputs):
+            inputs = {f"input{place}": value for place, value in enumerate(inputs)}
         elif not isinstance(inputs, Mapping):
             inputs = {"input": inputs}
     else:
@@ -98,7 +98,7 @@ def _tensor(value: Any, name: str) -> Tensor:
 def batch_in(
     dtype: torch.dtype, batch: Batch, first_sample: int, num_samples: int
 ) -> tuple[Mapping[str, Tensor], Tensor]:
-    """A batch whose floating inputs have the model's dtype, and whose labels are at least as exact."""
+    """Return a batch with floating inputs in the model's dtype, and labels at least as exact."""
     inputs, labels = batch(first_sample, num_samples)
     cast = {name: value.to(dtype) if value.is_floating_point() else value for name, value in inputs.items()}
     if labels.is_floating_point():

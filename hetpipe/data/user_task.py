@@ -1,4 +1,4 @@
-"""A model, data and loss of one's own as a task that every rank can make: checked here, then sent to them."""
+"""A user's model, data and loss as a task that every rank can make: checked here, then sent to them."""
 
 import pickle
 import sys
@@ -31,7 +31,7 @@ Model = nn.Module | Callable[[], nn.Module]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a task of one's own may say besides model, data and loss.
+    """The options of a user's task besides model, data and loss.
 
     count_terms: labels of a whole step -> how many terms the loss sums; None: one a sample.
     shuffle: each epoch of a data set in an order of its own, drawn from the seed.
@@ -47,7 +47,7 @@ class Options:
 
 
 class UserTask:
-    """Gives the `TrainingTask` on every rank. Owns the bytes that are sent there, and the initial weights.
+    """A factory of the `TrainingTask` on every rank; owns the bytes sent there, and the initial weights.
 
     sequence_length: of the model's integer inputs [samples, seq], 1 where it has none.
     """
@@ -98,7 +98,7 @@ class UserTask:
 
 
 def own_task(model: Model, data: object, loss: Loss, **options: Any) -> UserTask:
-    """The task of a model of one's own, for `profile_model` and `Trainer`.
+    """Return the task of a user's own model, for `profile_model` and `Trainer`.
 
     model: an nn.Sequential, or a module around a list of blocks (all of transformers); or what builds one.
     data: a data set with a length, of samples by index: (inputs, label), inputs being a tensor or, by name, a
@@ -127,7 +127,7 @@ def own_task(model: Model, data: object, loss: Loss, **options: Any) -> UserTask
 
 
 def _packed(what: str, part: object) -> bytes:
-    """The bytes from which another process makes the part."""
+    """Return the bytes from which another process makes the part."""
     names = {"chain": "the model", "options": "an option"}
     name = names.get(what, f"the {what}")
     try:
@@ -169,7 +169,7 @@ def _check_norms(model: nn.Module) -> None:
 
 
 def _first_sample(data: object, shuffle: bool) -> tuple[Mapping[str, Tensor], Tensor]:
-    """Position 0 of the data, after a check that two reads of it are equal."""
+    """Return the sample at position 0 of the data, after a check that two reads of it are equal."""
     batch = batch_of(data, 0, shuffle)
     with refused_on_error("the data cannot be read"):
         inputs, labels = batch(0, 1)
@@ -199,7 +199,7 @@ def _one_each(num_samples: int) -> int:
 
 
 class SummedLoss:
-    """The user's loss, of which the first microbatch of several samples must show that it is a sum.
+    """A user's loss that is checked, at the first microbatch of several samples, to be a sum.
 
     Weighted by the terms of the whole step, a sum is the same under every plan; a mean is not.
     """

@@ -1,4 +1,4 @@
-"""Finds in an unchanged model its chain of blocks, what travels along it, and who uses which parameter."""
+"""The structure of an unchanged model: its chain of blocks, what they exchange, who uses which parameter."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -59,7 +59,7 @@ class BlockStructure:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What one forward and backward of a model showed; parameters are named relative to their block."""
+    """The findings of one forward and backward of a model; parameter names are relative to their block."""
 
     ports: tuple[Port, ...]
     num_outputs: int | None
@@ -70,10 +70,9 @@ class Observation:
 
 
 def find_blocks(model: nn.Module) -> str:
-    """Name of the list of alike modules that holds the most parameters.
+    """Return the name of the list of alike modules that holds the most parameters.
 
-    Raises:
-        InputError: the model has no such list.
+    Raises: InputError if the model has no such list.
     """
     lists = [
         (sum(parameter.numel() for parameter in module.parameters()), name)
@@ -91,7 +90,7 @@ def find_blocks(model: nn.Module) -> str:
 
 
 def logits_of(output: Any) -> Tensor:
-    """The prediction logits in what a model returns: its tensor, its logits, or the first of a tuple."""
+    """Return the prediction logits in a model's output: its tensor, its logits, or the first of a tuple."""
     for candidate in (
         output,
         getattr(output, "logits", None),
@@ -118,21 +117,20 @@ def refused_on_error(reason: str) -> Iterator[None]:
 
 
 def call_options(model: nn.Module) -> dict[str, bool]:
-    """Keyword arguments that every forward of this model gets: Hugging Face models must not build caches."""
+    """Return keyword arguments for every forward of this model: Hugging Face's must not build caches."""
     return {"use_cache": False} if hasattr(getattr(model, "config", None), "use_cache") else {}
 
 
 def unfreeze(model: nn.Module) -> None:
-    """Have every parameter that can take a gradient, so that autograd shows where it goes."""
+    """Let every parameter that can take a gradient take one, so that autograd shows where it goes."""
     for value in model.parameters():
         value.requires_grad_(value.is_floating_point() or value.is_complex())
 
 
 def observe(model: nn.Module, path: str, inputs: Inputs) -> Observation:
-    """Run a (small) model once and see what its blocks exchange, be its parameters frozen or not.
+    """Run a (small) model once and record what its blocks exchange, be its parameters frozen or not.
 
-    Raises:
-        InputError: the blocks are not a chain; says which rule they break.
+    Raises: InputError if the blocks are not a chain; says which rule they break.
     """
     blocks = list(model.get_submodule(path).children())
     recorder = _Recorder(model, path, len(blocks))
@@ -170,7 +168,7 @@ _BEFORE, _INSIDE, _AFTER = range(3)
 
 
 class _Recorder(TorchFunctionMode):
-    """Notes the arguments and outputs of each block, and in which phase each outer parameter is used."""
+    """A record of each block's arguments and outputs, and of the phase that uses each outer parameter."""
 
     def __init__(self, model: nn.Module, path: str, num_blocks: int) -> None:
         super().__init__()
@@ -236,7 +234,7 @@ def _hooks(blocks: list[nn.Module], recorder: _Recorder) -> Iterator[None]:
 
 
 def _ports(model: nn.Module, recorder: _Recorder) -> tuple[Port, ...]:
-    """Ports of the blocks, by object identity: what block i takes that block i - 1 returned."""
+    """Return the ports of the blocks, by object identity: what block i takes that block i - 1 returned."""
     name = type(model).__name__
     found = [
         _ports_between(output, *arguments)

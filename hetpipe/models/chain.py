@@ -25,8 +25,8 @@ from hetpipe.models.initialization import (
     Template,
     has_rule,
     initialise_by_module,
-    own_random_stream,
     parameters_on_meta,
+    private_random_stream,
     take_weights,
 )
 from hetpipe.models.partial_model import BlockLayers, LayerModel, SequentialLayers
@@ -64,10 +64,9 @@ class ChainModel:
 
     @classmethod
     def from_spec(cls, spec: ModelSpec) -> "ChainModel":
-        """The chain of a registered model: sizes from the meta device, structure from its shrunken copy.
+        """Describe a registered model: sizes from the meta device, structure from its shrunken copy.
 
-        Raises:
-            InputError: the model cannot be split, or its folder's weights are not its own; says why.
+        Raises: InputError if the model cannot be split, or its folder's weights are not its own; says why.
         """
         weights = FolderWeights.of(spec)
         inputs = {"input_ids": torch.arange(24).reshape(2, 12) % spec.shrunken_vocabulary_size}
@@ -84,15 +83,14 @@ class ChainModel:
         shrunk: Callable[[], nn.Module] | None = None,
         name: str | None = None,
     ) -> "ChainModel":
-        """The chain of any module with a list of blocks, or of an nn.Sequential.
+        """Describe any module with a list of blocks, or an nn.Sequential, as a chain.
 
         factory: builds the module; or the module itself, whose weights are then the initial ones.
         example: inputs of one sample, by name of the forward's arguments; for an nn.Sequential also plain
         tensors.
         shrunk: the same class made small; without it the structure is read off the full model, on the CPU.
 
-        Raises:
-            InputError: the model cannot be split; says why.
+        Raises: InputError if the model cannot be split; says why.
         """
         if isinstance(example, Tensor):
             example = (example,)
@@ -109,15 +107,18 @@ class ChainModel:
 
     @property
     def num_layers(self) -> int:
-        """How many layers the chain has."""
+        """Return how many layers the chain has."""
         return len(self.layer_names)
 
     def parameters(self, layer: int) -> tuple[ParameterInfo, ...]:
-        """The parameters of a layer; a tied one is listed by each of its layers."""
+        """Return the parameters of a layer; a tied one is listed by each of its layers."""
         return self.layer_parameters[layer]
 
     def boundary(self, layer: int, sequence_length: int | None = None) -> tuple[TensorSpec, ...]:
-        """What travels from layer - 1 to layer for one sample; sequence_length None takes the example's."""
+        """Return what travels from layer - 1 to layer for one sample.
+
+        sequence_length: None takes the example's.
+        """
         shapes = [
             (sequence_length,)
             if sequence_length is not None and tensor.dim() == 2 and not tensor.is_floating_point()
@@ -127,7 +128,7 @@ class ChainModel:
         return self._crossing(layer, tuple(shapes))
 
     def boundary_for(self, layer: int, inputs: Inputs) -> tuple[TensorSpec, ...]:
-        """The same for samples with the shapes of these inputs, each [samples, ...]."""
+        """Return what travels for samples with the shapes of these inputs, each [samples, ...]."""
         if self.structure is None:  # takes its inputs by position
             given = list(inputs.values())
         else:
@@ -135,7 +136,7 @@ class ChainModel:
         return self._crossing(layer, tuple(tuple(tensor.shape[1:]) for tensor in given))
 
     def know_boundaries(self, inputs: Inputs) -> None:
-        """Work out what travels for the shapes of these inputs, once; then `boundary_for` takes no time."""
+        """Work out what travels for the shapes of these inputs, so that `boundary_for` then takes no time."""
         if self.num_layers > 1:
             self.boundary_for(1, inputs)
 
@@ -153,7 +154,7 @@ class ChainModel:
         device: torch.device | str = "cpu",
         lowered: torch.dtype | None = None,
     ) -> LayerModel:
-        """These layers with real weights; all others cost nothing.
+        """Build these layers with real weights; all others cost nothing.
 
         Weights are those given, or are drawn in float32 on the CPU and do not depend on which layers are
         asked for. A Hugging Face model draws its layers alone, by the model's rule for each module, but for
@@ -185,16 +186,19 @@ class ChainModel:
     def _build_owned(
         self, layers: frozenset[int], infos: Mapping[str, ParameterInfo], seed: int
     ) -> tuple[nn.Module, dict[nn.Parameter, str]]:
-        """The model on the CPU with its owned weights, and its parameters' names; other blocks are empty."""
-        with own_random_stream(seed), parameters_on_meta() if self.has_rule else nullcontext():
+        """Return the model on the CPU with its owned weights alone, and the names of its parameters.
+
+        Other blocks are empty.
+        """
+        with private_random_stream(seed), parameters_on_meta() if self.has_rule else nullcontext():
             model = self.build()
         names = {parameter: name for name, parameter in model.named_parameters()}
         first, blocks = (
             (0, model) if self.structure is None else (1, model.get_submodule(self.structure.path))
         )
-        entries = list(model) if isinstance(model, nn.Sequential) else list(blocks.children())
-        owned = {id(block) for layer, block in enumerate(entries, start=first) if layer in layers}
-        for block in entries:
+        children = list(model) if isinstance(model, nn.Sequential) else list(blocks.children())
+        owned = {id(block) for layer, block in enumerate(children, start=first) if layer in layers}
+        for block in children:
             if self.structure is None:
                 let_inputs_be(block)
             if id(block) not in owned:
@@ -219,7 +223,7 @@ class ChainModel:
 def _replace_parameters(
     model: nn.Module, names: Mapping[nn.Parameter, str], make: Callable[[str, nn.Parameter], nn.Parameter]
 ) -> dict[nn.Parameter, str]:
-    """Put new parameters in the old ones' places, one for each tied one; gives the new ones' names."""
+    """Put new parameters in the old ones' places, one for each tied one; return the new ones' names."""
     made: dict[str, nn.Parameter] = {}
     for module in model.modules():
         for key, old in module._parameters.items():
@@ -238,7 +242,7 @@ def _place(
     dtype: torch.dtype,
     device: torch.device,
 ) -> dict[nn.Parameter, str]:
-    """Cast and move what is owned; all other parameters become views of one zero, which cost nothing."""
+    """Cast and move the owned parameters; make all others views of one zero, which cost nothing."""
 
     def target(tensor: Tensor) -> torch.dtype:
         return dtype if tensor.is_floating_point() else tensor.dtype
@@ -282,7 +286,7 @@ def _describe(
     else:
         path = find_blocks(model)
         num_blocks = len(list(model.get_submodule(path).children()))
-        with own_random_stream(0), torch.device("cpu"):
+        with private_random_stream(0), torch.device("cpu"):
             small = build_small()
             if type(small) is not type(model) or find_blocks(small) != path:
                 raise InputError(f"the shrunken copy of {name} is a {type(small).__name__} with other blocks")
@@ -316,7 +320,7 @@ def _describe(
 
 
 def _holders(name: str, path: str, num_blocks: int, seen: Observation) -> tuple[int, ...]:
-    """The layers that hold a parameter; one that nobody uses stays with the head."""
+    """Return the layers that hold a parameter; one that nobody uses stays with the head."""
     if name.startswith(f"{path}."):
         return (int(name.removeprefix(f"{path}.").partition(".")[0]) + 1,)
     before, after = name in seen.used_before, name in seen.used_after
@@ -331,7 +335,9 @@ def _is_reached(name: str, path: str, seen: Observation) -> bool:
 
 @lru_cache(maxsize=1024)
 def _boundaries(chain: ChainModel, shapes: tuple[tuple[int, ...], ...]) -> tuple[tuple[TensorSpec, ...], ...]:
-    """What travels: at each inner boundary of an nn.Sequential, else at the first one (all are alike).
+    """Return the tensors that cross at each boundary of an nn.Sequential, else at the first alone.
+
+    Between the blocks of other models all boundaries are alike.
 
     shapes: of one sample of each input, in the order of the example.
     """

@@ -1,4 +1,4 @@
-"""Models by name, built from Hugging Face configurations in code, or of a folder: nothing is downloaded."""
+"""Models by name, built from Hugging Face configurations in code, or from a folder: nothing is downloaded."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -35,7 +35,7 @@ class ModelSpec:
     folder: ModelFolder | None = None
 
     def shrunk(self) -> "ModelSpec":
-        """The tiny model of the same class: what holds for its structure holds for this one's."""
+        """Return the tiny model of the same class: what holds for its structure holds for this one's."""
         return replace(
             self,
             vocabulary_size=self.shrunken_vocabulary_size,
@@ -151,13 +151,12 @@ _SIZES: dict[str, tuple[str, dict[str, object]]] = {
 
 
 def model_spec(name: str, folder: str | Path | None = None) -> ModelSpec:
-    """The model of that name in the table, or of a folder.
+    """Return the model of that name in the table, or of a folder.
 
     folder: the folder of a model that is not of the table (`Settings.model_folder`); the name may be its path
         as well.
 
-    Raises:
-        InputError: no such model, or the folder cannot be used, or its configuration is not that of the name.
+    Raises: InputError if there is no such model, or the folder cannot be used or is not that of the name.
     """
     if folder is not None:
         found = read_model_folder(folder)
@@ -167,20 +166,19 @@ def model_spec(name: str, folder: str | Path | None = None) -> ModelSpec:
                 "is of another model"
             )
         return folder_spec(found)
-    entry = model_entry(name)
-    if entry.folder is not None:
-        return folder_spec(entry.folder)
+    known = model_entry(name)
+    if known.folder is not None:
+        return folder_spec(known.folder)
     family_name, sizes = _SIZES[name]
     family = _FAMILIES[family_name]
     config = {**family.fixed, **sizes}
-    return _spec(name, entry.task, family, family.model, config, None)
+    return _spec(name, known.task, family, family.model, config, None)
 
 
 def folder_spec(folder: ModelFolder) -> ModelSpec:
-    """The model of a folder's configuration, with its weights.
+    """Return the model of a folder's configuration, with its weights.
 
-    Raises:
-        InputError: the configuration cannot be used.
+    Raises: InputError if the configuration cannot be used.
     """
     family = _FAMILIES[folder.family]
     config = {key: value for key, value in folder.config.items() if key not in _LOADING}
@@ -221,7 +219,7 @@ def _spec(
 
 
 def _config(family: _Family, config: Mapping[str, object]) -> Any:
-    """The family's configuration; imports only that family's file of transformers."""
+    """Return the family's configuration; import only that family's file of transformers."""
     module = importlib.import_module(f"transformers.models.{family.module}.configuration_{family.module}")
     try:
         return getattr(module, family.config)(**config)
@@ -231,7 +229,7 @@ def _config(family: _Family, config: Mapping[str, object]) -> Any:
 
 
 def _build(family: _Family, model: str, sizes: Mapping[str, object]) -> nn.Module:
-    """Construct a model of a family; imports only that family's files of transformers."""
+    """Construct a model of a family; import only that family's files of transformers."""
     config = _config(family, sizes)
     modeling = importlib.import_module(f"transformers.models.{family.module}.modeling_{family.module}")
     # NOTE: the masks that the fused kernel draws inside cannot be keyed, see hetpipe.models.keyed_dropout.
@@ -240,12 +238,11 @@ def _build(family: _Family, model: str, sizes: Mapping[str, object]) -> nn.Modul
 
 
 def preload_modules(name: str, folder: str | Path | None = None) -> tuple[str, ...]:
-    """Modules that building the model imports, for a server that forks ranks.
+    """Return the modules that building the model imports, for a server that forks ranks.
 
-    Raises:
-        InputError: no such model.
+    Raises: InputError if there is no such model.
     """
-    entry = model_entry(name if folder is None else str(folder))
-    family = _SIZES[name][0] if entry.folder is None else entry.folder.family
+    known = model_entry(name if folder is None else str(folder))
+    family = _SIZES[name][0] if known.folder is None else known.folder.family
     module = _FAMILIES[family].module
     return (f"transformers.models.{module}.modeling_{module}",)

@@ -1,4 +1,4 @@
-"""Models in Hugging Face folders, as far as they are read without torch: configuration, weight headers."""
+"""Hugging Face folders, as far as they are read without torch: configuration, weight headers."""
 
 import json
 import struct
@@ -64,34 +64,34 @@ class ModelFolder:
 
     @property
     def tokenizer(self) -> Path | None:
-        """The vocabulary that the weights were trained with, where it is there."""
+        """Return the vocabulary that the weights were trained with, None where it is missing."""
         path = self.path / TOKENIZER_FILE
         return path if path.is_file() else None
 
     def tensors(self) -> dict[str, StoredTensor]:
-        """Headers of all tensors of the weight files by the name they have there.
+        """Return the headers of all tensors of the weight files, by the names that they have there.
 
         Raises: InputError if a file is missing or damaged, or holds what cannot be trained.
         """
         found: dict[str, StoredTensor] = {}
         for path in weight_files(self.path):
-            for name, entry in _header(path).items():
-                if entry.dtype not in TRAINABLE_DTYPES:
+            for name, tensor in _header(path).items():
+                if tensor.dtype not in TRAINABLE_DTYPES:
                     raise InputError(
-                        f"{path}: {name!r} is stored as {entry.dtype}, which cannot be trained; save the "
+                        f"{path}: {name!r} is stored as {tensor.dtype}, which cannot be trained; save the "
                         "model as float32, float16 or bfloat16"
                     )
-                found[name] = entry
+                found[name] = tensor
         return found
 
 
 def names_folder(text: str) -> bool:
-    """Whether a --model that is no built-in name means a folder."""
+    """Return whether a --model that is no built-in name means a folder."""
     return "/" in text or "\\" in text or (text != "" and Path(text).is_dir())
 
 
 def read_model_folder(text: str | Path) -> ModelFolder:
-    """The model of a folder, once its configuration and the presence of its weights are checked.
+    """Return the model of a folder, after checks of its configuration and of the presence of weights.
 
     Raises: InputError naming what is missing or not supported, and the remedy.
     """
@@ -110,7 +110,7 @@ def read_model_folder(text: str | Path) -> ModelFolder:
 
 
 def described(path: Path, base_name: str, config: object) -> ModelFolder:
-    """A folder's model by the content of its config.json.
+    """Return a folder's model by the content of its config.json.
 
     Raises: InputError if this model cannot be trained; names architecture and remedy.
     """
@@ -132,7 +132,7 @@ def described(path: Path, base_name: str, config: object) -> ModelFolder:
 
 
 def weight_files(folder: Path) -> tuple[Path, ...]:
-    """The safetensors files that hold a folder's weights, in the order of their names.
+    """Return the safetensors files that hold a folder's weights, in the order of their names.
 
     Raises: InputError if there are none, or only pickled ones, or a file of the index is missing.
     """
@@ -159,7 +159,7 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
 
 
 def _header(path: Path) -> dict[str, StoredTensor]:
-    """The header of a safetensors file: 8 bytes of length, then JSON.
+    """Return the header of a safetensors file: 8 bytes of length, then JSON.
 
     Raises: InputError if the file is damaged.
     """
@@ -171,10 +171,11 @@ def _header(path: Path) -> dict[str, StoredTensor]:
                 raise ValueError("it is shorter than its header")
             header = json.loads(file.read(length))
         header.pop("__metadata__", None)
-        if max((entry["data_offsets"][1] for entry in header.values()), default=0) > available:
+        if max((tensor["data_offsets"][1] for tensor in header.values()), default=0) > available:
             raise ValueError("it ends before its last tensor")
         return {
-            name: StoredTensor(path, tuple(entry["shape"]), entry["dtype"]) for name, entry in header.items()
+            name: StoredTensor(path, tuple(tensor["shape"]), tensor["dtype"])
+            for name, tensor in header.items()
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
         raise InputError(f"{path}: is no safetensors file, or damaged ({error}); copy it again") from None

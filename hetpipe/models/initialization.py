@@ -14,8 +14,8 @@ from hetpipe.models.keyed_dropout import stable_hash
 
 
 @contextmanager
-def own_random_stream(seed: int) -> Iterator[None]:
-    """Draws inside come from this seed; the global generator is left as it was."""
+def private_random_stream(seed: int) -> Iterator[None]:
+    """Draw from this seed inside the context; the global generator is left as it was."""
     with torch.random.fork_rng(devices=[]):
         # NOTE: torch.manual_seed would reseed the accelerators as well.
         torch.default_generator.manual_seed(seed)
@@ -24,7 +24,7 @@ def own_random_stream(seed: int) -> Iterator[None]:
 
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """Modules built inside have real buffers, and parameters without storage."""
+    """Build modules inside the context with real buffers, and with parameters without storage."""
     register = nn.Module.register_parameter
 
     def register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
@@ -40,7 +40,7 @@ def parameters_on_meta() -> Iterator[None]:
 
 
 def has_rule(model: nn.Module) -> bool:
-    """Whether the model says how each of its modules is initialised, as all of Hugging Face's do."""
+    """Return whether the model says how each module is initialised, as all of Hugging Face's do."""
     return hasattr(model, "_init_weights")
 
 
@@ -60,12 +60,12 @@ def initialise_by_module(
         for name, module, rule in _post_order("", model, None):
             tied_elsewhere = [
                 parameter
-                for own_name, parameter in module.named_parameters(prefix=name, recurse=False)
-                if names[parameter] != own_name and names[parameter] in owned
+                for listed_name, parameter in module.named_parameters(prefix=name, recurse=False)
+                if names[parameter] != listed_name and names[parameter] in owned
             ]
             for parameter in tied_elsewhere:
                 cast(Any, parameter)._is_hf_initialized = True
-            with own_random_stream(stable_hash(f"{seed},{name}")):
+            with private_random_stream(stable_hash(f"{seed},{name}")):
                 rule(module)
             for parameter in tied_elsewhere:
                 cast(Any, parameter)._is_hf_initialized = False
@@ -84,7 +84,7 @@ def _post_order(
 
 
 class Template:
-    """A module without its weights; calling it gives a copy whose parameters are zero, tied ones tied.
+    """A module without its weights; a call gives a copy whose parameters are zero, tied ones tied.
 
     The copy is made on the device of the context, as one that a constructor makes. Buffers keep their values.
     Can be sent to other processes: parameters cost nothing here.
@@ -108,7 +108,7 @@ class Template:
 
 
 def _copy_with(module: nn.Module, make: Callable[[nn.Parameter], nn.Parameter]) -> nn.Module:
-    """A deep copy of a module with other parameters, one for each."""
+    """Return a deep copy of a module with other parameters, one for each."""
     return copy.deepcopy(module, {id(value): make(value) for value in module.parameters()})
 
 

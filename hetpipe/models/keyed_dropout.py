@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from cost_model.errors import InputError
@@ -16,7 +16,7 @@ PREFIX = -1
 
 
 class KeyedDropout(TorchFunctionMode):
-    """Draws each sample's dropout masks from (seed, step, sample, layer, call within the layer).
+    """Dropout masks drawn per sample from (seed, step, sample, layer, call within the layer).
 
     Replaces `torch.nn.functional.dropout`, hence `nn.Dropout`, in every forward inside the context; the
     backward needs no context. Masks are drawn on the CPU in float32, so they are the same for every device
@@ -25,10 +25,10 @@ class KeyedDropout(TorchFunctionMode):
     >>> with KeyedDropout(seed=0) as dropout:
     ...     dropout.at(step=0, samples=(7, 8))
     ...     dropout.enter_layer(3)
-    ...     both = F.dropout(torch.ones(2, 5))
+    ...     both = functional.dropout(torch.ones(2, 5))
     ...     dropout.at(step=0, samples=(8,))
     ...     dropout.enter_layer(3)
-    ...     torch.equal(F.dropout(torch.ones(1, 5)), both[1:])
+    ...     torch.equal(functional.dropout(torch.ones(1, 5)), both[1:])
     True
     """
 
@@ -60,7 +60,7 @@ class KeyedDropout(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if func is F.dropout:
+        if func is functional.dropout:
             return self._dropout(*args, **kwargs)
         if func in _FORBIDDEN:
             _FORBIDDEN[func](func.__name__, args, kwargs)
@@ -97,7 +97,7 @@ class KeyedDropout(TorchFunctionMode):
 
 
 def stable_hash(key: str) -> int:
-    """A seed in [0, 2 ** 63) that depends on the text only (BLAKE2b)."""
+    """Return a seed in [0, 2 ** 63) that depends on the text only (BLAKE2b)."""
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little") >> 1
 
 
@@ -126,10 +126,17 @@ def _refuse_other_dropout(name: str, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 _FORBIDDEN: dict[Callable[..., Any], Callable[[str, tuple[Any, ...], dict[str, Any]], None]] = {
-    F.scaled_dot_product_attention: _refuse_attention_dropout,
-    F.multi_head_attention_forward: _refuse_multi_head_dropout,
+    functional.scaled_dot_product_attention: _refuse_attention_dropout,
+    functional.multi_head_attention_forward: _refuse_multi_head_dropout,
     **dict.fromkeys(
-        (F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout),
+        (
+            functional.dropout1d,
+            functional.dropout2d,
+            functional.dropout3d,
+            functional.alpha_dropout,
+            functional.feature_alpha_dropout,
+            torch.dropout,
+        ),
         _refuse_other_dropout,
     ),
 }

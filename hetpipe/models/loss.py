@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from hetpipe.models.names import Task
 
@@ -15,7 +15,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def loss_sum(task: Task, logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy summed over the tokens whose label is not -100, in float32 or better.
+    """Return the cross-entropy summed over tokens whose label is not -100, in float32 or better.
 
     logits: [microbatch, seq, vocabulary]; labels: [microbatch, seq], for a causal model the input itself
     (position t is scored against label t + 1).
@@ -27,7 +27,7 @@ def loss_sum(task: Task, logits: Tensor, labels: Tensor) -> Tensor:
     if task is Task.CAUSAL_LM:
         logits, labels = logits[:, :-1], labels[:, 1:]
     dtype = torch.promote_types(logits.dtype, torch.float32)
-    return F.cross_entropy(
+    return functional.cross_entropy(
         logits.reshape(-1, logits.shape[-1]).to(dtype),
         labels.reshape(-1),
         ignore_index=IGNORED_LABEL,

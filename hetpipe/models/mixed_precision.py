@@ -16,23 +16,23 @@ _WEIGHTS = {FLOAT32: torch.float32, FLOAT64: torch.float64, BFLOAT16_AUTOCAST: t
 
 
 def weight_dtype(dtype: str) -> torch.dtype:
-    """What weights are held, and inputs given, in, under a dtype of the settings."""
+    """Return the dtype in which weights are held, and inputs given, under a dtype of the settings."""
     return _WEIGHTS[dtype]
 
 
 def lowered_dtype(dtype: str) -> torch.dtype | None:
-    """What autocast lowers to; None where there is no autocast."""
+    """Return the dtype to which autocast lowers; None where there is no autocast."""
     return torch.bfloat16 if dtype == BFLOAT16_AUTOCAST else None
 
 
 def boundary_dtype(dtype: str) -> torch.dtype:
-    """What floating tensors travel in from layer to layer."""
+    """Return the dtype of floating tensors that travel from layer to layer."""
     return lowered_dtype(dtype) or weight_dtype(dtype)
 
 
 @contextmanager
 def kept_casts() -> Iterator[None]:
-    """Lowered copies of weights that are made inside are kept to the end, for all microbatches.
+    """Keep the lowered copies of weights that are made inside to the end, for all microbatches.
 
     Without it every forward would make its own, and every microbatch in flight would keep them. Weights must
     not change inside before their last use.

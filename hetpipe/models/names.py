@@ -1,4 +1,4 @@
-"""The models known by name, as a table that loads without torch; and those of folders."""
+"""The models known by name, as a table that loads without torch, and those of folders."""
 
 import difflib
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from hetpipe.models.huggingface_folder import ModelFolder, names_folder, read_mo
 
 
 class Task(StrEnum):
-    """What a model is trained to predict."""
+    """The quantity that a model is trained to predict."""
 
     MASKED_LM = "masked-lm"
     CAUSAL_LM = "causal-lm"
@@ -17,7 +17,7 @@ class Task(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """One line of the table of models; folder: where a model comes from that is not of the table."""
+    """A line of the table of models; folder: where a model comes from that is not of the table."""
 
     name: str
     task: Task
@@ -26,7 +26,7 @@ class ModelEntry:
 
     @property
     def place(self) -> str | None:
-        """The folder as `Settings.model_folder` holds it."""
+        """Return the folder as `Settings.model_folder` holds it."""
         return None if self.folder is None else str(self.folder.path)
 
 
@@ -44,21 +44,21 @@ MODEL_ENTRIES = (
 
 
 def registered_models() -> tuple[str, ...]:
-    """Names of all models of the registry, in the order of the table."""
-    return tuple(entry.name for entry in MODEL_ENTRIES)
+    """Return the names of all models of the registry, in the order of the table."""
+    return tuple(model.name for model in MODEL_ENTRIES)
 
 
 def model_entry(name: str) -> ModelEntry:
-    """What a --model means: a line of the table, or a folder that holds a Hugging Face model.
+    """Return what a --model means: a line of the table, or a folder that holds a Hugging Face model.
 
     A name of the table wins over a folder that is called so; "./bert-tiny" is the folder.
 
-    Raises:
-        InputError: no such model; names the closest one, else all; or the folder cannot be used.
+    Raises: InputError if there is no such model (names the closest one, else all), or the folder cannot be
+    used.
     """
-    for entry in MODEL_ENTRIES:
-        if entry.name == name:
-            return entry
+    for model in MODEL_ENTRIES:
+        if model.name == name:
+            return model
     if names_folder(name):
         folder = read_model_folder(name)
         return ModelEntry(folder.name, Task(folder.task), folder.architecture, folder)

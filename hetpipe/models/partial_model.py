@@ -21,8 +21,8 @@ from hetpipe.models.keyed_dropout import PREFIX
 Carried = tuple[Tensor, ...]
 
 
-class _Leave(Exception):
-    """Control flow: the computation reached `stop`."""
+class _LeaveError(Exception):
+    """A signal of control flow: the computation reached `stop`."""
 
 
 class LayerModel(nn.Module):
@@ -69,19 +69,19 @@ class LayerModel(nn.Module):
         return tuple(map(torch.Tensor.float, carried)) if stop == self.num_layers else carried
 
     def compute(self, start: int, stop: int, inputs: Inputs, carried: Carried) -> Carried:
-        """`run` without its check that the layers are owned: others compute with zeros."""
+        """Do what `run` does without its check that the layers are owned: others compute with zeros."""
         raise NotImplementedError
 
     def parameters_of(self, layer: int) -> dict[str, nn.Parameter]:
-        """The parameters of an owned layer by canonical name; all its layers share a tied one."""
+        """Return the parameters of an owned layer by canonical name; all its layers share a tied one."""
         return dict(self._by_layer[layer])
 
     def owned_parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters of all owned layers by canonical name, each once, in the order of the layers."""
+        """Return the parameters of all owned layers by name, each once, in the order of the layers."""
         return {name: value for layer in self._by_layer.values() for name, value in layer.items()}
 
     def _rounded(self, tensors: Carried) -> Carried:
-        """What leaves a layer as the next one gets it, be it on this rank or another."""
+        """Return what leaves a layer as the next one gets it, be it on this rank or another."""
         if self.lowered is None:
             return tensors
         return tuple(tensor.to(self.lowered) if tensor.is_floating_point() else tensor for tensor in tensors)
@@ -121,7 +121,7 @@ class SequentialLayers(LayerModel):
 
 
 def _zeros(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
-    """A forward that costs nothing, for a module without weights of its own: zeros of the right shape."""
+    """Return a forward that costs nothing, for a module without weights: zeros of the right shape."""
     weight = getattr(module, "weight", None)
     if not isinstance(weight, Tensor) or weight.dim() == 0 or any(weight.stride()):
         return None
@@ -171,14 +171,14 @@ class BlockLayers(LayerModel):
             if start:
                 torch.set_grad_enabled(False)
             return (logits_of(self.model(**inputs, **self._options)),)
-        except _Leave:
+        except _LeaveError:
             return self._carried
         finally:
             torch.set_grad_enabled(self._grad)
             self._carried = ()
 
     def _gate(self, layer: int, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """What a block does when called: pass through, inject, leave, or compute."""
+        """Return what a block does when called: pass through, inject, leave, or compute."""
         head = self.num_layers - 1
 
         def gate(*args: Any, **kwargs: Any) -> Any:
@@ -212,7 +212,7 @@ class BlockLayers(LayerModel):
     def _arrive(self, layer: int, tensors: Carried) -> None:
         if layer == self._stop:
             self._carried = tensors
-            raise _Leave
+            raise _LeaveError
         self._cross(layer, tensors)
 
     def _taken(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Carried:
@@ -236,7 +236,7 @@ class BlockLayers(LayerModel):
         return tuple(result if port.output is None else result[port.output] for port in self._ports)
 
     def _pack(self, tensors: Carried) -> Any:
-        """The tensors in the form in which a block returns them, None for what does not travel."""
+        """Return the tensors in the form in which a block returns them, None for what does not travel."""
         if self._num_outputs is None:
             return tensors[0]
         result: list[Tensor | None] = [None] * self._num_outputs

@@ -1,4 +1,4 @@
-"""The weights of a Hugging Face folder, each rank its own: read tensor by tensor, under the model's names."""
+"""The weights of a Hugging Face folder, of each rank its own: read tensor by tensor, by the model's names."""
 
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -28,7 +28,7 @@ _OTHER_HEADS = {"bert": (r"^bert\.pooler\.", r"^cls\.seq_relationship\.")}
 
 @dataclass(frozen=True, slots=True)
 class FolderWeights:
-    """Where in a folder each parameter of a model lies.
+    """The places in a folder at which the parameters of a model lie.
 
     places: by canonical name, the tensor's header with its name in the file, for each of the names that the
         parameter has (several if it is tied); parameters that the folder lacks are not in it.
@@ -57,24 +57,24 @@ class FolderWeights:
         places: dict[str, list[tuple[str, StoredTensor]]] = {}
         unused = []
         ignored = [*_BUFFERS, *(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())]
-        for key, entry in sorted(stored.items()):
+        for key, tensor in sorted(stored.items()):
             name = _model_name(key, base, aliases)
             if name not in aliases:
                 if _matches(name, _OTHER_HEADS.get(folder.family, ())):
                     unused.append(key)
                 elif not _matches(key, ignored):
                     raise InputError(
-                        f"{entry.file}: holds {key!r}, which {folder.architecture} does not have; is the "
+                        f"{tensor.file}: holds {key!r}, which {folder.architecture} does not have; is the "
                         "architecture in config.json the right one?"
                     )
                 continue
             shape = tuple(aliases[name].shape)
-            if entry.shape != shape:
+            if tensor.shape != shape:
                 raise InputError(
-                    f"{entry.file}: {key!r} has shape {list(entry.shape)}, by config.json {list(shape)}; "
+                    f"{tensor.file}: {key!r} has shape {list(tensor.shape)}, by config.json {list(shape)}; "
                     "make config.json and weights agree"
                 )
-            places.setdefault(canonical[id(aliases[name])], []).append((key, entry))
+            places.setdefault(canonical[id(aliases[name])], []).append((key, tensor))
         new = tuple(name for name in canonical.values() if name not in places)
         for name in new:
             if name.startswith(f"{base}.") and not _matches(name, _OTHER_HEADS.get(folder.family, ())):
@@ -85,7 +85,7 @@ class FolderWeights:
 
     @classmethod
     def of(cls, spec: ModelSpec) -> "FolderWeights | None":
-        """The weights that a model begins with; None where they are drawn from the seed.
+        """Return the weights that a model begins with; None where they are drawn from the seed.
 
         Raises: InputError as `find`.
         """
@@ -96,15 +96,15 @@ class FolderWeights:
         return cls.find(spec.folder, model)
 
     def load(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """The stored ones of these parameters, in float32 on the CPU; no other tensor is read.
+        """Return the stored ones of these parameters, in float32 on the CPU; read no other tensor.
 
         Raises: InputError if a file cannot be read, or the names of a tied parameter hold different values.
         """
         wanted = {name: self.places[name] for name in names if name in self.places}
         by_file: dict[str, list[tuple[str, str]]] = {}
         for name, places in wanted.items():
-            for key, entry in places:
-                by_file.setdefault(str(entry.file), []).append((name, key))
+            for key, stored in places:
+                by_file.setdefault(str(stored.file), []).append((name, key))
         tensors: dict[str, Tensor] = {}
         for path, members in sorted(by_file.items()):
             try:
@@ -122,7 +122,7 @@ class FolderWeights:
         return tensors
 
     def notes(self) -> list[str]:
-        """What a user should know: parameters that begin at random, and tensors that are not used."""
+        """Return what a user should know: parameters that begin at random, tensors that are not used."""
         sentences = []
         if self.new:
             sentences.append(
@@ -136,7 +136,7 @@ class FolderWeights:
 
 
 def _model_name(key: str, base: str, names: Collection[str]) -> str:
-    """The name in the model of a tensor of the folder, with or without the prefix of the base model."""
+    """Return the model's name for a tensor of the folder, with or without the base model's prefix."""
     for pattern, renamed in _RENAMED:
         key = pattern.sub(renamed, key)
     if key in names or not base:

@@ -1,4 +1,4 @@
-"""What an nn.Sequential is made of: each child is a layer."""
+"""Facts about an nn.Sequential, each child of which is a layer."""
 
 from collections.abc import Callable
 
@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from hetpipe.models.block_structure import Inputs, unfreeze
-from hetpipe.models.initialization import own_random_stream
+from hetpipe.models.initialization import private_random_stream
 from hetpipe.models.partial_model import SequentialLayers
 
 
 def holders_of(model: nn.Sequential) -> dict[str, tuple[int, ...]]:
-    """The children that hold each parameter, by its name."""
+    """Return the children that hold each parameter, by its name."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     holders: dict[str, list[int]] = {name: [] for name in names.values()}
     for layer, child in enumerate(model):
@@ -21,9 +21,9 @@ def holders_of(model: nn.Sequential) -> dict[str, tuple[int, ...]]:
 
 
 def run_through(build: Callable[[], nn.Module], inputs: Inputs) -> tuple[nn.Module, list[tuple[Tensor, ...]]]:
-    """Run an nn.Sequential, on the meta device if it can; gives it with the output of each child."""
+    """Run an nn.Sequential, on the meta device if it can; return it with the output of each child."""
     for device in ("meta", "cpu"):
-        with own_random_stream(0), torch.device(device):
+        with private_random_stream(0), torch.device(device):
             model = build()
             assert isinstance(model, nn.Sequential)
             unfreeze(model)
@@ -42,7 +42,7 @@ def run_through(build: Callable[[], nn.Module], inputs: Inputs) -> tuple[nn.Modu
 
 
 def let_inputs_be(layer: nn.Module) -> None:
-    """Have a layer not work in place on what it is given, which at a cut autograd does not allow.
+    """Keep a layer from working in place on its input, which autograd does not allow at a cut.
 
     The result is the same; only what the layer itself, or its first part, says is `inplace` is changed.
     """
@@ -54,7 +54,7 @@ def let_inputs_be(layer: nn.Module) -> None:
 
 
 def reached_by(build: Callable[[], nn.Module], inputs: Inputs) -> set[str]:
-    """Names of the parameters that the first output reaches, frozen ones too."""
+    """Return the names of the parameters that the first output reaches, frozen ones too."""
     model, outputs = run_through(build, inputs)
     outputs[-1][0].sum().backward()  # type: ignore[no-untyped-call]
     return {name for name, parameter in model.named_parameters() if parameter.grad is not None}

@@ -1,4 +1,4 @@
-"""Split equals whole: trains one step of a model in stages and unsplit, and compares loss and gradients."""
+"""The check that split equals whole: one step in stages and unsplit, compared by loss and gradients."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +14,7 @@ from cost_model.errors import CheckFailedError
 from hetpipe.models.block_structure import Inputs, call_options, logits_of, refused_on_error
 from hetpipe.models.chain import ChainModel, LayerModel
 from hetpipe.models.huggingface import ModelSpec
-from hetpipe.models.initialization import own_random_stream
+from hetpipe.models.initialization import private_random_stream
 from hetpipe.models.keyed_dropout import KeyedDropout
 from hetpipe.models.loss import IGNORED_LABEL, loss_sum
 
@@ -24,7 +24,7 @@ SPLIT_TOLERANCE = 1e-12
 MICROBATCH_TOLERANCE = 1e-6
 """The same between microbatch sizes, where norms that some models compute in float32 round otherwise."""
 
-Stage = tuple[int, int, int]  # rank, start, stop
+_Cut = tuple[int, int, int]  # rank, start, stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class _Case:
     loss: Callable[[Tensor, Tensor], Tensor]
 
     def singles(self) -> "list[_Case]":
-        """The same samples as microbatches of one."""
+        """Return the same samples as microbatches of one."""
         return [
             _Case(
                 {key: tensor[index : index + 1] for key, tensor in self.inputs.items()},
@@ -70,7 +70,7 @@ class _Case:
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """Loss and gradients by name of one step."""
+    """The loss and the gradients, by name, of one step."""
 
     loss: float
     gradients: dict[str, Tensor]
@@ -78,14 +78,14 @@ class _Outcome:
 
 @dataclass(frozen=True, slots=True)
 class _Difference:
-    """How far two outcomes are apart: see CheckReport."""
+    """The distance of two outcomes: see CheckReport."""
 
     loss: float
     gradient: float
     parameter: str
 
     def reason(self, subject: str, tolerance: float) -> str:
-        """What differs, in one line; empty within the tolerance. Not a number is out of it."""
+        """Return what differs, in one line; empty within the tolerance. Not a number is out of it."""
         if not self.loss <= tolerance:
             return f"{subject}: the loss is off by {self.loss:.1e} of itself"
         if not self.gradient <= tolerance:
@@ -150,10 +150,9 @@ def check_split(
 
 
 def require_split(spec: ModelSpec) -> None:
-    """`check_split` of a registered model, for what goes on only if it passes.
+    """Run `check_split` of a registered model, and go on only if it passes.
 
-    Raises:
-        CheckFailedError: the split model does not compute what the whole one does; names what differs.
+    Raises: CheckFailedError if the split model does not compute what the whole one does; names what differs.
     """
     report = check_split(spec)
     if not report.passed:
@@ -161,7 +160,7 @@ def require_split(spec: ModelSpec) -> None:
 
 
 def _in_plain_torch(build: Callable[[], nn.Module]) -> nn.Module:
-    """The model with its mixture of experts, if any, computed by kernels that exist in float64."""
+    """Return the model with its experts, if any, computed by kernels that exist in float64."""
     model = build()
     config = getattr(model, "config", None)
     if hasattr(config, "_experts_implementation"):
@@ -169,8 +168,8 @@ def _in_plain_torch(build: Callable[[], nn.Module]) -> nn.Module:
     return model
 
 
-def _splits(num_layers: int) -> tuple[tuple[Stage, ...], ...]:
-    """One layer per stage, two halves, and two ranks that alternate, the first of which holds both ends."""
+def _splits(num_layers: int) -> tuple[tuple[_Cut, ...], ...]:
+    """Return three splits: a layer a stage, two halves, two ranks in turn of which one holds both ends."""
     half = (num_layers + 1) // 2
     ends = sorted({0, 1, half, num_layers - 1})
     interleaved = tuple(
@@ -185,9 +184,9 @@ def _splits(num_layers: int) -> tuple[tuple[Stage, ...], ...]:
 
 
 def _token_cases(spec: ModelSpec, seed: int) -> list[_Case]:
-    """Two samples of 12 tokens, and three of 9 with padding on either side."""
+    """Return two samples of 12 tokens, and three of 9 with padding on either side."""
     cases = []
-    with own_random_stream(seed):
+    with private_random_stream(seed):
         for shape, padded in (((2, 12), False), ((3, 9), True)):
             ids = torch.randint(0, spec.vocabulary_size, shape)
             labels = ids.masked_fill(torch.rand(shape) < 0.3, IGNORED_LABEL)
@@ -203,10 +202,10 @@ def _token_cases(spec: ModelSpec, seed: int) -> list[_Case]:
 
 
 def _example_cases(chain: ChainModel, seed: int) -> list[_Case]:
-    """One sample, and three rolled against each other, scored by their distance from a random output."""
+    """Return one sample, and three rolled ones, scored by their distance from a random output."""
 
     def loss(logits: Tensor, _: Tensor) -> Tensor:
-        with own_random_stream(seed):
+        with private_random_stream(seed):
             weights = torch.randn(logits.shape[1:], dtype=torch.float64)
         return (logits - weights).square().sum()
 
@@ -224,8 +223,8 @@ def _example_cases(chain: ChainModel, seed: int) -> list[_Case]:
 
 
 def _whole_model(chain: ChainModel, seed: int) -> nn.Module:
-    """The unsplit model in float64, with the weights that the chain draws."""
-    with own_random_stream(seed), torch.device("cpu"):
+    """Return the unsplit model in float64, with the weights that the chain draws."""
+    with private_random_stream(seed), torch.device("cpu"):
         model = chain.build().double().train()
     weights = chain.materialise(range(chain.num_layers), seed).owned_parameters()
     with torch.no_grad():
@@ -235,7 +234,7 @@ def _whole_model(chain: ChainModel, seed: int) -> nn.Module:
 
 
 def _run_whole(chain: ChainModel, model: nn.Module, case: _Case, seed: int) -> _Outcome:
-    """One step of the model as its author wrote it, with hooks only to name the layers for dropout."""
+    """Run one step of the model as its author wrote it, with hooks only to name layers for dropout."""
     model.zero_grad()
     with KeyedDropout(seed) as dropout, _announced_layers(model, chain, dropout):
         dropout.at(step=0, samples=case.samples)
@@ -272,7 +271,7 @@ def _announced_layers(model: nn.Module, chain: ChainModel, dropout: KeyedDropout
             handle.remove()
 
 
-def _run_splits(chain: ChainModel, split: Sequence[Stage], cases: list[_Case], seed: int) -> list[_Outcome]:
+def _run_splits(chain: ChainModel, split: Sequence[_Cut], cases: list[_Case], seed: int) -> list[_Outcome]:
     ranks = {
         rank: chain.materialise(
             {layer for owner, start, stop in split if owner == rank for layer in range(start, stop)},
@@ -285,8 +284,8 @@ def _run_splits(chain: ChainModel, split: Sequence[Stage], cases: list[_Case], s
         return [_run_split(ranks, split, case, seed) for case in cases]
 
 
-def _run_split(ranks: dict[int, LayerModel], split: Sequence[Stage], case: _Case, seed: int) -> _Outcome:
-    """Forward and backward stage by stage, nothing but detached boundary tensors between them."""
+def _run_split(ranks: dict[int, LayerModel], split: Sequence[_Cut], case: _Case, seed: int) -> _Outcome:
+    """Run forward and backward stage by stage, with only detached boundary tensors between them."""
     received: list[tuple[Tensor, ...]] = []
     sent: list[tuple[Tensor, ...]] = []
     carried: tuple[Tensor, ...] = ()
@@ -326,7 +325,7 @@ def _relative(difference: float, scale: float) -> float:
 
 
 def _compare(got: _Outcome, expected: _Outcome) -> _Difference:
-    """Differences relative to the loss and to the largest gradient; a missing gradient counts as zero."""
+    """Return differences relative to the loss and the largest gradient; a missing one counts as zero."""
     scale = max((gradient.abs().max().item() for gradient in expected.gradients.values()), default=0.0)
     names = sorted(expected.gradients.keys() | got.gradients.keys())
     zero = torch.zeros((), dtype=torch.float64)

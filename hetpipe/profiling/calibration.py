@@ -1,4 +1,4 @@
-"""Corrects a profile by what a run measured. Needs no torch."""
+"""The correction of a profile by what a run measured. Needs no torch."""
 
 import dataclasses
 import statistics
@@ -12,20 +12,21 @@ from cost_model.profile import KindProfile, LayerTimes, ModelProfile
 from hetpipe.program.instructions import Compute, Pass, Step
 from hetpipe.program.trace import Trace
 from hetpipe.runs.run_report import RunReport
+from partition.estimates.plan_memory import stepped_bytes
 from partition.plan import Plan, check_plan
 
 
 def calibrate(
     profile: ModelProfile, plan: Plan, cluster: Cluster, report: RunReport, trace: Trace | None = None
 ) -> ModelProfile:
-    """The profile with which the run would have been predicted as it was measured, stage by stage.
+    """Return the profile that would have predicted the run as it was measured, stage by stage.
 
     The times of a layer on a kind are scaled by measured over predicted seconds of the stages of that kind
     that held the layer (so by the mean of their errors, weighted with their predicted seconds); layers that
     the kind did not hold by those of all its stages. Kinds without a stage stay as they are.
 
     trace: the measured step; its optimizer seconds replace those of the kinds, and links between real devices
-    are scaled by its hops over the predicted ones.
+    are scaled by its transfers over the predicted ones.
 
     Raises: InputError if the report, plan and profile do not belong together.
     """
@@ -35,13 +36,13 @@ def calibrate(
         for number, pipeline in enumerate(plan.pipelines)
         for index, stage in enumerate(pipeline.stages)
     }
-    found = {(entry.pipeline, entry.stage, entry.device) for entry in report.stages}
+    found = {(stage.pipeline, stage.stage, stage.device) for stage in report.stages}
     if report.model != plan.model or found != known:
         raise InputError(
             f"the report is of {report.model!r} in {len(found)} stages, the plan of {plan.model!r} in "
             f"{len(known)}, or on other devices; give a run folder as it was written"
         )
-    kinds = {kind: _scaled(kind, entry, plan, cluster, report) for kind, entry in profile.kinds.items()}
+    kinds = {kind: _scaled(kind, times, plan, cluster, report) for kind, times in profile.kinds.items()}
     if trace is None:
         return dataclasses.replace(profile, kinds=kinds)
     for kind, s_per_byte in _optimizer_s_per_byte(profile, plan, cluster, trace).items():
@@ -54,15 +55,15 @@ def _scaled(kind: str, times: KindProfile, plan: Plan, cluster: Cluster, report:
     held = [entry for entry in report.stages if cluster.device(entry.device).kind == kind]
 
     def factor(counts: Callable[[int, int], bool]) -> float | None:
-        stages = [entry for entry in held if counts(entry.pipeline, entry.stage)]
-        predicted_s = sum(entry.predicted_busy_s for entry in stages)
-        return sum(entry.measured_busy_s for entry in stages) / predicted_s if predicted_s else None
+        stages = [stage for stage in held if counts(stage.pipeline, stage.stage)]
+        predicted_s = sum(stage.predicted_busy_s for stage in stages)
+        return sum(stage.measured_busy_s for stage in stages) / predicted_s if predicted_s else None
 
     of_kind = factor(lambda pipeline, stage: True)
     if of_kind is None:
         return times
     layers = []
-    for layer, entry in enumerate(times.layers):
+    for layer, layer_times in enumerate(times.layers):
         of_layer = factor(
             lambda pipeline, stage, layer=layer: (  # type: ignore[misc]  # binds the layer now
                 layer in range(*plan.pipelines[pipeline].stages[stage].layers)
@@ -70,7 +71,9 @@ def _scaled(kind: str, times: KindProfile, plan: Plan, cluster: Cluster, report:
         )
         by = of_kind if of_layer is None else of_layer
         layers.append(
-            LayerTimes(tuple(by * s for s in entry.forward_s), tuple(by * s for s in entry.backward_s))
+            LayerTimes(
+                tuple(by * s for s in layer_times.forward_s), tuple(by * s for s in layer_times.backward_s)
+            )
         )
     # the standard error was that of the medians that are no longer here
     return dataclasses.replace(times, layers=tuple(layers), standard_error=None, standard_error_of=None)
@@ -79,7 +82,7 @@ def _scaled(kind: str, times: KindProfile, plan: Plan, cluster: Cluster, report:
 def _optimizer_s_per_byte(
     profile: ModelProfile, plan: Plan, cluster: Cluster, trace: Trace
 ) -> dict[str, float]:
-    """By kind, seconds of its STEPs over the bytes that they trained, as on a device of speed 1.
+    """Return, by kind, the seconds of its STEPs over the bytes they trained, as at speed 1.
 
     A profile counts the local part of the norm with the optimizer; in a trace it cannot be told from the
     waiting for others in NORM, and is left out.
@@ -89,28 +92,28 @@ def _optimizer_s_per_byte(
     for event in trace.events:
         if isinstance(event.instruction, Step):
             device = cluster.device(trace.device_names[event.rank])
-            held = plan.stepped_bytes(profile, device.name) / device.speed
+            held = stepped_bytes(plan, profile, device.name) / device.speed
             seconds[device.kind] = seconds.get(device.kind, 0.0) + event.duration_s
             num_bytes[device.kind] = num_bytes.get(device.kind, 0.0) + held
     return {kind: total_s / num_bytes[kind] for kind, total_s in seconds.items() if num_bytes[kind] > 0}
 
 
 def _links(profile: ModelProfile, plan: Plan, cluster: Cluster, trace: Trace) -> dict[str, Link]:
-    """Links by "kind>kind", slower or faster by the median of measured over predicted hops.
+    """Return links by "kind>kind", scaled by the median of measured over predicted transfers.
 
     One size of message tells no latency from bandwidth, so both take the same factor.
     """
     network = Network(cluster, profile.links)
     ratios: dict[str, list[float]] = {}
     scaled: dict[str, Link] = {}
-    for source, destination, num_bytes, hop_s in _hops(profile, plan, trace):
+    for source, destination, num_bytes, transfer_s in _awaited_transfers(profile, plan, trace):
         kinds = cluster.device(source).kind, cluster.device(destination).kind
         if EMULATED in kinds:
             continue
         link = network.route(source, destination).link
         pair = f"{kinds[0]}>{kinds[1]}"
         scaled.setdefault(pair, link)
-        ratios.setdefault(pair, []).append(hop_s / link.transfer_s(num_bytes))
+        ratios.setdefault(pair, []).append(transfer_s / link.transfer_s(num_bytes))
     for pair, found in ratios.items():
         by, link = statistics.median(found), scaled[pair]
         if by > 0:
@@ -126,8 +129,10 @@ def _scaled_link(link: Link, by: float) -> Link:
     return MeasuredLink(latency_s, bandwidth, calibrated=True)
 
 
-def _hops(profile: ModelProfile, plan: Plan, trace: Trace) -> Iterator[tuple[str, str, float, float]]:
-    """(source, destination, bytes, seconds) of the messages that their receiver was idle for.
+def _awaited_transfers(
+    profile: ModelProfile, plan: Plan, trace: Trace
+) -> Iterator[tuple[str, str, float, float]]:
+    """Yield (source, destination, bytes, seconds) of the messages that an idle receiver waited for.
 
     A real device does not see when a message arrives; but where it waits for one, it starts to compute
     when the message is there.

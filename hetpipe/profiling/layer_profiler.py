@@ -1,4 +1,4 @@
-"""Measures a model layer by layer on this host's devices."""
+"""The measurement of a model, layer by layer, on this host's devices."""
 
 import math
 import os
@@ -75,7 +75,7 @@ def profile_task(
     memory_bytes: float = float("inf"),
     progress: Callable[[float, str], None] = lambda done, what: None,
 ) -> ModelProfile:
-    """Forward and backward seconds, kept and temporary bytes of every layer on the device.
+    """Measure forward and backward seconds, kept and temporary bytes of every layer on the device.
 
     Layers alike (same class, same parameter shapes) are measured on two of them and share the median.
     Rounds over all sizes go on until every median is known to `median_error.TARGET`, or the budget is spent;
@@ -140,7 +140,7 @@ def _measure(
     progress: Callable[[float, str], None],
     begin: float,
 ) -> tuple[float, str]:
-    """Time rounds over all sizes; gives the worst relative standard error and where it is.
+    """Time rounds over all sizes; return the worst relative standard error and where it is.
 
     A size that runs out of memory after all is taken out of `sizes`, and all larger ones with it.
     """
@@ -170,7 +170,7 @@ def _measure(
 
 
 def _fitting(bench: Bench, wanted: Sequence[int] | None, memory_bytes: float, budget_s: float) -> list[int]:
-    """The sizes that run, rising, counting their bytes by the way.
+    """Return the sizes that run, rising, and count their bytes by the way.
 
     The smallest is not held against memory_bytes: a plan may find a place for it in stages of fewer layers
     than are measured together. Without wanted sizes: doubling while it fits and the budget has time for
@@ -251,7 +251,7 @@ def _layer_profile(bench: Bench, layer: int, measured: Sequence[int]) -> LayerPr
 
 
 def _workspace_by_size(bench: Bench, measured: Sequence[int]) -> tuple[tuple[int, float], ...]:
-    """The largest of the measured layers at each size or a smaller one; nothing where there is none."""
+    """Return the largest workspace of the measured layers up to each size; () where there is none."""
     sizes = sorted({size for layer in measured for size in bench.samples[layer].workspace_bytes})
     largest = [
         max(bench.samples[layer].workspace_bytes.get(size, 0.0) for layer in measured) for size in sizes
@@ -263,7 +263,10 @@ def _workspace_by_size(bench: Bench, measured: Sequence[int]) -> tuple[tuple[int
 def _optimizer_s_per_byte(
     chain: ChainModel, model: LayerModel, layers: Sequence[int], settings: Settings
 ) -> float:
-    """Seconds per parameter byte of norm, clipping, AdamW and lowering weights, on the chosen layers."""
+    """Return seconds per parameter byte of norm, clipping, AdamW and lowering weights.
+
+    Measured on the chosen layers.
+    """
     reached = {info.name for layer in layers for info in chain.parameters(layer) if info.reached}
     parameters = {name: value for name, value in model.owned_parameters().items() if name in reached}
     optimizer = Optimizer(parameters, reached, settings.weight_decay)
@@ -285,5 +288,5 @@ def _optimizer_s_per_byte(
 
 
 def threads_for(kind: str, count: int) -> int:
-    """CPU threads of a rank of a kind of which `count` share this host."""
+    """Return the CPU threads of a rank of a kind of which `count` share this host."""
     return max(1, (os.cpu_count() or 1) // max(1, count)) if kind == CPU else 1

@@ -1,4 +1,4 @@
-"""Runs layers of a model on one device and reads clock and byte counter at their boundaries."""
+"""A bench that runs layers of a model on one device and reads clock and byte counter between them."""
 
 import math
 import statistics
@@ -17,14 +17,14 @@ from hetpipe.models.mixed_precision import boundary_dtype
 from hetpipe.models.partial_model import LayerModel
 from hetpipe.profiling.median_error import standard_error_of_median
 from hetpipe.runs.settings import Settings
-from hetpipe.runtime.emulation import ByteCounter
+from hetpipe.runtime.byte_counter import ByteCounter
 
 NEGLIGIBLE_SHARE = 0.01
 
 
 @dataclass(slots=True)
 class Samples:
-    """Measurements of one layer, by microbatch size."""
+    """The measurements of one layer, by microbatch size."""
 
     forward_s: dict[int, list[float]] = field(default_factory=dict)
     backward_s: dict[int, list[float]] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Samples:
 
 @dataclass(slots=True)
 class Bench:
-    """Runs of neighbouring chosen layers; owns their measurements.
+    """A bench for runs of neighbouring chosen layers; owns their measurements.
 
     On CUDA the clock is that of events between the kernels, and bytes are those that torch's allocator gave
     out, in its blocks; what a library keeps for good (cuBLAS) is not in them.
@@ -53,7 +53,7 @@ class Bench:
     samples: Mapping[int, Samples]
 
     def runs(self) -> list[tuple[int, int]]:
-        """Maximal ranges [start, stop) of the chosen layers."""
+        """Return the maximal ranges [start, stop) of the chosen layers."""
         ranges: list[tuple[int, int]] = []
         for layer in sorted(self.samples):
             if ranges and ranges[-1][1] == layer:
@@ -73,7 +73,7 @@ class Bench:
                 )
 
     def count(self, size: int, cap_bytes: float = float("inf")) -> None:
-        """Bytes that each layer keeps and needs for a while; the run also warms up.
+        """Count the bytes that each layer keeps and needs for a while; the run also warms up.
 
         cap_bytes: what the device has for activations, where the host has more.
 
@@ -124,10 +124,10 @@ class Bench:
             torch.cuda.empty_cache()
 
     def times(self, layers: Collection[int], sizes: Sequence[int]) -> LayerTimes:
-        """Median over the measured layers of a group."""
+        """Return the median over the measured layers of a group."""
 
         def median(values: Mapping[int, Mapping[int, Sequence[float]]], size: int) -> float:
-            return statistics.median(entry for layer in layers for entry in values[layer][size])
+            return statistics.median(seconds for layer in layers for seconds in values[layer][size])
 
         forward = {layer: self.samples[layer].forward_s for layer in layers}
         backward = {layer: self.samples[layer].backward_s for layer in layers}
@@ -136,7 +136,7 @@ class Bench:
         )
 
     def standard_error(self, groups: Collection[Collection[int]], sizes: Sequence[int]) -> tuple[float, str]:
-        """The worst relative standard error of the medians that `times` gives for groups, and where it is.
+        """Return the worst relative standard error of the medians of groups, and where it is.
 
         A layer that takes less than NEGLIGIBLE_SHARE of the slowest counts as taking that: what is too short
         to matter is too short to measure well.
@@ -147,7 +147,7 @@ class Bench:
             for layers in groups:
                 for name in ("forward", "backward"):
                     by_layer = [getattr(self.samples[layer], f"{name}_s")[size] for layer in layers]
-                    values = [entry for entries in by_layer for entry in entries]
+                    values = [seconds for of_layer in by_layer for seconds in of_layer]
                     found.append((statistics.median(values), values, min(layers), name))
             least_s = NEGLIGIBLE_SHARE * max(median for median, *_ in found)
             for median, values, layer, name in found:
@@ -159,11 +159,11 @@ class Bench:
         return worst, where
 
     def _bytes(self, layer: int, size: int) -> float:
-        """Bytes that enter a layer from the one before, for a microbatch of this size."""
+        """Return the bytes that enter a layer from the one before, for a microbatch of this size."""
         return size * boundary_bytes(self.task.chain, layer, self.settings)
 
     def _timed(self, start: int, stop: int, size: int) -> "_Marks":
-        """One forward and backward of a range, in seconds."""
+        """Time one forward and backward of a range, in seconds."""
         if self.device.type != "cuda":
             return self._run(start, stop, size, time.perf_counter)
         events: list[torch.cuda.Event] = []
@@ -181,7 +181,7 @@ class Bench:
         return marks.read([events[0].elapsed_time(event) / 1e3 for event in events])
 
     def _run(self, start: int, stop: int, size: int, read: Callable[[], float]) -> "_Marks":
-        """One forward and backward of a range, reading a meter at every layer boundary."""
+        """Run one forward and backward of a range, reading a meter at every layer boundary."""
         chain, model = self.task.chain, self.model
         inputs, labels = self.task.batch(0, size)
         inputs = {name: value.to(self.device) for name, value in inputs.items()}
@@ -239,13 +239,13 @@ class Bench:
 
 @dataclass(slots=True)
 class _Marks:
-    """Readings by layer: entering it forwards (stop: after the last), leaving it backwards (stop: before)."""
+    """The readings of layers, forward entering it (stop: after all), backward leaving it (stop: before)."""
 
     forward: dict[int, float] = field(default_factory=dict)
     backward: dict[int, float] = field(default_factory=dict)
 
     def read(self, readings: Sequence[float]) -> "_Marks":
-        """The marks, where so far they only number their readings."""
+        """Return the marks, where so far they only number their readings."""
         return _Marks(
             {layer: readings[int(number)] for layer, number in self.forward.items()},
             {layer: readings[int(number)] for layer, number in self.backward.items()},
@@ -253,7 +253,7 @@ class _Marks:
 
 
 def boundary_bytes(chain: ChainModel, layer: int, settings: Settings) -> float:
-    """Bytes per sample that travel from layer - 1 to layer; 0 at the ends of the chain."""
+    """Return the bytes per sample that travel from layer - 1 to layer; 0 at the ends of the chain."""
     if not 0 < layer < chain.num_layers:
         return 0.0
     width = boundary_dtype(settings.dtype).itemsize

@@ -1,4 +1,4 @@
-"""Measures messages and all-reduces between devices of this host, sent as the executor sends them."""
+"""The measurement of messages and all-reduces between this host's devices, sent as the executor does."""
 
 import statistics
 import time
@@ -35,7 +35,7 @@ TIMEOUT_S = 60.0
 
 
 def pairs_of_devices(cluster: Cluster) -> list[tuple[Device, Device]]:
-    """Real devices to measure a link between, for each two kinds of which this host has them.
+    """Return real devices to measure a link between, for each two kinds that this host has.
 
     Emulated links are as written in the file.
     """
@@ -50,9 +50,10 @@ def pairs_of_devices(cluster: Cluster) -> list[tuple[Device, Device]]:
 
 
 def groups_of_devices(cluster: Cluster) -> list[tuple[tuple[Device, ...], tuple[int, ...]]]:
-    """Real devices to measure all-reduces between, and the sizes of the groups that begin with the first.
+    """Return real devices to measure all-reduces between, and the sizes of their groups.
 
-    For each kind two, four, ... up to LARGEST_PART, and all; all kinds together where there are several.
+    Each group begins with the first device. For each kind two, four, ... up to LARGEST_PART, and all; all
+    kinds together where there are several.
     """
     by_kind = _by_kind(cluster)
     groups = []
@@ -68,7 +69,7 @@ def groups_of_devices(cluster: Cluster) -> list[tuple[tuple[Device, ...], tuple[
 
 
 def _by_kind(cluster: Cluster) -> dict[str, list[Device]]:
-    """Real devices of one host: CPUs, and the GPUs of the node that has most, which are numbered there."""
+    """Return the real devices of one host: CPUs, and the GPUs of the node that has most, numbered there."""
     gpus = [[d for d in node.devices if is_gpu(d)] for node in cluster.nodes]
     found: dict[str, list[Device]] = {}
     for device in [*(d for d in cluster.devices if d.kind == CPU), *max(gpus, key=len)]:
@@ -77,7 +78,7 @@ def _by_kind(cluster: Cluster) -> dict[str, list[Device]]:
 
 
 def measure_links(cluster: Cluster) -> dict[str, Link]:
-    """The links between the kinds of real devices of the cluster, by "kind>kind", both ways alike."""
+    """Measure the links between the kinds of real devices, by "kind>kind", both directions alike."""
     links: dict[str, Link] = {}
     for one, other in pairs_of_devices(cluster):
         found = _run(link_rank, (one, other), ((one, other),))
@@ -86,16 +87,16 @@ def measure_links(cluster: Cluster) -> dict[str, Link]:
 
 
 def measure_all_reduces(cluster: Cluster) -> tuple[MeasuredAllReduce, ...]:
-    """All-reduces within groups of real devices of the cluster, as `groups_of_devices` has them."""
+    """Measure all-reduces within groups of real devices, as `groups_of_devices` has them."""
     return tuple(
-        entry
+        row
         for devices, sizes in groups_of_devices(cluster)
-        for entry in _run(all_reduce_rank, devices, (devices, sizes))
+        for row in _run(all_reduce_rank, devices, (devices, sizes))
     )
 
 
 def _run(main: Callable[..., None], devices: Sequence[Device], arguments: tuple[Any, ...]) -> list[Any]:
-    """What the first rank emits as "found", with one rank for each device."""
+    """Return what the first rank emits as "found", with one rank for each device."""
     found: list[Any] = []
     names = tuple(device.name for device in devices)
     group = RankGroup(names, (1,) * len(devices), backend=Staging.of(devices).backend)
@@ -107,21 +108,21 @@ def _run(main: Callable[..., None], devices: Sequence[Device], arguments: tuple[
 
 
 def link_rank(devices: Sequence[Device], *, rank: int, emit: Emit) -> None:
-    """Send messages there and back, receives posted ahead; rank 0 emits the `MeasuredLink`.
+    """Send messages to the other end and back, receives posted ahead; rank 0 emits the `MeasuredLink`.
 
-    A message takes half of its way there and back: from its dispatch until its receiver has it. What a
-    message takes longer than the smallest, it occupies the link.
+    A message takes half of its round trip: from its dispatch until its receiver has it. What a message takes
+    longer than the smallest, it occupies the link.
     """
     sizes = mixed((LATENCY_BYTES, *MESSAGE_BYTES))
     if rank == 1:
-        _send_back(devices, sizes)
+        _return_messages(devices, sizes)
         return
-    found = _by_size(sizes, _send_there_and_back(devices, sizes))
+    found = _by_size(sizes, _time_round_trips(devices, sizes))
     emit({"event": "link", "found": link_of({size: [s / 2 for s in times] for size, times in found.items()})})
 
 
 def mixed(sizes: Sequence[int]) -> list[int]:
-    """The sizes in random order, the same on all ranks, so that a busy moment does not fall on one of them.
+    """Return the sizes in random order, the same on all ranks, so that a busy moment does not hit one only.
 
     The larger a size, the less often; before all, each of them WARMUP times.
     """
@@ -131,7 +132,7 @@ def mixed(sizes: Sequence[int]) -> list[int]:
 
 
 def _by_size(sizes: Sequence[int], seconds: Sequence[float]) -> dict[int, list[float]]:
-    """The seconds of each size, those of the warm-up left out."""
+    """Return the seconds of each size, those of the warm-up left out."""
     found: dict[int, list[float]] = {}
     for size, duration_s in zip(sizes, seconds, strict=True):
         found.setdefault(size, []).append(duration_s)
@@ -139,7 +140,7 @@ def _by_size(sizes: Sequence[int], seconds: Sequence[float]) -> dict[int, list[f
 
 
 def link_of(seconds: dict[int, list[float]]) -> MeasuredLink:
-    """The link on which messages of some sizes took these seconds one way, the smallest first.
+    """Return the link on which messages of rising sizes took these seconds in one direction.
 
     A size never occupies the link for less than a smaller one.
     """
@@ -153,7 +154,7 @@ def link_of(seconds: dict[int, list[float]]) -> MeasuredLink:
     return MeasuredLink(latency_s, by_last, sizes, occupied_s, error)
 
 
-def _send_there_and_back(devices: Sequence[Device], sizes: Sequence[int]) -> list[float]:
+def _time_round_trips(devices: Sequence[Device], sizes: Sequence[int]) -> list[float]:
     place, transport = _transport(devices, 0, len(sizes))
     seconds = []
     for index, size in enumerate(sizes):
@@ -171,7 +172,7 @@ def _send_there_and_back(devices: Sequence[Device], sizes: Sequence[int]) -> lis
     return seconds
 
 
-def _send_back(devices: Sequence[Device], sizes: Sequence[int]) -> None:
+def _return_messages(devices: Sequence[Device], sizes: Sequence[int]) -> None:
     place, transport = _transport(devices, 1, len(sizes))
 
     def post(index: int) -> Transfer:
@@ -194,7 +195,7 @@ def _send_back(devices: Sequence[Device], sizes: Sequence[int]) -> None:
 def _transport(
     devices: Sequence[Device], rank: int, num_messages: int
 ) -> tuple[torch.device, DistributedTransport]:
-    """The executor's transport for as many messages each way between two stages."""
+    """Return the executor's transport for as many messages in each direction between two stages."""
     place = torch_device(devices[rank])
     stages = tuple(Stage((device.name,), (index, index + 1), 1) for index, device in enumerate(devices))
     plan = Plan("manual", "links", num_messages, (Pipeline(1, num_messages, stages),))
@@ -222,7 +223,7 @@ def _finish(place: torch.device) -> None:
 
 
 def all_reduce_rank(devices: Sequence[Device], sizes: Sequence[int], *, rank: int, emit: Emit) -> None:
-    """Sum over the first two, four, ... ranks; rank 0 emits a `MeasuredAllReduce` for each size of group."""
+    """Sum over the first two, four, ... ranks; rank 0 emits a `MeasuredAllReduce` per size of group."""
     place, staging, order = torch_device(devices[rank]), Staging.of(devices), mixed(ALL_REDUCE_BYTES)
     for size in sizes:
         ranks = range(size)
@@ -239,7 +240,7 @@ def all_reduce_rank(devices: Sequence[Device], sizes: Sequence[int], *, rank: in
 def _all_reduces_s(
     order: Sequence[int], group: dist.ProcessGroup | None, place: torch.device, copied: bool
 ) -> list[float]:
-    """Seconds of sums of these bytes, one after the other: each begins when its members have the last.
+    """Return the seconds of sums in a row: each begins when its members have the last.
 
     copied: through the host's memory, as in `GradientSync`.
     """

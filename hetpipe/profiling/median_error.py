@@ -1,4 +1,4 @@
-"""How accurate measured medians are."""
+"""The accuracy of measured medians."""
 
 import math
 import statistics
@@ -9,12 +9,12 @@ TARGET = 0.02
 
 
 def standard_error_of_median(values: Sequence[float]) -> float:
-    """Standard error of the median of independent measurements, from two of their order statistics.
+    """Return the standard error of a median, from two order statistics of the measurements.
 
-    The interval from the c-th smallest to the c-th largest value, c = (n + 1) / 2 - sqrt(n), covers the
-    median with a probability known for any distribution; half its width over the normal quantile of that
-    probability is the estimate (Price and Bonett, Journal of Statistical Computation and Simulation, 2001).
-    Unlike 1.2533 sd / sqrt(n), a few very late measurements do not spoil it.
+    The measurements are independent. The interval from the c-th smallest to the c-th largest value, c = (n +
+    1) / 2 - sqrt(n), covers the median with a probability known for any distribution; half its width over the
+    normal quantile of that probability is the estimate (Price and Bonett, Journal of Statistical Computation
+    and Simulation, 2001). Unlike 1.2533 sd / sqrt(n), a few very late measurements do not spoil it.
 
     >>> round(standard_error_of_median([1.0, 2.0, 4.0]), 3)  # c = 1, covered with 1 - 2 / 8
     1.304
@@ -27,14 +27,14 @@ def standard_error_of_median(values: Sequence[float]) -> float:
     rank = max(1, round((num + 1) / 2 - math.sqrt(num)))
     # outside = P(fewer than `rank` of the values lie below the median), each with probability 1 / 2
     logs = [math.lgamma(num + 1) - math.lgamma(i + 1) - math.lgamma(num - i + 1) for i in range(rank)]
-    outside = sum(math.exp(entry - num * math.log(2)) for entry in logs)
+    outside = sum(math.exp(value - num * math.log(2)) for value in logs)
     ordered = sorted(values)
     quantile = statistics.NormalDist().inv_cdf(1 - outside)
     return (ordered[num - rank] - ordered[rank - 1]) / (2 * quantile)
 
 
 def precision_text(standard_error: float, where: str | None = None) -> str:
-    """What a person is told of the worst relative standard error.
+    """Return what a person is told of the worst relative standard error.
 
     >>> precision_text(0.014, "block0 forward, microbatch 1")
     'standard error of the median: worst 1.4 % (block0 forward, microbatch 1), reached'

@@ -31,7 +31,7 @@ Progress = Callable[[float, str], None]
 
 
 def cache_folder() -> Path:
-    """Where profiles are kept: $XDG_CACHE_HOME/hetpipe, else ~/.cache/hetpipe."""
+    """Return where profiles are kept: $XDG_CACHE_HOME/hetpipe, else ~/.cache/hetpipe."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hetpipe" / "profiles"
 
 
@@ -44,7 +44,9 @@ def cache_key(
     *,
     real_kinds: Sequence[Sequence[str]] = (),
 ) -> str:
-    """Everything that a measurement depends on, hashed: model, shapes, kinds, threads, host, versions.
+    """Return the hash of everything that a measurement depends on.
+
+    That is: model, shapes, kinds, threads, host, versions.
 
     sharers: by kind, how many devices share the host's cores, which gives the threads of each.
     memory_bytes: of the largest device of each kind, where the sizes depend on it (None).
@@ -78,7 +80,7 @@ def profile_model(
     use_cache: bool = True,
     task: Any = None,
 ) -> ModelProfile:
-    """The profile of a model for every kind of device of the cluster, from the cache if it is there.
+    """Return the profile of a model for all kinds of the cluster's devices, from the cache if it is there.
 
     Emulated devices are profiled once, unslowed, with one thread; their speed scales the price later.
     budget_s: seconds of measurement over all kinds; it ends earlier where all medians are known well.
@@ -90,13 +92,13 @@ def profile_model(
     model that does not compute the same when it is split.
     """
     kinds = sorted({device.kind for device in cluster.devices})
-    entry = None if task is not None else model_entry(model)
+    known = None if task is not None else model_entry(model)
     settings = Settings(
-        model=model if entry is None else entry.name,
+        model=model if known is None else known.name,
         steps=1,
         sequence_length=sequence_length,
         dtype=dtype,
-        model_folder=None if entry is None else entry.place,
+        model_folder=None if known is None else known.place,
     )
     counts = {kind: sum(device.kind == kind for device in cluster.devices) for kind in kinds}
     sharers = {kind: count if kind == CPU else 1 for kind, count in counts.items()}
@@ -168,7 +170,7 @@ def _measure(
 
 
 def _with_links(profile: ModelProfile, cluster: Cluster) -> ModelProfile:
-    """The profile with what messages and sums between the real devices of the cluster take."""
+    """Return the profile with the times of messages and sums between the cluster's real devices."""
     if not _real_kinds(cluster):
         return profile
     from hetpipe.profiling.link_profiler import measure_all_reduces, measure_links
@@ -179,22 +181,22 @@ def _with_links(profile: ModelProfile, cluster: Cluster) -> ModelProfile:
 
 
 def _real_kinds(cluster: Cluster) -> list[list[str]]:
-    """Kinds of the real devices, node by node: the pairs and groups between which messages are measured."""
+    """Return the kinds of real devices, node by node: messages are measured between those of a node."""
     nodes = [sorted(d.kind for d in node.devices if d.kind != EMULATED) for node in cluster.nodes]
     return [kinds for kinds in nodes if kinds]
 
 
 def left_out(profile: ModelProfile, sizes: Sequence[int]) -> dict[str, tuple[int, ...]]:
-    """By kind, which of the wanted microbatch sizes did not fit; kinds where all did are not named."""
+    """Return, by kind, which wanted microbatch sizes did not fit; kinds where all did are not named."""
     missing = {
-        kind: tuple(size for size in sizes if size not in entry.microbatch_sizes)
-        for kind, entry in profile.kinds.items()
+        kind: tuple(size for size in sizes if size not in times.microbatch_sizes)
+        for kind, times in profile.kinds.items()
     }
-    return {kind: entry for kind, entry in missing.items() if entry}
+    return {kind: too_large for kind, too_large in missing.items() if too_large}
 
 
 def merge(profiles: Sequence[ModelProfile]) -> ModelProfile:
-    """One profile with the kinds of all; they must be of one model, length and dtype, layer by layer.
+    """Join profiles of one model, length and dtype, layer by layer, into one with the kinds of all.
 
     Raises: InputError naming what differs, or a kind that two of them hold with different times.
     """
@@ -204,10 +206,11 @@ def merge(profiles: Sequence[ModelProfile]) -> ModelProfile:
             mine, theirs = getattr(first, key), getattr(other, key)
             if mine != theirs:
                 raise InputError(f"profiles of {key} {mine!r} and {theirs!r} cannot be joined")
-        for index, (here, there) in enumerate(zip(first.layers, other.layers, strict=True)):
-            if here.name != there.name:
+        for index, (layer, other_layer) in enumerate(zip(first.layers, other.layers, strict=True)):
+            if layer.name != other_layer.name:
                 raise InputError(
-                    f"profiles whose layers[{index}] is {here.name!r} and {there.name!r} cannot be joined"
+                    f"profiles whose layers[{index}] is {layer.name!r} and {other_layer.name!r} "
+                    "cannot be joined"
                 )
     for index, profile in enumerate(profiles):
         for other in profiles[:index]:
@@ -220,7 +223,7 @@ def merge(profiles: Sequence[ModelProfile]) -> ModelProfile:
         _with_larger_workspace([profile.layers[index] for profile in profiles])
         for index in range(first.num_layers)
     )
-    kinds = {kind: entry for profile in profiles for kind, entry in profile.kinds.items()}
+    kinds = {kind: times for profile in profiles for kind, times in profile.kinds.items()}
     links = {pair: link for profile in profiles for pair, link in profile.links.items()}
     groups = {tuple(sorted(e.kinds)): e for profile in profiles for e in profile.all_reduces}
     return dataclasses.replace(
@@ -228,24 +231,24 @@ def merge(profiles: Sequence[ModelProfile]) -> ModelProfile:
     )
 
 
-def _with_larger_workspace(entries: Sequence[LayerProfile]) -> LayerProfile:
-    """The first of several profiles of a layer, with the largest workspace of all at each size."""
-    sizes = sorted({size for entry in entries for size, _ in entry.workspace_by_size})
+def _with_larger_workspace(layers: Sequence[LayerProfile]) -> LayerProfile:
+    """Return the first of several profiles of a layer, with the largest workspace at each size."""
+    sizes = sorted({size for layer in layers for size, _ in layer.workspace_by_size})
     if not sizes:
-        return dataclasses.replace(entries[0], workspace_bytes=max(e.workspace_bytes for e in entries))
-    by_size = tuple((size, max(entry.workspace_at(size) for entry in entries)) for size in sizes)
-    return dataclasses.replace(entries[0], workspace_bytes=0.0, workspace_by_size=by_size)
+        return dataclasses.replace(layers[0], workspace_bytes=max(layer.workspace_bytes for layer in layers))
+    by_size = tuple((size, max(layer.workspace_at(size) for layer in layers)) for size in sizes)
+    return dataclasses.replace(layers[0], workspace_bytes=0.0, workspace_by_size=by_size)
 
 
 def _code() -> str:
-    """Hash of the code that measures, so that its changes do not meet old profiles."""
+    """Return the hash of the code that measures, so that its changes do not meet old profiles."""
     places = (
         "profiling/layer_profiler",
         "profiling/link_profiler",
         "profiling/layer_timer",
         "profiling/median_error",
         "runtime/transport",
-        "runtime/emulation",
+        "runtime/byte_counter",
         "runtime/stage_runner",
         "runtime/optimizer",
         "models/mixed_precision",
@@ -260,7 +263,7 @@ def _code() -> str:
 
 
 def processor_name() -> str:
-    """The processor of this host as its system names it."""
+    """Return the processor of this host as its system names it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

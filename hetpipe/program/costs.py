@@ -22,6 +22,7 @@ from cost_model.network import (
 )
 from cost_model.profile import ModelProfile
 from hetpipe.program.instructions import Compute, Pass, Program, Transfer
+from partition.estimates.plan_memory import plan_memory, stepped_bytes
 from partition.plan import Plan
 
 
@@ -60,7 +61,7 @@ class ProgramCosts:
 
     def step_s(self, rank: int) -> float:
         """Return the seconds of the optimizer on a rank."""
-        num_bytes = self.program.plan.stepped_bytes(self._profile, self.device_names[rank])
+        num_bytes = stepped_bytes(self.program.plan, self._profile, self.device_names[rank])
         return self._prices.update_s(self.devices[rank], num_bytes)
 
     def route(self, transfer: Transfer) -> Route:
@@ -128,7 +129,9 @@ def check_memory(plan: Plan, profile: ModelProfile, cluster: Cluster) -> None:
 
     Raises: InfeasibleError naming the device that lacks most, and its missing bytes.
     """
-    needs = [(cluster.device(name), plan.memory(profile, name).total_bytes) for name in plan.device_names]
+    needs = [
+        (cluster.device(name), plan_memory(plan, profile, name).total_bytes) for name in plan.device_names
+    ]
     device, need = max(needs, key=lambda pair: pair[1] - pair[0].usable_bytes)
     missing = need - device.usable_bytes
     if missing > 0:

@@ -1,4 +1,4 @@
-"""Instructions, and the program that the simulator and the executor both read."""
+"""The instructions, and the program that the simulator and the executor both read."""
 
 import hashlib
 import re
@@ -15,7 +15,7 @@ FORMAT = "hetpipe.program/1"
 
 
 class Pass(StrEnum):
-    """What a stage does with a microbatch."""
+    """The kind of work that a stage does with a microbatch."""
 
     FORWARD = "F"
     BACKWARD = "B"
@@ -54,7 +54,7 @@ _SEND = Direction.SEND
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """The forward or backward of one microbatch at one stage; waits for what it needs to arrive."""
+    """A forward or backward of one microbatch at one stage; it waits for its inputs."""
 
     op: Pass
     pipeline: int
@@ -88,12 +88,12 @@ class Transfer:
 
     @property
     def boundary(self) -> int:
-        """The stage whose input crosses, or whose input's gradient does."""
+        """Return the stage whose input crosses, or whose input's gradient does."""
         return self.stage + 1 if self._downstream else self.stage
 
     @property
     def message(self) -> "Message":
-        """The same for both ends, and for no other message of the step."""
+        """Return the key that both ends share, with no other message of the step."""
         downstream = (self.direction is _SEND) == (self.op is _FORWARD)
         return (self.op, self.pipeline, self.stage + 1 if downstream else self.stage, self.microbatch)
 
@@ -103,7 +103,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """Start the sum of a bucket's gradients over its owners and go on."""
+    """A start of the sum of a bucket's gradients over its owners; the rank goes on meanwhile."""
 
     bucket: int
 
@@ -113,7 +113,7 @@ class Sync:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """Wait for all SYNCs, then sum the squares of all gradients over all ranks; ends when all have it."""
+    """A wait for all SYNCs, then the sum of squared gradients over all ranks; ends when all have it."""
 
     def __str__(self) -> str:
         return "NORM"
@@ -121,7 +121,7 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The optimizer."""
+    """The optimizer's update."""
 
     def __str__(self) -> str:
         return "STEP"
@@ -129,7 +129,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Broadcast:
-    """Start to spread a bucket's new parameters from the owner of its states; over when the step is."""
+    """A start of spreading a bucket's new parameters from the owner of its states; over when the step is."""
 
     bucket: int
 
@@ -164,7 +164,7 @@ class Bucket:
 
     @property
     def root(self) -> int:
-        """The rank to which a tree reduces."""
+        """Return the rank to which a tree reduces."""
         return self.ranks[0] if self.state_owner is None else self.state_owner
 
     def __str__(self) -> str:
@@ -175,22 +175,22 @@ class Bucket:
         return f"ranks={ranks} layers={layers}{marks}"
 
     def num_bytes(self, profile: ModelProfile) -> float:
-        """Bytes of gradients that each rank gives to the sum."""
+        """Return the bytes of gradients that each rank gives to the sum."""
         if self.tied:
             return max(profile.tied_bytes(layer) for layer in self.layers[1:])
         homes = {layer: profile.tied_home(layer) for layer in range(profile.num_layers)}
         total = 0.0
         for layer in self.layers:
-            entry = profile.layers[layer]
+            held = profile.layers[layer]
             lent = [profile.tied_bytes(other) for other, home in homes.items() if home == layer != other]
             shared = max(lent, default=0.0) + profile.tied_bytes(layer)
-            total += entry.parameter_bytes - entry.unreached_bytes - shared
+            total += held.parameter_bytes - held.unreached_bytes - shared
         return total
 
 
 @dataclass(frozen=True)  # no slots: ranks are looked up once, programs have thousands
 class Program:
-    """The instruction list of every rank. Rank r drives plan.device_names[r].
+    """The instruction list of every rank; rank r drives plan.device_names[r].
 
     Between neighbouring stages on one rank no message is sent: the tensors stay where they are, and the order
     of the two computations in the list is all that shows it.
@@ -212,7 +212,7 @@ class Program:
         return self.pipeline(instruction).stages[instruction.stage]
 
     def samples(self, instruction: Compute | Transfer) -> int:
-        """Samples of the microbatch at hand."""
+        """Return how many samples the instruction's microbatch has."""
         return self.pipeline(instruction).microbatch_samples(instruction.microbatch)
 
     @cached_property
@@ -224,7 +224,7 @@ class Program:
 
     @cached_property
     def local_boundaries(self) -> frozenset[tuple[int, int]]:
-        """Boundaries (pipeline, stage whose input crosses) with one device at both sides."""
+        """Return the boundaries (pipeline, stage whose input crosses) with one device at both sides."""
         return frozenset(
             (index, stage)
             for index, pipeline in enumerate(self.plan.pipelines)
@@ -234,7 +234,7 @@ class Program:
 
     @property
     def text(self) -> str:
-        """The content of program.txt: readable, and all that `parse_program` needs besides the plan."""
+        """Return the content of program.txt: readable, and with the plan all that `parse_program` needs."""
         lines = [_head(self.plan, self.schedule)]
         lines += [f"bucket {index}: {bucket}" for index, bucket in enumerate(self.buckets)]
         for rank, (name, instructions) in enumerate(zip(self.device_names, self.ranks, strict=True)):
@@ -247,13 +247,13 @@ class Program:
 
 
 def _head(plan: Plan, schedule: Schedule) -> str:
-    """The first line of program.txt; it names the schedule where that is not 1F1B."""
+    """Return the first line of program.txt; it names the schedule where that is not 1F1B."""
     head = f"{FORMAT} plan={plan.sha256[:16]}"
     return head if schedule is Schedule.ONE_F_ONE_B else f"{head} schedule={schedule}"
 
 
 def incoming(compute: Compute, num_stages: int) -> Message | None:
-    """The message, or the tensors left by its own rank, that a computation waits for; None at the ends."""
+    """Return the message, or its own rank's tensors, that a computation waits for; None at the ends."""
     if compute.op is Pass.FORWARD:
         boundary = compute.stage
         return (compute.op, compute.pipeline, boundary, compute.microbatch) if boundary > 0 else None
@@ -262,7 +262,7 @@ def incoming(compute: Compute, num_stages: int) -> Message | None:
 
 
 def outgoing(compute: Compute, num_stages: int) -> Message | None:
-    """What a computation makes for the next one of its microbatch; None at the ends of the pipeline."""
+    """Return the message that a computation makes for its microbatch's next one; None at the ends."""
     forward = compute.op is Pass.FORWARD
     boundary = compute.stage + 1 if forward else compute.stage
     if not 0 < boundary < num_stages:
@@ -275,7 +275,7 @@ _BUCKET = re.compile(r"bucket \d+: ranks=([\d,]+) layers=([\d,]+)( tied)?( tree)
 
 
 def parse_instruction(word: str) -> Instruction:
-    """The instruction that its text form stands for.
+    """Return the instruction that its text form stands for.
 
     >>> parse_instruction("1:0SEND_F3")
     Transfer(direction=<Direction.SEND: 'SEND'>, op=<Pass.FORWARD: 'F'>, pipeline=1, stage=0, microbatch=3)
@@ -301,13 +301,13 @@ def parse_instruction(word: str) -> Instruction:
 
 
 def parse_program(text: str, plan: Plan) -> Program:
-    """The program of program.txt for its plan.
+    """Return the program of program.txt for its plan.
 
     Raises: InputError if the text is malformed or belongs to another plan.
     """
     lines = text.splitlines()
     found = lines[0] if lines else ""
-    schedule = next((entry for entry in Schedule if found == _head(plan, entry)), None)
+    schedule = next((candidate for candidate in Schedule if found == _head(plan, candidate)), None)
     if schedule is None:
         raise InputError(f"program.txt begins with {found!r}, which is not format {FORMAT!r} of this plan")
     buckets = [_parse_bucket(line) for line in lines[1:] if line.startswith("bucket ")]

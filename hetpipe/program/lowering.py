@@ -1,17 +1,15 @@
-"""From a plan to the instruction lists that run."""
+"""The lowering of a plan to the instruction lists that run."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
 
 from cost_model.cluster import Cluster
-from cost_model.collectives import Collective
 from cost_model.errors import InputError
-from cost_model.network import Network, cheaper_collective
+from cost_model.network import Network
 from cost_model.profile import ModelProfile
 from hetpipe.program.compute_orders import Order, compute_orders
+from hetpipe.program.gradient_buckets import gradient_buckets, in_order_of_backwards, with_collectives
 from hetpipe.program.instructions import (
     Broadcast,
-    Bucket,
     Compute,
     Direction,
     Instruction,
@@ -46,7 +44,7 @@ def lower_as(plan: Plan, profile: ModelProfile, cluster: Cluster | None, schedul
         buckets = with_collectives(plan, buckets, profile, network)
     ordered = compute_orders(plan, profile, cluster, schedule)
     if ordered.last_backward_s:
-        buckets = _as_they_end(plan, buckets, ordered.last_backward_s)
+        buckets = in_order_of_backwards(plan, buckets, ordered.last_backward_s)
     program = Program(ordered.plan, buckets, ())
     lists = _with_messages(program, ordered.ranks)
     syncs = sync_points(program, ordered.ranks)
@@ -55,7 +53,7 @@ def lower_as(plan: Plan, profile: ModelProfile, cluster: Cluster | None, schedul
 
 
 def _with_messages(program: Program, orders: Sequence[Order]) -> Iterator[list[Instruction]]:
-    """Each rank's computations with the receives that they need and the sends of what they make."""
+    """Yield each rank's computations with the receives that they need and the sends of their results."""
     sends: list[list[Transfer | None]] = [[_send(program, compute) for compute in order] for order in orders]
     edges: dict[tuple[int, int], list[Transfer]] = {}
     for rank, row in enumerate(sends):
@@ -94,7 +92,7 @@ def _merged(
 
 
 def _send(program: Program, compute: Compute) -> Transfer | None:
-    """The send of what a computation makes; None at the ends, and where it stays on the rank."""
+    """Return the send of a computation's result; None at the ends, and where it stays on the rank."""
     message = outgoing(compute, len(program.pipeline(compute).stages))
     if message is None or message[1:3] in program.local_boundaries:
         return None
@@ -102,8 +100,11 @@ def _send(program: Program, compute: Compute) -> Transfer | None:
 
 
 def sync_points(program: Program, orders: Sequence[Iterable[Instruction]]) -> list[dict[Compute, list[Sync]]]:
-    """For each rank, after which computation its SYNCs come: the last backward of any of its stages that hold
-    layers of the bucket, and after the SYNCs before it."""
+    """Return, for each rank, the SYNCs that come after each of its computations.
+
+    A SYNC comes after the last backward of any of the rank's stages that hold layers of the bucket, and after
+    the SYNCs before it.
+    """
     points: list[dict[Compute, list[Sync]]] = []
     buckets_of: list[list[int]] = [[] for _ in orders]
     layers = [set(bucket.layers) for bucket in program.buckets]
@@ -112,9 +113,9 @@ def sync_points(program: Program, orders: Sequence[Iterable[Instruction]]) -> li
             buckets_of[rank].append(index)
     for mine, order in zip(buckets_of, orders, strict=True):
         last: dict[tuple[int, int], tuple[int, Compute]] = {}
-        for slot, entry in enumerate(order):
-            if isinstance(entry, Compute) and entry.op is Pass.BACKWARD:
-                last[entry.pipeline, entry.stage] = (slot, entry)
+        for slot, instruction in enumerate(order):
+            if isinstance(instruction, Compute) and instruction.op is Pass.BACKWARD:
+                last[instruction.pipeline, instruction.stage] = (slot, instruction)
         stages = [
             (layers_held, end)
             for (pipeline, stage), end in last.items()
@@ -131,7 +132,7 @@ def sync_points(program: Program, orders: Sequence[Iterable[Instruction]]) -> li
 
 
 def parameter_broadcasts(program: Program, rank: int) -> tuple[Broadcast, ...]:
-    """The broadcasts in which a rank takes part, in order of the buckets."""
+    """Return the broadcasts in which a rank takes part, in order of the buckets."""
     return tuple(
         Broadcast(index)
         for index, bucket in enumerate(program.buckets)
@@ -142,76 +143,14 @@ def parameter_broadcasts(program: Program, rank: int) -> tuple[Broadcast, ...]:
 def _with_syncs(
     instructions: Iterable[Instruction], after: dict[Compute, list[Sync]], broadcasts: Iterable[Broadcast]
 ) -> tuple[Instruction, ...]:
-    """A rank's list with its SYNCs, each after the sends of its last backward; NORM, STEP, broadcasts."""
+    """Return a rank's list with its SYNCs after the sends of their last backward; NORM, STEP, broadcasts."""
     result: list[Instruction] = []
     due: list[Sync] = []
-    for entry in instructions:
-        if due and not (isinstance(entry, Transfer) and entry.direction is Direction.SEND):
+    for instruction in instructions:
+        if due and not (isinstance(instruction, Transfer) and instruction.direction is Direction.SEND):
             result += due
             due = []
-        result.append(entry)
-        if isinstance(entry, Compute) and entry in after:
-            due = after[entry]
+        result.append(instruction)
+        if isinstance(instruction, Compute) and instruction in after:
+            due = after[instruction]
     return (*result, *due, Norm(), Step(), *broadcasts)
-
-
-def _as_they_end(
-    plan: Plan, buckets: Iterable[Bucket], ends_s: Mapping[tuple[int, int], float]
-) -> tuple[Bucket, ...]:
-    """The buckets in the order in which their last backward ends, so that no SYNC waits for a later one."""
-    ready = [0.0] * plan.num_layers
-    for (pipeline, stage), end in ends_s.items():
-        for layer in range(*plan.pipelines[pipeline].stages[stage].layers):
-            ready[layer] = max(ready[layer], end)
-    return tuple(sorted(buckets, key=lambda bucket: max(ready[layer] for layer in bucket.layers)))
-
-
-def gradient_buckets(plan: Plan, profile: ModelProfile) -> tuple[Bucket, ...]:
-    """Neighbouring layers with the same owners form a bucket; tied weights are one more each.
-
-    Where optimizer states are sharded, only layers whose states are on one device go together. In one global
-    order, the layers whose backward ends first at the front; only buckets of several owners.
-    """
-    rank_of = {name: rank for rank, name in enumerate(plan.device_names)}
-    holders: list[set[int]] = [set() for _ in range(profile.num_layers)]
-    for pipeline in plan.pipelines:
-        for stage in pipeline.stages:
-            for layer in range(*stage.layers):
-                holders[layer].add(rank_of[stage.device])
-
-    def owners(*layers: int) -> tuple[int, ...]:
-        return tuple(sorted(set().union(*(holders[layer] for layer in layers))))
-
-    states = plan.state_owners
-
-    def bucket_of(layers: tuple[int, ...], ranks: tuple[int, ...], *, tied: bool = False) -> Bucket:
-        return Bucket(layers, ranks, tied, state_owner=None if states is None else rank_of[states[layers[0]]])
-
-    tied = [layer for layer in range(profile.num_layers) if profile.tied_home(layer) != layer]
-    groups = [
-        (home, *(layer for layer in tied if profile.tied_home(layer) == home))
-        for home in sorted({profile.tied_home(layer) for layer in tied})
-    ]
-    buckets = [bucket_of(layers, owners(*layers), tied=True) for layers in groups]
-    start = 0
-    for stop in range(1, profile.num_layers + 1):
-        last = stop == profile.num_layers
-        if last or holders[stop] != holders[start] or (states and states[stop] != states[start]):
-            buckets.append(bucket_of(tuple(range(start, stop)), owners(start)))
-            start = stop
-    several = [bucket for bucket in buckets if len(bucket.ranks) > 1]
-    return tuple(sorted(several, key=lambda bucket: (-bucket.layers[0], bucket.tied)))
-
-
-def with_collectives(
-    plan: Plan, buckets: Iterable[Bucket], profile: ModelProfile, network: Network
-) -> tuple[Bucket, ...]:
-    """The buckets, each summed by the collective that is cheaper for its owners on the idle network."""
-    names = plan.device_names
-
-    def collective(bucket: Bucket) -> Collective:
-        if bucket.state_owner is not None:
-            return bucket.collective  # reduced to the owner, whatever is cheaper
-        return cheaper_collective(network, bucket.num_bytes(profile), [names[rank] for rank in bucket.ranks])
-
-    return tuple(replace(bucket, collective=collective(bucket)) for bucket in buckets)

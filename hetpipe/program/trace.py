@@ -1,4 +1,4 @@
-"""What happened when: the common result of the simulator and the executor."""
+"""The events of a step with their times: the common result of the simulator and the executor."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -42,7 +42,7 @@ class Trace:
 
     @property
     def makespan_s(self) -> float:
-        """First start of any rank to the end of the last STEP, and of the broadcasts after it."""
+        """Return the seconds from the first start to the end of the last STEP and of its broadcasts."""
         starts = [event.start_s for event in self.events]
         ends = [event.end_s for event in self.events if isinstance(event.instruction, Step | Broadcast)]
         return max(ends) - min(starts)
@@ -52,15 +52,15 @@ class Trace:
 
     @property
     def bubble(self) -> float:
-        """Idle share of the makespan over all devices, in [0, 1]."""
+        """Return the idle share of the makespan over all devices, in [0, 1]."""
         return self.bubble_of(self.makespan_s)
 
     def bubble_of(self, step_s: float) -> float:
-        """Idle share of a step that took step_s by another clock than the events'."""
+        """Return the idle share of a step that took step_s by another clock than the events'."""
         return 1 - sum(self._busy_s) / (len(self.device_names) * step_s) if step_s else 0.0
 
     def stage_busy_s(self) -> dict[tuple[int, int], float]:
-        """Seconds of forwards and backwards by (pipeline, stage)."""
+        """Return the seconds of forwards and backwards by (pipeline, stage)."""
         busy: dict[tuple[int, int], float] = {}
         for event in self.events:
             if isinstance(event.instruction, Compute):
@@ -81,7 +81,7 @@ _COLOURS = {Pass.FORWARD: "thread_state_running", Pass.BACKWARD: "rail_response"
 
 
 def chrome_trace(processes: Sequence[tuple[str, Trace]]) -> str:
-    """JSON of Chrome trace events, one process per named trace; opens in Perfetto and chrome://tracing."""
+    """Return Chrome trace events as JSON, a process per named trace, for Perfetto and chrome://tracing."""
     events = [event for pid, (name, trace) in enumerate(processes) for event in _process(pid, name, trace)]
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, separators=(",", ":"))
 
@@ -100,7 +100,7 @@ def _process(pid: int, name: str, trace: Trace) -> Iterable[dict[str, Any]]:
     for event in trace.events:
         instruction = event.instruction
         messages = isinstance(instruction, Transfer | Sync | Broadcast)
-        entry: dict[str, Any] = {
+        row: dict[str, Any] = {
             "ph": "X",
             "pid": pid,
             "tid": 2 * event.rank + int(messages),
@@ -110,11 +110,11 @@ def _process(pid: int, name: str, trace: Trace) -> Iterable[dict[str, Any]]:
             "dur": round(event.duration_s * 1e6, 3),
         }
         if isinstance(instruction, Compute):
-            entry["cname"] = _COLOURS[instruction.op]
+            row["cname"] = _COLOURS[instruction.op]
         if messages:  # they may overlap: asynchronous pairs, not nested slices
-            begin = {**entry, "ph": "b", "id": f"{pid}.{event.rank}.{instruction}"}
+            begin = {**row, "ph": "b", "id": f"{pid}.{event.rank}.{instruction}"}
             del begin["dur"]
             yield begin
             yield {**begin, "ph": "e", "ts": round(event.end_s * 1e6, 3)}
         else:
-            yield entry
+            yield row

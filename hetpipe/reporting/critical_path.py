@@ -1,4 +1,4 @@
-"""What a step waited for: the chain of events that its time is made of."""
+"""The critical path of a step: the chain of events that its time is made of."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
@@ -43,7 +43,7 @@ class PathSegment:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """All of a path that went by with one cause at one place; fraction of the makespan, in [0, 1]."""
+    """A share of a path with one cause at one place; fraction of the makespan, in [0, 1]."""
 
     cause: Cause
     where: str
@@ -55,7 +55,7 @@ class Share:
 
 
 def critical_path(trace: Trace, costs: ProgramCosts) -> tuple[PathSegment, ...]:
-    """The segments that the makespan is made of, in order of time and without gaps.
+    """Return the segments that the makespan is made of, in order of time and without gaps.
 
     Found backwards from the end of the last STEP (critical path analysis of a trace: Yang and Miller, ICDCS
     1988): each event was held up by the device's computation before it, or by what it waited for. A message
@@ -65,7 +65,7 @@ def critical_path(trace: Trace, costs: ProgramCosts) -> tuple[PathSegment, ...]:
 
 
 def shares(path: Sequence[PathSegment]) -> tuple[Share, ...]:
-    """A path by cause and place, the longest first; the fractions add up to 1 unless the path is empty."""
+    """Sum a path by cause and place, the longest first; fractions add up to 1 unless the path is empty."""
     total = sum(segment.duration_s for segment in path)
     seconds: dict[tuple[Cause, str], float] = {}
     for segment in path:
@@ -73,7 +73,7 @@ def shares(path: Sequence[PathSegment]) -> tuple[Share, ...]:
         seconds[key] = seconds.get(key, 0.0) + segment.duration_s
     return tuple(
         Share(cause, where, duration, duration / total)
-        for (cause, where), duration in sorted(seconds.items(), key=lambda entry: -entry[1])
+        for (cause, where), duration in sorted(seconds.items(), key=lambda item: -item[1])
     )
 
 
@@ -88,23 +88,25 @@ class _Occupation:
 
 
 class _Queues:
-    """Which message occupied a resource before which; built when the first queue is met."""
+    """The order in which messages occupied each resource; built when the first queue is met."""
 
     def __init__(self, sends: Iterable[Event], costs: ProgramCosts) -> None:
         occupations = [_occupation(event, costs) for event in sends]
-        occupations.sort(key=lambda entry: (entry.end_s, entry.start_s, entry.event.start_s))
-        self._order = {entry.event.instruction: index for index, entry in enumerate(occupations)}
+        occupations.sort(
+            key=lambda occupation: (occupation.end_s, occupation.start_s, occupation.event.start_s)
+        )
+        self._order = {occupation.event.instruction: index for index, occupation in enumerate(occupations)}
         self._occupations = occupations
         self._of: dict[int, list[int]] = {}
-        for index, entry in enumerate(occupations):
-            for resource in entry.resources:
+        for index, occupation in enumerate(occupations):
+            for resource in occupation.resources:
                 self._of.setdefault(resource, []).append(index)
 
-    def before(self, entry: _Occupation) -> tuple[int, _Occupation] | None:
-        """The resource that was free last, and the message that occupied it until then."""
-        own = self._order[entry.event.instruction]
+    def before(self, occupation: _Occupation) -> tuple[int, _Occupation] | None:
+        """Return the resource that was free last, and the message that occupied it until then."""
+        own = self._order[occupation.event.instruction]
         found: list[tuple[int, int]] = []
-        for resource in entry.resources:
+        for resource in occupation.resources:
             line = self._of[resource]
             position = bisect_left(line, own)
             if position:
@@ -116,7 +118,7 @@ class _Queues:
 
 
 def _occupation(event: Event, costs: ProgramCosts) -> _Occupation:
-    """When a message had its resources, from its arrival backwards."""
+    """Return when a message had its resources, from its arrival backwards."""
     assert isinstance(event.instruction, Transfer)
     route = costs.route(event.instruction)
     end = max(event.start_s, event.end_s - route.link.latency_s)
@@ -125,7 +127,7 @@ def _occupation(event: Event, costs: ProgramCosts) -> _Occupation:
 
 
 class _Path:
-    """Walks back through one trace; `_time` is where it has come to, `_segments` what lies behind it."""
+    """A walk back through one trace; `_time` is where it has come to, `_segments` what lies behind it."""
 
     def __init__(self, trace: Trace, costs: ProgramCosts) -> None:
         self._trace, self._costs = trace, costs
@@ -157,7 +159,7 @@ class _Path:
         return tuple(reversed(self._segments))
 
     def _last_step(self) -> Event:
-        """The last STEP, or the one that held up the last broadcast."""
+        """Return the last STEP, or the one that held up the last broadcast."""
         events = self._trace.events
         steps = [event for event in events if isinstance(event.instruction, Step)]
         broadcasts = [event for event in events if isinstance(event.instruction, Broadcast)]
@@ -171,7 +173,7 @@ class _Path:
         return next(event for event in steps if event.rank == late.rank)
 
     def _before_norm(self, rank: int) -> int:
-        """The rank whose computation held up the sync that held up a rank's NORM, or the rank itself."""
+        """Return the rank that held up the sync that held up a rank's NORM, or the rank itself."""
         sync = max(self._syncs[rank], key=lambda event: event.end_s, default=None)
         if sync is None or sync.end_s <= self._ended(rank):
             return rank
@@ -208,21 +210,21 @@ class _Path:
             index = index_of[Compute(send.op, send.pipeline, send.stage, send.microbatch)]
 
     def _walk_messages(self, sent: Event) -> Event:
-        """Through a message and those that it queued behind; the first of them, sent when it was ready."""
-        entry = _occupation(sent, self._costs)
-        self._spend(Cause.MESSAGE, channel_of(self._costs, sent), entry.start_s)
-        while entry.start_s - entry.event.start_s > self._shortest:
-            held_up = self._queues.before(entry)
-            if held_up is None or entry.start_s - held_up[1].end_s > self._shortest:
+        """Walk through a message and its queue; return the first of them, sent when it was ready."""
+        occupation = _occupation(sent, self._costs)
+        self._spend(Cause.MESSAGE, channel_of(self._costs, sent), occupation.start_s)
+        while occupation.start_s - occupation.event.start_s > self._shortest:
+            held_up = self._queues.before(occupation)
+            if held_up is None or occupation.start_s - held_up[1].end_s > self._shortest:
                 # a sync had the resources
-                self._spend(Cause.QUEUE, channel_of(self._costs, entry.event), entry.event.start_s)
+                self._spend(Cause.QUEUE, channel_of(self._costs, occupation.event), occupation.event.start_s)
                 break
-            resource, entry = held_up
-            self._spend(Cause.QUEUE, self._costs.network.resources[resource], entry.start_s)
-        return entry.event
+            resource, occupation = held_up
+            self._spend(Cause.QUEUE, self._costs.network.resources[resource], occupation.start_s)
+        return occupation.event
 
     def _spend(self, cause: Cause, where: str, start_s: float) -> None:
-        """Go back to start_s; nothing where that is not before."""
+        """Go back to start_s; do nothing where that is not before."""
         if start_s < self._time:
             self._segments.append(PathSegment(cause, where, start_s, self._time))
             self._time = start_s

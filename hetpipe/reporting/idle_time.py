@@ -1,4 +1,4 @@
-"""What each device of a step waits for."""
+"""The causes for which each device of a step waits."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ LAST_STEP = "the last optimizer step"
 
 
 class Cause(StrEnum):
-    """What a part of a step went by with."""
+    """The activity that a part of a step went by with."""
 
     COMPUTE = "compute"
     OPTIMIZER = "optimizer"
@@ -30,7 +30,10 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DeviceTime:
-    """A device's step: busy_s + waiting_s is the makespan. waiting_for: seconds by what it waited for."""
+    """The time of a device in a step; busy_s + waiting_s is the makespan.
+
+    waiting_for: seconds by what it waited for.
+    """
 
     busy_s: float
     waiting_s: float
@@ -38,7 +41,7 @@ class DeviceTime:
 
 
 def cause_text(cause: Cause, where: str) -> str:
-    """A cause and its place in words.
+    """Return a cause and its place in words.
 
     >>> cause_text(Cause.COMPUTE, "big/0"), cause_text(Cause.QUEUE, "link a>b"), cause_text(Cause.NORM, "")
     ('compute on big/0', 'queue for link a>b', 'norm')
@@ -55,7 +58,7 @@ def cause_text(cause: Cause, where: str) -> str:
 
 
 def device_times(trace: Trace, costs: ProgramCosts) -> tuple[DeviceTime, ...]:
-    """Busy and waiting seconds of each rank, and what it waited for.
+    """Return busy and waiting seconds of each rank, and what it waited for.
 
     Until a message is sent, its receiver waits for the sender's device; then for the message.
     """
@@ -68,7 +71,7 @@ def device_times(trace: Trace, costs: ProgramCosts) -> tuple[DeviceTime, ...]:
 
 
 def waits_by_cause(trace: Trace, costs: ProgramCosts) -> tuple[dict[Cause, float], ...]:
-    """Seconds that each rank waited, by their cause alone."""
+    """Return the seconds that each rank waited, by their cause alone."""
     return tuple(
         _summed((cause, seconds) for cause, _, seconds in waits) for waits in _waits_by_rank(trace, costs)
     )
@@ -100,7 +103,7 @@ def _waits(
     costs: ProgramCosts,
     span: tuple[float, float],
 ) -> Iterator[_Wait]:
-    """What one rank waits for, in order of time; waits of zero seconds or less are none."""
+    """Yield what one rank waits for, in order of time; waits of zero seconds or less are none."""
     free, end = span
     for event in events:
         match event.instruction:
@@ -142,7 +145,7 @@ def events_by_rank(trace: Trace) -> list[list[Event]]:
 
 
 def sends_of(trace: Trace) -> dict[Message | None, Event]:
-    """Messages by what their computation waits for; a trace has the sends only."""
+    """Return the messages by the computation's `incoming`; a trace has the sends only."""
     return {
         event.instruction.message: event for event in trace.events if isinstance(event.instruction, Transfer)
     }
@@ -153,7 +156,7 @@ def awaited(compute: Compute, costs: ProgramCosts) -> Message | None:
 
 
 def channel_of(costs: ProgramCosts, send: Event) -> str:
-    """The name of the link that a message takes: the middle one of card, link, card, or the only one."""
+    """Return the link's name of a message: the middle one of card, link, card, or the only one."""
     assert isinstance(send.instruction, Transfer)
     resources = costs.route(send.instruction).resources
     return costs.network.resources[resources[len(resources) // 2]]

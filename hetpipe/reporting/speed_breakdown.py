@@ -1,4 +1,4 @@
-"""Where the speed of all devices goes in a step: what keeps it from the bound at which all always compute."""
+"""The uses of the devices' speed in a step: what keeps it from the bound at which all always compute."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ _WORDS = {
 def speed_shares(
     trace: Trace, costs: ProgramCosts, profile: ModelProfile, cluster: Cluster
 ) -> dict[str, float]:
-    """What the devices of a cluster do in a step, each weighted by its speed; the shares add up to 1.
+    """Return what devices do in a step, each weighted by its speed; the shares add up to 1.
 
     A device's speed: samples a second of the whole model on it alone, each layer at the microbatch size that
     is best for it; what a stage computes for longer than that is a share of its own. cluster: devices that
@@ -69,7 +69,7 @@ def speed_shares(
 
 @dataclass(frozen=True, slots=True)
 class _Computed:
-    """When the last computation of a rank ends, and how much longer than need be all of them took."""
+    """The end of a rank's last computation, and how much longer than need be all of them took."""
 
     end_s: float
     longer_s: float
@@ -80,25 +80,25 @@ class _Computed:
     ) -> "_Computed":
         end_s = longer_s = 0.0
         for event in events:
-            entry = event.instruction
-            if not isinstance(entry, Compute):
+            compute = event.instruction
+            if not isinstance(compute, Compute):
                 continue
             end_s = max(end_s, event.end_s)
             longer_s += event.duration_s
-            if entry.op is Pass.BACKWARD:
-                stage = program.stage(entry)
+            if compute.op is Pass.BACKWARD:
+                stage = program.stage(compute)
                 sums = best_s[stage.device]
-                longer_s -= program.samples(entry) * (sums[stage.stop] - sums[stage.start])
+                longer_s -= program.samples(compute) * (sums[stage.stop] - sums[stage.start])
         return cls(end_s, max(0.0, longer_s))
 
 
 def _one_of_each(devices: Iterable[Device]) -> Iterable[Device]:
-    """A device of each kind and speed: thousands may be alike."""
+    """Return a device of each kind and speed: thousands may be alike."""
     return {(device.kind, device.speed): device for device in devices}.values()
 
 
 def _best_s(device: Device, prices: Prices) -> list[float]:
-    """Seconds of a sample through the first layers, forward and backward: of none, one, two, ... all."""
+    """Return the seconds of a sample, forward and backward, through the first 0, 1, 2, ... layers."""
     profile = prices.profile
     sizes = profile.kind(device.kind).microbatch_sizes
     layers = (
@@ -116,7 +116,7 @@ def _best_s(device: Device, prices: Prices) -> list[float]:
 
 
 def speed_sentence(shares: Mapping[str, float]) -> str:
-    """Where the speed goes, the largest loss first; what rounds to nothing is left away."""
+    """Say where the speed goes, the largest loss first; what rounds to nothing is left away."""
     losses = sorted(_WORDS, key=lambda what: -shares[what])
     parts = ", ".join(f"{shares[what]:.1%} {_WORDS[what]}" for what in losses if shares[what] >= 0.0005)
     return f"of the speed of all devices {shares[COMPUTES]:.1%} computes" + (f"; {parts}" if parts else "")

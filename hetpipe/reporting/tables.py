@@ -17,7 +17,8 @@ from hetpipe.reporting.critical_path import Share
 from hetpipe.reporting.idle_time import DeviceTime
 from hetpipe.runs.run_report import RunReport
 from hetpipe.runs.settings import Clock
-from partition.plan import Plan, Prediction
+from partition.estimates.plan_memory import plan_memory
+from partition.plan import Figures, Plan
 
 if TYPE_CHECKING:  # the solver loads NumPy, which a table does not need
     from partition.explanation.gains import Gain
@@ -35,7 +36,7 @@ _NUMBERED = re.compile(r"(?P<stem>.*?)(?P<number>\d+)")
 
 
 def console(file: IO[str] | None = None) -> Console:
-    """A console that writes no colours and never squeezes tables when it is not a terminal."""
+    """Return a console that writes no colours and squeezes no tables when it is not a terminal."""
     file = file or sys.stdout
     return Console(file=file, width=None if file.isatty() else WIDTH_IN_A_PIPE, highlight=False)
 
@@ -43,12 +44,12 @@ def console(file: IO[str] | None = None) -> Console:
 def show(renderables: Iterable[RenderableType], file: IO[str] | None = None) -> None:
     """Print tables and sentences, one below the other; sentences are not wrapped in a pipe."""
     out = console(file)
-    for entry in renderables:
-        out.print(entry, soft_wrap=isinstance(entry, str) and not out.is_terminal, markup=False)
+    for part in renderables:
+        out.print(part, soft_wrap=isinstance(part, str) and not out.is_terminal, markup=False)
 
 
 def as_text(renderable: RenderableType) -> str:
-    """The plain text that a pipe would get."""
+    """Return the plain text that a pipe would get."""
     out = Console(
         width=WIDTH_IN_A_PIPE, highlight=False, color_system=None, force_terminal=False, force_jupyter=False
     )
@@ -58,7 +59,7 @@ def as_text(renderable: RenderableType) -> str:
 
 
 def describe_layers(names: Sequence[str]) -> str:
-    """Neighbouring layers by name, numbered ones joined.
+    """Return neighbouring layers by name, numbered ones joined.
 
     >>> describe_layers(["embeddings", "block0", "block1", "block2", "head"])
     'embeddings, block0-2, head'
@@ -80,15 +81,14 @@ def describe_layers(names: Sequence[str]) -> str:
 
 
 def describe_device(device: Device, profile: ModelProfile | None = None) -> str:
-    """Kind and speed of a device; "estimated" where its times were not measured."""
+    """Return kind and speed of a device; "estimated" where its times were not measured."""
     speed = "" if device.speed == 1 else f" x {device.speed:g}"
     estimated = profile is not None and is_estimated(profile, device.kind)
     return f"{device.kind}{speed}{f' ({ESTIMATED})' if estimated else ''}"
 
 
 def estimate_sentences(profile: ModelProfile, kinds: Iterable[str]) -> list[str]:
-    """One sentence that names the kinds whose times are estimated, and which not to trust; none if all are
-    measured."""
+    """Name the kinds whose times are estimated, and which not to trust, in a sentence; [] if none are."""
     estimated = [kind for kind in dict.fromkeys(kinds) if is_estimated(profile, kind)]
     if not estimated:
         return []
@@ -100,12 +100,12 @@ def estimate_sentences(profile: ModelProfile, kinds: Iterable[str]) -> list[str]
 
 
 def is_estimated(profile: ModelProfile, kind: str) -> bool:
-    """Whether the profile has a kind and its times were not measured."""
+    """Return whether the profile has a kind and its times were not measured."""
     return kind in profile.kinds and profile.kinds[kind].source == ESTIMATED
 
 
 def plan_sentences(plan: Plan, profile: ModelProfile, cluster: Cluster) -> list[str]:
-    """What a plan is and how good: header, bound with its gap, devices left out, estimated kinds."""
+    """Say what a plan is and how good: header, bound with its gap, devices left out, estimated kinds."""
     sentences = [_header(plan, profile, cluster)]
     if plan.predicted is not None and (bound := bound_sentence(plan.predicted)):
         sentences.append(bound)
@@ -117,7 +117,7 @@ def plan_sentences(plan: Plan, profile: ModelProfile, cluster: Cluster) -> list[
 
 
 def _header(plan: Plan, profile: ModelProfile, cluster: Cluster) -> str:
-    shapes = [(entry.microbatch_size, entry.num_microbatches) for entry in plan.pipelines]
+    shapes = [(pipeline.microbatch_size, pipeline.num_microbatches) for pipeline in plan.pipelines]
     parts = [
         f"{f'{count} pipelines of ' if (count := len(list(group))) > 1 else ''}microbatch {size} x {number}"
         for (size, number), group in groupby(shapes)
@@ -137,8 +137,8 @@ def _header(plan: Plan, profile: ModelProfile, cluster: Cluster) -> str:
     )
 
 
-def bound_sentence(figures: Prediction) -> str:
-    """The bound, the plans that it speaks about, and the gap; empty where no bound is known."""
+def bound_sentence(figures: Figures) -> str:
+    """Name the bound, the plans that it speaks about, and the gap; "" where no bound is known."""
     if figures.bound_s is None or figures.gap is None:
         return ""
     return (
@@ -148,7 +148,7 @@ def bound_sentence(figures: Prediction) -> str:
 
 
 def plan_table(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Table:
-    """One row per stage: device, layers, in flight, busy and memory against what a plan may fill."""
+    """Show each stage: device, layers, in flight, busy and memory against what a plan may fill."""
     several = len(plan.pipelines) > 1
     table = _table("stage", "device", "kind", "layers")
     if several:
@@ -169,14 +169,14 @@ def plan_table(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Table:
                 *([str(pipeline.num_samples)] if several else []),
                 str(pipeline.in_flight(index)),
                 busy,
-                format_bytes(plan.memory(profile, device.name).total_bytes),
+                format_bytes(plan_memory(plan, profile, device.name).total_bytes),
                 format_bytes(device.usable_bytes),
             )
     return table
 
 
 def path_sentence(shares: Sequence[Share]) -> str:
-    """What the critical path is made of, the longest first; places below 1 % together."""
+    """Say what the critical path is made of, the longest first; places below 1 % together."""
     shown = [share for share in shares if share.fraction >= SMALLEST_SHARE]
     rest = sum(share.fraction for share in shares if share.fraction < SMALLEST_SHARE)
     parts = [*map(str, shown), *([f"{rest:.1%} the rest"] if rest >= SMALLEST_SHARE / 10 else [])]
@@ -184,24 +184,24 @@ def path_sentence(shares: Sequence[Share]) -> str:
 
 
 def waiting_table(times: Mapping[str, DeviceTime]) -> Table:
-    """Busy and waiting seconds of each device (by name), and what it waited for, the longest first."""
+    """Show busy and waiting seconds of each device, and what it waited for, the longest first."""
     table = _table("device")
     for title in ("busy", "waiting"):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("waiting for")
-    for name, entry in times.items():
-        causes = sorted(entry.waiting_for.items(), key=lambda cause: -cause[1])[:MOST_CAUSES]
+    for name, found in times.items():
+        causes = sorted(found.waiting_for.items(), key=lambda cause: -cause[1])[:MOST_CAUSES]
         table.add_row(
             name,
-            format_seconds(entry.busy_s),
-            format_seconds(entry.waiting_s),
+            format_seconds(found.busy_s),
+            format_seconds(found.waiting_s),
             ", ".join(f"{what} {format_seconds(duration)}" for what, duration in causes),
         )
     return table
 
 
 def comparison_table(outcomes: "Sequence[Outcome]", ours: Plan | None, plain: str | None = None) -> Table:
-    """The strategies side by side; speed-ups are that of ours over each, and of each over the plain one."""
+    """Show the strategies side by side, with our speed-up over each and each one's over the plain one."""
     table = _table("strategy")
     titles = ["predicted step", "samples/s", "speed-up of ours"]
     for title in [*titles, f"speed-up over {plain}"] if plain else titles:
@@ -228,7 +228,7 @@ def comparison_table(outcomes: "Sequence[Outcome]", ours: Plan | None, plain: st
 
 
 def gain_sentence(gain: "Gain") -> str:
-    """Where the speed-up of ours over plain training comes from."""
+    """Say where the speed-up of ours over plain training comes from."""
     if gain.total is None:
         return (
             "no plain strategy fits: that there is a plan is the gain of memory; with ample memory auto "
@@ -242,7 +242,7 @@ def gain_sentence(gain: "Gain") -> str:
 
 
 def run_report_tables(report: RunReport) -> list[RenderableType]:
-    """The predicted and measured tables after a run, and what they can and cannot show."""
+    """Return the tables after a run, predicted and measured, and what they can and cannot show."""
     times = _table(f"{report.strategy}, {report.schedule}, {report.steps} steps")
     for title in ("predicted", "measured", "error"):
         times.add_column(title, justify="right", no_wrap=True)
@@ -258,12 +258,12 @@ def run_report_tables(report: RunReport) -> list[RenderableType]:
     memory = _table("memory of")
     for title in ("predicted", "measured peak", "usable"):
         memory.add_column(title, justify="right", no_wrap=True)
-    for device, entry in report.devices.items():
+    for device, found in report.devices.items():
         memory.add_row(
             device,
-            format_bytes(entry.predicted_bytes),
-            "not counted" if entry.peak_bytes is None else format_bytes(entry.peak_bytes),
-            format_bytes(entry.usable_bytes),
+            format_bytes(found.predicted_bytes),
+            "not counted" if found.peak_bytes is None else format_bytes(found.peak_bytes),
+            format_bytes(found.usable_bytes),
         )
     return [times, memory, *_marks(report)]
 
@@ -288,7 +288,7 @@ def _marks(report: RunReport) -> list[str]:
 
 
 def measured_table(reports: Sequence[RunReport]) -> Table:
-    """Plans that were run, side by side; the speed-up is that of the last one over each."""
+    """Show plans that were run, side by side; the speed-up is that of the last one over each."""
     table = _table("strategy")
     for title in ("predicted step", "measured step", "error", "speed-up of the last, measured"):
         table.add_column(title, justify="right", no_wrap=True)
@@ -302,7 +302,7 @@ def measured_table(reports: Sequence[RunReport]) -> Table:
 
 
 def profile_table(profile: ModelProfile) -> Table:
-    """Layers with their bytes, and their seconds on each kind at its largest microbatch size."""
+    """Show layers with their bytes, and their seconds on each kind at its largest microbatch size."""
     table = _table("layer")
     for title in ("parameters", "saved / sample", "output / sample"):
         table.add_column(title, justify="right", no_wrap=True)

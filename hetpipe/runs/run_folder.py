@@ -37,7 +37,7 @@ class RunFolder:
 
     @property
     def cluster(self) -> Path:
-        """A copy of the cluster file."""
+        """Return the path of a copy of the cluster file."""
         return self.path / "cluster.toml"
 
     @property
@@ -54,12 +54,12 @@ class RunFolder:
 
     @property
     def metrics(self) -> Path:
-        """One JSON object a line, a line a step: step, loss, samples_per_s, step_s, ..."""
+        """Return the path of metrics: a line per step, each a JSON object: step, loss, samples_per_s, ..."""
         return self.path / "metrics.jsonl"
 
     @property
     def trace(self) -> Path:
-        """Chrome trace events of one step, predicted and measured as two processes."""
+        """Return the path of Chrome trace events of one step, predicted and measured as two processes."""
         return self.path / "trace.json"
 
     @property
@@ -72,7 +72,7 @@ class RunFolder:
 
     @property
     def model_config(self) -> Path:
-        """The config.json of the folder that the model comes from; none for a model by name."""
+        """Return the path of the config.json of the model's folder; none for a model by name."""
         return self.path / "model-config.json"
 
     @property
@@ -85,7 +85,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, root: Path, model: str) -> "RunFolder":
-        """A new folder root/<model>-<number>, one above the highest there is; safe beside other processes.
+        """Make a new folder root/<model>-<number>, one above the highest; safe beside other processes.
 
         Raises: InputError if root cannot be written to.
         """
@@ -105,7 +105,7 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other runs out of the folder, which is made; one that is still empty at the end is removed.
+        """Keep other runs out of the folder, which is made; remove it if it is empty at the end.
 
         Raises: InputError if another run has it, or it cannot be made.
         """
@@ -143,60 +143,60 @@ class RunFolder:
             raise InputError(f"{path}: cannot be written ({error.strerror})") from None
 
     def read_metrics(self) -> tuple[dict[str, Any], ...]:
-        """The objects of metrics.jsonl, a step each; a last line cut off by a crash is left out."""
+        """Return the objects of metrics.jsonl, a step each, without a last line that a crash cut off."""
         if not self.metrics.exists():
             return ()
         lines = read_text(self.metrics).splitlines()
-        entries = []
+        rows = []
         for index, line in enumerate(lines):
             try:
-                entries.append(json.loads(line))
+                rows.append(json.loads(line))
             except json.JSONDecodeError as error:
                 if index == len(lines) - 1:
                     break
                 raise InputError(f"{self.metrics}: line {index + 1} is not JSON ({error.msg})") from None
-        return tuple(entries)
+        return tuple(rows)
 
     def read_traces(self) -> dict[str, Trace]:
-        """The traces of trace.json by the name of their process; none if the run wrote none."""
+        """Return the traces of trace.json by the name of their process; none if the run wrote none."""
         return parse_chrome_trace(read_json(self.trace)) if self.trace.exists() else {}
 
 
 def numbered_runs(root: Path, model: str) -> tuple[RunFolder, ...]:
-    """The folders of root for a model, the highest number first."""
+    """Return the folders of root for a model, the highest number first."""
     return tuple(RunFolder(path) for _, path in sorted(_numbered(root, model), reverse=True))
 
 
 def _numbered(root: Path, model: str) -> list[tuple[int, Path]]:
     folders = []
-    for entry in os.scandir(root) if root.is_dir() else ():
-        match = _NUMBERED.fullmatch(entry.name)
-        if match and match["model"] == model and entry.is_dir():
-            folders.append((int(match["number"]), Path(entry.path)))
+    for found in os.scandir(root) if root.is_dir() else ():
+        match = _NUMBERED.fullmatch(found.name)
+        if match and match["model"] == model and found.is_dir():
+            folders.append((int(match["number"]), Path(found.path)))
     return folders
 
 
 def parse_chrome_trace(data: dict[str, Any]) -> dict[str, Trace]:
-    """The inverse of `hetpipe.program.trace.chrome_trace`: traces by process name."""
-    entries = data["traceEvents"]
-    named = [entry for entry in entries if entry["ph"] == "M"]
-    processes = {e["pid"]: e["args"]["name"] for e in named if e["name"] == "process_name"}
-    lanes = {(e["pid"], e["tid"]): e["args"]["name"] for e in named if e["name"] == "thread_name"}
+    """Return traces by process name: the inverse of `hetpipe.program.trace.chrome_trace`."""
+    rows = data["traceEvents"]
+    named = [row for row in rows if row["ph"] == "M"]
+    processes = {row["pid"]: row["args"]["name"] for row in named if row["name"] == "process_name"}
+    lanes = {(row["pid"], row["tid"]): row["args"]["name"] for row in named if row["name"] == "thread_name"}
     traces = {}
     for pid, name in processes.items():
         begins: dict[str, float] = {}
         events = []
-        for entry in entries:
-            if entry["pid"] != pid or entry["ph"] == "M":
+        for row in rows:
+            if row["pid"] != pid or row["ph"] == "M":
                 continue
-            start_s = entry["ts"] / 1e6
-            if entry["ph"] == "b":
-                begins[entry["id"]] = start_s
+            start_s = row["ts"] / 1e6
+            if row["ph"] == "b":
+                begins[row["id"]] = start_s
                 continue
-            end_s = start_s + entry.get("dur", 0.0) / 1e6
-            if entry["ph"] == "e":
-                start_s, end_s = begins.pop(entry["id"]), start_s
-            events.append(Event(entry["tid"] // 2, parse_instruction(entry["name"]), start_s, end_s))
+            end_s = start_s + row.get("dur", 0.0) / 1e6
+            if row["ph"] == "e":
+                start_s, end_s = begins.pop(row["id"]), start_s
+            events.append(Event(row["tid"] // 2, parse_instruction(row["name"]), start_s, end_s))
         events.sort(key=lambda event: (event.rank, event.start_s, event.end_s))
         devices = [lanes[key] for key in sorted(lanes) if key[0] == pid and key[1] % 2 == 0]
         traces[name] = Trace(tuple(devices), tuple(events))

@@ -1,4 +1,4 @@
-"""How a run went beside how it was predicted: report.json."""
+"""The report of a run, as it went beside how it was predicted: report.json."""
 
 import dataclasses
 import json
@@ -30,13 +30,13 @@ class StageReport:
 
     @property
     def error(self) -> float:
-        """Measured over predicted, less 1."""
+        """Return measured over predicted, less 1."""
         return self.measured_busy_s / self.predicted_busy_s - 1 if self.predicted_busy_s else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceReport:
-    """One device: memory at its peak in the first step, and how well the host kept up with it.
+    """A device's memory at its peak in the first step, and how well the host kept up with it.
 
     peak_bytes: None where nothing was counted. over_budget: share of the busy time by which operations took
     longer than the emulated device may, 0 for a real one.
@@ -53,10 +53,11 @@ class DeviceReport:
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """Predicted and measured. Measured figures are medians of the timed steps, which leave out the first.
+    """The predicted and the measured figures of a run.
 
-    Busy seconds and bubble are those of the last 100 of them. step_s_all: seconds of every step, the first
-    included. foreign_cores: CPU cores that other processes of the host used in the timed steps.
+    Measured figures are medians of the timed steps, which leave out the first. Busy seconds and bubble are
+    those of the last 100 of them. step_s_all: seconds of every step, the first included. foreign_cores: CPU
+    cores that other processes of the host used in the timed steps.
     shared_parameters: how many have several owners; owners_agree: whether they are equal at the end, bit for
     bit, and to rounding between GPUs and CPUs. schedule: the one that ran, never auto.
     """
@@ -82,12 +83,12 @@ class RunReport:
 
     @property
     def step_error(self) -> float:
-        """Measured over predicted step time, less 1."""
+        """Return measured over predicted step time, less 1."""
         return self.measured_step_s / self.predicted_step_s - 1 if self.predicted_step_s else 0.0
 
     @property
     def host_overloaded(self) -> bool:
-        """Whether the host disturbed the emulation, so that the times are not to be trusted."""
+        """Return whether the host disturbed the emulation, so that the times are not to be trusted."""
         late = any(device.over_budget > OVERLOADED_SHARE for device in self.devices.values())
         return self.emulated and (late or self.foreign_cores > OVERLOADED_CORES)
 
@@ -99,7 +100,10 @@ _ADAPTER = TypeAdapter(RunReport)
 
 
 def read_report(path: Path) -> RunReport:
-    """Raises: InputError naming file, key, value and remedy."""
+    """Read and check a report.
+
+    Raises: InputError naming file, key, value and remedy.
+    """
     return validate(_ADAPTER, check_format(read_json(path), FORMAT, str(path)), str(path))
 
 

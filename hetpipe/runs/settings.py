@@ -12,8 +12,10 @@ from pydantic import ConfigDict, TypeAdapter
 
 from cost_model.dtypes import DTYPES
 from cost_model.errors import InputError
+from cost_model.profile import ModelProfile
 from cost_model.strict_files import STRICT, check_format, read_json, validate
 from hetpipe.program.instructions import Schedule
+from partition.plan import Plan
 
 FORMAT = "hetpipe.config/1"
 
@@ -95,6 +97,19 @@ class Settings:
         if step < warmup_steps:
             return self.learning_rate * (step + 1) / (warmup_steps + 1)
         return self.learning_rate * (total - step) / max(1.0, total - warmup_steps)
+
+    def check_agrees(self, plan: Plan, profile: ModelProfile) -> None:
+        """Raises: InputError if a plan or a profile is for another model, batch, length or dtype."""
+        for key, theirs in (
+            ("model", plan.model),
+            ("global_batch_size", plan.global_batch_size),
+            ("sequence_length", profile.sequence_length),
+            ("dtype", profile.dtype),
+        ):
+            if (mine := getattr(self, key)) != theirs:
+                raise InputError(
+                    f"{key} of the run is {mine!r}, of its plan and profile {theirs!r}; make them agree"
+                )
 
     def to_json(self) -> dict[str, Any]:
         return {"format": FORMAT, **dataclasses.asdict(self)}

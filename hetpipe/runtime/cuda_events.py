@@ -1,4 +1,4 @@
-"""Work that a GPU does while the host goes on: when it was done, and waiting for it with a time limit."""
+"""Events of work that a GPU does while the host goes on: when it was done, and waits with a time limit."""
 
 import time
 from collections.abc import Callable
@@ -7,14 +7,14 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from hetpipe.runtime.emulation import Pace
+from hetpipe.runtime.pace import Pace
 
 LOOK_S = 20e-6
 """How long the host sleeps between two looks at whether the GPU is done."""
 
 
 class Event(Protocol):
-    """What is needed of torch.cuda.Event."""
+    """The methods that are needed of torch.cuda.Event."""
 
     def record(self) -> None: ...
     def synchronize(self) -> None: ...
@@ -22,14 +22,17 @@ class Event(Protocol):
 
 
 class GpuPace(Pace):
-    """Of a GPU, to which the host hands in work ahead, without waiting for it.
+    """The pace of a GPU, to which the host hands in work ahead, without waiting for it.
 
     The times that it gives are when the host handed something in; `settle` tells when the GPU was there. Owns
     the events on the GPU's stream, which it uses again in every step.
     """
 
     def __init__(self, new_event: Callable[[], Event] | None = None) -> None:
-        """new_event: for tests; None for timed events on the current stream."""
+        """Begin without events.
+
+        new_event: for tests; None for timed events on the current stream.
+        """
         super().__init__()
         self._new_event: Callable[[], Event] = new_event or _timed_event
         self._events: list[Event] = []
@@ -57,7 +60,7 @@ class GpuPace(Pace):
         return self._mark()
 
     def settle(self) -> dict[float, float]:
-        """Wait for all of the step; gives the host's seconds at which the GPU was at each time given."""
+        """Wait for all of the step; return the host's seconds at which the GPU was at each time given."""
         first, last = self._events[0], self._events[len(self._given_s) - 1]
         last.synchronize()
         origin_s = self._given_s[0]

@@ -1,4 +1,4 @@
-"""Runs a rank's instruction list for real."""
+"""The executor, which runs a rank's instruction list for real."""
 
 import time
 from collections.abc import Callable
@@ -24,10 +24,11 @@ from hetpipe.program.instructions import (
     outgoing,
 )
 from hetpipe.program.trace import Event
-from hetpipe.runtime.emulation import Board, Pace
+from hetpipe.runtime.emulated_links import Board
 from hetpipe.runtime.gradient_sync import GradientSync
 from hetpipe.runtime.optimizer import Optimizer
-from hetpipe.runtime.peer_errors import WaitingFor
+from hetpipe.runtime.pace import Pace
+from hetpipe.runtime.peer_errors import PeerTimeout
 from hetpipe.runtime.stage_runner import Microbatch, StageRunner
 from hetpipe.runtime.transport import TensorShape, Transport, release_points
 
@@ -40,7 +41,7 @@ _Shaped = tuple[int, int, Pass]
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What a rank knows after a step: loss and gradient norm of all ranks, its own times and events.
+    """The knowledge of a rank after a step: all ranks' loss and gradient norm, its own times and events.
 
     start_s and end_s are read off the host's clock when the rank really starts and ends. Events are on the
     device's clock, which is the host's but for emulated devices (`EmulatedPace`) and GPUs (`GpuPace`); a
@@ -59,13 +60,13 @@ class StepOutcome:
 
 @dataclass(frozen=True, slots=True)
 class _Computation:
-    """What a computation of a program has to do with its neighbours, looked up once for all steps.
+    """The neighbours of a computation in its program, looked up once for all steps.
 
     message: what it waits for; receive: the end of it here, None where this rank made it. made: what is sent
     of its result; kept: this rank's next stage takes it. releases: sends that are proven to have arrived.
     """
 
-    entry: Compute
+    compute: Compute
     message: Message | None
     receive: Transfer | None
     made: Message | None
@@ -75,7 +76,7 @@ class _Computation:
 
 
 class Executor:
-    """One rank of a run. Owns nothing but the order: each part below owns its own resource."""
+    """The runner of one rank's list; owns nothing but the order: each part below owns its own resource."""
 
     def __init__(
         self,
@@ -113,7 +114,7 @@ class Executor:
         self._sync.attach()
 
     def gradient_buffers(self) -> list[Tensor]:
-        """What `prepare` made room for."""
+        """Return the tensors that `prepare` made room for."""
         return self._sync.buffers()
 
     @torch.enable_grad()
@@ -136,28 +137,28 @@ class Executor:
         self._shapes.clear()
         totals = torch.zeros(3, dtype=torch.float64)
         self._pace.start_step(start_s)
-        for index, entry in enumerate(self._program.ranks[self._rank]):
+        for index, instruction in enumerate(self._program.ranks[self._rank]):
             begin = self._pace.now_s
             end = begin
-            match entry:
+            match instruction:
                 case Compute():
                     begin, end = self._compute(self._computations[index], microbatch)
                 case Transfer():
                     if index in self._sent:
-                        end = self._send(entry, self._sent[index])
+                        end = self._send(instruction, self._sent[index])
                     else:
-                        self._post_receive(entry, self._received[index], microbatch)
+                        self._post_receive(instruction, self._received[index], microbatch)
                         continue
                 case Sync():
-                    end = self._start_sync(entry, step)
+                    end = self._start_sync(instruction, step)
                 case Norm():
                     totals = self._norm_of_all(step)
                     end = self._pace.now_s
                 case Step():
                     begin, end = self._update(totals, learning_rate, clip_norm)
                 case Broadcast():
-                    end = self._start_broadcast(entry, step)
-            events.append((entry, begin, end))
+                    end = self._start_broadcast(instruction, step)
+            events.append((instruction, begin, end))
         self._finish_broadcasts()
         settled = self._pace.settle()
         end_s = time.monotonic()
@@ -183,7 +184,7 @@ class Executor:
     def _as_events(
         self, spans: list[tuple[Instruction, float, float]], settled: dict[float, float], start_s: float
     ) -> tuple[Event, ...]:
-        """What took place from when to when, from the step's start on. settled: see `Pace.settle`."""
+        """Return what took place from when to when, from the step's start on; settled: see `Pace.settle`."""
         events = []
         for instruction, begin_s, end_s in spans:
             if instruction in self._sync_ends:
@@ -193,45 +194,45 @@ class Executor:
         return tuple(events)
 
     def _looked_up(self) -> dict[int, _Computation]:
-        """The computations by their place in the list of this rank."""
+        """Return the computations by their place in the list of this rank."""
         releases, local = release_points(self._program, self._rank), self._program.local_boundaries
         found: dict[int, _Computation] = {}
-        for index, entry in enumerate(self._program.ranks[self._rank]):
-            if isinstance(entry, Compute):
-                num_stages = self._costs.num_stages[entry.pipeline]
-                message, made = incoming(entry, num_stages), outgoing(entry, num_stages)
+        for index, compute in enumerate(self._program.ranks[self._rank]):
+            if isinstance(compute, Compute):
+                num_stages = self._costs.num_stages[compute.pipeline]
+                message, made = incoming(compute, num_stages), outgoing(compute, num_stages)
                 receive = None
                 if message is not None and message[1:3] not in local:
                     receive = Transfer(
-                        Direction.RECV, entry.op, entry.pipeline, entry.stage, entry.microbatch
+                        Direction.RECV, compute.op, compute.pipeline, compute.stage, compute.microbatch
                     )
                 found[index] = _Computation(
-                    entry,
+                    compute,
                     message,
                     receive,
                     made,
                     made is not None and made[1:3] in local,
                     releases.get(index, ()),
-                    self._costs.compute_s(self._rank, entry),
+                    self._costs.compute_s(self._rank, compute),
                 )
         return found
 
     def _crossing(self) -> tuple[dict[int, Message], dict[int, "_Shaped"]]:
-        """By the place in the list of this rank: the messages of sends, what is `_Shaped` of receives."""
+        """Return, by place in this rank's list, the messages of sends and the `_Shaped` of receives."""
         sent: dict[int, Message] = {}
         received: dict[int, _Shaped] = {}
-        for index, entry in enumerate(self._program.ranks[self._rank]):
-            if isinstance(entry, Transfer) and entry.direction is Direction.SEND:
-                sent[index] = entry.message
-            elif isinstance(entry, Transfer):
-                layer = self._program.pipeline(entry).stages[entry.boundary].start
-                received[index] = (layer, self._program.samples(entry), entry.op)
+        for index, transfer in enumerate(self._program.ranks[self._rank]):
+            if isinstance(transfer, Transfer) and transfer.direction is Direction.SEND:
+                sent[index] = transfer.message
+            elif isinstance(transfer, Transfer):
+                layer = self._program.pipeline(transfer).stages[transfer.boundary].start
+                received[index] = (layer, self._program.samples(transfer), transfer.op)
         return sent, received
 
     def _compute(
         self, work: _Computation, microbatch: Callable[[int, int], Microbatch]
     ) -> tuple[float, float]:
-        entry = work.entry
+        compute = work.compute
         received: tuple[Tensor, ...] = ()
         ready_s = 0.0
         if work.receive is not None:
@@ -244,10 +245,10 @@ class Executor:
         for send in work.releases:
             self._transport.release(send)
         start = self._pace.begin(ready_s)
-        if entry.op is Pass.FORWARD:
-            result = self._stages.forward(entry, microbatch(entry.pipeline, entry.microbatch), received)
+        if compute.op is Pass.FORWARD:
+            result = self._stages.forward(compute, microbatch(compute.pipeline, compute.microbatch), received)
         else:
-            result = self._stages.backward(entry, received)
+            result = self._stages.backward(compute, received)
         if work.kept:
             # the stages' graphs stay apart, as if the tensors had been sent
             result = tuple(tensor.detach() for tensor in result)
@@ -255,31 +256,31 @@ class Executor:
             self._outgoing[work.made] = result
         return start, self._pace.end(start, work.nominal_s)
 
-    def _send(self, entry: Transfer, message: Message) -> float:
-        """Post a send; gives the time at which it is due."""
-        due_s = self._board.send(entry, self._pace.now_s) if self._board else self._pace.now_s
-        self._transport.send(entry, self._outgoing.pop(message))
+    def _send(self, transfer: Transfer, message: Message) -> float:
+        """Post a send; return the time at which it is due."""
+        due_s = self._board.send(transfer, self._pace.now_s) if self._board else self._pace.now_s
+        self._transport.send(transfer, self._outgoing.pop(message))
         return due_s
 
     def _post_receive(
-        self, entry: Transfer, shaped: "_Shaped", microbatch: Callable[[int, int], Microbatch]
+        self, transfer: Transfer, shaped: "_Shaped", microbatch: Callable[[int, int], Microbatch]
     ) -> None:
         shapes = self._shapes.get(shaped)
         if shapes is None:
-            shapes = self._boundaries(shaped[0], microbatch(entry.pipeline, entry.microbatch))
-            if entry.op is Pass.BACKWARD:
+            shapes = self._boundaries(shaped[0], microbatch(transfer.pipeline, transfer.microbatch))
+            if transfer.op is Pass.BACKWARD:
                 shapes = tuple(shape for shape in shapes if shape.dtype.is_floating_point)
             self._shapes[shaped] = shapes
-        self._transport.post_receive(entry, shapes)
+        self._transport.post_receive(transfer, shapes)
 
-    def _start_sync(self, entry: Sync, step: int) -> float:
-        self._join(entry.bucket, step)
-        self._sync.start(entry.bucket)
+    def _start_sync(self, sync: Sync, step: int) -> float:
+        self._join(sync.bucket, step)
+        self._sync.start(sync.bucket)
         return self._pace.now_s
 
-    def _start_broadcast(self, entry: Broadcast, step: int) -> float:
-        self._join(self._norm + 1 + entry.bucket, step)
-        self._sync.start_broadcast(entry.bucket)
+    def _start_broadcast(self, broadcast: Broadcast, step: int) -> float:
+        self._join(self._norm + 1 + broadcast.bucket, step)
+        self._sync.start_broadcast(broadcast.bucket)
         return self._pace.now_s
 
     def _finish_broadcasts(self) -> None:
@@ -292,13 +293,13 @@ class Executor:
             self._board.join(collective, self._rank, step, self._pace.now_s)
 
     def _wait_for(self, collective: int) -> float:
-        """Wait until a collective that is really over is due on emulated links too; gives when that was."""
+        """Wait until a collective that is really over is due on emulated links too; return when that was."""
         due_s = self._board.collective_due_s(collective, self._rank) if self._board else 0.0
         now_s = self._pace.wait(due_s)
         return due_s or now_s
 
     def _norm_of_all(self, step: int) -> Tensor:
-        """[sum of squares, number of ranks with a non-finite one, loss] over all ranks: float64."""
+        """Return [sum of squares, ranks with a non-finite one, loss] over all ranks: float64."""
         self._sync_ends.clear()
         for bucket in self._sync.finish():
             self._sync_ends[Sync(bucket)] = self._wait_for(bucket)
@@ -309,7 +310,7 @@ class Executor:
             return totals
         self._join(self._norm, step)
         everyone = range(len(self._program.ranks))
-        with WaitingFor(self._program, self._rank, Norm(), everyone, time.monotonic()):
+        with PeerTimeout(self._program, self._rank, Norm(), everyone, time.monotonic()):
             dist.all_reduce(totals)
         self._wait_for(self._norm)
         return totals

@@ -1,4 +1,4 @@
-"""Which devices of a cluster are GPUs, and which GPU of this host each of them is. Loads torch when asked."""
+"""The GPUs among a cluster's devices, and which GPU of this host each of them is. Loads torch when asked."""
 
 import os
 import re
@@ -14,12 +14,12 @@ def is_gpu(device: Device) -> bool:
 
 
 def gpu_index(device_name: str) -> int:
-    """The number that CUDA gives a device: its index on its node."""
+    """Return the number that CUDA gives a device: its index on its node."""
     return int(device_name.rpartition("/")[2])
 
 
 def before_cuda() -> None:
-    """What one of several processes has to set before it uses its GPU for the first time.
+    """Set what one of several processes has to set before it uses its GPU for the first time.
 
     NOTE: the driver loads a kernel when it is first used, for which it may wait until the GPU is idle (CUDA
     programming guide, "Lazy Loading"): for ever, where NCCL waits on it for a message that comes of what that
@@ -35,18 +35,18 @@ def before_cuda() -> None:
 
 
 def cuda_gpus() -> list[tuple[str, float]]:
-    """(kind, memory in bytes) of each CUDA GPU."""
+    """Return (kind, memory in bytes) of each CUDA GPU."""
     import torch
 
     before_cuda()
     if not torch.cuda.is_available():
         return []
     found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    return [(gpu_kind(entry.name), float(entry.total_memory)) for entry in found]
+    return [(gpu_kind(card.name), float(card.total_memory)) for card in found]
 
 
 def gpu_kind(name: str) -> str:
-    """The kind that a GPU's name stands for.
+    """Return the kind that a GPU's name stands for.
 
     >>> gpu_kind("NVIDIA GeForce RTX 2080 Ti")
     'GeForce-RTX-2080-Ti'
@@ -55,7 +55,7 @@ def gpu_kind(name: str) -> str:
 
 
 def check_here(devices: Iterable[Device], instead: str) -> None:
-    """Check, without starting anything, that the GPUs among some devices are this host's, each another one.
+    """Check, without starting anything, that the GPUs among some devices are this host's, all different.
 
     instead: what the user can do, for the error.
 
@@ -76,7 +76,7 @@ def check_here(devices: Iterable[Device], instead: str) -> None:
 
 
 def other_card(kind: str, gpu: str) -> bool:
-    """Whether two names stand for different models; unknown names, and variants of a model, do not.
+    """Return whether two names stand for different models; unknown names and variants do not.
 
     >>> other_card("RTX-4090", "H100-PCIE"), other_card("A100-SXM4-40GB", "A100-PCIE-80GB")
     (True, False)
@@ -91,5 +91,8 @@ def other_card(kind: str, gpu: str) -> bool:
 
 
 def _model(name: str) -> str:
-    """What is before the variant: "A100" of A100-PCIE-40GB, "3090" of RTX-3090-Ti, a name without number."""
+    """Return what is before the variant: "A100" of A100-PCIE-40GB, "3090" of RTX-3090-Ti.
+
+    A name without a number stays as it is.
+    """
     return next((word for word in name.split("-") if any(map(str.isdigit, word))), name)

@@ -17,13 +17,13 @@ from hetpipe.models.chain import ChainModel
 from hetpipe.program.instructions import Broadcast, Program, Sync
 from hetpipe.runtime.cuda_events import wait_for_gpu
 from hetpipe.runtime.host_staging import Staging, room_on_host
-from hetpipe.runtime.peer_errors import WaitingFor
+from hetpipe.runtime.peer_errors import PeerTimeout
 
 
 class GradientSync:
-    """The collectives of one rank. Owns the process groups and the sums that are under way.
+    """The collectives of one rank; owns the process groups and the sums that are under way.
 
-    Where GPUs and CPUs sum together they do so on the host: a rank on a GPU copies its part there and back.
+    Where GPUs and CPUs sum together they do so on the host: a rank on a GPU copies its part to it and back.
     """
 
     def __init__(
@@ -35,7 +35,10 @@ class GradientSync:
         timeout_s: float,
         staging: Staging | None = None,
     ) -> None:
-        """staging: None if no rank is on a GPU."""
+        """Open the groups of all buckets, on all ranks together.
+
+        staging: None if no rank is on a GPU.
+        """
         staging = staging or Staging((False,) * len(program.ranks))
         _check_shared(program, rank, chain, parameters)
         everyone = tuple(range(len(program.ranks)))
@@ -79,17 +82,17 @@ class GradientSync:
             if members and group not in opened:
                 opened.add(group)
                 nothing = torch.zeros(1, device=self._moved[bucket].device)
-                with self._waiting(Sync(bucket), time.monotonic()):
+                with self._peer_timeout(Sync(bucket), time.monotonic()):
                     work: dist.Work | None = dist.all_reduce(nothing, group=group, async_op=True)
                     assert work is not None
                     self._wait_of(work, nothing)()
 
     def buffers(self) -> list[Tensor]:
-        """The memory of the gradients that are summed, one tensor for each bucket of this rank."""
+        """Return the memory of the gradients that are summed, one tensor for each bucket of this rank."""
         return [buffer for buffer, members in zip(self._buffers, self._members, strict=True) if members]
 
     def attach(self) -> None:
-        """Before a step: gradients of zero, in the buckets' buffers."""
+        """Set the gradients to zero before a step, in the buckets' buffers."""
         for bucket, buffer in enumerate(self._buffers):
             buffer.zero_()
             for value, part in self._parts(bucket):
@@ -102,10 +105,10 @@ class GradientSync:
     def _begin(
         self, instruction: Sync | Broadcast, collective: Callable[[int], Callable[[], object]]
     ) -> None:
-        """Start what gives how to wait for it."""
+        """Start a collective, and keep how to wait for it."""
         since_s = time.monotonic()
         self._copy(instruction.bucket, self._moved, self._buffers)
-        with self._waiting(instruction, since_s):
+        with self._peer_timeout(instruction, since_s):
             self._under_way[instruction] = (collective(instruction.bucket), since_s)
 
     def _sum(self, bucket: int) -> Callable[[], object]:
@@ -120,11 +123,11 @@ class GradientSync:
         return self._wait_of(work, self._moved[bucket])
 
     def _wait_of(self, work: dist.Work, moved: Tensor) -> Callable[[], object]:
-        """How the host waits for a collective; NCCL's own wait is for the stream only."""
+        """Return how the host waits for a collective; NCCL's own wait is for the stream only."""
         return partial(wait_for_gpu, work, self._timeout_s) if moved.is_cuda else work.wait
 
     def _start_tree(self, bucket: int) -> Callable[[], object]:
-        """Begin to reduce to the first owner, which then broadcasts; gives how to wait for both.
+        """Begin to reduce to the first owner, which then broadcasts; return how to wait for both.
 
         A reduction leaves partial sums at the others, which the broadcast writes over.
         """
@@ -174,7 +177,7 @@ class GradientSync:
 
     @torch.no_grad()
     def finish_broadcasts(self) -> list[int]:
-        """Wait for all that were started, and take the parameters; gives their buckets."""
+        """Wait for all that were started, and take the parameters; return their buckets."""
         done = self.finish()
         for bucket in done:
             if self._program.buckets[bucket].state_owner != self._rank:
@@ -183,7 +186,7 @@ class GradientSync:
         return done
 
     def _parts(self, bucket: int) -> list[tuple[nn.Parameter, Tensor]]:
-        """The bucket's parameters, each with its place in the buffer."""
+        """Return the bucket's parameters, each with its place in the buffer."""
         members = self._members[bucket]
         if not members:
             return []
@@ -191,21 +194,21 @@ class GradientSync:
         return [(value, part.view_as(value)) for value, part in zip(members, parts, strict=True)]
 
     def finish(self) -> list[int]:
-        """Wait for all that were started; gives their buckets.
+        """Wait for all that were started; return their buckets.
 
         Raises: PeerError if one does not end in time, or an owner is gone.
         """
         done = list(self._under_way)
         for instruction in done:
             wait, since_s = self._under_way.pop(instruction)
-            with self._waiting(instruction, since_s):
+            with self._peer_timeout(instruction, since_s):
                 wait()
             self._copy(instruction.bucket, self._buffers, self._moved)
         return [instruction.bucket for instruction in done]
 
     @staticmethod
     def _copy(bucket: int, into: Sequence[Tensor], source: Sequence[Tensor]) -> None:
-        """Between a buffer and its copy on the host, where there is one."""
+        """Copy between a buffer and its twin on the host, where there is one."""
         if into[bucket] is not source[bucket]:
             into[bucket].copy_(source[bucket])
 
@@ -218,13 +221,16 @@ class GradientSync:
         self._groups.clear()
         self._broadcast_groups.clear()
 
-    def _waiting(self, instruction: Sync | Broadcast, since_s: float) -> AbstractContextManager[None]:
+    def _peer_timeout(self, instruction: Sync | Broadcast, since_s: float) -> AbstractContextManager[None]:
         owners = self._program.buckets[instruction.bucket].ranks
-        return WaitingFor(self._program, self._rank, instruction, owners, since_s)
+        return PeerTimeout(self._program, self._rank, instruction, owners, since_s)
 
 
 def _check_shared(program: Program, rank: int, chain: ChainModel, parameters: Collection[str]) -> None:
-    """Raises: InputError if a parameter that other ranks have too is summed by no bucket."""
+    """Check that each parameter that other ranks have too is summed by a bucket.
+
+    Raises: InputError naming one that is not.
+    """
     summed = {
         name
         for index, bucket in enumerate(program.buckets)
@@ -241,7 +247,7 @@ def _check_shared(program: Program, rank: int, chain: ChainModel, parameters: Co
 
 
 def _buffer(members: Sequence[nn.Parameter]) -> Tensor:
-    """Room for the gradients of all members; of layers without trained parameters, a zero to meet over."""
+    """Return room for the gradients of all members; of layers without any trained, a zero to meet over."""
     if not members:
         return torch.zeros(1)
     first = members[0]
@@ -249,18 +255,20 @@ def _buffer(members: Sequence[nn.Parameter]) -> Tensor:
 
 
 def bucket_names(program: Program, bucket: int, chain: ChainModel) -> list[str]:
-    """Names of the parameters of a bucket, the same order on every rank; those without gradient left out."""
-    entry = program.buckets[bucket]
-    if entry.tied:
-        later = {info.name for layer in entry.layers[1:] for info in chain.parameters(layer)}
-        return [info.name for info in chain.parameters(entry.layers[0]) if info.tied and info.name in later]
-    infos = [info for layer in entry.layers for info in chain.parameters(layer)]
+    """Return the names of a bucket's trained parameters, in the same order on every rank."""
+    held = program.buckets[bucket]
+    if held.tied:
+        later = {info.name for layer in held.layers[1:] for info in chain.parameters(layer)}
+        return [info.name for info in chain.parameters(held.layers[0]) if info.tied and info.name in later]
+    infos = [info for layer in held.layers for info in chain.parameters(layer)]
     return [info.name for info in infos if info.reached and not info.tied]
 
 
 def counted_names(program: Program, rank: int, chain: ChainModel) -> set[str]:
-    """Names of the parameters that count in this rank's norm: those whose states it has, where states are
-    sharded, else those whose lowest owner it is."""
+    """Return the names of the parameters that count in this rank's norm.
+
+    They are those whose states it has, where states are sharded, else those whose lowest owner it is.
+    """
     owners: dict[str, int] = {}
     if program.plan.state_owners is not None:
         ranks = {name: owner for owner, name in enumerate(program.device_names)}

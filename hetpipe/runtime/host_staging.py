@@ -1,4 +1,4 @@
-"""Which messages and sums pass through the host's memory: those that GPUs and CPUs have part in."""
+"""The messages and sums that pass through the host's memory: those of GPUs and CPUs together."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,14 +18,17 @@ NCCL_TIMES = 3
 
 @dataclass(frozen=True, slots=True)
 class Staging:
-    """on_gpu: by rank. Ranks on GPUs alone meet over NCCL; where a CPU takes part, all meet over gloo, on the
-    host, and those on GPUs copy what they give and get."""
+    """The ranks that are on GPUs, and so what passes through the host; on_gpu: by rank.
+
+    Ranks on GPUs alone meet over NCCL; where a CPU takes part, all meet over gloo, on the host, and those on
+    GPUs copy what they give and get.
+    """
 
     on_gpu: tuple[bool, ...]
 
     @classmethod
     def of(cls, devices: Sequence[Device]) -> "Staging":
-        """Of ranks with these devices.
+        """Return the staging of ranks with these devices.
 
         Raises: InputError for GPUs beside emulated devices.
         """
@@ -39,19 +42,19 @@ class Staging:
 
     @property
     def backend(self) -> str:
-        """Of the default process group."""
+        """Return the backend of the default process group."""
         return BACKEND if any(self.on_gpu) else "gloo"
 
     def on_host(self, ranks: Iterable[int]) -> bool:
-        """Whether these ranks meet on the host."""
+        """Return whether these ranks meet on the host."""
         return not all(self.on_gpu[rank] for rank in ranks)
 
     def copies(self, rank: int, ranks: Iterable[int]) -> bool:
-        """Whether a rank copies what it gives to these ranks, of which it is one, and gets from them."""
+        """Return whether a rank copies what it exchanges with these ranks, one of which it is."""
         return self.on_gpu[rank] and self.on_host(ranks)
 
     def new_group(self, ranks: Sequence[int], timeout: timedelta) -> dist.ProcessGroup:
-        """A process group; on all ranks together, members or not.
+        """Open a process group; on all ranks together, members or not.
 
         Between GPUs it has more time: NCCL ends the process then, and counts from when something is handed
         in, while the executor, which knows what it waits for, counts from when it waits.
@@ -65,5 +68,5 @@ class Staging:
 
 
 def room_on_host(buffer: Tensor) -> Tensor:
-    """Memory of the host for a copy of a tensor, pinned where that makes the copy faster."""
+    """Return memory of the host for a copy of a tensor, pinned where that makes the copy faster."""
     return torch.empty_like(buffer, device="cpu", pin_memory=buffer.is_cuda)

@@ -9,7 +9,7 @@ OPTIMIZER_STATES = ("exp_avg", "exp_avg_sq")
 
 
 class Optimizer:
-    """Fused AdamW (Loshchilov and Hutter, ICLR 2019) over named parameters. Owns their states.
+    """Fused AdamW (Loshchilov and Hutter, ICLR 2019) over named parameters; owns their states.
 
     Vectors (biases, normalisation) do not decay. counted: names of the parameters whose squares this rank
     adds to the norm, so that each counts once over all ranks.
@@ -50,7 +50,7 @@ class Optimizer:
         self._adamw.zero_grad(set_to_none=True)
 
     def square_sum(self) -> Tensor:
-        """Sum of squares of the gradients that this rank counts: float64 scalar."""
+        """Return the sum of squares of the gradients that this rank counts: float64 scalar."""
         gradients = [value.grad for value in self._counted if value.grad is not None]
         if not gradients:
             return torch.zeros((), dtype=torch.float64)
@@ -59,7 +59,7 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, learning_rate: float, scale: float) -> None:
-        """One step with all gradients multiplied by scale."""
+        """Make one step with all gradients multiplied by scale."""
         gradients = [value.grad for value in self.parameters.values() if value.grad is not None]
         if scale != 1.0 and gradients:
             torch._foreach_mul_(gradients, scale)
@@ -69,11 +69,11 @@ class Optimizer:
         self.num_steps += 1
 
     def state_tensors(self) -> list[Tensor]:
-        """The states of all parameters."""
+        """Return the states of all parameters."""
         return [state[key] for state in self._adamw.state.values() for key in OPTIMIZER_STATES]
 
     def states(self, name: str) -> dict[str, Tensor]:
-        """The states of a parameter as "name.state"; none if it is not trained."""
+        """Return the states of a parameter as "name.state"; none if it is not trained."""
         if name not in self.parameters:
             return {}
         state = self._adamw.state[self.parameters[name]]

@@ -1,4 +1,4 @@
-"""Names who waited, at which instruction, for whom and how long, when a message or a sum does not come."""
+"""The errors that name who waited, at which instruction, for whom and how long, when nothing comes."""
 
 import re
 import time
@@ -13,14 +13,15 @@ _PLACE = re.compile(r"^\[\S+:\d+\] ")
 
 
 class PeerError(RuntimeError):
-    """A message or a sum did not come; names rank, instruction, peers and age."""
+    """An error that a message or a sum did not come; names rank, instruction, peers and age."""
 
 
 @dataclass(slots=True)
-class WaitingFor:
-    """Turns the error of a communication that began at since_s, on the monotonic clock, into a PeerError.
+class PeerTimeout:
+    """A context that turns the error of a communication begun at since_s into a PeerError.
 
-    A class, and not a frozen one, since every message has some: a generator takes three times as long.
+    since_s is on the monotonic clock. A class, and not a frozen one, since every message has some: a
+    generator takes three times as long.
     """
 
     program: Program
@@ -42,7 +43,7 @@ class WaitingFor:
 
 
 def peer_error(waited: str, since_s: float, error: RuntimeError) -> PeerError:
-    """Who waited for whom, for how long, and the reason in torch's error."""
+    """Return an error with who waited for whom, for how long, and the reason in torch's error."""
     reason = _PLACE.sub("", (str(error).strip().splitlines() or ["no reason given"])[-1])
     return PeerError(f"{waited}, begun {time.monotonic() - since_s:.1f} s ago: {reason}")
 

@@ -1,4 +1,4 @@
-"""Starts a process per rank on this host, relays what they report, and ends them all when one fails."""
+"""The launcher: a process per rank on this host, whose reports it relays, and ends all when one fails."""
 
 import contextlib
 import ctypes
@@ -32,17 +32,17 @@ _KNOWN = {"InputError": InputError, "InfeasibleError": InfeasibleError}
 
 
 class WorkerLostError(RuntimeError):
-    """A rank failed or disappeared; the message is that of the first one. The command line exits with 5."""
+    """A failure or loss of a rank, the first with its message. The command line exits with 5."""
 
 
 def under_torchrun() -> bool:
-    """Whether torchrun, or a scheduler that sets the same variables, started this process."""
+    """Return whether torchrun, or a scheduler with the same variables, started this process."""
     return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
 
 
 @dataclass(frozen=True, slots=True)
 class RankGroup:
-    """How to start the ranks: a name for each, CPU threads of each, modules to load before they fork."""
+    """The start of the ranks: a name and CPU threads for each, modules to load before they fork."""
 
     names: tuple[str, ...]
     threads: tuple[int, ...]
@@ -69,16 +69,16 @@ def run_ranks(
         connections: list[Connection] = []
         try:
             for rank in range(len(group.names)):
-                here, there = context.Pipe()
+                launcher_end, rank_end = context.Pipe()
                 process = context.Process(
                     target=_rank_main,
-                    args=(there, rank, group, str(Path(folder) / "store"), main, tuple(arguments)),
+                    args=(rank_end, rank, group, str(Path(folder) / "store"), main, tuple(arguments)),
                     name=f"hetpipe rank {rank}",
                 )
                 process.start()
-                there.close()
+                rank_end.close()
                 processes.append(process)
-                connections.append(here)
+                connections.append(launcher_end)
             _watch(processes, connections, group, on_event)
         finally:
             _end(processes)
@@ -96,7 +96,7 @@ def _context(preload: Sequence[str]) -> Any:
 
 @contextlib.contextmanager
 def _environment_at_start() -> Iterator[None]:
-    """What the server that forks the ranks starts with, where the user has not set it.
+    """Set what the server that forks the ranks starts with, where the user has not set it.
 
     No parallel region there: the ranks set their own number of threads. And a module that asks for GPUs when
     it is loaded does not start CUDA, which would be lost to the ranks.
@@ -113,7 +113,7 @@ def _environment_at_start() -> Iterator[None]:
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end this process as an exit does, so that nothing is left behind.
+    """Let SIGTERM and SIGHUP end this process as an exit does, so that nothing is left behind.
 
     Where somebody else handles them, or in another thread than the main one, nothing is changed.
     """
@@ -210,7 +210,7 @@ def _rank_main(
     main: RankMain,
     arguments: tuple[Any, ...],
 ) -> None:
-    """The life of a rank: process group, main, and a last word about how it ended."""
+    """Live the life of a rank: process group, main, and a last word about how it ended."""
 
     def emit(event: dict[str, Any]) -> bool:
         connection.send(event)

@@ -1,4 +1,4 @@
-"""What a rank runs with: its layers, its device, and the executor around them."""
+"""The parts that a rank runs with: its layers, its device, and the executor around them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,12 +17,13 @@ from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import Program
 from hetpipe.runs.settings import Clock
 from hetpipe.runtime.cuda_events import GpuPace
-from hetpipe.runtime.emulation import Board, EmulatedPace, Pace
+from hetpipe.runtime.emulated_links import Board
 from hetpipe.runtime.executor import Boundaries, Executor
 from hetpipe.runtime.gpus import before_cuda, gpu_index, is_gpu
 from hetpipe.runtime.gradient_sync import GradientSync, counted_names
 from hetpipe.runtime.host_staging import Staging
 from hetpipe.runtime.optimizer import Optimizer
+from hetpipe.runtime.pace import EmulatedPace, Pace
 from hetpipe.runtime.stage_runner import Microbatch, StageRunner
 from hetpipe.runtime.torch_optimizer import TorchOptimizer
 from hetpipe.runtime.transport import DistributedTransport, TensorShape
@@ -56,7 +57,10 @@ class RankLayers:
         dtype: torch.dtype,
         lowered: torch.dtype | None,
     ) -> "RankLayers":
-        """lowered: what autocast computes in, None for no autocast."""
+        """Materialise the layers of a rank.
+
+        lowered: what autocast computes in, None for no autocast.
+        """
         layers = program.plan.layers_of(program.device_names[rank])
         model = chain.materialise(layers, seed, dtype, place, lowered)
         model.train()
@@ -82,7 +86,7 @@ def executor_of(
     timeout_s: float,
     board: Board | None,
 ) -> Executor:
-    """The executor of a rank's list; on all ranks together, since it opens their channels."""
+    """Return the executor of a rank's list; on all ranks together, since it opens their channels."""
     program = costs.program
     staging = Staging.of(costs.devices)
     return Executor(
@@ -101,9 +105,9 @@ def executor_of(
 def slices(
     program: Program, step: int, inputs: Any, labels: Tensor, weight: float
 ) -> Callable[[int, int], Microbatch]:
-    """Which samples of the step a microbatch is: consecutive blocks, in the order of the plan."""
+    """Return a function from a microbatch to its samples: consecutive blocks, in the order of the plan."""
     pipelines = program.plan.pipelines
-    offsets = [sum(entry.num_samples for entry in pipelines[:index]) for index in range(len(pipelines))]
+    offsets = [sum(pipeline.num_samples for pipeline in pipelines[:index]) for index in range(len(pipelines))]
 
     def microbatch(pipeline: int, index: int) -> Microbatch:
         start = offsets[pipeline] + index * pipelines[pipeline].microbatch_size
@@ -115,7 +119,7 @@ def slices(
 
 
 def boundaries_of(chain: ChainModel, dtype: torch.dtype) -> Boundaries:
-    """What travels between the layers of a chain whose floating tensors are of a dtype."""
+    """Return what travels between the layers of a chain whose floating tensors are of a dtype."""
 
     def boundaries(layer: int, microbatch: Microbatch) -> tuple[TensorShape, ...]:
         return tuple(
@@ -130,7 +134,7 @@ def boundaries_of(chain: ChainModel, dtype: torch.dtype) -> Boundaries:
 
 
 def torch_device(device: Device) -> torch.device:
-    """The GPU with the device's index on its node; the CPU for emulated and CPU devices."""
+    """Return the GPU with the device's index on its node; the CPU for emulated and CPU devices."""
     if not is_gpu(device):
         return torch.device("cpu")
     before_cuda()
@@ -142,7 +146,7 @@ def torch_device(device: Device) -> torch.device:
 
 
 def pace_of(device: Device, clock: Clock, place: torch.device) -> Pace:
-    """When operations start and end on a device."""
+    """Return the pace at which operations start and end on a device."""
     if device.kind == EMULATED:
         return EmulatedPace(device.speed if clock is Clock.CPU else None)
     return GpuPace() if place.type == "cuda" else Pace()

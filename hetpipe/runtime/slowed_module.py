@@ -1,4 +1,4 @@
-"""Makes any module take the time of an emulated device, so that other runtimes run on the very same ones."""
+"""A module that takes the time of an emulated device, so that other runtimes run on the very same ones."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,14 +8,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from hetpipe.program.instructions import Pass
-from hetpipe.runtime.emulation import Pace
+from hetpipe.runtime.pace import Pace
 
 Seconds = Callable[[Pass, int], float]
 """(forward or backward, number of the forward since `restart`) -> seconds."""
 
 
 class VirtualPace(Pace):
-    """A clock that nobody waits for: for devices that one process runs in turn. Owns its time."""
+    """A pace that nobody waits for, of devices that one process runs in turn; owns its time."""
 
     def start_step(self, start_s: float) -> None:
         self.now_s, self.busy_s, self.over_budget_s = start_s, 0.0, 0.0

@@ -1,4 +1,4 @@
-"""Forwards and backwards of the stages on one rank."""
+"""The forwards and backwards of the stages on one rank."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from hetpipe.program.instructions import Compute, Program
 
 @dataclass(frozen=True, slots=True)
 class Microbatch:
-    """Inputs by name, each [microbatch, ...]; labels [microbatch, ...]; and each sample's place in the step.
+    """The samples of a microbatch: inputs by name and labels, each [microbatch, ...], and places in the step.
 
     weight: what a token's loss counts, 1 / (loss tokens of the whole step).
     """
@@ -34,7 +34,7 @@ class _InFlight:
 
 
 class StageRunner:
-    """Runs the layers of one rank; owns the microbatches that are in flight there.
+    """The layers of one rank at work; owns the microbatches that are in flight there.
 
     Gradients add up in the parameters; the loss of finished forwards in `take_loss`.
     """
@@ -45,7 +45,7 @@ class StageRunner:
         self._enter_layer = dropout.enter_layer
         self._loss = loss
         self._alive: dict[tuple[int, int, int], _InFlight] = {}
-        self._stages = [entry.stages for entry in program.plan.pipelines]
+        self._stages = [pipeline.stages for pipeline in program.plan.pipelines]
         self._loss_so_far: Tensor | None = None
 
     @property
@@ -55,7 +55,7 @@ class StageRunner:
     def forward(
         self, compute: Compute, microbatch: Microbatch, carried: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
-        """What travels to the next stage, () from the last, whose result is the loss."""
+        """Return what travels to the next stage; () from the last, whose result is the loss."""
         for tensor in carried:
             tensor.requires_grad_(tensor.is_floating_point())
         recompute = self._stages[compute.pipeline][compute.stage].recompute
@@ -76,7 +76,7 @@ class StageRunner:
         return () if last else outputs
 
     def backward(self, compute: Compute, gradients: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Gradients of what the forward was given, for the stage before; one per floating tensor.
+        """Return the gradients of the forward's inputs, for the stage before; one per floating tensor.
 
         gradients: one per floating output of the forward, none at the last stage.
         """
@@ -95,7 +95,7 @@ class StageRunner:
         )
 
     def take_loss(self) -> float:
-        """Sum of the weighted losses since the last call."""
+        """Return the sum of the weighted losses since the last call."""
         total, self._loss_so_far = self._loss_so_far, None
         return 0.0 if total is None else float(total)
 

@@ -1,4 +1,4 @@
-"""Any optimizer of torch in the place of ours: its step, and its states in checkpoints."""
+"""Optimizers of torch in the place of ours: their steps, and their states in checkpoints."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -46,7 +46,7 @@ class TorchOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, learning_rate: float, scale: float) -> None:
-        """One step with all gradients multiplied by scale; without an optimizer, nothing at all."""
+        """Make one step with all gradients multiplied by scale; without an optimizer, do nothing at all."""
         if self.optimizer is None:
             return
         gradients = [value.grad for value in self.parameters.values() if value.grad is not None]
@@ -64,11 +64,14 @@ class TorchOptimizer(Optimizer):
         return dict(self.optimizer.state.get(self.parameters[name], {}))
 
     def state_tensors(self) -> list[Tensor]:
-        entries = [entry for name in self.parameters for entry in self._state(name).values()]
-        return [entry for entry in entries if isinstance(entry, Tensor)]
+        states = [state for name in self.parameters for state in self._state(name).values()]
+        return [state for state in states if isinstance(state, Tensor)]
 
     def states(self, name: str) -> dict[str, Tensor]:
-        """Raises: InputError if the optimizer keeps what a checkpoint cannot hold."""
+        """Return the states of a parameter as "name.state", numbers as "name.state:type".
+
+        Raises: InputError if the optimizer keeps what a checkpoint cannot hold.
+        """
         changed = _changed(self._begun_with, _options(self.optimizer.param_groups if self.optimizer else []))
         if changed:
             raise InputError(
@@ -76,14 +79,14 @@ class TorchOptimizer(Optimizer):
                 "parameters, and only what it keeps for each one is saved; train with save=False and every=0"
             )
         saved = {}
-        for key, entry in self._state(name).items():
-            kind = type(entry).__name__
-            if isinstance(entry, Tensor):
-                saved[f"{name}.{key}"] = entry
+        for key, state in self._state(name).items():
+            kind = type(state).__name__
+            if isinstance(state, Tensor):
+                saved[f"{name}.{key}"] = state
             elif kind in _NUMBERS:
                 dtype = torch.float64 if kind == "float" else torch.int64
-                saved[f"{name}.{key}:{kind}"] = torch.tensor(entry, dtype=dtype)
-            elif entry is not None:
+                saved[f"{name}.{key}:{kind}"] = torch.tensor(state, dtype=dtype)
+            elif state is not None:
                 raise InputError(
                     f"no checkpoint can be written with {self.name}: its state {key!r} is a {kind}; only "
                     "tensors and numbers can be saved; train with save=False and every=0"
@@ -100,26 +103,26 @@ class TorchOptimizer(Optimizer):
             if key.startswith(f"{name}."):
                 short, _, kind = key.removeprefix(f"{name}.").partition(":")
                 # as torch does: what has the shape of the parameter lives where it lives
-                there = tensor.shape == value.shape or self._counts_on_device(value)
-                placed = tensor.to(value.device) if there else tensor
+                on_device = tensor.shape == value.shape or self._counts_on_device(value)
+                placed = tensor.to(value.device) if on_device else tensor
                 state[short] = _NUMBERS[kind](tensor.item()) if kind else placed
         if state:
             self.optimizer.state[value] = state
 
     def _counts_on_device(self, value: nn.Parameter) -> bool:
-        """Whether the optimizer keeps the number of steps where the parameter is, too."""
+        """Return whether the optimizer keeps the number of steps where the parameter is, too."""
         assert self.optimizer is not None
         return any(
             group.get("fused") or group.get("capturable")
             for group in self.optimizer.param_groups
-            if any(entry is value for entry in group["params"])
+            if any(member is value for member in group["params"])
         )
 
 
 def optimizer_of(
     task: TrainingTask, parameters: Mapping[str, nn.Parameter], counted: Collection[str], settings: Settings
 ) -> Optimizer:
-    """The optimizer of a run on one rank: AdamW, or what the task makes."""
+    """Return the optimizer of a run on one rank: AdamW, or what the task makes."""
     if task.make_optimizer is None:
         return Optimizer(
             parameters, counted, settings.weight_decay, betas=settings.betas, epsilon=settings.epsilon
@@ -129,7 +132,7 @@ def optimizer_of(
 
 
 def make_checked(make: OptimizerFactory, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """What the factory makes of the parameters of a rank.
+    """Return the optimizer that the factory makes of the parameters of a rank.
 
     Raises: InputError if it gives no optimizer, one without a learning rate, or one of other parameters.
     """
@@ -156,18 +159,18 @@ def make_checked(make: OptimizerFactory, parameters: list[nn.Parameter]) -> torc
 
 
 def optimizer_name(optimizer: torch.optim.Optimizer | None) -> str:
-    """What a checkpoint calls the optimizer."""
+    """Return what a checkpoint calls the optimizer."""
     kind = type(optimizer)
     return "" if optimizer is None else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _options(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What the groups hold besides parameters and learning rates."""
+    """Return what the groups hold besides parameters and learning rates."""
     left_out = ("params", "lr", "initial_lr")
     return [
         {
-            key: entry.tolist() if isinstance(entry, Tensor) else entry
-            for key, entry in group.items()
+            key: option.tolist() if isinstance(option, Tensor) else option
+            for key, option in group.items()
             if key not in left_out
         }
         for group in groups
@@ -175,7 +178,7 @@ def _options(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _changed(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> str:
-    """The first option that differs, empty if none does."""
+    """Return the first option that differs, "" if none does."""
     for old, new in zip(before, after, strict=True):
         for key in old.keys() | new.keys():
             if old.get(key) != new.get(key):

@@ -17,7 +17,7 @@ ALWAYS, NEVER = "always", "never"
 def to_torchgpipe(
     plan: Plan, model: nn.Sequential, devices: Cluster | Sequence[torch.device | str] | None = None
 ) -> Any:
-    """A `torchgpipe.GPipe` (Kim et al., 2020) with the plan's balance, microbatches and devices.
+    """Return a `torchgpipe.GPipe` (Kim et al., 2020) with the plan's balance, microbatches and devices.
 
     plan: of one pipeline, on one host. model: its layers, which are moved to their devices, not copied.
     devices: the cluster of the plan, whose CPUs and emulated devices become the CPU and whose GPUs the GPU
@@ -78,7 +78,7 @@ def _check_parameters(model: nn.Sequential) -> None:
 
 
 def _devices_of(plan: Plan, devices: Cluster | Sequence[torch.device | str] | None) -> list[torch.device]:
-    """The torch device of each stage."""
+    """Return the torch device of each stage."""
     names = [stage.device for stage in plan.pipelines[0].stages]
     if isinstance(devices, Cluster):
         on_cpu = {name: not is_gpu(devices.device(name)) for name in names}

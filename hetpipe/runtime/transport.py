@@ -1,4 +1,4 @@
-"""Moves the tensors that cross from stage to stage."""
+"""The transport of tensors that cross from stage to stage."""
 
 import time
 from collections import defaultdict
@@ -16,7 +16,7 @@ from cost_model.errors import InputError
 from hetpipe.program.instructions import Compute, Direction, Message, Pass, Program, Transfer, incoming
 from hetpipe.runtime.cuda_events import wait_for_gpu
 from hetpipe.runtime.host_staging import Staging
-from hetpipe.runtime.peer_errors import WaitingFor, peer_error
+from hetpipe.runtime.peer_errors import PeerTimeout, peer_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class TensorShape:
 
 
 class Transport(Protocol):
-    """What the executor needs: post sends and receives, collect what was received, sum over ranks."""
+    """The executor's port to its peers: post sends and receives, collect what was received."""
 
     def send(self, transfer: Transfer, tensors: Sequence[Tensor]) -> None: ...
     def post_receive(self, transfer: Transfer, shapes: Sequence[TensorShape]) -> None: ...
@@ -49,7 +49,7 @@ class _UnderWay:
 
 
 class DistributedTransport:
-    """Asynchronous isend and irecv of torch.distributed. Owns the messages that are under way.
+    """Asynchronous isend and irecv of torch.distributed; owns the messages that are under way.
 
     Each directed edge has a communicator of its own. NCCL ignores tags and relies on the order that the
     verifier proved; gloo matches by tag, but its thread that moves the data spins while a call on the same
@@ -78,24 +78,24 @@ class DistributedTransport:
         self._timeout = timedelta(seconds=timeout_s)
         self._sends: dict[Transfer, _UnderWay] = {}
         self._receives: dict[Transfer, _UnderWay] = {}
-        slots = sorted({entry.message for entry in _transfers(program)})
+        slots = sorted({transfer.message for transfer in _transfers(program)})
         self._tags = {message: index * MAX_TENSORS for index, message in enumerate(slots)}
         self._groups = _edge_groups(program, staging, self._timeout) if dist.is_initialized() else {}
         peers = range(len(program.ranks))
         self._staged = [staging.copies(rank, (rank, peer)) for peer in peers]
         self._between_gpus = [device.type == "cuda" and not staged for staged in self._staged]
-        self._ways: dict[Transfer, _Way] = {}
+        self._channels: dict[Transfer, _Channel] = {}
         for edge, edge_group in self._groups.items():
             self._warm_up(edge, edge_group)
 
     def send(self, transfer: Transfer, tensors: Sequence[Tensor]) -> None:
-        peer, group, member, tag = self._way(transfer)
+        peer, group, member, tag = self._channel(transfer)
         message = self._sends[transfer] = _UnderWay(peer, [], [], time.monotonic())
         for index, tensor in enumerate(tensors):
             data = tensor.detach().contiguous()
             if self._staged[peer]:
                 data = data.cpu()
-            with self._waiting(transfer, message):
+            with self._peer_timeout(transfer, message):
                 work = dist.isend(data, group=group, tag=tag + index, group_dst=member)
             assert work is not None
             message.works.append(work)
@@ -106,12 +106,12 @@ class DistributedTransport:
             raise InputError(
                 f"{len(shapes)} tensors cross at {transfer}; {MAX_TENSORS} are the most that may"
             )
-        peer, group, member, tag = self._way(transfer)
+        peer, group, member, tag = self._channel(transfer)
         message = self._receives[transfer] = _UnderWay(peer, [], [], time.monotonic())
         place = "cpu" if self._staged[peer] else self._device
-        for index, entry in enumerate(shapes):
-            buffer = torch.empty(entry.shape, dtype=entry.dtype, device=place)
-            with self._waiting(transfer, message):
+        for index, expected in enumerate(shapes):
+            buffer = torch.empty(expected.shape, dtype=expected.dtype, device=place)
+            with self._peer_timeout(transfer, message):
                 work = dist.irecv(buffer, group=group, tag=tag + index, group_src=member)
             assert work is not None
             message.works.append(work)
@@ -142,21 +142,21 @@ class DistributedTransport:
         for group in self._groups.values():
             dist.destroy_process_group(group)
         self._groups.clear()
-        self._ways.clear()
+        self._channels.clear()
 
-    def _way(self, transfer: Transfer) -> "_Way":
-        """How a message goes, looked up once: a step has many, all steps the same."""
-        way = self._ways.get(transfer)
-        if way is None:
+    def _channel(self, transfer: Transfer) -> "_Channel":
+        """Return how a message travels, looked up once: a step has many, all steps the same."""
+        channel = self._channels.get(transfer)
+        if channel is None:
             peer = self._program.rank_of(transfer.pipeline, transfer.peer_stage)
             sending = transfer.direction is Direction.SEND
             group = self._groups.get((self._rank, peer) if sending else (peer, self._rank))
             member = peer if group is None else int(peer > self._rank)
-            way = self._ways[transfer] = (peer, group, member, self._tags[transfer.message])
-        return way
+            channel = self._channels[transfer] = (peer, group, member, self._tags[transfer.message])
+        return channel
 
     def _wait(self, transfer: Transfer, message: _UnderWay) -> None:
-        with self._waiting(transfer, message):
+        with self._peer_timeout(transfer, message):
             for work in message.works:
                 self._wait_for(work, message.peer)
 
@@ -191,11 +191,11 @@ class DistributedTransport:
             waited = f"rank {self._rank} waited for rank {peer} to open the way from {sender} to {receiver}"
             raise peer_error(waited, since_s, error) from error
 
-    def _waiting(self, transfer: Transfer, message: _UnderWay) -> AbstractContextManager[None]:
-        return WaitingFor(self._program, self._rank, transfer, (message.peer,), message.since_s)
+    def _peer_timeout(self, transfer: Transfer, message: _UnderWay) -> AbstractContextManager[None]:
+        return PeerTimeout(self._program, self._rank, transfer, (message.peer,), message.since_s)
 
 
-_Way = tuple[int, dist.ProcessGroup | None, int, int]
+_Channel = tuple[int, dist.ProcessGroup | None, int, int]
 """Peer, the group of the edge and the peer's rank in it, first tag; no group: the default one."""
 
 MAX_TENSORS = 16
@@ -203,22 +203,30 @@ MAX_TENSORS = 16
 
 
 def _transfers(program: Program) -> list[Transfer]:
-    return [entry for instructions in program.ranks for entry in instructions if isinstance(entry, Transfer)]
+    return [
+        instruction
+        for instructions in program.ranks
+        for instruction in instructions
+        if isinstance(instruction, Transfer)
+    ]
 
 
 def _edge_groups(
     program: Program, staging: Staging, timeout: timedelta
 ) -> dict[tuple[int, int], dist.ProcessGroup]:
     edges = {
-        (program.rank_of(entry.pipeline, entry.stage), program.rank_of(entry.pipeline, entry.peer_stage))
-        for entry in _transfers(program)
-        if entry.direction is Direction.SEND
+        (
+            program.rank_of(transfer.pipeline, transfer.stage),
+            program.rank_of(transfer.pipeline, transfer.peer_stage),
+        )
+        for transfer in _transfers(program)
+        if transfer.direction is Direction.SEND
     }
     return {edge: staging.new_group(sorted(edge), timeout) for edge in sorted(edges)}
 
 
 def release_points(program: Program, rank: int) -> dict[int, tuple[Transfer, ...]]:
-    """After which computations of a rank (index in its list) which of its sends are proven to have arrived.
+    """Return which of a rank's sends are proven to have arrived after which of its computations (by index).
 
     A send to a peer is over once this rank has received something that the peer sent after the computation
     that consumed it. What no receive proves, the NORM does.
@@ -227,16 +235,16 @@ def release_points(program: Program, rank: int) -> dict[int, tuple[Transfer, ...
     sent_at, consumed_at = _peer_positions(program)
     waiting: dict[int, list[tuple[int, Transfer]]] = defaultdict(list)
     points: dict[int, tuple[Transfer, ...]] = {}
-    for index, entry in enumerate(mine):
-        if isinstance(entry, Transfer) and entry.direction is Direction.SEND:
-            peer = program.rank_of(entry.pipeline, entry.peer_stage)
-            waiting[peer].append((consumed_at[entry.message], entry))
-        elif isinstance(entry, Compute):
-            message = incoming(entry, len(program.pipeline(entry).stages))
+    for index, instruction in enumerate(mine):
+        if isinstance(instruction, Transfer) and instruction.direction is Direction.SEND:
+            peer = program.rank_of(instruction.pipeline, instruction.peer_stage)
+            waiting[peer].append((consumed_at[instruction.message], instruction))
+        elif isinstance(instruction, Compute):
+            message = incoming(instruction, len(program.pipeline(instruction).stages))
             if message is None or message[1:3] in program.local_boundaries:
                 continue
-            stage = entry.stage - 1 if entry.op is Pass.FORWARD else entry.stage + 1
-            peer = program.rank_of(entry.pipeline, stage)
+            stage = instruction.stage - 1 if instruction.op is Pass.FORWARD else instruction.stage + 1
+            peer = program.rank_of(instruction.pipeline, stage)
             over = [send for consumed, send in waiting[peer] if consumed < sent_at[message]]
             if over:
                 points[index] = tuple(over)
@@ -245,15 +253,15 @@ def release_points(program: Program, rank: int) -> dict[int, tuple[Transfer, ...
 
 
 def _peer_positions(program: Program) -> tuple[dict[Message, int], dict[Message, int]]:
-    """Position in the list of its rank of each message's send, and of the computation that consumes it."""
+    """Return, for each message, the places of its send and of its consumer in the lists of their ranks."""
     sent_at: dict[Message, int] = {}
     consumed_at: dict[Message, int] = {}
     for instructions in program.ranks:
-        for index, entry in enumerate(instructions):
-            if isinstance(entry, Transfer) and entry.direction is Direction.SEND:
-                sent_at[entry.message] = index
-            elif isinstance(entry, Compute):
-                message = incoming(entry, len(program.pipeline(entry).stages))
+        for index, instruction in enumerate(instructions):
+            if isinstance(instruction, Transfer) and instruction.direction is Direction.SEND:
+                sent_at[instruction.message] = index
+            elif isinstance(instruction, Compute):
+                message = incoming(instruction, len(program.pipeline(instruction).stages))
                 if message is not None:
                     consumed_at[message] = index
     return sent_at, consumed_at

@@ -49,7 +49,7 @@ class LayerFile:
 @with_config(STRICT)
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a checkpoint holds, and all that a run needs besides tensors to go on from it.
+    """The content of a checkpoint, and all that a run needs besides tensors to go on from it.
 
     step, samples_seen: done so far, so the next step starts at sample position samples_seen.
     layers: in model order.  optimizer: its name and number of steps.  plan: what wrote it, None for none.
@@ -73,12 +73,12 @@ class Manifest:
 
 
 def layer_file_name(layer: int) -> str:
-    """The name of a layer's file within a checkpoint folder."""
+    """Return the name of a layer's file within a checkpoint folder."""
     return f"layer-{layer:03d}.safetensors"
 
 
 def begin(root: Path, step: int) -> Path:
-    """A new, empty, unfinished folder for the step; one rank makes it and tells the others."""
+    """Make a new, empty, unfinished folder for the step; one rank makes it and tells the others."""
     root.mkdir(parents=True, exist_ok=True)
     folder = root / f".step-{step:06d}.tmp-{secrets.token_hex(4)}"
     folder.mkdir()
@@ -86,7 +86,7 @@ def begin(root: Path, step: int) -> Path:
 
 
 def write_layer(folder: Path, layer: int, tensors: Mapping[str, Tensor]) -> LayerFile:
-    """Writes one layer's parameters and optimizer states into an unfinished folder, on disk on return."""
+    """Write one layer's parameters and optimizer states into an unfinished folder, on disk on return."""
     path = folder / layer_file_name(layer)
     try:
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
@@ -99,22 +99,21 @@ def write_layer(folder: Path, layer: int, tensors: Mapping[str, Tensor]) -> Laye
 def commit(
     folder: Path, manifest: Manifest, vocabulary: Path | None = None, config: Path | None = None
 ) -> Path:
-    """Turns an unfinished folder, into which all ranks have written, into the checkpoint of its step.
+    """Turn an unfinished folder, into which all ranks have written, into the checkpoint of its step.
 
     An earlier checkpoint of the same step stays until the new one is complete. A kill at any instant leaves
     a state in which `latest` finds the old or the new one.
 
     vocabulary, config: files to keep in it.
 
-    Raises:
-        InputError: a layer file is missing or short, as on hosts that do not share the folder.
+    Raises: InputError if a layer file is missing or short, as on hosts that do not share the folder.
     """
     match = UNFINISHED_NAME.fullmatch(folder.name)
     assert match and int(match["step"]) == manifest.step, (folder, manifest.step)
-    for entry in manifest.layers:
-        if not _has_size(folder / entry.file, entry.bytes):
+    for layer in manifest.layers:
+        if not _has_size(folder / layer.file, layer.bytes):
             raise InputError(
-                f"{folder / entry.file} does not have the {entry.bytes:,} bytes that its rank wrote; "
+                f"{folder / layer.file} does not have the {layer.bytes:,} bytes that its rank wrote; "
                 "give a checkpoint folder that all hosts share"
             )
     for source, name in ((vocabulary, VOCABULARY_FILE), (config, CONFIG_FILE)):
@@ -139,7 +138,7 @@ def commit(
 
 
 def discard_unfinished(root: Path) -> None:
-    """Removes what killed writers left, and puts back a checkpoint whose replacement never came.
+    """Remove what killed writers left, and put back a checkpoint whose replacement never came.
 
     Only for a run that has the folder to itself: a folder that is being written right now would go too.
     """
@@ -155,23 +154,23 @@ def discard_unfinished(root: Path) -> None:
 
 
 def latest(root: Path) -> Path | None:
-    """The newest complete checkpoint, None if there is none."""
+    """Return the newest complete checkpoint, None if there is none."""
     candidates = [(step, 1, folder) for folder, step in _folders(root, COMPLETE_NAME)]
     candidates += [(step, 0, folder) for folder, step in _folders(root, REPLACED_NAME)]
     return next((folder for *_, folder in sorted(candidates, reverse=True) if _is_complete(folder)), None)
 
 
 def holds_run(folder: Path) -> bool:
-    """Whether it is a run folder, with checkpoints or without any, and no checkpoint."""
+    """Return whether a folder is that of a run, with checkpoints or without any, and no checkpoint."""
     files = ("checkpoints", "plan.json")
     return not (folder / MANIFEST_FILE).exists() and any((folder / name).exists() for name in files)
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a checkpoint.
+    """Return the manifest of a checkpoint.
 
-    Raises:
-        InputError: missing, not JSON, of another format, or with a missing, unknown or ill-typed key.
+    Raises: InputError if it is missing, not JSON, of another format, or a key is missing, unknown or
+    ill-typed.
     """
     path = folder / MANIFEST_FILE
     remedy = "choose another checkpoint"
@@ -192,18 +191,17 @@ def read_manifest(folder: Path) -> Manifest:
 def read_layer(
     folder: Path, manifest: Manifest, layer: int, names: Collection[str] | None = None
 ) -> dict[str, Tensor]:
-    """The tensors of a layer's file, or those named only, after its hash is verified.
+    """Return the tensors of a layer's file, or those named only, after its hash is verified.
 
-    Raises:
-        InputError: the file is missing or damaged, or does not hold a name.
+    Raises: InputError if the file is missing or damaged, or does not hold a name.
     """
-    entry = manifest.layers[layer]
-    path = folder / entry.file
+    written = manifest.layers[layer]
+    path = folder / written.file
     remedy = "choose another checkpoint"
     try:
         found = _sha256(path)
-        if found != entry.sha256:
-            raise InputError(f"{path} is damaged: expected sha256 {entry.sha256}, found {found}; {remedy}")
+        if found != written.sha256:
+            raise InputError(f"{path} is damaged: expected sha256 {written.sha256}, found {found}; {remedy}")
         with safe_open(path, framework="pt") as file:
             held = set(file.keys())
             if missing := sorted(set(names or ()) - held):
@@ -214,10 +212,9 @@ def read_layer(
 
 
 def export_huggingface(folder: Path, target: Path, model: nn.Module) -> None:
-    """Fills a Hugging Face model, on the meta device or the CPU, with a checkpoint and saves it to a folder.
+    """Fill a Hugging Face model, on the meta device or the CPU, from a checkpoint and save it to a folder.
 
-    Raises:
-        InputError: the checkpoint's names or shapes are not the model's.
+    Raises: InputError if the checkpoint's names or shapes are not the model's.
     """
     load_weights(folder, model)
     made = not target.exists()
@@ -232,12 +229,11 @@ def export_huggingface(folder: Path, target: Path, model: nn.Module) -> None:
 
 
 def load_weights(folder: Path, model: nn.Module) -> None:
-    """Fills a model, on the meta device or the CPU, with the weights of a checkpoint.
+    """Fill a model, on the meta device or the CPU, with the weights of a checkpoint.
 
     Its parameters are replaced: an optimizer that holds the old ones has to be made anew.
 
-    Raises:
-        InputError: the checkpoint's names or shapes are not the model's.
+    Raises: InputError if the checkpoint's names or shapes are not the model's.
     """
     manifest = read_manifest(folder)
     weights: dict[str, Tensor] = {}
@@ -248,43 +244,43 @@ def load_weights(folder: Path, model: nn.Module) -> None:
 
 
 def _is_state(name: str, names: Collection[str]) -> bool:
-    """Whether a tensor is an optimizer state: it is named after a parameter of the same file."""
+    """Return whether a tensor is an optimizer state: it is named after a parameter of the same file."""
     return any(name[:end] in names for end, letter in enumerate(name) if letter == ".")
 
 
 def _fill(model: nn.Module, weights: Mapping[str, Tensor], folder: Path) -> None:
-    """Sets every saved entry of the model to its weight, entries that are one tensor staying one.
+    """Set every saved tensor of the model to its weight; names that share a tensor go on to.
 
     Buffers, which no training of ours changes, keep what they have.
     """
     remedy = "give the model that it was made from"
-    entries = model.state_dict(keep_vars=True)
-    if unknown := sorted(weights.keys() - entries.keys()):
+    tensors = model.state_dict(keep_vars=True)
+    if unknown := sorted(weights.keys() - tensors.keys()):
         raise InputError(f"{folder} holds {unknown[0]!r}, which the model lacks; {remedy}")
-    homes = {id(entries[name]): name for name in weights}
+    homes = {id(tensors[name]): name for name in weights}
     filled: dict[int, Tensor] = {}
     found: list[tuple[str, Tensor]] = []
-    for name, entry in entries.items():
-        if id(entry) not in homes:
-            if not isinstance(entry, nn.Parameter) and not entry.is_meta:
+    for name, held in tensors.items():
+        if id(held) not in homes:
+            if not isinstance(held, nn.Parameter) and not held.is_meta:
                 continue
             raise InputError(f"{folder} lacks {name!r}; {remedy}")
-        weight = weights[homes[id(entry)]]
-        if weight.shape != entry.shape:
-            shapes = f"{tuple(weight.shape)}, not {tuple(entry.shape)}"
+        weight = weights[homes[id(held)]]
+        if weight.shape != held.shape:
+            shapes = f"{tuple(weight.shape)}, not {tuple(held.shape)}"
             raise InputError(f"{folder} holds {name!r} with shape {shapes}; {remedy}")
-        if id(entry) not in filled:
-            if isinstance(entry, nn.Parameter):
-                weight = nn.Parameter(weight, requires_grad=entry.requires_grad)
-            filled[id(entry)] = weight
-        found.append((name, filled[id(entry)]))
+        if id(held) not in filled:
+            if isinstance(held, nn.Parameter):
+                weight = nn.Parameter(weight, requires_grad=held.requires_grad)
+            filled[id(held)] = weight
+        found.append((name, filled[id(held)]))
     for name, weight in found:  # all of them, or none
         parent, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(parent), leaf, weight)
 
 
 def _folders(root: Path, name: re.Pattern[str]) -> Iterator[tuple[Path, int]]:
-    """The folders of root with such a name, and their steps."""
+    """Yield the folders of root with such a name, and their steps."""
     for folder in sorted(root.iterdir()) if root.is_dir() else ():
         if match := name.fullmatch(folder.name):
             yield folder, int(match["step"])
@@ -295,7 +291,7 @@ def _is_complete(folder: Path) -> bool:
         manifest = read_manifest(folder)
     except InputError:
         return False
-    return all(_has_size(folder / entry.file, entry.bytes) for entry in manifest.layers)
+    return all(_has_size(folder / layer.file, layer.bytes) for layer in manifest.layers)
 
 
 def _has_size(path: Path, num_bytes: int) -> bool:
@@ -308,7 +304,7 @@ def _sha256(path: Path) -> str:
 
 
 def _fsync(path: Path) -> None:
-    """Waits until a file's content, or a folder's entries, are on disk."""
+    """Wait until a file's content, or a folder's entries, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

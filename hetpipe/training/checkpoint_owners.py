@@ -1,9 +1,8 @@
-"""Checkpoints of a run: of each layer's owners one writes it, any plan reads them."""
+"""The checkpoints of a run: of each layer's owners one writes it, any plan reads them."""
 
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from cost_model.errors import InputError
 from hetpipe.data.task import TrainingTask
@@ -14,11 +13,12 @@ from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings
 from hetpipe.runtime.optimizer import OPTIMIZER_STATES, Optimizer
 from hetpipe.training import checkpoint
+from hetpipe.training.meeting import gather, text_of_first
 from partition.plan import Plan
 
 
 def home_layers(chain: ChainModel) -> dict[str, int]:
-    """The layer in whose file each parameter is stored: the first that holds it."""
+    """Return the layer in whose file each parameter is stored: the first that holds it."""
     homes: dict[str, int] = {}
     for layer in range(chain.num_layers):
         for info in chain.parameters(layer):
@@ -37,9 +37,9 @@ def save_checkpoint(
     step: int,
     samples_seen: int,
 ) -> Path:
-    """Write the state after `step` steps; complete on return, on every rank. Gives its folder."""
+    """Write the state after `step` steps, complete on return, on every rank; return its folder."""
     homes = home_layers(task.chain)
-    target = _broadcast(str(checkpoint.begin(folder.checkpoints, step)) if rank == 0 else "")
+    target = text_of_first(str(checkpoint.begin(folder.checkpoints, step)) if rank == 0 else "")
     files: dict[int, checkpoint.LayerFile] = {}
     names = program.device_names
     for layer in _written_by(program.plan, names[rank]):
@@ -49,7 +49,7 @@ def save_checkpoint(
                 tensors[name] = value.detach()
                 tensors |= optimizer.states(name)
         files[layer] = checkpoint.write_layer(Path(target), layer, tensors)
-    merged = {layer: file for part in _gather(files) for layer, file in part.items()}
+    merged = {layer: file for part in gather(files) for layer, file in part.items()}
     written = ""
     if rank == 0:
         manifest = checkpoint.Manifest(
@@ -67,11 +67,11 @@ def save_checkpoint(
         vocabulary = folder.vocabulary if folder.vocabulary.exists() else None
         config = folder.model_config if folder.model_config.exists() else None
         written = str(checkpoint.commit(Path(target), manifest, vocabulary, config))
-    return Path(_broadcast(written))
+    return Path(text_of_first(written))
 
 
 def _written_by(plan: Plan, device: str) -> list[int]:
-    """The layers that a device writes: those whose states it has, or of which it is the lowest owner."""
+    """Return the layers that a device writes: those whose states it has, or whose lowest owner it is."""
     held = plan.layers_of(device)
     if plan.state_owners is not None:
         return [layer for layer in held if plan.state_owners[layer] == device]
@@ -80,7 +80,10 @@ def _written_by(plan: Plan, device: str) -> list[int]:
 
 
 def check_checkpoint(manifest: checkpoint.Manifest, settings: Settings, source: Path) -> None:
-    """Raises: InputError if the run cannot go on from the checkpoint, naming what differs."""
+    """Check that the run can go on from the checkpoint.
+
+    Raises: InputError naming what differs.
+    """
     for key in ("model", "seed", "sequence_length"):
         mine, theirs = getattr(settings, key), getattr(manifest, key)
         if mine != theirs:
@@ -94,7 +97,10 @@ def check_checkpoint(manifest: checkpoint.Manifest, settings: Settings, source: 
 
 
 def check_optimizer(manifest: checkpoint.Manifest, name: str, source: Path) -> None:
-    """Raises: InputError if the states of the checkpoint are those of another optimizer."""
+    """Check that the states of the checkpoint are those of the named optimizer.
+
+    Raises: InputError naming both.
+    """
     theirs = manifest.optimizer.get("name", name)
     if theirs != name:
         raise InputError(f"{source}: was written with optimizer {theirs}, the run's is {name}; give the same")
@@ -103,7 +109,7 @@ def check_optimizer(manifest: checkpoint.Manifest, name: str, source: Path) -> N
 def load_checkpoint(
     source: Path, settings: Settings, task: TrainingTask, model: LayerModel, optimizer: Optimizer
 ) -> tuple[int, int]:
-    """Fill the layers of this rank from a checkpoint of any plan; gives (step, samples seen).
+    """Fill the layers of this rank from a checkpoint of any plan; return (step, samples seen).
 
     Raises: InputError naming file and reason if it does not fit the run or is damaged.
     """
@@ -134,19 +140,3 @@ def load_checkpoint(
             optimizer.load_states(name, tensors, num_steps)
     optimizer.num_steps = num_steps  # also where no parameter is trained
     return manifest.step, manifest.samples_seen
-
-
-def _broadcast(text: str) -> str:
-    if not dist.is_initialized():
-        return text
-    values = [text]
-    dist.broadcast_object_list(values, src=0)
-    return values[0]
-
-
-def _gather(files: dict[int, checkpoint.LayerFile]) -> list[dict[int, checkpoint.LayerFile]]:
-    if not dist.is_initialized():
-        return [files]
-    values: list[dict[int, checkpoint.LayerFile]] = [{}] * dist.get_world_size()
-    dist.all_gather_object(values, files)
-    return values

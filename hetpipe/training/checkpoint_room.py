@@ -1,4 +1,4 @@
-"""Whether the checkpoints of a run fit on the disk that its folder is on."""
+"""The room on the disk of a run's folder for the checkpoints of the run."""
 
 import shutil
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from hetpipe.training import checkpoint
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What the checkpoints of a run take, and what is free where they go.
+    """The bytes that the checkpoints of a run take, and those that are free where they go.
 
     every: whether some are written before the end, so that --no-save alone does not help.
     """
@@ -31,7 +31,10 @@ class Room:
         return int(self.free_bytes / self.checkpoint_bytes) if self.checkpoint_bytes else self.num_checkpoints
 
     def check(self) -> None:
-        """Raises: InputError if there is no room for a single one."""
+        """Check that there is room for one.
+
+        Raises: InputError if not.
+        """
         if self.num_checkpoints and not self._fitting:
             raise InputError(
                 f"{self.place}: a checkpoint takes {format_bytes(self.checkpoint_bytes)}, and "
@@ -41,7 +44,7 @@ class Room:
 
     @property
     def shortage(self) -> str | None:
-        """How many there is no room for, where it is not all of them: some may be removed meanwhile."""
+        """Say how many there is no room for, where it is not all of them: some may be removed meanwhile."""
         if not 0 < self._fitting < self.num_checkpoints:
             return None
         return (
@@ -52,14 +55,14 @@ class Room:
 
 
 def room_of(folder: RunFolder, settings: Settings, profile: ModelProfile) -> Room:
-    """The room for a run, its folder being there or not.
+    """Return the room for a run, its folder being there or not.
 
     Raises: InputError if the checkpoint that it goes on from cannot be read.
     """
     source = settings.resume_from
     done = 0 if source is None else checkpoint.read_manifest(Path(source)).step
     place = folder.path.absolute()
-    free = shutil.disk_usage(next(entry for entry in (place, *place.parents) if entry.exists())).free
+    free = shutil.disk_usage(next(parent for parent in (place, *place.parents) if parent.exists())).free
     return Room(
         folder.path,
         num_checkpoints(settings, done),
@@ -70,7 +73,7 @@ def room_of(folder: RunFolder, settings: Settings, profile: ModelProfile) -> Roo
 
 
 def num_checkpoints(settings: Settings, done: int) -> int:
-    """How many checkpoints a run writes that begins after `done` steps."""
+    """Return how many checkpoints a run writes that begins after `done` steps."""
     every, steps = settings.every, settings.steps
     if steps <= done:
         return 0

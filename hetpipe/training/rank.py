@@ -1,15 +1,12 @@
-"""One rank of a training run: reads the run folder, trains, and reports."""
+"""One rank of a training run, which reads the run folder, trains, and reports."""
 
 import json
 import math
-import threading
-import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,28 +23,22 @@ from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import parse_program
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings, read_settings
-from hetpipe.runtime.emulation import Board, ByteCounter, HostLoad
+from hetpipe.runtime.byte_counter import ByteCounter
+from hetpipe.runtime.emulated_links import Board
 from hetpipe.runtime.executor import Executor, StepOutcome
 from hetpipe.runtime.gpus import is_gpu
+from hetpipe.runtime.host_load import HostLoad
 from hetpipe.runtime.optimizer import Optimizer
-from hetpipe.runtime.peer_errors import PeerError, peer_error
 from hetpipe.runtime.processes import Emit
 from hetpipe.runtime.rank_setup import RankLayers, executor_of, pace_of, slices, torch_device
 from hetpipe.runtime.torch_optimizer import optimizer_of
 from hetpipe.training.checkpoint_owners import load_checkpoint, save_checkpoint
+from hetpipe.training.meeting import WAIT, common_start, from_first, gather, keep_alive, same_on_all_ranks
 from hetpipe.training.rank_results import RankSummary, shared_parameters, write_results
 from partition.plan_file import read_plan
 
-T = TypeVar("T")
-
-WAIT = -1
-"""What rank 0 says while it does not know yet whether to stop."""
-
 KEPT_STEPS = 100
 """A rank keeps the events of so many steps, the last ones: a run may have millions."""
-
-LEAD_S = 0.003
-"""The common start of a step lies this far ahead, so that every rank is waiting for it."""
 
 
 def train_rank(folder: str, make_task: TaskFactory, board: str | None, *, rank: int, emit: Emit) -> None:
@@ -166,7 +157,7 @@ class _Run:
             ) from error
 
     def _one_step(self, *, counted: bool) -> bool:
-        """One step, on every rank; gives whether training shall end."""
+        """Run one step, on every rank; return whether training shall end."""
         count = self.costs.program.plan.global_batch_size
         inputs, labels = self.task.batch(self.samples_seen, count)
         inputs = {name: value.to(self.place) for name, value in inputs.items()}
@@ -228,81 +219,14 @@ class _Run:
         return self._tell({"event": "step", **metrics})
 
     def _tell(self, event: dict[str, Any]) -> bool:
-        """Emit rank 0's event; gives on all ranks whether the answer is to stop."""
+        """Emit rank 0's event; return on all ranks whether the answer is to stop."""
         if not dist.is_initialized():
             return self.emit(event) is True
         if self.rank == 0:
-            with kept_waiting(self.settings.timeout_s / 3):
+            with keep_alive(self.settings.timeout_s / 3):
                 answer = int(self.emit(event) is True)
         else:
             answer = WAIT
         while (found := from_first(answer)) == WAIT:
             pass
         return bool(found)
-
-
-@contextmanager
-def kept_waiting(every_s: float) -> Iterator[None]:
-    """As rank 0, tell the others to go on waiting in `from_first`, as long as it takes: callbacks may."""
-    done = threading.Event()
-
-    def tell() -> None:
-        with suppress(PeerError):  # which this rank then meets itself
-            while not done.wait(every_s):
-                from_first(WAIT)
-
-    thread = threading.Thread(target=tell, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-
-
-def from_first(value: int) -> int:
-    """A number of rank 0, on every rank.
-
-    Raises: PeerError if it does not come in time, or rank 0 is gone.
-    """
-    found = torch.tensor(value)
-    with _waiting_for("rank 0"):
-        dist.broadcast(found, src=0)
-    return int(found)
-
-
-def gather(value: T) -> list[T]:
-    """The values of all ranks, in order of rank, on every rank.
-
-    Raises: PeerError if a rank does not come in time, or is gone.
-    """
-    if not dist.is_initialized():
-        return [value]
-    values: list[Any] = [None] * dist.get_world_size()
-    with _waiting_for("all other ranks"):
-        dist.all_gather_object(values, value)
-    return values
-
-
-@contextmanager
-def _waiting_for(peers: str) -> Iterator[None]:
-    """Turns the error of a meeting between steps into a PeerError."""
-    since_s = time.monotonic()
-    try:
-        yield
-    except RuntimeError as error:
-        waited = f"rank {dist.get_rank()} waited between steps for {peers}"
-        raise peer_error(waited, since_s, error) from error
-
-
-def common_start() -> float:
-    """When all ranks begin the next step, on the host's monotonic clock."""
-    return max(gather(time.monotonic())) + LEAD_S
-
-
-def same_on_all_ranks(sha256: str) -> None:
-    """Raises: InputError if the programs of the ranks differ."""
-    found = gather(sha256)
-    if len(set(found)) > 1:
-        other = next(rank for rank, entry in enumerate(found) if entry != found[0])
-        raise InputError(f"rank {other} has another program than rank 0; start all ranks on one run folder")

@@ -21,6 +21,7 @@ from hetpipe.runs.run_report import DeviceReport, RunReport, StageReport, report
 from hetpipe.runs.settings import Settings
 from hetpipe.runtime.executor import StepOutcome
 from hetpipe.simulation.simulator import simulate
+from partition.estimates.plan_memory import plan_memory
 
 ROUNDING = 1e-4
 """How far norms of the same parameter on a GPU and on a CPU may be apart, relative."""
@@ -109,7 +110,7 @@ def _report(
         busy = sum(outcome.busy_s for outcome in summary.outcomes[timed])
         over = sum(outcome.over_budget_s for outcome in summary.outcomes[timed])
         devices[name] = DeviceReport(
-            predicted_bytes=plan.memory(profile, name).total_bytes,
+            predicted_bytes=plan_memory(plan, profile, name).total_bytes,
             peak_bytes=summary.peak_bytes,
             usable_bytes=device.usable_bytes,
             memory_bytes=device.memory_bytes,

@@ -23,7 +23,7 @@ PLANNING_TIMEOUT_S = 3600.0
 
 
 def lead(folder: str, make_task: TaskFactory, board: str | None, group: RankGroup, on_event: Emit) -> None:
-    """As rank 0: tell the others what was planned, and train with them.
+    """Tell the others, as rank 0, what was planned, and train with them.
 
     Raises: InputError if torchrun started another number of processes than the plan has devices.
     """
@@ -47,7 +47,7 @@ def lead(folder: str, make_task: TaskFactory, board: str | None, group: RankGrou
 
 
 def follow(make_task: TaskFactory | None = None) -> NoReturn:
-    """As any other rank: wait for the plan of rank 0, train, and end the process.
+    """Wait, as any other rank, for the plan of rank 0, train, and end the process.
 
     make_task: what this process trains; None for what rank 0 named.
 
@@ -63,7 +63,7 @@ def follow(make_task: TaskFactory | None = None) -> NoReturn:
 
 
 def _name_of(make_task: TaskFactory) -> list[str] | None:
-    """Where another process finds the function; None for an object that each process has made."""
+    """Return where another process finds the function; None for an object that each process has made."""
     name = getattr(make_task, "__qualname__", None)
     return None if name is None else [make_task.__module__, name]
 
@@ -94,7 +94,7 @@ def _train(store: Store, what: dict[str, Any], on_event: Emit, make_task: TaskFa
 
 
 def _store() -> Store:
-    """The store of the agent, with a prefix of this attempt.
+    """Return the store of the agent, with a prefix of this attempt.
 
     NOTE: torch 2.13 hands the store of the first attempt to later ones, whose ranks then connect to addresses
     of processes that are gone; a prefix of our own makes restarts come up.

@@ -1,4 +1,4 @@
-"""Training from a program of one's own: a model, data, an optimizer and a loss under any plan."""
+"""Training from a user's program: a model, data, an optimizer and a loss under any plan."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -47,7 +47,7 @@ class AdamW:
 
 
 class Callback:
-    """What a `Trainer` tells while it trains: inherit, and write the methods that you need.
+    """A listener to a `Trainer`: inherit, and write the methods that you need.
 
     Called in the process that called `fit`, in the order of the list; training goes on when all have
     returned. True ends training after the step at hand, with a checkpoint unless `save` is False; whatever
@@ -55,13 +55,13 @@ class Callback:
     """
 
     def on_step_end(self, metrics: Mapping[str, Any]) -> bool | None:
-        """After each step: a line of metrics.jsonl (step from 1, loss, step_s, gradient_norm, ...)."""
+        """Take a step's line of metrics.jsonl (step from 1, loss, step_s, gradient_norm, ...)."""
 
     def on_checkpoint(self, step: int, path: Path) -> bool | None:
-        """After each complete checkpoint: how many steps are in it, and its folder."""
+        """Take, after each complete checkpoint, how many steps are in it, and its folder."""
 
     def on_end(self, report: RunReport) -> None:
-        """After the last step, once the report is written."""
+        """Take the report after the last step, once it is written."""
 
 
 _METHODS = ("on_step_end", "on_checkpoint", "on_end")
@@ -73,7 +73,7 @@ _DECIDED = (
 
 
 class Trainer:
-    """Trains a model of one's own under a plan, one process per device. Owns the run folder.
+    """A user's model, trained under a plan, one process per device; owns the run folder.
 
     plan: of the model's layers, under the name by which the run is called.
     model, data, loss: as `own_task` takes them; a module keeps its own weights and is not changed.
@@ -152,7 +152,7 @@ class Trainer:
             )
 
     def fit(self, steps: int, *, resume_from: Path | str | None = None) -> RunReport:
-        """Train to the end of step `steps`, or until a callback ends it; gives the report.
+        """Train to the end of step `steps`, or until a callback ends it; return the report.
 
         A checkpoint of the end is in the run folder then (`checkpoint`), unless `save` is False.
 
@@ -198,7 +198,7 @@ class Trainer:
 
     @property
     def checkpoint(self) -> Path | None:
-        """The newest complete checkpoint of the run folder, for `hetpipe.load_weights`; None without one."""
+        """Return the run folder's newest complete checkpoint, for `hetpipe.load_weights`, or None."""
         return None if self.folder is None else checkpoint.latest(self.folder.checkpoints)
 
     def _measured(self, settings: Settings) -> ModelProfile:
@@ -229,7 +229,7 @@ class Trainer:
         )
 
     def _on_event(self, event: Mapping[str, Any]) -> bool:
-        """Tell the callbacks; gives whether one of them ends training."""
+        """Tell the callbacks; return whether one of them ends training."""
         answers: list[object] = []
         for callback in self.callbacks:
             if event["event"] == "step":
@@ -242,13 +242,13 @@ class Trainer:
 
 
 def _ignore(*_: object) -> None:
-    """Stands for a method that a callback does not have."""
+    """Stand for a method that a callback does not have."""
 
 
 def _checked(
     optimizer: AdamW | OptimizerFactory,
 ) -> tuple[dict[str, Any], OptimizerFactory | None, str]:
-    """Hyper-parameters for the settings; the factory, if it is one; and the optimizer's name."""
+    """Return hyper-parameters for the settings; the factory, if it is one; and the optimizer's name."""
     if isinstance(optimizer, AdamW):
         return {field.name: getattr(optimizer, field.name) for field in fields(optimizer)}, None, AdamW.name
     if isinstance(optimizer, torch.optim.Optimizer):

@@ -18,7 +18,7 @@ from partition.baselines.data_parallel import ddp, poplar
 from partition.baselines.pipedream import pipedream
 from partition.estimates.device_classes import equal_devices
 from partition.estimates.pipeline_costs import Layout, PipelineCosts
-from partition.estimates.ranking import best_plan, variants
+from partition.estimates.ranking import best_plan, estimate_s, variants
 from partition.plan import Plan
 from partition.problem import Evaluate, Problem
 
@@ -48,7 +48,7 @@ def single(problem: Problem, evaluate: Evaluate | None = None) -> Plan:
         if costs.max_in_flight(*layout[0], samples)
     ]
     if plans:
-        return best_plan(problem, None, ((costs.estimate_s(plan), plan) for plan in plans))
+        return best_plan(problem, None, ((estimate_s(costs, plan), plan) for plan in plans))
     shortfalls = (costs.shortfall(*option) for option in options)
     raise _least("single", (error for error in shortfalls if error is not None))
 
@@ -148,7 +148,7 @@ def _best(
         if gpipe and min(costs.caps(layout, samples)) == num_microbatches:
             flights = (num_microbatches,) * len(layout)
         plan = costs.plan(strategy, layout, samples, flights)
-        estimated.append((costs.estimate_s(plan), plan))
+        estimated.append((estimate_s(costs, plan), plan))
     if estimated:
         return best_plan(problem, evaluate, estimated)
     raise _least(strategy, shortfalls)

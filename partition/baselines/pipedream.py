@@ -12,11 +12,13 @@ import numpy.typing as npt
 
 from cost_model.errors import InfeasibleError
 from cost_model.memory import trained_bytes
+from partition.estimates.arrays import Floats
 from partition.estimates.device_classes import equal_devices
 from partition.estimates.pipeline_costs import PipelineCosts
+from partition.estimates.plan_memory import plan_memory
 from partition.estimates.ranking import best_plan, estimate_s
 from partition.estimates.shared_pipelines import Draft, SharedPipeline, SharedPipelineCosts
-from partition.estimates.stage_tables import Floats, ProblemTables, between
+from partition.estimates.stage_tables import ProblemTables, between
 from partition.estimates.timed_pipeline import TimedStage
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import Evaluate, Problem
@@ -208,7 +210,7 @@ def _shortfall(problem: Problem, plan: Plan) -> InfeasibleError | None:
     """What the device that lacks most lacks; None where all fit."""
     missing_bytes, name = 0.0, ""
     for device in map(problem.cluster.device, plan.device_names):
-        missing = plan.memory(problem.profile, device.name).total_bytes - device.usable_bytes
+        missing = plan_memory(plan, problem.profile, device.name).total_bytes - device.usable_bytes
         if missing > missing_bytes:
             missing_bytes, name = missing, device.name
     if not name:

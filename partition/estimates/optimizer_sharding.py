@@ -12,6 +12,7 @@ from itertools import accumulate
 from cost_model.cluster import Cluster
 from cost_model.memory import state_home_bytes
 from cost_model.profile import ModelProfile
+from partition.estimates.plan_memory import plan_memory
 from partition.plan import Plan
 from partition.problem import Problem
 
@@ -24,7 +25,7 @@ def with_state_owners(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Pl
 
     Neighbouring layers with the same owners are cut into one block for each, by the memory that is free
     there, so that few buckets come of it; where a block would not fit, layer by layer to whoever has most.
-    Whether all fits is for `Plan.memory` to say.
+    Whether all fits is for `plan_memory` to say.
     """
     if plan.state_owners is not None:
         return plan
@@ -87,14 +88,14 @@ def _blocks(states: Sequence[float], names: tuple[str, ...], free: Mapping[str, 
 
 def _free_bytes(plan: Plan, profile: ModelProfile, cluster: Cluster, name: str) -> float:
     """What is usable on a device beside all that a plan needs there but optimizer states."""
-    need = plan.memory(profile, name)
+    need = plan_memory(plan, profile, name)
     return cluster.device(name).usable_bytes - (need.total_bytes - need.optimizer_bytes)
 
 
 def fits(plan: Plan, profile: ModelProfile, cluster: Cluster) -> bool:
     """Whether every device has the memory that a plan needs there."""
     return all(
-        plan.memory(profile, name).total_bytes <= cluster.device(name).usable_bytes
+        plan_memory(plan, profile, name).total_bytes <= cluster.device(name).usable_bytes
         for name in plan.device_names
     )
 

@@ -105,9 +105,9 @@ class ChainProgramme:
 
     @cached_property
     def _total_s(self) -> list[Floats]:
-        ends = range(self.num_layers + 1)
+        ends, batch = range(self.num_layers + 1), self.costs.problem.global_batch_size
         return [
-            _between([self.costs.total_s(device, 0, stop, self.samples) for stop in ends])
+            _between([self.costs.total_s(device, 0, stop, self.samples, batch) for stop in ends])
             for device in self._devices
         ]
 

@@ -5,14 +5,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product
 
-import numpy as np
-
-from cost_model.errors import InfeasibleError
 from partition.estimates.closed_forms import cap_in_flight
 from partition.estimates.device_classes import ClassOrder, DeviceClasses
 from partition.estimates.pipeline_costs import Layout, PipelineCosts
 from partition.estimates.ranking import rank
-from partition.exact.chain_dp import FOREVER_S, ChainProgramme, Floats, Root, StageBytes
+from partition.exact.chain_dp import FOREVER_S, ChainProgramme, Root
 from partition.plan import Plan
 from partition.problem import Problem
 
@@ -155,44 +152,3 @@ def _sizes(most: int) -> list[int]:
     while sizes[-1] < most:
         sizes.append(min(most, max(sizes[-1] + 1, sizes[-1] * 5 // 4)))
     return sizes
-
-
-def least_shortfall(problem: Problem) -> InfeasibleError:
-    """Why no pipeline fits: the order and cut whose fullest device lacks the fewest bytes.
-
-    With one microbatch of the smallest size in flight; dynamic programme over suffixes as in `chain_dp`.
-    """
-    costs = PipelineCosts(problem)
-    classes = DeviceClasses.of(problem.cluster.devices)
-    orders, exhaustive = class_orders(classes, costs)
-    samples = min(problem.microbatch_sizes)
-    stage_bytes = StageBytes.of(problem.profile, samples)
-    one = stage_bytes.fixed + samples * stage_bytes.per_sample
-    empty = np.triu(np.ones_like(one, dtype=bool))
-    needs = [np.where(empty, np.inf, one - group[0].usable_bytes) for group in classes.members]
-    missing: dict[ClassOrder, Floats] = {}
-
-    def lacking(order: ClassOrder) -> Floats:
-        """Least bytes that the fullest device of the suffixes lacks, by start layer."""
-        if order not in missing:
-            need = needs[order[0]]
-            rest = np.maximum(need, lacking(order[1:])[:, None]).min(axis=0) if order[1:] else need[-1]
-            missing[order] = rest
-        return missing[order]
-
-    best = min(orders, key=lambda order: (lacking(order)[0], len(order), order))
-    stages, start = [], 0
-    for place, device in enumerate(classes.devices(best)):
-        need, after = needs[best[place]][:, start], best[place + 1 :]
-        stop = int(np.maximum(need, lacking(after)).argmin()) if after else len(need) - 1
-        stages.append((device, start, stop))
-        start = stop
-    error = costs.shortfall(tuple(stages), samples)
-    assert error is not None, "least_shortfall is for problems that no pipeline fits"
-    scope = "of all devices, orders and cuts" if exhaustive else "of the orders tried"
-    return InfeasibleError(
-        f"no pipeline fits: even in the best {scope}, with one microbatch of {samples} in flight, {error}; "
-        "add a device or memory, or lower `reserve`",
-        device=error.device,
-        missing_bytes=error.missing_bytes,
-    )

@@ -12,8 +12,9 @@ from itertools import chain, pairwise
 
 import numpy as np
 
+from partition.estimates.arrays import Floats
 from partition.estimates.class_pipeline import ClassPipeline
-from partition.estimates.stage_tables import Amount, Floats, ProblemTables
+from partition.estimates.stage_tables import Amount, ProblemTables
 from partition.exact.cluster_split_lp import CompiledVectors, MixedVectors, WholeVectors, num_parts
 from partition.exact.count_dp import CountProgramme
 from partition.exact.count_vectors import CountVectors, Places

@@ -10,7 +10,7 @@ forward, it can do no more forwards than memory takes in flight; and while the l
 comes back no more backwards than were in flight. What W takes longer, in the warmup and in the cooldown, the
 stage waits (`SizeTables.gaps`).
 At most `max_labels` labels are kept; the last one then takes the least Z and the least W of all that it
-replaces, so that the result stays a lower bound (DESIGN section 6).
+replaces, so that the result stays a lower bound (docs/planning.md, "The bound").
 """
 
 import math
@@ -167,8 +167,8 @@ class CountProgramme:
                 return ()
             best = min(kept, key=lambda choice: choice.least_s)
             found.append(best.stage)
-            vector -= int(self._vectors.strides[best.stage.entry])
-            start, after, trip_s = best.stage.stop, best.stage.entry, best.beyond_s
+            vector -= int(self._vectors.strides[best.stage.class_index])
+            start, after, trip_s = best.stage.stop, best.stage.class_index, best.beyond_s
         return tuple(found)
 
     def _choices(self, which: int, vector: int, after: int, start: int) -> Iterator["_Choice"]:

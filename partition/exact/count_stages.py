@@ -68,7 +68,7 @@ class StageTables:
         """What a link adds to the makespan, to the round trip, [amount, class, next class, layer]."""
         link = [self.tables.at(size).amount(amount).link_s for size, amount in self.amounts]
         hop = [
-            np.add(*self.tables.at(size).hops) if amount.full else one
+            np.add(*self.tables.at(size).transfer_s) if amount.full else one
             for (size, amount), one in zip(self.amounts, link, strict=True)
         ]
         return np.stack(link).astype(self.kind), np.stack(hop).astype(self.kind)

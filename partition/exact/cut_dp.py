@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cost_model.cluster import Device
-from partition.estimates.stage_tables import Floats, ProblemTables
+from partition.estimates.arrays import Floats
+from partition.estimates.stage_tables import ProblemTables
 from partition.estimates.timed_pipeline import TimedPipeline, TimedStage, TimingCache
 
 CLOSE = 0.02  # a period this near the one that the cuts were made for will do
@@ -20,7 +21,7 @@ class CutOptimizer:
 
     def __init__(self, tables: ProblemTables, timings: TimingCache) -> None:
         self.tables, self.timings = tables, timings
-        self._entry = tables.classes.entries()
+        self._entry = tables.classes.class_indices()
         self._hops: dict[object, Floats] = {}
         self._no_hop = np.zeros(tables.num_layers + 1)
         self._stages: dict[tuple[int, int, bool], _Band] = {}

@@ -15,6 +15,7 @@ from partition.baselines.layer_splits import BASELINES
 from partition.bounds.best_bound import fractional_bound_s
 from partition.constraints.forced_plans import without
 from partition.estimates.optimizer_sharding import fits, with_state_owners
+from partition.estimates.plan_memory import plan_memory
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import Evaluate, Problem
 
@@ -151,7 +152,7 @@ class _Explainer:
                 )
 
     def memory(self, plan: Plan, name: str) -> float:
-        return plan.memory(self.profile, name).total_bytes
+        return plan_memory(plan, self.profile, name).total_bytes
 
     def one_more(self, number: int, index: int, *, try_it: bool) -> tuple[float | None, float | None]:
         """(bytes that are missing for a layer more, step with it over the step), the better of both sides."""

@@ -8,9 +8,10 @@ from itertools import pairwise
 import numpy as np
 
 from cost_model.cluster import Device
+from partition.estimates.arrays import Floats
 from partition.estimates.pipeline_costs import PipelineCosts
 from partition.estimates.shared_pipelines import Draft, SharedPipeline
-from partition.estimates.stage_tables import Floats, ProblemTables
+from partition.estimates.stage_tables import ProblemTables
 from partition.estimates.timed_pipeline import TimedStage
 
 MOST_ELEMENTS = 110_000  # of an array over groups and layers: more devices are taken several at a time
@@ -58,7 +59,7 @@ class ReplicatedStages:
 
     def __init__(self, tables: ProblemTables, costs: PipelineCosts) -> None:
         self.tables, self.costs = tables, costs
-        self._entry = tables.classes.entries()
+        self._entry = tables.classes.class_indices()
         self._rings: dict[tuple[str, ...], tuple[float, float]] = {}
 
     def drafts(self, ceiling_s: float = math.inf) -> Iterator[Draft]:

@@ -7,10 +7,11 @@ from itertools import combinations, product
 
 import numpy as np
 
+from partition.estimates.arrays import Floats
 from partition.estimates.optimizer_sharding import fits
 from partition.estimates.pipeline_costs import PipelineCosts
 from partition.estimates.shared_pipelines import Draft, SharedPipeline, SharedPipelineCosts
-from partition.estimates.stage_tables import Floats, ProblemTables
+from partition.estimates.stage_tables import ProblemTables
 from partition.estimates.timed_pipeline import TimedStage, TimingCache
 from partition.exact.cut_dp import CutOptimizer
 from partition.plan import Plan
@@ -87,7 +88,7 @@ class ShiftedCuts:
 
     def __init__(self, tables: ProblemTables, draft_costs: SharedPipelineCosts) -> None:
         self.tables, self.draft_costs = tables, draft_costs
-        self._entry = tables.classes.entries()
+        self._entry = tables.classes.class_indices()
         self._found: dict[object, list[_Shift]] = {}
 
     def drafts(self, best: Plan | None) -> Iterator[Draft]:

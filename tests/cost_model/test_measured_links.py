@@ -16,7 +16,7 @@ from cost_model.errors import InputError
 from cost_model.measured_links import MeasuredAllReduce, MeasuredLink, slower
 from cost_model.network import Network, Route, all_reduce_due, all_reduce_s, reserve
 from cost_model.profile import ModelProfile, profile_from_data, profile_text, read_profile
-from hetpipe.commands.profiles import link_sentences
+from hetpipe.commands.profile import link_sentences
 from hetpipe.profiling.profile_cache import cache_key, merge
 from hetpipe.runs.settings import Settings
 from small_case import check_golden, small_profile

@@ -273,7 +273,7 @@ def test_files_are_as_the_golden_ones():
                 model=plan.model,
                 global_batch_size=plan.global_batch_size,
                 pipelines=plan.pipelines,
-                predicted=predict(plan, profile, cluster),
+                predicted=predict(plan, profile, cluster).figures,
                 profile_sha256=profile.sha256,
                 cluster_sha256=cluster.sha256,
             )

@@ -12,7 +12,10 @@ import typer
 from hetpipe.cli import app
 from places import ROOT
 
-PAGES = sorted((ROOT / "docs").glob("*.md")) + [page for page in [ROOT / "README.md"] if page.exists()]
+PAGES = [
+    *sorted((ROOT / "docs").glob("*.md")),
+    *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG")),
+]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ +(.+)$", re.MULTILINE)
 INLINE = re.compile(r"`(hetpipe [a-z]+(?: [^`]*)?)`")

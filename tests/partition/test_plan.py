@@ -8,6 +8,7 @@ import pytest
 
 from cost_model.errors import InputError
 from cost_model.memory import StageShape, device_memory
+from partition.estimates.plan_memory import plan_memory
 from partition.plan import Pipeline, Plan, Stage, check_plan
 from partition.plan_file import plan_from_data, plan_text, read_plan
 from partition.solver import solve
@@ -82,7 +83,7 @@ def test_shared_device_holds_the_union_of_its_layers_once() -> None:
     shared = Plan("manual", "random", 4, (alone, alone))
     assert shared.layers_of("a/0") == tuple(range(*whole)) and shared.layers_of("b/0") == ()
     shape = StageShape(*whole, 1, 1)
-    assert shared.memory(profile, "a/0") == device_memory(profile, [shape, shape])
+    assert plan_memory(shared, profile, "a/0") == device_memory(profile, [shape, shape])
 
 
 REFUSED = [

@@ -43,7 +43,7 @@ class BruteForce:
         self.seconds, self.cap, self.hop = (cache(f) for f in (self._seconds, self._cap, self._hop))
 
     def _seconds(self, stage: ColumnStage, samples: int) -> tuple[float, float]:
-        device, prices = self.tables.classes.members[stage.entry][0], self.tables.prices
+        device, prices = self.tables.classes.members[stage.class_index][0], self.tables.prices
         layers = stage.start, stage.stop
         return (
             prices.forward_s(device, *layers, samples),
@@ -52,7 +52,7 @@ class BruteForce:
 
     def _cap(self, stage: ColumnStage) -> int:
         """The most in flight that memory takes; all may fit where as many would not."""
-        usable = self.tables.classes.members[stage.entry][0].usable_bytes
+        usable = self.tables.classes.members[stage.class_index][0].usable_bytes
 
         def fits(in_flight: int, num_microbatches: int | None) -> bool:
             shape = StageShape(
@@ -79,9 +79,9 @@ class BruteForce:
                 return math.inf
             first, last = self.seconds(stage, self.first), self.seconds(stage, self.last)
             total = self.full * sum(first) + (sum(last) if self.rest else 0.0)
-            total += float(self.tables.optimizer_s[stage.entry, stage.start, stage.stop])
-            link = [self.hop(stage.entry, s.entry, s.start, self.first, self.last) for s in after]
-            hop = [self.hop(stage.entry, s.entry, s.start, self.first, self.first) for s in after]
+            total += float(self.tables.optimizer_s[stage.class_index, stage.start, stage.stop])
+            link = [self.hop(stage.class_index, s.class_index, s.start, self.first, self.last) for s in after]
+            hop = [self.hop(stage.class_index, s.class_index, s.start, self.first, self.first) for s in after]
             trip += sum(first) + sum(hop)
             passes = max(1, self.full) * trip / self.cap(stage)
             stall = sum(max(0.0, trip - least) for least in self.gaps(stage))

@@ -11,7 +11,7 @@ from cost_model.profile import ModelProfile
 from hetpipe.models.chain import ChainModel
 from hetpipe.program.instructions import Program
 from hetpipe.runtime.processes import Emit
-from hetpipe.training.own_loop import RankStages, execute, trace_of
+from hetpipe.training.user_loop import RankStages, execute, trace_of
 
 SEED = 5
 
@@ -25,7 +25,7 @@ def batch(step: int, count: int) -> tuple[dict[str, Tensor], Tensor]:
     return {"x": torch.stack([x for x, _ in chosen])}, torch.stack([y for _, y in chosen])
 
 
-def own_loop(
+def user_loop(
     program: Program, profile: ModelProfile, cluster: Cluster, steps: int, *, rank: int, emit: Emit
 ) -> None:
     """Steps with SGD, then, unless states are sharded, one without; emits losses, gradients and trace."""

@@ -15,7 +15,7 @@ from hetpipe.models.chain import ChainModel
 from hetpipe.models.loss import Loss
 from hetpipe.program.instructions import Program
 from hetpipe.runtime.processes import Emit
-from hetpipe.training.own_loop import RankStages, execute
+from hetpipe.training.user_loop import RankStages, execute
 
 SEED, BATCH, STEPS = 5, 8, 2
 EXAMPLE = user_tasks.sequences(1)[0]["input_ids"][None]

@@ -10,6 +10,7 @@ from cost_model.measured_links import MeasuredAllReduce, MeasuredLink
 from cost_model.profile import LayerTimes, ModelProfile
 from hetpipe.program.instructions import Compute, Step
 from hetpipe.simulation.prediction import simulate_plan
+from partition.estimates.plan_memory import plan_memory
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import Problem
 from random_problems import random_cluster, random_profile
@@ -26,7 +27,7 @@ def without_sync_s(plan: Plan, problem: Problem) -> float:
 
 def fits(plan: Plan, problem: Problem) -> bool:
     return all(
-        plan.memory(problem.profile, name).total_bytes <= problem.cluster.device(name).usable_bytes
+        plan_memory(plan, problem.profile, name).total_bytes <= problem.cluster.device(name).usable_bytes
         for name in plan.device_names
     )
 
@@ -189,7 +190,7 @@ def _pipeline(rng: random.Random, problem: Problem, devices: Sequence[Device], n
 
 def with_tight_memory(rng: random.Random, problem: Problem, plan: Plan) -> Problem:
     """The problem on devices that hold what the plan needs, and no more; or now and then a little more."""
-    needs = {name: plan.memory(problem.profile, name).total_bytes for name in plan.device_names}
+    needs = {name: plan_memory(plan, problem.profile, name).total_bytes for name in plan.device_names}
     largest = max(needs.values())
     same, more = rng.random() < 0.3, rng.choice([1.0, 1.0, 1.0, 1.2])
 

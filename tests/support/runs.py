@@ -3,7 +3,8 @@
 import math
 from pathlib import Path
 
-from cost_model.cluster import CPU
+from cost_model.cluster import CPU, Cluster
+from cost_model.cluster_file import read_cluster
 from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.huggingface import model_spec
@@ -38,6 +39,10 @@ def cluster_file(folder: Path, text: str = CPU_CLUSTER) -> Path:
     path = folder / "cluster.toml"
     path.write_text(text)
     return path
+
+
+def emulated_cluster(folder: Path) -> Cluster:
+    return read_cluster(cluster_file(folder, EMULATED_CLUSTER))
 
 
 def made_up_profile(model: str, kind: str = CPU, layer_s: float = 0.001) -> ModelProfile:

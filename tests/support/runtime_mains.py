@@ -13,10 +13,10 @@ import torch.distributed as dist
 from cost_model.cluster import CPU, Cluster, Device, Link, Node
 from cost_model.collectives import Collective
 from hetpipe.program.instructions import Norm, Sync
-from hetpipe.runtime.emulation import ByteCounter
+from hetpipe.runtime.byte_counter import ByteCounter
 from hetpipe.runtime.rank_setup import slices
 from hetpipe.simulation.schedule_selection import lower
-from hetpipe.training.rank import gather
+from hetpipe.training.meeting import gather
 from partition.plan import Pipeline, Plan, Stage
 from random_cases import Case, batch_of, profile_of
 from stress_ranks import OneProcess, Rank, compare, executor_of

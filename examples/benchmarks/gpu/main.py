@@ -27,12 +27,12 @@ from hetpipe.program.costs import ProgramCosts
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings
 from hetpipe.runtime.cuda_events import GpuPace
-from hetpipe.runtime.emulation import Pace
 from hetpipe.runtime.executor import Executor
 from hetpipe.runtime.gpus import cuda_gpus
 from hetpipe.runtime.gradient_sync import GradientSync
 from hetpipe.runtime.host_staging import Staging
 from hetpipe.runtime.optimizer import Optimizer
+from hetpipe.runtime.pace import Pace
 from hetpipe.runtime.stage_runner import Microbatch, StageRunner
 from hetpipe.runtime.transport import DistributedTransport
 from hetpipe.simulation.schedule_selection import lower

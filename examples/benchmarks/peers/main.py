@@ -25,7 +25,7 @@ from hetpipe.reporting.plots.style import BLUE, INK, SKY, save, strip
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.run_report import OVERLOADED_CORES, OVERLOADED_SHARE
 from hetpipe.runs.settings import Settings
-from hetpipe.runtime.emulation import Board
+from hetpipe.runtime.emulated_links import Board
 from hetpipe.runtime.processes import RankGroup, run_ranks
 from hetpipe.simulation.prediction import evaluator
 from hetpipe.training.run import train

@@ -36,12 +36,14 @@ from hetpipe.program.instructions import (
 )
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings
-from hetpipe.runtime.emulation import Board, EmulatedPace, HostLoad, Pace
+from hetpipe.runtime.emulated_links import Board
+from hetpipe.runtime.host_load import HostLoad
 from hetpipe.runtime.optimizer import Optimizer
+from hetpipe.runtime.pace import EmulatedPace, Pace
 from hetpipe.runtime.processes import Emit
 from hetpipe.runtime.slowed_module import SlowedModule, VirtualPace
 from hetpipe.simulation.schedule_selection import lower
-from hetpipe.training.rank import LEAD_S, gather
+from hetpipe.training.meeting import LEAD_S, gather
 from partition.plan_file import read_plan
 
 MOST_BUCKETS = 64

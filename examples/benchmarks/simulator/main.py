@@ -12,7 +12,7 @@ from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfi
 from hetpipe.profiling.profile_cache import processor_name
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.reporting.critical_path import critical_path, device_times
-from hetpipe.simulation.prediction import predict
+from hetpipe.simulation.prediction import evaluator
 from hetpipe.simulation.schedule_selection import lower
 from hetpipe.simulation.simulator import simulate
 from partition.plan import Pipeline, Plan, Stage
@@ -133,7 +133,7 @@ def _predict_row(count: int, pipelines: int, microbatches: int, rounds: int) -> 
     cpu_s, elapsed_s = [], []
     for _ in range(rounds):
         begin, cpu_begin = time.perf_counter(), time.process_time()
-        predict(plan, profile, cluster)
+        evaluator(profile, cluster)(plan)
         cpu_s.append(time.process_time() - cpu_begin)
         elapsed_s.append(time.perf_counter() - begin)
     number = sum(map(len, lower(plan, profile, cluster).ranks))

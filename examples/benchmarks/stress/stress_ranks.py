@@ -17,15 +17,15 @@ from hetpipe.models.keyed_dropout import KeyedDropout
 from hetpipe.models.partial_model import LayerModel
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import Schedule
-from hetpipe.runtime.emulation import Pace
 from hetpipe.runtime.executor import Executor, StepOutcome
 from hetpipe.runtime.gradient_sync import GradientSync, counted_names
 from hetpipe.runtime.host_staging import Staging
 from hetpipe.runtime.optimizer import Optimizer
+from hetpipe.runtime.pace import Pace
 from hetpipe.runtime.rank_setup import boundaries_of, slices
 from hetpipe.runtime.stage_runner import StageRunner
 from hetpipe.runtime.transport import DistributedTransport
-from hetpipe.training.rank import gather
+from hetpipe.training.meeting import gather
 from random_cases import MODELS, Case, batch_of, chain_of, loss_of, random_case
 
 SEED = 3

@@ -20,16 +20,17 @@ from hetpipe.models.chain import ChainModel
 from hetpipe.models.keyed_dropout import KeyedDropout
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import Norm, Program, Step
-from hetpipe.runtime.emulation import ByteCounter, Pace, sleep_until
+from hetpipe.runtime.byte_counter import ByteCounter
 from hetpipe.runtime.executor import Executor
 from hetpipe.runtime.gradient_sync import GradientSync
 from hetpipe.runtime.optimizer import Optimizer
+from hetpipe.runtime.pace import Pace, sleep_until
 from hetpipe.runtime.processes import Emit
 from hetpipe.runtime.rank_setup import boundaries_of
 from hetpipe.runtime.stage_runner import Microbatch, StageRunner
 from hetpipe.runtime.transport import DistributedTransport
 from hetpipe.simulation.schedule_selection import lower
-from hetpipe.training.rank import LEAD_S, gather
+from hetpipe.training.meeting import LEAD_S, gather
 from partition.plan import Pipeline, Plan, Stage
 
 SEED = 0

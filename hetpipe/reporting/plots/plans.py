@@ -34,6 +34,7 @@ from hetpipe.reporting.plots.style import (
 )
 from hetpipe.reporting.plots.timeline import gantt, stage_labels
 from hetpipe.reporting.tables import ESTIMATED, describe_device, is_estimated
+from partition.estimates.plan_memory import plan_memory
 from partition.plan import Pipeline, Plan
 
 if TYPE_CHECKING:  # the solver loads more than a picture needs
@@ -48,7 +49,7 @@ def memory(
     *,
     measured_bytes: Mapping[str, float] | None = None,
 ) -> Axes:
-    """Memory of each device, term by term, against its capacity; measured peaks as dots."""
+    """Draw the memory of each device, term by term, against its capacity; measured peaks as dots."""
     names = plan.device_names
     ax = ax or new_axes(height=1.3 + 0.45 * len(names))
     terms = (
@@ -62,7 +63,7 @@ def memory(
     small = max(cluster.device(name).memory_bytes for name in names) < 2 * GIB
     unit = MIB if small else GIB
     for row, name in enumerate(names):
-        device, need = cluster.device(name), plan.memory(profile, name)
+        device, need = cluster.device(name), plan_memory(plan, profile, name)
         ax.barh(row, device.memory_bytes / unit, BAR, color="white", edgecolor=INK, linewidth=0.8)
         usable, reserve = device.usable_bytes / unit, device.reserve_bytes / unit
         ax.barh(row, reserve, BAR, usable, color=IDLE, hatch="///", edgecolor="#AAAAAA", linewidth=0)
@@ -87,13 +88,13 @@ def memory(
 def partition_bars(
     plans: Sequence[Plan], profile: ModelProfile, cluster: Cluster, ax: Axes | None = None
 ) -> Axes:
-    """Where the cuts are: each layer as wide as its time on its device, coloured by device or kind.
+    """Draw where the cuts are: each layer as wide as its time, coloured by device or kind.
 
     One row per pipeline, plans in the order given (an even split above for contrast); times are those of one
     sample, forward and backward. Colours stand for devices, or for kinds where these are too many; narrow
     stages go without a name.
     """
-    rows = [(plan, entry) for plan in plans for entry in plan.pipelines]
+    rows = [(plan, pipeline) for plan in plans for pipeline in plan.pipelines]
     ax = ax or new_axes(height=1.0 + 0.62 * len(rows))
     prices = Prices(profile)
     names = sorted({name for plan in plans for name in plan.device_names})
@@ -104,10 +105,10 @@ def partition_bars(
         name: f"{name} ({ESTIMATED})" if is_estimated(profile, kind) else name for name, kind in kinds.items()
     }
     colours = {name: STAGE_COLOURS[shown.index(key) % len(STAGE_COLOURS)] for name, key in keys.items()}
-    seconds = [_layers_s(entry, prices, cluster) for _, entry in rows]
+    seconds = [_layers_s(pipeline, prices, cluster) for _, pipeline in rows]
     widest = max(sum(map(sum, stages)) for stages in seconds)
-    for row, (_, entry) in enumerate(rows):
-        _pipeline_bar(ax, row, entry, seconds[row], texts, colours, widest)
+    for row, (_, pipeline) in enumerate(rows):
+        _pipeline_bar(ax, row, pipeline, seconds[row], texts, colours, widest)
     counts: dict[str, int] = {}
     labels = []
     for plan, _ in rows:
@@ -123,7 +124,7 @@ def partition_bars(
 
 
 def _layers_s(pipeline: Pipeline, prices: Prices, cluster: Cluster) -> list[list[float]]:
-    """Seconds of each layer of each stage, for one sample."""
+    """Return the seconds of each layer of each stage, for one sample."""
     samples = pipeline.microbatch_size
     return [
         [
@@ -158,7 +159,7 @@ def _pipeline_bar(
         share, count = (start - begin) / widest, str(stage.num_layers)
         layers = f"\n{count} layer{'s' * (stage.num_layers > 1)}"
         tries = (names[stage.device] + layers, stage.device + layers, stage.device, count)
-        text = next((entry for entry in tries if share > TEXT_WIDTH * _width(entry)), None)
+        text = next((label for label in tries if share > TEXT_WIDTH * _width(label)), None)
         if text is not None:
             middle, behind = (begin + start) / 2, {"facecolor": colour, "edgecolor": "none", "pad": 0.6}
             ax.text(middle, row, text, ha="center", va="center", fontsize=7, color=ink, bbox=behind)
@@ -171,7 +172,7 @@ def _width(text: str) -> int:
 def speedups(
     outcomes: "Sequence[Outcome]", measured: Mapping[str, float] | None = None, ax: Axes | None = None
 ) -> Axes:
-    """Speed of each strategy as a multiple of the best of the others than the last, and the bound as a line.
+    """Draw each strategy's speed over the best one but the last, and the bound as a line.
 
     measured: step seconds by strategy, for those that were run; their bars are dark, with a line where the
     prediction was, and the best of the others is sought among them.
@@ -182,7 +183,7 @@ def speedups(
         for outcome in outcomes
         if outcome.plan is not None and outcome.plan.predicted is not None
     }
-    predicted = {name: entry.step_s for name, entry in figures.items()}
+    predicted = {name: found.step_s for name, found in figures.items()}
     measured = {name: step_s for name, step_s in (measured or {}).items() if name in predicted}
     candidates = measured or predicted
     ours = outcomes[-1].strategy
@@ -224,13 +225,15 @@ def overview(
     profile: ModelProfile,
     cluster: Cluster,
 ) -> tuple[Axes, ...]:
-    """A plan on one page: cuts beside the even split, speed, memory, the predicted step.
+    """Draw a plan on one page: cuts beside the even split, speed, memory, the predicted step.
 
     outcomes: of the strategies to compare with, the plan's own last; an even split among them is drawn.
     """
-    even = [entry.plan for entry in outcomes if entry.strategy == "gpipe-even" and entry.plan is not None]
+    even = [
+        outcome.plan for outcome in outcomes if outcome.strategy == "gpipe-even" and outcome.plan is not None
+    ]
     bars = [*even, plan]
-    rows = sum(len(entry.pipelines) for entry in bars), len(outcomes), *2 * [len(plan.device_names)]
+    rows = sum(len(plan.pipelines) for plan in bars), len(outcomes), *2 * [len(plan.device_names)]
     heights = [1.2 + 0.45 * count for count in rows]
     figure = Figure(figsize=(9.0, sum(heights)), layout=ConstrainedLayoutEngine(hspace=0.06))
     cuts, speed, filled, step = figure.subplots(4, 1, height_ratios=heights)

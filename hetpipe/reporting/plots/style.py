@@ -20,15 +20,15 @@ TEXT_WIDTH = 0.011
 
 
 def save(figure: Figure, path: Path) -> tuple[Path, Path]:
-    """Write a figure as PNG and SVG beside each other, whatever the suffix of path; gives both paths."""
+    """Write a figure as PNG and SVG beside each other, whatever the suffix of path; return both paths."""
     paths = (path.with_suffix(".png"), path.with_suffix(".svg"))
-    for entry in paths:
-        figure.savefig(entry, dpi=160, bbox_inches="tight", facecolor="white")
+    for file in paths:
+        figure.savefig(file, dpi=160, bbox_inches="tight", facecolor="white")
     return paths
 
 
 def new_axes(width: float = 9.0, height: float = 3.0) -> Axes:
-    """Axes of a new figure that no window knows of (works without a display, leaks nothing)."""
+    """Return axes of a new figure that no window knows of (works without a display, leaks nothing)."""
     return Figure(figsize=(width, height), layout="constrained").add_subplot()
 
 
@@ -44,12 +44,14 @@ def strip(ax: Axes) -> None:
         ax.spines[side].set_visible(False)
 
 
-def legend_above(ax: Axes, entries: Sequence[tuple[str, str]], num_columns: int | None = None) -> None:
+def legend_above(
+    ax: Axes, labelled_colours: Sequence[tuple[str, str]], num_columns: int | None = None
+) -> None:
     ax.legend(
-        handles=[Patch(facecolor=colour, label=label) for colour, label in entries],
+        handles=[Patch(facecolor=colour, label=label) for colour, label in labelled_colours],
         loc="lower left",
         bbox_to_anchor=(0, 1),
-        ncols=num_columns or len(entries),
+        ncols=num_columns or len(labelled_colours),
         frameon=False,
         fontsize=8,
         borderaxespad=0.2,

@@ -34,7 +34,7 @@ from partition.plan import Plan
 def gantt(
     trace: Trace, ax: Axes | None = None, *, labels: Sequence[str] | None = None, end_s: float | None = None
 ) -> Axes:
-    """One step, one row per device: forwards light, backwards dark, idle grey with its share at the right.
+    """Draw a step, a row per device: forwards light, backwards dark, idle grey with its share at the right.
 
     labels: of the rows, the device names if left out; end_s: end of the time axis.
     """
@@ -76,20 +76,20 @@ def _gantt_row(ax: Axes, trace: Trace, rank: int, end_s: float, y: float) -> Non
 
 def _gantt_legend(ax: Axes, events: Iterable[Any]) -> None:
     has_sync = any(isinstance(event.instruction, Sync) for event in events)
-    entries = [
+    labelled_colours = [
         (FORWARD, "forward"),
         (BACKWARD, "backward"),
         (OPTIMIZER, "optimizer step"),
         (SYNC, "gradient sync, norm" if has_sync else "norm"),
         (IDLE, "idle"),
     ]
-    legend_above(ax, entries)
+    legend_above(ax, labelled_colours)
 
 
 def predicted_and_measured(
     predicted: Trace, measured: Trace, *, labels: Sequence[str] | None = None
 ) -> tuple[Axes, Axes]:
-    """The predicted step above the measured one, on one time axis, with the error of the step time."""
+    """Draw the predicted step above the measured one, on one time axis, with the step time's error."""
     rows = len(predicted.device_names)
     figure = Figure(figsize=(9.0, 1.6 + 0.84 * rows), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True)
@@ -111,7 +111,7 @@ def predicted_and_measured(
 
 
 def stage_labels(plan: Plan, profile: ModelProfile, cluster: Cluster) -> list[str]:
-    """Labels for the rows of a gantt: device, speed and layers."""
+    """Return labels for the rows of a gantt: device, speed and layers."""
     labels = []
     for name in plan.device_names:
         device = cluster.device(name)
@@ -121,9 +121,9 @@ def stage_labels(plan: Plan, profile: ModelProfile, cluster: Cluster) -> list[st
 
 
 def losses(metrics: Sequence[Mapping[str, Any]], ax: Axes | None = None, *, label: str | None = None) -> Axes:
-    """The loss of each step of metrics.jsonl."""
+    """Draw the loss of each step of metrics.jsonl."""
     ax = ax or new_axes()
-    points = [(entry["step"], entry["loss"]) for entry in metrics if entry.get("loss") is not None]
+    points = [(row["step"], row["loss"]) for row in metrics if row.get("loss") is not None]
     ax.plot(
         [step for step, _ in points],
         [loss for _, loss in points],

@@ -10,21 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cost_model.errors import InputError
-from hetpipe.data.dataset import (
+from hetpipe.data.dataset import IGNORE_LABEL, Dataset, load_tokens, write_tokens
+from hetpipe.data.vocabulary import (
     CLS_ID,
-    IGNORE_LABEL,
     MASK_ID,
     MIN_VOCABULARY,
     SEP_ID,
     SPECIAL_TOKENS,
-    Dataset,
-    load_tokens,
     load_vocabulary,
     read_corpus,
     save_vocabulary,
     train_vocabulary,
     vocabulary_sha256,
-    write_tokens,
 )
 from hetpipe.models.names import Task
 

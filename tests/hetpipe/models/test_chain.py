@@ -96,6 +96,35 @@ class Skipping(nn.Module):
         return x + start
 
 
+class WithUnused(nn.Module):
+    """Blocks between two linear layers, and a parameter beside them that no forward uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.last = nn.Linear(4, 2)
+        self.unused = nn.Parameter(torch.ones(5))
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.last(x)
+
+
+class Table(nn.Module):
+    """Adds a table that is saved with the model and one that is not."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("saved", torch.ones(4))
+        self.register_buffer("derived", torch.ones(4), persistent=False)
+
+    def forward(self, x):
+        return x + self.saved + self.derived
+
+
 def centre_batch():
     class Centre(nn.Module):
         def forward(self, x):
@@ -234,6 +263,39 @@ def test_the_pooler_is_not_reached_by_the_loss_and_takes_no_gradient(bert):
     assert all(info.reached for layer in range(bert.num_layers - 1) for info in bert.parameters(layer))
     head = bert.materialise([bert.num_layers - 1], seed=0).owned_parameters()
     assert not any(head[name].requires_grad for name in unreached)
+
+
+def test_every_parameter_has_a_layer_also_one_that_nobody_uses():
+    chain = ChainModel.from_module(WithUnused, {"x": torch.zeros(1, 4)})
+    listed = [info.name for layer in range(chain.num_layers) for info in chain.parameters(layer)]
+    assert sorted(listed) == sorted(name for name, _ in WithUnused().named_parameters())
+    (unused,) = [info for info in chain.parameters(chain.num_layers - 1) if info.name == "unused"]
+    assert not unused.reached
+    head = chain.materialise([chain.num_layers - 1], seed=0).owned_parameters()
+    assert torch.equal(head["unused"], torch.ones(5))  # as the factory made it, so a checkpoint holds it
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_derived_tables_of_hugging_face_keep_their_precision(dtype):
+    chain = ChainModel.from_spec(model_spec("llama-tiny"))
+    tables = {name: table for name, table in chain.build().named_buffers() if "inv_freq" in name}
+    assert tables
+    placed = dict(chain.materialise([1], seed=0, dtype=dtype).model.named_buffers())
+    for (
+        name,
+        table,
+    ) in tables.items():  # in bfloat16 a frequency is off by up to 2^-9: 8 radians at position 4,096
+        assert placed[name].dtype == torch.float32
+        assert torch.equal(placed[name], table)
+
+
+def test_buffers_of_other_models_take_the_dtype_of_the_weights():
+    chain = ChainModel.from_module(lambda: nn.Sequential(nn.Linear(4, 4), Table()), torch.zeros(1, 4))
+    placed = dict(chain.materialise([0, 1], seed=0, dtype=torch.bfloat16).model.named_buffers())
+    assert {name: table.dtype for name, table in placed.items()} == {
+        "1.saved": torch.bfloat16,
+        "1.derived": torch.bfloat16,
+    }
 
 
 def test_only_owned_weights_are_allocated(bert):

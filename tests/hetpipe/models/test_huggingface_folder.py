@@ -14,8 +14,8 @@ from cost_model.cluster import CPU
 from cost_model.errors import InputError
 from folders import MODELS, model_class, save_model, tiny_model
 from hetpipe import cli
-from hetpipe.data.dataset import load_vocabulary, read_corpus
 from hetpipe.data.task import model_notes, prepare_data, registered_task
+from hetpipe.data.vocabulary import load_vocabulary, read_corpus
 from hetpipe.models import pretrained_weights
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.huggingface import model_spec

@@ -23,15 +23,24 @@ from hetpipe.models.huggingface import model_spec
 from hetpipe.models.keyed_dropout import KeyedDropout
 from hetpipe.models.mixed_precision import boundary_dtype, kept_casts
 from hetpipe.profiling.layer_profiler import profile_task
+from hetpipe.profiling.profile_cache import profile_model
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings
 from hetpipe.runtime.rank_setup import boundaries_of
 from hetpipe.runtime.stage_runner import Microbatch
 from hetpipe.simulation.schedule_selection import lower
 from hetpipe.training import checkpoint
-from hetpipe.training.own_loop import RankStages, execute
+from hetpipe.training.user_loop import RankStages, execute
 from partition.plan import Pipeline, Plan, Stage
-from runs import EMULATED_CLUSTER, chain_plan, cluster_file, made_up_profile, made_up_profile_of, run
+from runs import (
+    EMULATED_CLUSTER,
+    chain_plan,
+    cluster_file,
+    emulated_cluster,
+    made_up_profile,
+    made_up_profile_of,
+    run,
+)
 from small_case import CLUSTER_TOML, small_profile
 
 MODEL = "gpt2-tiny"  # a residual stream, which autocast alone would leave in float32
@@ -240,11 +249,14 @@ def test_a_profile_counts_the_bytes_of_bfloat16(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("recompute", [False, True])
 def test_measured_peaks_are_near_the_predicted_ones(tmp_path, monkeypatch, recompute):
-    from test_profiler import emulated, profile_model
-
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     profile = profile_model(
-        "bert-tiny", emulated(tmp_path), 64, dtype=BFLOAT16_AUTOCAST, budget_s=0.2, microbatch_sizes=(1, 4)
+        "bert-tiny",
+        emulated_cluster(tmp_path),
+        64,
+        dtype=BFLOAT16_AUTOCAST,
+        budget_s=0.2,
+        microbatch_sizes=(1, 4),
     )
     settings = Settings("bert-tiny", 1, dtype=BFLOAT16_AUTOCAST, save=False)
     plan = chain_plan("bert-tiny", [0, 2, 5, 8], 4, recompute=recompute)

@@ -5,8 +5,7 @@ import pytest
 import torch
 
 import user_tasks
-from cost_model.cluster import CPU, EMULATED, Cluster
-from cost_model.cluster_file import read_cluster
+from cost_model.cluster import CPU, EMULATED
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
 from hetpipe.models.chain import ChainModel
@@ -17,7 +16,7 @@ from hetpipe.profiling.layer_timer import Bench, _Marks
 from hetpipe.profiling.profile_cache import cache_key, profile_model
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings
-from runs import EMULATED_CLUSTER, chain_plan, cluster_file, made_up_profile, run
+from runs import EMULATED_CLUSTER, chain_plan, emulated_cluster, made_up_profile, run
 
 
 @pytest.fixture(autouse=True)
@@ -25,12 +24,10 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def emulated(folder: Path) -> Cluster:
-    return read_cluster(cluster_file(folder, EMULATED_CLUSTER))
-
-
 def measure(model: str, folder: Path) -> ModelProfile:
-    return profile_model(model, emulated(folder), 64, budget_s=0.2, microbatch_sizes=(1, 2), use_cache=False)
+    return profile_model(
+        model, emulated_cluster(folder), 64, budget_s=0.2, microbatch_sizes=(1, 2), use_cache=False
+    )
 
 
 @pytest.mark.slow
@@ -122,7 +119,7 @@ def test_a_profile_in_the_cache_is_not_measured_again(tmp_path, monkeypatch):
         raise AssertionError("measured again")
 
     monkeypatch.setattr(profile_cache, "_measure", fail)
-    cluster = emulated(tmp_path)
+    cluster = emulated_cluster(tmp_path)
     assert profile_model("gpt2-tiny", cluster, 64, microbatch_sizes=(1, 2)) == first
     for options in ({"use_cache": False}, {"dtype": "float64"}):
         with pytest.raises(AssertionError, match="measured again"):

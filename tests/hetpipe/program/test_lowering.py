@@ -8,6 +8,7 @@ from cost_model.cluster import Cluster, Device, Link, Node
 from cost_model.collectives import Collective
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
+from hetpipe.program.gradient_buckets import gradient_buckets
 from hetpipe.program.instructions import (
     Bucket,
     Compute,
@@ -19,7 +20,6 @@ from hetpipe.program.instructions import (
     parse_instruction,
     parse_program,
 )
-from hetpipe.program.lowering import gradient_buckets
 from hetpipe.program.verification import (
     observed_in_flight,
     verify_computations,

@@ -10,8 +10,9 @@ from cost_model.cluster_file import read_cluster
 from cost_model.collectives import Collective
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import Compute, Direction, Norm, Step, Sync, Transfer, incoming
-from hetpipe.runtime import emulation
-from hetpipe.runtime.emulation import Board, ByteCounter, EmulatedPace, Pace
+from hetpipe.runtime.byte_counter import ByteCounter
+from hetpipe.runtime.emulated_links import Board
+from hetpipe.runtime.pace import EmulatedPace, Pace
 from hetpipe.simulation.schedule_selection import lower
 from hetpipe.simulation.simulator import simulate
 from partition.plan import Pipeline, Plan, Stage
@@ -131,7 +132,7 @@ class FakeClock:
 @pytest.fixture
 def clock(monkeypatch):
     fake = FakeClock()
-    monkeypatch.setattr(emulation, "time", fake)
+    monkeypatch.setattr("hetpipe.runtime.pace.time", fake)
     return fake
 
 

@@ -1,4 +1,5 @@
 import contextlib
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -12,8 +13,8 @@ import pytest
 
 import rank_mains
 from cost_model.errors import InputError
-from hetpipe.runtime.processes import RankGroup, WorkerLostError, run_ranks
-from places import SUPPORT
+from hetpipe.runtime.processes import RankGroup, WorkerLostError, _watch, run_ranks
+from places import ROOT, SUPPORT
 
 GROUP = RankGroup(("big/0", "small/0", "small/1"), (1, 1, 1))
 SOON_S = 20.0  # far below the 600 s for which a collective waits, far above what a loaded host needs
@@ -69,6 +70,20 @@ def test_a_killed_rank_is_reported():
     assert str(caught.value) == "rank 1 (small/0) was killed by signal 9"
 
 
+def test_of_several_errors_the_earliest_is_raised_whichever_is_read_first():
+    """Rank 0 fails because of rank 1, and its report lies in the first pipe that is looked at."""
+    pipes = [multiprocessing.Pipe() for _ in range(3)]
+    failed = {"event": "error", "type": "RuntimeError"}
+    pipes[0][1].send({**failed, "text": "RuntimeError: connection closed by peer", "when_s": 7.25})
+    pipes[1][1].send({**failed, "text": "RuntimeError: the cause", "when_s": 7.0})
+    pipes[2][1].send({"event": "done"})
+    for _, rank_end in pipes:
+        rank_end.close()
+    with pytest.raises(WorkerLostError) as caught:
+        _watch([], [launcher_end for launcher_end, _ in pipes], GROUP, lambda event: None)
+    assert str(caught.value) == "rank 1 (small/0) failed: RuntimeError: the cause"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("others", ["stopped", "busy"])
 def test_ranks_that_do_not_answer_are_ended_with_the_one_that_failed(others):
@@ -95,7 +110,7 @@ def launcher(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]
     (tmp_path / "script.py").write_text(SCRIPT)
     process = subprocess.Popen(
         [sys.executable, str(tmp_path / "script.py"), str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(SUPPORT), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": f"{SUPPORT}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

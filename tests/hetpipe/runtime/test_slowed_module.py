@@ -3,7 +3,7 @@ import torch
 from torch import Tensor, nn
 
 from hetpipe.program.instructions import Pass
-from hetpipe.runtime.emulation import Pace
+from hetpipe.runtime.pace import Pace
 from hetpipe.runtime.slowed_module import SlowedModule, VirtualPace
 
 

@@ -6,15 +6,17 @@ import subprocess
 import sys
 import textwrap
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from checkpoints import manifest_of, save, value_of
 from cost_model.errors import InputError
+from hetpipe.runtime.optimizer import OPTIMIZER_STATES
 from hetpipe.training import checkpoint
 from hetpipe.training.checkpoint import (
-    Manifest,
     begin,
     commit,
     discard_unfinished,
@@ -25,46 +27,6 @@ from hetpipe.training.checkpoint import (
     write_layer,
 )
 from places import SUPPORT
-
-
-def manifest_of(layers, *, step=10):
-    return Manifest(
-        model="toy",
-        step=step,
-        samples_seen=16 * step,
-        seed=1,
-        sequence_length=64,
-        vocabulary_sha256="0" * 64,
-        layers=tuple(layers),
-        torch_version=str(torch.__version__),
-        optimizer={"name": "adamw", "lr": 1e-4, "betas": [0.9, 0.999]},
-        plan=None,
-    )
-
-
-def save(root, *, step=10, value=1.0, vocabulary=None):
-    """A checkpoint of two layers, every element of which is value."""
-    folder = begin(root, step)
-    layers = [
-        write_layer(
-            folder, layer, {f"{layer}.{name}": torch.full((3, 2), value) for name in ("w", "w.exp_avg")}
-        )
-        for layer in range(2)
-    ]
-    return commit(folder, manifest_of(layers, step=step), vocabulary)
-
-
-def value_of(folder):
-    """The one value of a checkpoint; fails if it is torn."""
-    manifest = read_manifest(folder)
-    elements = {
-        element
-        for layer in range(2)
-        for tensor in read_layer(folder, manifest, layer).values()
-        for element in tensor.flatten().tolist()
-    }
-    assert len(elements) == 1
-    return elements.pop()
 
 
 def test_what_is_written_is_read(tmp_path):
@@ -203,6 +165,49 @@ def test_stop_before_any_change_on_disk_leaves_the_old_or_the_new_checkpoint(tmp
     assert values == {1.0, 2.0} and not stopped and value == 2.0 and instant > 8
 
 
+def test_everything_is_on_disk_before_the_name_that_promises_it(tmp_path, monkeypatch):
+    """A power cut after `save` loses nothing, and one before leaves no complete name over missing bytes."""
+    vocabulary = tmp_path / "vocabulary.json"
+    vocabulary.write_text("{}")
+    root, calls = tmp_path / "checkpoints", []
+    fsync, rename = os.fsync, os.rename
+
+    def recorded_fsync(descriptor):
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        calls.append("fsync " + ("folder" if path.name.startswith(".") else path.name))
+        fsync(descriptor)
+
+    def recorded_rename(source, target):
+        calls.append(f"rename to {Path(target).name}")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(os, "rename", recorded_rename)
+    save(root, vocabulary=vocabulary)
+    assert calls == [
+        "fsync layer-000.safetensors",
+        "fsync layer-001.safetensors",
+        "fsync vocabulary.json",
+        "fsync manifest.json",
+        "fsync folder",
+        "rename to step-000010",
+        "fsync checkpoints",
+    ]
+
+
+def test_a_damaged_replaced_checkpoint_is_never_put_back(tmp_path):
+    newer = save(tmp_path, value=2.0)
+    older = newer.rename(tmp_path / ".step-000010.old-0a1b2c3d")
+    save(tmp_path, value=3.0)
+    for folder in (older, newer):
+        (folder / "layer-001.safetensors").unlink()
+    held = (newer / "layer-000.safetensors").read_bytes()
+    discard_unfinished(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000010"]
+    assert (newer / "layer-000.safetensors").read_bytes() == held
+    assert latest(tmp_path) is None
+
+
 @pytest.mark.slow
 def test_latest_always_loads_after_a_kill_at_a_random_instant(tmp_path):
     # One interpreter forks the writers, since importing torch takes longer than the test.
@@ -210,7 +215,8 @@ def test_latest_always_loads_after_a_kill_at_a_random_instant(tmp_path):
         import os, random, signal, sys, time
         from pathlib import Path
         sys.path.insert(0, {str(SUPPORT)!r})
-        from test_checkpoint import discard_unfinished, latest, save, value_of
+        from checkpoints import save, value_of
+        from hetpipe.training.checkpoint import discard_unfinished, latest
 
         root, random = Path({str(tmp_path)!r}), random.Random(0)
         save(root, step=1, value=0.0)
@@ -251,7 +257,7 @@ def save_model(root, model):
     layers = []
     for layer, held in enumerate([names[::2], names[1::2]]):
         tensors = {name: parameters[name] for name in held}
-        states = {f"{name}.{state}": torch.ones(3) for name in held for state in checkpoint.OPTIMIZER_STATES}
+        states = {f"{name}.{state}": torch.ones(3) for name in held for state in OPTIMIZER_STATES}
         layers.append(write_layer(folder, layer, tensors | states))
     return commit(folder, manifest_of(layers, step=1))
 

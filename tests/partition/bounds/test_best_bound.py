@@ -11,6 +11,7 @@ from cost_model.errors import InfeasibleError
 from cost_model.layer_costs import Prices
 from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
 from partition.bounds.best_bound import bound_space, fractional_bound_s
+from partition.estimates.plan_memory import plan_memory
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import Problem
 from random_problems import random_problem
@@ -97,7 +98,7 @@ def check_random_plans(seed: int, num_plans: int) -> int:
         plan
         for plan in plans
         if all(
-            plan.memory(problem.profile, name).total_bytes <= problem.cluster.device(name).usable_bytes
+            plan_memory(plan, problem.profile, name).total_bytes <= problem.cluster.device(name).usable_bytes
             for name in plan.device_names
         )
     ]

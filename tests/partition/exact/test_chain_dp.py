@@ -13,6 +13,7 @@ from parallel import on_all_cores
 from partition.estimates.closed_forms import cap_in_flight, in_flight_windows, makespan_bound_s, period_s
 from partition.estimates.device_classes import DeviceClasses
 from partition.estimates.pipeline_costs import Layout, PipelineCosts
+from partition.estimates.plan_memory import plan_memory
 from partition.exact.chain_dp import FOREVER_S, ChainProgramme, StageBytes
 from partition.exact.chain_search import class_orders, search_chains
 from partition.problem import Problem
@@ -132,7 +133,7 @@ def test_search_fits_whenever_some_pipeline_does(seed: int) -> None:
     for plan in plans:
         for name in plan.device_names:
             usable = problem.cluster.device(name).usable_bytes
-            assert plan.memory(problem.profile, name).total_bytes <= usable
+            assert plan_memory(plan, problem.profile, name).total_bytes <= usable
 
 
 def test_equal_devices_are_not_told_apart() -> None:

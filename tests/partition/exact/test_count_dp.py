@@ -67,6 +67,7 @@ def compare_with_brute_force(seed: int) -> tuple[int, int]:
     return len(amounts) * (vectors.size - 1), infeasible
 
 
+@pytest.mark.slow
 def test_programme_equals_brute_force() -> None:
     compared, infeasible = zip(*(compare_with_brute_force(seed) for seed in range(40)), strict=True)
     assert sum(compared) > 400 and sum(infeasible) > 50
@@ -122,7 +123,7 @@ def milp_s(brute: BruteForce, counts: Sequence[int]) -> tuple[float, tuple[Colum
         )
         for use, s in pairs:
             total = brute.full * sum(first_s[s]) + (sum(last_s[s]) if brute.rest else 0.0)
-            total += float(brute.tables.optimizer_s[s.entry, s.start, s.stop])
+            total += float(brute.tables.optimizer_s[s.class_index, s.start, s.stop])
             programme += z[place] >= total * use
             share = full / brute.cap(s)
             programme += z[place] >= share * trip[place] - share * longest * (1 - use)
@@ -140,7 +141,7 @@ def milp_s(brute: BruteForce, counts: Sequence[int]) -> tuple[float, tuple[Colum
         if place == 0:
             programme += pulp.lpSum(use for use, s in pairs if s.start == 0) == 1
     for entry in entries:
-        held = [u for row in uses for u, s in zip(row, stages, strict=True) if s.entry == entry]
+        held = [u for row in uses for u, s in zip(row, stages, strict=True) if s.class_index == entry]
         programme += pulp.lpSum(held) == counts[entry]
     options = {"mip_feasibility_tolerance": 1e-9, "primal_feasibility_tolerance": 1e-9}
     status = programme.solve(pulp.HiGHS(msg=False, gapRel=0.0, threads=1, **options))
@@ -178,6 +179,7 @@ def compare_with_milp(seed: int) -> bool:
     return bool(stages)
 
 
+@pytest.mark.slow
 def test_programme_equals_a_milp() -> None:
     assert sum(compare_with_milp(seed) for seed in range(500, 560)) >= 30
 

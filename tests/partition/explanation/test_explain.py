@@ -9,6 +9,7 @@ from cost_model.cluster import Cluster, Link
 from cost_model.profile import ModelProfile
 from hetpipe.simulation.prediction import evaluator
 from partition.estimates.optimizer_sharding import with_state_owners
+from partition.estimates.plan_memory import plan_memory
 from partition.explanation.explain import Explanation, Limit, explain, sentences
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import problem_of
@@ -40,10 +41,10 @@ def test_the_busiest_stage_is_limited_by_compute():
 def test_a_stage_that_takes_no_more_layers_is_limited_by_memory():
     # a/0 holds the head and lacks room for block1 as well
     plan = plan_of([("b/0", 0, 3, 2), ("a/0", 3, 4, 1)], 4)
-    need = plan.memory(small_profile(), "a/0").total_bytes
+    need = plan_memory(plan, small_profile(), "a/0").total_bytes
     cluster = small_cluster(fast_bytes=need + 100)
     found, lines = explained(plan, small_profile(), cluster)
-    more = plan_of([("b/0", 0, 2, 2), ("a/0", 2, 4, 1)], 4).memory(small_profile(), "a/0").total_bytes
+    more = plan_memory(plan_of([("b/0", 0, 2, 2), ("a/0", 2, 4, 1)], 4), small_profile(), "a/0").total_bytes
     stage = found.stages[1]
     assert stage.limit is Limit.MEMORY
     assert stage.free_bytes == pytest.approx(100)
@@ -88,7 +89,7 @@ def test_a_left_out_device_tells_what_it_would_add_at_most():
 
 def test_a_device_without_which_nothing_fits_is_not_called_superfluous():
     profile = small_profile()
-    whole = plan_of([("b/0", 0, 4, 1)], 4).memory(profile, "b/0").total_bytes
+    whole = plan_memory(plan_of([("b/0", 0, 4, 1)], 4), profile, "b/0").total_bytes
     found, lines = explained(
         plan_of([("b/0", 0, 4, 1)], 4), profile, small_cluster(fast_bytes=whole, slow_bytes=whole)
     )
@@ -116,7 +117,7 @@ def test_a_worse_plan_than_the_plain_one_is_called_so():
 def test_what_does_not_fit_gives_its_reason():
     profile = small_profile()
     plan = small_plan()
-    need = max(plan.memory(profile, name).total_bytes for name in plan.device_names)
+    need = max(plan_memory(plan, profile, name).total_bytes for name in plan.device_names)
     found, lines = explained(plan, profile, small_cluster(fast_bytes=need, slow_bytes=need))
     assert found.alternatives[0].slower is None
     assert any(line.startswith("the fastest single device does not fit: single: ") for line in lines)

@@ -14,7 +14,7 @@ from cost_model.errors import InputError
 from hetpipe.program.instructions import Program, Transfer
 from hetpipe.runtime.processes import RankGroup, run_ranks
 from hetpipe.simulation.schedule_selection import lower
-from hetpipe.training.own_loop import RankStages, execute, trace_of
+from hetpipe.training.user_loop import RankStages, execute, trace_of
 from partition.plan import Pipeline, Plan, Stage
 from runs import CPU_CLUSTER, chain_plan, cluster_file, made_up_profile_of
 
@@ -65,7 +65,7 @@ def run_loop(program: Program, profile: Any, cluster: Any) -> list[dict[str, Any
     events: list[dict[str, Any]] = []
     names = program.device_names
     group = RankGroup(names, (1,) * len(names))
-    run_ranks(execution_mains.own_loop, (program, profile, cluster, STEPS), group, events.append)
+    run_ranks(execution_mains.user_loop, (program, profile, cluster, STEPS), group, events.append)
     return events
 
 

@@ -1,4 +1,4 @@
-"""One step of a program on this rank, for training loops of one's own."""
+"""One step of a program on this rank, for a user's own training loop."""
 
 import math
 import os
@@ -20,16 +20,16 @@ from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import Program
 from hetpipe.program.trace import Trace
 from hetpipe.runs.settings import Clock
-from hetpipe.runtime.emulation import Board
+from hetpipe.runtime.emulated_links import Board
 from hetpipe.runtime.executor import StepOutcome
 from hetpipe.runtime.rank_setup import RankLayers, executor_of, pace_of, slices, torch_device
 from hetpipe.runtime.torch_optimizer import TorchOptimizer
-from hetpipe.training.rank import common_start, gather, same_on_all_ranks
+from hetpipe.training.meeting import common_start, gather, same_on_all_ranks
 from partition.plan import check_plan
 
 
 class RankStages:
-    """The stages of this rank, ready to run. Owns its layers with their weights, and the messages and sums.
+    """The stages of this rank, ready to run; owns its layers with their weights, the messages and sums.
 
     Made on all ranks together, once torch.distributed is initialised with one process for each device of the
     program, in that order (a program of one device needs no process group); gloo for CPU and emulated
@@ -81,23 +81,25 @@ class RankStages:
         )  # fmt: skip
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        """The trained parameters here by name; one that several ranks hold is on each of them, and equal."""
+        """Return the trained parameters here by name; what several ranks hold is equal on each of them."""
         return {name: value for name, value in self.model.owned_parameters().items() if value.requires_grad}
 
     def parameters(self) -> list[nn.Parameter]:
-        """The parameters that this rank steps, for an optimizer; none where there are none.
+        """Return the parameters that this rank steps, for an optimizer; none where there are none.
 
         All that are trained here; under zero 1 those whose states the rank owns.
         """
         return list(self._optimizer.parameters.values())
 
     def use(self, optimizer: torch.optim.Optimizer | None) -> None:
-        """Which optimizer the next STEP runs."""
+        """Set the optimizer that the next STEP runs."""
         self._optimizer.optimizer = optimizer
 
     def close(self) -> None:
-        """Let go of the program's groups and emulated links, on all ranks together; the default process group
-        is the caller's to end."""
+        """Let go of the program's groups and emulated links, on all ranks together.
+
+        The default process group is the caller's to end.
+        """
         self.executor.close()
         if self._board is not None:
             self._board.close()
@@ -115,7 +117,9 @@ def execute(
     num_terms: int | None = None,
     clip_norm: float = math.inf,
 ) -> StepOutcome:
-    """Run one step of a program on this rank, together with all other ranks; gives loss, norm and events.
+    """Run one step of a program on this rank, together with all other ranks; return its outcome.
+
+    The outcome holds loss, norm and events.
 
     inputs: by name, each [global_batch_size, ...], the same on every rank, in the dtype of the stages and on
     any device, of any length that the model takes; labels [global_batch_size, ...]. Pipelines take
@@ -160,12 +164,12 @@ def execute(
 
 
 def trace_of(program: Program, outcome: StepOutcome) -> Trace:
-    """The trace of a step from the outcomes of all ranks, on every rank, which must all call this."""
+    """Return the trace of a step from the outcomes of all ranks, on every rank, which must all call this."""
     return Trace(program.device_names, tuple(event for events in gather(outcome.events) for event in events))
 
 
 def _rank_of(program: Program) -> int:
-    """The rank of this process.
+    """Return the rank of this process.
 
     Raises: InputError if the process group does not have a process for each device.
     """
@@ -180,7 +184,7 @@ def _rank_of(program: Program) -> int:
 
 
 def _open_board(costs: ProgramCosts, cluster: Cluster) -> Board | None:
-    """The table of emulated links, made by rank 0 and opened by all; None where nothing is emulated."""
+    """Open the table of emulated links, made by rank 0, on all ranks; None where nothing is emulated."""
     names = costs.program.device_names
     if not any(cluster.device(name).kind == EMULATED for name in names):
         return None

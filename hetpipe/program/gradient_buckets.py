@@ -1,0 +1,74 @@
+"""The buckets of gradients that are summed together, their order and their collectives."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from cost_model.collectives import Collective
+from cost_model.network import Network, cheaper_collective
+from cost_model.profile import ModelProfile
+from hetpipe.program.instructions import (
+    Bucket,
+)
+from partition.plan import Plan
+
+
+def gradient_buckets(plan: Plan, profile: ModelProfile) -> tuple[Bucket, ...]:
+    """Put neighbouring layers with the same owners into one bucket, and tied weights into one more each.
+
+    Where optimizer states are sharded, only layers whose states are on one device go together. In one global
+    order, the layers whose backward ends first at the front; only buckets of several owners.
+    """
+    rank_of = {name: rank for rank, name in enumerate(plan.device_names)}
+    holders: list[set[int]] = [set() for _ in range(profile.num_layers)]
+    for pipeline in plan.pipelines:
+        for stage in pipeline.stages:
+            for layer in range(*stage.layers):
+                holders[layer].add(rank_of[stage.device])
+
+    def owners(*layers: int) -> tuple[int, ...]:
+        return tuple(sorted(set().union(*(holders[layer] for layer in layers))))
+
+    states = plan.state_owners
+
+    def bucket_of(layers: tuple[int, ...], ranks: tuple[int, ...], *, tied: bool = False) -> Bucket:
+        return Bucket(layers, ranks, tied, state_owner=None if states is None else rank_of[states[layers[0]]])
+
+    tied = [layer for layer in range(profile.num_layers) if profile.tied_home(layer) != layer]
+    groups = [
+        (home, *(layer for layer in tied if profile.tied_home(layer) == home))
+        for home in sorted({profile.tied_home(layer) for layer in tied})
+    ]
+    buckets = [bucket_of(layers, owners(*layers), tied=True) for layers in groups]
+    start = 0
+    for stop in range(1, profile.num_layers + 1):
+        last = stop == profile.num_layers
+        if last or holders[stop] != holders[start] or (states and states[stop] != states[start]):
+            buckets.append(bucket_of(tuple(range(start, stop)), owners(start)))
+            start = stop
+    several = [bucket for bucket in buckets if len(bucket.ranks) > 1]
+    return tuple(sorted(several, key=lambda bucket: (-bucket.layers[0], bucket.tied)))
+
+
+def with_collectives(
+    plan: Plan, buckets: Iterable[Bucket], profile: ModelProfile, network: Network
+) -> tuple[Bucket, ...]:
+    """Return the buckets with the collective that is cheaper for its owners on the idle network."""
+    names = plan.device_names
+
+    def collective(bucket: Bucket) -> Collective:
+        if bucket.state_owner is not None:
+            return bucket.collective  # reduced to the owner, whatever is cheaper
+        return cheaper_collective(network, bucket.num_bytes(profile), [names[rank] for rank in bucket.ranks])
+
+    return tuple(replace(bucket, collective=collective(bucket)) for bucket in buckets)
+
+
+def in_order_of_backwards(
+    plan: Plan, buckets: Iterable[Bucket], ends_s: Mapping[tuple[int, int], float]
+) -> tuple[Bucket, ...]:
+    """Return the buckets in the order in which their last backward ends, so that no SYNC holds up another."""
+    ready = [0.0] * plan.num_layers
+    for (pipeline, stage), end in ends_s.items():
+        for layer in range(*plan.pipelines[pipeline].stages[stage].layers):
+            ready[layer] = max(ready[layer], end)
+    return tuple(sorted(buckets, key=lambda bucket: max(ready[layer] for layer in bucket.layers)))

@@ -1,0 +1,113 @@
+"""The emulated links and network cards of a host, which its ranks reserve in shared memory."""
+
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from cost_model.network import reserve
+from hetpipe.program.costs import ProgramCosts
+from hetpipe.program.instructions import Direction, Program, Transfer
+
+
+class Board:
+    """The table in shared memory on which the ranks of a host reserve emulated links and network cards.
+
+    Rows: when each resource is free; when each message of the step is due; per collective (SYNC of each
+    bucket, NORM, broadcast of each bucket) and rank the step it joined in, when it was ready and when it is
+    due. Owns the file's map.
+    """
+
+    def __init__(self, path: Path, costs: ProgramCosts) -> None:
+        self._costs = costs
+        self._slots = {message: slot for slot, message in enumerate(_messages(costs.program))}
+        shapes = self._shapes(costs, len(self._slots))
+        table = np.memmap(path, dtype=np.float64, mode="r+", shape=(sum(map(int, map(np.prod, shapes))),))
+        parts = np.split(table, np.cumsum([int(np.prod(shape)) for shape in shapes])[:-1])
+        arrays = [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+        self._free_at, self._due, self._joined, self._ready, self._collective_due = arrays
+        self._lock_file = os.open(path, os.O_RDWR)
+
+    @staticmethod
+    def _shapes(costs: ProgramCosts, num_messages: int) -> list[tuple[int, ...]]:
+        collectives, ranks = 2 * len(costs.program.buckets) + 1, len(costs.program.ranks)
+        table = (collectives, ranks)
+        return [(len(costs.network.resources),), (num_messages,), table, table, table]
+
+    @classmethod
+    def create(cls, path: Path, costs: ProgramCosts) -> None:
+        """Make the empty table that all ranks then open."""
+        count = sum(int(np.prod(shape)) for shape in cls._shapes(costs, len(_messages(costs.program))))
+        path.write_bytes(np.zeros(max(1, count)).tobytes())
+
+    def close(self) -> None:
+        os.close(self._lock_file)
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        fcntl.flock(self._lock_file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._lock_file, fcntl.LOCK_UN)
+
+    def send(self, send: Transfer, ready_s: float) -> float:
+        """Reserve the links of a message that is ready now; return and note when it is due."""
+        route, num_bytes = self._costs.route(send), self._costs.transfer_bytes(send)
+        with self._lock():
+            free_at = self._free_at.tolist()
+            due = reserve(free_at, route, ready_s, num_bytes)
+            self._free_at[:] = free_at
+            self._due[self._slots[send.message]] = due
+        return due
+
+    def due_s(self, message: object) -> float:
+        """Return when a message is due; its data must have arrived, which proves that the sender noted it."""
+        return float(self._due[self._slots[message]])
+
+    def join(self, collective: int, rank: int, step: int, ready_s: float) -> None:
+        """Note that a rank is ready for a collective, before it takes part in the real one.
+
+        The last to join reserves its messages, as in the simulator.
+        """
+        count = len(self._costs.program.buckets)
+        members = self._members(collective)
+        with self._lock():
+            self._ready[collective, rank] = ready_s
+            self._joined[collective, rank] = step + 1
+            if any(self._joined[collective, member] != step + 1 for member in members):
+                return
+            ready = {member: float(self._ready[collective, member]) for member in members}
+            free_at = self._free_at.tolist()
+            if collective < count:
+                due = self._costs.sync_due(free_at, collective, ready)
+            elif collective == count:
+                due = self._costs.norm_due(free_at, ready)
+            else:
+                due = self._costs.broadcast_due(free_at, collective - count - 1, ready)
+            self._free_at[:] = free_at
+            for member, end in due.items():
+                self._collective_due[collective, member] = end
+
+    def _members(self, collective: int) -> Sequence[int]:
+        program = self._costs.program
+        count = len(program.buckets)
+        if collective == count:
+            return range(len(program.ranks))
+        return program.buckets[collective % (count + 1)].ranks
+
+    def collective_due_s(self, collective: int, rank: int) -> float:
+        """Return when a rank has the sum; the real collective must be over: then all have joined."""
+        return float(self._collective_due[collective, rank])
+
+
+def _messages(program: Program) -> list[object]:
+    return [
+        instruction.message
+        for instructions in program.ranks
+        for instruction in instructions
+        if isinstance(instruction, Transfer) and instruction.direction is Direction.SEND
+    ]

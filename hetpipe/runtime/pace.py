@@ -1,0 +1,90 @@
+"""The pace of a device: when its operations start and end, on this host's CPU or emulated."""
+
+import time
+
+CARRY_S = 0.05
+"""Lateness up to this much is carried: the next operation starts when this one should have ended."""
+
+
+class Pace:
+    """The times at which a device's operations start and end: on a CPU, the real ones; owns its clock."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.busy_s = 0.0
+        self.over_budget_s = 0.0
+
+    def start_step(self, start_s: float) -> None:
+        """Wait for the common start of a step; seconds on the host's monotonic clock."""
+        sleep_until(start_s)
+        self.now_s, self.busy_s, self.over_budget_s = start_s, 0.0, 0.0
+
+    def begin(self, ready_s: float) -> float:
+        """Start an operation whose inputs are due at ready_s; return its start."""
+        sleep_until(ready_s)
+        self.now_s = time.monotonic()
+        return self.now_s
+
+    def end(self, start_s: float, nominal_s: float) -> float:
+        """End the operation that began at start_s and should take nominal_s; return its end."""
+        del nominal_s
+        self.now_s = time.monotonic()
+        self.busy_s += self.now_s - start_s
+        return self.now_s
+
+    def wait(self, due_s: float) -> float:
+        """Wait for something that is due; return the time."""
+        sleep_until(due_s)
+        self.now_s = time.monotonic()
+        return self.now_s
+
+    def settle(self) -> dict[float, float]:
+        """Return, at the end of a step, the right times in place of those not known when they were given."""
+        return {}
+
+
+class EmulatedPace(Pace):
+    """A pace whose operations really compute, and end nominal_s after their start on the device's clock.
+
+    That clock lags the host's by what operations were late, at most CARRY_S, so that a late wake-up does not
+    add up. cpu_speed: charge the CPU seconds of the thread over this speed, instead of nominal_s.
+    """
+
+    def __init__(self, cpu_speed: float | None = None) -> None:
+        super().__init__()
+        self._cpu_speed = cpu_speed
+        self._cpu_s = 0.0
+        self._wall_s = 0.0
+
+    def begin(self, ready_s: float) -> float:
+        start = self._reach(max(self.now_s, ready_s))
+        self._cpu_s, self._wall_s = time.thread_time(), time.monotonic()
+        return start
+
+    def end(self, start_s: float, nominal_s: float) -> float:
+        wall_s = time.monotonic() - self._wall_s
+        if self._cpu_speed is not None:
+            nominal_s = (time.thread_time() - self._cpu_s) / self._cpu_speed
+        self.over_budget_s += max(0.0, wall_s - nominal_s)
+        end = self._reach(start_s + nominal_s)
+        self.busy_s += end - start_s
+        return end
+
+    def wait(self, due_s: float) -> float:
+        target_s = max(self.now_s, due_s)
+        # a real sum may take this host longer than the emulated links
+        self.over_budget_s += max(0.0, time.monotonic() - target_s - CARRY_S)
+        return self._reach(target_s)
+
+    def _reach(self, target_s: float) -> float:
+        late_s = time.monotonic() - target_s
+        if late_s < 0:
+            sleep_until(target_s)
+        self.now_s = target_s if late_s <= CARRY_S else target_s + late_s
+        return self.now_s
+
+
+def sleep_until(when_s: float) -> None:
+    """Sleep to a time of the monotonic clock; at once if it is past."""
+    while (left_s := when_s - time.monotonic()) > 0:
+        time.sleep(left_s)

@@ -1,0 +1,104 @@
+"""The meetings of ranks between steps, at which they tell each other values, each with a time limit."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from cost_model.errors import InputError
+from hetpipe.runtime.peer_errors import PeerError, peer_error
+
+T = TypeVar("T")
+
+WAIT = -1
+"""What rank 0 says while it does not know yet whether to stop."""
+
+LEAD_S = 0.003
+"""The common start of a step lies this far ahead, so that every rank is waiting for it."""
+
+
+@contextmanager
+def keep_alive(every_s: float) -> Iterator[None]:
+    """Keep the others waiting in `from_first`, as rank 0, as long as it takes: callbacks may."""
+    done = threading.Event()
+
+    def tell() -> None:
+        with suppress(PeerError):  # which this rank then meets itself
+            while not done.wait(every_s):
+                from_first(WAIT)
+
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def from_first(value: int) -> int:
+    """Return a number of rank 0, on every rank.
+
+    Raises: PeerError if it does not come in time, or rank 0 is gone.
+    """
+    found = torch.tensor(value)
+    with _meeting_with("rank 0"):
+        dist.broadcast(found, src=0)
+    return int(found)
+
+
+def text_of_first(text: str) -> str:
+    """Return the text of rank 0, on every rank.
+
+    Raises: PeerError if it does not come in time, or rank 0 is gone.
+    """
+    if not dist.is_initialized():
+        return text
+    values = [text]
+    with _meeting_with("rank 0"):
+        dist.broadcast_object_list(values, src=0)
+    return values[0]
+
+
+def gather(value: T) -> list[T]:
+    """Return the values of all ranks, in order of rank, on every rank.
+
+    Raises: PeerError if a rank does not come in time, or is gone.
+    """
+    if not dist.is_initialized():
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    with _meeting_with("all other ranks"):
+        dist.all_gather_object(values, value)
+    return values
+
+
+@contextmanager
+def _meeting_with(peers: str) -> Iterator[None]:
+    """Turn the error of a meeting between steps into a PeerError."""
+    since_s = time.monotonic()
+    try:
+        yield
+    except RuntimeError as error:
+        waited = f"rank {dist.get_rank()} waited between steps for {peers}"
+        raise peer_error(waited, since_s, error) from error
+
+
+def common_start() -> float:
+    """Return when all ranks begin the next step, on the host's monotonic clock."""
+    return max(gather(time.monotonic())) + LEAD_S
+
+
+def same_on_all_ranks(sha256: str) -> None:
+    """Check that all ranks have the same program.
+
+    Raises: InputError if they differ.
+    """
+    found = gather(sha256)
+    if len(set(found)) > 1:
+        other = next(rank for rank, other_sha256 in enumerate(found) if other_sha256 != found[0])
+        raise InputError(f"rank {other} has another program than rank 0; start all ranks on one run folder")
