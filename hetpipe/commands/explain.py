@@ -39,8 +39,9 @@ def explain_command(
     plan, cluster = read_plan(plan_file), read_cluster(cluster_file)
     profile = get_profile(model, cluster, sequence_length, options, quiet=json)
     plan = checked_plan(plan, profile, cluster)
+    from hetpipe.reporting.explanation import explanation_sentences
     from partition.constraints.forced_plans import without
-    from partition.explanation.explain import explain, sentences
+    from partition.explanation.explain import explain
 
     prediction = predict(plan, profile, cluster)
     verify(prediction.program, profile, cluster)  # what does not fit has no speed to explain
@@ -50,7 +51,7 @@ def explain_command(
     problem = problem_of(profile, without(cluster, unknown), plan.global_batch_size)
     found = explain(plan, problem, evaluator(profile, cluster), waits)
     speed = speed_shares(prediction.trace, prediction.costs, profile, cluster)
-    lines = [speed_sentence(speed), *sentences(found, plan, problem)]
+    lines = [speed_sentence(speed), *explanation_sentences(found, plan, problem)]
     if json:
         print_json({**found.to_json(), "speed": speed, "sentences": lines})
         note(estimates_of(profile, cluster))

@@ -192,13 +192,20 @@ class ColumnBound:
         if self.tables.num_layers > FEW_CUTS:
             few = search_cuts(self.tables, FEW_CUTS)
             reached, high_s = self._search(
-                low_s, high_s, guess, 2 * tolerance, begin + 0.25 * self.seconds, few
+                low_s, high_s, guess, tolerance=2 * tolerance, end=begin + 0.25 * self.seconds, cuts=few
             )
             guess = low_s + 0.6 * (reached - low_s) if reached > low_s else guess
-        return self._search(low_s, high_s, guess, tolerance, end, None)[0]
+        return self._search(low_s, high_s, guess, tolerance=tolerance, end=end)[0]
 
     def _search(
-        self, low: float, high: float, guess: float, tolerance: float, end: float, cuts: list[int] | None
+        self,
+        low: float,
+        high: float,
+        guess: float,
+        *,
+        tolerance: float,
+        end: float,
+        cuts: list[int] | None = None,
     ) -> tuple[float, float]:
         """Return (the largest step proven for pipelines with such cuts, the least that is not)."""
         self.exhausted = False

@@ -114,7 +114,7 @@ class _StageLevels:
     least: Integers
     most: Integers
 
-    def at(self, index: tuple[object, ...]) -> tuple[Integers, Integers, Integers]:
+    def at(self, index: tuple[int | Integers, ...]) -> tuple[Integers, Integers, Integers]:
         """Return (steps, least, most) of some stages."""
         return self.steps[index], self.least[index], self.most[index]
 
@@ -145,7 +145,7 @@ class _Programme:
         self.tops: Places = np.array(tops)
         self.stage_levels = self._stage_levels()
         allowed = self.stage_levels.least <= np.minimum(self.stage_levels.most, levels)
-        self.alive: Bools = allowed.any(axis=0)  # [option, start, stop]
+        self.alive: Bools = np.asarray(allowed.any(axis=0))  # [option, start, stop]
         self.pad = levels + 1
         shape = (len(asked), self.num_layers + 1, self.pad + levels + 1)
         self.price: Singles = np.full(shape, np.inf, dtype=np.float32)

@@ -6,6 +6,6 @@ the answer. pipeline_pool does the same with columns that a local search has tim
 (Gilmore and Gomory, Operations Research 1961; Rochat and Taillard, Journal of Heuristics 1995).
 
 For others:
-    column_generation: generate, Columns, ColumnPool, search_cuts; rounding: rounded
+    column_generation: generate, Columns, ColumnPool, search_cuts, ROUNDS; rounding: rounded
     pipeline_pool: PipelinePool; master_problem: solve_master, MasterProblem
 """

@@ -130,36 +130,31 @@ def generate(
 
     pool: columns that are known already; more are added to it.
     """
-    problem, counts = tables.problem, np.array(tables.classes.counts, dtype=np.float64)
-    batch = problem.global_batch_size
+    counts, batch = np.array(tables.classes.counts, dtype=np.float64), tables.problem.global_batch_size
     rates = _rates(tables)
     step_s = 1.1 * batch / float(rates @ counts)
     prices, fee = rates * batch / float(rates @ counts), 0.0
     pool = pool or ColumnPool(tables, timings)
-    grid = {size: _amounts(size, batch, step_s, rates, tables) for size in problem.microbatch_sizes}
-    amounts = grid
-    cuts = search_cuts(tables)
-    best = math.inf
-    stale = 0
+    grid = {size: _amounts(size, batch, step_s, rates, tables) for size in tables.problem.microbatch_sizes}
+    amounts, cuts = grid, search_cuts(tables)
+    best, stale = math.inf, 0
     for turn in range(rounds):
-        found: list[tuple[float, PricedPipeline]] = []
-        for size, samples in amounts.items():
-            if samples:
-                programme = PricingProblem(
-                    tables,
-                    size,
-                    [value // size for value in samples],
-                    step_s,
-                    levels=levels[turn % len(levels)],
-                    cuts=cuts,
-                )
-                found += [
-                    (pipeline.num_samples / max(pipeline.price + fee, 1e-12), pipeline)
-                    for pipeline in programme.solve(prices)
-                    if pipeline is not None
-                ]
-        top = max((ratio for ratio, _ in found), default=0.0)
+        found = [
+            (pipeline.num_samples / max(pipeline.price + fee, 1e-12), pipeline)
+            for size, samples in amounts.items()
+            if samples
+            for pipeline in PricingProblem(
+                tables,
+                size,
+                [value // size for value in samples],
+                step_s,
+                levels=levels[turn % len(levels)],
+                cuts=cuts,
+            ).solve(prices)
+            if pipeline is not None
+        ]
         found.sort(key=lambda pair: -pair[0])
+        top = found[0][0] if found else 0.0
         new = pool.add(pipeline for ratio, pipeline in found[:NEW] if ratio >= min(1.001, KEPT * top))
         if not pool.columns:
             step_s *= 2

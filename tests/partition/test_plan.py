@@ -16,7 +16,7 @@ from random_problems import closed_form, random_problem
 
 
 def two_stages(**changes: Any) -> dict[str, Any]:
-    """A plan of two stages, as data; changes replace keys of the plan."""
+    """Return a plan of two stages, as data; changes replace keys of the plan."""
     stages = [
         {"devices": ["big/0"], "layers": [0, 3], "in_flight": 2, "recompute": False},
         {"devices": ["old/0"], "layers": [3, 4], "in_flight": 1, "recompute": True},
@@ -68,11 +68,11 @@ def test_last_microbatch_is_smaller_and_in_flight_is_clamped() -> None:
     assert pipeline.in_flight(0) == 4
 
 
-def test_in_flight_beyond_the_microbatches_may_rise() -> None:
-    stages = tuple(Stage((f"a/{k}",), (k, k + 1), in_flight) for k, in_flight in enumerate((1, 2)))
-    alone = Pipeline(1, 1, stages)
-    assert [alone.in_flight(stage) for stage in range(2)] == [1, 1]
-    with pytest.raises(InputError, match="in_flight rises from 1 to 2 at stages"):
+def test_in_flight_may_rise_where_there_are_no_more_microbatches() -> None:
+    stages = (Stage(("a/0",), (0, 1), 1), Stage(("b/0",), (1, 2), 2))
+    single = Pipeline(2, 2, stages)
+    assert [single.in_flight(stage) for stage in range(2)] == [1, 1]
+    with pytest.raises(InputError, match="in_flight rises from 1 to 2"):
         Pipeline(1, 2, stages)
 
 

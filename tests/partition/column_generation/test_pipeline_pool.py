@@ -39,7 +39,7 @@ def most_samples(seen: PipelinePool, timings: list, step_s: float, batch: int) -
 
 
 def made(search: PipelineSearch, most: int) -> TimingCache:
-    """A timing cache in which the first few pipelines of a search were made."""
+    """Return a timing cache in which the first few pipelines of a search were made."""
     timings = TimingCache(search.costs)
     for timing in search.timings.timings[:most]:
         channels = [(a.device, b.device) for a, b in pairwise(timing.stages)]

@@ -35,7 +35,10 @@ from small_case import equal_stages, plan_of, small_profile
 def replicas(
     num_layers: int, memory_bytes: tuple[float, ...], parameter_bytes: float = 4.0, link: Link | None = None
 ) -> tuple[Plan, ModelProfile, Cluster]:
-    """A pipeline of one stage, with a sample each, on a node for each memory; 1 + 2 s a layer and sample."""
+    """Return a pipeline of one stage, with a sample each, on a node for each memory.
+
+    A layer takes 1 + 2 s a sample.
+    """
     profile = equal_stages(num_layers)[0]
     kind = replace(profile.kinds["one"], optimizer_s_per_byte=0.5)
     layers = tuple(replace(layer, parameter_bytes=parameter_bytes) for layer in profile.layers)
