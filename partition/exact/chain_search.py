@@ -1,7 +1,7 @@
 """Candidate plans of one pipeline over any ordered subset of a few devices, best estimates first.
 
-Five unequal devices have 325 orders, six 1,956. On 22 clusters of up to five devices the best plan takes
-0.29 % longer in the mean without these candidates, 3.0 % at most: cuts for several periods differ from those
+Five unequal devices have 325 orders, six 1,956. On 24 clusters of up to five devices the best plan takes
+0.26 % longer in the mean without these candidates, 3.0 % at most: cuts for several periods differ from those
 of the search, and the simulator chooses (examples/benchmarks/planner).
 """
 

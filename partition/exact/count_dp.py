@@ -38,8 +38,8 @@ class CountProgramme:
 
     Numbers are of single precision, and makespans lower by what that may have rounded. ceiling_s: labels
     beyond it are dropped. compiled: by `partition.exact.suffix_kernel`, which is sooner where vectors are
-    many; NumPy's loop does without a compiler, which takes 0.6 s to load and 2.8 s the first time, for
-    programmes that take 0.2 to 0.5 s.
+    many; NumPy's loop does without a compiler, which takes 0.6 s to load and 2.8 s the first time, where
+    the programmes of a small cluster take 0.2 to 0.5 s in all.
     """
 
     def __init__(

@@ -63,6 +63,29 @@ def regular_case(num_devices: int, num_kinds: int, num_layers: int, *, seed: int
     return Problem(profile, Cluster("regular", Link(50e-6, 25 * GBIT), nodes), 16 * num_devices, SIZES)
 
 
+def equal_case(seed: int) -> Problem:
+    """2 to 8 equal devices, each on a node of its own, 2 to 16 samples, links of 0.1 to 20 Gbit/s.
+
+    Odd seeds: 1.4 to 3 times the memory of the model in all; even ones: each device holds it.
+    """
+    rng = np.random.default_rng(1000 + seed)
+    num_devices = int(rng.choice([2, 3, 4, 6, 8]))
+    num_layers = int(rng.integers(2 * num_devices, 33))
+    layers = _layers(rng, num_layers)
+    work = np.ones(num_layers) * 10 ** rng.uniform(-2.5, -1.5)
+    work[0] *= 0.2
+    work[-1] *= rng.uniform(0.5, 2)
+    profile = ModelProfile(f"few-{seed}", 128, "float32", layers, {"kind-0": _kind(rng, work)})
+    states = sum(4 * layer.parameter_bytes for layer in layers)
+    saved = sum(layer.saved_bytes_per_sample for layer in layers)
+    memory = (states + 4 * saved) * (rng.uniform(1.4, 3) / num_devices if seed % 2 else rng.uniform(1.1, 2))
+    gbit = 10 ** rng.uniform(-1, 1.3)
+    nodes = _nodes(rng, np.array([num_devices]), np.array([memory]), 1e10, size=1)
+    batch = int(rng.choice([2, 4, 8, 16]))
+    sizes = tuple(size for size in SIZES[:4] if size <= batch)
+    return Problem(profile, Cluster(f"equal-{seed}", Link(50e-6, gbit * GBIT), nodes), batch, sizes)
+
+
 def _layers(rng: np.random.Generator, num_layers: int) -> tuple[LayerProfile, ...]:
     """Equal blocks between an embedding and a head that are up to five times as large."""
     parameters = np.ones(num_layers) * 4 * 10 ** rng.uniform(6.5, 7.5)
