@@ -24,7 +24,7 @@ from cost_model.roofline import (
     nearest_kind,
 )
 from hetpipe import cli
-from hetpipe.commands import models
+from hetpipe.commands import profile as profile_verb
 from places import EXAMPLES
 
 A100, T4, V100 = accelerator("A100"), accelerator("T4"), accelerator("V100")
@@ -139,7 +139,7 @@ def test_shipped_figures_are_those_of_the_benchmark():
 @pytest.fixture
 def measured_a100(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(models.profiles, "measure", lambda *_, **__: profile())
+    monkeypatch.setattr(profile_verb, "measure", lambda *_, **__: profile())
     cluster = 'name = "c"\n[network]\nbandwidth = "1 GB/s"\nlatency = "0 s"\n[[nodes]]\nname = "n"\n'
     Path("c.toml").write_text(cluster + 'devices = [{ kind = "A100", memory = "40 GiB" }]\n')
 
