@@ -1,4 +1,4 @@
-"""check: does the split model compute what the whole one does?"""
+"""check: prove that the split model computes what the whole one does."""
 
 import dataclasses
 from typing import Annotated

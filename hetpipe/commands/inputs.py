@@ -142,7 +142,10 @@ def get_profile(
 def _check_profile(
     profile: ModelProfile, options: ProfileOptions, name: str | None, dtype: str | None
 ) -> None:
-    """Raises: InputError if the profile of a file is of another model or dtype than asked for."""
+    """Check the profile of a file.
+
+    Raises: InputError if it is of another model or dtype than asked for.
+    """
     if name is not None and profile.model != name:
         raise InputError(
             f"{options.profile_file}: a profile of {profile.model!r}, not of --model {name!r}; give the "

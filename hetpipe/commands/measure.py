@@ -26,14 +26,7 @@ def measure_plan(
     """
     from hetpipe.training.run import measure
 
-    settings = Settings(
-        model=plan.model,
-        steps=steps,
-        global_batch_size=plan.global_batch_size,
-        sequence_length=profile.sequence_length,
-        dtype=profile.dtype,
-        model_folder=model_folder,
-    )
+    settings = Settings.of(plan, profile, steps=steps, model_folder=model_folder)
     return measure(settings, cluster_file, profile, plan, keep=keep)
 
 

@@ -93,7 +93,7 @@ def with_options(verb: Callable[..., None]) -> Callable[..., None]:
     So typer sees them one by one, in the place of the group, and the verb gets one value.
     """
     hints = get_type_hints(verb)
-    groups = {name: group for name, group in hints.items() if dataclasses.is_dataclass(group)}
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(verb, eval_str=True).parameters.values():
         parameters += _of_group(groups[parameter.name]) if parameter.name in groups else [parameter]

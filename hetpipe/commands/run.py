@@ -45,6 +45,8 @@ from hetpipe.simulation.prediction import Prediction, predict, with_bound
 from partition.plan import Plan
 from partition.plan_file import read_plan
 
+EMPTY: list[Any] = []  # tables of a dry run
+
 
 @with_options
 def run_command(
@@ -79,8 +81,8 @@ def run_command(
     plan = None if plan_file is None else _given_plan(plan_file, options)
     start = run_start(model, training, dry_run=dry_run)
     profile = _profile(request, model, plan, sequence_length, quiet=silent)
-    batch = global_batch_size or (plan.global_batch_size if plan is not None else 16)
-    settings = start.settings(profile, batch, schedule)
+    global_batch_size = global_batch_size or (plan.global_batch_size if plan is not None else 16)
+    settings = start.settings(profile, global_batch_size, schedule)
     if plan is not None:
         prediction = _predict_given(plan, settings, profile, request.cluster, quiet=silent)
     else:
@@ -92,7 +94,7 @@ def run_command(
     warn_if_too_fast(device.speed for device in used if device.kind == EMULATED)
     estimates = estimate_sentences(profile, (device.kind for device in used))
     if dry_run:
-        result, tables = {"plan": prediction.plan.to_json(), "settings": settings.to_json()}, []
+        result, tables = {"plan": prediction.plan.to_json(), "settings": settings.to_json()}, EMPTY
     else:
         result, tables = _train(start, settings, cluster_file, profile, prediction, estimates, quiet=silent)
     if json:

@@ -1,1 +1,21 @@
-"""models."""
+"""A model as a chain of layers, of which each rank builds its own alone.
+
+A model comes by name, from a Hugging Face folder, or as a module (`names`, `huggingface_folder`,
+`huggingface`). `chain` describes it without weights: `block_structure` finds its blocks, `sequential` reads
+an nn.Sequential. What a rank owns is materialised as a `LayerModel`, whose weights do not depend on the plan
+(`initialization`, `pretrained_weights`), nor does dropout (`keyed_dropout`); `placement` gives them their
+device and dtype. `split_check` proves that split equals whole.
+
+Others use:
+    chain: ChainModel
+    partial_model: LayerModel
+    huggingface: ModelSpec, model_spec, folder_spec, preload_modules
+    names: Task, model_entry
+    huggingface_folder: described, TOKENIZER_FILE
+    pretrained_weights: FolderWeights
+    loss: Loss, loss_sum
+    keyed_dropout: KeyedDropout, PREFIX
+    mixed_precision: weight_dtype, lowered_dtype, boundary_dtype, kept_casts
+    block_structure: logits_of, refused_on_error
+    split_check: check_split, require_split
+"""

@@ -30,6 +30,7 @@ from hetpipe.models.initialization import (
     take_weights,
 )
 from hetpipe.models.partial_model import BlockLayers, LayerModel, SequentialLayers
+from hetpipe.models.placement import place, replace_parameters
 from hetpipe.models.pretrained_weights import FolderWeights
 from hetpipe.models.sequential import holders_of, let_inputs_be, reached_by, run_through
 
@@ -169,7 +170,7 @@ class ChainModel:
         infos = {info.name: info for layer in owned for info in self.layer_parameters[layer]}
         with torch.device("cpu"):
             model, names = self._build_owned(owned, infos, seed)
-        names = _place(model, names, infos, dtype, torch.device(device))
+        names = place(model, names, infos, dtype, torch.device(device))
         parameters = {name: parameter for parameter, name in names.items()}
         by_layer = {
             layer: {info.name: parameters[info.name] for info in self.layer_parameters[layer]}
@@ -209,7 +210,7 @@ class ChainModel:
             def allocated(name: str, old: nn.Parameter) -> nn.Parameter:
                 return nn.Parameter(torch.empty(old.shape), old.requires_grad) if name in infos else old
 
-            names = _replace_parameters(model, names, allocated)
+            names = replace_parameters(model, names, allocated)
             stored = {} if self.weights is None else self.weights.load(infos)
             initialise_by_module(model, names, infos.keys() - stored.keys(), seed)
             for parameter, name in names.items():
@@ -218,51 +219,6 @@ class ChainModel:
         elif self.given is not None:
             take_weights(names, infos, self.given)
         return model, names
-
-
-def _replace_parameters(
-    model: nn.Module, names: Mapping[nn.Parameter, str], make: Callable[[str, nn.Parameter], nn.Parameter]
-) -> dict[nn.Parameter, str]:
-    """Put new parameters in the old ones' places, one for each tied one; return the new ones' names."""
-    made: dict[str, nn.Parameter] = {}
-    for module in model.modules():
-        for key, old in module._parameters.items():
-            if old is not None:
-                name = names[old]
-                if name not in made:
-                    made[name] = make(name, old)
-                module._parameters[key] = made[name]
-    return {parameter: name for name, parameter in made.items()}
-
-
-def _place(
-    model: nn.Module,
-    names: Mapping[nn.Parameter, str],
-    infos: Mapping[str, ParameterInfo],
-    dtype: torch.dtype,
-    device: torch.device,
-) -> dict[nn.Parameter, str]:
-    """Cast and move the owned parameters; make all others views of one zero, which cost nothing."""
-
-    def target(tensor: Tensor) -> torch.dtype:
-        return dtype if tensor.is_floating_point() else tensor.dtype
-
-    def make(name: str, old: nn.Parameter) -> nn.Parameter:
-        if name in infos:
-            moved = old.detach().to(device=device, dtype=target(old))
-            return nn.Parameter(moved, requires_grad=old.requires_grad and infos[name].reached)
-        zero = torch.zeros((), dtype=target(old), device=device)
-        return nn.Parameter(zero.expand(old.shape), requires_grad=False)
-
-    for module in model.modules():
-        for key, buffer in module._buffers.items():
-            if buffer is not None:
-                # Derived tables, such as rotary frequencies, keep their precision, as Hugging Face does.
-                derived = key in module._non_persistent_buffers_set and hasattr(model, "_init_weights")
-                module._buffers[key] = buffer.to(
-                    device=device, dtype=buffer.dtype if derived else target(buffer)
-                )
-    return _replace_parameters(model, names, make)
 
 
 def _name_of(factory: Callable[[], nn.Module]) -> str:

@@ -254,6 +254,7 @@ def _code() -> str:
         "models/mixed_precision",
         "models/partial_model",
         "models/chain",
+        "models/placement",
         "models/huggingface",
         "models/keyed_dropout",
         "models/loss",

@@ -1,1 +1,18 @@
-"""program."""
+"""The way from a plan to the instruction list of every rank.
+
+A plan says who holds what; a program says what each rank does in which order: computations, messages, sums,
+norm, optimizer step. `lowering` makes it out of an order of computations (`schedules`, `list_scheduling`,
+joined in `compute_orders`) and the buckets of gradients; `verification` proves that it cannot deadlock and
+computes what the plan says; `costs` prices its instructions; a `Trace` tells when they ran. The simulator
+and the executor read the same program. No torch here.
+
+Others use:
+    instructions: Program, Schedule, Instruction, Compute, Transfer, Sync, Norm, Step, Broadcast, Bucket,
+        Pass, Direction, Message, incoming, outgoing, parse_instruction, parse_program
+    lowering: lower_as
+    gradient_buckets: gradient_buckets, with_collectives
+    schedules: one_f_one_b
+    verification: verify
+    costs: ProgramCosts, check_memory
+    trace: Trace, Event, chrome_trace
+"""

@@ -42,9 +42,9 @@ def verify(program: Program, profile: ModelProfile, cluster: Cluster) -> None:
 
 
 def verify_messages(program: Program) -> None:
-    """Every send has its receive, on the right rank, and both ends of each directed edge have one order.
+    """Check that every send has its receive, and both ends of each directed edge have one order.
 
-    Nothing is sent between stages of one rank.
+    Each is on the right rank; nothing is sent between stages of one rank.
     """
     edges: dict[tuple[Direction, int, int], list[object]] = defaultdict(list)
     for rank, instructions in enumerate(program.ranks):
@@ -68,7 +68,7 @@ def verify_messages(program: Program) -> None:
 
 
 def verify_computations(program: Program) -> None:
-    """Each stage runs the forward and then the backward of each microbatch once, on its rank."""
+    """Check that each stage runs the forward and then the backward of each microbatch once, on its rank."""
     done: set[Compute] = set()
     for rank, instructions in enumerate(program.ranks):
         for entry in instructions:
@@ -124,7 +124,10 @@ def verify_buckets(program: Program, profile: ModelProfile) -> None:
 
 
 def verify_order(program: Program) -> None:
-    """No deadlock: run all lists, a computation only after its message was sent; then SYNC, NORM, STEP."""
+    """Check that nothing deadlocks: run all lists, a computation only after its message was sent.
+
+    Then come SYNC, NORM, STEP and the broadcasts.
+    """
     for rank, instructions in enumerate(program.ranks):
         syncs = [index for index, bucket in enumerate(program.buckets) if rank in bucket.ranks]
         tail = [entry for entry in instructions if isinstance(entry, Sync | Norm | Step | Broadcast)]
@@ -188,5 +191,5 @@ def _verify_syncs(program: Program) -> None:
 
 
 def observed_in_flight(program: Program) -> dict[tuple[int, int], int]:
-    """The most microbatches that a stage (pipeline, stage) holds between forward and backward."""
+    """Return the most microbatches that a stage (pipeline, stage) holds between forward and backward."""
     return most_in_flight(program.ranks)

@@ -1,1 +1,27 @@
-"""runtime."""
+"""The execution of a program on real or emulated devices, which measures its trace.
+
+`processes` starts a rank per device; `rank_setup` gives it its layers and an `Executor`, which runs the
+instruction list and leaves each resource to its owner: `stage_runner` the computations, `transport` the
+messages, `gradient_sync` the sums, `optimizer` the step, a `Pace` the clock. `emulated_links`, `pace` and
+`byte_counter` make CPUs behave as the devices and links of a cluster file.
+
+Others use:
+    processes: run_ranks, RankGroup, Emit, WorkerLostError, ended_by_signals, under_torchrun
+    rank_setup: RankLayers, executor_of, boundaries_of, slices, pace_of, torch_device
+    executor: Executor, StepOutcome
+    stage_runner: StageRunner, Microbatch
+    transport: DistributedTransport, TensorShape
+    gradient_sync: GradientSync, counted_names
+    optimizer: Optimizer, OPTIMIZER_STATES
+    torch_optimizer: TorchOptimizer, optimizer_of, make_checked, optimizer_name
+    peer_errors: PeerError, peer_error
+    gpus: is_gpu, cuda_gpus, check_here
+    host_staging: Staging, room_on_host
+    pace: Pace, EmulatedPace, sleep_until
+    cuda_events: GpuPace
+    emulated_links: Board
+    byte_counter: ByteCounter
+    host_load: HostLoad
+    slowed_module: SlowedModule, VirtualPace
+    torchgpipe_backend: to_torchgpipe
+"""

@@ -77,7 +77,7 @@ class RankLayers:
 def executor_of(
     costs: ProgramCosts,
     rank: int,
-    own: RankLayers,
+    layers: RankLayers,
     loss: Loss,
     optimizer: Optimizer | TorchOptimizer,
     *,
@@ -92,11 +92,11 @@ def executor_of(
     return Executor(
         costs,
         rank,
-        stages=StageRunner(program, own.model, KeyedDropout(seed), loss),
-        transport=DistributedTransport(program, rank, own.place, timeout_s, staging),
-        sync=GradientSync(program, rank, own.chain, own.trained, timeout_s, staging),
+        stages=StageRunner(program, layers.model, KeyedDropout(seed), loss),
+        transport=DistributedTransport(program, rank, layers.place, timeout_s, staging),
+        sync=GradientSync(program, rank, layers.chain, layers.trained, timeout_s, staging),
         optimizer=optimizer,
-        boundaries=boundaries_of(own.chain, own.travels),
+        boundaries=boundaries_of(layers.chain, layers.travels),
         pace=pace,
         board=board,
     )

@@ -1,1 +1,16 @@
-"""training."""
+"""Training itself: steps, checkpoints, and the ways to start them.
+
+`run` checks and starts a run, in processes of this host or under `torchrun`; `rank` is the life of one rank,
+and `meeting` what ranks say to each other between steps. A `checkpoint` is a file per layer, complete or
+absent, written by the layers' owners (`checkpoint_owners`) and read under any plan. `trainer` is for a user's
+own model, `user_loop` for a user's own loop.
+
+Others use:
+    run: train, measure, find_checkpoint
+    trainer: Trainer, AdamW, Callback
+    user_loop: RankStages, execute, trace_of
+    checkpoint: load_weights, export_huggingface, latest, read_manifest
+    checkpoint_room: room_of
+    meeting: gather, LEAD_S
+    torchrun: follow
+"""

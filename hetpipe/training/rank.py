@@ -90,18 +90,18 @@ class _Run:
         place = torch_device(device)
         task = make_task(folder, settings)
         profile.check_layers(task.chain.layer_names)
-        own = RankLayers.of(
+        layers = RankLayers.of(
             program, rank, task.chain, settings.seed, place,
             weight_dtype(settings.dtype), lowered_dtype(settings.dtype),
         )  # fmt: skip
-        optimizer = optimizer_of(task, own.stepped, own.counted, settings)
+        optimizer = optimizer_of(task, layers.stepped, layers.counted, settings)
         board = Board(Path(board_path), costs) if board_path is not None else None
         executor = executor_of(
-            costs, rank, own, task.loss, optimizer,
+            costs, rank, layers, task.loss, optimizer,
             seed=settings.seed, pace=pace_of(device, settings.clock, place), timeout_s=settings.timeout_s,
             board=board,
         )  # fmt: skip
-        model = own.model
+        model = layers.model
         run = cls(folder, settings, costs, rank, task, model, optimizer, executor, board, device, place, emit)
         if settings.resume_from is not None:
             run.step, run.samples_seen = load_checkpoint(
@@ -184,7 +184,7 @@ class _Run:
             self.peak_bytes = float(torch.cuda.max_memory_allocated())
         self.samples_seen += count
         self.outcomes.append(outcome)
-        return self._report(outcome, count)
+        return self._record(outcome, count)
 
     def _counter(self) -> ByteCounter | None:
         if is_gpu(self.device):
@@ -196,7 +196,7 @@ class _Run:
             counter.add(value)
         return counter
 
-    def _report(self, outcome: StepOutcome, num_samples: int) -> bool:
+    def _record(self, outcome: StepOutcome, num_samples: int) -> bool:
         ends_and_busy = gather((outcome.end_s, outcome.busy_s))
         step_s = max(end for end, _ in ends_and_busy) - outcome.start_s
         self.step_s.append(step_s)

@@ -108,7 +108,10 @@ def prepare(
 
 
 def _check_checkpoints(folder: RunFolder, done: int, settings: Settings) -> None:
-    """Raises: InputError if the folder holds a later checkpoint, which would be taken for one of this run."""
+    """Check that the checkpoints of the folder are those that the run goes on from.
+
+    Raises: InputError if it holds a later one, which would be taken for one of this run.
+    """
     newest_one = checkpoint.latest(folder.checkpoints)
     if newest_one is None:
         return

@@ -69,13 +69,13 @@ class RankStages:
         lowered = lowered_dtype(profile.dtype)
         if lowered is not None and dtype != weight_dtype(profile.dtype):
             raise InputError(f"dtype is {dtype}; weights under a profile in {profile.dtype} are in float32")
-        own = RankLayers.of(program, self.rank, chain, seed, self.device, dtype, lowered)
-        self.model = own.model
+        layers = RankLayers.of(program, self.rank, chain, seed, self.device, dtype, lowered)
+        self.model = layers.model
         costs = ProgramCosts(program, profile, cluster)
         self._board = _open_board(costs, cluster)
-        self._optimizer = TorchOptimizer(None, own.stepped, own.counted)
+        self._optimizer = TorchOptimizer(None, layers.stepped, layers.counted)
         self.executor = executor_of(
-            costs, self.rank, own, loss, self._optimizer,
+            costs, self.rank, layers, loss, self._optimizer,
             seed=seed, pace=pace_of(device, Clock.NOMINAL, self.device), timeout_s=timeout_s,
             board=self._board,
         )  # fmt: skip

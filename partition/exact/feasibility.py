@@ -25,14 +25,14 @@ class LeastPipeline:
     proven: bool
 
     def plan(self, strategy: str, problem: Problem) -> Plan:
-        """The plan with one microbatch in flight."""
+        """Return the plan with one microbatch in flight."""
         batch = problem.global_batch_size
         stages = tuple(Stage((s.device.name,), (s.start, s.stop), 1, s.recompute) for s in self.stages)
         pipelines = (Pipeline(self.microbatch_size, batch, stages),)
         return Plan(strategy, problem.profile.model, batch, pipelines)
 
     def error(self, problem: Problem) -> InfeasibleError:
-        """Why no pipeline fits, of one that lacks something."""
+        """Return why no pipeline fits, of one that lacks something."""
         samples = self.microbatch_size
         whys = [
             missing_error(s.device, s.start, s.stop, min(stage_needs(problem, s.start, s.stop, samples)))
@@ -50,7 +50,7 @@ class LeastPipeline:
 
 
 def least_pipeline(problem: Problem) -> LeastPipeline:
-    """The pipeline of fewest stages that fits and respects what is forced.
+    """Return the pipeline of fewest stages that fits and respects what is forced.
 
     Raises: InfeasibleError with the least that is missing.
     """
@@ -71,7 +71,7 @@ def least_pipeline(problem: Problem) -> LeastPipeline:
 
 
 def _named(programme: MemoryProgramme, cuts: Sequence[Cut]) -> LeastPipeline:
-    """The pipeline on devices: of a class the one with most memory, of these the fastest."""
+    """Return the pipeline on devices: of a class the one with most memory, of these the fastest."""
     unused = [sorted(group, key=lambda d: (-d.usable_bytes, -d.speed)) for group in programme.members]
     stages, missing = [], -math.inf
     for place, start, stop in cuts:

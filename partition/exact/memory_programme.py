@@ -36,11 +36,11 @@ Bools = npt.NDArray[np.bool_]
 Labels = npt.NDArray[np.uint64]
 States = npt.NDArray[np.int64]
 Cut = tuple[int, int, int]
-"""A stage as (entry of the members, start, stop)."""
+"""A stage as (index of the members, start, stop)."""
 
 
 def stage_needs(problem: Problem, start: int, stop: int, samples: int) -> tuple[float, float]:
-    """Bytes of a stage of a batch's only pipeline with one microbatch in flight, without and with recompute.
+    """Return bytes of a stage of the only pipeline, one microbatch in flight, without and with recompute.
 
     A single microbatch needs less: gradients and activations do not peak together. Then the gradients of
     tied weights whose other layer is elsewhere are there from the start (`Plan.memory`).
@@ -78,7 +78,7 @@ class MemoryProgramme:
         self.strides, self.num_states = radix[:-1], int(radix[-1])
 
     def _classes(self, devices: Sequence[Device]) -> list[list[Device]]:
-        """Devices by usable bytes, most first; near memories together where the states are too many."""
+        """Return devices by usable bytes, most first; near memories together where states are too many."""
         ranked = sorted(devices, key=lambda device: -device.usable_bytes)[: self.most]
         groups = [list(alike) for _, alike in groupby(ranked, key=lambda device: device.usable_bytes)]
         self.proven = True
@@ -91,7 +91,7 @@ class MemoryProgramme:
 
     @cached_property
     def lacking(self) -> Floats:
-        """Bytes that a class lacks for [start, stop); inf where it may not have these layers."""
+        """Return bytes that a class lacks, inf where it may not have the layers: [class, start, stop]."""
         needs = np.full((self.ends, self.ends), np.inf)
         for start in range(self.ends):
             for stop in range(start + 1, self.ends):
@@ -104,14 +104,14 @@ class MemoryProgramme:
 
     @cached_property
     def _pinned_lacking(self) -> list[float]:
-        """Bytes that each pinned device lacks; inf where its layers are another's too."""
+        """Return bytes that each pinned device lacks; inf where its layers are another's too."""
         clash = any(one.stop > other.start for one, other in pairwise(self.pins))
         tables = self.lacking[len(self.counts) :]
         pairs = zip(tables, self.pins, strict=True)
         return [math.inf if clash else float(table[pin.start, pin.stop]) for table, pin in pairs]
 
     def leanest(self, below: float) -> list[Cut]:
-        """The stages of which the fullest lacks fewest bytes; none where all lack so many or more."""
+        """Return the stages of which the fullest lacks fewest bytes; none where all lack so many or more."""
         free = self.lacking[: len(self.counts)].ravel()
         values = np.unique(np.concatenate([free, self._pinned_lacking]))
         values = values[(values > 0) & (values < min(below, math.inf))]
@@ -126,10 +126,10 @@ class MemoryProgramme:
         return best
 
     def solve(self, missing_bytes: float) -> list[Cut]:
-        """The stages, the fewest, of a pipeline whose devices lack no more than that; none if none."""
+        """Return the stages, the fewest, of a pipeline whose devices lack no more than that; none if none."""
         fits = self.lacking[: len(self.counts)] <= missing_bytes
         unions = [self._unions(self._with_pins(table, missing_bytes)) for table in fits]
-        labels = np.zeros((self.num_states, self.words), dtype="<u8")
+        labels = np.zeros((self.num_states, self.words), dtype="<u8")  # [state, word]
         labels[0] = _bits(self._with_pins(np.arange(self.ends) == self.ends - 1, missing_bytes))
         live: States = np.zeros(1, dtype=np.int64)
         for _ in range(self.most + 1):
@@ -140,7 +140,7 @@ class MemoryProgramme:
         return []
 
     def _with_pins(self, layers: Bools, missing_bytes: float) -> Bools:
-        """Layers, along the first axis, with those that pinned stages in front of them begin at."""
+        """Return layers, along the first axis, with those that pinned stages in front of them begin at."""
         reached = layers.copy()
         for pin, lacking in zip(self.pins[::-1], self._pinned_lacking[::-1], strict=True):
             if lacking <= missing_bytes:
@@ -148,7 +148,7 @@ class MemoryProgramme:
         return reached
 
     def _step(self, labels: Labels, live: States, unions: Sequence[Labels]) -> States:
-        """The states of a device more, with their labels."""
+        """Return the states of one device more, their labels noted."""
         parts, reached = labels[live].view(np.uint8), [live[:0]]
         for place, count in enumerate(self.counts):
             able = self._digit(live, place) < count
@@ -162,7 +162,7 @@ class MemoryProgramme:
         return np.asarray(found[labels[found].any(axis=1)])
 
     def _dominated(self, labels: Labels, states: States) -> Labels:
-        """The layers that fewer devices reach, or ones with less memory."""
+        """Return the layers that fewer devices reach, or ones with less memory."""
         layers = np.zeros_like(labels[states])
         for place in range(len(self.counts)):
             used = np.flatnonzero(self._digit(states, place) > 0)
@@ -174,11 +174,11 @@ class MemoryProgramme:
         return layers
 
     def _digit(self, states: States, place: int) -> States:
-        """How many devices of a class the states use."""
+        """Return how many devices of a class the states use."""
         return np.asarray(states // self.strides[place] % (self.counts[place] + 1))
 
     def _unions(self, fits: Bools) -> Labels:
-        """By byte of a label and its value, the layers at which a stage in front of it can begin."""
+        """Return the layers at which a stage in front can begin: [byte of a label, its value, word]."""
         columns = np.zeros((self.words * WORD, self.words), dtype="<u8")
         columns[: self.ends] = [_bits(fits[:, stop]) for stop in range(self.ends)]
         table = np.zeros((self.words * BYTES, 256, self.words), dtype="<u8")
@@ -187,7 +187,7 @@ class MemoryProgramme:
         return table
 
     def _back(self, fits: Bools, labels: Labels, state: int) -> Iterator[Cut]:
-        """The stages of a state that begins at layer 0."""
+        """Yield the stages of a state that begins at layer 0."""
         pins = {pin.start: (place, pin.stop) for place, pin in enumerate(self.pins, len(self.counts))}
         start = 0
         while start < self.ends - 1:
@@ -208,12 +208,12 @@ class MemoryProgramme:
 
 
 def _bits(layers: Bools) -> Labels:
-    """A label of the layers that are set."""
+    """Return a label of the layers that are set."""
     padded = np.zeros(-(-len(layers) // WORD) * WORD, dtype=bool)
     padded[: len(layers)] = layers
     return np.packbits(padded, bitorder="little").view("<u8")
 
 
 def _layers(label: Labels, ends: int) -> Bools:
-    """Which layers are set in a label."""
+    """Return which layers are set in a label."""
     return np.unpackbits(label.view(np.uint8), bitorder="little", count=ends).astype(bool)

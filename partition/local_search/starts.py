@@ -121,7 +121,7 @@ def from_counts(space: SearchSpace, ceiling_s: float) -> Iterator[PipelineSet]:
     vectors = math.prod(count + 1 for count in space.classes.counts)
     if vectors > space.effort.starts.most_count_vectors or not math.isfinite(ceiling_s):
         return
-    split = ClusterSplit(space.tables, ceiling_s, max_labels=1)
+    split = ClusterSplit(space.tables, ceiling_s)
     least_s = split.least_step_s(upper=False, low_s=ceiling_s / 16)
     for slack in space.effort.starts.count_slack:
         pipelines = split.pipelines(slack * least_s)

@@ -3,13 +3,14 @@
 import re
 import shlex
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 
-from hetpipe.cli import app
+from hetpipe.cli import VERBS, app
 from places import ROOT
 
 PAGES = [
@@ -47,8 +48,11 @@ def commands(page: Path) -> Iterator[str]:
                 yield part
 
 
+@cache
 def verbs() -> dict[str, Any]:
-    return typer.main.get_command(app).commands
+    """The verbs as typer has them once they are loaded."""
+    group: Any = typer.main.get_command(app)
+    return {name: group.get_command(None, name) for name in VERBS}
 
 
 def parse(command: str) -> None:

@@ -60,12 +60,39 @@ def random_case(seed: int) -> Problem:
 
 
 def crowded_case(seed: int) -> Problem:
-    """Three to seven devices with ample memory on one node or two, and links on which messages queue."""
+    """Three to seven devices with ample memory on one node or two, and links on which messages queue.
+
+    In a third of the cases all seconds are whole numbers, so that much happens at one time.
+    """
     rng = random.Random(seed)
     profile = random_profile(rng, rng.randint(3, 8), tied=rng.random() < 0.4)
     link = Link(rng.choice([0.0, 0.3]), rng.choice([0.05, 0.1, 0.3]))
     cluster = replace(random_cluster(rng, rng.randint(3, 7), 1e6), network=link)
+    if rng.random() < 1 / 3:
+        profile, cluster = _in_whole_seconds(rng, profile, cluster)
     return Problem(profile, cluster, rng.randint(8, 24), rng.choice(SIZE_SETS))
+
+
+def _in_whole_seconds(
+    rng: random.Random, profile: ModelProfile, cluster: Cluster
+) -> tuple[ModelProfile, Cluster]:
+    """Layers of F 1 s, B 2 s a sample, or twice that, and messages of 1 or 2 s a sample on equal devices."""
+    sizes = profile.kind("kind 0").microbatch_sizes
+    times = [
+        LayerTimes(tuple(map(float, sizes)), tuple(2.0 * size for size in sizes)),
+        LayerTimes(tuple(2.0 * size for size in sizes), tuple(4.0 * size for size in sizes)),
+    ]
+    layers = tuple(replace(layer, output_bytes_per_sample=rng.choice([1.0, 2.0])) for layer in profile.layers)
+    kinds = {
+        name: replace(kind, layers=tuple(rng.choices(times, k=len(layers))))
+        for name, kind in profile.kinds.items()
+    }
+    nodes = tuple(
+        replace(node, interconnect=None, devices=tuple(replace(device, speed=1.0) for device in node.devices))
+        for node in cluster.nodes
+    )
+    network = Link(rng.choice([0.0, 1.0]), 1.0)
+    return replace(profile, layers=layers, kinds=kinds), replace(cluster, network=network, nodes=nodes)
 
 
 def _cluster(link: Link, inside: Link | None, devices: Sequence[Device]) -> Cluster:

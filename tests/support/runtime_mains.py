@@ -16,7 +16,7 @@ from hetpipe.program.instructions import Norm, Sync
 from hetpipe.runtime.byte_counter import ByteCounter
 from hetpipe.runtime.rank_setup import slices
 from hetpipe.simulation.schedule_selection import lower
-from hetpipe.training.meeting import gather
+from hetpipe.training.meeting import gather, text_of_first
 from partition.plan import Pipeline, Plan, Stage
 from random_cases import Case, batch_of, profile_of
 from stress_ranks import OneProcess, Rank, compare, executor_of
@@ -71,11 +71,14 @@ def stop_in_a_step(case: Case, where: Sync | Norm, timeout_s: float, *, rank: in
     runner.step(1, 8, 0.0, 1.0)
 
 
-def stay_away(*, rank: int, emit: Emit) -> None:
-    """Rank 1 never comes to where the ranks meet between two steps."""
-    if rank == 1:
+def stay_away(away: int, *, rank: int, emit: Emit) -> None:
+    """One of two ranks never comes to a meeting between steps: rank 1 of a number, rank 0 of a text."""
+    if rank == away:
         time.sleep(60)
-    gather(rank)
+    elif away == 1:
+        gather(rank)
+    else:
+        text_of_first("")
 
 
 def train_under_all(

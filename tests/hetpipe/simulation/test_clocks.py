@@ -4,6 +4,7 @@ Of each comparison it is counted how often it was made, so that none is made of 
 """
 
 import random
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ import pytest
 
 from cost_model.cluster import Cluster, Device, Link, Node
 from hetpipe.program.costs import ProgramCosts
-from hetpipe.program.instructions import Broadcast, Compute, Program, Schedule, Step, Sync
+from hetpipe.program.instructions import Broadcast, Compute, Pass, Program, Schedule, Step, Sync
 from hetpipe.program.list_scheduling import list_schedule
 from hetpipe.program.trace import Trace
 from hetpipe.program.verification import (
@@ -33,6 +34,7 @@ from partition.estimates.pipeline_clock import Seconds, one_f_one_b_s
 from partition.estimates.pipeline_costs import PipelineCosts
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import Problem, problem_of_plan
+from places import ROOT
 from random_plans import crowded_case, random_case, random_plan, random_shared_plan, with_measured_links
 from shared_plans import layers_of, plan_of
 from shared_plans import pipeline as pipeline_of
@@ -65,6 +67,8 @@ class Case:
             yield "sharded states"
         if any(layer.tied_to for layer in profile.layers):
             yield "tied weights"
+        if cluster.network.bandwidth_bytes_per_s == 1 and not profile.links:
+            yield "whole seconds"
         if profile.links:
             yield "measured links"
         if profile.all_reduces:
@@ -282,24 +286,6 @@ def test_two_stages_of_one_device_beside_a_pipeline_on_another_last_as_long_as_t
         assert compare_lists(Case(0, problem, plan, schedule)) == 14
 
 
-def test_a_gradient_waits_for_the_sum_that_took_its_card_before_it():
-    # One microbatch of F 1 s, B 2 s a layer, a byte a second. a/0 does all layers until 9; the others begin
-    # at 0, 2 and 4, messages take 1 s, and b/1 is done at 7. The sum of layer 2, 4 bytes over a/0 and b/1,
-    # holds both cards from 9 to 13. b/0 is done at 10: its gradient leaves at 13, a/1 goes on from 14 to 16.
-    # The norm: 6 rounds of 8 bytes.
-    profile, _ = layers_of(3, 3, 3)
-    layers = tuple(
-        replace(layer, output_bytes_per_sample=1.0, parameter_bytes=num_bytes)
-        for layer, num_bytes in zip(profile.layers, (0.0, 0.0, 4.0), strict=True)
-    )
-    nodes = tuple(Node(name, tuple(Device(f"{name}/{i}", name, "one", 1e6) for i in (0, 1))) for name in "ab")
-    plan = one_microbatch({"a/0": (0, 3)}, {"a/1": (0, 1), "b/0": (1, 2), "b/1": (2, 3)})
-    problem = problem_of_plan(plan, replace(profile, layers=layers), Cluster("two", Link(0.0, 1.0), nodes))
-    case = Case(0, problem, plan)
-    assert case.trace.makespan_s == 16 + 6 * 8
-    compare_fast(case)
-
-
 def one_microbatch(*pipelines: dict[str, tuple[int, int]]) -> Plan:
     """Pipelines of one sample, each the layers [start, stop) of its devices."""
     entries = [
@@ -307,3 +293,58 @@ def one_microbatch(*pipelines: dict[str, tuple[int, int]]) -> Plan:
         for stages in pipelines
     ]
     return Plan("manual", "made-up", len(entries), tuple(entries))
+
+
+def by_hand(parameter_bytes: tuple[float, ...], speed: float, *pipelines: dict[str, tuple[int, int]]) -> Case:
+    """Layers of F 1 s, B 2 s on a/0, a/1, b/0 and b/1 (of this speed); messages of a byte, a second each."""
+    profile, _ = layers_of(*[3.0] * len(parameter_bytes))
+    layers = tuple(
+        replace(layer, output_bytes_per_sample=1.0, parameter_bytes=num_bytes)
+        for layer, num_bytes in zip(profile.layers, parameter_bytes, strict=True)
+    )
+    speeds = {"a": (1.0, 1.0), "b": (1.0, speed)}
+    nodes = [
+        Node(
+            name, tuple(Device(f"{name}/{i}", name, "one", 1e6, speed=each) for i, each in enumerate(entries))
+        )
+        for name, entries in speeds.items()
+    ]
+    cluster = Cluster("two", Link(0.0, 1.0), tuple(nodes))
+    plan = one_microbatch(*pipelines)
+    return Case(0, problem_of_plan(plan, replace(profile, layers=layers), cluster), plan)
+
+
+def test_a_gradient_waits_for_the_sum_that_took_its_card_before_it():
+    # a/0 does all layers until 9; the others begin at 0, 2 and 4, and b/1 is done at 7. The sum of layer 2,
+    # 4 bytes over a/0 and b/1, holds both cards from 9 to 13. b/0 is done at 10: its gradient leaves at 13,
+    # a/1 goes on from 14 to 16. The norm: 6 rounds of 8 bytes.
+    case = by_hand((0.0, 0.0, 4.0), 1.0, {"a/0": (0, 3)}, {"a/1": (0, 1), "b/0": (1, 2), "b/1": (2, 3)})
+    assert case.trace.makespan_s == 16 + 6 * 8
+    compare_fast(case)
+
+
+def test_of_two_messages_that_are_ready_at_once_the_lower_rank_has_the_card_first():
+    # Forwards leave node a from 1 and from 2 s on. b/0 computes from 2 to 5 s, b/1 in 2 s from 3 to 5 s: the
+    # gradient of b/0 arrives at 6, that of b/1 at 7. In each round of the norm two messages of 8 bytes leave
+    # each node.
+    case = by_hand((0.0, 0.0), 1.5, {"a/0": (0, 1), "b/0": (1, 2)}, {"a/1": (0, 1), "b/1": (1, 2)})
+    assert [case.ends_s[Compute(Pass.BACKWARD, index, 0, 0)] for index in range(2)] == [8, 9]
+    assert case.trace.makespan_s == 9 + 6 * 2 * 8
+    compare_fast(case)
+    assert compare_lists(case) == 8
+
+
+def test_the_code_cites_rules_that_are_on_the_page():
+    page = (ROOT / "docs/clock.md").read_text(encoding="utf-8")
+    rules = set(re.findall(r"^\*\*(R\d+)\.", page, re.MULTILINE))
+    assert rules == {f"R{number}" for number in range(1, 14)}
+    implementers = re.findall(r"^\| code \| `(.+)` \|$", page, re.MULTILINE)[0].split("` | `")
+    assert len(implementers) == 5
+    cited = {
+        name: set(re.findall(r"\bR\d+\b", (ROOT / name).read_text(encoding="utf-8")))
+        for name in [*implementers[:4], "cost_model/network.py", "hetpipe/simulation/fast_kernel.py"]
+    }
+    assert min(map(len, cited.values())) >= 3 and set.union(*cited.values()) == rules
+    assert cited["hetpipe/simulation/simulator.py"] == {
+        f"R{number}" for number in range(1, 12) if number != 6
+    }

@@ -218,19 +218,6 @@ def test_memory_that_just_fits_is_not_lost_by_rounding() -> None:
                     assert caps[entry, stage.start, stage.stop] >= pipeline.in_flight(place), seed
 
 
-@pytest.mark.slow
-def test_fewer_labels_never_raise_the_bound() -> None:
-    for seed in range(12):
-        problem, plans = tight_case(seed, num_plans=5)
-        ceiling_s = 2 * min(without_sync_s(plan, problem) for plan in plans)
-        tables = ProblemTables(problem, equal_devices(problem.cluster))
-        values = [
-            ClusterSplit(tables, ceiling_s, max_labels=labels).bound_s(1e-3 * ceiling_s)
-            for labels in (1, 2, None)
-        ]
-        assert values[0] <= values[1] * (1 + 1e-3) and values[1] <= values[2] * (1 + 1e-3), seed
-
-
 def test_plans_that_are_drawn_cover_the_space() -> None:
     rng = random.Random(0)
     plans = [random_plan(rng, tight_case(seed, num_plans=1)[0]) for seed in range(200)]

@@ -25,14 +25,14 @@ NONE_FITS = r"no pipeline fits, whatever the order: .*; [\d,]+ bytes are missing
 
 
 def plan_of_stages(problem: Problem, edges: list[int], samples: int, *, recompute: bool) -> Plan:
-    """A pipeline over made-up devices "0", "1", ... with one microbatch in flight."""
+    """Return a pipeline over made-up devices "0", "1", ... with one microbatch in flight."""
     batch = problem.global_batch_size
     stages = tuple(Stage((str(at),), layers, 1, recompute) for at, layers in enumerate(pairwise(edges)))
     return Plan("test", problem.profile.model, batch, (Pipeline(min(samples, batch), batch, stages),))
 
 
 def stage_bytes(problem: Problem, start: int, stop: int, samples: int) -> float:
-    """What a stage needs at least, by the plan of a pipeline that has it."""
+    """Return what a stage needs at least, by the plan of a pipeline that has it."""
     edges = sorted({0, start, stop, problem.profile.num_layers})
     plans = [plan_of_stages(problem, edges, samples, recompute=flag) for flag in (False, True)]
     name = str(edges.index(start))
@@ -91,7 +91,7 @@ def tight_problem(seed: int, fewest: int = 2, most: int = 7) -> Problem:
 
 
 def forced_problem(seed: int) -> Problem:
-    """A tight problem with a pin or two, perhaps contradicting each other, or fewer devices."""
+    """Return a tight problem with a pin or two, perhaps contradicting each other, or fewer devices."""
     rng, problem = random.Random(seed), tight_problem(seed, most=5)
     names, layers = [device.name for device in problem.cluster.devices], problem.profile.num_layers
     pins = []

@@ -4,7 +4,7 @@ from dataclasses import replace
 from itertools import combinations, pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cost_model.cluster import Link
@@ -100,6 +100,7 @@ def test_only_what_may_win_is_a_candidate():
     assert candidates(halves(4, num_layers=3)) == []
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10**6))
 def test_candidates_fit_and_run_and_are_not_below_the_bound(seed: int):
     problem = random_problem(seed)
