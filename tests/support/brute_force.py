@@ -52,7 +52,7 @@ class BruteForce:
 
     def _cap(self, stage: ColumnStage) -> int:
         """Return the most in flight that memory takes; all may fit where as many would not."""
-        usable = self.tables.classes.members[stage.entry][0].usable_bytes
+        usable = self.tables.classes.members[stage.class_index][0].usable_bytes
 
         def fits(in_flight: int, num_microbatches: int | None) -> bool:
             shape = StageShape(
@@ -77,8 +77,8 @@ class BruteForce:
             stage, after = stages[index], stages[index + 1 :][:1]
             if self.cap(stage) < 1:
                 return math.inf
-            link = [self.hop(stage.entry, s.entry, s.start, self.first, self.last) for s in after]
-            hop = [self.hop(stage.entry, s.entry, s.start, self.first, self.first) for s in after]
+            link = [self.hop(stage.class_index, s.class_index, s.start, self.first, self.last) for s in after]
+            hop = [self.hop(stage.class_index, s.class_index, s.start, self.first, self.first) for s in after]
             z, trip = self._with(stage, sum(link) + z, sum(hop) + trip)
         return z
 
@@ -147,11 +147,11 @@ class BruteForce:
         for entry, count in enumerate(left):
             if count:
                 seconds, around = label(left, entry, stage.stop)
-                seconds += self.hop(stage.entry, entry, stage.stop, self.first, self.last)
+                seconds += self.hop(stage.class_index, entry, stage.stop, self.first, self.last)
                 if seconds < math.inf:
                     z = min(z, seconds)
                     trip = min(
-                        trip, around + self.hop(stage.entry, entry, stage.stop, self.first, self.first)
+                        trip, around + self.hop(stage.class_index, entry, stage.stop, self.first, self.first)
                     )
         return z, trip
 
@@ -159,7 +159,7 @@ class BruteForce:
         """Return Z and round trip with a stage in front."""
         first, last = self.seconds(stage, self.first), self.seconds(stage, self.last)
         total = self.full * sum(first) + (sum(last) if self.rest else 0.0)
-        total += float(self.tables.optimizer_s[stage.entry, stage.start, stage.stop])
+        total += float(self.tables.optimizer_s[stage.class_index, stage.start, stage.stop])
         trip += sum(first)
         stall = sum(max(0.0, trip - least) for least in self.gaps(stage))
         passes = max(1, self.full) * trip / self.cap(stage)

@@ -47,7 +47,7 @@ def compare_with_brute_force(seed: int) -> tuple[int, int]:
             stages = programme.stages(which, vector)
             assert bool(stages) == math.isfinite(optimum)
             if stages:
-                used = [sum(stage.entry == entry for stage in stages) for entry in range(len(counts))]
+                used = [sum(stage.class_index == entry for stage in stages) for entry in range(len(counts))]
                 assert used == counts
                 assert optimum * (1 - 1e-9) <= brute.z_s(stages) <= 1.5 * optimum, (seed, amount, vector)
             infeasible += math.isinf(optimum)
