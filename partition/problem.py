@@ -47,7 +47,7 @@ class Forced:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Train profile.model on the cluster, global_batch_size samples a step, as fast as possible.
+    """A request: train profile.model on the cluster, global_batch_size samples a step, as fast as possible.
 
     microbatch_sizes: those that a plan may use, rising.
     """
@@ -70,7 +70,7 @@ class Problem:
 
 
 def problem_of_plan(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Problem:
-    """The problem that a given plan answers, with the microbatch sizes it uses."""
+    """Return the problem that a given plan answers, with the microbatch sizes it uses."""
     sizes = sorted({pipeline.microbatch_size for pipeline in plan.pipelines})
     return Problem(profile, cluster, plan.global_batch_size, tuple(sizes))
 
@@ -78,7 +78,7 @@ def problem_of_plan(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Prob
 def problem_of(
     profile: ModelProfile, cluster: Cluster, global_batch_size: int, microbatch_size: int | None = None
 ) -> Problem:
-    """The problem with the microbatch sizes that every kind was profiled at, or the one that is forced."""
+    """Return the problem with the microbatch sizes that all kinds were profiled at, or the given one."""
     if microbatch_size is not None:
         return Problem(profile, cluster, global_batch_size, (microbatch_size,))
     kinds = {device.kind for device in cluster.devices}

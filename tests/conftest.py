@@ -1,6 +1,7 @@
 import os
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from places import SUPPORT
@@ -9,6 +10,10 @@ from shell import Shell
 # NOTE: the server that forks ranks preloads the module of what they run, but in Python 3.11 it ignores the
 # sys.path of its parent: without this each rank of a main in tests/support would load torch by itself.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(SUPPORT), os.environ.get("PYTHONPATH"))))
+
+# A busy machine is no failure: no test has a time limit for an example.
+hypothesis.settings.register_profile("hetpipe", deadline=None)
+hypothesis.settings.load_profile("hetpipe")
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ import numpy as np
 from partition.column_generation.column_generation import Column, Columns
 from partition.column_generation.master_problem import solve_master
 from partition.estimates.class_pipeline import ClassPipeline
+from partition.estimates.effort import LARGE
 
 STEPS = 7
-LARGE = 128  # devices from which only what the floor of the relaxed amounts leaves is rounded
 
 
 def rounded(

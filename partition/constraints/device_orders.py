@@ -1,4 +1,4 @@
-"""Which devices form which pipelines, in which order, where some of it is forced."""
+"""Arrangements of devices in pipelines, where some of a plan is forced."""
 
 import math
 from collections import defaultdict
@@ -12,7 +12,7 @@ from partition.estimates.effort import effort_for
 Arrangement = tuple[tuple[Device, ...], ...]
 """The devices of each pipeline, from first to last stage."""
 Counts = tuple[int, ...]
-_Way = tuple[float, float, tuple[Order, ...]]
+_Weighed = tuple[float, float, tuple[Order, ...]]
 """(bytes that the fullest device lacks, negated samples a second at best, the orders)."""
 
 
@@ -33,46 +33,53 @@ class Arrangements:
         self.effort = effort_for(num_devices).forced
         orders = self._orders(min(self.most, cutter.tables.num_layers))
         self.exhaustive = orders is not None
-        self._ways = self._weighed(orders) if orders is not None else self._dealt()
+        self._options = self._of_all_orders(orders) if orders is not None else self._dealt()
 
     def best(self) -> list[Arrangement]:
-        """Those that fit, with most samples a second."""
-        fitting = [way for way in self._ways if way[0] <= 0]
+        """Return the arrangements that fit, with most samples a second."""
+        fitting = [option for option in self._options if option[0] <= 0]
         return [
-            self.named(way[2]) for way in sorted(fitting, key=lambda way: way[1:])[: 2 * self.effort.kept]
+            self.named(option[2])
+            for option in sorted(fitting, key=lambda option: option[1:])[: 2 * self.effort.kept]
         ]
 
     def leanest(self) -> Arrangement:
-        """The one that lacks fewest bytes; none where the pins allow none at all."""
-        able = [way for way in self._ways if math.isfinite(way[0])]
+        """Return the arrangement that lacks fewest bytes; none where the pins allow none at all."""
+        able = [option for option in self._options if math.isfinite(option[0])]
         return self.named(min(able)[2]) if able else ()
 
     def named(self, orders: Sequence[Order]) -> Arrangement:
-        """Classes as devices, each once."""
+        """Return orders of classes as devices, each used once."""
         left = [list(group) for group in self.members]
-        return tuple(tuple(left[entry].pop(0) for entry in order) for order in orders)
+        return tuple(tuple(left[class_index].pop(0) for class_index in order) for order in orders)
 
     def _rate(self, order: Order) -> float:
-        """Samples a second at best, over the microbatch sizes; 0 where the order does not fit."""
+        """Return the samples a second at best, over the microbatch sizes; 0 where the order does not fit."""
         periods = [(self.cutter.period_s(order, size), size) for size in self.problem.microbatch_sizes]
         return max(size / period if period > 0 else math.inf for period, size in periods)
 
-    def _weighed(self, orders: Sequence[Order]) -> list[_Way]:
-        """PathRange over all orders: the best of each set of devices, then sets joined to pipelines."""
-        sets: dict[Counts, list[_Way]] = defaultdict(list)
+    def _of_all_orders(self, orders: Sequence[Order]) -> list[_Weighed]:
+        """Return the best arrangements over all orders: of each set of devices, then sets joined.
+
+        A dynamic programme over numbers of pipelines. State: devices used, by class; labels: the arrangements
+        that `_kept` keeps; transition: one more pipeline, from the best orders of a set of devices.
+        """
+        sets: dict[Counts, list[_Weighed]] = defaultdict(list)
         for order in orders:
             cut = self.cutter.lean(order)
             if math.isfinite(cut.missing_bytes):
-                used = tuple(order.count(entry) for entry in range(len(self.counts)))
+                used = tuple(order.count(class_index) for class_index in range(len(self.counts)))
                 sets[used].append((max(0.0, cut.missing_bytes), -self._rate(order), (order,)))
-        singles = {used: self._kept(ways) for used, ways in sets.items()}
-        level: dict[Counts, list[_Way]] = singles
-        done: list[_Way] = []
+        singles = {used: self._kept(options) for used, options in sets.items()}
+        level: dict[Counts, list[_Weighed]] = singles
+        done: list[_Weighed] = []
         for pipelines in self._numbers():
             if pipelines > 1:
                 level = self._joined(level, singles)
             if self.problem.forced.num_pipelines in (None, pipelines):
-                done += [way for used, ways in level.items() if self._complete(used) for way in ways]
+                done += [
+                    option for used, options in level.items() if self._complete(used) for option in options
+                ]
         return done
 
     def _numbers(self) -> range:
@@ -80,28 +87,28 @@ class Arrangements:
         return range(1, (forced or min(self.most, self.problem.global_batch_size)) + 1)
 
     def _complete(self, used: Counts) -> bool:
-        return all(used[entry] for entry in self.pins)
+        return all(used[class_index] for class_index in self.pins)
 
     def _joined(
-        self, level: dict[Counts, list[_Way]], singles: dict[Counts, list[_Way]]
-    ) -> dict[Counts, list[_Way]]:
-        """PathRange with one pipeline more; pipelines of a way come in order, so that none is met twice."""
-        found: dict[Counts, list[_Way]] = defaultdict(list)
-        for used, ways in level.items():
+        self, level: dict[Counts, list[_Weighed]], singles: dict[Counts, list[_Weighed]]
+    ) -> dict[Counts, list[_Weighed]]:
+        """Return arrangements with one pipeline more; pipelines come in order, so that none is met twice."""
+        found: dict[Counts, list[_Weighed]] = defaultdict(list)
+        for used, options in level.items():
             for extra, more in singles.items():
                 total = tuple(map(sum, zip(used, extra, strict=True)))
                 if sum(total) > self.most or any(map(int.__gt__, total, self.counts)):
                     continue
                 found[total] += [
-                    (max(way[0], one[0]), way[1] + one[1], (*way[2], *one[2]))
-                    for way in ways
+                    (max(option[0], one[0]), option[1] + one[1], (*option[2], *one[2]))
+                    for option in options
                     for one in more
-                    if way[2][-1] >= one[2][0]
+                    if option[2][-1] >= one[2][0]
                 ]
-        return {used: self._kept(ways) for used, ways in found.items()}
+        return {used: self._kept(options) for used, options in found.items()}
 
-    def _dealt(self) -> list[_Way]:
-        """Some ways for a cluster with too many orders: devices dealt out to pipelines by memory or speed."""
+    def _dealt(self) -> list[_Weighed]:
+        """Return arrangements of too many devices for all orders: dealt out by memory or speed."""
         pinned = len(self.pins)
         forced = self.problem.forced.num_pipelines
         depth = max(
@@ -113,65 +120,74 @@ class Arrangements:
         )
         numbers = [forced] if forced else range(max(1, depth), max(1, depth) + self.effort.numbers)
         return [
-            way
+            option
             for number in numbers
             if number <= min(self.most, self.problem.global_batch_size)
             for ranking in self._rankings()
             for use in sorted({self.most, *(pinned + number * k for k in (1, 2, 4))})
             if number <= use <= self.most
-            for way in self._deal(number, ranking[: use - pinned])
+            for option in self._deal(number, ranking[: use - pinned])
         ]
 
     def _rankings(self) -> Iterator[list[int]]:
-        """The classes of the free devices, those with most memory or speed first."""
+        """Give the classes of the free devices, those with most memory or speed first."""
         size = self.cutter.tables.at(min(self.problem.microbatch_sizes))
         free = [
-            entry for entry, count in enumerate(self.counts) for _ in range(count) if entry not in self.pins
+            class_index
+            for class_index, count in enumerate(self.counts)
+            for _ in range(count)
+            if class_index not in self.pins
         ]
         memory = self.cutter.tables.usable_bytes
-        yield sorted(free, key=lambda entry: (-memory[entry], entry))
-        yield sorted(free, key=lambda entry: (size.busy_s[entry, 0, -1], entry))
+        yield sorted(free, key=lambda class_index: (-memory[class_index], class_index))
+        yield sorted(free, key=lambda class_index: (size.busy_s[class_index, 0, -1], class_index))
 
-    def _deal(self, number: int, free: Sequence[int]) -> Iterator[_Way]:
-        """Pins to the first pipeline with room, then each free device to the gap that lacks most layers."""
+    def _deal(self, number: int, free: Sequence[int]) -> Iterator[_Weighed]:
+        """Give arrangements: pins go to the first pipeline with room, free devices where layers lack most."""
         layers = self.cutter.tables.num_layers
         chains: list[list[int]] = [[] for _ in range(number)]
-        for entry, pin in sorted(self.pins.items(), key=lambda item: (item[1].start, item[1].stop)):
+        for class_index, pin in sorted(self.pins.items(), key=lambda item: (item[1].start, item[1].stop)):
             able = [chain for chain in chains if not chain or self.pins[chain[-1]].stop <= pin.start]
             if not able:
                 return
-            max(able, key=lambda chain: self.pins[chain[-1]].stop if chain else -1).append(entry)
+            max(able, key=lambda chain: self.pins[chain[-1]].stop if chain else -1).append(class_index)
         gaps: list[tuple[int, list[int]]] = []
         parts: list[list[list[int]]] = []
         for chain in chains:
             row: list[list[int]] = []
             stop = 0
-            for start, entries in [*((self.pins[entry].start, [entry]) for entry in chain), (layers, [])]:
+            for start, class_indices in [
+                *((self.pins[class_index].start, [class_index]) for class_index in chain),
+                (layers, []),
+            ]:
                 if start > stop:
                     row.append([])
                     gaps.append((start - stop, row[-1]))
-                row.append(entries)
-                stop = self.pins[entries[0]].stop if entries else layers
+                row.append(class_indices)
+                stop = self.pins[class_indices[0]].stop if class_indices else layers
             parts.append(row)
         memory = self.cutter.tables.usable_bytes
-        for entry in free:
+        for class_index in free:
             open_gaps = [gap for gap in gaps if len(gap[1]) < gap[0]]
             if open_gaps:
                 held = [sum(memory[other] for other in gap[1]) / gap[0] for gap in open_gaps]
-                open_gaps[held.index(min(held))][1].append(entry)
+                open_gaps[held.index(min(held))][1].append(class_index)
         if any(not gap for _, gap in gaps):
             return
         for flip in (False, True):
             orders = tuple(
-                tuple(entry for part in row for entry in (reversed(part) if flip else part)) for row in parts
+                tuple(class_index for part in row for class_index in (reversed(part) if flip else part))
+                for row in parts
             )
             missing = max(self.cutter.lean(order).missing_bytes for order in orders)
             yield (max(0.0, missing), -sum(self._rate(order) for order in orders), orders)
 
-    def _kept(self, ways: list[_Way]) -> list[_Way]:
-        """Return the ways with most samples a second, and the one that lacks fewest bytes."""
-        fastest = sorted(ways, key=lambda way: (way[0] > 0, way[1], way[2]))[: self.effort.kept]
-        leanest = min(ways)
+    def _kept(self, options: list[_Weighed]) -> list[_Weighed]:
+        """Return the options with most samples a second, and the one that lacks fewest bytes."""
+        fastest = sorted(options, key=lambda option: (option[0] > 0, option[1], option[2]))[
+            : self.effort.kept
+        ]
+        leanest = min(options)
         return fastest if leanest in fastest else [*fastest, leanest]
 
     def _orders(self, most: int) -> list[Order] | None:

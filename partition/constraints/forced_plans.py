@@ -1,4 +1,4 @@
-"""What the user forces: devices left out, and plans with given stages, pipelines or devices at most."""
+"""Plans within what the user decides: devices left out, given stages, pipelines, devices at most."""
 
 import dataclasses
 import re
@@ -24,7 +24,7 @@ _PIN = re.compile(r"(?P<device>[^=]+)=(?P<first>\d+)(-(?P<last>\d+))?")
 
 
 def without(cluster: Cluster, names: Iterable[str]) -> Cluster:
-    """The cluster less some devices ("old/3") or whole nodes ("old"); the others keep their names.
+    """Return the cluster less some devices ("old/3") or nodes ("old"); the others keep their names.
 
     Raises: InputError for an unknown name, or if nothing is left.
     """
@@ -72,7 +72,7 @@ def forced_of(
     num_pipelines: int | None = None,
     max_devices: int | None = None,
 ) -> Forced:
-    """What is forced, checked against model and cluster.
+    """Return what is forced, checked against model and cluster.
 
     Raises: InputError for an unknown device, layers that the model has not, or two pins of one device.
     """
@@ -144,8 +144,10 @@ def check_forced(problem: Problem) -> None:
 
 
 def _gaps(problem: Problem, pipelines: int) -> Iterator[tuple[int, int]]:
-    """Runs of layers that need a device of their own besides the pinned ones: for one pipeline all that are
-    not pinned, for several the layers that most lack."""
+    """Give runs of layers that need a device of their own besides the pinned ones.
+
+    For one pipeline all that are not pinned, for several the layers that are pinned least.
+    """
     layers = problem.profile.num_layers
     pinned = [sum(pin.start <= k < pin.stop for pin in problem.forced.pins) for k in range(layers)]
     if pipelines > 1:
@@ -171,7 +173,7 @@ def describe(forced: Forced) -> str:
 
 
 def forced_plans(problem: Problem, evaluate: Evaluate) -> list[Plan]:
-    """Plans that respect problem.forced, best first; each device serves one stage of one pipeline.
+    """Return plans that respect problem.forced, best first; each device serves one stage of one pipeline.
 
     On small clusters all arrangements of devices in pipelines are weighed, on others some; the best are cut
     with the pinned stages fixed, then improved by local search on the evaluation.
@@ -188,7 +190,7 @@ def forced_plans(problem: Problem, evaluate: Evaluate) -> list[Plan]:
 
 
 class _ForcedSearch:
-    """Owns the cutter of a problem and the plans found so far."""
+    """A search that owns the cutter of a problem and the plans found so far."""
 
     def __init__(self, problem: Problem, evaluate: Evaluate) -> None:
         self.problem, self.evaluate = problem, evaluate
@@ -197,8 +199,8 @@ class _ForcedSearch:
         self.found: dict[Plan, float] = {}
 
     def plans(self) -> list[Plan]:
-        ways = self.arrangements.best()
-        starts = [timed for arrangement in ways for timed in self.cut(arrangement)]
+        best = self.arrangements.best()
+        starts = [timed for arrangement in best for timed in self.cut(arrangement)]
         evaluated = sorted(((self.step_s(timed, 0.0), place) for place, timed in enumerate(starts)))
         effort = effort_for(len(self.problem.cluster.devices)).forced
         for step_s, place in evaluated[: effort.climbed_starts]:
@@ -225,7 +227,7 @@ class _ForcedSearch:
             LocalSearch(self.cutter.cut_optimizer, self.step_s, effort.climb_tries).improve([pipeline])
 
     def cut(self, arrangement: Arrangement) -> Iterator[list[TimedPipeline]]:
-        """The pipelines of an arrangement, for each microbatch size."""
+        """Give the pipelines of an arrangement, for each microbatch size."""
         share = max(1, self.problem.global_batch_size // len(arrangement))
         for size in self.problem.microbatch_sizes:
             timed = [self.cutter.pipeline(devices, size, share) for devices in arrangement]
@@ -239,7 +241,7 @@ class _ForcedSearch:
             yield [new if new is not None and new.timing.fits else old for new, old in pairs]
 
     def step_s(self, timed: Sequence[TimedPipeline], _: float) -> float:
-        """Seconds of a step of the plan of these pipelines; inf where it does not respect what is forced."""
+        """Return the step of the plan of these pipelines; inf where it does not respect what is forced."""
         plan = self.plan(timed)
         profile, cluster = self.problem.profile, self.problem.cluster
         if plan is None or not self.problem.forced.allows(plan) or not fits(plan, profile, cluster):
@@ -249,7 +251,7 @@ class _ForcedSearch:
         return self.found[plan]
 
     def plan(self, timed: Sequence[TimedPipeline]) -> Plan | None:
-        """The plan of a set of pipelines, each with a sample at least."""
+        """Return the plan of a set of pipelines, each with a sample at least."""
         batch = self.problem.global_batch_size
         if len(timed) > batch:
             return None
@@ -264,7 +266,7 @@ class _ForcedSearch:
         return Plan("forced", self.problem.profile.model, batch, pipelines)
 
     def shortfall(self) -> ValueError:
-        """Why there is no plan: the arrangement that lacks fewest bytes."""
+        """Return why there is no plan: what the arrangement that lacks fewest bytes lacks."""
         size = min(self.problem.microbatch_sizes)
         scope = (
             "arrangements of the devices" if self.arrangements.exhaustive else "arrangements that were tried"

@@ -27,18 +27,18 @@ class PinnedTables(ProblemTables):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem, _classes(problem))
         self.pins: dict[int, Pin] = {}
-        for entry, group in enumerate(self.classes.members):
+        for class_index, group in enumerate(self.classes.members):
             for pin in problem.forced.pins:
                 if pin.device == group[0].name:
-                    self.pins[entry] = pin
+                    self.pins[class_index] = pin
 
     @cached_property
     def allowed(self) -> npt.NDArray[np.bool_]:
-        """Where a class may have layers [start, stop), by [class, start, stop]."""
+        """Return where a class may have layers [start, stop), by [class, start, stop]."""
         table = np.repeat(self.stages[None], len(self.classes.members), axis=0)
-        for entry, pin in self.pins.items():
-            table[entry] = False
-            table[entry, pin.start, pin.stop] = True
+        for class_index, pin in self.pins.items():
+            table[class_index] = False
+            table[class_index, pin.start, pin.stop] = True
         return np.asarray(table)
 
     def at(self, samples: int) -> SizeTables:
@@ -53,12 +53,12 @@ class _PinnedSize(SizeTables):
         self._allowed = tables.allowed
 
     def caps(self, *, recompute: bool) -> Floats:
-        """As without pins, and 0 for the layers that a pinned device may not have."""
+        """Return the caps as without pins, and 0 for the layers that a pinned device may not have."""
         return np.where(self._allowed, super().caps(recompute=recompute), 0.0)
 
 
 def _classes(problem: Problem) -> DeviceClasses:
-    """Devices of one node that are alike, each pinned one alone; which links they have, nobody asks here."""
+    """Return classes of devices of a node that are alike, whatever their links; each pinned one is alone."""
     pinned = {pin.device for pin in problem.forced.pins}
     return DeviceClasses.by(
         problem.cluster.devices,
@@ -68,15 +68,17 @@ def _classes(problem: Problem) -> DeviceClasses:
 
 @dataclass(frozen=True, slots=True)
 class LeanCut:
-    """The cut of an order that lacks fewest bytes; missing_bytes is at most 0 where it fits, inf where the
-    pins allow no cut at all."""
+    """The cut of an order that lacks fewest bytes.
+
+    missing_bytes is at most 0 where it fits, inf where the pins allow no cut at all.
+    """
 
     missing_bytes: float
     stages: tuple[tuple[int, int], ...]
 
 
 class PinnedCutter:
-    """Cuts orders of devices so that each pinned one gets its layers."""
+    """A cutter of orders of devices in which each pinned one gets its layers."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -92,7 +94,7 @@ class PinnedCutter:
 
     @cached_property
     def _lacking(self) -> Floats:
-        """Bytes that a class lacks for [start, stop) with one microbatch of the least size in flight."""
+        """Return the bytes that a class lacks for [start, stop), the least microbatch once in flight."""
         size, layers = min(self.problem.microbatch_sizes), self.tables.num_layers
         needs = np.full((layers + 1, layers + 1), np.inf)
         for start in range(layers):
@@ -103,13 +105,18 @@ class PinnedCutter:
         return np.where(self.tables.allowed, lacking, np.inf)
 
     def lean(self, order: Order) -> LeanCut:
-        """The cut in which the fullest device lacks fewest bytes, by dynamic programming over suffixes."""
+        """Return the cut in which the fullest device lacks fewest bytes.
+
+        A dynamic programme from the last device backwards. State: devices of the order that are left, and the
+        layer they begin at; label: bytes that the fullest of them lacks; transition: the stage of the first
+        one; devices x layers^2.
+        """
         if order not in self._lean:
             missing = float(self._suffix(order)[0])
             stages, start = [], 0
             if np.isfinite(missing):
-                for place, entry in enumerate(order):
-                    row = np.maximum(self._lacking[entry][start], self._suffix(order[place + 1 :]))
+                for place, class_index in enumerate(order):
+                    row = np.maximum(self._lacking[class_index][start], self._suffix(order[place + 1 :]))
                     stop = int(row.argmin())
                     stages.append((start, stop))
                     start = stop
@@ -117,7 +124,7 @@ class PinnedCutter:
         return self._lean[order]
 
     def _suffix(self, order: Order) -> Floats:
-        """Bytes that the fullest device of an order lacks, by the layer that it starts at."""
+        """Return the bytes that the fullest device of an order lacks, by the layer that it starts at."""
         if order not in self._missing:
             if not order:
                 ends = np.full(self.tables.num_layers + 1, np.inf)
@@ -129,13 +136,16 @@ class PinnedCutter:
         return self._missing[order]
 
     def period_s(self, order: Order, samples: int) -> float:
-        """The least seconds of the busiest device for a microbatch, links left out; inf where none fits."""
+        """Return the least seconds of the busiest device for a microbatch; inf where no cut fits.
+
+        Links are left out. The programme of `lean`, with seconds as labels.
+        """
         size = self.tables.at(samples)
         slowest = np.full(self.tables.num_layers + 1, np.inf)
         slowest[-1] = 0.0
         busy = self._fitting_s(size)
-        for entry in reversed(order):
-            slowest = np.maximum(busy[entry], slowest[None, :]).min(axis=1)
+        for class_index in reversed(order):
+            slowest = np.maximum(busy[class_index], slowest[None, :]).min(axis=1)
         return float(slowest[0])
 
     def _fitting_s(self, size: SizeTables) -> Floats:
@@ -151,8 +161,10 @@ class PinnedCutter:
         return {}
 
     def pipeline(self, devices: Sequence[Device], samples: int, num_samples: int) -> TimedPipeline | None:
-        """The pipeline cut for num_samples in microbatches of `samples`; with the leanest cut where the best
-        one does not fit; None where that does not either."""
+        """Return the pipeline cut for num_samples in microbatches of `samples`.
+
+        With the leanest cut where the best one does not fit; None where that does not either.
+        """
         found = self.cut_optimizer.recut(devices, samples, num_samples)
         if found is not None and found.timing.fits:
             return found

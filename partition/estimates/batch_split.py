@@ -6,16 +6,17 @@ from heapq import heapify, heappop, heapreplace
 
 from partition.estimates.timed_pipeline import PipelineTiming, TimedPipeline
 
-NEAR = 0.02  # of the range: no guess is nearer to its ends
-NEARLY = 0.98  # of a step that is long enough: what is asked for next
+NEAR = 0.02  # share of the range: no guess is nearer to its ends, or it would hardly narrow
+NEARLY = 0.98  # times a step that is long enough: the first guess that may be too short
 
 
 def share_out(
     timed: Sequence[TimedPipeline], batch: int, tolerance: float = 1e-5, within_s: float = math.inf
 ) -> tuple[float, list[int]]:
-    """(seconds, samples of each pipeline): the least step in which they do the batch.
+    """Return (seconds, samples of each pipeline) of the least step in which they do the batch.
 
-    Samples grow nearly in proportion to the step: every third guess halves it, the others go by proportion.
+    Samples grow nearly in proportion to the step: two of three guesses go by proportion (regula falsi), the
+    third one halves the range on a logarithmic scale (bisection), which ends it whatever the samples do.
     Pipelines may get none. Seconds are inf where the pipelines cannot do it, or not within so many seconds.
     """
     counts: dict[int, tuple[PipelineTiming, int]] = {}
@@ -59,12 +60,12 @@ def share_out(
 
 
 def _between(low: float, high: float, share: float) -> float:
-    """By a share from low to high, but not too near to either."""
+    """Return what lies by a share between low and high, but not too near to either."""
     return low + (high - low) * min(max(share, NEAR), 1 - NEAR)
 
 
 def _within(timed: Sequence[TimedPipeline], batch: int, step_s: float) -> list[int]:
-    """Samples of each pipeline in a step of step_s seconds; the surplus is taken from those that end last."""
+    """Return the samples of each pipeline in a step; the surplus is taken from those that end last."""
     most = {id(pipeline.timing): pipeline.timing.most(step_s, batch) for pipeline in timed}
     samples = [most[id(pipeline.timing)] if pipeline.timing.fits else 0 for pipeline in timed]
     surplus = sum(samples) - batch

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 SEVERAL_ORDERS, FEW, SMALL, LARGE = 4, 8, 16, 128
 """Devices up to which effort changes most: every order of devices is cut; the simulator always has the last
-word on small changes; walks near the relaxed step are short; anything walks at all."""
+word on small changes; walks near the relaxed step are short; anything walks, devices are shared by cuts that
+are shifted, and whole programmes are rounded, not only what a floor leaves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

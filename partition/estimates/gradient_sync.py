@@ -1,4 +1,4 @@
-"""What gradient sync adds to a step, cheaply: for the search; the simulator decides."""
+"""Estimates of what gradient sync adds to a step: for the search; the simulator decides."""
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -38,21 +38,21 @@ class SyncCosts:
         self._most_chains = LARGE_RING if measured else FEW_CHAINS
 
     def exposed_s(self, timed: Sequence[TimedPipeline]) -> float:
-        """Seconds that the busiest device or card spends in sums, as if none were hidden."""
+        """Return the seconds that the busiest device or card spends in sums, as if none were hidden."""
         return self._exposed_s(
             [[(stage.device.name, stage.stop) for stage in pipeline.stages] for pipeline in timed]
         )
 
     def exposed_of_plan_s(self, plan: Plan) -> float:
-        """`exposed_s` of a plan, whose pipelines may share devices."""
-        if sum(len(entry.stages) for entry in plan.pipelines) > len(plan.device_names):
+        """Return `exposed_s` of a plan, whose pipelines may share devices."""
+        if sum(len(pipeline.stages) for pipeline in plan.pipelines) > len(plan.device_names):
             return max(self.of_plan_s(plan).values(), default=0.0)
         return self._exposed_s(
-            [[(stage.device, stage.stop) for stage in entry.stages] for entry in plan.pipelines]
+            [[(stage.device, stage.stop) for stage in pipeline.stages] for pipeline in plan.pipelines]
         )
 
     def of_plan_s(self, plan: Plan) -> dict[str, float]:
-        """Seconds that each device of a plan spends in sums with others, cards not counted."""
+        """Return the seconds that each device of a plan spends in sums with others, cards not counted."""
         holders: list[list[str]] = [[] for _ in self._profile.layers]
         for name in plan.device_names:
             for layer in plan.layers_of(name):
@@ -60,14 +60,14 @@ class SyncCosts:
         return self._by_device(self._sums(holders))
 
     def ring_s(self, num_bytes: float, names: Sequence[str]) -> float:
-        """About the seconds of an all-reduce between devices (names)."""
+        """Return about the seconds of an all-reduce between devices (names)."""
         if len(names) <= LARGE_RING:
             return all_reduce_estimate_s(self._costs.network, num_bytes, names)
         owners = np.array([[self._rings.index[name] for name in names]])
         return float(self._rings.seconds(owners, np.array([num_bytes]))[0][0])
 
     def _exposed_s(self, chains: Sequence[_Chain]) -> float:
-        """Of pipelines that share no device."""
+        """Return `exposed_s` of pipelines that share no device."""
         if len(chains) > self._most_chains:
             return self._large_s(chains)
         holders: list[list[str]] = [[] for _ in self._profile.layers]
@@ -81,13 +81,13 @@ class SyncCosts:
         return max([*self._by_device(sums).values(), *self._by_card(sums).values()], default=0.0)
 
     def _sums(self, holders: Sequence[list[str]]) -> list[tuple[tuple[str, ...], float]]:
-        """(owners, bytes) of each sum of several devices; holders: those of each layer."""
+        """Return (owners, bytes) of each sum of several devices; holders: those of each layer."""
         buckets: dict[tuple[str, ...], list[int]] = {}
         for layer, owners in enumerate(holders):
             buckets.setdefault(tuple(owners), []).append(layer)
         sums = [(owners, self._trained(tuple(layers))) for owners, layers in buckets.items()]
         sums += self._tied_sums(holders)
-        return [entry for entry in sums if len(entry[0]) > 1]
+        return [(owners, num_bytes) for owners, num_bytes in sums if len(owners) > 1]
 
     def _tied_sums(self, holders: Sequence[list[str]]) -> Iterable[tuple[tuple[str, ...], float]]:
         for layer in self._tied:
@@ -105,7 +105,7 @@ class SyncCosts:
         return seconds
 
     def _by_card(self, sums: Iterable[tuple[tuple[str, ...], float]]) -> dict[int, float]:
-        """Seconds for which each resource of the network carries the messages of all rings."""
+        """Return the seconds for which each resource of the network carries the messages of all rings."""
         loads: dict[int, float] = {}
         for owners, num_bytes in sums:
             rounds, chunk = 2 * (len(owners) - 1), num_bytes / len(owners)
@@ -122,7 +122,7 @@ class SyncCosts:
         return self._large
 
     def _large_s(self, chains: Sequence[_Chain]) -> float:
-        """All rings at once. The owners of each range of layers between two cuts are a ring."""
+        """Return `exposed_s`, all rings at once, one of the owners of each range of layers between cuts."""
         cuts = sorted({0} | {stop for chain in chains for _, stop in chain})
         place = {cut: index for index, cut in enumerate(cuts)}
         index = self._rings.index
@@ -185,7 +185,7 @@ class _LargeRings:
         self._links = np.empty((0, 2))
 
     def seconds(self, owners: npt.NDArray[np.int64], num_bytes: Floats) -> tuple[Floats, float]:
-        """(seconds of each ring on the idle network, seconds for which the busiest card carries all of them).
+        """Return (seconds of each ring on the idle network, seconds of the busiest card for all of them).
 
         owners: devices by [ring, member]. num_bytes: what each member of a ring gives to its sum.
         """
@@ -210,7 +210,7 @@ class _LargeRings:
         return rounds * np.maximum(busiest, hop), cards_s
 
     def _hops(self, owners: npt.NDArray[np.int64], following: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
-        """(s per byte, latency) of each message, of which those between the same groups are alike."""
+        """Return (s per byte, latency) of each message; those between the same groups are alike."""
         pair = self._group[owners] * self._num_groups + self._group[following]
         pair = 2 * pair + (self._node[owners] == self._node[following])
         at = np.searchsorted(self._codes, pair)

@@ -1,4 +1,4 @@
-"""How long the network cards of the nodes are busy: pipelines on one node share its card."""
+"""Seconds for which the network cards of nodes are busy: pipelines on one node share its card."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -9,11 +9,11 @@ from partition.estimates.timed_pipeline import TimedPipeline
 
 
 class CardLoad:
-    """Cheap, for the search: the clock of a pipeline knows nothing of the others on its nodes."""
+    """The load of network cards, cheap, for the search: a pipeline's clock knows no others on its nodes."""
 
     def __init__(self, costs: PipelineCosts) -> None:
         self._costs = costs
-        self._hops: dict[object, tuple[float, float]] = {}
+        self._messages: dict[object, tuple[float, float]] = {}
 
     def step_s(self, timed: Sequence[TimedPipeline], seconds: float) -> float:
         """Return a step of pipelines that take so long by their clocks, or until the busiest card is done."""
@@ -24,23 +24,23 @@ class CardLoad:
                 continue
             count = pipeline.timing.most(seconds, batch) / pipeline.microbatch_size
             for left, right in pairwise(pipeline.stages):
-                here, there = left.device, right.device
-                if here.node == there.node or not count:
+                left_node, right_node = left.device.node, right.device.node
+                if left_node == right_node or not count:
                     continue
-                out, home = self._seconds(pipeline, left.device, right.device, right.start)
+                forward_s, backward_s = self._seconds(pipeline, left.device, right.device, right.start)
                 for card, spent in (
-                    ((here.node, "out"), out),
-                    ((there.node, "in"), out),
-                    ((there.node, "out"), home),
-                    ((here.node, "in"), home),
+                    ((left_node, "out"), forward_s),
+                    ((right_node, "in"), forward_s),
+                    ((right_node, "out"), backward_s),
+                    ((left_node, "in"), backward_s),
                 ):
                     busy[card] = busy.get(card, 0.0) + count * spent
         return max(seconds, max(busy.values(), default=0.0))
 
     def _seconds(
-        self, pipeline: TimedPipeline, here: Device, there: Device, layer: int
+        self, pipeline: TimedPipeline, left: Device, right: Device, layer: int
     ) -> tuple[float, float]:
-        key = (here.node, there.node, here.kind, there.kind, layer, pipeline.microbatch_size)
-        if key not in self._hops:
-            self._hops[key] = self._costs.message_s(here, there, layer, pipeline.microbatch_size)[:2]
-        return self._hops[key]
+        key = (left.node, right.node, left.kind, right.kind, layer, pipeline.microbatch_size)
+        if key not in self._messages:
+            self._messages[key] = self._costs.message_s(left, right, layer, pipeline.microbatch_size)[:2]
+        return self._messages[key]

@@ -20,7 +20,7 @@ Layout = tuple[tuple[Device, int, int], ...]
 
 
 class PipelineCosts:
-    """Prices, links and memory of a problem, for one pipeline whose devices serve one stage each."""
+    """The prices, links and memory of a problem, for one pipeline whose devices serve one stage each."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -34,7 +34,7 @@ class PipelineCosts:
         return -(-self.problem.global_batch_size // samples)
 
     def busy_s(self, device: Device, start: int, stop: int, samples: int) -> float:
-        """Seconds of forward and backward of one microbatch."""
+        """Return the seconds of forward and backward of one microbatch."""
         forward = self.prices.forward_s(device, start, stop, samples)
         return forward + self.prices.backward_s(device, start, stop, samples)
 
@@ -45,18 +45,18 @@ class PipelineCosts:
         return seconds + (self.busy_s(device, start, stop, rest) if rest else 0.0)
 
     def hop_s(self, source: Device, destination: Device, layer: int, samples: int) -> float:
-        """Seconds of one microbatch on the link in front of a layer, both ways, latency included."""
+        """Return the seconds of one microbatch on the link in front of a layer, both ways, with latency."""
         num_bytes = self.prices.boundary_bytes(layer, samples)
-        there = self.network.route(source.name, destination.name).link
-        back = self.network.route(destination.name, source.name).link
-        return there.transfer_s(num_bytes) + back.transfer_s(num_bytes)
+        forward = self.network.route(source.name, destination.name).link
+        backward = self.network.route(destination.name, source.name).link
+        return forward.transfer_s(num_bytes) + backward.transfer_s(num_bytes)
 
     def link_s(self, source: Device, destination: Device, layer: int, samples: int) -> float:
-        """Seconds for which one microbatch occupies the link, the slower direction."""
+        """Return the seconds for which one microbatch occupies the link, in the slower direction."""
         return max(self.message_s(source, destination, layer, samples)[:2])
 
     def stage_bytes(self, start: int, stop: int, samples: int) -> tuple[float, float]:
-        """(fixed, per microbatch in flight) bytes of a stage without recompute."""
+        """Return (fixed, per microbatch in flight) bytes of a stage without recompute."""
         key = (start, stop, samples)
         if key not in self._bytes:
             fixed, one = (
@@ -67,7 +67,7 @@ class PipelineCosts:
         return self._bytes[key]
 
     def max_in_flight(self, device: Device, start: int, stop: int, samples: int) -> int:
-        """The most microbatches in flight that the device's memory takes, at most all; 0 if not even one."""
+        """Return the most microbatches in flight that a device's memory takes, at most all; 0 if none."""
         fixed, per_microbatch = self.stage_bytes(start, stop, samples)
         spare = device.usable_bytes - fixed
         most = self.num_microbatches(samples)
@@ -76,7 +76,7 @@ class PipelineCosts:
         return most if most * per_microbatch <= spare else math.floor(spare / per_microbatch)
 
     def tied_sync_s(self, layout: Layout) -> float:
-        """Seconds to sum the gradients of tied weights whose two layers are on different devices."""
+        """Return the seconds to sum gradients of tied weights whose two layers are on different devices."""
         seconds = 0.0
         profile = self.problem.profile
         for layer in range(profile.num_layers):
@@ -87,11 +87,11 @@ class PipelineCosts:
         return seconds
 
     def norm_s(self, devices: Iterable[Device]) -> float:
-        """Seconds of the all-reduce of the gradient norm between the devices of a plan, in its order."""
+        """Return the seconds of the all-reduce of the norm between the devices of a plan, in its order."""
         return self.all_reduce_s(devices, NORM_BYTES)
 
     def all_reduce_s(self, devices: Iterable[Device], num_bytes: float) -> float:
-        """Seconds of an all-reduce on the idle network; nothing for a single device."""
+        """Return the seconds of an all-reduce on the idle network; nothing for a single device."""
         key = (tuple(dict.fromkeys(device.name for device in devices)), num_bytes)
         if key not in self._sync:
             self._sync[key] = all_reduce_s(self.network, num_bytes, key[0]) if len(key[0]) > 1 else 0.0
@@ -107,7 +107,7 @@ class PipelineCosts:
         )
 
     def cap(self, device: Device, start: int, stop: int, samples: int, recompute: bool) -> int:
-        """The most microbatches in flight that memory takes, however many there are; 0 if not even one."""
+        """Return the most microbatches in flight that memory takes, however many there are; 0 if none."""
         key = (start, stop, samples, recompute)
         if key not in self._stage_bytes:
             profile, shape = self.problem.profile, StageShape(start, stop, 1, samples, recompute)
@@ -123,22 +123,22 @@ class PipelineCosts:
     def message_s(
         self, source: Device, destination: Device, layer: int, samples: int
     ) -> tuple[float, float, float, float]:
-        """(there, back, latency there, latency back) of one microbatch on the link in front of a layer.
+        """Return (forward, backward, latency forward, latency backward) of the link in front of a layer.
 
-        There and back are the seconds for which a message occupies its direction.
+        Forward and backward are the seconds for which one microbatch's message occupies its direction.
         """
         num_bytes = self.prices.boundary_bytes(layer, samples)
-        there = self.network.route(source.name, destination.name).link
-        back = self.network.route(destination.name, source.name).link
-        seconds = there.occupancy_s(num_bytes), back.occupancy_s(num_bytes)
-        return (*seconds, there.latency_s, back.latency_s)
+        forward = self.network.route(source.name, destination.name).link
+        backward = self.network.route(destination.name, source.name).link
+        occupied_s = forward.occupancy_s(num_bytes), backward.occupancy_s(num_bytes)
+        return (*occupied_s, forward.latency_s, backward.latency_s)
 
     def caps(self, layout: Layout, samples: int) -> tuple[int, ...]:
-        """max_in_flight of each stage."""
+        """Return max_in_flight of each stage."""
         return tuple(self.max_in_flight(*stage, samples) for stage in layout)
 
     def windows(self, layout: Layout, samples: int) -> tuple[int, ...]:
-        """in_flight that 1F1B needs for the pipeline's own period, as far as memory allows it."""
+        """Return the in_flight that 1F1B needs for the pipeline's own period, as far as memory allows it."""
         busy, hops, links = self.busy_and_links(layout, samples)
         period = period_s(busy, links)
         wanted = in_flight_windows(busy, hops, period) if period > 0 else (1,) * len(layout)
@@ -172,7 +172,7 @@ class PipelineCosts:
         return tuple((self.problem.cluster.device(stage.device), *stage.layers) for stage in pipeline.stages)
 
     def plan(self, strategy: str, layout: Layout, samples: int, in_flight: Sequence[int]) -> Plan:
-        """The plan of one pipeline; each in_flight must be at least 1."""
+        """Return the plan of one pipeline; each in_flight must be at least 1."""
         batch = self.problem.global_batch_size
         stages = tuple(
             Stage(devices=(device.name,), layers=(start, stop), in_flight=flight)
@@ -182,7 +182,7 @@ class PipelineCosts:
         return Plan(strategy, self.problem.profile.model, batch, (pipeline,))
 
     def shortfall(self, layout: Layout, samples: int) -> InfeasibleError | None:
-        """What the device that lacks most lacks with one microbatch in flight; None where all fit."""
+        """Return the largest lack of memory with one microbatch in flight; None where all stages fit."""
         needs = [sum(self.stage_bytes(start, stop, samples)) for _, start, stop in layout]
         missing, index = max(
             (need - device.usable_bytes, -index)
@@ -205,5 +205,5 @@ def missing_error(device: Device, start: int, stop: int, need_bytes: float) -> I
 
 
 def owner(layout: Layout, layer: int) -> Device:
-    """The device that holds a layer."""
+    """Return the device that holds a layer."""
     return next(device for device, start, stop in layout if start <= layer < stop)

@@ -75,7 +75,7 @@ def _rounded(seconds: float) -> float:
 
 
 class Contest:
-    """Owns the best plan so far, of sources that enter their plans one after the other.
+    """The best plan so far, of sources that enter their plans one after the other.
 
     step_s is the best plan's step, inf while there is none.
     """

@@ -19,10 +19,14 @@ from partition.estimates.pipeline_costs import MANY, PipelineCosts
 from partition.plan import Pipeline, Stage
 
 EXTRA_IN_FLIGHT = (0, 1, 2, 4, 8, 16)
+"""Microbatches in flight that are tried beyond what the period needs, spread over the stages."""
 USUAL = 8  # of those, for the clock of any number of microbatches
-WARM, WARM_EXTRA, SPAN = 2, 4, 4
-MOST_TICKS = 400  # microbatches x stages that the clock runs through before it extrapolates
-FILLING, MOST_FILLING_TICKS = 1e-3, 1600  # and if it is seen to be in its warmup still
+WARM, WARM_EXTRA = 2, 4  # the clock runs for WARM times the stages or in_flight, and WARM_EXTRA microbatches
+SPAN = 4  # microbatches at the end of that, over which the seconds of one more are taken as a mean
+MOST_TICKS = 400  # microbatches x stages that the clock runs through at most before it extrapolates
+FILLING = 1e-3  # relative: a pace faster than the period by more shows a queue that is filling still
+MOST_FILLING_TICKS = 1600  # microbatches x stages up to which the clock then goes on, twice as far each time
+MOST_EXACT = 400  # microbatches up to which the best in_flight is sought by the clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,7 @@ class PipelineTiming:
         self.microbatch_size = microbatch_size
         self.full = self._seconds(microbatch_size)
         self.busy_s = [sum(pair) for pair in zip(self.full.forward_s, self.full.backward_s, strict=True)]
-        hops = [sum(link) for link in self.full.link_s]
+        round_trips_s = [sum(link) for link in self.full.link_s]
         self.caps = [
             costs.cap(stage.device, stage.start, stage.stop, microbatch_size, stage.recompute)
             for stage in stages
@@ -60,7 +64,7 @@ class PipelineTiming:
         self.fits = min(self.caps) >= 1
         self.period_s = period_s(self.busy_s, [max(link[:2]) for link in self.full.link_s])
         self.needed = (
-            in_flight_windows(self.busy_s, hops, self.period_s)
+            in_flight_windows(self.busy_s, round_trips_s, self.period_s)
             if self.period_s > 0
             else ((1,) * len(self.stages))
         )
@@ -87,21 +91,21 @@ class PipelineTiming:
         )
 
     def flights(self, num_microbatches: int) -> list[tuple[int, ...]]:
-        """in_flight worth trying, each within memory: what the period needs, a few more, all that fit."""
+        """Return in_flight worth trying, within memory: what the period needs, a few more, all that fit."""
         caps = [min(cap, num_microbatches) for cap in self.caps]
         tries = [self._spread(caps, extra) for extra in (*EXTRA_IN_FLIGHT, num_microbatches)]
         return list(dict.fromkeys([*tries, cap_in_flight(caps, caps)]))
 
     @cached_property
     def usual(self) -> tuple[int, ...]:
-        """in_flight for any number of microbatches: what the period needs and more, as far as memory goes."""
+        """Return in_flight for any number of microbatches: what the period needs and more, within memory."""
         return self._spread(self.caps, USUAL)
 
     def _spread(self, caps: Sequence[int], more: int) -> tuple[int, ...]:
         return spread_in_flight([*self.needed[:-1], 1], [*caps[:-1], 1], more)
 
     def best_flights(self, num_samples: int) -> tuple[int, ...]:
-        """The in_flight with which these samples take least time."""
+        """Return the in_flight with which these samples take least time."""
         if num_samples not in self._best:
             self._best[num_samples] = self._best_flights(num_samples)
         return self._best[num_samples]
@@ -110,7 +114,7 @@ class PipelineTiming:
         num_microbatches = -(-num_samples // self.microbatch_size)
         rest = num_samples - (num_microbatches - 1) * self.microbatch_size
         last = None if rest == self.microbatch_size else self._seconds(rest)
-        if num_microbatches > 400:
+        if num_microbatches > MOST_EXACT:
             return self.usual
         return min(
             self.flights(num_microbatches),
@@ -118,14 +122,16 @@ class PipelineTiming:
         )
 
     def quick_s(self, num_microbatches: int) -> float:
-        """The closed form for equal microbatches: Z with all in flight that fits, and the optimizer."""
-        hops = [sum(link) for link in self.full.link_s]
+        """Return Z of equal microbatches with all in flight that fits, and the optimizer."""
+        round_trips_s = [sum(link) for link in self.full.link_s]
         caps = [min(cap, num_microbatches) for cap in self.caps]
         flights = cap_in_flight(caps, caps)
-        return self.optimizer_s + makespan_bound_s(self.busy_s, hops, num_microbatches, in_flight=flights)
+        return self.optimizer_s + makespan_bound_s(
+            self.busy_s, round_trips_s, num_microbatches, in_flight=flights
+        )
 
     def whole_s(self, num_microbatches: int) -> float:
-        """Seconds of equal microbatches; those of many are extended from the steady state."""
+        """Return the seconds of equal microbatches; those of many are extended from the steady state."""
         if num_microbatches > self._warm:
             return max(begin + num_microbatches * each for begin, each in self._lines)
         return self._exact_s(num_microbatches)
@@ -137,12 +143,12 @@ class PipelineTiming:
 
     @cached_property
     def _clock(self) -> PipelineClock:
-        """With what is usually in flight."""
+        """Return the clock with what is usually in flight."""
         return PipelineClock(self.full, self.usual)
 
     @cached_property
     def _warm(self) -> int:
-        """Microbatches after which each further one takes the same time, as far as that is seen soon."""
+        """Return the microbatches after which each further one takes as long, as far as that is seen soon."""
         stages, warm = len(self.stages), self._first_warm
         if stages == 1:
             return 1
@@ -160,15 +166,15 @@ class PipelineTiming:
         return min(warm, max(stages + WARM_EXTRA, MOST_TICKS // stages))
 
     def _pace_s(self, num_microbatches: int) -> float:
-        """Seconds of one more microbatch, as a mean of the last few."""
+        """Return the seconds of one more microbatch, as a mean of the last few."""
         return (self._exact_s(num_microbatches) - self._exact_s(num_microbatches - SPAN)) / SPAN
 
     @cached_property
     def _lines(self) -> list[tuple[float, float]]:
-        """(s, s per microbatch) of what many microbatches take, of which the longest counts.
+        """Return (s, s per microbatch) of lines, of which the longest is what many microbatches take.
 
         One goes on as the clock did at last. If the queue in front of what is busiest is full only later,
-        that may be too short: no step is shorter than the way to it and back, and all microbatches there (Z
+        that may be too short: no step is shorter than the path to it and back, and all microbatches there (Z
         of `partition.estimates.closed_forms`).
         """
         if len(self.stages) == 1:
@@ -176,37 +182,38 @@ class PipelineTiming:
         warm_s = self._exact_s(self._warm)
         pace = self._pace_s(self._warm)
         return _longest(
-            [(warm_s - self._warm * pace, pace), *self._floors, *self._trips], from_count=self._warm
+            [(warm_s - self._warm * pace, pace), *self._floors, *self._round_trips], from_count=self._warm
         )
 
     @cached_property
     def _floors(self) -> list[tuple[float, float]]:
-        """(s, s per microbatch) of each stage and link: Z is the longest of them."""
+        """Return (s, s per microbatch) of each stage and link: Z is the longest of these lines."""
         if len(self.stages) == 1:
             return [(self.optimizer_s, self.busy_s[0])]
         lines: list[tuple[float, float]] = []
-        way = 0.0
+        path_s = 0.0
         links = [*self.full.link_s, (0.0, 0.0, 0.0, 0.0)]
         for busy, link, after in zip(self.busy_s, links, [*self.busy_s[1:], 0.0], strict=True):
-            way += busy
-            lines.append((self.optimizer_s + way - busy, busy))
-            way += sum(link)
+            path_s += busy
+            lines.append((self.optimizer_s + path_s - busy, busy))
+            path_s += sum(link)
             each = max(link[:2])
-            lines.append((self.optimizer_s + way + after - each, each))
+            lines.append((self.optimizer_s + path_s + after - each, each))
         return lines
 
     @cached_property
-    def _trips(self) -> list[tuple[float, float]]:
-        """(s, s per microbatch) of each stage that waits a round trip for as many as are in flight."""
-        lines, before, trip = [], 0.0, sum(self.busy_s) + sum(map(sum, self.full.link_s))
+    def _round_trips(self) -> list[tuple[float, float]]:
+        """Return (s, s per microbatch) of each stage that waits a round trip for what is in flight."""
+        lines, before_s = [], 0.0
+        round_trip_s = sum(self.busy_s) + sum(map(sum, self.full.link_s))
         for busy, link, flight in zip(self.busy_s, [*self.full.link_s, (0.0,)], self.usual, strict=True):
-            lines.append((self.optimizer_s + before, trip / flight))
-            before += busy + sum(link)
-            trip -= busy + sum(link)
+            lines.append((self.optimizer_s + before_s, round_trip_s / flight))
+            before_s += busy + sum(link)
+            round_trip_s -= busy + sum(link)
         return lines
 
     def _rest_share(self, samples: int) -> float:
-        """Seconds of a smaller last microbatch as a share of a full one's."""
+        """Return the seconds of a smaller last microbatch as a share of a full one's."""
         if samples not in self._rest:
             small = self._seconds(samples)
             busy = [sum(pair) for pair in zip(small.forward_s, small.backward_s, strict=True)]
@@ -215,7 +222,7 @@ class PipelineTiming:
         return self._rest[samples]
 
     def time_s(self, num_samples: int) -> float:
-        """Seconds of a step of these samples; a smaller last microbatch is interpolated."""
+        """Return the seconds of a step of these samples; a smaller last microbatch is interpolated."""
         if num_samples <= 0:
             return 0.0
         whole, rest = divmod(num_samples, self.microbatch_size)
@@ -225,7 +232,7 @@ class PipelineTiming:
         return before + (self.whole_s(whole + 1) - before) * self._rest_share(rest)
 
     def most(self, step_s: float, limit: int) -> int:
-        """The most samples, at most `limit`, that take no longer than a step of step_s seconds."""
+        """Return the most samples, at most `limit`, that take no longer than a step of step_s seconds."""
         if not self.fits:
             return 0
         whole = self._most_whole(step_s)
@@ -239,18 +246,18 @@ class PipelineTiming:
         return min(limit, whole * self.microbatch_size + rest)
 
     def no_more(self, step_s: float, limit: int) -> int:
-        """As many samples as `most`, or more; sooner, as long as the clock has not been asked.
+        """Return as many samples as `most`, or more; sooner, as long as the clock has not been asked.
 
         Z of `partition.estimates.closed_forms` says that.
         """
         if self._whole or not self.fits:
             return self.most(step_s, limit)
-        late_s, lines = step_s * (1 + 1e-9), [*self._floors, *self._trips]
+        late_s, lines = step_s * (1 + 1e-9), [*self._floors, *self._round_trips]
         whole = min((late_s - begin) / each if each > 0 else limit for begin, each in lines)
         return min(limit, (max(0, int(whole)) + 1) * self.microbatch_size - 1)
 
     def _most_whole(self, step_s: float) -> int:
-        """The most full microbatches that take no longer than a step."""
+        """Return the most full microbatches that take no longer than a step."""
         known, least = self._whole, self._latest
         if (  # mostly about as many as for the step that was asked before
             least < self._first_warm
@@ -284,12 +291,12 @@ class PipelineTiming:
 
     @cached_property
     def _warm_floor_s(self) -> float:
-        """A step below it is too short for the microbatches of the warmup."""
+        """Return the step below which there is no time for the microbatches of the warmup."""
         return max(begin + self._first_warm * each for begin, each in self._floors)
 
 
 def _longest(lines: Sequence[tuple[float, float]], from_count: int) -> list[tuple[float, float]]:
-    """Those of the lines that may be the longest for so many microbatches or more."""
+    """Return the lines that may be the longest for so many microbatches or more."""
     kept: list[tuple[float, float]] = []
     longest_s = -math.inf
     for each, begin in sorted(((each, begin) for begin, each in lines), reverse=True):
@@ -315,7 +322,7 @@ class TimedPipeline:
         return tuple(stage.device for stage in self.stages)
 
     def pipeline(self, num_samples: int) -> Pipeline:
-        """The pipeline for these samples, with the in_flight that suits them best."""
+        """Return the pipeline for these samples, with the in_flight that suits them best."""
         flights = self.timing.best_flights(num_samples)
         return Pipeline(
             microbatch_size=min(self.microbatch_size, num_samples),
@@ -328,7 +335,7 @@ class TimedPipeline:
 
 
 class TimingCache:
-    """Makes pipelines; those that differ only in the names of their devices share one timing."""
+    """A maker of pipelines; those that differ only in the names of their devices share one timing."""
 
     def __init__(self, costs: PipelineCosts) -> None:
         self.costs = costs
@@ -336,7 +343,7 @@ class TimingCache:
 
     @property
     def timings(self) -> list[PipelineTiming]:
-        """All so far, in the order in which they were made."""
+        """Return all timings so far, in the order in which they were made."""
         return list(self._timings.values())
 
     def pipeline(self, stages: Sequence[TimedStage], microbatch_size: int) -> TimedPipeline:

@@ -1,4 +1,4 @@
-"""From pipelines over classes of devices to named devices: neighbours on one node where possible."""
+"""Named devices for pipelines over classes of devices: neighbours on one node where possible."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from partition.estimates.timed_pipeline import TimedStage
 
 
 def place(classes: DeviceClasses, pipelines: Sequence[ClassPipeline]) -> list[tuple[TimedStage, ...]]:
-    """Devices for the stages of each pipeline; each device once.
+    """Return devices for the stages of each pipeline; each device once.
 
     The pipelines that take most devices choose first; each class of a pipeline goes to the node that its
     earlier stages are on, else to the node where it just fits, so that few messages leave a node.
@@ -27,7 +27,7 @@ def place(classes: DeviceClasses, pipelines: Sequence[ClassPipeline]) -> list[tu
         for stage in stages:
             wanted[stage.class_index] = wanted.get(stage.class_index, 0) + 1
         homes: list[str] = []
-        taken = {entry: _take(free[entry], count, homes) for entry, count in wanted.items()}
+        taken = {class_index: _take(free[class_index], count, homes) for class_index, count in wanted.items()}
         placed[index] = tuple(
             TimedStage(taken[stage.class_index].pop(0), stage.start, stage.stop, stage.recompute)
             for stage in stages

@@ -22,7 +22,7 @@ from partition.problem import Problem
 
 
 class SearchSpace:
-    """Owns the arrays of a problem and the timings of the pipelines made so far."""
+    """The arrays of a problem and the timings of the pipelines made so far."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem, self.effort = problem, effort_for(len(problem.cluster.devices))

@@ -8,6 +8,7 @@ from itertools import combinations, product
 import numpy as np
 
 from partition.estimates.arrays import Floats
+from partition.estimates.effort import LARGE
 from partition.estimates.optimizer_sharding import fits
 from partition.estimates.pipeline_costs import PipelineCosts
 from partition.estimates.shared_pipelines import Draft, SharedPipeline, SharedPipelineCosts
@@ -18,7 +19,6 @@ from partition.plan import Plan
 from partition.problem import Problem
 from partition.shared_devices.replicated_stages import ReplicatedStages
 
-LARGE = 128  # devices beyond which nothing is tried: the time goes to pipelines of their own
 MOST_SHIFTED = 64  # pipelines of a plan that are cut a second time
 ALL_SHIFTS = 5  # cuts up to which every combination of shifts is tried
 SPLITS = 64

@@ -25,7 +25,7 @@ from hetpipe.program.verification import (
     verify_order,
 )
 from hetpipe.simulation.fast_simulator import StepTimes, has_clock, step_times
-from hetpipe.simulation.prediction import predict
+from hetpipe.simulation.prediction import evaluator
 from hetpipe.simulation.schedule_selection import lower
 from hetpipe.simulation.simulator import simulate
 from partition.bounds.best_bound import fractional_bound_s, sharded_bound
@@ -164,8 +164,8 @@ def compare_fast(case: Case) -> None:
     expected = StepTimes(trace.makespan_s, tuple(map(trace.busy_s, range(len(plan.device_names)))))
     assert step_times(case.costs) == expected, case.seed
     assert step_times(case.costs, many=0) == expected, case.seed
-    predicted = predict(plan, case.problem.profile, case.problem.cluster)
-    assert (predicted.step_s, predicted.bubble) == (trace.makespan_s, trace.bubble), case.seed
+    figures = evaluator(case.problem.profile, case.problem.cluster)(plan)
+    assert (figures.step_s, figures.bubble) == (trace.makespan_s, trace.bubble), case.seed
 
 
 @pytest.mark.parametrize("seeds", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
