@@ -20,12 +20,12 @@ import numpy as np
 import numpy.typing as npt
 
 from cost_model.profile import ModelProfile
+from partition.estimates.arrays import Floats
 from partition.estimates.closed_forms import TOLERANCE
 from partition.estimates.device_classes import ClassOrder, DeviceClasses
 from partition.estimates.pipeline_costs import Layout, PipelineCosts
 from partition.estimates.stage_tables import LayerBytes, working_table
 
-Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 FOREVER_S = 1e18  # as a period: one microbatch in flight is enough everywhere
 

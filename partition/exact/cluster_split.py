@@ -12,12 +12,12 @@ from itertools import chain, pairwise
 
 import numpy as np
 
-from partition.estimates.arrays import Floats
+from partition.estimates.arrays import Floats, Places
 from partition.estimates.class_pipeline import ClassPipeline
 from partition.estimates.stage_tables import Amount, ProblemTables
 from partition.exact.cluster_split_lp import CompiledVectors, MixedVectors, WholeVectors, num_parts
 from partition.exact.count_dp import CountProgramme
-from partition.exact.count_vectors import CountVectors, Places
+from partition.exact.count_vectors import CountVectors
 
 MOST_PARTS, MOST_COMPILED = 6_000_000, 30_000_000  # pairs of a vector and one below it
 SAFETY = 1e-7  # relative: a floating-point tie must not prove a false bound

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from partition.column_generation.master_problem import solve_master
-from partition.exact.count_vectors import CountVectors, Places
+from partition.estimates.arrays import Places
+from partition.exact.count_vectors import CountVectors
 
 NEW, CLOSE = 20, 1e-6  # columns added at a time, and how near to the best mixture
 

@@ -24,10 +24,11 @@ from functools import reduce
 import numpy as np
 import numpy.typing as npt
 
+from partition.estimates.arrays import Places, Singles
 from partition.estimates.class_pipeline import ColumnStage
 from partition.estimates.stage_tables import FAR_S, Amount, ProblemTables
-from partition.exact.count_stages import SINGLE, Singles, Stages, StageTables
-from partition.exact.count_vectors import CountVectors, Places
+from partition.exact.count_stages import SINGLE, Stages, StageTables
+from partition.exact.count_vectors import CountVectors
 
 ROUNDED = 1e-5  # relative: more than the rounding of all sums in single precision
 MOST_CELLS = 200_000  # candidates looked at together

@@ -6,12 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from partition.estimates.arrays import Floats, Places, Singles
 from partition.estimates.stage_tables import Amount, ProblemTables
-from partition.exact.count_vectors import Places
 
 SINGLE = np.float32
-Singles = npt.NDArray[np.float32]
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

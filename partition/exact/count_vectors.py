@@ -4,9 +4,8 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-Places = npt.NDArray[np.int64]
+from partition.estimates.arrays import Places
 
 
 class CountVectors:

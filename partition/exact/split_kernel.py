@@ -1,11 +1,9 @@
 """The best sum of samples over disjoint count vectors, compiled: up to 1e7 pairs of vectors at a time."""
 
 import numpy as np
-import numpy.typing as npt
 
+from partition.estimates.arrays import Places
 from partition.exact.compiled import compiled
-
-Places = npt.NDArray[np.int64]
 
 
 @compiled

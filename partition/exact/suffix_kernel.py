@@ -7,12 +7,10 @@ temporary arrays, these loops less than 1 ns.
 import numpy as np
 import numpy.typing as npt
 
+from partition.estimates.arrays import Places, Singles
 from partition.exact.compiled import compiled
 
 TILE = 128  # vectors looked at together: their labels stay in the nearest cache
-
-Singles = npt.NDArray[np.float32]
-Places = npt.NDArray[np.int64]
 
 
 @compiled
