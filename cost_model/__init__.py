@@ -1,1 +1,18 @@
-"""What things cost: clusters, profiles, prices, memory, messages. No torch here."""
+"""What things cost: hardware, models, and the seconds and bytes that one takes on the other. No torch here.
+
+A `Cluster` (cluster, read by cluster_file) says which devices there are and how they are linked; a
+`ModelProfile` (profile) what every layer of a model costs on every kind of device, measured or estimated from
+the catalogue (roofline). The only code that turns them into seconds and bytes: layer_costs (a stage),
+memory (a device), network (messages and gradient sync). All other packages build on this one.
+
+For others:
+    cluster: Cluster, Node, Device, Link; cluster_file: read_cluster
+    profile: ModelProfile, KindProfile, LayerProfile, read_profile
+    layer_costs: Prices; memory: StageShape, DeviceMemory, device_memory, trained_bytes, working_bytes
+    network: Network, all_reduce_s, reserve and its kin; collectives: Collective;
+        ring_estimates: all_reduce_estimate_s
+    measured_links: MeasuredLink, MeasuredAllReduce
+    catalogue: accelerator; roofline: estimate_kind, nearest_kind; dtypes: parse_dtype, check_fast
+    errors: InputError, InfeasibleError, CheckFailedError; units: format_bytes, format_seconds
+    strict_files: read_json, validate, did_you_mean, write_atomically
+"""

@@ -30,7 +30,7 @@ class Accelerator:
     price_per_hour: float | None = None
 
     def peak(self, dtype: str) -> tuple[float, bool]:
-        """FLOP/s of matrix multiplications in a dtype, and whether tensor cores do them.
+        """Return FLOP/s of matrix multiplications in a dtype, and whether tensor cores do them.
 
         Where there are none for the dtype, multiplications run at the float32 rate: P100's and P40's
         measured float16 layers are as slow as their float32 ones, whatever the datasheet says of float16.
@@ -144,16 +144,16 @@ ACCELERATORS = tuple(_row(line) for line in _TABLE.strip().splitlines())
 
 
 def _spelling(kind: str) -> str:
-    """A name without maker, brand, case and punctuation: "NVIDIA GeForce RTX 3090" is "rtx3090"."""
+    """Strip a name of maker, brand, case and punctuation: "NVIDIA GeForce RTX 3090" is "rtx3090"."""
     text = re.sub(r"\b(nvidia|geforce|tesla|gpu)\b", " ", kind.lower().replace("_", " "))
     return re.sub(r"[^a-z0-9]", "", text)
 
 
-_BY_SPELLING = {_spelling(word): entry for entry in ACCELERATORS for word in (entry.name, *entry.aliases)}
+_BY_SPELLING = {_spelling(word): known for known in ACCELERATORS for word in (known.name, *known.aliases)}
 
 
 def accelerator(kind: str) -> Accelerator:
-    """The accelerator of a name as torch, a cloud or a cluster file spells it.
+    """Return the accelerator of a name as torch, a cloud or a cluster file spells it.
 
     Raises: InputError with the nearest name if it is not in the catalogue.
 
@@ -170,6 +170,6 @@ def accelerator(kind: str) -> Accelerator:
     ):
         if candidate in _BY_SPELLING:
             return _BY_SPELLING[candidate]
-    names = [entry.name for entry in ACCELERATORS]
+    names = [known.name for known in ACCELERATORS]
     near = did_you_mean(kind.upper(), names)
     raise InputError(f"the catalogue has no accelerator {kind!r}; {near}")

@@ -28,7 +28,7 @@ class Link:
             raise InputError(f"bandwidth of {self.bandwidth_bytes_per_s} B/s must be above zero")
 
     def transfer_s(self, num_bytes: float) -> float:
-        """Seconds for one message on the idle link.
+        """Return seconds for one message on the idle link.
 
         >>> Link(latency_s=1.0, bandwidth_bytes_per_s=4.0).transfer_s(8)
         3.0
@@ -36,7 +36,7 @@ class Link:
         return self.latency_s + self.occupancy_s(num_bytes)
 
     def occupancy_s(self, num_bytes: float) -> float:
-        """Seconds for which one message occupies the link, latency left out."""
+        """Return seconds for which one message occupies the link, latency left out."""
         return num_bytes / self.bandwidth_bytes_per_s
 
 
@@ -66,12 +66,12 @@ class Device:
 
     @property
     def usable_bytes(self) -> float:
-        """What a plan may fill: memory less reserve."""
+        """The bytes that a plan may fill: memory less reserve."""
         return self.memory_bytes - self.reserve_bytes
 
     @property
     def device_class(self) -> tuple[str, float, float, str]:
-        """Devices with the same value may be exchanged in a plan without changing its cost."""
+        """A key: devices with the same one may be exchanged in a plan without changing its cost."""
         return (self.kind, self.speed, self.usable_bytes, self.node)
 
 
@@ -95,7 +95,7 @@ class NodeLink:
 
 @dataclass(frozen=True)  # no slots: devices are looked up by name, clusters have thousands
 class Cluster:
-    """All devices at hand. Devices are named node/index; names of nodes are unique."""
+    """The devices at hand, and their links. Devices are named node/index; names of nodes are unique."""
 
     name: str
     network: Link
@@ -128,7 +128,10 @@ class Cluster:
         return tuple(device for node in self.nodes for device in node.devices)
 
     def device(self, name: str) -> Device:
-        """Raises: InputError with the nearest name if there is no such device."""
+        """Return the device of a name.
+
+        Raises: InputError with the nearest name if there is none.
+        """
         device = self._by_name.get(name)
         if device is None:
             raise InputError(f"unknown device {name!r}; {did_you_mean(name, list(self._by_name))}")
@@ -139,16 +142,16 @@ class Cluster:
         return {device.name: device for device in reversed(self.devices)}
 
     def link(self, source: str, destination: str) -> Link:
-        """The channel from one device to another (names)."""
-        here, there = self.device(source).node, self.device(destination).node
-        if here == there:
-            interconnect = next(node.interconnect for node in self.nodes if node.name == here)
+        """Return the channel from one device to another (names)."""
+        first, second = self.device(source).node, self.device(destination).node
+        if first == second:
+            interconnect = next(node.interconnect for node in self.nodes if node.name == first)
             return interconnect or self.network
-        override = next((entry for entry in self.links if set(entry.nodes) == {here, there}), None)
+        override = next((link for link in self.links if set(link.nodes) == {first, second}), None)
         return override.link if override else self.network
 
     def to_json(self) -> dict[str, Any]:
-        """The cluster as plain data, keys as in the fields above; the text of the golden file."""
+        """Return the cluster as plain data, keys as in the fields above; the text of the golden file."""
         return {"format": "hetpipe.cluster/1", **dataclasses.asdict(self)}
 
     @property

@@ -61,7 +61,7 @@ _ADAPTER = TypeAdapter(_ClusterFile)
 
 
 def read_cluster(path: Path) -> Cluster:
-    """The cluster that a cluster.toml describes.
+    """Read the cluster that a cluster.toml describes.
 
     Raises: InputError naming file, key, value and remedy.
     """
@@ -69,7 +69,7 @@ def read_cluster(path: Path) -> Cluster:
 
 
 def cluster_from_data(data: object, source: str) -> Cluster:
-    """The cluster of data shaped like cluster.toml; source names it in errors."""
+    """Return the cluster of data shaped like cluster.toml; source names it in errors."""
     file = validate(_ADAPTER, data, source)
     for index, node in enumerate(file.nodes):
         if node.host is not None:
@@ -82,7 +82,7 @@ def cluster_from_data(data: object, source: str) -> Cluster:
             name=file.name,
             network=file.network.link(),
             nodes=tuple(_node(node, file.reserve) for node in file.nodes),
-            links=tuple(NodeLink(nodes=entry.nodes, link=entry.link()) for entry in file.links),
+            links=tuple(NodeLink(nodes=link.nodes, link=link.link()) for link in file.links),
         )
     except InputError as error:
         raise InputError(f"{source}: {error}") from None

@@ -1,4 +1,4 @@
-"""Sums over ranks as rounds of messages (source, destination, bytes)."""
+"""Sums over ranks as rounds of messages (source, destination, bytes): R7 of docs/clock.md."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -18,7 +18,7 @@ class Collective(StrEnum):
 
 
 def ring_all_reduce(num_bytes: float, ranks: Sequence[Rank]) -> list[list[tuple[Rank, Rank, float]]]:
-    """The messages of a ring all-reduce.
+    """Return the messages of a ring all-reduce.
 
     2 (n - 1) rounds in which each rank sends num_bytes / n to its neighbour (Patarasuk and Yuan, JPDC
     2009, section 3).
@@ -30,7 +30,7 @@ def ring_all_reduce(num_bytes: float, ranks: Sequence[Rank]) -> list[list[tuple[
 
 
 def tree_reduce(num_bytes: float, groups: Sequence[Sequence[Rank]]) -> list[list[tuple[Rank, Rank, float]]]:
-    """The messages of a reduction to the first rank.
+    """Return the messages of a reduction to the first rank.
 
     A binomial tree (Thakur, Rabenseifner and Gropp, IJHPCA 2005, section 4) in each group, the ranks of a
     node, then one over the first ranks of the groups.
@@ -56,7 +56,7 @@ def tree_reduce(num_bytes: float, groups: Sequence[Sequence[Rank]]) -> list[list
 def tree_broadcast(
     num_bytes: float, groups: Sequence[Sequence[Rank]]
 ) -> list[list[tuple[Rank, Rank, float]]]:
-    """The messages of a broadcast from the first rank: the ways of `tree_reduce` back."""
+    """Return the messages of a broadcast from the first rank: those of `tree_reduce` backwards."""
     rounds = reversed(tree_reduce(num_bytes, groups))
     return [[(owner, giver, size) for giver, owner, size in messages] for messages in rounds]
 
@@ -64,7 +64,7 @@ def tree_broadcast(
 def tree_all_reduce(
     num_bytes: float, groups: Sequence[Sequence[Rank]]
 ) -> list[list[tuple[Rank, Rank, float]]]:
-    """The messages of a reduction to the first rank and of the broadcast from it.
+    """Return the messages of a reduction to the first rank and of the broadcast from it.
 
     >>> tree_all_reduce(4.0, [[0, 1], [2]])
     [[(1, 0, 4.0)], [(2, 0, 4.0)], [(0, 2, 4.0)], [(0, 1, 4.0)]]

@@ -13,7 +13,7 @@ _SHORT = {"bf16": BFLOAT16_AUTOCAST}
 
 
 def parse_dtype(text: str | None) -> str | None:
-    """A --dtype by its full name.
+    """Return the full name of a --dtype.
 
     >>> parse_dtype("bf16"), parse_dtype("float32")
     ('bfloat16-autocast', 'float32')
@@ -29,12 +29,12 @@ def parse_dtype(text: str | None) -> str | None:
 
 
 def multiplied_in(dtype: str) -> str:
-    """What matrices are multiplied in, as the catalogue names it."""
+    """Return the dtype that matrices are multiplied in, as the catalogue names it."""
     return "bfloat16" if dtype == BFLOAT16_AUTOCAST else dtype
 
 
 def cast_bytes_per_parameter_byte(dtype: str) -> float:
-    """Bytes of the lowered copies of weights, in [0, 1], which all microbatches of a step share.
+    """Return bytes of the lowered copies of weights, in [0, 1], which all microbatches of a step share.
 
     At most: embeddings and norms are not lowered.
     """

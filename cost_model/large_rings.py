@@ -31,7 +31,7 @@ def ring_ends_s(
     *,
     most_rounds: int = MOST_ROUNDS,
 ) -> list[float]:
-    """When the last message of each member has left its resources.
+    """Return when the last message of each member has left its resources.
 
     In a round each member sends one message, which occupies its resources (users) for occupied_s and is at
     the next member latency_s later; that one sends it on in the round after. Messages of a round queue in
@@ -68,7 +68,7 @@ def ring_ends_s(
 
 
 def _same_growth(ends: Floats, before: Floats) -> float | None:
-    """By how much all times grew, if all grew by the same."""
+    """Return by how much all times grew, if all grew by the same."""
     first = float(ends[0] - before[0])
     if abs(float(ends[-2] - before[-2]) - first) > _SAME * first:
         return None
@@ -177,7 +177,7 @@ class _State:
             np.add(begin, occupied_s[start:stop], out=ends[start:stop])
 
     def in_ring(self, more_s: float) -> list[float]:
-        """The ends, more_s later, in the order of the ring."""
+        """Return the ends, more_s later, in the order of the ring."""
         found = np.empty(len(self._ready))
         found[self._order.members] = self.ends[:-1] + more_s
         return [float(entry) for entry in found]

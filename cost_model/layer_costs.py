@@ -22,15 +22,15 @@ class Prices:
     def _sums(self, kind: str, samples: int) -> tuple[list[float], list[float]]:
         key = (kind, samples)
         if key not in self._prefix:
-            entry = self.profile.kind(kind)
-            sizes = entry.microbatch_sizes
+            measured = self.profile.kind(kind)
+            sizes = measured.microbatch_sizes
             if samples in sizes:
                 at = sizes.index(samples)
-                forward = [layer.forward_s[at] for layer in entry.layers]
-                backward = [layer.backward_s[at] for layer in entry.layers]
+                forward = [layer.forward_s[at] for layer in measured.layers]
+                backward = [layer.backward_s[at] for layer in measured.layers]
             else:
-                forward = [interpolate(sizes, layer.forward_s, samples) for layer in entry.layers]
-                backward = [interpolate(sizes, layer.backward_s, samples) for layer in entry.layers]
+                forward = [interpolate(sizes, layer.forward_s, samples) for layer in measured.layers]
+                backward = [interpolate(sizes, layer.backward_s, samples) for layer in measured.layers]
             self._prefix[key] = (
                 list(accumulate(forward, initial=0.0)),
                 list(accumulate(backward, initial=0.0)),
@@ -38,14 +38,14 @@ class Prices:
         return self._prefix[key]
 
     def forward_s(self, device: Device, start: int, stop: int, samples: int) -> float:
-        """Seconds of the forward of one microbatch of `samples` through layers [start, stop)."""
+        """Return seconds of the forward of one microbatch of `samples` through layers [start, stop)."""
         sums = self._sums(device.kind, samples)[0]
         return (sums[stop] - sums[start]) / device.speed
 
     def backward_s(
         self, device: Device, start: int, stop: int, samples: int, *, recompute: bool = False
     ) -> float:
-        """Seconds of the backward; with recompute the forward is run once more first."""
+        """Return seconds of the backward; with recompute the forward is run once more first."""
         forward, backward = self._sums(device.kind, samples)
         seconds = backward[stop] - backward[start]
         if recompute:
@@ -53,13 +53,13 @@ class Prices:
         return seconds / device.speed
 
     def optimizer_s(self, device: Device, layers: Iterable[int]) -> float:
-        """Seconds of the optimizer step for a set of layers on one device."""
+        """Return seconds of the optimizer step for a set of layers on one device."""
         return self.update_s(device, trained_bytes(self.profile, layers))
 
     def update_s(self, device: Device, num_bytes: float) -> float:
-        """Seconds of the optimizer step for so many parameter bytes."""
+        """Return seconds of the optimizer step for so many parameter bytes."""
         return self.profile.kind(device.kind).optimizer_s_per_byte * num_bytes / device.speed
 
     def boundary_bytes(self, layer: int, samples: int) -> float:
-        """Bytes that travel from layer - 1 to layer, and back as gradients, for one microbatch."""
+        """Return bytes that travel from layer - 1 to layer, and back as gradients, for one microbatch."""
         return samples * self.profile.layers[layer - 1].output_bytes_per_sample

@@ -37,7 +37,7 @@ class MeasuredLink(Link):
             raise InputError(f"standard_error is {self.standard_error}; give zero or more")
 
     def occupancy_s(self, num_bytes: float) -> float:
-        """Seconds for which one message occupies the link: linear between the sizes, proportional below.
+        """Return seconds for which one message occupies the link: linear between sizes, proportional below.
 
         >>> link = MeasuredLink(1.0, 4.0, message_bytes=(8, 16), occupied_s=(2.0, 6.0))
         >>> [link.occupancy_s(size) for size in (4, 8, 12, 16, 20)]
@@ -71,7 +71,7 @@ class MeasuredAllReduce:
         _check_by_size("message_bytes", self.message_bytes, "duration_s", self.duration_s)
 
     def sum_s(self, num_bytes: float) -> float:
-        """Seconds for num_bytes: linear between the sizes, never below the smallest's.
+        """Return seconds for num_bytes: linear between the sizes, never below the smallest's.
 
         Beyond the largest size the last segment goes on, never falling; with one size, proportional.
 
@@ -91,7 +91,7 @@ class MeasuredAllReduce:
 
 
 def slower(link: Link, measured: Link | None) -> Link:
-    """The larger of the file's and the measured latency, and of the occupancy at each measured size.
+    """Return the larger of the file's and the measured latency, and occupancy at each measured size.
 
     What a run has calibrated stands as it is.
     """
@@ -111,7 +111,7 @@ def slower(link: Link, measured: Link | None) -> Link:
 
 
 def _between(sizes: Sequence[int], seconds: Sequence[float], num_bytes: float) -> float:
-    """Linear between the two sizes around num_bytes, which lies between the first and the last."""
+    """Interpolate between the two sizes around num_bytes, which lies between the first and the last."""
     upper = bisect_left(sizes, num_bytes)
     share = (num_bytes - sizes[upper - 1]) / (sizes[upper] - sizes[upper - 1])
     return seconds[upper - 1] + share * (seconds[upper] - seconds[upper - 1])

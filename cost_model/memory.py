@@ -1,4 +1,4 @@
-"""How many bytes a device needs."""
+"""The bytes that a device needs, for the layers that it holds and the microbatches in flight there."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -45,14 +45,14 @@ class DeviceMemory:
 
 
 def trained_bytes(profile: ModelProfile, layers: Iterable[int]) -> float:
-    """Parameter bytes that have a gradient, of a set of layers on one device; a tied pair counts once."""
+    """Return parameter bytes with a gradient, of a set of layers on one device; a tied pair counts once."""
     return sum(_own_bytes(profile, set(layers), unreached=False))
 
 
 def state_home_bytes(profile: ModelProfile, layers: Iterable[int]) -> float:
-    """Trained parameter bytes of layers whose optimizer states are kept once: tied ones with their home."""
-    entries = ((profile.layers[layer], profile.tied_bytes(layer)) for layer in layers)
-    return sum(entry.parameter_bytes - entry.unreached_bytes - tied for entry, tied in entries)
+    """Return trained parameter bytes of layers with states kept once: tied ones count with their home."""
+    pairs = ((profile.layers[layer], profile.tied_bytes(layer)) for layer in layers)
+    return sum(layer.parameter_bytes - layer.unreached_bytes - tied for layer, tied in pairs)
 
 
 def checkpoint_bytes(profile: ModelProfile) -> float:
@@ -63,17 +63,17 @@ def checkpoint_bytes(profile: ModelProfile) -> float:
 
 
 def _own_bytes(profile: ModelProfile, layers: set[int], *, unreached: bool) -> Iterable[float]:
-    for layer in layers:
-        entry, home = profile.layers[layer], profile.tied_home(layer)
-        shared = profile.tied_bytes(layer) if home != layer and home in layers else 0.0
-        yield entry.parameter_bytes - shared - (0.0 if unreached else entry.unreached_bytes)
+    for index in layers:
+        layer, home = profile.layers[index], profile.tied_home(index)
+        shared = profile.tied_bytes(index) if home != index and home in layers else 0.0
+        yield layer.parameter_bytes - shared - (0.0 if unreached else layer.unreached_bytes)
 
 
 def stage_activation_bytes(profile: ModelProfile, stage: StageShape) -> tuple[float, float]:
-    """(saved, boundary) bytes of a stage with all its microbatches in flight (DESIGN section 5).
+    """Return (saved, boundary) bytes of a stage with all its microbatches in flight.
 
     Saved: in_flight microbatches of what autograd keeps; with recompute, in_flight stage inputs and one
-    microbatch of the whole. Boundary: in_flight inputs and outputs.
+    microbatch of the whole. Boundary: in_flight inputs and outputs (docs/planning.md, "Memory").
     """
     samples = stage.microbatch_size
     saved = samples * sum(layer.saved_bytes_per_sample for layer in profile.layers[stage.start : stage.stop])
@@ -93,7 +93,7 @@ def device_memory(
     summed_bytes: float = 0.0,
     stepped_bytes: float | None = None,
 ) -> DeviceMemory:
-    """Bytes of a device that holds these stages: the union of their layers once, activations of each.
+    """Return bytes of a device with these stages: the union of their layers once, activations of each.
 
     The workspace is that of the worst moment of its stages, since one operation runs at a time (see
     `working_bytes`). Where a single stage has all microbatches in flight (GPipe), its activations are fewest
@@ -131,7 +131,7 @@ def device_memory(
 def working_bytes(
     profile: ModelProfile, start: int, samples: int, stop: int | None = None
 ) -> tuple[float, ...]:
-    """What a microbatch needs at its worst moment beyond all its saved bytes, by the stage's stop layer.
+    """Return what a microbatch needs at its worst moment beyond its saved bytes, by the stage's stop layer.
 
     While a layer of [start, stop) works, forward or backward, its microbatch keeps nothing of the layers
     after it: their saved bytes leave room for its workspace. But the gradient of weights that a layer
@@ -143,7 +143,7 @@ def working_bytes(
         before, home = most[-1], profile.tied_home(index)
         if start <= home < index:
             kept = profile.tied_bytes(index)
-            saved = sum(entry.saved_bytes_per_sample for entry in profile.layers[home + 1 : index])
+            saved = sum(other.saved_bytes_per_sample for other in profile.layers[home + 1 : index])
             added = profile.layers[home].workspace_at(samples) - samples * saved + kept
             before = max(before, added) + kept
         before -= samples * layer.saved_bytes_per_sample
@@ -158,23 +158,23 @@ def _stage_working_bytes(profile: ModelProfile, stage: StageShape) -> float:
 def first_backward_bytes(
     profile: ModelProfile, start: int, samples: int, summed_bytes: float = 0.0
 ) -> tuple[float, ...]:
-    """What the first backward of a step needs at its worst beyond all gradients and other microbatches.
+    """Return what a step's first backward needs at its worst beyond all gradients and other microbatches.
 
     By the stage's stop layer, as `working_bytes`. A layer's backward still has what it and the layers before
     it saved; their gradients are only made by it and after it, but for those that have their room from the
     start.
     """
     most, saved, to_come = [0.0], 0.0, 0.0
-    for entry in profile.layers[start:]:
-        saved += samples * entry.saved_bytes_per_sample
-        to_come += entry.parameter_bytes - entry.unreached_bytes
+    for layer in profile.layers[start:]:
+        saved += samples * layer.saved_bytes_per_sample
+        to_come += layer.parameter_bytes - layer.unreached_bytes
         made = max(0.0, to_come - summed_bytes)
-        most.append(max(most[-1], entry.workspace_at(samples) + saved - made))
+        most.append(max(most[-1], layer.workspace_at(samples) + saved - made))
     return tuple(most)
 
 
 def _saved_after_first_backward(profile: ModelProfile, stage: StageShape) -> float:
-    """Saved bytes of a stage that had all its microbatches in flight, once its first backward is over."""
+    """Return saved bytes of a stage with all microbatches in flight, once its first backward is over."""
     left = stage.in_flight - 1
     if left == 0:
         return 0.0

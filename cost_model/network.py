@@ -1,5 +1,8 @@
-"""What messages cost. The simulator and the emulated links share `reserve` and the decompositions here,
-so that what is predicted is what runs."""
+"""What messages cost: R2, R3, R5 and R7 of docs/clock.md.
+
+The simulator and the emulated links share `reserve` and the decompositions here, so that what is predicted is
+what runs.
+"""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,7 +35,7 @@ class FreeAt(Protocol):
 
 
 def idle() -> FreeAt:
-    """All resources free from the start; holds those that were asked for."""
+    """Return all resources, free from the start; it holds those that were asked for."""
     return defaultdict(float)
 
 
@@ -75,7 +78,7 @@ class Network:
         self.resources = Resources(cluster.nodes)
 
     def route(self, source: str, destination: str) -> Route:
-        """The route between two devices (names), which differ."""
+        """Return the route between two devices (names), which differ."""
         key = (source, destination)
         if key not in self._routes:
             self._routes[key] = self._find_route(self._devices[source], self._devices[destination])
@@ -91,14 +94,14 @@ class Network:
         return Route(link, self.resources.of_route(source.name, destination.name))
 
     def by_node(self, names: Sequence[str]) -> list[list[str]]:
-        """Devices (names) by their node, nodes in order of first appearance."""
+        """Return devices (names) by their node, nodes in order of first appearance."""
         found: dict[str, list[str]] = {}
         for name in names:
             found.setdefault(self._devices[name].node, []).append(name)
         return list(found.values())
 
     def measured_all_reduce_s(self, num_bytes: float, names: Sequence[str]) -> float | None:
-        """Seconds of an all-reduce between devices (names) as measured; None where it was not.
+        """Return the seconds of an all-reduce between devices (names) as measured; None where it was not.
 
         Measured for as many devices of each of their kinds, else for the next larger group of these kinds.
         Never less than the ring takes over links as the cluster has them.
@@ -116,7 +119,7 @@ class Network:
         return self._all_reduce_s[key]
 
     def measured_group(self, names: Sequence[str]) -> MeasuredAllReduce | None:
-        """What was measured for as many devices of each kind as these (names), or the next larger group."""
+        """Return what was measured for as many devices of each kind (names), or the next larger group."""
         kinds = Counter(self._devices[name].kind for name in names)
         if EMULATED in kinds:
             return None
@@ -129,10 +132,11 @@ class Network:
 
 
 def reserve(free_at: FreeAt, route: Route, ready_s: float, num_bytes: float) -> float:
-    """Queue one message on its route; gives the time at which it is due at the receiver.
+    """Queue one message on its route; return the time at which it is due at the receiver.
 
-    free_at: time at which each resource of the network is free again, changed in place. The latency does
-    not occupy the link.
+    It holds all resources of the route at once (R2), but not for the latency (R3), and is behind all that
+    were queued before (R5). free_at: time at which each resource of the network is free again, changed in
+    place.
 
     >>> link = Link(latency_s=1.0, bandwidth_bytes_per_s=2.0)
     >>> free_at = [0.0]
@@ -160,7 +164,7 @@ def all_reduce_due(
     ready_s: Mapping[str, float],
     collective: Collective = Collective.RING,
 ) -> dict[str, float]:
-    """Time at which each device has the sum, given when each was ready (both by device name).
+    """Return when each device has the sum (R7), given when each was ready (both by device name).
 
     The sum begins when its last member is ready, and a rank sends in a round what it received in the rounds
     before. Where an all-reduce was measured, all have it that long after the ring's resources are free.
@@ -193,7 +197,7 @@ def all_reduce_due(
 def reduce_due(
     free_at: FreeAt, network: Network, num_bytes: float, ready_s: Mapping[str, float], root: str
 ) -> dict[str, float]:
-    """Time at which a reduction by a tree is over for each device: at the root (a name) it has the sum.
+    """Return when a reduction by a tree is over for each device: at the root (a name) it has the sum.
 
     As for `all_reduce_due` it begins when its last member is ready.
     """
@@ -204,7 +208,7 @@ def reduce_due(
 def broadcast_due(
     free_at: FreeAt, network: Network, num_bytes: float, ready_s: Mapping[str, float], root: str
 ) -> dict[str, float]:
-    """Time at which each device has what the root (a name) broadcasts by a tree; see `reduce_due`."""
+    """Return when each device has what the root (a name) broadcasts by a tree; see `reduce_due`."""
     rounds = tree_broadcast(num_bytes, network.by_node(_root_first(ready_s, root)))
     return _messages_due(free_at, network, rounds, list(ready_s), max(ready_s.values()))
 
@@ -214,12 +218,21 @@ def _root_first(names: Iterable[str], root: str) -> list[str]:
 
 
 def ring_routes(network: Network, names: Sequence[str]) -> list[Route]:
-    """From each member (a name) of a ring to the next."""
+    """Return the routes from each member (a name) of a ring to the next."""
     return [network.route(*pair) for pair in zip(names, [*names[1:], names[0]], strict=True)]
 
 
+def all_reduce_resources(network: Network, names: Sequence[str], collective: Collective) -> set[int]:
+    """Return what the messages of an all-reduce between devices (names) occupy."""
+    routes = ring_routes(network, names)
+    if collective is Collective.TREE:
+        rounds = tree_all_reduce(0.0, network.by_node(names))
+        routes = [network.route(source, to) for messages in rounds for source, to, _ in messages]
+    return {resource for route in routes for resource in route.resources}
+
+
 def apart(routes: Sequence[Route]) -> bool:
-    """Whether no two messages of a round share a resource."""
+    """Return whether no two messages of a round share a resource."""
     used = [resource for route in routes for resource in route.resources]
     return len(set(used)) == len(used)
 
@@ -231,7 +244,7 @@ def _messages_due(
     names: Sequence[str],
     begin_s: float,
 ) -> dict[str, float]:
-    """When each device has got its last message, one by one; a round's are sent before any arrives."""
+    """Return when each device has got its last message, one by one; a round's are sent before any arrives."""
     due = dict.fromkeys(names, begin_s)
     for messages in rounds:
         arrived = [
@@ -244,7 +257,7 @@ def _messages_due(
 
 
 def _ring_apart(free_at: FreeAt, routes: Sequence[Route], chunk: float, begin_s: float) -> list[float]:
-    """When each rank of a ring has the sum, if no two of its messages share a resource.
+    """Return when each rank of a ring has the sum, if no two of its messages share a resource.
 
     The same sums as `reserve` of each message, a round at a time: the resources of a route are then free at
     one time.
@@ -264,7 +277,7 @@ def _ring_apart(free_at: FreeAt, routes: Sequence[Route], chunk: float, begin_s:
 
 
 def _large_ring(free_at: FreeAt, routes: Sequence[Route], chunk: float, begin_s: float) -> list[float]:
-    """When each rank of a ring of many has the sum, to rounding; see `ring_ends_s` for what is estimated."""
+    """Return when each rank of a ring of many has the sum, to rounding; see `ring_ends_s` for estimates."""
     from cost_model.large_rings import ring_ends_s  # NumPy, which small rings do without
 
     starts = [max(0.0, *(free_at[resource] - begin_s for resource in route.resources)) for route in routes]
@@ -285,13 +298,13 @@ def _large_ring(free_at: FreeAt, routes: Sequence[Route], chunk: float, begin_s:
 def all_reduce_s(
     network: Network, num_bytes: float, names: Sequence[str], collective: Collective = Collective.RING
 ) -> float:
-    """Seconds of an all-reduce between devices (names) on an idle network, until the last has the sum."""
+    """Return the seconds of an all-reduce between devices (names), alone, until the last has the sum."""
     ready_s = dict.fromkeys(names, 0.0)
     return max(all_reduce_due(idle(), network, num_bytes, ready_s, collective).values())
 
 
 def cheaper_collective(network: Network, num_bytes: float, names: Sequence[str]) -> Collective:
-    """Which collective sums sooner on an idle network; the ring where both take as long.
+    """Return which collective sums sooner on an idle network; the ring where both take as long.
 
     Where the all-reduce was measured the ring too: nobody measured the tree. What the first owner sends and
     receives bounds the tree from below, and rounds that begin when the one before is over bound the ring
@@ -310,7 +323,7 @@ def cheaper_collective(network: Network, num_bytes: float, names: Sequence[str])
 
 
 def _ring_at_most_s(network: Network, num_bytes: float, names: Sequence[str]) -> float:
-    """No fewer seconds than the ring takes on an idle network: a message that waits hurries no other."""
+    """Return no fewer seconds than the ring takes alone: a message that waits hurries no other."""
     rounds = ring_all_reduce(num_bytes, names)
     return len(rounds) * max(_messages_due(idle(), network, rounds[:1], names, 0.0).values())
 
@@ -322,7 +335,10 @@ def _tree_s(
     *,
     of_first: bool,
 ) -> float:
-    """Seconds of the rounds on an idle network; of_first: of those messages alone that the first one sees."""
+    """Return the seconds of the rounds on an idle network.
+
+    of_first: of those messages alone that the first one sees.
+    """
     if of_first:
         rounds = [[entry for entry in messages if names[0] in entry[:2]] for messages in rounds]
     return max(_messages_due(idle(), network, rounds, names, 0.0).values())

@@ -29,7 +29,10 @@ class Resources:
         self._starts = list(accumulate(chain([self._links + between], inside)))
 
     def of_route(self, source: str, destination: str) -> tuple[int, ...]:
-        """What a message between two devices (names) occupies: card, link and card, or a link in a node."""
+        """Return what a message between two devices (names) occupies (R2 of docs/clock.md).
+
+        Card, link and card, or a link inside a node.
+        """
         (here, one), (there, other) = self._places[source], self._places[destination]
         if here == there:
             return (self._starts[here] + _pair(one, other, len(self._devices[here])),)
@@ -42,7 +45,7 @@ class Resources:
         return map(self.__getitem__, range(len(self)))
 
     def __getitem__(self, resource: int) -> str:
-        """The name of one resource."""
+        """Return the name of one resource."""
         if not 0 <= resource < len(self):
             raise IndexError(f"there are {len(self)} resources, none has number {resource}")
         if resource < self._links:
@@ -56,5 +59,5 @@ class Resources:
 
 
 def _pair(source: int, destination: int, count: int) -> int:
-    """The number of an ordered pair of different ones among count."""
+    """Return the number of an ordered pair of different ones among count."""
     return source * (count - 1) + destination - (destination > source)

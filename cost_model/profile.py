@@ -70,7 +70,7 @@ class LayerProfile:
             last = (size, num_bytes)
 
     def workspace_at(self, samples: float) -> float:
-        """Workspace bytes for a microbatch of `samples`, interpolated and extended as times are."""
+        """Return workspace bytes for a microbatch of `samples`, interpolated and extended as times are."""
         if not self.workspace_by_size:
             return self.workspace_bytes
         sizes, values = zip(*self.workspace_by_size, strict=True)
@@ -79,7 +79,7 @@ class LayerProfile:
 
 @dataclass(frozen=True, slots=True)
 class LayerTimes:
-    """Seconds of one layer on one kind, an entry per microbatch size of the kind."""
+    """The seconds of one layer on one kind, at each microbatch size of the kind."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -174,7 +174,7 @@ class ModelProfile:
             if layer.tied_to is not None and layer.tied_to not in names[:index]:
                 near = did_you_mean(layer.tied_to, names[:index])
                 raise InputError(f"layers[{index}].tied_to names {layer.tied_to!r}; {near}")
-        groups = [sorted(entry.kinds) for entry in self.all_reduces]
+        groups = [sorted(all_reduce.kinds) for all_reduce in self.all_reduces]
         for index, group in enumerate(groups):
             if group in groups[:index]:
                 raise InputError(f"all_reduces[{index}]: the group of kinds {group} appears twice")
@@ -194,7 +194,10 @@ class ModelProfile:
         return cast_bytes_per_parameter_byte(self.dtype)
 
     def kind(self, name: str) -> KindProfile:
-        """Raises: InputError if the kind was not profiled."""
+        """Return what was measured or estimated for a kind.
+
+        Raises: InputError if the kind was not profiled.
+        """
         if name not in self.kinds:
             raise InputError(
                 f"the profile of {self.model!r} has no kind {name!r}; {did_you_mean(name, self.kinds)}"
@@ -202,7 +205,10 @@ class ModelProfile:
         return self.kinds[name]
 
     def check_layers(self, names: Sequence[str]) -> None:
-        """Raises: InputError if the model at hand has other layers than these, by name."""
+        """Check that a model at hand has these layers, by name.
+
+        Raises: InputError if it has others.
+        """
         mine = [layer.name for layer in self.layers]
         if len(mine) != len(names):
             raise InputError(
@@ -217,17 +223,17 @@ class ModelProfile:
                 )
 
     def tied_bytes(self, layer: int) -> float:
-        """Bytes of the layer's parameters that are the same tensors as in the layer it is tied to."""
-        entry = self.layers[layer]
-        if entry.tied_to is None:
+        """Return bytes of the layer's parameters that are the same tensors as in the layer it is tied to."""
+        tied = self.layers[layer]
+        if tied.tied_to is None:
             return 0.0
         home = self.layers[self.tied_home(layer)]
-        return entry.tied_bytes or min(entry.parameter_bytes, home.parameter_bytes)
+        return tied.tied_bytes or min(tied.parameter_bytes, home.parameter_bytes)
 
     def tied_home(self, layer: int) -> int:
-        """Index of the layer that this one is tied to; the layer itself if it is tied to none."""
+        """Return the index of the layer that this one is tied to; itself if it is tied to none."""
         tied_to = self.layers[layer].tied_to
-        return layer if tied_to is None else [entry.name for entry in self.layers].index(tied_to)
+        return layer if tied_to is None else [other.name for other in self.layers].index(tied_to)
 
     def to_json(self) -> dict[str, Any]:
         data = dataclasses.asdict(self)
@@ -259,12 +265,18 @@ _ADAPTER = TypeAdapter(ModelProfile)
 
 
 def profile_from_data(data: object, source: str) -> ModelProfile:
-    """Raises: InputError naming file, key, value and remedy."""
+    """Return the profile in profile.json's data.
+
+    Raises: InputError naming file, key, value and remedy.
+    """
     return validate(_ADAPTER, check_format(data, FORMAT, source), source)
 
 
 def read_profile(path: Path) -> ModelProfile:
-    """Raises: InputError naming file, key, value and remedy."""
+    """Read a profile.json.
+
+    Raises: InputError naming file, key, value and remedy.
+    """
     return profile_from_data(read_json(path), str(path))
 
 
@@ -273,7 +285,7 @@ def profile_text(profile: ModelProfile) -> str:
 
 
 def interpolate(sizes: Sequence[int], values: Sequence[float], size: float) -> float:
-    """A value measured at some microbatch sizes, at any size.
+    """Return a value measured at some microbatch sizes, at any size.
 
     Exact at the measured sizes and linear between them; beyond the last the last segment goes on, never
     falling; below the first, and with one size, proportional.
@@ -285,7 +297,7 @@ def interpolate(sizes: Sequence[int], values: Sequence[float], size: float) -> f
         return values[0] * (size / sizes[0])
     if len(sizes) == 1:
         return values[0] * (size / sizes[0])
-    upper = next((index for index, entry in enumerate(sizes) if entry >= size), len(sizes) - 1)
+    upper = next((index for index, measured in enumerate(sizes) if measured >= size), len(sizes) - 1)
     lower = upper - 1
     slope = (values[upper] - values[lower]) / (sizes[upper] - sizes[lower])
     if size > sizes[-1]:

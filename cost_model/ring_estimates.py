@@ -1,4 +1,4 @@
-"""About what a ring costs, for the loops of a search that ask it very often."""
+"""About what a ring costs (R7 of docs/clock.md), for the loops of a search that ask it very often."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -10,7 +10,7 @@ PACE_ROUNDS = 16
 
 
 def all_reduce_estimate_s(network: Network, num_bytes: float, names: Sequence[str]) -> float:
-    """About the seconds of the ring between devices (names) on an idle network, for the loops of a search.
+    """Return about the seconds of the ring between devices (names) on an idle network, for a search.
 
     Takes as long as a few rounds. Where no messages share a resource: 2 (n - 1) rounds of the slowest one,
     plus what the stretch of the ring with the most latency adds, which the data crosses beside them. Where

@@ -86,7 +86,7 @@ class Roofline:
     overhead_s: float = 2e-4
 
     def seconds(self, work: Work, device: Accelerator) -> float:
-        """Seconds of the work on the device; of use as a ratio between devices."""
+        """Return seconds of the work on the device; of use as a ratio between devices."""
         return float(math.exp(_log_seconds(_logs(self), _columns([(device, work)]))[0]))
 
 
@@ -97,7 +97,7 @@ PRIOR_WEIGHTS = np.array([1, 1, 1, 1, 1, 0.3, 1, 1, 0.3])
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """Works and devices as arrays, one entry each."""
+    """The works and devices as arrays, one element each."""
 
     flops: Floats
     weight_bytes: Floats
@@ -149,7 +149,7 @@ def _log_seconds(parameters: Floats, work: _Columns) -> Floats:
 
 
 def fit(measurements: Sequence[Measurement]) -> Roofline:
-    """The roofline nearest to measurements, in relative error; every kind of device weighs the same.
+    """Fit the roofline nearest to measurements, in relative error; every kind of device weighs the same.
 
     Levenberg-Marquardt (Marquardt, SIAM J. 1963) on the logarithms of times and parameters, with a loss that
     grows linearly beyond 30 % (outliers) and a weak pull to PRIOR (parameters that the data leave open).
@@ -158,11 +158,11 @@ def fit(measurements: Sequence[Measurement]) -> Roofline:
     """
     if not measurements:
         raise InputError("no measurements to fit a roofline to; give some")
-    columns = _columns([(entry.device, entry.work) for entry in measurements])
-    target = np.log([entry.seconds for entry in measurements])
-    counts = Counter(entry.device.name for entry in measurements)
+    columns = _columns([(measured.device, measured.work) for measured in measurements])
+    target = np.log([measured.seconds for measured in measurements])
+    counts = Counter(measured.device.name for measured in measurements)
     mean = len(measurements) / len(counts)
-    weights = np.sqrt([mean / counts[entry.device.name] for entry in measurements])
+    weights = np.sqrt([mean / counts[measured.device.name] for measured in measurements])
     prior = _logs(PRIOR)
 
     def residuals(parameters: Floats) -> Floats:
@@ -222,7 +222,7 @@ TRUSTED_ERROR = 0.20
 
 
 def distrust(kind: str) -> str | None:
-    """Why estimates of a kind, by name, are not to be trusted; None if they are."""
+    """Return why estimates of a kind, by name, are not to be trusted; None if they are."""
     try:
         error = CHECKED.get(accelerator(kind).name)
     except InputError:
@@ -233,13 +233,13 @@ def distrust(kind: str) -> str | None:
 
 
 def nearest_kind(profile: ModelProfile, target: Accelerator) -> str:
-    """The measured kind to estimate another from: the one whose peak rate is nearest, as a ratio.
+    """Return the measured kind to estimate another from: the one whose peak rate is nearest, as a ratio.
 
     Raises: InputError if no measured kind is in the catalogue.
     """
     distances, dtype = {}, multiplied_in(profile.dtype)
-    for kind, entry in profile.kinds.items():
-        if entry.source == "measured":
+    for kind, profiled in profile.kinds.items():
+        if profiled.source == "measured":
             with contextlib.suppress(InputError):
                 peak = accelerator(kind).peak(dtype)[0]
                 distances[kind] = abs(math.log(peak / target.peak(dtype)[0]))
@@ -254,7 +254,7 @@ def nearest_kind(profile: ModelProfile, target: Accelerator) -> str:
 def layer_work(
     layer: LayerProfile, profile: ModelProfile, samples: int, *, backward: bool, multiplies: bool = True
 ) -> Work:
-    """Work of a layer of a profile: each parameter multiplies each token once forward, twice backward.
+    """Return a layer's work: each parameter multiplies each token once forward, twice backward.
 
     multiplies: False for a layer that looks its parameters up, such as an embedding.
     """
@@ -273,7 +273,7 @@ def layer_work(
 def estimate_kind(
     profile: ModelProfile, measured_kind: str, target: Accelerator, *, roofline: Roofline = FITTED
 ) -> KindProfile:
-    """Times of another kind: those measured, times the ratio of the two devices' rooflines.
+    """Estimate times of another kind: those measured, times the ratio of the two devices' rooflines.
 
     A layer whose forward was measured faster than the peak would multiply by all its parameters is one that
     looks them up; it is scaled by its traffic alone.

@@ -21,7 +21,7 @@ _UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A question naming the nearest of the known words, else the list of all of them.
+    """Return a question naming the nearest of the known words, else the list of all of them.
 
     >>> did_you_mean("bandwith", ["bandwidth", "latency"])
     'did you mean "bandwidth"?'
@@ -32,7 +32,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def read_text(path: Path) -> str:
-    """The text of a UTF-8 file of at most MAX_FILE_BYTES; InputError where there is none."""
+    """Read a UTF-8 file of at most MAX_FILE_BYTES; InputError where there is none."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise InputError(f"{path}: larger than {MAX_FILE_BYTES:,} bytes; is it the right file?")
@@ -75,12 +75,12 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def canonical_sha256(data: object) -> str:
-    """Hash of JSON data that does not depend on the order of keys or on white space."""
+    """Return a hash of JSON data that does not depend on the order of keys or on white space."""
     return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def check_format(data: Any, expected: str, source: str) -> dict[str, Any]:
-    """The object without its "format" key; InputError if it is not an object of the expected format."""
+    """Return an object without its "format" key; InputError if it is not of the expected format."""
     if not isinstance(data, dict):
         raise InputError(f"{source}: holds a {type(data).__name__}, not an object of format {expected!r}")
     found = data.get("format")
@@ -90,7 +90,7 @@ def check_format(data: Any, expected: str, source: str) -> dict[str, Any]:
 
 
 def validate(adapter: TypeAdapter[T], data: object, source: str) -> T:
-    """Data of a TOML or JSON file as the adapter's type.
+    """Return data of a TOML or JSON file as the adapter's type.
 
     Raises: InputError with file, key, value and remedy of the first mistake.
     """
@@ -99,7 +99,7 @@ def validate(adapter: TypeAdapter[T], data: object, source: str) -> T:
     except ValidationError as error:
         errors = error.errors(include_url=False)
         # a misspelt key is missing under its right name too; name the misspelling
-        first = next((entry for entry in errors if entry["type"] in _UNKNOWN_KEY), errors[0])
+        first = next((mistake for mistake in errors if mistake["type"] in _UNKNOWN_KEY), errors[0])
         raise InputError(f"{source}: {_describe(first, adapter)}") from None
 
 

@@ -42,7 +42,7 @@ def _parse(text: object, units: Mapping[str, int | Fraction], example: str) -> f
 
 
 def parse_bytes(text: object) -> float:
-    """Bytes from text such as "40 GiB" or "800 MB".
+    """Return bytes from text such as "40 GiB" or "800 MB".
 
     >>> parse_bytes("1.5 KiB")
     1536.0
@@ -51,7 +51,7 @@ def parse_bytes(text: object) -> float:
 
 
 def parse_bandwidth(text: object) -> float:
-    """Bytes per second from text such as "10 Gbit/s" or "24 GB/s".
+    """Return bytes per second from text such as "10 Gbit/s" or "24 GB/s".
 
     >>> parse_bandwidth("8 Gbit/s")
     1000000000.0
@@ -60,7 +60,7 @@ def parse_bandwidth(text: object) -> float:
 
 
 def parse_seconds(text: object) -> float:
-    """Seconds from text such as "50 us" or "0.2 ms".
+    """Return seconds from text such as "50 us" or "0.2 ms".
 
     >>> parse_seconds("0.5 ms")
     0.0005
@@ -69,7 +69,7 @@ def parse_seconds(text: object) -> float:
 
 
 def parse_fraction_or_bytes(text: object, whole_bytes: float) -> float:
-    """Bytes from "10 %" of whole_bytes, or from a plain size.
+    """Return bytes from "10 %" of whole_bytes, or from a plain size.
 
     >>> parse_fraction_or_bytes("25 %", 8.0)
     2.0
@@ -80,7 +80,7 @@ def parse_fraction_or_bytes(text: object, whole_bytes: float) -> float:
 
 
 def format_bytes(num_bytes: float) -> str:
-    """Bytes for people, in binary units.
+    """Format bytes for people, in binary units.
 
     >>> format_bytes(1536)
     '1.50 KiB'
@@ -93,7 +93,7 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Seconds for people, three significant digits.
+    """Format seconds for people, three significant digits.
 
     >>> format_seconds(0.01234)
     '12.3 ms'
@@ -105,7 +105,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_bandwidth(bytes_per_s: float) -> str:
-    """Bytes per second for people, in bits as networks are sold.
+    """Format bytes per second for people, in bits as networks are sold.
 
     >>> format_bandwidth(125e6)
     '1 Gbit/s'

@@ -4,7 +4,7 @@
     profile = hetpipe.profile_model("bert-base", cluster, sequence_length=128)
     problem = hetpipe.problem_of(profile, cluster, global_batch_size=64)
     plan = hetpipe.solve(problem, hetpipe.evaluator(profile, cluster))
-    settings = hetpipe.Settings("bert-base", steps=100, global_batch_size=64, sequence_length=128)
+    settings = hetpipe.Settings.of(plan, profile, steps=100)
     hetpipe.train(settings, Path("cluster.toml"), profile, plan, hetpipe.RunFolder(Path("runs/first")))
 
 Planning needs no torch; what needs it is loaded when it is first used.

@@ -1,54 +1,93 @@
-"""The command line: verbs, and what a failure prints and exits with."""
+"""The command line: verbs, each loaded when it is called, and what a failure prints and exits with."""
 
-import importlib.metadata
+import importlib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Any, cast
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from cost_model.errors import CheckFailedError, InfeasibleError, InputError
-from hetpipe.commands.demo import demo_command
-from hetpipe.commands.explaining import explain_command
-from hetpipe.commands.hosts import env_command, init_command
-from hetpipe.commands.models import check_command, export_command, profile_command
-from hetpipe.commands.pictures import plot_command
-from hetpipe.commands.planning import compare_command, plan_command, simulate_command
-from hetpipe.commands.run import run_command
 
 BAD_INPUT, INFEASIBLE, CHECK_FAILED, WORKER_LOST, INTERRUPTED = 2, 3, 4, 5, 130
 
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """A function of a module of its own, and the line that `hetpipe --help` says of it: its docstring's."""
+
+    name: str
+    help: str
+
+    def load(self) -> Callable[..., None]:
+        """Import the module of the verb and return its function."""
+        module = importlib.import_module(f"hetpipe.commands.{self.name}")
+        return cast(Callable[..., None], getattr(module, f"{self.name}_command"))
+
+
+_LINES = {
+    "demo": "Plan, train and draw on three unequal devices that this host plays; under two minutes.",
+    "init": "Look at this host and write a cluster.toml to start from.",
+    "profile": (
+        "Measure a model's layers on each kind of device of the cluster, or merge or correct profiles."
+    ),
+    "plan": "Decide who holds which layers, and show it beside the plain alternatives.",
+    "explain": ("Say where the speed goes, why each stage has its layers, what left-out devices would add."),
+    "simulate": "Run a plan on a virtual clock: step time, bubble, memory, and what the step waits for.",
+    "compare": "All strategies side by side.",
+    "check": "Prove that the split model computes what the whole one does: loss and every gradient.",
+    "run": (
+        "Train a model over the devices of a cluster file; torchrun may start it too, a process per device."
+    ),
+    "plot": "Draw a run or a plan: the step, memory, layers, speed-ups and losses, as PNG and SVG.",
+    "export": "Write a checkpoint as a folder that transformers loads.",
+    "env": "Versions and hardware, for bug reports; no names of users or folders.",
+}
+VERBS: Mapping[str, Verb] = {name: Verb(name, line) for name, line in _LINES.items()}
+
+
+class _Verbs(TyperGroup):
+    """The verbs by name; none is imported before it is called, or its own help asked for."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = {verb.name: TyperCommand(verb.name, help=verb.help) for verb in VERBS.values()}
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Import a verb and return it as a command; None for an unknown name."""
+        if cmd_name not in VERBS:
+            return None
+        one_verb = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        one_verb.command(cmd_name)(VERBS[cmd_name].load())
+        return typer.main.get_command(one_verb)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the table of the verbs without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(verb.name, verb.help) for verb in VERBS.values()])
+
+
 app = typer.Typer(
     name="hetpipe",
+    cls=_Verbs,
     help="Train one model over unequal devices. Exit codes: 0 ok, 2 bad input, 3 infeasible, 4 check failed, "
     "5 a worker was lost.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-VERBS: Mapping[str, Callable[..., None]] = {
-    "demo": demo_command,
-    "init": init_command,
-    "profile": profile_command,
-    "plan": plan_command,
-    "explain": explain_command,
-    "simulate": simulate_command,
-    "compare": compare_command,
-    "check": check_command,
-    "run": run_command,
-    "plot": plot_command,
-    "export": export_command,
-    "env": env_command,
-}
-for _name, _verb in VERBS.items():
-    app.command(_name)(_verb)
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"hetpipe {importlib.metadata.version('hetpipe')}")
+        from importlib.metadata import version
+
+        typer.echo(f"hetpipe {version('hetpipe')}")
         raise typer.Exit
 
 
@@ -58,11 +97,11 @@ def _options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """What stands before the verb."""
+    """Take the options that stand before the verb."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a verb; gives the exit code. A failure of the user's input is one line on stderr."""
+    """Run a verb and return the exit code. A failure of the user's input is one line on stderr."""
     try:
         code = app(args=arguments, prog_name="hetpipe", standalone_mode=False)
         sys.stdout.flush()
@@ -92,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _is_lost_worker(error: RuntimeError) -> bool:
-    """Whether the launcher raised it; if nothing has loaded the launcher, it did not."""
+    """Return whether the launcher raised it; if nothing has loaded the launcher, it did not."""
     launch = sys.modules.get("hetpipe.runtime.processes")
     return launch is not None and isinstance(error, launch.WorkerLostError)
 

@@ -10,30 +10,20 @@ from partition.bounds.best_bound import fractional_bound_s
 from partition.constraints.forced_plans import forced_plans
 from partition.estimates.gradient_sync import SyncCosts
 from partition.estimates.optimizer_sharding import sharded_plans, unsharded
-from partition.estimates.pipeline_costs import PipelineCosts
-from partition.estimates.ranking import Ranking, estimate_s, total_s, variants
-from partition.exact.chain_search import AUTO, least_shortfall, search_chains
-from partition.local_search.moves import Found
+from partition.estimates.ranking import Contest, Ranking, by_estimate, variants
+from partition.estimates.timed_pipeline import TimedPipeline
+from partition.exact.chain_search import AUTO, search_chains
+from partition.exact.feasibility import least_pipeline
+from partition.local_search.moves import PipelineSet
 from partition.local_search.pipeline_search import PipelineSearch
 from partition.plan import Plan
 from partition.problem import Evaluate, Forced, Problem
 from partition.shared_devices.interleaved import interleaved_plans
 from partition.shared_devices.shifted_cuts import memory_binds, shared_plans
 
-MANY_DEVICES = 8
-FEW_DEVICES = 5  # up to which all orders of one pipeline are tried with every in_flight
-NUM_CHAINS = 16
-INSTRUCTIONS = 60_000  # that the verdict may simulate of each source beyond its first plans
-OUR_OWN = 3
-MOST_SHARDED = 12  # devices up to which sharded states are searched for, where they are not needed
-LEAST_GAIN = 0.02  # relative, that they must promise
-QUICK = 20  # times as fast, instruction by instruction, are plans whose devices serve one stage each
-MOST_LOST, CLEARLY = 3, 1.05
-HEAVY = 60_000  # instructions of a plan beyond which only the best by estimate is simulated
-
 
 def auto(problem: Problem, evaluate: Evaluate | None = None, *, search: PipelineSearch | None = None) -> Plan:
-    """The best of `PipelineSearch`, of single and interleaved pipelines, of shared devices and baselines.
+    """Return the best plan of `PipelineSearch`, of shared devices, interleaved, and of the baselines.
 
     Never worse than a baseline: each that could be faster is a candidate. Ties go to fewer devices. Of
     candidates whose busiest device alone is busy for longer than the best plan's step none is simulated.
@@ -41,132 +31,122 @@ def auto(problem: Problem, evaluate: Evaluate | None = None, *, search: Pipeline
     Raises: InfeasibleError with the least that is missing, over all orders and cuts, or why nothing that is
         forced can be.
     """
-    verdict = Ranking(problem, evaluate)
+    ranking = Ranking(problem, evaluate)
     if problem.forced != Forced():
-        plans = [plan for plan in forced_plans(problem, _simulator(evaluate)) if problem.forced.allows(plan)]
-        return dataclasses.replace(min(plans, key=verdict), strategy=AUTO)
+        return _named_auto(min(_forced(problem, evaluate), key=ranking))
     search = search or PipelineSearch(problem)
-    costs = search.costs
-    found = _found(search)
-    ours = sorted(_ours(search, found), key=lambda plan: estimate_s(costs, plan))
-    best = _best(ours, verdict, costs, OUR_OWN)
-    settled = (
-        search.plan(AUTO, entry.timed) for entry in search.settled(found, lambda plan: verdict(plan)[0])
+    contest = Contest(ranking, search.costs, search.effort.choice)
+    _enter_pipelines(contest, search, ranking)
+    contest.enter(_baselines(search, evaluate), always=len(BASELINES))
+    if contest.best is None or memory_binds(problem, search.costs):
+        contest.enter(by_estimate(search.costs, _sharded(search, contest.step_s)))
+    if contest.best is None:
+        return _named_auto(min(_from_least(contest, search, ranking), key=ranking))
+    return _named_auto(contest.best)
+
+
+def _enter_pipelines(
+    contest: Contest, search: PipelineSearch, ranking: Ranking, known: Sequence[TimedPipeline] = ()
+) -> None:
+    """Enter the plans of a search, of shared devices and of interleaved pipelines. known: further starts."""
+    problem, costs = search.problem, search.costs
+    found = _improved_starts(search, known)
+    contest.enter(by_estimate(costs, _plans_of_sets(search, found)))
+    contest.enter_all(_improved_with_simulator(search, found, ranking))
+    if contest.best is None or memory_binds(problem, costs):
+        shared = shared_plans(search.tables, costs, contest.best, contest.step_s)
+        contest.enter(shared, most_lost=search.effort.choice.most_lost)
+    contest.enter(interleaved_plans(problem, costs, contest.step_s))
+
+
+def _from_least(contest: Contest, search: PipelineSearch, ranking: Ranking) -> Iterator[Plan]:
+    """Give the plan of the pipeline that fits, and the best plan of a search that begins with it.
+
+    For problems of which the search has found no plan.
+
+    Raises: InfeasibleError if none fits.
+    """
+    problem = search.problem
+    least = least_pipeline(problem)
+    yield least.plan(AUTO, problem)
+    whole = search.timings.pipeline(least.stages, least.microbatch_size)
+    recut = (
+        search.cut_optimizer.recut(whole.devices, size, problem.global_batch_size)
+        for size in problem.microbatch_sizes
     )
-    best = min((plan for plan in (best, *settled) if plan is not None), key=verdict, default=None)
-    if best is None or memory_binds(problem, costs):
-        ceiling_s = verdict(best)[0] if best else math.inf
-        shared = shared_plans(search.tables, costs, best, ceiling_s)
-        best = _best(shared, verdict, costs, OUR_OWN, best, MOST_LOST)
-    ceiling_s = verdict(best)[0] if best else math.inf
-    best = _best(interleaved_plans(problem, costs, ceiling_s), verdict, costs, OUR_OWN, best)
-    best = _best(list(_baselines(problem, evaluate)), verdict, costs, len(BASELINES), best)
-    if best is None or memory_binds(problem, costs):
-        best = _best(list(_sharded(problem, best, verdict)), verdict, costs, OUR_OWN, best)
-    if best is None:
-        raise least_shortfall(problem)
-    return dataclasses.replace(best, strategy=AUTO)
+    # a pipeline may fit as a single microbatch alone, which its timing does not speak of
+    known = [pipeline for pipeline in (whole, *recut) if pipeline is not None and pipeline.timing.fits]
+    if known:
+        _enter_pipelines(contest, search, ranking, known)
+    if contest.best is not None:
+        yield contest.best
 
 
-def _simulator(evaluate: Evaluate | None) -> Evaluate:
-    """Raises: InfeasibleError if none was given."""
+def _named_auto(plan: Plan) -> Plan:
+    return dataclasses.replace(plan, strategy=AUTO)
+
+
+def _forced(problem: Problem, evaluate: Evaluate | None) -> Iterator[Plan]:
+    """Give plans within what is forced.
+
+    Raises: InfeasibleError if there is no simulator.
+    """
     if evaluate is None:
         raise InfeasibleError("forced plans need the simulator", missing_bytes=0.0)
-    return evaluate
+    return (plan for plan in forced_plans(problem, evaluate) if problem.forced.allows(plan))
 
 
-def _found(search: PipelineSearch) -> list[Found]:
-    """The sets of the search, least estimates first, with gradient sync."""
+def _improved_starts(search: PipelineSearch, known: Sequence[TimedPipeline] = ()) -> list[PipelineSet]:
+    """Return the sets of a search, each once, by their clocks and gradient sync; least step first."""
     sync = SyncCosts(search.costs)
-    return _distinct(search.search(lambda timed, seconds: seconds + sync.exposed_s(timed)))
+    found: dict[object, PipelineSet] = {}
+    for pipelines in search.search(lambda timed, seconds: seconds + sync.exposed_s(timed), known):
+        found.setdefault(tuple(pipeline.stages for pipeline in pipelines.timed), pipelines)
+    return list(found.values())
 
 
-def _ours(search: PipelineSearch, found: Sequence[Found]) -> Iterator[Plan]:
-    for entry in found:
-        plan = search.plan(AUTO, entry.timed)
-        if plan is not None:
-            yield plan
-    if len(search.problem.cluster.devices) <= FEW_DEVICES:
-        for chain in search_chains(search.problem).plans[:NUM_CHAINS]:
+def _plans_of_sets(search: PipelineSearch, found: Sequence[PipelineSet]) -> Iterator[Plan]:
+    """Give the plans of sets, and on few devices those of exact single pipelines."""
+    plans = (search.plan(AUTO, pipelines.timed) for pipelines in found)
+    yield from (plan for plan in plans if plan is not None)
+    chains = search.effort.choice.exact_chains
+    if chains:
+        for chain in search_chains(search.problem).plans[:chains]:
             yield from variants(search.costs, chain)
 
 
-def _sharded(problem: Problem, best: Plan | None, verdict: Ranking) -> Iterator[Plan]:
-    """Plans with sharded optimizer states, where they could be faster than the best so far."""
-    if best is not None:
-        least_s = fractional_bound_s(unsharded(problem, 0.0))
-        if len(problem.cluster.devices) > MOST_SHARDED or least_s * (1 + LEAST_GAIN) > verdict(best)[0]:
-            return
-
-    def plans_of(smaller: Problem) -> Iterator[Plan]:
-        search = PipelineSearch(smaller)
-        return _ours(search, _found(search))
-
-    costs = PipelineCosts(problem)
-    yield from sorted(sharded_plans(problem, plans_of), key=lambda plan: estimate_s(costs, plan))
+def _improved_with_simulator(
+    search: PipelineSearch, found: Sequence[PipelineSet], ranking: Ranking
+) -> Iterator[Plan]:
+    """Give the plans of sets that the simulator finds better than those that the clocks found."""
+    improved = search.improve_with_simulator(found, lambda plan: ranking(plan)[0])
+    plans = (search.plan(AUTO, pipelines.timed) for pipelines in improved)
+    return (plan for plan in plans if plan is not None)
 
 
-def _distinct(found: Sequence[Found]) -> list[Found]:
-    seen: dict[object, Found] = {}
-    for entry in found:
-        seen.setdefault(tuple(pipeline.stages for pipeline in entry.timed), entry)
-    return list(seen.values())
-
-
-def _baselines(problem: Problem, evaluate: Evaluate | None) -> Iterator[Plan]:
-    """What each baseline would choose; in a large cluster by its estimate, to be simulated if it may win."""
-    if len(problem.cluster.devices) > MANY_DEVICES:
-        evaluate = None
+def _baselines(search: PipelineSearch, evaluate: Evaluate | None) -> Iterator[Plan]:
+    """Give what each baseline chooses; in a large cluster by its estimate, to be simulated if it may win."""
+    chosen_by = evaluate if search.effort.choice.simulated_baselines else None
     for baseline in BASELINES.values():
         try:
-            yield baseline(problem, evaluate)
+            yield baseline(search.problem, chosen_by)
         except (InfeasibleError, TooManyStagesError):
             continue
 
 
-def _best(
-    plans: Sequence[Plan],
-    verdict: Ranking,
-    costs: PipelineCosts,
-    least: int,
-    best: Plan | None = None,
-    most_lost: int | None = None,
-) -> Plan | None:
-    """The best of the plans and the one so far; the first `least` are always asked about, if they may win.
+def _sharded(search: PipelineSearch, step_s: float) -> Iterator[Plan]:
+    """Give plans with sharded optimizer states, where they could be faster than a step that is known."""
+    effort, problem = search.effort.choice, search.problem
+    if math.isfinite(step_s):
+        least_s = fractional_bound_s(unsharded(problem, 0.0))
+        if not effort.sharded_for_speed or least_s * (1 + effort.least_sharding_gain) > step_s:
+            return
 
-    most_lost: after so many in a row that are clearly worse the rest is left, as likely to be.
-    """
-    budget, lost = INSTRUCTIONS, 0
-    for index, plan in enumerate(plans):
-        weight = instructions(plan)
-        if index >= (1 if weight > HEAVY else least) and weight > budget:
-            continue
-        if best is not None and busiest_s(plan, costs) > verdict(best)[0]:
-            continue
-        if lost == most_lost:
-            break
-        budget -= weight
-        lost = lost + 1 if best is not None and verdict(plan)[0] > CLEARLY * verdict(best)[0] else 0
-        if best is None or verdict(plan) < verdict(best):
-            best = plan
-    return best
+    def plans_of(smaller: Problem) -> Iterator[Plan]:
+        smaller_search = PipelineSearch(smaller)
+        return _plans_of_sets(smaller_search, _improved_starts(smaller_search))
 
-
-def instructions(plan: Plan) -> int:
-    """About how many instructions the simulator runs through, or could in its time for the plan."""
-    count = sum(pipeline.num_microbatches * (6 * len(pipeline.stages) - 4) for pipeline in plan.pipelines)
-    alone = sum(len(pipeline.stages) for pipeline in plan.pipelines) == len(plan.device_names)
-    return count // QUICK if alone else count
-
-
-def busiest_s(plan: Plan, costs: PipelineCosts) -> float:
-    """Seconds for which the busiest device computes: no step is shorter."""
-    busy: dict[str, float] = {}
-    for pipeline in plan.pipelines:
-        for device, start, stop in costs.layout(pipeline):
-            seconds = total_s(costs, pipeline, device, start, stop)
-            busy[device.name] = busy.get(device.name, 0.0) + seconds
-    return max(busy.values())
+    yield from sharded_plans(problem, plans_of)
 
 
 STRATEGIES: Mapping[str, Strategy] = {**BASELINES, AUTO: auto}

@@ -11,24 +11,17 @@ from pydantic import ConfigDict
 
 from cost_model.cluster import Cluster
 from cost_model.errors import InputError
-from cost_model.memory import (
-    DeviceMemory,
-    StageShape,
-    device_memory,
-    state_home_bytes,
-    trained_bytes,
-)
 from cost_model.profile import ModelProfile
 from cost_model.strict_files import STRICT, canonical_sha256
 
 FORMAT = "hetpipe.plan/1"
 MOST_SAMPLES = 2**20
-"""Of a pipeline in a step: beyond it a slip of the pen is likelier than a plan."""
+"""The most samples of a pipeline in a step: beyond it a slip of the pen is likelier than a plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Layers [start, stop) on a device; devices holds one name (several: a later tensor-parallel group).
+    """The layers [start, stop) on a device; devices holds one name (several: a later tensor-parallel group).
 
     in_flight: microbatches from the start of their forward to the end of their backward here.
     recompute: keep stage inputs only, run the forward again before the backward.
@@ -70,7 +63,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """All layers, cut into stages, for num_samples samples of each step (a "virtual worker").
+    """All layers, cut into stages, for num_samples samples of each step (HetPipe: a virtual worker).
 
     The last microbatch is smaller where microbatch_size does not divide num_samples.
     """
@@ -113,16 +106,16 @@ class Pipeline:
         return -(-self.num_samples // self.microbatch_size)
 
     def microbatch_samples(self, microbatch: int) -> int:
-        """Samples of one microbatch; the last may be smaller."""
+        """Return the samples of one microbatch; the last may be smaller."""
         return min(self.microbatch_size, self.num_samples - microbatch * self.microbatch_size)
 
     def in_flight(self, stage: int) -> int:
-        """in_flight of a stage, clamped to the number of microbatches."""
+        """Return the in_flight of a stage, clamped to the number of microbatches."""
         return min(self.stages[stage].in_flight, self.num_microbatches)
 
 
 @dataclass(frozen=True, slots=True)
-class DevicePrediction:
+class DeviceFigures:
     """What one device is expected to do in a step; busy in [0, 1] is its share of the makespan."""
 
     memory_bytes: float
@@ -130,7 +123,7 @@ class DevicePrediction:
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class Figures:
     """Figures derived from a plan, never an input.
 
     bound_s: no plan of bound_space is faster under this cost model; gap = step_s / bound_s - 1.
@@ -140,7 +133,7 @@ class Prediction:
     step_s: float
     samples_per_s: float
     bubble: float
-    devices: Mapping[str, DevicePrediction]
+    devices: Mapping[str, DeviceFigures]
     bound_s: float | None = None
     bound_space: str | None = None
     fractional_bound_s: float | None = None
@@ -155,7 +148,7 @@ class Prediction:
 
 @dataclass(frozen=True)  # no slots: who holds what is looked up once, plans have thousands of devices
 class Plan:
-    """Who holds which layers and who gets how many samples; predicted figures where they are known.
+    """An assignment of layers and samples to devices; predicted figures where they are known.
 
     A device may appear in several pipelines, and at several stages of one; it holds the union of its layers
     once.
@@ -165,13 +158,15 @@ class Plan:
     (`partition.estimates.optimizer_sharding`), and then memory counts them on all.
     """
 
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
     strategy: str
     model: str
     global_batch_size: int
     pipelines: tuple[Pipeline, ...]
     zero: int = 0
     state_owners: tuple[str, ...] | None = None
-    predicted: Prediction | None = None
+    predicted: Figures | None = None
     profile_sha256: str | None = None
     cluster_sha256: str | None = None
 
@@ -213,9 +208,9 @@ class Plan:
     def places(self) -> Mapping[str, tuple[tuple[int, int], ...]]:
         """The stages (pipeline, stage) of each device in use, devices in order of first appearance."""
         found: dict[str, list[tuple[int, int]]] = {}
-        for pipeline, entry in enumerate(self.pipelines):
-            for index, stage in enumerate(entry.stages):
-                found.setdefault(stage.device, []).append((pipeline, index))
+        for number, pipeline in enumerate(self.pipelines):
+            for index, stage in enumerate(pipeline.stages):
+                found.setdefault(stage.device, []).append((number, index))
         return {name: tuple(stages) for name, stages in found.items()}
 
     @cached_property
@@ -225,105 +220,51 @@ class Plan:
 
     @cached_property
     def _held(self) -> Mapping[str, tuple[int, ...]]:
-        return {
-            name: tuple(
-                sorted({k for pipeline, index in stages for k in range(*self._stage(pipeline, index).layers)})
-            )
-            for name, stages in self.places.items()
-        }
+        held: dict[str, set[int]] = {}
+        for stage in (stage for pipeline in self.pipelines for stage in pipeline.stages):
+            held.setdefault(stage.device, set()).update(range(*stage.layers))
+        return {name: tuple(sorted(layers)) for name, layers in held.items()}
 
     @cached_property
-    def _num_owners(self) -> tuple[int, ...]:
-        """How many devices hold each layer."""
+    def num_holders(self) -> tuple[int, ...]:
+        """The number of devices that hold each layer."""
         counts = Counter(layer for layers in self._held.values() for layer in layers)
         return tuple(counts[layer] for layer in range(self.num_layers))
 
-    def _stage(self, pipeline: int, stage: int) -> Stage:
-        return self.pipelines[pipeline].stages[stage]
-
     def layers_of(self, device: str) -> tuple[int, ...]:
-        """The union of the layers that a device holds, rising."""
+        """Return the union of the layers that a device holds, rising."""
         return self._held.get(device, ())
 
-    def stepped_bytes(self, profile: ModelProfile, device: str) -> float:
-        """Parameter bytes whose optimizer states a device has, and which it therefore updates."""
-        if self.state_owners is None:
-            return trained_bytes(profile, self.layers_of(device))
-        mine = [layer for layer, owner in enumerate(self.state_owners) if owner == device]
-        return state_home_bytes(profile, mine)
-
-    def memory(self, profile: ModelProfile, device: str) -> DeviceMemory:
-        """Bytes that the plan needs on one device."""
-        shapes = []
-        for index, place in self.places.get(device, ()):
-            pipeline, stage = self.pipelines[index], self._stage(index, place)
-            shapes.append(
-                StageShape(
-                    stage.start,
-                    stage.stop,
-                    pipeline.in_flight(place),
-                    pipeline.microbatch_size,
-                    stage.recompute,
-                    pipeline.num_microbatches,
-                )
-            )
-        return device_memory(
-            profile,
-            shapes,
-            summed_bytes=self._summed_bytes(profile, device),
-            stepped_bytes=self.stepped_bytes(profile, device),
-        )
-
-    def _summed_bytes(self, profile: ModelProfile, device: str) -> float:
-        """Bytes of the gradients that a device sums with others: of shared layers, and of tied ones."""
-        mine = set(self.layers_of(device))
-        others = {layer for layer, count in enumerate(self._num_owners) if count > (layer in mine)}
-        total = trained_bytes(profile, mine & others)
-        for layer, entry in enumerate(profile.layers):
-            if entry.tied_to is None:
-                continue
-            pair = {layer, profile.tied_home(layer)}
-            if len(pair) == 2 and pair & mine and pair & others and not pair & mine & others:
-                total += profile.tied_bytes(layer)
-        return total
-
     def to_json(self) -> dict[str, Any]:
-        """The plan as in plan.json; derived figures only where they are known."""
-        pipelines = [
-            {
-                "microbatch_size": pipeline.microbatch_size,
-                "num_samples": pipeline.num_samples,
-                "stages": [dataclasses.asdict(stage) for stage in pipeline.stages],
-            }
-            for pipeline in self.pipelines
-        ]
-        data: dict[str, Any] = {
+        """Return the plan as in plan.json; derived figures only where they are known."""
+        known = {
+            "state_owners": self.state_owners,
+            "predicted": self.predicted and self.predicted.to_json(),
+            "profile_sha256": self.profile_sha256,
+            "cluster_sha256": self.cluster_sha256,
+        }
+        return {
             "format": FORMAT,
             "strategy": self.strategy,
             "model": self.model,
             "global_batch_size": self.global_batch_size,
             "zero": self.zero,
-            "pipelines": pipelines,
+            "pipelines": [dataclasses.asdict(pipeline) for pipeline in self.pipelines],
+            **{key: value for key, value in known.items() if value is not None},
         }
-        if self.state_owners is not None:
-            data["state_owners"] = self.state_owners
-        if self.predicted is not None:
-            data["predicted"] = self.predicted.to_json()
-        if self.profile_sha256 is not None:
-            data["profile_sha256"] = self.profile_sha256
-        if self.cluster_sha256 is not None:
-            data["cluster_sha256"] = self.cluster_sha256
-        return data
 
     @property
     def sha256(self) -> str:
-        """Hash of what the plan decides; derived figures do not count."""
+        """The hash of what the plan decides; derived figures do not count."""
         derived = ("predicted", "profile_sha256", "cluster_sha256")
         return canonical_sha256({key: value for key, value in self.to_json().items() if key not in derived})
 
 
 def check_plan(plan: Plan, profile: ModelProfile, cluster: Cluster) -> None:
-    """Raises: InputError if the plan does not cover the profile's layers or names an unknown device."""
+    """Check that a plan covers a profile's layers on devices of a cluster.
+
+    Raises: InputError if it does not, or if a device is of a kind that was not profiled.
+    """
     if plan.num_layers != profile.num_layers:
         stages = max(len(pipeline.stages) for pipeline in plan.pipelines)
         raise InputError(

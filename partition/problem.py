@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from cost_model.cluster import Cluster
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
-from partition.plan import Plan, Prediction
+from partition.plan import Figures, Plan
 
-Evaluate = Callable[[Plan], Prediction]
-"""The verdict on a plan: the simulator, handed in from above (`hetpipe.simulation.prediction`)."""
+Evaluate = Callable[[Plan], Figures]
+"""What a plan's step will be: the simulator, handed in from above (`hetpipe.simulation.prediction`)."""
 
 
 @dataclass(frozen=True, slots=True)

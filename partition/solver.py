@@ -11,7 +11,7 @@ from partition.baselines.layer_splits import TooManyStagesError
 from partition.bounds.best_bound import Bound, best_bound, sharded_bound
 from partition.exact.chain_search import AUTO
 from partition.local_search.pipeline_search import PipelineSearch
-from partition.plan import Plan
+from partition.plan import Figures, Plan
 from partition.problem import Evaluate, Problem
 
 Progress = Callable[[str], None]
@@ -34,9 +34,9 @@ def solve(
     progress: Progress | None = None,
     proof_s: float | None = None,
 ) -> Plan:
-    """The plan of a strategy, with predicted figures, bounds, and the hashes of profile and cluster.
+    """Return the plan of a strategy, with predicted figures, bounds, and the hashes of profile and cluster.
 
-    evaluate: the simulator, which has the verdict among candidates. progress is told what is being done.
+    evaluate: the simulator, which chooses among candidates. progress is told what is being done.
     proof_s: seconds for the pipeline bound, 0 for the fractional one alone; None for what suits the devices.
 
     Raises: InputError for an unknown strategy; InfeasibleError, with the missing bytes, if nothing fits.
@@ -48,13 +48,13 @@ def solve(
     search = PipelineSearch(problem)
     plan = _plan(strategy, problem, evaluate, search)
     tell("proving a bound")
-    return with_figures(plan, problem, evaluate, best_bound(search, proof_s=proof_s))
+    return with_figures(plan, problem, evaluate(plan), best_bound(search, proof_s=proof_s))
 
 
 def compare(
     problem: Problem, evaluate: Evaluate, *, progress: Progress | None = None, proof_s: float | None = None
 ) -> tuple[Outcome, ...]:
-    """The outcome of every strategy, `auto` last."""
+    """Return the outcome of every strategy, `auto` last."""
     tell = progress or _silent
     search = PipelineSearch(problem)
     plans: dict[str, Plan | str] = {}
@@ -71,7 +71,7 @@ def compare(
     return tuple(
         Outcome(name, None, plan)
         if isinstance(plan, str)
-        else Outcome(name, with_figures(plan, problem, evaluate, bound))
+        else Outcome(name, with_figures(plan, problem, evaluate(plan), bound))
         for name, plan in plans.items()
     )
 
@@ -86,19 +86,18 @@ def _silent(_: str) -> None:
     return
 
 
-def with_figures(plan: Plan, problem: Problem, evaluate: Evaluate, bound: Bound) -> Plan:
-    """The plan with its predicted figures beside a bound, and the hashes of what they rest on."""
-    predicted = evaluate(plan)
+def with_figures(plan: Plan, problem: Problem, figures: Figures, bound: Bound) -> Plan:
+    """Return the plan with its predicted figures beside a bound, and the hashes of what they rest on."""
     if plan.zero:
         bound = sharded_bound(problem)
     if bound.fractional_s > 0:  # all times may be zero, and then there is no gap to speak of
         bound_s, space = bound.of(plan)
-        predicted = dataclasses.replace(
-            predicted, bound_s=bound_s, bound_space=space, fractional_bound_s=bound.fractional_s
+        figures = dataclasses.replace(
+            figures, bound_s=bound_s, bound_space=space, fractional_bound_s=bound.fractional_s
         )
     return dataclasses.replace(
         plan,
-        predicted=predicted,
+        predicted=figures,
         profile_sha256=problem.profile.sha256,
         cluster_sha256=problem.cluster.sha256,
     )

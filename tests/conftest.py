@@ -1,8 +1,14 @@
+import os
 from pathlib import Path
 
 import pytest
 
+from places import SUPPORT
 from shell import Shell
+
+# NOTE: the server that forks ranks preloads the module of what they run, but in Python 3.11 it ignores the
+# sys.path of its parent: without this each rank of a main in tests/support would load torch by itself.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(SUPPORT), os.environ.get("PYTHONPATH"))))
 
 
 @pytest.fixture

@@ -201,6 +201,17 @@ def test_the_command_line_loads_nothing_heavy():
     assert not loaded_after("import hetpipe.cli") & {"torch", "numpy", "matplotlib", "pulp", "transformers"}
 
 
+@pytest.mark.slow
+def test_the_help_loads_no_verb_and_none_of_the_large_libraries():
+    heavy = {"torch", "numpy", "numba", "matplotlib", "pulp", "transformers", "pydantic", "rich"}
+    assert not loaded_after("from hetpipe.cli import main; main(['--help'])") & heavy
+    code = (
+        "import sys; from hetpipe.cli import main; main(['--help']); print('hetpipe.commands' in sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert run.stdout.splitlines()[-1] == "False"
+
+
 @pytest.mark.parametrize("name", [name for name in PLANNING_HALF if name != "hetpipe.__main__"])
 def test_examples_in_docstrings(name: str):
     assert doctest.testmod(importlib.import_module(name)).failed == 0

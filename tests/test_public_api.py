@@ -14,7 +14,7 @@ from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.run_report import RunReport
 from hetpipe.runs.settings import Settings
 from partition.auto import STRATEGIES
-from partition.plan import Pipeline, Plan, Prediction, Stage
+from partition.plan import Figures, Pipeline, Plan, Stage
 from places import MODULES
 
 
@@ -29,10 +29,10 @@ def test_strategies():
 
 
 @pytest.mark.parametrize("verb", cli.VERBS.values(), ids=cli.VERBS)
-def test_every_verb_takes_json(verb: object):
-    assert callable(verb)
-    assert "json" in inspect.signature(verb).parameters
-    assert verb.__doc__
+def test_every_verb_takes_json_and_has_its_line_in_the_help(verb: cli.Verb):
+    function = verb.load()
+    assert "json" in inspect.signature(function).parameters
+    assert function.__doc__ == verb.help
 
 
 def test_formats_of_the_files():
@@ -49,7 +49,7 @@ def test_names_of_the_files_of_a_run():
     }
 
 
-@pytest.mark.parametrize("data", [Plan, Pipeline, Stage, Prediction, Settings, RunReport])
+@pytest.mark.parametrize("data", [Plan, Pipeline, Stage, Figures, Settings, RunReport])
 def test_data_is_frozen(data: type):
     assert dataclasses.is_dataclass(data)
     assert data.__dataclass_params__.frozen  # type: ignore[attr-defined]

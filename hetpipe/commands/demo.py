@@ -8,11 +8,13 @@ import typer
 
 from cost_model.cluster_file import read_cluster
 from cost_model.errors import InputError
-from hetpipe.commands.common import JsonOption, get_profile, print_json, write_output
-from hetpipe.commands.hosts import emulated_text
-from hetpipe.commands.measuring import measure_plan
-from hetpipe.commands.pictures import plot_run, save_picture
-from hetpipe.commands.planning import plan_and_compare
+from hetpipe.commands.init import emulated_text
+from hetpipe.commands.inputs import get_profile
+from hetpipe.commands.measure import measure_plan
+from hetpipe.commands.options import JsonOption, ProfileOptions
+from hetpipe.commands.output import print_json, write_output
+from hetpipe.commands.plan import plan_and_compare
+from hetpipe.commands.plot import plot_run, save_picture
 from hetpipe.reporting.tables import (
     comparison_table,
     measured_table,
@@ -25,7 +27,10 @@ from hetpipe.runs.run_folder import RunFolder
 from partition.problem import problem_of
 
 if TYPE_CHECKING:
-    from partition.plan import Plan
+    from collections.abc import Sequence
+
+    from hetpipe.runs.run_report import RunReport
+    from partition.solver import Outcome
 
 MODEL = "bert-tiny"
 SPEEDS = (0.6, 0.4, 0.2)
@@ -44,38 +49,25 @@ def demo_command(
     if output.exists():
         raise InputError(f"{output}: exists already; give another folder with -o")
     output.mkdir(parents=True)
-    cluster_file = output / "cluster.toml"
-    scale = min(1.0, 0.6 * (os.cpu_count() or 1) / sum(SPEEDS))
-    speeds = [round(speed * scale, 3) for speed in SPEEDS]
-    write_output(cluster_file, emulated_text(speeds, MEMORY_BYTES, name="demo"))
+    cluster_file = _demo_cluster(output)
     cluster = read_cluster(cluster_file)
-    profile = get_profile(MODEL, None, cluster, SEQUENCE_LENGTH, budget_s=BUDGET_S, quiet=json)
-    ours, outcomes = plan_and_compare(problem_of(profile, cluster, BATCH_SIZE), "auto")
+    options = ProfileOptions(profile_budget_s=BUDGET_S)
+    profile = get_profile(MODEL, cluster, SEQUENCE_LENGTH, options, quiet=json)
+    plan, outcomes = plan_and_compare(problem_of(profile, cluster, BATCH_SIZE), "auto")
     if not json:
-        show(
-            [
-                *plan_sentences(ours, profile, cluster),
-                plan_table(ours, profile, cluster),
-                comparison_table(outcomes, ours),
-            ]
-        )
+        tables = (plan_table(plan, profile, cluster), comparison_table(outcomes, plan))
+        show([*plan_sentences(plan, profile, cluster), *tables])
     even = next((outcome.plan for outcome in outcomes if outcome.strategy == EVEN), None)
-    plans: list[Plan] = [plan for plan in (even, ours) if plan is not None]
     reports = []
-    for plan in plans:
+    for shown in (plan,) if even is None else (even, plan):
         if not json:
-            typer.echo(f"training {STEPS} steps under {plan.strategy} ...")
-        folder = output / plan.strategy
-        reports.append(measure_plan(plan, profile, cluster_file, STEPS, keep=folder))
-    pictures = plot_run(RunFolder(output / ours.strategy), output / "pictures")
-    from hetpipe.reporting.plots import speedups
-
-    measured = {report.strategy: report.measured_step_s for report in reports}
-    pictures += save_picture(speedups(outcomes, measured), output / "pictures" / "speed")
+            typer.echo(f"training {STEPS} steps under {shown.strategy} ...")
+        folder = output / shown.strategy
+        reports.append(measure_plan(shown, profile, cluster_file, STEPS, keep=folder))
+    pictures = _draw(output, output / plan.strategy, outcomes, reports)
     if json:
-        print_json(
-            {"runs": [report.to_json() for report in reports], "pictures": [str(entry) for entry in pictures]}
-        )
+        runs = [report.to_json() for report in reports]
+        print_json({"runs": runs, "pictures": [str(picture) for picture in pictures]})
         return
     show(
         [
@@ -85,3 +77,23 @@ def demo_command(
             "no model is kept of these few steps; `hetpipe run` keeps one",
         ]
     )
+
+
+def _demo_cluster(output: Path) -> Path:
+    """Write the cluster file of the demo, slower where the host has few cores, and return its path."""
+    scale = min(1.0, 0.6 * (os.cpu_count() or 1) / sum(SPEEDS))
+    speeds = [round(speed * scale, 3) for speed in SPEEDS]
+    cluster_file = output / "cluster.toml"
+    write_output(cluster_file, emulated_text(speeds, MEMORY_BYTES, name="demo"))
+    return cluster_file
+
+
+def _draw(
+    output: Path, run: Path, outcomes: "Sequence[Outcome]", reports: "Sequence[RunReport]"
+) -> list[Path]:
+    """Draw a run, and the speeds of the strategies, predicted and measured; return the files."""
+    from hetpipe.reporting.plots import speedups
+
+    pictures = plot_run(RunFolder(run), output / "pictures")
+    measured = {report.strategy: report.measured_step_s for report in reports}
+    return pictures + save_picture(speedups(outcomes, measured), output / "pictures" / "speed")

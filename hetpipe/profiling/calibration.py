@@ -12,6 +12,7 @@ from cost_model.profile import KindProfile, LayerTimes, ModelProfile
 from hetpipe.program.instructions import Compute, Pass, Step
 from hetpipe.program.trace import Trace
 from hetpipe.runs.run_report import RunReport
+from partition.estimates.plan_memory import stepped_bytes
 from partition.plan import Plan, check_plan
 
 
@@ -91,7 +92,7 @@ def _optimizer_s_per_byte(
     for event in trace.events:
         if isinstance(event.instruction, Step):
             device = cluster.device(trace.device_names[event.rank])
-            held = plan.stepped_bytes(profile, device.name) / device.speed
+            held = stepped_bytes(plan, profile, device.name) / device.speed
             seconds[device.kind] = seconds.get(device.kind, 0.0) + event.duration_s
             num_bytes[device.kind] = num_bytes.get(device.kind, 0.0) + held
     return {kind: total_s / num_bytes[kind] for kind, total_s in seconds.items() if num_bytes[kind] > 0}

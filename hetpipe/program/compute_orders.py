@@ -33,7 +33,7 @@ class Orders:
 def compute_orders(
     plan: Plan, profile: ModelProfile, cluster: Cluster | None, schedule: Schedule = Schedule.ONE_F_ONE_B
 ) -> Orders:
-    """The orders of a plan under a schedule other than `auto`.
+    """Return the orders of a plan under a schedule other than `auto`.
 
     Raises: InputError if the schedule is not for this plan, or needs a cluster and none is given.
     """
@@ -52,19 +52,19 @@ def compute_orders(
         what = f"device {shared!r} serves {count} stages" if shared else f"the schedule is {schedule!s}"
         raise InputError(f"{what}, whose order depends on their seconds; give the cluster")
     scheduled = list_schedule(ProgramCosts(Program(plan, (), ()), profile, cluster), schedule)
-    ranks = tuple(tuple(compute for compute, _ in entries) for entries in scheduled)
+    ranks = tuple(tuple(compute for compute, _ in computations) for computations in scheduled)
     return Orders(plan, ranks, last_backward_s(scheduled))
 
 
 def _stages(plan: Plan) -> list[tuple[int, int]]:
-    """All stages (pipeline, stage), those of a device together, devices in the order of the ranks."""
+    """Return all stages (pipeline, stage), those of a device together, devices in the order of the ranks."""
     return [place for places in plan.places.values() for place in places]
 
 
-def _one_f_one_b(plan: Plan, pipeline: int, stage: int) -> Order:
-    entry = plan.pipelines[pipeline]
-    order = one_f_one_b(range(entry.num_microbatches), entry.in_flight(stage))
-    return tuple(Compute(op, pipeline, stage, microbatch) for op, microbatch in order)
+def _one_f_one_b(plan: Plan, index: int, stage: int) -> Order:
+    pipeline = plan.pipelines[index]
+    order = one_f_one_b(range(pipeline.num_microbatches), pipeline.in_flight(stage))
+    return tuple(Compute(op, index, stage, microbatch) for op, microbatch in order)
 
 
 def _interleaved(plan: Plan) -> tuple[Order, ...]:
@@ -82,7 +82,7 @@ def _interleaved(plan: Plan) -> tuple[Order, ...]:
 
 
 def _rounds(plan: Plan) -> tuple[int, int]:
-    """(devices, chunks of each) of a plan whose one pipeline visits its devices in equal rounds.
+    """Return (devices, chunks of each) of a plan whose one pipeline visits its devices in equal rounds.
 
     Raises: InputError if it does not, or visits each once only.
     """
@@ -102,7 +102,7 @@ def _rounds(plan: Plan) -> tuple[int, int]:
 
 
 def in_rounds(plan: Plan) -> bool:
-    """Whether one pipeline visits its devices several times, in the same order each time."""
+    """Return whether one pipeline visits its devices several times, in the same order each time."""
     if len(plan.pipelines) > 1 or len(plan.pipelines[0].stages) == len(plan.device_names):
         return False
     names = tuple(stage.device for stage in plan.pipelines[0].stages)
@@ -110,20 +110,20 @@ def in_rounds(plan: Plan) -> bool:
 
 
 def most_in_flight(ranks: Iterable[Sequence[Instruction]]) -> dict[tuple[int, int], int]:
-    """The most microbatches that a stage (pipeline, stage) holds between forward and backward."""
+    """Return the most microbatches that a stage (pipeline, stage) holds between forward and backward."""
     alive: dict[tuple[int, int], int] = {}
     most: dict[tuple[int, int], int] = {}
     for instructions in ranks:
-        for entry in instructions:
-            if isinstance(entry, Compute):
-                key = (entry.pipeline, entry.stage)
-                alive[key] = alive.get(key, 0) + (1 if entry.op is Pass.FORWARD else -1)
+        for instruction in instructions:
+            if isinstance(instruction, Compute):
+                key = (instruction.pipeline, instruction.stage)
+                alive[key] = alive.get(key, 0) + (1 if instruction.op is Pass.FORWARD else -1)
                 most[key] = max(most.get(key, 0), alive[key])
     return most
 
 
 def with_in_flight(plan: Plan, most: Places) -> Plan:
-    """The plan with other in_flight; the same plan if none differs, else without its predicted figures."""
+    """Return the plan with other in_flight; the same if none differs, else without its predicted figures."""
     pipelines = tuple(
         replace(
             pipeline,

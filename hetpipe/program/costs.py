@@ -1,5 +1,7 @@
-"""Seconds and bytes of a program's instructions on a cluster: what the simulator charges, and what an
-emulated device takes."""
+"""Seconds and bytes of a program's instructions: what the simulator charges, and an emulated device takes.
+
+Here R6 to R10 of docs/clock.md get their seconds; R2, R3 and R5 act in `cost_model.network`.
+"""
 
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -13,11 +15,14 @@ from cost_model.network import (
     Network,
     Route,
     all_reduce_due,
+    all_reduce_resources,
     broadcast_due,
     reduce_due,
+    reserve,
 )
 from cost_model.profile import ModelProfile
 from hetpipe.program.instructions import Compute, Pass, Program, Transfer
+from partition.estimates.plan_memory import plan_memory, stepped_bytes
 from partition.plan import Plan
 
 
@@ -55,12 +60,12 @@ class ProgramCosts:
         return self._prices.backward_s(device, entry.start, entry.stop, samples, recompute=entry.recompute)
 
     def step_s(self, rank: int) -> float:
-        """Seconds of the optimizer on a rank."""
-        num_bytes = self.program.plan.stepped_bytes(self._profile, self.device_names[rank])
+        """Return the seconds of the optimizer on a rank."""
+        num_bytes = stepped_bytes(self.program.plan, self._profile, self.device_names[rank])
         return self._prices.update_s(self.devices[rank], num_bytes)
 
     def route(self, transfer: Transfer) -> Route:
-        """The way of a message from the stage of its SEND to the peer's."""
+        """Return the way of a message from the stage of its SEND to the peer's."""
         return self._route(transfer.pipeline, transfer.stage, transfer.peer_stage)
 
     def _find_route(self, pipeline: int, stage: int, peer_stage: int) -> Route:
@@ -77,8 +82,20 @@ class ProgramCosts:
     def sync_bytes(self, bucket: int) -> float:
         return self.program.buckets[bucket].num_bytes(self._profile)
 
+    def send_due(self, free_at: FreeAt, send: Transfer, ready_s: float) -> float:
+        """Return when a message that is ready at ready_s is at its receiver, and reserve its route."""
+        return reserve(free_at, self.route(send), ready_s, self.transfer_bytes(send))
+
+    def summed_resources(self) -> set[int]:
+        """Return what the SYNCs of all buckets occupy, where states are not sharded."""
+        found: set[int] = set()
+        for bucket in self.program.buckets:
+            names = [self.device_names[rank] for rank in bucket.ranks]
+            found |= all_reduce_resources(self.network, names, bucket.collective)
+        return found
+
     def sync_due(self, free_at: FreeAt, bucket: int, ready_s: Mapping[int, float]) -> dict[int, float]:
-        """When each rank's part in a bucket's SYNC is over, given when each owner was ready (by rank)."""
+        """Return when a bucket's SYNC is over for each rank, given when each owner was ready (by rank)."""
         entry, num_bytes = self.program.buckets[bucket], self.sync_bytes(bucket)
         ready = self._by_name(entry.ranks, ready_s)
         if entry.state_owner is not None:
@@ -89,7 +106,7 @@ class ProgramCosts:
         return {rank: due[self.device_names[rank]] for rank in entry.ranks}
 
     def broadcast_due(self, free_at: FreeAt, bucket: int, ready_s: Mapping[int, float]) -> dict[int, float]:
-        """When each rank has a bucket's new parameters, given when each was ready for them (by rank)."""
+        """Return when each rank has a bucket's new parameters, given when each was ready (by rank)."""
         entry = self.program.buckets[bucket]
         assert entry.state_owner is not None
         ready, root = self._by_name(entry.ranks, ready_s), self.device_names[entry.state_owner]
@@ -97,7 +114,7 @@ class ProgramCosts:
         return {rank: due[self.device_names[rank]] for rank in entry.ranks}
 
     def norm_due(self, free_at: FreeAt, ready_s: Mapping[int, float]) -> dict[int, float]:
-        """When each rank has the norm, given when each was ready for it (by rank)."""
+        """Return when each rank has the norm, given when each was ready for it (by rank)."""
         ready = self._by_name(range(len(self.device_names)), ready_s)
         due = all_reduce_due(free_at, self.network, NORM_BYTES, ready)
         return {rank: due[name] for rank, name in enumerate(self.device_names)}
@@ -108,8 +125,13 @@ class ProgramCosts:
 
 
 def check_memory(plan: Plan, profile: ModelProfile, cluster: Cluster) -> None:
-    """Raises: InfeasibleError naming the device that lacks most, and its missing bytes."""
-    needs = [(cluster.device(name), plan.memory(profile, name).total_bytes) for name in plan.device_names]
+    """Check that every device holds what the plan needs on it.
+
+    Raises: InfeasibleError naming the device that lacks most, and its missing bytes.
+    """
+    needs = [
+        (cluster.device(name), plan_memory(plan, profile, name).total_bytes) for name in plan.device_names
+    ]
     device, need = max(needs, key=lambda pair: pair[1] - pair[0].usable_bytes)
     missing = need - device.usable_bytes
     if missing > 0:

@@ -1,11 +1,14 @@
-"""The order of computations where stages share a device: a greedy list scheduler on the simulator's clock."""
+"""The order of computations where stages share a device: a greedy list scheduler on the simulator's clock.
+
+R12 of docs/clock.md; computations and messages go by R1 to R6, sums are not on this clock.
+"""
 
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from cost_model.errors import InputError
-from cost_model.network import idle, reserve
+from cost_model.network import idle
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import Compute, Direction, Pass, Schedule, Transfer, outgoing
 from hetpipe.program.schedules import one_f_one_b
@@ -18,12 +21,12 @@ _SAME_TIME = 1e-9  # relative: sums of the same seconds in another order are one
 
 
 def list_schedule(costs: ProgramCosts, schedule: Schedule = Schedule.ONE_F_ONE_B) -> tuple[Scheduled, ...]:
-    """The computations of every rank, in the order in which a device that is free takes what is ready.
+    """Return the computations of every rank, in the order in which a device that is free takes what is ready.
 
     List scheduling (Graham, SIAM J. Appl. Math. 1969): backwards first, never more than in_flight at a
     stage; among equals the pipeline of which the smaller fraction is done, then the lower pipeline, then the
     stage that is nearer to the end of the pass. A device that serves one stage keeps its 1F1B, but for the
-    schedule `list`. Messages queue as in `simulate`; gradient sync is not on this clock.
+    schedule `list`. Messages queue as in `simulate`.
 
     costs: of a program whose instruction lists need not be there yet. schedule: `gpipe` lets no device begin
     a backward before it has done all its forwards.
@@ -56,7 +59,7 @@ class _StageState:
             self.wanted = next((op for op, _ in self.order), None)
 
     def may(self, op: Pass) -> bool:
-        """Whether the schedule allows this pass now, if its inputs are there."""
+        """Return whether the schedule allows this pass now, if its inputs are there."""
         if self.order is not None:
             return op is self.wanted
         if op is Pass.BACKWARD:
@@ -65,7 +68,7 @@ class _StageState:
         return alive < self.in_flight and self.upcoming[op] < self.num_microbatches
 
     def due_s(self, op: Pass) -> float | None:
-        """When the inputs of the next of this pass are there; None if nobody has made them yet."""
+        """Return when the inputs of the next of this pass are there; None if nobody has made them yet."""
         due, index = self.due[op], self.upcoming[op]
         return due[index] if index < len(due) else None
 
@@ -109,9 +112,9 @@ class _Scheduler:
             ranks: set[int] = set()
             # what ends at one time ends before anybody chooses: a gradient that comes now goes first
             while queue and queue[0][0] <= at_once:
-                time, rank = heapq.heappop(queue)
+                time_s, rank = heapq.heappop(queue)  # R5
                 ranks.add(rank)
-                if self._running[rank] is not None and self._clock[rank] <= time:
+                if self._running[rank] is not None and self._clock[rank] <= time_s:
                     self._end(rank)
             for rank in sorted(ranks):
                 if self._running[rank] is None:
@@ -133,9 +136,8 @@ class _Scheduler:
         peer_stage = compute.stage + (1 if compute.op is Pass.FORWARD else -1)
         due = now
         if made[1:3] not in self._local:
-            costs = self._costs
             send = Transfer(Direction.SEND, compute.op, compute.pipeline, compute.stage, compute.microbatch)
-            due = reserve(self._free_at, costs.route(send), now, costs.transfer_bytes(send))
+            due = self._costs.send_due(self._free_at, send, now)  # R2 to R4
         stages[peer_stage].due[compute.op].append(due)
         heapq.heappush(self._queue, (due, self._costs.program.rank_of(compute.pipeline, peer_stage)))
 
@@ -160,7 +162,7 @@ class _Scheduler:
         _, state, op, due = best
         compute = state.take(op)
         self._done[state.pipeline] += 1
-        start = max(self._clock[rank], due)
+        start = max(self._clock[rank], due)  # R1
         end = start + self._costs.compute_s(rank, compute)
         self._running[rank] = compute
         self._clock[rank] = end
@@ -187,7 +189,7 @@ class _Scheduler:
 
 
 def last_backward_s(schedule: Sequence[Scheduled]) -> dict[tuple[int, int], float]:
-    """When each stage (pipeline, stage) has ended its last backward."""
+    """Return when each stage (pipeline, stage) has ended its last backward."""
     return {
         (compute.pipeline, compute.stage): end
         for scheduled in schedule

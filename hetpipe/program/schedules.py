@@ -7,9 +7,10 @@ from hetpipe.program.instructions import Pass
 
 
 def one_f_one_b(microbatches: Iterable[int], in_flight: int) -> Iterator[tuple[Pass, int]]:
-    """1F1B (PipeDream-Flush; Narayanan et al., ICML 2021, section 2.2) with any number in flight.
+    """Yield the passes of 1F1B with any number in flight.
 
-    GPipe (Huang et al., NeurIPS 2019) is in_flight = the number of microbatches.
+    PipeDream-Flush (Narayanan et al., ICML 2021, section 2.2); GPipe (Huang et al., NeurIPS 2019) is
+    in_flight = the number of microbatches.
 
         warmup | steady       | cooldown
         F0 F1  | F2 B0 F3 B1  | B2 B3      in_flight = 3: two forwards, then one each way
@@ -30,7 +31,9 @@ def one_f_one_b(microbatches: Iterable[int], in_flight: int) -> Iterator[tuple[P
 def interleaved_one_f_one_b(
     place: int, num_devices: int, num_chunks: int, num_microbatches: int
 ) -> Iterator[tuple[Pass, int, int]]:
-    """(pass, chunk, microbatch) on one device of interleaved 1F1B (Narayanan et al., SC 2021, section 2.2).
+    """Yield (pass, chunk, microbatch) on one device of interleaved 1F1B.
+
+    Narayanan et al., SC 2021, section 2.2.
 
     Chunk c of the device at `place` is stage c * num_devices + place. Microbatches go through in groups, each
     through one chunk after the other; a device forwards 2 more chunks ahead than the one after it. Any number
@@ -49,8 +52,8 @@ def interleaved_one_f_one_b(
     backwards = [(chunk, m) for group in groups for chunk in reversed(chunks) for m in group]
     largest = max(map(len, groups))
     warmup = min(len(forwards), (num_chunks - 1) * largest + 2 * (num_devices - 1 - place))
-    yield from ((Pass.FORWARD, *entry) for entry in forwards[:warmup])
+    yield from ((Pass.FORWARD, *forward) for forward in forwards[:warmup])
     for forward, backward in zip(forwards[warmup:], backwards, strict=False):
         yield Pass.FORWARD, *forward
         yield Pass.BACKWARD, *backward
-    yield from ((Pass.BACKWARD, *entry) for entry in backwards[len(forwards) - warmup :])
+    yield from ((Pass.BACKWARD, *backward) for backward in backwards[len(forwards) - warmup :])

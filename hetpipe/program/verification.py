@@ -1,4 +1,7 @@
-"""Proves before launch that a program can run: messages have both ends, nothing deadlocks or leaks."""
+"""Proves before launch that a program can run: messages have both ends, nothing deadlocks or leaks.
+
+What must hold is derived from the plan here, not asked of the lowering, whose faults it is to find.
+"""
 
 from collections import defaultdict
 from dataclasses import replace
@@ -10,6 +13,7 @@ from hetpipe.program.compute_orders import most_in_flight, with_in_flight
 from hetpipe.program.costs import check_memory
 from hetpipe.program.instructions import (
     Broadcast,
+    Bucket,
     Compute,
     Direction,
     Norm,
@@ -21,7 +25,6 @@ from hetpipe.program.instructions import (
     incoming,
     outgoing,
 )
-from hetpipe.program.lowering import parameter_broadcasts, sync_points
 from partition.plan import check_plan
 
 
@@ -33,14 +36,15 @@ def verify(program: Program, profile: ModelProfile, cluster: Cluster) -> None:
     check_plan(program.plan, profile, cluster)
     verify_messages(program)
     verify_computations(program)
+    verify_buckets(program, profile)
     verify_order(program)
     check_memory(with_in_flight(program.plan, observed_in_flight(program)), profile, cluster)
 
 
 def verify_messages(program: Program) -> None:
-    """Every send has its receive, on the right rank, and both ends of each directed edge have one order.
+    """Check that every send has its receive, and both ends of each directed edge have one order.
 
-    Nothing is sent between stages of one rank.
+    Each is on the right rank; nothing is sent between stages of one rank.
     """
     edges: dict[tuple[Direction, int, int], list[object]] = defaultdict(list)
     for rank, instructions in enumerate(program.ranks):
@@ -64,7 +68,7 @@ def verify_messages(program: Program) -> None:
 
 
 def verify_computations(program: Program) -> None:
-    """Each stage runs the forward and then the backward of each microbatch once, on its rank."""
+    """Check that each stage runs the forward and then the backward of each microbatch once, on its rank."""
     done: set[Compute] = set()
     for rank, instructions in enumerate(program.ranks):
         for entry in instructions:
@@ -81,12 +85,53 @@ def verify_computations(program: Program) -> None:
         raise InputError(f"the program has {len(done)} computations, the plan needs {expected}")
 
 
+def verify_buckets(program: Program, profile: ModelProfile) -> None:
+    """Check that every gradient of several devices is summed once, over all of them.
+
+    A layer that several devices hold is in one bucket, of these; one that a single device holds is in none.
+    So is each group of tied layers, whose owners are those of any of them. Where states are sharded, the sum
+    goes to the device that has them.
+    """
+    plan = program.plan
+    owners: dict[tuple[int, bool], set[int]] = {}  # by layer, and by the home of tied layers
+    for rank, name in enumerate(program.device_names):
+        for layer in plan.layers_of(name):
+            owners.setdefault((layer, False), set()).add(rank)
+    for layer in range(profile.num_layers):
+        home = profile.tied_home(layer)
+        if home != layer:
+            owners.setdefault((home, True), set(owners[home, False])).update(owners[layer, False])
+    summed: dict[tuple[int, bool], list[Bucket]] = {}
+    for bucket in program.buckets:
+        for layer in bucket.layers[:1] if bucket.tied else bucket.layers:
+            summed.setdefault((layer, bucket.tied), []).append(bucket)
+    for (layer, tied), ranks in owners.items():
+        buckets = summed.get((layer, tied), [])
+        if [set(bucket.ranks) for bucket in buckets] != ([ranks] if len(ranks) > 1 else []):
+            found = " and ".join(str(list(bucket.ranks)) for bucket in buckets) or "none"
+            raise InputError(
+                f"gradients of {'tied ' if tied else ''}layer {layer} are of ranks {sorted(ranks)}, the "
+                f"program sums them over {found}; lower the plan again"
+            )
+        state_owner = None if plan.state_owners is None else plan.state_owners[layer]
+        for bucket in buckets:
+            receiver = None if bucket.state_owner is None else program.device_names[bucket.state_owner]
+            if receiver != state_owner:
+                raise InputError(
+                    f"optimizer states of layer {layer} are on {state_owner or 'all its devices'}, the "
+                    f"program sums its gradients for {receiver or 'all'}; lower the plan again"
+                )
+
+
 def verify_order(program: Program) -> None:
-    """No deadlock: run all lists, a computation only after its message was sent; then SYNC, NORM, STEP."""
+    """Check that nothing deadlocks: run all lists, a computation only after its message was sent.
+
+    Then come SYNC, NORM, STEP and the broadcasts.
+    """
     for rank, instructions in enumerate(program.ranks):
         syncs = [index for index, bucket in enumerate(program.buckets) if rank in bucket.ranks]
         tail = [entry for entry in instructions if isinstance(entry, Sync | Norm | Step | Broadcast)]
-        broadcasts = parameter_broadcasts(program, rank)
+        broadcasts = [Broadcast(index) for index in syncs if program.buckets[index].state_owner is not None]
         if tail != [*map(Sync, syncs), Norm(), Step(), *broadcasts]:
             raise InputError(
                 f"rank {rank} ends in {' '.join(map(str, tail))}; SYNCs in order, NORM, STEP, and broadcasts "
@@ -130,18 +175,21 @@ def verify_order(program: Program) -> None:
 
 
 def _verify_syncs(program: Program) -> None:
-    """A SYNC comes after the last backward that adds to its gradients."""
-    for rank, (instructions, points) in enumerate(
-        zip(program.ranks, sync_points(program, program.ranks), strict=True)
-    ):
-        done: set[Sync] = set()
-        for entry in instructions:
-            if isinstance(entry, Sync):
-                done.add(entry)
-            elif isinstance(entry, Compute) and (early := done.intersection(points.get(entry, ()))):
-                raise InputError(f"rank {rank} has {min(map(str, early))} before {entry}, which it needs")
+    """Check that no backward adds to the gradients of a layer whose SYNC came before it on its rank."""
+    for rank, instructions in enumerate(program.ranks):
+        summed: dict[int, Sync] = {}  # by layer
+        for instruction in instructions:
+            if isinstance(instruction, Sync):
+                layers = program.buckets[instruction.bucket].layers
+                summed.update(dict.fromkeys(layers, instruction))
+            elif summed and isinstance(instruction, Compute) and instruction.op is Pass.BACKWARD:
+                early = [
+                    summed[layer] for layer in range(*program.stage(instruction).layers) if layer in summed
+                ]
+                if early:
+                    raise InputError(f"rank {rank} has {early[0]} before {instruction}, which it needs")
 
 
 def observed_in_flight(program: Program) -> dict[tuple[int, int], int]:
-    """The most microbatches that a stage (pipeline, stage) holds between forward and backward."""
+    """Return the most microbatches that a stage (pipeline, stage) holds between forward and backward."""
     return most_in_flight(program.ranks)

@@ -17,7 +17,8 @@ from hetpipe.reporting.critical_path import Share
 from hetpipe.reporting.idle_time import DeviceTime
 from hetpipe.runs.run_report import RunReport
 from hetpipe.runs.settings import Clock
-from partition.plan import Plan, Prediction
+from partition.estimates.plan_memory import plan_memory
+from partition.plan import Figures, Plan
 
 if TYPE_CHECKING:  # the solver loads NumPy, which a table does not need
     from partition.explanation.gains import Gain
@@ -136,7 +137,7 @@ def _header(plan: Plan, profile: ModelProfile, cluster: Cluster) -> str:
     )
 
 
-def bound_sentence(figures: Prediction) -> str:
+def bound_sentence(figures: Figures) -> str:
     """Name the bound, the plans that it speaks about, and the gap; "" where no bound is known."""
     if figures.bound_s is None or figures.gap is None:
         return ""
@@ -168,7 +169,7 @@ def plan_table(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Table:
                 *([str(pipeline.num_samples)] if several else []),
                 str(pipeline.in_flight(index)),
                 busy,
-                format_bytes(plan.memory(profile, device.name).total_bytes),
+                format_bytes(plan_memory(plan, profile, device.name).total_bytes),
                 format_bytes(device.usable_bytes),
             )
     return table

@@ -12,8 +12,10 @@ from pydantic import ConfigDict, TypeAdapter
 
 from cost_model.dtypes import DTYPES
 from cost_model.errors import InputError
+from cost_model.profile import ModelProfile
 from cost_model.strict_files import STRICT, check_format, read_json, validate
 from hetpipe.program.instructions import Schedule
+from partition.plan import Plan
 
 FORMAT = "hetpipe.config/1"
 
@@ -29,10 +31,12 @@ class Clock(StrEnum):
 class Settings:
     """Settings of a training run.
 
+    model, global_batch_size, sequence_length, dtype: those of the plan and its profile, which decide them
+    (`of`, `check_agrees`); a profiler, which has no plan, is told here what to measure.
     total_steps: length of the learning-rate schedule, None: steps. every: a checkpoint each so many steps,
     0 for none; save: one at the end. resume_from: folder of the checkpoint to go on from. schedule: as asked
-    for, None: `hetpipe.program.lowering.default_schedule`. model_folder: where a model that is not of the
-    table lies, configuration and weights.
+    for, None: `hetpipe.simulation.schedule_selection.default_schedule`. model_folder: where a model that is
+    not of the table lies, configuration and weights.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -89,12 +93,40 @@ class Settings:
             raise InputError(f"timeout_s is {self.timeout_s}; give more than zero seconds")
 
     def learning_rate_at(self, step: int) -> float:
-        """Linear warm-up over the first share of the steps, then linear decay to zero."""
+        """Return the rate of a step: linear warm-up over the first share, then linear decay to zero."""
         total = self.total_steps or self.steps
         warmup_steps = self.warmup * total
         if step < warmup_steps:
             return self.learning_rate * (step + 1) / (warmup_steps + 1)
         return self.learning_rate * (total - step) / max(1.0, total - warmup_steps)
+
+    @classmethod
+    def of(cls, plan: Plan, profile: ModelProfile, *, steps: int, **others: Any) -> "Settings":
+        """Return settings with the model and batch of a plan, and the length and dtype of its profile."""
+        return cls(
+            model=plan.model,
+            steps=steps,
+            global_batch_size=plan.global_batch_size,
+            sequence_length=profile.sequence_length,
+            dtype=profile.dtype,
+            **others,
+        )
+
+    def check_agrees(self, plan: Plan, profile: ModelProfile) -> None:
+        """Check that a plan and its profile are for these settings.
+
+        Raises: InputError if they are of another model, batch, length or dtype.
+        """
+        for key, theirs in (
+            ("model", plan.model),
+            ("global_batch_size", plan.global_batch_size),
+            ("sequence_length", profile.sequence_length),
+            ("dtype", profile.dtype),
+        ):
+            if (mine := getattr(self, key)) != theirs:
+                raise InputError(
+                    f"{key} of the run is {mine!r}, of its plan and profile {theirs!r}; make them agree"
+                )
 
     def to_json(self) -> dict[str, Any]:
         return {"format": FORMAT, **dataclasses.asdict(self)}
@@ -104,7 +136,7 @@ _ADAPTER = TypeAdapter(Settings)
 
 
 def checked_settings(**values: Any) -> Settings:
-    """Settings from values that may be of wrong types.
+    """Return settings from values that may be of wrong types.
 
     Raises: InputError naming key, value and remedy.
     """
@@ -112,7 +144,10 @@ def checked_settings(**values: Any) -> Settings:
 
 
 def read_settings(path: Path) -> Settings:
-    """Raises: InputError naming file, key, value and remedy."""
+    """Read config.json.
+
+    Raises: InputError naming file, key, value and remedy.
+    """
     return validate(_ADAPTER, check_format(read_json(path), FORMAT, str(path)), str(path))
 
 

@@ -1,46 +1,50 @@
-"""The inner loop of the planner's clock as machine code. To import this loads a compiler, for 0.5 s."""
+"""The inner loop of the fast simulator as machine code. To import this loads a compiler, for 0.5 s."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
 
 from cost_model.network import FreeAt, idle
-from hetpipe.simulation.fast_kernel import SimulationArrays, computed
+from hetpipe.simulation.fast_kernel import SimulationArrays, ranks_as_they_finish
+from hetpipe.simulation.simulation_arrays import SimulationLists
 from partition.exact.compiled import compiled
 
 Floats = npt.NDArray[np.float64]
+WholeNumbers = npt.NDArray[np.int64]
+CompiledArrays = SimulationArrays[WholeNumbers, Floats]
 
-_computed = compiled(computed)
+_ranks_as_they_finish: Callable[[CompiledArrays, Floats], Iterator[int]] = compiled(ranks_as_they_finish)
 
 
-def compiled_clock(work: SimulationArrays) -> tuple[SimulationArrays, FreeAt, Iterator[int]]:
-    """The work as arrays, when its resources are free, and the ranks as `computed` gives them."""
-    places = {resource: place for place, resource in enumerate(dict.fromkeys(work.ways))}
-    times = np.zeros(len(places))
-    numbered = work._replace(ways=list(map(places.__getitem__, work.ways)))
-    arrays = SimulationArrays(
-        *(
-            np.array(entry, np.float64 if name.endswith("_s") else np.int64)
-            for name, entry in numbered._asdict().items()
-        )
+def compiled_clock(work: SimulationLists) -> tuple[CompiledArrays, FreeAt, Iterator[int]]:
+    """Return the work as arrays, when its resources are free, and the ranks as they finish.
+
+    The loop looks at an array of times, in which resources are numbered anew: only those of its messages.
+    """
+    places = {resource: place for place, resource in enumerate(dict.fromkeys(work.resources))}
+    times_s = np.zeros(len(places))  # [place] when that resource is free
+    numbered = work._replace(resources=list(map(places.__getitem__, work.resources)))
+    arrays: CompiledArrays = SimulationArrays._make(
+        np.array(numbers, np.float64 if name.endswith("_s") else np.int64)
+        for name, numbers in numbered._asdict().items()
     )
-    return arrays, _Times(places, times), _computed(arrays, times)
+    return arrays, _Times(places, times_s), _ranks_as_they_finish(arrays, times_s)
 
 
 class _Times:
-    """`FreeAt` where the times of the resources that messages occupy are in an array."""
+    """A `FreeAt` where the times of the resources that messages occupy are in an array."""
 
-    def __init__(self, places: Mapping[int, int], times: Floats) -> None:
-        self._places, self._times, self._others = places, times, idle()
+    def __init__(self, places: Mapping[int, int], times_s: Floats) -> None:
+        self._places, self._times_s, self._others = places, times_s, idle()
 
     def __getitem__(self, resource: int) -> float:
         place = self._places.get(resource)
-        return self._others[resource] if place is None else float(self._times[place])
+        return self._others[resource] if place is None else float(self._times_s[place])
 
     def __setitem__(self, resource: int, free_s: float) -> None:
         place = self._places.get(resource)
         if place is None:
             self._others[resource] = free_s
         else:
-            self._times[place] = free_s
+            self._times_s[place] = free_s

@@ -1,90 +1,118 @@
-"""The inner loop of the planner's clock, interpreted on lists or compiled on arrays: results are the same."""
+"""The inner loop of the fast simulator, interpreted on lists or compiled on arrays: results are the same."""
 
 import math
 from collections.abc import Iterator
 from heapq import heappop, heappush
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from cost_model.network import FreeAt
 
 NONE = -1
 
 
-class SimulationArrays(NamedTuple):
-    """The lists of all ranks as numbers: of each field a list, or of all of them an array.
+class WholeNumbers(Protocol):
+    """A list or an array of whole numbers."""
 
-    By rank: `codes` from `position` to `end` are its computations, a microbatch's forward or ~ of it for
-    its backward; `final` is its last microbatch; `clock_s` and `busy_s` are its time and for how long it
-    computed. By 2 rank for forwards and 2 rank + 1 for backwards: seconds of a full and of the last
-    microbatch, where in `arrived_s` the inputs of the first microbatch are, and the message that its
-    result is; or NONE. By message: the first and the end of its resources in `ways`, seconds there of a full
-    and of the last microbatch, latency, where it arrives in `arrived_s`, at which rank, and whether it
-    queues with others. What ends in _s are seconds, all else are whole numbers.
+    def __getitem__(self, place: int, /) -> int: ...
+    def __setitem__(self, place: int, number: int, /) -> None: ...
+    def __len__(self) -> int: ...
+
+
+class Seconds(Protocol):
+    """A list or an array of seconds."""
+
+    def __getitem__(self, place: int, /) -> float: ...
+    def __setitem__(self, place: int, seconds: float, /) -> None: ...
+    def __len__(self) -> int: ...
+
+
+N = TypeVar("N", bound=WholeNumbers, covariant=True)
+S = TypeVar("S", bound=Seconds, covariant=True)
+
+
+class SimulationArrays(NamedTuple, Generic[N, S]):
+    """The computations and messages of all ranks as numbers: lists of them, or arrays.
+
+    A task is all forwards of a rank (2 rank) or all its backwards (2 rank + 1); a route is the way of all
+    messages from one task to the same task of the next stage. NONE stands for no route and no slot. Seconds
+    end in _s, all else are whole numbers. It stands beside the loop since a change of either makes the kept
+    machine code old.
     """
 
-    codes: Any
-    position: Any
-    end: Any
-    final: Any
-    clock_s: Any
-    busy_s: Any
-    full_s: Any
-    last_s: Any
-    inputs: Any
-    sent: Any
-    way_begin: Any
-    way_end: Any
-    ways: Any
-    there_s: Any
-    last_there_s: Any
-    latency_s: Any
-    into: Any
-    peer: Any
-    queues: Any
-    arrived_s: Any
+    computations: N  # [place] a microbatch for its forward, ~ of it for its backward; orders one by one
+    next_place: N  # [rank] in computations, of what the rank does next; ranks of equal order share one
+    end_place: N  # [rank] in computations, behind the rank's last
+    last_microbatch: N  # [rank]
+    clock_s: S  # [rank]
+    busy_s: S  # [rank] for how long it has computed
+    compute_s: S  # [task] of a full microbatch
+    last_compute_s: S  # [task] of the last microbatch, which may be smaller
+    input_slot: N  # [task] in arrived_s, of its first microbatch's input
+    route_of: N  # [task] over which its results go
+    resources_begin: N  # [route] in resources
+    resources_end: N  # [route] in resources
+    resources: N  # [place] numbers of what a message occupies, routes one by one
+    occupied_s: S  # [route] of the message of a full microbatch
+    last_occupied_s: S  # [route] of the message of the last microbatch
+    latency_s: S  # [route]
+    arrival_slot: N  # [route] in arrived_s, of its first microbatch's message
+    receiver: N  # [route] a rank
+    is_shared: N  # [route] whether another route, or a sum of gradients, has a resource of it
+    arrived_s: S  # [slot] when a message is at its receiver, inf before it is sent; a slot per microbatch
 
 
-def computed(work: SimulationArrays, free_at: Any) -> Iterator[int]:
-    """Runs all computations; gives each rank once it has done its own, in the order of their times.
+def ranks_as_they_finish(work: SimulationArrays[N, S], free_at: FreeAt) -> Iterator[int]:
+    """Run all computations (R1 to R6 of docs/clock.md); yield each rank once it has done its own.
 
-    free_at: from when on each resource is free, which whoever asks may change meanwhile. Of equal times the
-    lower rank is first. A rank is in the queue with the time from which it may send what it has made, or
-    awaits a message; what only one rank ever occupies needs no queue.
+    free_at: from when on each resource is free, which the caller may change between two ranks. Of equal times
+    the lower rank is first (R5). A rank is in the queue with the time from which it may send what it has
+    made, or awaits a message; a route that shares nothing needs no queue.
     """
-    codes, position, end, final = work.codes, work.position, work.end, work.final
-    clock, busy, arrived_s = work.clock_s, work.busy_s, work.arrived_s
-    full_s, last_s, inputs, sent = work.full_s, work.last_s, work.inputs, work.sent
-    way_begin, way_end, ways = work.way_begin, work.way_end, work.ways
-    there_s, last_there_s, latency_s = work.there_s, work.last_there_s, work.latency_s
-    into, peer, queues = work.into, work.peer, work.queues
-    num_ranks = len(final)
-    awaited, made = [NONE] * num_ranks, [NONE] * num_ranks
+    computations, next_place, end_place = work.computations, work.next_place, work.end_place
+    last_microbatch, clock_s, busy_s, arrived_s = (
+        work.last_microbatch,
+        work.clock_s,
+        work.busy_s,
+        work.arrived_s,
+    )
+    compute_s, last_compute_s = work.compute_s, work.last_compute_s
+    input_slot, route_of, is_shared = work.input_slot, work.route_of, work.is_shared
+    resources_begin, resources_end, resources = work.resources_begin, work.resources_end, work.resources
+    occupied_s, last_occupied_s, latency_s = work.occupied_s, work.last_occupied_s, work.latency_s
+    arrival_slot, receiver = work.arrival_slot, work.receiver
+    num_ranks = len(last_microbatch)
+    awaited, made = (
+        [NONE] * num_ranks,
+        [NONE] * num_ranks,
+    )  # [rank] the slot it waits for; the route to send on
     todo = list(range(num_ranks))
     queue = [(0.0, 0)]
     queue.pop()
     while len(todo) > 0 or len(queue) > 0:
         if len(todo) > 0:
             rank = todo.pop()
-            now, send = clock[rank], NONE
+            now, send = clock_s[rank], NONE
         else:
             now, rank = heappop(queue)
             send = made[rank]
             if send == NONE:
                 yield rank
                 continue
-        at, stop, last, spent = position[rank], end[rank], final[rank], busy[rank]
-        microbatch = codes[at - 1]
+        at, stop, last, spent = next_place[rank], end_place[rank], last_microbatch[rank], busy_s[rank]
+        microbatch = computations[at - 1]
         if microbatch < 0:
             microbatch = ~microbatch
         while True:
             if send != NONE:
-                free, begin, over = now, way_begin[send], way_end[send]
+                free, begin, over = now, resources_begin[send], resources_end[send]
+                for place in range(begin, over):  # R2: all resources of the route at once
+                    if free_at[resources[place]] > free:
+                        free = free_at[resources[place]]
+                free += last_occupied_s[send] if microbatch == last else occupied_s[send]
                 for place in range(begin, over):
-                    if free_at[ways[place]] > free:
-                        free = free_at[ways[place]]
-                free += last_there_s[send] if microbatch == last else there_s[send]
-                for place in range(begin, over):
-                    free_at[ways[place]] = free
-                arrival, other = into[send] + microbatch, peer[send]
-                arrived_s[arrival] = free + latency_s[send]
+                    free_at[resources[place]] = free
+                arrival, other = arrival_slot[send] + microbatch, receiver[send]
+                arrived_s[arrival] = free + latency_s[send]  # R3
                 if awaited[other] == arrival:
                     awaited[other] = NONE
                     todo.append(other)
@@ -92,23 +120,23 @@ def computed(work: SimulationArrays, free_at: Any) -> Iterator[int]:
                 made[rank] = NONE
                 heappush(queue, (now, rank))
                 break
-            microbatch, task = codes[at], 2 * rank
+            microbatch, task = computations[at], 2 * rank
             if microbatch < 0:
                 microbatch, task = ~microbatch, task + 1
             starts = now
-            if inputs[task] != NONE:
-                due = arrived_s[inputs[task] + microbatch]
+            if input_slot[task] != NONE:
+                due = arrived_s[input_slot[task] + microbatch]
                 if due == math.inf:
-                    awaited[rank] = inputs[task] + microbatch
+                    awaited[rank] = input_slot[task] + microbatch
                     break
-                if due > now:
+                if due > now:  # R1
                     starts = due
-            now = starts + (last_s[task] if microbatch == last else full_s[task])
+            now = starts + (last_compute_s[task] if microbatch == last else compute_s[task])
             spent += now - starts
             at += 1
-            send = sent[task]
-            if send != NONE and queues[send]:
+            send = route_of[task]
+            if send != NONE and is_shared[send]:
                 made[rank] = send
                 heappush(queue, (now, rank))
                 break
-        clock[rank], busy[rank], position[rank] = now, spent, at
+        clock_s[rank], busy_s[rank], next_place[rank] = now, spent, at

@@ -1,15 +1,16 @@
 """How long a step of a plan takes, without its instruction lists: for the planner, which asks it of many.
 
-Of plans whose devices serve one stage each. The rules are those of `simulator`, and so are the results, to
-the last bit.
+Of plans whose devices serve one stage each, and have their states for themselves. The rules are those of
+`simulator` (docs/clock.md), and so are the results, to the last bit.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cost_model.network import FreeAt, idle
 from hetpipe.program.costs import ProgramCosts
-from hetpipe.simulation.fast_kernel import computed
-from hetpipe.simulation.simulation_arrays import clockwork
+from hetpipe.simulation.fast_kernel import N, S, SimulationArrays, ranks_as_they_finish
+from hetpipe.simulation.simulation_arrays import simulation_lists
 from partition.plan import Plan
 
 MANY = 300_000
@@ -30,62 +31,66 @@ class StepTimes:
 
 
 def has_clock(plan: Plan) -> bool:
-    """Whether `step_times` knows the rules of a plan: each device serves one stage and has its own states."""
+    """Return whether each device of a plan serves one stage and has its own states, as `step_times` asks."""
     return not plan.zero and all(len(places) == 1 for places in plan.places.values())
 
 
 def step_times(costs: ProgramCosts, *, many: int = MANY) -> StepTimes:
-    """What `simulate` would find for the program of these costs; its lists need not be there.
+    """Return what `simulate` would find for the program of these costs; its lists need not be there.
 
     many: computations from which on the compiled loop is taken.
     """
-    return _StepClock(costs, many).run()
+    work = simulation_lists(costs)
+    if sum(work.end_place) - sum(work.next_place) < many:
+        free_at = idle()
+        return _step_times(costs, work, free_at, ranks_as_they_finish(work, free_at))
+    from hetpipe.simulation.compiled_kernel import compiled_clock  # loads a compiler: only for large plans
+
+    return _step_times(costs, *compiled_clock(work))
 
 
-class _StepClock:
-    """Owns the virtual clock of one step; see `hetpipe.simulation.simulator` for the rules."""
+def _step_times(
+    costs: ProgramCosts, work: SimulationArrays[N, S], free_at: FreeAt, finished_ranks: Iterator[int]
+) -> StepTimes:
+    """Return the times of a step once all computations are run: gradient sums, the norm and the optimizer."""
+    sums = _GradientSums(costs, free_at)
+    for rank in finished_ranks:
+        sums.join(rank, float(work.clock_s[rank]))
+    ranks = range(len(costs.device_names))
+    assert all(work.next_place[rank] == work.end_place[rank] for rank in ranks), "1F1B does not deadlock"
+    ready_s = {rank: max([float(work.clock_s[rank]), *sums.of_rank(rank)]) for rank in ranks}
+    due_s = costs.norm_due(free_at, ready_s)  # R8
+    busy_s, ends_s = [], []
+    for rank in ranks:
+        start_s = ready_s[rank] + (
+            due_s[rank] - ready_s[rank]
+        )  # the sum of the simulator's trace, to the bit
+        ends_s.append(start_s + costs.step_s(rank))  # R9
+        busy_s.append(float(work.busy_s[rank]) + (ends_s[-1] - start_s))
+    return StepTimes(max(ends_s), tuple(busy_s))  # R11
 
-    def __init__(self, costs: ProgramCosts, many: int) -> None:
-        self._costs, buckets = costs, costs.program.buckets
-        self._free_at: FreeAt = idle()
-        self._work = clockwork(costs)
-        if sum(self._work.end) - sum(self._work.position) < many:
-            self._done = computed(self._work, self._free_at)
-        else:
-            from hetpipe.simulation.compiled_kernel import (
-                compiled_clock,  # loads a compiler: only for large plans
-            )
 
-            self._work, self._free_at, self._done = compiled_clock(self._work)
-        self._buckets_of: list[list[int]] = [[] for _ in self._work.final]
+class _GradientSums:
+    """When the sums of the buckets are over (R7). Owns who is ready for which."""
+
+    def __init__(self, costs: ProgramCosts, free_at: FreeAt) -> None:
+        self._costs, self._free_at = costs, free_at
+        buckets = costs.program.buckets
+        self._buckets_of: list[list[int]] = [[] for _ in costs.device_names]
         for index, bucket in enumerate(buckets):
             for rank in bucket.ranks:
                 self._buckets_of[rank].append(index)
-        self._ready: list[dict[int, float]] = [{} for _ in buckets]
-        self._summed: list[dict[int, float]] = [{} for _ in buckets]
+        self._ready_s: list[dict[int, float]] = [{} for _ in buckets]
+        self._due_s: list[dict[int, float]] = [{} for _ in buckets]
 
-    def run(self) -> StepTimes:
-        for rank in self._done:
-            self._sync(rank)
-        work = self._work
-        assert list(work.position) == list(work.end), "1F1B does not deadlock"
-        clock, busy = list(map(float, work.clock_s)), list(map(float, work.busy_s))
-        ready = {
-            rank: max([now, *(self._summed[index][rank] for index in self._buckets_of[rank])])
-            for rank, now in enumerate(clock)
-        }
-        due = self._costs.norm_due(self._free_at, ready)
-        ends = []
-        for rank in ready:
-            start = ready[rank] + (due[rank] - ready[rank])
-            ends.append(start + self._costs.step_s(rank))
-            busy[rank] += ends[-1] - start
-        return StepTimes(max(ends), tuple(busy))
-
-    def _sync(self, rank: int) -> None:
-        """The SYNCs of a rank, all after its last backward; the last owner's starts the sum."""
+    def join(self, rank: int, now_s: float) -> None:
+        """Take the SYNCs of a rank, all after its last backward; the last owner's starts the sum."""
         for index in self._buckets_of[rank]:
-            ready = self._ready[index]
-            ready[rank] = float(self._work.clock_s[rank])
-            if len(ready) == len(self._costs.program.buckets[index].ranks):
-                self._summed[index] = self._costs.sync_due(self._free_at, index, ready)
+            ready_s = self._ready_s[index]
+            ready_s[rank] = now_s
+            if len(ready_s) == len(self._costs.program.buckets[index].ranks):
+                self._due_s[index] = self._costs.sync_due(self._free_at, index, ready_s)
+
+    def of_rank(self, rank: int) -> list[float]:
+        """Return when each sum of a rank is over for it, in seconds."""
+        return [self._due_s[index][rank] for index in self._buckets_of[rank]]

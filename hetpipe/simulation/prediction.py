@@ -1,9 +1,10 @@
-"""Planning with the simulator's verdict: ties `partition`'s search to the instruction lists that will run."""
+"""What a plan is expected to do: lowered and simulated once, then passed on; and what planners ask."""
 
 import dataclasses
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from cost_model.cluster import Cluster
 from cost_model.network import Network
@@ -15,77 +16,119 @@ from hetpipe.program.trace import Trace
 from hetpipe.simulation.fast_simulator import StepTimes, has_clock, step_times
 from hetpipe.simulation.schedule_selection import Choice, choose_schedule, lower
 from hetpipe.simulation.simulator import simulate
-from partition.plan import DevicePrediction, Plan, Prediction, check_plan
+from partition.estimates.plan_memory import plan_memory
+from partition.plan import DeviceFigures, Figures, Plan, check_plan
 from partition.problem import Evaluate, problem_of_plan
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A plan under a schedule: the choice of it, the costs of its program, the simulated step, its figures.
+
+    plan: as it runs, with the in_flight of the schedule and with the figures.
+    """
+
+    plan: Plan
+    choice: Choice
+    costs: ProgramCosts
+    trace: Trace
+    figures: Figures
+
+    @property
+    def program(self) -> Program:
+        """What every rank runs."""
+        return self.choice.program
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step."""
+        return self.figures.step_s
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples of all devices together in a second."""
+        return self.figures.samples_per_s
+
+    @property
+    def bubble(self) -> float:
+        """Idle share of the makespan over the devices used, in [0, 1]."""
+        return self.figures.bubble
+
+    @property
+    def devices(self) -> Mapping[str, DeviceFigures]:
+        """Bytes and busy share of each device by name."""
+        return self.figures.devices
+
+
+def predict(
+    plan: Plan, profile: ModelProfile, cluster: Cluster, schedule: Schedule | None = None
+) -> Prediction:
+    """Return what a plan is expected to do under a schedule, None for `default_schedule`.
+
+    A bound that the plan has is kept; `with_bound` computes one. Whether the program fits the devices is for
+    `verify` to say.
+
+    Raises: InputError if the plan is not for the profile or the cluster, or the schedule not for the plan.
+    """
+    check_plan(plan, profile, cluster)
+    choice = choose_schedule(plan, profile, cluster, schedule)
+    costs = ProgramCosts(choice.program, profile, cluster)
+    with _collector_paused():
+        trace = choice.trace or simulate(costs)
+    figures = _figures(choice.program.plan, _times_of(trace), profile)
+    if (known := plan.predicted) is not None:
+        figures = dataclasses.replace(
+            figures,
+            bound_s=known.bound_s,
+            bound_space=known.bound_space,
+            fractional_bound_s=known.fractional_bound_s,
+        )
+    plan = dataclasses.replace(choice.program.plan, predicted=figures)
+    return Prediction(plan, choice, costs, trace, figures)
 
 
 def simulate_plan(
     plan: Plan, profile: ModelProfile, cluster: Cluster, schedule: Schedule | None = None
 ) -> Trace:
-    """The predicted trace of one step of a plan."""
-    with _collector_paused():
-        return simulate(ProgramCosts(lower(plan, profile, cluster, schedule), profile, cluster))
+    """Return the predicted trace of one step of a plan; as `predict`."""
+    return predict(plan, profile, cluster, schedule).trace
 
 
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """No search for cycles of references: a million instructions have none, and it adds a quarter."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
+def with_bound(prediction: Prediction, profile: ModelProfile, cluster: Cluster) -> Prediction:
+    """Return a prediction with the hashes of profile and cluster, and with a fractional bound.
 
-
-def predict(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Prediction:
-    """What a plan is expected to do, without a bound."""
-    return evaluator(profile, cluster)(plan)
-
-
-def scheduled(
-    plan: Plan, profile: ModelProfile, cluster: Cluster, schedule: Schedule | None = None
-) -> tuple[Plan, Choice]:
-    """The plan as it runs under a schedule, in_flight and figures with it, its bound kept; and the choice.
-
-    schedule: None is `default_schedule`.
-
-    Whether memory takes it is for `verify` to say.
-
-    Raises: InputError if the schedule is not for the plan.
+    No bound is computed where a kind of the cluster was not profiled.
     """
-    check_plan(plan, profile, cluster)
-    choice = choose_schedule(plan, profile, cluster, schedule)
-    with _collector_paused():
-        trace = simulate(ProgramCosts(choice.program, profile, cluster))
-    figures = _prediction(choice.program.plan, _times_of(trace), profile)
-    if (old := plan.predicted) is not None:
-        figures = dataclasses.replace(
-            figures,
-            bound_s=old.bound_s,
-            bound_space=old.bound_space,
-            fractional_bound_s=old.fractional_bound_s,
-        )
-    return dataclasses.replace(choice.program.plan, predicted=figures), choice
+    plan = prediction.plan
+    if all(device.kind in profile.kinds for device in cluster.devices):
+        from partition.bounds.best_bound import Bound, bound_space, fractional_bound_s
+        from partition.solver import with_figures
+
+        problem = problem_of_plan(plan, profile, cluster)
+        bound = Bound(fractional_bound_s(problem), bound_space(problem))
+        plan = with_figures(plan, problem, prediction.figures, bound)
+    else:
+        plan = dataclasses.replace(plan, profile_sha256=profile.sha256, cluster_sha256=cluster.sha256)
+    assert plan.predicted is not None
+    return dataclasses.replace(prediction, plan=plan, figures=plan.predicted)
 
 
 def evaluator(profile: ModelProfile, cluster: Cluster) -> Evaluate:
-    """The verdict that `partition.solver` asks for; remembers what it was asked."""
+    """Return the function that gives `partition.solver` the figures of candidates, and remembers them."""
     network = Network(cluster, profile.links, profile.all_reduces)
-    known: dict[Plan, Prediction] = {}
+    known: dict[Plan, Figures] = {}
 
-    def evaluate(plan: Plan) -> Prediction:
+    def evaluate(plan: Plan) -> Figures:
         key = dataclasses.replace(plan, strategy="", predicted=None, profile_sha256=None, cluster_sha256=None)
         if key not in known:
-            known[key] = _prediction(*_running(plan, profile, cluster, network), profile)
+            known[key] = _figures(*_running(plan, profile, cluster, network), profile)
         return known[key]
 
     return evaluate
 
 
 def _running(plan: Plan, profile: ModelProfile, cluster: Cluster, network: Network) -> tuple[Plan, StepTimes]:
-    """The plan as it runs under the default schedule, and the times of its step."""
+    """Return the plan as it runs under the default schedule, and the times of its step."""
     with _collector_paused():
         if not has_clock(plan):
             program = lower(plan, profile, cluster)
@@ -98,32 +141,25 @@ def _times_of(trace: Trace) -> StepTimes:
     return StepTimes(trace.makespan_s, tuple(map(trace.busy_s, range(len(trace.device_names)))))
 
 
-def _prediction(plan: Plan, times: StepTimes, profile: ModelProfile) -> Prediction:
+def _figures(plan: Plan, times: StepTimes, profile: ModelProfile) -> Figures:
     step_s = times.step_s
     devices = {
-        name: DevicePrediction(
-            memory_bytes=plan.memory(profile, name).total_bytes, busy=busy_s / step_s if step_s else 0.0
+        name: DeviceFigures(
+            memory_bytes=plan_memory(plan, profile, name).total_bytes, busy=busy_s / step_s if step_s else 0.0
         )
         for name, busy_s in zip(plan.device_names, times.busy_s, strict=True)
     }
     rate = plan.global_batch_size / step_s if step_s else float("inf")
-    return Prediction(step_s=step_s, samples_per_s=rate, bubble=times.bubble, devices=devices)
+    return Figures(step_s=step_s, samples_per_s=rate, bubble=times.bubble, devices=devices)
 
 
-def figured(
-    plan: Plan, profile: ModelProfile, cluster: Cluster, schedule: Schedule | None = None
-) -> tuple[Plan, Choice]:
-    """A given plan as it runs under a schedule, with its predicted figures, and with a bound if all kinds of
-    the cluster were profiled; and the choice of the schedule."""
-    plan, choice = scheduled(plan, profile, cluster, schedule)
-    assert plan.predicted is not None
-    figures = plan.predicted
-    if all(device.kind in profile.kinds for device in cluster.devices):
-        from partition.bounds.best_bound import Bound, bound_space, fractional_bound_s
-        from partition.solver import with_figures
-
-        problem = problem_of_plan(plan, profile, cluster)
-        bound = Bound(fractional_bound_s(problem), bound_space(problem))
-        return with_figures(plan, problem, lambda _: figures, bound), choice
-    plan = dataclasses.replace(plan, profile_sha256=profile.sha256, cluster_sha256=cluster.sha256)
-    return plan, choice
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Search for no cycles of references: a million instructions have none, and it adds a quarter."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -13,6 +13,7 @@ from hetpipe.program.compute_orders import in_rounds
 from hetpipe.program.costs import ProgramCosts, check_memory
 from hetpipe.program.instructions import Program, Schedule
 from hetpipe.program.lowering import lower_as
+from hetpipe.program.trace import Trace
 from hetpipe.simulation.simulator import simulate
 from partition.plan import Plan
 
@@ -25,12 +26,16 @@ _FIRST, *_OTHERS = Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED, Schedule.LIST, Sc
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A program, and of `auto` the seconds of a step of each schedule, or why it was not taken."""
+    """A program, and of `auto` the seconds of a step of each schedule, or why it was not taken.
+
+    trace: of the program, where it was simulated to choose it.
+    """
 
     asked: Schedule
     program: Program
     step_s: Mapping[Schedule, float]
     refused: Mapping[Schedule, str]
+    trace: Trace | None = None
 
     @property
     def schedule(self) -> Schedule:
@@ -56,7 +61,7 @@ class Choice:
 def lower(
     plan: Plan, profile: ModelProfile, cluster: Cluster | None = None, schedule: Schedule | None = None
 ) -> Program:
-    """The program of a plan: computations by schedule, receives posted ahead, SYNC as soon as possible.
+    """Return the program of a plan: computations by schedule, receives posted ahead, SYNC when it can.
 
     cluster: decides by which collective each bucket is summed, all by rings without it. Where a device serves
     several stages, its seconds decide their order (`list_scheduling`). schedule: None is `default_schedule`.
@@ -76,21 +81,22 @@ def lower(
 def choose_schedule(
     plan: Plan, profile: ModelProfile, cluster: Cluster, schedule: Schedule | None = None
 ) -> Choice:
-    """`lower`, and of the schedule `auto` what each would take."""
+    """Lower a plan as `lower` does, and say of the schedule `auto` what each would take."""
     asked = schedule or default_schedule(plan)
     return _choose(partial(lower_as, plan, profile, cluster), profile, cluster, asked)
 
 
 def default_schedule(plan: Plan) -> Schedule:
-    """`auto` for a pipeline that visits its devices in rounds, where order counts most; else 1F1B."""
+    """Return `auto` for a pipeline that visits its devices in rounds, where order counts most; else 1F1B."""
     return Schedule.AUTO if in_rounds(plan) else Schedule.ONE_F_ONE_B
 
 
 def _choose(
     lower: Callable[[Schedule], Program], profile: ModelProfile, cluster: Cluster, asked: Schedule
 ) -> Choice:
-    """The program of a schedule; for `auto` the fastest that fits memory, ties to 1F1B, which is taken too
-    where none fits: the verifier then names what is missing.
+    """Return the program of a schedule, for `auto` the fastest that fits memory.
+
+    Ties go to 1F1B, which is taken too where none fits: the verifier then names what is missing.
 
     lower: gives the program of a plan under each schedule but `auto`.
 
@@ -99,6 +105,7 @@ def _choose(
     if asked is not Schedule.AUTO:
         return Choice(asked, lower(asked), {}, {})
     best = first = lower(_FIRST)
+    trace: Trace | None = None
     step_s: dict[Schedule, float] = {}
     refused: dict[Schedule, str] = {}
     number = sum(map(len, first.ranks))
@@ -112,8 +119,9 @@ def _choose(
         except (InputError, InfeasibleError) as error:
             refused[schedule] = str(error)
         else:
-            seconds = simulate(ProgramCosts(program, profile, cluster)).makespan_s
+            simulated = simulate(ProgramCosts(program, profile, cluster))
+            seconds = simulated.makespan_s
             if not step_s or seconds < min(step_s.values()) * (1 - TIE):
-                best = program
+                best, trace = program, simulated
             step_s[schedule] = seconds
-    return Choice(asked, best, step_s, refused)
+    return Choice(asked, best, step_s, refused, trace)

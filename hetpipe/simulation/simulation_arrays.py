@@ -1,4 +1,4 @@
-"""The computations and messages of a plan as numbers, for the planner's clock."""
+"""The computations and messages of a plan as numbers, for the fast simulator."""
 
 from collections import Counter
 from itertools import accumulate
@@ -8,69 +8,80 @@ from hetpipe.program.instructions import Compute, Direction, Pass, Transfer
 from hetpipe.program.schedules import one_f_one_b
 from hetpipe.simulation.fast_kernel import NONE, SimulationArrays
 
+SimulationLists = SimulationArrays[list[int], list[float]]
 
-def clockwork(costs: ProgramCosts) -> SimulationArrays:
-    """Of a plan whose devices serve one stage each, at the begin of its step."""
+
+def simulation_lists(costs: ProgramCosts) -> SimulationLists:
+    """Return the numbers of a plan whose devices serve one stage each, at the begin of its step."""
     pipelines = costs.program.plan.pipelines
     places = [places[0] for places in costs.program.plan.places.values()]
-    work = SimulationArrays(*([] for _ in SimulationArrays._fields))
+    work = _empty()
     orders: dict[tuple[int, int], int] = {}
-    for pipeline, stage in places:
-        entry = pipelines[pipeline]
-        order = (entry.num_microbatches, entry.in_flight(stage))
+    for index, stage in places:
+        pipeline = pipelines[index]
+        order = (pipeline.num_microbatches, pipeline.in_flight(stage))
         if order not in orders:
-            orders[order] = len(work.codes)
-            work.codes.extend(_codes(*order))
-        work.position.append(orders[order])
-        work.end.append(orders[order] + 2 * entry.num_microbatches)
-        work.final.append(entry.num_microbatches - 1)
+            orders[order] = len(work.computations)
+            work.computations.extend(_one_f_one_b(*order))
+        work.next_place.append(orders[order])
+        work.end_place.append(orders[order] + 2 * pipeline.num_microbatches)
+        work.last_microbatch.append(pipeline.num_microbatches - 1)
         work.clock_s.append(0.0)
         work.busy_s.append(0.0)
     _add_tasks(work, costs, places)
-    users = Counter(work.ways)
-    for begin, end in zip(work.way_begin, work.way_end, strict=True):
-        work.queues.append(any(users[resource] > 1 for resource in work.ways[begin:end]))
+    users = Counter(work.resources)
+    users.update(costs.summed_resources())
+    for begin, end in zip(work.resources_begin, work.resources_end, strict=True):
+        work.is_shared.append(any(users[resource] > 1 for resource in work.resources[begin:end]))
     return work
 
 
-def _codes(num_microbatches: int, in_flight: int) -> list[int]:
+def _empty() -> SimulationLists:
+    return SimulationArrays(*([] for _ in SimulationArrays._fields))
+
+
+def _one_f_one_b(num_microbatches: int, in_flight: int) -> list[int]:
     order = one_f_one_b(range(num_microbatches), in_flight)
     return [microbatch if op is Pass.FORWARD else ~microbatch for op, microbatch in order]
 
 
-def _add_tasks(work: SimulationArrays, costs: ProgramCosts, places: list[tuple[int, int]]) -> None:
-    """What each rank does forwards and backwards, and the messages with the results."""
+def _add_tasks(work: SimulationLists, costs: ProgramCosts, places: list[tuple[int, int]]) -> None:
+    """Add what each rank does forwards and backwards, and the routes of the results."""
     pipelines = costs.program.plan.pipelines
     ranks = {place: rank for rank, place in enumerate(places)}
     boundaries = [
-        (op, pipeline, boundary)
-        for pipeline, entry in enumerate(pipelines)
-        for boundary in range(1, len(entry.stages))
+        (op, index, boundary)
+        for index, pipeline in enumerate(pipelines)
+        for boundary in range(1, len(pipeline.stages))
         for op in Pass
     ]
-    sizes = [pipelines[pipeline].num_microbatches for _, pipeline, _ in boundaries]
-    arrivals = dict(zip(boundaries, accumulate(sizes, initial=0), strict=False))
-    work.arrived_s.extend([float("inf")] * sum(sizes))
-    for rank, (pipeline, stage) in enumerate(places):
-        final = pipelines[pipeline].num_microbatches - 1
+    counts = [pipelines[index].num_microbatches for _, index, _ in boundaries]
+    slots = dict(zip(boundaries, accumulate(counts, initial=0), strict=False))
+    work.arrived_s.extend([float("inf")] * sum(counts))
+    for rank, (index, stage) in enumerate(places):
+        last = pipelines[index].num_microbatches - 1
         for op in (Pass.FORWARD, Pass.BACKWARD):
             before, after = (stage, stage + 1) if op is Pass.FORWARD else (stage + 1, stage)
-            work.full_s.append(costs.compute_s(rank, Compute(op, pipeline, stage, 0)))
-            work.last_s.append(costs.compute_s(rank, Compute(op, pipeline, stage, final)))
-            work.inputs.append(arrivals.get((op, pipeline, before), NONE))
-            into = arrivals.get((op, pipeline, after), NONE)
-            if into == NONE:
-                work.sent.append(NONE)
+            work.compute_s.append(costs.compute_s(rank, Compute(op, index, stage, 0)))
+            work.last_compute_s.append(costs.compute_s(rank, Compute(op, index, stage, last)))
+            work.input_slot.append(slots.get((op, index, before), NONE))
+            slot = slots.get((op, index, after), NONE)
+            if slot == NONE:
+                work.route_of.append(NONE)
                 continue
-            work.sent.append(len(work.peer))
-            send = Transfer(Direction.SEND, op, pipeline, stage, 0)
-            route, size = costs.route(send), costs.transfer_bytes(send)
-            last_size = costs.transfer_bytes(Transfer(Direction.SEND, op, pipeline, stage, final))
-            work.way_begin.append(len(work.ways))
-            work.ways.extend(route.resources)
-            work.way_end.append(len(work.ways))
-            work.there_s.append(route.link.occupancy_s(size))
-            work.last_there_s.append(route.link.occupancy_s(last_size))
-            work.latency_s.append(route.link.latency_s)
-            work.into.append(into)
-            work.peer.append(ranks[pipeline, send.peer_stage])
+            work.route_of.append(len(work.receiver))
+            work.arrival_slot.append(slot)
+            send = Transfer(Direction.SEND, op, index, stage, 0)
+            work.receiver.append(ranks[index, send.peer_stage])
+            _add_route(work, costs, send, Transfer(Direction.SEND, op, index, stage, last))
+
+
+def _add_route(work: SimulationLists, costs: ProgramCosts, send: Transfer, last_send: Transfer) -> None:
+    """Add the resources and seconds of a route. send and last_send: of its first and last microbatch."""
+    route = costs.route(send)
+    work.resources_begin.append(len(work.resources))
+    work.resources.extend(route.resources)
+    work.resources_end.append(len(work.resources))
+    work.occupied_s.append(route.link.occupancy_s(costs.transfer_bytes(send)))
+    work.last_occupied_s.append(route.link.occupancy_s(costs.transfer_bytes(last_send)))
+    work.latency_s.append(route.link.latency_s)

@@ -1,4 +1,4 @@
-"""Runs a program on a virtual clock."""
+"""Runs a program on a virtual clock, by the rules R1 to R11 of docs/clock.md."""
 
 import heapq
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from itertools import chain
 from operator import attrgetter
 
 from cost_model.errors import InputError
-from cost_model.network import FreeAt, idle, reserve
+from cost_model.network import FreeAt, idle
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import (
     Broadcast,
@@ -27,10 +27,11 @@ _SEND = Direction.SEND
 
 
 def simulate(costs: ProgramCosts) -> Trace:
-    """The trace of one step of the program on devices that compute and links that queue.
+    """Return the trace of one step of the program on devices that compute and links that queue.
 
-    Devices run their lists in order; sends and SYNCs go on beside them; links and network cards are
-    first-in first-out in the order of dispatch. Every predicted time that a user sees comes from here.
+    Devices run their lists in order (R1); sends and SYNCs go on beside them (R4); links and network cards are
+    first-in first-out in the order of dispatch (R2, R5). Every predicted time that a user sees comes from
+    here.
 
     Raises: InputError if the program deadlocks, naming the instructions that wait.
     """
@@ -39,7 +40,10 @@ def simulate(costs: ProgramCosts) -> Trace:
 
 @dataclass(slots=True)
 class _Simulation:
-    """Owns the virtual clock of one step. A rank is in the queue, or waits for a key in `parked`."""
+    """Owns the virtual clock of one step. A rank is in the queue, or waits for a key in `parked`.
+
+    clock, position, events, buckets_of: [rank]. sync_ready, sync_due, broadcast_ready: [bucket], by rank.
+    """
 
     costs: ProgramCosts
     clock: list[float] = field(init=False)
@@ -78,7 +82,7 @@ class _Simulation:
         while queue:
             _, rank = heapq.heappop(queue)
             instructions = ranks[rank]
-            # go on with this rank for as long as it would be the next one taken from the queue
+            # R5: go on with this rank for as long as it would be the next one taken from the queue
             while position[rank] < len(instructions):
                 waits_for = self._execute(rank, instructions[position[rank]])
                 if waits_for is not None:
@@ -104,7 +108,7 @@ class _Simulation:
             raise InputError(f"the program deadlocks, waiting at {'; '.join(stuck)}")
 
     def _execute(self, rank: int, instruction: Instruction) -> object | None:
-        """Do it and move the rank's clock, or give the key that the rank must wait for."""
+        """Do it and move the rank's clock, or return the key that the rank must wait for."""
         match instruction:
             case Compute():
                 return self._compute(rank, instruction)
@@ -118,7 +122,7 @@ class _Simulation:
             case Norm():
                 return self._norm(rank)
             case Step():
-                self._record(rank, instruction, self.clock[rank], self.costs.step_s(rank))
+                self._record(rank, instruction, self.clock[rank], self.costs.step_s(rank))  # R9
                 return None
             case Broadcast():
                 self._broadcast(rank, instruction)
@@ -138,13 +142,13 @@ class _Simulation:
         if message is not None and (message[1], message[2]) not in self.local:
             if message not in self.due:
                 return message
-            start = max(start, self.due.pop(message))
+            start = max(start, self.due.pop(message))  # R1, R3
         self._record(rank, compute, start, self.costs.compute_s(rank, compute))
         return None
 
     def _send(self, rank: int, send: Transfer) -> None:
         ready = self.clock[rank]
-        due = reserve(self.free_at, self.costs.route(send), ready, self.costs.transfer_bytes(send))
+        due = self.costs.send_due(self.free_at, send, ready)  # R2, R4
         message = send.message
         self.due[message] = due
         self.events[rank].append(Event(rank, send, ready, due))
@@ -154,7 +158,7 @@ class _Simulation:
         ready = self.sync_ready[sync.bucket]
         ready[rank] = self.clock[rank]
         if len(ready) < len(self.costs.program.buckets[sync.bucket].ranks):
-            return
+            return  # R7: the last owner's starts the sum
         due = self.costs.sync_due(self.free_at, sync.bucket, ready)
         self.sync_due[sync.bucket] = due
         for member, end in due.items():
@@ -165,6 +169,7 @@ class _Simulation:
         ready = self.broadcast_ready[broadcast.bucket]
         ready[rank] = self.clock[rank]
         if len(ready) == len(self.costs.program.buckets[broadcast.bucket].ranks):
+            # R10
             due = self.costs.broadcast_due(self.free_at, broadcast.bucket, ready)
             for member, end in due.items():
                 self.events[member].append(Event(member, broadcast, ready[member], end))
@@ -182,6 +187,7 @@ class _Simulation:
         self.norm_ready[rank] = ready
         if len(self.norm_ready) < len(self.costs.device_names):
             return Norm()
+        # R8: the last rank's starts the norm
         self.norm_due = self.costs.norm_due(self.free_at, self.norm_ready)
         self._wake(Norm())
         self._record(rank, Norm(), ready, self.norm_due[rank] - ready)

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from cost_model.cluster import EMULATED
-from cost_model.cluster_file import read_cluster
-from cost_model.profile import read_profile
+from cost_model.profile import ModelProfile, read_profile
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.partial_model import LayerModel
 from hetpipe.program.costs import ProgramCosts
@@ -21,6 +20,8 @@ from hetpipe.runs.run_report import DeviceReport, RunReport, StageReport, report
 from hetpipe.runs.settings import Settings
 from hetpipe.runtime.executor import StepOutcome
 from hetpipe.simulation.simulator import simulate
+from partition.estimates.plan_memory import plan_memory
+from partition.plan import Plan
 
 ROUNDING = 1e-4
 """How far norms of the same parameter on a GPU and on a CPU may be apart, relative."""
@@ -43,7 +44,7 @@ class RankSummary:
 
 @dataclass(frozen=True, slots=True)
 class SharedParameter:
-    """sha256 of a parameter's bytes, and its Euclidean norm."""
+    """A parameter that several ranks own: sha256 of its bytes, and its Euclidean norm."""
 
     sha256: str
     norm: float
@@ -58,7 +59,7 @@ class SharedParameter:
 
 
 def shared_parameters(program: Program, chain: ChainModel, model: LayerModel) -> dict[str, SharedParameter]:
-    """Of each parameter here that has several owners."""
+    """Return what to compare of each parameter here that has several owners."""
     owners: dict[str, int] = {}
     for name in program.device_names:
         held = {info.name for layer in program.plan.layers_of(name) for info in chain.parameters(layer)}
@@ -95,26 +96,11 @@ def _report(
     step_s: Sequence[float],
     predicted: Trace,
 ) -> RunReport:
-    cluster, profile = read_cluster(folder.cluster), read_profile(folder.profile)
     plan = costs.program.plan
     timed_s = step_s[1:] or step_s
     timed = slice(-min(len(timed_s), len(summaries[0].outcomes)), None)
-    median_s = statistics.median(timed_s)
     traces = _timed_traces(predicted.device_names, summaries, timed)
-    stage_s = [trace.stage_busy_s() for trace in traces]
     bubbles = [trace.bubble_of(seconds) for trace, seconds in zip(traces, timed_s[timed], strict=True)]
-    devices = {}
-    for name, summary in zip(predicted.device_names, summaries, strict=True):
-        device = cluster.device(name)
-        busy = sum(outcome.busy_s for outcome in summary.outcomes[timed])
-        over = sum(outcome.over_budget_s for outcome in summary.outcomes[timed])
-        devices[name] = DeviceReport(
-            predicted_bytes=plan.memory(profile, name).total_bytes,
-            peak_bytes=summary.peak_bytes,
-            usable_bytes=device.usable_bytes,
-            memory_bytes=device.memory_bytes,
-            over_budget=over / busy if busy else 0.0,
-        )
     wall_s, host_s = summaries[0].load[:2]
     foreign_s = host_s - sum(summary.load[2] for summary in summaries)
     names = {name for summary in summaries for name in summary.shared}
@@ -122,42 +108,67 @@ def _report(
         model=settings.model,
         strategy=plan.strategy,
         clock=str(settings.clock),
-        emulated=any(cluster.device(name).kind == EMULATED for name in predicted.device_names),
+        emulated=any(device.kind == EMULATED for device in costs.devices),
         steps=len(step_s),
         predicted_step_s=predicted.makespan_s,
-        measured_step_s=median_s,
+        measured_step_s=statistics.median(timed_s),
         step_s_all=tuple(step_s),
         predicted_bubble=predicted.bubble,
         measured_bubble=statistics.median(bubbles),
         foreign_cores=max(0.0, foreign_s / wall_s) if wall_s else 0.0,
-        stages=tuple(
-            StageReport(
-                pipeline=pipeline,
-                stage=stage,
-                device=plan.pipelines[pipeline].stages[stage].device,
-                predicted_busy_s=busy_s,
-                measured_busy_s=statistics.median(entry[pipeline, stage] for entry in stage_s),
-            )
-            for (pipeline, stage), busy_s in predicted.stage_busy_s().items()
-        ),
-        devices=devices,
+        stages=_stage_reports(plan, predicted, traces),
+        devices=_device_reports(costs, read_profile(folder.profile), summaries, timed),
         shared_parameters=len(names),
         owners_agree=all(owners_agree(name, summaries) for name in names),
         schedule=costs.program.schedule,
     )
 
 
-def owners_agree(name: str, summaries: Sequence[RankSummary]) -> bool:
-    """Whether the owners of a parameter have the same at the end: bit by bit, those of GPUs and of CPUs.
+def _stage_reports(plan: Plan, predicted: Trace, traces: Sequence[Trace]) -> tuple[StageReport, ...]:
+    """Return the busy seconds of each stage: predicted, and the median of the timed steps."""
+    measured_s = [trace.stage_busy_s() for trace in traces]
+    return tuple(
+        StageReport(
+            pipeline=pipeline,
+            stage=stage,
+            device=plan.pipelines[pipeline].stages[stage].device,
+            predicted_busy_s=busy_s,
+            measured_busy_s=statistics.median(stage_s[pipeline, stage] for stage_s in measured_s),
+        )
+        for (pipeline, stage), busy_s in predicted.stage_busy_s().items()
+    )
 
-    Between these to rounding, since torch's AdamW rounds differently on both.
+
+def _device_reports(
+    costs: ProgramCosts, profile: ModelProfile, summaries: Sequence[RankSummary], timed: slice
+) -> dict[str, DeviceReport]:
+    """Return the memory of each device by name, and how far it was over the time that it is to take."""
+    devices = {}
+    for device, summary in zip(costs.devices, summaries, strict=True):
+        busy_s = sum(outcome.busy_s for outcome in summary.outcomes[timed])
+        over_s = sum(outcome.over_budget_s for outcome in summary.outcomes[timed])
+        devices[device.name] = DeviceReport(
+            predicted_bytes=plan_memory(costs.program.plan, profile, device.name).total_bytes,
+            peak_bytes=summary.peak_bytes,
+            usable_bytes=device.usable_bytes,
+            memory_bytes=device.memory_bytes,
+            over_budget=over_s / busy_s if busy_s else 0.0,
+        )
+    return devices
+
+
+def owners_agree(name: str, summaries: Sequence[RankSummary]) -> bool:
+    """Return whether the owners of a parameter have the same at the end: bit by bit on GPUs, and on CPUs.
+
+    Between GPUs and CPUs to rounding, since torch's AdamW rounds differently on both.
     """
-    here = [(summary.on_gpu, summary.shared[name]) for summary in summaries if name in summary.shared]
-    if any(len({entry.sha256 for place, entry in here if place is on_gpu}) > 1 for on_gpu in (True, False)):
-        return False
-    if len({entry.sha256 for _, entry in here}) == 1:
+    owned = [(summary.on_gpu, summary.shared[name]) for summary in summaries if name in summary.shared]
+    for on_gpu in (True, False):
+        if len({parameter.sha256 for place, parameter in owned if place is on_gpu}) > 1:
+            return False
+    if len({parameter.sha256 for _, parameter in owned}) == 1:
         return True
-    norms = [entry.norm for _, entry in here]
+    norms = [parameter.norm for _, parameter in owned]
     return max(norms) - min(norms) <= ROUNDING * max(norms)
 
 

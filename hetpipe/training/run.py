@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from cost_model.cluster import CPU, EMULATED, Cluster
+from cost_model.cluster import CPU, EMULATED, Device
 from cost_model.cluster_file import read_cluster
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile, profile_text
@@ -18,8 +18,6 @@ from hetpipe.data.task import TaskFactory, prepare_data, registered_task
 from hetpipe.data.user_task import UserTask
 from hetpipe.models.huggingface import preload_modules
 from hetpipe.profiling.layer_profiler import threads_for
-from hetpipe.program.costs import ProgramCosts
-from hetpipe.program.instructions import Program
 from hetpipe.program.verification import verify
 from hetpipe.runs.run_folder import RunFolder, numbered_runs
 from hetpipe.runs.run_report import RunReport, read_report
@@ -28,7 +26,7 @@ from hetpipe.runtime.emulated_links import Board
 from hetpipe.runtime.gpus import check_here
 from hetpipe.runtime.host_staging import Staging
 from hetpipe.runtime.processes import Emit, RankGroup, ended_by_signals, run_ranks, under_torchrun
-from hetpipe.simulation.prediction import scheduled
+from hetpipe.simulation.prediction import Prediction, predict
 from hetpipe.training import checkpoint, torchrun
 from hetpipe.training.checkpoint_owners import check_checkpoint
 from hetpipe.training.checkpoint_room import room_of
@@ -38,7 +36,7 @@ from partition.plan_file import plan_text
 
 
 def find_checkpoint(resume: str, folder: RunFolder | None, root: Path, model: str) -> Path:
-    """The checkpoint to go on from: "auto" is the newest of the run folder, else of the newest run with one.
+    """Return the checkpoint to go on from; "auto": the newest of the run folder, else of the newest run.
 
     Raises: InputError if there is none.
     """
@@ -70,31 +68,18 @@ def prepare(
     settings: Settings,
     cluster_file: Path,
     profile: ModelProfile,
-    plan: Plan,
+    prediction: Prediction,
     *,
     own_data: bool = False,
-) -> Program:
-    """Check everything, then fill the run folder; gives the verified program that the ranks will run.
+) -> None:
+    """Check everything, then fill the run folder.
 
-    own_data: the task brings its data, no corpus is read.
+    prediction: of a verified program. own_data: the task brings its data, no corpus is read.
 
     Raises: InputError or InfeasibleError before anything is written, if the run cannot work.
     """
-    cluster = read_cluster(cluster_file)
-    plan, choice = scheduled(plan, profile, cluster, settings.schedule)
-    program = choice.program
-    verify(program, profile, cluster)
-    for key, mine, theirs in (
-        ("model", settings.model, plan.model),
-        ("global_batch_size", settings.global_batch_size, plan.global_batch_size),
-        ("sequence_length", settings.sequence_length, profile.sequence_length),
-        ("dtype", settings.dtype, profile.dtype),
-    ):
-        if mine != theirs:
-            raise InputError(
-                f"{key} of the run is {mine!r}, of its plan and profile {theirs!r}; make them agree"
-            )
-    check_here(map(cluster.device, program.device_names), "give a --plan of devices that are here")
+    settings.check_agrees(prediction.plan, profile)
+    check_here(prediction.costs.devices, "give a --plan of devices that are here")
     vocabulary, done = None, 0
     if settings.resume_from is not None:
         source = Path(settings.resume_from)
@@ -113,18 +98,20 @@ def prepare(
             prepare_data(folder, settings, vocabulary)
         folder.write(folder.cluster, cluster_text)
         folder.write(folder.profile, profile_text(profile))
-        folder.write(folder.plan, plan_text(program.plan))
-        folder.write(folder.program, program.text)
+        folder.write(folder.plan, plan_text(prediction.plan))
+        folder.write(folder.program, prediction.program.text)
         folder.write(folder.config, settings_text(settings))
     except BaseException:
         if fresh:  # nothing half-written
             shutil.rmtree(folder.path, ignore_errors=True)
         raise
-    return program
 
 
 def _check_checkpoints(folder: RunFolder, done: int, settings: Settings) -> None:
-    """Raises: InputError if the folder holds a later checkpoint, which would be taken for one of this run."""
+    """Check that the checkpoints of the folder are those that the run goes on from.
+
+    Raises: InputError if it holds a later one, which would be taken for one of this run.
+    """
     newest_one = checkpoint.latest(folder.checkpoints)
     if newest_one is None:
         return
@@ -156,12 +143,45 @@ def train(
     on_event: Emit = lambda event: None,
     make_task: TaskFactory | None = None,
 ) -> RunReport:
-    """Train settings.model under a plan on this host, one process per device; gives the report.
+    """Train settings.model under a plan on this host, one process per device; return the report.
 
     on_event: called with {"event": "step", "step": ..., "loss": ..., ...} after each step, and with {"event":
     "checkpoint", "step": ..., "path": ...} after each checkpoint; True ends training there.
     make_task: for a model of your own: an `UserTask`, or an importable function that gives its
     `TrainingTask`.
+
+    Raises: InputError, InfeasibleError if the run cannot work; WorkerLostError if a process fails.
+    """
+    prediction = verified_prediction(settings, cluster_file, profile, plan)
+    return train_predicted(
+        settings, cluster_file, profile, prediction, folder, on_event=on_event, make_task=make_task
+    )
+
+
+def verified_prediction(
+    settings: Settings, cluster_file: Path, profile: ModelProfile, plan: Plan
+) -> Prediction:
+    """Return the prediction of a plan under the schedule of the settings, its program verified.
+
+    Raises: InputError or InfeasibleError if the plan cannot run there.
+    """
+    cluster = read_cluster(cluster_file)
+    prediction = predict(plan, profile, cluster, settings.schedule)
+    verify(prediction.program, profile, cluster)
+    return prediction
+
+
+def train_predicted(
+    settings: Settings,
+    cluster_file: Path,
+    profile: ModelProfile,
+    prediction: Prediction,
+    folder: RunFolder,
+    *,
+    on_event: Emit = lambda event: None,
+    make_task: TaskFactory | None = None,
+) -> RunReport:
+    """Train as `train` does, what was predicted and verified before; return the report.
 
     Raises: InputError, InfeasibleError as `prepare`; WorkerLostError if a process fails.
     """
@@ -171,17 +191,15 @@ def train(
         tempfile.TemporaryDirectory(prefix="hetpipe-board-", dir=_shared_memory()) as name,
         ExitStack() as ends,
     ):
-        program = prepare(folder, settings, cluster_file, profile, plan, own_data=make_task is not None)
+        prepare(folder, settings, cluster_file, profile, prediction, own_data=make_task is not None)
         if isinstance(make_task, UserTask):
             ends.callback(make_task.remove_weights, folder)
             make_task.write_weights(folder)
-        cluster = read_cluster(folder.cluster)
-        group = rank_group(program.device_names, cluster, settings)
-        costs = ProgramCosts(program, profile, cluster)
+        group = rank_group(prediction.costs.devices, settings)
         board = None
-        if any(cluster.device(device).kind == EMULATED for device in program.device_names):
+        if any(device.kind == EMULATED for device in prediction.costs.devices):
             board = str(Path(name) / "board")
-            Board.create(Path(board), costs)
+            Board.create(Path(board), prediction.costs)
         arguments = (str(folder.path), make_task or registered_task, board)
         if under_torchrun():
             torchrun.lead(*arguments, group, on_event)
@@ -190,12 +208,11 @@ def train(
     return read_report(folder.report)
 
 
-def rank_group(names: Sequence[str], cluster: Cluster, settings: Settings) -> RankGroup:
-    """A process per device: one thread each where they are emulated, NCCL between those with a GPU.
+def rank_group(devices: Sequence[Device], settings: Settings) -> RankGroup:
+    """Return a process per device: one thread each where they are emulated, NCCL between those with a GPU.
 
     Raises: InputError for GPUs beside emulated devices.
     """
-    devices = [cluster.device(name) for name in names]
     kinds = [device.kind for device in devices]
     threads = tuple(threads_for(kind, kinds.count(CPU)) for kind in kinds)
     try:
@@ -203,7 +220,7 @@ def rank_group(names: Sequence[str], cluster: Cluster, settings: Settings) -> Ra
     except InputError:
         preload = ()
     return RankGroup(
-        tuple(names),
+        tuple(device.name for device in devices),
         threads,
         backend=Staging.of(devices).backend,
         preload=preload,
@@ -228,5 +245,5 @@ def measure(
 
 
 def _shared_memory() -> str | None:
-    """A folder in memory, where the host has one; else the default for temporary files."""
+    """Return a folder in memory, where the host has one; else the default for temporary files."""
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

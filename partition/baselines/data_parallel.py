@@ -14,7 +14,7 @@ from partition.problem import Evaluate, Problem
 
 
 def ddp(problem: Problem, evaluate: Evaluate | None = None) -> Plan:
-    """The whole model on every device, equally many samples each (Horovod, 2018; HetSeq, 2020).
+    """Return the whole model on every device, equally many samples each (Horovod, 2018; HetSeq, 2020).
 
     All have the same microbatch size, the one with which the slowest device ends first; evaluate is not
     asked. Where the batch does not divide, the first devices get a sample more.
@@ -43,7 +43,7 @@ def ddp(problem: Problem, evaluate: Evaluate | None = None) -> Plan:
 
 
 def poplar(problem: Problem, evaluate: Evaluate | None = None) -> Plan:
-    """The whole model on every device that it fits on, samples shared out so that all end together.
+    """Return the whole model on every device that it fits on, samples shared out so that all end together.
 
     Shares and microbatch sizes come from the measured times of each class of devices (Poplar, Zhang et al.,
     AAAI 2025); evaluate is not asked. Of few samples slow devices get none.
@@ -83,17 +83,17 @@ class _Crew:
         return self._workshop.pipeline([TimedStage(device, 0, self._problem.profile.num_layers)], size)
 
     def timed(self, sizes: Mapping[str, int]) -> list[TimedPipeline]:
-        """One for every device of the leaders named, as in the cluster, with the microbatch size given."""
+        """Return one for every device of the leaders named, as in the cluster, of the size given."""
         size_of = {device.name: size for name, size in sizes.items() for device in self._members[name]}
         devices = self._problem.cluster.devices
         return [self.pipeline(device, size_of[device.name]) for device in devices if device.name in size_of]
 
     def fitting(self, device: Device, sizes: Iterable[int]) -> set[int]:
-        """The microbatch sizes with which the model fits on the device."""
+        """Return the microbatch sizes with which the model fits on the device."""
         return {size for size in sizes if self.pipeline(device, size).timing.fits}
 
     def shortfall(self, strategy: str, devices: Sequence[Device], size: int) -> InfeasibleError:
-        """What that of the devices lacks which lacks most."""
+        """Return the error of the device that lacks most bytes."""
         layouts = [((device, 0, self._problem.profile.num_layers),) for device in devices]
         errors = (self._costs.shortfall(layout, size) for layout in layouts)
         error = max((error for error in errors if error is not None), key=_missing_bytes)

@@ -18,7 +18,7 @@ from partition.baselines.data_parallel import ddp, poplar
 from partition.baselines.pipedream import pipedream
 from partition.estimates.device_classes import equal_devices
 from partition.estimates.pipeline_costs import Layout, PipelineCosts
-from partition.estimates.ranking import best_plan, variants
+from partition.estimates.ranking import best_plan, estimate_s, variants
 from partition.plan import Plan
 from partition.problem import Evaluate, Problem
 
@@ -34,7 +34,7 @@ class TooManyStagesError(InputError):
 
 
 def single(problem: Problem, evaluate: Evaluate | None = None) -> Plan:
-    """The whole model on the one device that is fastest, of those that it fits on.
+    """Return the whole model on the one device that is fastest, of those that it fits on.
 
     The closed form is exact for one device, so that evaluate is not asked.
     """
@@ -48,13 +48,13 @@ def single(problem: Problem, evaluate: Evaluate | None = None) -> Plan:
         if costs.max_in_flight(*layout[0], samples)
     ]
     if plans:
-        return best_plan(problem, None, ((costs.estimate_s(plan), plan) for plan in plans))
+        return best_plan(problem, None, ((estimate_s(costs, plan), plan) for plan in plans))
     shortfalls = (costs.shortfall(*option) for option in options)
     raise _least("single", (error for error in shortfalls if error is not None))
 
 
 def gpipe_even(problem: Problem, evaluate: Evaluate | None = None) -> Plan:
-    """Equally many layers on every device, in the order of the cluster (GPipe, Huang et al., NeurIPS 2019).
+    """Put equally many layers on every device, in the cluster's order (GPipe, Huang et al., NeurIPS 2019).
 
     All microbatches are in flight; only where these do not fit it gets 1F1B and its smaller in_flight, to be
     compared fairly on small memory.
@@ -69,7 +69,7 @@ def gpipe_even(problem: Problem, evaluate: Evaluate | None = None) -> Plan:
 
 
 def torchgpipe(problem: Problem, evaluate: Evaluate | None = None) -> Plan:
-    """The balance by time that torchgpipe would choose, measured on the first device (Kim et al., 2020).
+    """Return torchgpipe's balance by time, measured on the first device (Kim et al., 2020).
 
     It knows one kind of device only. Scheduled like `gpipe_even`.
     """
@@ -85,7 +85,7 @@ def torchgpipe(problem: Problem, evaluate: Evaluate | None = None) -> Plan:
 
 
 def speed_proportional(problem: Problem, evaluate: Evaluate | None = None) -> Plan:
-    """Each device gets layers in proportion to its speed, the inverse of its time for the whole model.
+    """Give each device layers in proportion to its speed, the inverse of its time for the whole model.
 
     Layers weigh their time on the first device's kind; all devices, in the order of the cluster; 1F1B.
     """
@@ -102,7 +102,7 @@ def speed_proportional(problem: Problem, evaluate: Evaluate | None = None) -> Pl
 
 
 def memory_proportional(problem: Problem, evaluate: Evaluate | None = None) -> Plan:
-    """Each device gets layers in proportion to its usable memory.
+    """Give each device layers in proportion to its usable memory.
 
     Layers weigh their states and one microbatch; all devices, in the order of the cluster; 1F1B.
     """
@@ -131,7 +131,7 @@ BASELINES: Mapping[str, Strategy] = {
 def _best(
     problem: Problem, strategy: str, cut: Cut, evaluate: Evaluate | None, *, gpipe: bool = False
 ) -> Plan:
-    """The best plan over microbatch sizes.
+    """Return the best plan over microbatch sizes.
 
     Raises: InfeasibleError of the variant that lacks least.
     """
@@ -148,14 +148,14 @@ def _best(
         if gpipe and min(costs.caps(layout, samples)) == num_microbatches:
             flights = (num_microbatches,) * len(layout)
         plan = costs.plan(strategy, layout, samples, flights)
-        estimated.append((costs.estimate_s(plan), plan))
+        estimated.append((estimate_s(costs, plan), plan))
     if estimated:
         return best_plan(problem, evaluate, estimated)
     raise _least(strategy, shortfalls)
 
 
 def _least(strategy: str, shortfalls: Iterable[InfeasibleError]) -> InfeasibleError:
-    """The error of the variant that lacks least."""
+    """Return the error of the variant that lacks least."""
     least = min(shortfalls, key=lambda error: error.missing_bytes)
     return InfeasibleError(
         f"{strategy}: {least}, even with one microbatch in flight; let `auto` choose the layers",
@@ -175,13 +175,13 @@ def _all_devices(problem: Problem) -> tuple[Device, ...]:
 
 
 def _layout(devices: Sequence[Device], cuts: Sequence[int]) -> Layout:
-    """Stages between cuts; a device without layers is left out."""
+    """Return the stages between cuts; a device without layers is left out."""
     stages = zip(devices, pairwise(cuts), strict=True)
     return tuple((device, start, stop) for device, (start, stop) in stages if start < stop)
 
 
 def proportional_cuts(weights: Sequence[float], shares: Sequence[float]) -> list[int]:
-    """Cuts, ends included, that give each stage at least one layer and a weight near its share of the sum.
+    """Return cuts, ends included: each stage has a layer or more, and a weight near its share of the sum.
 
     >>> proportional_cuts([1.0] * 8, [3.0, 1.0])
     [0, 6, 8]
@@ -197,7 +197,7 @@ def proportional_cuts(weights: Sequence[float], shares: Sequence[float]) -> list
 
 @cache
 def _blockpartition() -> ModuleType:
-    """torchgpipe's own partitioner, from its file: the package would import torch."""
+    """Load torchgpipe's own partitioner from its file: the package would import torch."""
     package = importlib.util.find_spec("torchgpipe")
     if package is None or package.origin is None:
         raise InputError("strategy torchgpipe needs the package; pip install torchgpipe==0.0.7")

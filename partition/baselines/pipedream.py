@@ -1,4 +1,11 @@
-"""PipeDream's planner: replicated stages, planned as if all devices were equal."""
+"""PipeDream's planner: replicated stages, planned as if all devices were equal.
+
+State of the programme: the layers [0, stop) that are placed, for one period. Label: the fewest (devices, then
+stages) that keep the period. Transition: a last stage [start, stop) on as many replicas as the period asks.
+Source: Narayanan et al., SOSP 2019, section 3.1, turned round: their state has the number of devices too, and
+their label is the period; here the period is bisected, which has the same optimum.
+Complexity: O(layers^2) a period, some 40 periods; theirs is O(layers^2 * devices^2).
+"""
 
 import math
 from bisect import bisect_right
@@ -12,11 +19,13 @@ import numpy.typing as npt
 
 from cost_model.errors import InfeasibleError
 from cost_model.memory import trained_bytes
+from partition.estimates.arrays import Floats
 from partition.estimates.device_classes import equal_devices
 from partition.estimates.pipeline_costs import PipelineCosts
+from partition.estimates.plan_memory import plan_memory
 from partition.estimates.ranking import best_plan, estimate_s
 from partition.estimates.shared_pipelines import Draft, SharedPipeline, SharedPipelineCosts
-from partition.estimates.stage_tables import Floats, ProblemTables, between
+from partition.estimates.stage_tables import ProblemTables, between
 from partition.estimates.timed_pipeline import TimedStage
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import Evaluate, Problem
@@ -40,7 +49,7 @@ class EqualDevices:
     """What layers cost for a microbatch where all devices and all links are alike.
 
     layer_s: forward and backward of each layer. sync_s: its gradients on a link, per microbatch of a step.
-    hop_s: the link in front of each layer, there and back; 0 for the first.
+    hop_s: the link in front of each layer, both ways; 0 for the first.
     most_replicas: of a stage, since each needs a sample.
     """
 
@@ -51,17 +60,17 @@ class EqualDevices:
     hop_s: tuple[float, ...]
 
     def period_s(self, stages: Sequence[ReplicatedStage]) -> float:
-        """Seconds per microbatch of the slowest stage or link."""
+        """Return the seconds per microbatch of the slowest stage or link."""
         return max(max(self.stage_s(stage), self.hop_s[stage.start]) for stage in stages)
 
     def stage_s(self, stage: ReplicatedStage) -> float:
-        """T of the paper: seconds per microbatch of a replicated stage, to compute or to sum gradients."""
+        """Return T of the paper: a stage's seconds per microbatch, to compute or to sum gradients."""
         count, layers = stage.num_replicas, slice(stage.start, stage.stop)
         return max(sum(self.layer_s[layers]) / count, 2 * (count - 1) / count * sum(self.sync_s[layers]))
 
 
 def pipedream(problem: Problem, evaluate: Evaluate | None = None) -> Plan:
-    """Stages with replication as in PipeDream (Narayanan et al., SOSP 2019, section 3.1).
+    """Plan stages with replication as in PipeDream (Narayanan et al., SOSP 2019, section 3.1).
 
     Its programme knows one speed, the average, one link, the slowest between neighbours, and one memory, the
     least. Gradients are summed once a step here, not once a microbatch. Devices are taken in the order of
@@ -92,7 +101,7 @@ def pipedream(problem: Problem, evaluate: Evaluate | None = None) -> Plan:
 
 
 def as_if_equal(costs: PipelineCosts, samples: int) -> EqualDevices:
-    """The devices of a problem with their average speed at each layer, and the slowest link for all."""
+    """Return a problem's devices with their average speed at each layer, and the slowest link for all."""
     problem, profile = costs.problem, costs.problem.profile
     classes, devices = equal_devices(problem.cluster), problem.cluster.devices
     links = {costs.network.route(one.name, other.name).link for one, other in pairwise(devices)}
@@ -113,7 +122,7 @@ def as_if_equal(costs: PipelineCosts, samples: int) -> EqualDevices:
 
 
 def replicated_stages(devices: EqualDevices, fits: Bools | None = None) -> tuple[ReplicatedStage, ...]:
-    """The stages of least period; of those the fewest devices, then the fewest stages; () where none do.
+    """Return the stages of least period, then of fewest devices, then the fewest stages; () where none do.
 
     fits: by [start, stop], the stages that memory takes; None for all.
 
@@ -143,7 +152,7 @@ def replicated_stages(devices: EqualDevices, fits: Bools | None = None) -> tuple
 def _fewest_devices(
     devices: EqualDevices, busy: Floats, sync: Floats, allowed: Bools, period_s: float
 ) -> tuple[ReplicatedStage, ...]:
-    """The stages of a period that take the fewest devices, then are the fewest; () where all do not do.
+    """Return the stages of a period that take fewest devices, then are the fewest; () where all do not do.
 
     Of the numbers of replicas that compute fast enough the least one has the least to sum.
     """
@@ -168,7 +177,7 @@ def _fewest_devices(
 
 
 def refinement(problem: Problem, stages: Sequence[ReplicatedStage], samples: int, unit: int) -> Draft:
-    """Replicated stages as pipelines: the common refinement of the replicas' equal shares of the samples.
+    """Return replicated stages as pipelines: the common refinement of the replicas' equal shares.
 
     Shares are of whole units of samples. 12 samples on two replicas, then on three:
 
@@ -192,23 +201,23 @@ def refinement(problem: Problem, stages: Sequence[ReplicatedStage], samples: int
 
 
 def _one_in_flight(problem: Problem, draft: Draft) -> Plan:
-    """The plan of a draft that needs least memory."""
+    """Return the plan of a draft that needs least memory."""
     pipelines = tuple(
         Pipeline(
-            entry.microbatch_size,
-            entry.num_samples,
-            tuple(Stage((stage.device.name,), (stage.start, stage.stop), 1) for stage in entry.stages),
+            pipeline.microbatch_size,
+            pipeline.num_samples,
+            tuple(Stage((stage.device.name,), (stage.start, stage.stop), 1) for stage in pipeline.stages),
         )
-        for entry in draft
+        for pipeline in draft
     )
     return Plan("pipedream", problem.profile.model, problem.global_batch_size, pipelines)
 
 
 def _shortfall(problem: Problem, plan: Plan) -> InfeasibleError | None:
-    """What the device that lacks most lacks; None where all fit."""
+    """Return the error of the device that lacks most bytes; None where all fit."""
     missing_bytes, name = 0.0, ""
     for device in map(problem.cluster.device, plan.device_names):
-        missing = plan.memory(problem.profile, device.name).total_bytes - device.usable_bytes
+        missing = plan_memory(plan, problem.profile, device.name).total_bytes - device.usable_bytes
         if missing > missing_bytes:
             missing_bytes, name = missing, device.name
     if not name:

@@ -1,1 +1,11 @@
-"""bounds."""
+"""How good any plan could be: proofs that no plan of a space is faster. They change no plan.
+
+best_bound chooses among three. The fractional bound, a small linear programme, speaks about all plans. The
+pipeline bound speaks about pipelines that share no device: by whole numbers of devices where these allow it
+(`exact.cluster_split`), on classes that merged_classes made fewer, else by column_bound, Farley's bound over
+all columns. That one asks pricing_bound, a dynamic programme, for the least price of a pipeline, on stages
+whose costs relaxed_stages bounds from below.
+
+For others:
+    best_bound: best_bound, sharded_bound, fractional_bound_s, bound_space, Bound
+"""

@@ -1,4 +1,4 @@
-"""Lower bounds on the time of a step."""
+"""Lower bounds on the time of a step: the fractional bound, and which pipeline bound a problem gets."""
 
 import time
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from cost_model.errors import InfeasibleError
 from cost_model.layer_costs import Prices
 from cost_model.memory import StageShape, device_memory
 from partition.bounds.column_bound import ColumnBound
-from partition.bounds.merged_classes import joined
+from partition.bounds.merged_classes import merged
 from partition.estimates.optimizer_sharding import unsharded
 from partition.estimates.stage_tables import ProblemTables
 from partition.exact.cluster_split import GROWTH, ClusterSplit
@@ -24,14 +24,14 @@ PROOF_S = 14.0  # that a proof may take, if nobody says otherwise
 PROOF_S_PER_DEVICE, MOST_PROOF_S = 0.1, 120.0
 MUCH_WORK, MOST_WORK = 7e7, 4.2e8  # of the integer bound, a second: else on fewer classes, or not at all
 COARSE, FINE_WORK = 10.0, 0.4  # growth of the grid, unless a fine one takes less than this share
-SLIGHT, LOST = 0.1, 0.3  # of speed and memory lost by joined classes: for any, and where columns are dear
+SLIGHT, LOST = 0.1, 0.3  # of speed and memory lost by merged classes: for any, and where columns are dear
 MANY_CELLS = 15_000  # classes and layers times layers, from which on columns are dear
 WHOLE = "whole pipelines, by Z and Little's law"
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Lower bounds for the plans of a problem; pipeline_s is None where it was not worked out.
+    """The lower bounds for the plans of a problem; pipeline_s is None where it was not worked out.
 
     held_by: why the pipeline bound did not go on: time, or pipelines that are as good as the bound allows.
     """
@@ -44,13 +44,13 @@ class Bound:
     microbatch_sizes: tuple[int, ...] = ()
 
     def of(self, plan: Plan) -> tuple[float, str]:
-        """(seconds, space) of the best bound that speaks about a plan."""
+        """Return (seconds, space) of the best bound that speaks about a plan."""
         if self.pipeline_s is not None and self.pipeline_s > self.fractional_s and self._within(plan):
             return self.pipeline_s, self.pipeline_space
         return self.fractional_s, self.fractional_space
 
     def _within(self, plan: Plan) -> bool:
-        """Whether a plan is one of those that the pipeline bound speaks about."""
+        """Return whether a plan is one of those that the pipeline bound speaks about."""
         stages = sum(len(pipeline.stages) for pipeline in plan.pipelines)
         return stages == len(plan.device_names) and all(
             pipeline.microbatch_size in self.microbatch_sizes
@@ -60,7 +60,7 @@ class Bound:
 
 
 def best_bound(search: PipelineSearch, *, proof_s: float | None = None) -> Bound:
-    """The fractional bound, and the pipeline bound.
+    """Return the fractional bound and, within its seconds, the pipeline bound.
 
     proof_s: seconds that the pipeline bound may take, 0 for none of it; None for what suits the devices.
     """
@@ -83,7 +83,7 @@ def best_bound(search: PipelineSearch, *, proof_s: float | None = None) -> Bound
 
 
 def sharded_bound(problem: Problem) -> Bound:
-    """A bound for plans whose optimizer states may be on any device: they cost neither memory nor time."""
+    """Return a bound for plans whose optimizer states, on any device, cost neither memory nor time."""
     profile = unsharded(problem, 0.0).profile
     kinds = {name: replace(kind, optimizer_s_per_byte=0.0) for name, kind in profile.kinds.items()}
     free = replace(problem, profile=replace(profile, kinds=kinds))
@@ -100,63 +100,63 @@ def pipeline_space(problem: Problem) -> str:
 
 
 def pipeline_bound_s(search: PipelineSearch, fractional_s: float, seconds: float) -> tuple[float, str]:
-    """No plan in which each device serves one stage of one pipeline is faster, gradient sync not counted.
+    """Return (seconds, what held the bound): no plan of pipelines that share no device is faster.
 
-    Also what held the bound, as in `Bound`.
+    Each device serves one stage of one pipeline; gradient sync is not counted. What held it is as in `Bound`.
 
     Where the device counts allow it the integer bound of `cluster_split`, else the column bound, within a
-    time budget (DESIGN section 6). search: it has searched already; its best clock is where the bound ends.
+    time budget. search: it has searched already; its best clock is where the bound ends.
     """
     assert search.best is not None
-    end_s, ceiling_s, merged = time.monotonic() + seconds, search.best, _merged(search)
-    for tables, growth, most_work in _coarser(search, merged, seconds):
+    end_s, ceiling_s, alike = time.monotonic() + seconds, search.best, _alike_merged(search)
+    for tables, growth, most_work in _coarser(search, alike, seconds):
         if ClusterSplit.work(tables, growth) <= most_work:
             split = ClusterSplit(tables, ceiling_s, for_bound=True, growth=growth)
             bound_s = split.bound_s(fractional_s, end_s=end_s)
             return max(fractional_s, bound_s), WHOLE
     pool = search.columns.pool if search.columns else None
-    proof = ColumnBound(merged, seconds, pool)
+    proof = ColumnBound(alike, seconds, pool)
     bound_s = proof.bound_s(fractional_s, ceiling_s)
     return bound_s, "time" if proof.exhausted else "parts of pipelines, by Z and Little's law"
 
 
-def _merged(search: PipelineSearch) -> ProblemTables:
-    """The classes of a search with equal devices as one, wherever these are.
+def _alike_merged(search: PipelineSearch) -> ProblemTables:
+    """Return tables of the search's classes with equal devices as one class, wherever these are.
 
     A class has all links that a part of it has, so that a bound holds, and hardly suffers.
     """
-    merged = search.classes.merged()
-    if len(merged.members) == len(search.classes.members):
+    classes = search.classes.merged()
+    if len(classes.members) == len(search.classes.members):
         return search.tables
-    return ProblemTables(search.problem, merged)
+    return ProblemTables(search.problem, classes)
 
 
 def _coarser(
-    search: PipelineSearch, merged: ProblemTables, seconds: float
+    search: PipelineSearch, alike: ProblemTables, seconds: float
 ) -> Iterator[tuple[ProblemTables, float, float]]:
-    """(tables, growth of the grid, most work) of integer bounds, the closest first.
+    """Yield (tables, growth of the grid, most work) of integer bounds, the closest first.
 
     With the classes of the search, then with equal devices as one, then with unequal ones: few of them where
     the column bound, the other one, gets far, and none where each device holds the model alone.
     """
     most_work = MOST_WORK * seconds
-    if merged is not search.tables:
+    if alike is not search.tables:
         yield search.tables, GROWTH, MUCH_WORK * seconds
-    cells = len(merged.classes.members) * merged.num_layers**2
-    whole = merged.at(min(search.problem.microbatch_sizes)).caps(recompute=True)[:, 0, -1] >= 1
-    fewer = () if whole.all() else joined(merged, LOST if cells > MANY_CELLS else SLIGHT)
-    for tables in chain([merged], fewer):
+    cells = len(alike.classes.members) * alike.num_layers**2
+    whole = alike.at(min(search.problem.microbatch_sizes)).caps(recompute=True)[:, 0, -1] >= 1
+    fewer = () if whole.all() else merged(alike, LOST if cells > MANY_CELLS else SLIGHT)
+    for tables in chain([alike], fewer):
         yield tables, GROWTH, FINE_WORK * most_work
         yield tables, COARSE, most_work
 
 
 def bound_space(problem: Problem) -> str:
-    """The plans that the bound speaks about, in words."""
+    """Return in words which plans the fractional bound speaks about."""
     return f"all plans with microbatches up to {_largest(problem)}, gradient sync and transfers excluded"
 
 
 def _largest(problem: Problem) -> int:
-    """The largest microbatch that a plan may use; smaller ones occur as the last of a pipeline."""
+    """Return the largest microbatch that a plan may use; smaller ones occur as the last of a pipeline."""
     return min(problem.global_batch_size, max(problem.microbatch_sizes))
 
 
@@ -164,13 +164,13 @@ _SAFETY = 1e-6  # relative: more than the solver's tolerance, so that rounding n
 
 
 def fractional_bound_s(problem: Problem) -> float:
-    """No plan of the problem's batch without recompute is faster: the value of a linear programme.
+    """Return the value of a linear programme: no plan of the batch without recompute is faster.
 
     It minimises T over shares[layer, class], the fraction of the batch for which a class computes a layer;
     shares of a layer add up to 1. The devices of a class are not busy for longer than count * T: samples at
     the best microbatch size there is (of all, not only those of the problem), and the share of the
     optimizer's work, since who computes a layer holds it whole. Their memory takes the states of their
-    shares. Valid for plans that share devices too (notes/planner-feasibility.md, section 1).
+    shares. Valid for plans that share devices too.
 
     Raises: InfeasibleError if the states of the model do not even fit when cut up at will.
     """
@@ -178,7 +178,7 @@ def fractional_bound_s(problem: Problem) -> float:
     for device in problem.cluster.devices:
         groups.setdefault((device.kind, device.speed, device.usable_bytes), []).append(device)
     members = list(groups.values())
-    layers, entries = range(problem.profile.num_layers), range(len(members))
+    layers, classes = range(problem.profile.num_layers), range(len(members))
     states = [_state_bytes(problem, layer) for layer in layers]
     usable = [sum(device.usable_bytes for device in group) for group in members]
     if sum(states) > sum(usable):
@@ -193,14 +193,14 @@ def fractional_bound_s(problem: Problem) -> float:
     programme = pulp.LpProblem("fractional", pulp.LpMinimize)
     step = programme.add_variable("step", lowBound=0)
     share = [
-        [programme.add_variable(f"share_{layer}_{entry}", 0, 1) for entry in entries] for layer in layers
+        [programme.add_variable(f"share_{layer}_{index}", 0, 1) for index in classes] for layer in layers
     ]
     programme += step
     for layer in layers:
         programme += pulp.lpSum(share[layer]) == 1
-    for entry, count in enumerate(map(len, members)):
-        busy = pulp.lpSum(seconds[layer][entry] / unit_s * share[layer][entry] for layer in layers)
-        held = pulp.lpSum(states[layer] / usable[entry] * share[layer][entry] for layer in layers)
+    for index, count in enumerate(map(len, members)):
+        busy = pulp.lpSum(seconds[layer][index] / unit_s * share[layer][index] for layer in layers)
+        held = pulp.lpSum(states[layer] / usable[index] * share[layer][index] for layer in layers)
         programme += busy <= count * step
         programme += held <= 1 + _SAFETY
     status = programme.solve(pulp.HiGHS(msg=False))
@@ -209,7 +209,7 @@ def fractional_bound_s(problem: Problem) -> float:
 
 
 def _state_bytes(problem: Problem, layer: int) -> float:
-    """Parameters, gradients and optimizer states of a layer; what it shares with its home is the home's."""
+    """Return bytes of parameters, gradients and optimizer states of a layer, without what it is tied to."""
     memory = device_memory(problem.profile, [StageShape(layer, layer + 1, 0, 1)])
     profile = problem.profile
     copies = 2 + profile.cast_bytes_per_parameter_byte + profile.optimizer_bytes_per_parameter_byte
@@ -218,7 +218,7 @@ def _state_bytes(problem: Problem, layer: int) -> float:
 
 
 def _seconds(problem: Problem, prices: Prices, layer: int, device: Device) -> float:
-    """Seconds of a layer for the whole batch and its optimizer step, at the least that any plan needs.
+    """Return the least seconds that any plan needs for a layer: the whole batch and its optimizer step.
 
     Per-sample seconds fall or rise all the way between two measured sizes, so that the ends are enough.
     """

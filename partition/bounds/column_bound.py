@@ -3,10 +3,10 @@
 For a step time T and prices of the device classes, Farley's bound (Operations Research, 1990) says: if every
 pipeline does fewer than batch / (value of all devices) samples per price of its devices, then no set of
 pipelines does the batch in T. Any prices make a bound; good ones come from the linear programme over the
-columns of the search and those that stood in the way. `pricing_bound` gives the least price of a pipeline for
-an amount of samples. Amounts are taken in intervals (most samples at the price of the fewest), ways of
-pipelines in ranges; both are split, and the grid refined, only where the bound is not proven yet (branch and
-bound).
+columns of the search and those that stood against a proof. `pricing_bound` gives the least price of a
+pipeline for an amount of samples. Amounts are taken in intervals (most samples at the price of the fewest),
+paths of pipelines in ranges; both are split, and the grid refined, only where the bound is not proven yet
+(branch and bound).
 """
 
 import math
@@ -19,13 +19,14 @@ from partition.bounds.pricing_bound import FAR, PriceBound, PriceBounds
 from partition.bounds.relaxed_stages import FamilyStages, PathRange
 from partition.column_generation.column_generation import ColumnPool, search_cuts
 from partition.column_generation.master_problem import MasterProblem, solve_master
-from partition.estimates.stage_tables import Amount, Floats, ProblemTables
+from partition.estimates.arrays import Floats
+from partition.estimates.stage_tables import Amount, ProblemTables
 from partition.exact.cluster_split import SAFETY, families
 
 GROWTH = 1.6
-WIDE, NARROW = 1.3, 1.06  # most samples over fewest: wider is split before ways, or before single ways
+WIDE, NARROW = 1.3, 1.06  # most samples over fewest: wider is split before paths, or before single paths
 COARSE, FINE, FINEST = 6, 24, 96  # steps of the grid in a microbatch's mean pace
-WAYS = (0.0, 2.0, 3.0, 4.5, 7.0)  # in paces: where the ranges of ways begin that are looked at first
+PATHS = (0.0, 2.0, 3.0, 4.5, 7.0)  # in paces: where the ranges of paths begin that are looked at first
 WHOLE = 2**16  # what the dearest class costs
 WAVE = 120  # intervals looked at together, those that do most for their price first
 ROUNDS = 12
@@ -61,7 +62,7 @@ class Interval:
 
     @property
     def amount(self) -> Amount:
-        """What bounds all of them from below."""
+        """The amount that bounds all of them from below."""
         rest = self.first > 0 and self.least < self.size
         return Amount(self.first, self.least, self.most, float(self.first), rest=rest)
 
@@ -72,11 +73,11 @@ class Interval:
 
     @property
     def exact(self) -> bool:
-        """A single amount of samples."""
+        """True of a single amount of samples."""
         return self.first == self.last and self.least == self.most
 
     def parts(self) -> list["Interval"]:
-        """Smaller intervals; none of a single amount."""
+        """Return smaller intervals; none of a single amount."""
         if self.first < self.last:
             middle = (self.first + self.last + 1) // 2
             return [replace(self, last=middle - 1), replace(self, first=middle)]
@@ -86,7 +87,7 @@ class Interval:
         return []
 
     def above(self, samples: float) -> "Interval":
-        """Without amounts below these samples, as far as it stays an interval; the top is not below them."""
+        """Leave out amounts below these samples, as far as it stays an interval; the top is not below."""
         if self.first == 0:
             return replace(self, least=max(self.least, math.ceil(samples)))
         rest = self.most if self.least < self.size else 0
@@ -99,7 +100,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Amounts of samples, and ways of the pipelines that do them, in paces * fineness steps of a grid."""
+    """Amounts of samples, and paths of the pipelines that do them, in paces * fineness steps of a grid."""
 
     interval: Interval
     paces: float
@@ -109,52 +110,52 @@ class Node:
 
     @classmethod
     def whole(cls, interval: Interval) -> "Node":
-        """All ways, on a coarse grid."""
+        """Return the node of all paths, on a coarse grid."""
         return cls(interval, max(1.0, interval.amount.passes))
 
     def within(self, interval: Interval) -> "Node":
-        """The same with fewer amounts.
+        """Return the same with fewer amounts.
 
-        If the last microbatch is another, ways are counted anew. They only get longer, so first stays.
+        If the last microbatch is another, paths are counted anew. They only get longer, so first stays.
         """
         if self.fineness == COARSE:
             return Node.whole(interval)
         same = (interval.least, interval.most) == (self.interval.least, self.interval.most)
         return replace(self, interval=interval, last=self.last if same else None)
 
-    def ways(self, limit: float) -> PathRange:
+    def path_range(self, limit: float) -> PathRange:
         interval = self.interval
         amount, size = interval.amount, interval.memory_size
         return PathRange(amount, size, self.paces, self.fineness, self.first, self.last, limit)
 
-    def parts(self, floor: PriceBound, most_stages: int) -> list["Node"]:
-        """Smaller nodes, one of which may rule out the pipeline of a floor; none at the end.
+    def parts(self, bound: PriceBound, most_stages: int) -> list["Node"]:
+        """Return smaller nodes, one of which may rule out the pipeline of a bound; none at the end.
 
-        What is widest is split first: amounts, then ways, and last the grid gets finer.
+        What is widest is split first: amounts, then paths, and last the grid gets finer.
         """
         spread = self.interval.top / self.interval.fewest
         amounts = [self.within(interval) for interval in self.interval.parts()]
-        if spread > WIDE or floor.real:
+        if spread > WIDE or bound.real:
             return amounts
         if self.fineness == COARSE:
-            edges = [round(edge * FINE) for edge in WAYS]
+            edges = [round(edge * FINE) for edge in PATHS]
             lasts = [*(edge - 1 for edge in edges[1:]), None]
             pairs = zip(edges, lasts, strict=True)
             return [replace(self, fineness=FINE, first=first, last=last) for first, last in pairs]
         if self.last is None or self.last - self.first >= self.fineness:
-            return self._halves(floor)
+            return self._halves(bound)
         if spread > NARROW and amounts:
             return amounts
         if self.last > self.first:
-            return self._halves(floor)
+            return self._halves(bound)
         if self.fineness < FINEST:
             last = 2 * (self.last + most_stages)
             return [replace(self, fineness=2 * self.fineness, first=2 * self.first, last=last)]
         return amounts
 
-    def _halves(self, floor: PriceBound) -> list["Node"]:
+    def _halves(self, bound: PriceBound) -> list["Node"]:
         if self.last is None:
-            middle = max(floor.way, self.first + self.fineness // 4)
+            middle = max(bound.path, self.first + self.fineness // 4)
         else:
             middle = (self.first + self.last + 1) // 2
         return [replace(self, last=middle - 1), replace(self, first=middle)]
@@ -162,11 +163,10 @@ class Node:
 
 @dataclass(slots=True)
 class ColumnBound:
-    """Owns the columns that stood in the way of a proof; `bound_s` searches the largest provable step.
+    """The owner of the columns that stood against a proof; `bound_s` searches the largest provable step.
 
     pool: columns that a search has found, on classes that are parts of these; they make good prices from the
-    start. exhausted: the last search
-    ended with its seconds, not where its columns stand in the way.
+    start. exhausted: the last search ended with its seconds, not where its columns stand against it.
     """
 
     tables: ProblemTables
@@ -182,24 +182,32 @@ class ColumnBound:
         self.prices = np.ones(len(self.tables.classes.members))
 
     def bound_s(self, low_s: float, high_s: float, tolerance: float = 1e-2) -> float:
-        """No plan of disjoint pipelines is faster; low_s is known to be a bound, high_s the time of a plan.
+        """Return a step that no plan of disjoint pipelines undercuts.
 
-        Ends when the two meet within the tolerance, or the seconds are spent.
+        low_s is known to be a bound, high_s the time of a plan; the search ends when the two meet within the
+        tolerance, or the seconds are spent.
         """
         begin = time.monotonic()
         end, guess = begin + self.seconds, low_s + 0.5 * (high_s - low_s)
         if self.tables.num_layers > FEW_CUTS:
             few = search_cuts(self.tables, FEW_CUTS)
             reached, high_s = self._search(
-                low_s, high_s, guess, 2 * tolerance, begin + 0.25 * self.seconds, few
+                low_s, high_s, guess, tolerance=2 * tolerance, end=begin + 0.25 * self.seconds, cuts=few
             )
             guess = low_s + 0.6 * (reached - low_s) if reached > low_s else guess
-        return self._search(low_s, high_s, guess, tolerance, end, None)[0]
+        return self._search(low_s, high_s, guess, tolerance=tolerance, end=end)[0]
 
     def _search(
-        self, low: float, high: float, guess: float, tolerance: float, end: float, cuts: list[int] | None
+        self,
+        low: float,
+        high: float,
+        guess: float,
+        *,
+        tolerance: float,
+        end: float,
+        cuts: list[int] | None = None,
     ) -> tuple[float, float]:
-        """(the largest step that is proven for pipelines with such cuts, the least that is not)."""
+        """Return (the largest step proven for pipelines with such cuts, the least that is not)."""
         self.exhausted = False
         while high > low * (1 + tolerance):
             now = time.monotonic()
@@ -217,19 +225,19 @@ class ColumnBound:
         return low, high
 
     def _proven(self, step_s: float, cuts: list[int] | None) -> tuple[bool, float]:
-        """Whether no set of disjoint pipelines does the batch in a step, and where else that may be shown."""
+        """Return whether no set of disjoint pipelines does the batch in a step, and where else to try."""
         known = self._known(step_s)
         if known:
             self._learn(self._master(known, step_s), 1.0)
         return self._rounds(PriceBounds(self.tables, self._families, step_s, cuts), known)
 
-    def _rounds(self, floors: PriceBounds, known: list[tuple[tuple[int, ...], float]]) -> tuple[bool, float]:
-        """`_proven` for the pipelines of some floors; the prices get better on the way."""
-        batch, step_s = self.tables.problem.global_batch_size, floors.step_s
+    def _rounds(self, bounds: PriceBounds, known: list[tuple[tuple[int, ...], float]]) -> tuple[bool, float]:
+        """Answer as `_proven` does, for the pipelines of some price bounds, with ever better prices."""
+        batch, step_s = self.tables.problem.global_batch_size, bounds.step_s
         for _ in range(ROUNDS):
             whole = min(WHOLE, FAR // (self.tables.num_layers + 1))
             prices = np.maximum(1.0, np.rint(self.prices * (whole / max(float(self.prices.max()), 1e-300))))
-            blocking = self.blocking(floors, prices, batch * (1 - SAFETY) / float(prices @ self.counts))
+            blocking = self.blocking(bounds, prices, batch * (1 - SAFETY) / float(prices @ self.counts))
             if blocking is None:
                 return True, step_s
             if time.monotonic() > self._deadline:
@@ -248,17 +256,17 @@ class ColumnBound:
     def _known(self, step_s: float) -> list[tuple[tuple[int, ...], float]]:
         known = self._alone(step_s)
         if self.pool is not None:
-            entries, count = self.tables.classes.entries(), len(self.prices)
+            class_indices, count = self.tables.classes.class_indices(), len(self.prices)
             into = np.zeros((len(self.pool.tables.classes.members), count), dtype=int)
             for part, group in enumerate(self.pool.tables.classes.members):
-                into[part, entries[group[0].name]] = 1
+                into[part, class_indices[group[0].name]] = 1
             for column, value in zip(self.pool.columns.values(), self.pool.values(step_s), strict=True):
                 if value:
                     known.append((tuple((np.array(column.uses) @ into).tolist()), float(value)))
         return known
 
     def _alone(self, step_s: float) -> list[tuple[tuple[int, ...], float]]:
-        """Single devices with what they do in a step: good prices where memory is ample."""
+        """Return single devices with what they do in a step: good prices where memory is ample."""
         batch, sizes = self.tables.problem.global_batch_size, self.tables.problem.microbatch_sizes
         busy = {one: self.tables.at(one).busy_s[:, 0, -1] for one in range(1, max(sizes) + 1)}
         most = np.zeros(len(self.prices), dtype=np.int64)
@@ -275,7 +283,7 @@ class ColumnBound:
         return [(tuple(row), float(count)) for row, count in zip(rows, done, strict=True) if count]
 
     def _master(self, known: list[tuple[tuple[int, ...], float]], step_s: float) -> MasterProblem:
-        """The linear programme; columns that stood in the way of longer steps do not count."""
+        """Solve the linear programme; columns that stood against longer steps do not count."""
         columns: dict[tuple[int, ...], float] = {}
         found = [(uses, samples) for uses, samples, found_s in self.found if found_s <= step_s]
         for uses, samples in [*known, *found]:
@@ -283,45 +291,46 @@ class ColumnBound:
         return solve_master(list(columns), list(columns.values()), list(self.counts))
 
     def _learn(self, master: MasterProblem, share: float) -> None:
-        """Prices nearer to those of the linear programme by a share."""
+        """Move the prices nearer to those of the linear programme by a share."""
         value = float(master.prices @ self.counts)
         if value > 0:
             old = self.prices * (value / max(float(self.prices @ self.counts), 1e-300))
             self.prices = (1 - share) * old + share * master.prices
 
     def blocking(
-        self, floors: PriceBounds, prices: Floats, ratio: float
+        self, bounds: PriceBounds, prices: Floats, ratio: float
     ) -> dict[tuple[int, ...], float] | None:
-        """Devices and samples of pipelines that do too many for their price; None where there are none."""
+        """Return devices and samples of pipelines that do too many for their price; None where none does."""
         waiting = [(0.0, Node.whole(interval)) for interval in self._intervals()]
         columns: dict[tuple[int, ...], float] = {}
         most_stages = min(self.tables.num_layers, sum(self.tables.classes.counts))
         while waiting and len(columns) < 2 * len(prices) + 2:
-            waiting.sort(key=lambda entry: entry[0])
+            waiting.sort(key=lambda pair: pair[0])
             work, waiting = [node for _, node in waiting[:WAVE]], waiting[WAVE:]
-            for index, floor in floors.solve([node.ways(node.interval.top / ratio) for node in work], prices):
+            asked = [node.path_range(node.interval.top / ratio) for node in work]
+            for index, bound in bounds.solve(asked, prices):
                 node = work[index]
                 if time.monotonic() > self._deadline:
                     return columns
-                if node.interval.top < ratio * floor.price:
+                if node.interval.top < ratio * bound.price:
                     continue
-                raised = node.within(node.interval.above(ratio * floor.price))
-                if floor.real and node.interval.fewest >= ratio * floor.price:
+                raised = node.within(node.interval.above(ratio * bound.price))
+                if bound.real and node.interval.fewest >= ratio * bound.price:
                     parts = []
                 else:
-                    parts = raised.parts(floor, most_stages)
+                    parts = raised.parts(bound, most_stages)
                     if not parts and raised != node:
                         parts = [raised]
                 if not parts:
                     uses = [0] * len(prices)
-                    for stage in floor.stages:
-                        uses[stage.entry] += 1
+                    for stage in bound.stages:
+                        uses[stage.class_index] += 1
                     columns[tuple(uses)] = max(node.interval.fewest, columns.get(tuple(uses), 0.0))
-                waiting += [(-part.interval.fewest / floor.price, part) for part in parts]
+                waiting += [(-part.interval.fewest / bound.price, part) for part in parts]
         return columns or None
 
     def _intervals(self) -> list[Interval]:
-        """All amounts of samples, coarsely; those that no device order could do are found out at once."""
+        """Return all amounts of samples, coarsely; those that no order of devices does fall out at once."""
         batch, sizes = self.tables.problem.global_batch_size, self.tables.problem.microbatch_sizes
         found, below = [], 0
         for size in (size for size in sizes if size <= batch):

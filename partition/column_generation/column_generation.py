@@ -16,9 +16,10 @@ import numpy as np
 from cost_model.cluster import Device
 from partition.column_generation.master_problem import MasterProblem, solve_master
 from partition.column_generation.pricing_problem import PricedPipeline, PricingProblem
+from partition.estimates.arrays import Floats
 from partition.estimates.class_pipeline import ColumnStage
 from partition.estimates.device_classes import DeviceClasses
-from partition.estimates.stage_tables import Floats, ProblemTables
+from partition.estimates.stage_tables import ProblemTables
 from partition.estimates.timed_pipeline import PipelineTiming, TimedStage, TimingCache
 
 LEVELS = (24, 16)  # of the grid, in turn: one misses columns that the other finds
@@ -44,14 +45,14 @@ class Column:
 
 @dataclass(slots=True)
 class ColumnPool:
-    """Columns found so far, priced again and again at other step times."""
+    """The columns found so far, priced again and again at other step times."""
 
     tables: ProblemTables
     timings: TimingCache
     columns: dict[tuple[int, tuple[ColumnStage, ...]], Column] = field(default_factory=dict)
 
     def add(self, found: Iterable[PricedPipeline]) -> int:
-        """The number of columns that are new; those that memory does not take are left out.
+        """Add pipelines that memory takes, and return how many columns are new.
 
         A column may take more devices of a class than there are: a part of it then counts in the relaxed
         programme, which drives the price of the class up.
@@ -69,20 +70,22 @@ class ColumnPool:
         classes = self.tables.classes
         uses = [0] * len(classes.members)
         for stage in stages:
-            uses[stage.entry] += 1
+            uses[stage.class_index] += 1
         named = [
-            TimedStage(classes.members[stage.entry][0], stage.start, stage.stop, stage.recompute)
+            TimedStage(classes.members[stage.class_index][0], stage.start, stage.stop, stage.recompute)
             for stage in stages
         ]
         channels = [
-            best_channel(classes, self.timings, left.entry, right.entry, right.start, microbatch_size)
+            best_channel(
+                classes, self.timings, left.class_index, right.class_index, right.start, microbatch_size
+            )
             for left, right in itertools.pairwise(stages)
         ]
         timing = self.timings.timing(named, channels, microbatch_size)
         return Column(microbatch_size, stages, timing, tuple(uses)) if timing.fits else None
 
     def values(self, step_s: float) -> list[int]:
-        """Samples that each column can do in a step."""
+        """Return the samples that each column can do in a step."""
         batch, counts = self.tables.problem.global_batch_size, self.tables.classes.counts
         values = []
         for column in self.columns.values():
@@ -94,7 +97,7 @@ class ColumnPool:
 def best_channel(
     classes: DeviceClasses, timings: TimingCache, first: int, second: int, layer: int, size: int
 ) -> tuple[Device, Device]:
-    """The pair of devices with the fastest channel between two classes.
+    """Return the pair of devices with the fastest channel between two classes.
 
     A class of one device has none with itself: then the best of its channels stands for it, as in
     `pricing_problem`; such a column cannot become whole.
@@ -123,40 +126,35 @@ def generate(
     most_pipelines: int | None = None,
     pool: ColumnPool | None = None,
 ) -> Columns:
-    """Columns and the step time of the linear programme; inf where no pipeline was found.
+    """Return columns and the step time of the linear programme; inf where no pipeline was found.
 
     pool: columns that are known already; more are added to it.
     """
-    problem, counts = tables.problem, np.array(tables.classes.counts, dtype=np.float64)
-    batch = problem.global_batch_size
+    counts, batch = np.array(tables.classes.counts, dtype=np.float64), tables.problem.global_batch_size
     rates = _rates(tables)
     step_s = 1.1 * batch / float(rates @ counts)
     prices, fee = rates * batch / float(rates @ counts), 0.0
     pool = pool or ColumnPool(tables, timings)
-    grid = {size: _amounts(size, batch, step_s, rates, tables) for size in problem.microbatch_sizes}
-    amounts = grid
-    cuts = search_cuts(tables)
-    best = math.inf
-    stale = 0
+    grid = {size: _amounts(size, batch, step_s, rates, tables) for size in tables.problem.microbatch_sizes}
+    amounts, cuts = grid, search_cuts(tables)
+    best, stale = math.inf, 0
     for turn in range(rounds):
-        found: list[tuple[float, PricedPipeline]] = []
-        for size, samples in amounts.items():
-            if samples:
-                programme = PricingProblem(
-                    tables,
-                    size,
-                    [value // size for value in samples],
-                    step_s,
-                    levels=levels[turn % len(levels)],
-                    cuts=cuts,
-                )
-                found += [
-                    (pipeline.num_samples / max(pipeline.price + fee, 1e-12), pipeline)
-                    for pipeline in programme.solve(prices)
-                    if pipeline is not None
-                ]
-        top = max((ratio for ratio, _ in found), default=0.0)
-        found.sort(key=lambda entry: -entry[0])
+        found = [
+            (pipeline.num_samples / max(pipeline.price + fee, 1e-12), pipeline)
+            for size, samples in amounts.items()
+            if samples
+            for pipeline in PricingProblem(
+                tables,
+                size,
+                [value // size for value in samples],
+                step_s,
+                levels=levels[turn % len(levels)],
+                cuts=cuts,
+            ).solve(prices)
+            if pipeline is not None
+        ]
+        found.sort(key=lambda pair: -pair[0])
+        top = found[0][0] if found else 0.0
         new = pool.add(pipeline for ratio, pipeline in found[:NEW] if ratio >= min(1.001, KEPT * top))
         if not pool.columns:
             step_s *= 2
@@ -174,7 +172,7 @@ def generate(
         amounts = (
             grid
             if stale == STALE - 1
-            else _promising([(entry.microbatch_size, entry.num_samples) for _, entry in found])
+            else _promising([(pipeline.microbatch_size, pipeline.num_samples) for _, pipeline in found])
         )
     return Columns(pool, best)
 
@@ -182,7 +180,7 @@ def generate(
 def least_step(
     pool: ColumnPool, batch: int, counts: Floats, guess_s: float, most_pipelines: int | None = None
 ) -> tuple[float, MasterProblem]:
-    """The least step time at which the pool's columns do the batch, and the programme there."""
+    """Return the least step time at which the pool's columns do the batch, and the programme there."""
     uses = [column.uses for column in pool.columns.values()]
 
     def master(step_s: float) -> MasterProblem:
@@ -206,7 +204,7 @@ def least_step(
 
 
 def search_cuts(tables: ProblemTables, most: int = MOST_CUTS) -> list[int]:
-    """Where the stages of columns may begin and end: everywhere, or about `most` places of equal work.
+    """Return where the stages of columns may begin and end: everywhere, or `most` places of equal work.
 
     The exact re-cut of each pipeline for its devices may then use every layer.
     """
@@ -220,7 +218,7 @@ def search_cuts(tables: ProblemTables, most: int = MOST_CUTS) -> list[int]:
 
 
 def _rates(tables: ProblemTables) -> Floats:
-    """Samples per second of each class, at its best microbatch size, as if it held the whole model."""
+    """Return samples per second of each class at its best microbatch size, as if it held all layers."""
     rates = [
         size / np.maximum(tables.at(size).busy_s[:, 0, -1], 1e-300)
         for size in tables.problem.microbatch_sizes
@@ -229,7 +227,7 @@ def _rates(tables: ProblemTables) -> Floats:
 
 
 def _amounts(size: int, batch: int, step_s: float, rates: Floats, tables: ProblemTables) -> list[int]:
-    """Amounts of samples of a pipeline: a geometric grid of whole microbatches."""
+    """Return amounts of samples of a pipeline: a geometric grid of whole microbatches."""
     counts = np.sort(np.repeat(rates, np.minimum(tables.classes.counts, tables.num_layers)))[::-1]
     most = min(batch, int(2 * step_s * float(counts[: tables.num_layers].sum())) + size)
     grid = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048]
@@ -237,7 +235,7 @@ def _amounts(size: int, batch: int, step_s: float, rates: Floats, tables: Proble
 
 
 def _promising(ranked: Sequence[tuple[int, int]]) -> dict[int, list[int]]:
-    """The amounts of samples that did best, by microbatch size, and those beside the very best."""
+    """Return the amounts of samples that did best, by microbatch size, and those beside the very best."""
     amounts: dict[int, set[int]] = {}
     for place, (size, samples) in enumerate(ranked[:WIDE]):
         step = max(1, samples // size // 8) * size

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import highspy
 import numpy as np
 
-from partition.estimates.stage_tables import Floats
+from partition.estimates.arrays import Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ def solve_master(
     most_pipelines: int | None = None,
     enough: float | None = None,
 ) -> MasterProblem:
-    """Most samples with the devices at hand, in whole pipelines if asked for (HiGHS).
+    """Maximise the samples with the devices at hand, in whole pipelines if asked for (HiGHS).
 
     most_pipelines: one more row; its price is the last of `prices`. enough: whole pipelines that do so many
         samples will do.

@@ -22,7 +22,7 @@ _Uses = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Relaxed:
-    """The relaxed programme of a step time. best: of each `_Uses`, the most samples, and who does them."""
+    """A relaxed programme of a step time. best: of each `_Uses`, the most samples, and who does them."""
 
     step_s: float
     best: dict[_Uses, tuple[int, PipelineTiming]]
@@ -37,15 +37,15 @@ class PipelinePool:
     """
 
     def __init__(self, timings: TimingCache, classes: DeviceClasses, batch: int) -> None:
-        """classes: whose devices may stand for one another; batch: samples of a step."""
+        """Start with no columns; devices of a class may stand for one another; batch: samples of a step."""
         self.classes = classes
-        self._workshop, self._batch = timings, batch
-        self._entry = classes.entries()
+        self._timings, self._batch = timings, batch
+        self._class_index = classes.class_indices()
         self._known = 0
         self._columns: dict[_Uses, list[PipelineTiming]] = {}
 
     def pipelines(self, step_s: float) -> tuple[float, list[ClassPipeline]]:
-        """(seconds, whole pipelines) of a step shorter than step_s; (inf, none) if none is promised.
+        """Return (seconds, whole pipelines) of a step shorter than step_s; (inf, none) if none is promised.
 
         The seconds are those of the relaxed programme, in which the whole pipelines do nearly the batch.
         """
@@ -69,13 +69,13 @@ class PipelinePool:
         return found.step_s, self._whole(found)
 
     def _gather(self) -> None:
-        """Those made since it was asked before."""
-        timings = self._workshop.timings
+        """Take up the timings made since the last call."""
+        timings = self._timings.timings
         for timing in timings[self._known :]:
             if timing.fits:
                 uses = [0] * len(self.classes.members)
                 for stage in timing.stages:
-                    uses[self._entry[stage.device.name]] += 1
+                    uses[self._class_index[stage.device.name]] += 1
                 if all(use <= count for use, count in zip(uses, self.classes.counts, strict=True)):
                     self._columns.setdefault(tuple(uses), []).append(timing)
         self._known = len(timings)
@@ -92,7 +92,7 @@ class PipelinePool:
         return _Relaxed(step_s, best, solve_master(list(best), values, self.classes.counts))
 
     def _most(self, timings: Sequence[PipelineTiming], step_s: float) -> tuple[int, PipelineTiming]:
-        """The most samples that one of them does in a step; few clocks are asked."""
+        """Return the most samples that one of them does in a step, and which; few clocks are asked."""
         limits = sorted(
             ((timing.no_more(step_s, self._batch), -place) for place, timing in enumerate(timings)),
             reverse=True,
@@ -107,7 +107,7 @@ class PipelinePool:
         return samples, found
 
     def _whole(self, relaxed: _Relaxed) -> list[ClassPipeline]:
-        """Whole numbers of the columns that are worth most beyond the prices of their devices."""
+        """Choose whole numbers of the columns that are worth most beyond the prices of their devices."""
         columns = [(uses, samples, timing) for uses, (samples, timing) in relaxed.best.items()]
         prices = relaxed.master.prices
         columns.sort(key=lambda column: float(np.dot(prices, column[0])) - column[1])
@@ -127,6 +127,6 @@ class PipelinePool:
 
     def _stages(self, timing: PipelineTiming) -> tuple[ColumnStage, ...]:
         return tuple(
-            ColumnStage(self._entry[stage.device.name], stage.start, stage.stop, stage.recompute)
+            ColumnStage(self._class_index[stage.device.name], stage.start, stage.stop, stage.recompute)
             for stage in timing.stages
         )

@@ -1,11 +1,16 @@
 """Cheapest pipelines for given prices of the device classes: a dynamic programme over layers and time left.
 
-A stage of class c costs prices[c]. The state is the first layer of a suffix of stages and the time z that is
-left when its first microbatch arrives, z = step - (busy and link times before), on a grid of levels. A stage
-is allowed if it can pass all samples in z, and if its memory takes the in_flight that its round trip W asks
-for. That is the makespan bound Z of `partition.estimates.closed_forms` turned into a resource.
+A stage of class c costs prices[c].
 
-An estimate: time is rounded to the nearest level, W follows the window recursion, links are the best that the
+    state       (start, z): the first layer of a suffix of stages, and the time that is left when its first
+                microbatch arrives, z = step - (busy and link times before), on a grid of levels
+    label       the least price of a suffix, and the window of its first stage
+    transition  a stage (option, start, stop) in front of the state (stop, z - its busy and link time): it
+                must pass all samples in z, and its memory take the in_flight that its round trip W asks for
+    complexity  amounts x options x layers^2 x levels, in NumPy by start
+
+That is the makespan bound Z of `partition.estimates.closed_forms` turned into a resource. An
+estimate: time is rounded to the nearest level, W follows the window recursion, links are the best that the
 classes have. The bound has a programme of its own (`partition.bounds.pricing_bound`).
 """
 
@@ -15,8 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from partition.estimates.arrays import Floats
 from partition.estimates.class_pipeline import ColumnStage
-from partition.estimates.stage_tables import Floats, ProblemTables, SizeTables
+from partition.estimates.stage_tables import ProblemTables, SizeTables
 
 TOLERANCE = 1e-9
 FILL = 10.0  # time left is followed down to the step less this many average microbatches
@@ -30,6 +36,31 @@ class PricedPipeline:
     num_samples: int
     microbatch_size: int
     stages: tuple[ColumnStage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Labels:
+    """The labels by [amount, start, level], and the choices that lead to them.
+
+    price: of the cheapest suffix, inf where there is none. window: seconds from the start of the forward to
+    the end of the backward of a microbatch in its first stage. stops, options: of that stage; nexts: the
+    level after it.
+    """
+
+    price: Floats
+    window: Floats
+    stops: npt.NDArray[np.int32]
+    options: npt.NDArray[np.int32]
+    nexts: npt.NDArray[np.int32]
+
+    @classmethod
+    def of(cls, num_amounts: int, num_layers: int, levels: int) -> "_Labels":
+        """Return labels that know of the empty suffix only."""
+        shape = (num_amounts, num_layers + 1, levels)
+        price = np.full(shape, np.inf)
+        price[:, num_layers] = 0.0
+        stops, options, nexts = (np.zeros(shape, dtype=np.int32) for _ in range(3))
+        return cls(price, np.zeros(shape), stops, options, nexts)
 
 
 class PricingProblem:
@@ -62,29 +93,28 @@ class PricingProblem:
         caps, caps_again = (self._at_cuts(size.caps(recompute=flag)) for flag in (False, True))
         short = (caps < max(counts)) & (self._at_cuts(size.busy_s) <= step_s)
         self._ample = not short.any()
-        entries = list(range(len(caps)))
-        self._options = [(entry, False) for entry in entries]
-        again = [entry for entry in entries if recompute and short[entry].any()]
-        self._options += [(entry, True) for entry in again]
-        self._entries = np.array(entries + again)
+        classes = list(range(len(caps)))
+        again = [index for index in classes if recompute and short[index].any()]
+        self._options = [(index, False) for index in classes] + [(index, True) for index in again]
+        self._classes = np.array(classes + again)  # by option
         self._microbatches = np.array(counts, dtype=np.float64)
         self._caps = np.concatenate([caps, caps_again[again]])
-        hops = (size.hops[0] + size.hops[1]).min(axis=1)[:, self._cuts]
-        self._link = self._ended(hops)[self._entries]
+        link_s = (size.transfer_s[0] + size.transfer_s[1]).min(axis=1)[:, self._cuts]
+        self._link = self._ended(link_s)[self._classes]
         self._tabulate(size, again)
-        # which stages (option, start, stop) are worth a look, whatever the prices
+        # [option, start, stop]: which stages are worth a look, whatever the prices
         self._able = (self._total <= step_s).any(axis=0) & (self._caps >= 1)
 
     def _tabulate(self, size: SizeTables, again: list[int]) -> None:
         busy, forward = self._at_cuts(size.busy_s), self._at_cuts(size.forward_s)
-        optimizer = self._at_cuts(size.tables.optimizer_s)[self._entries]
+        optimizer = self._at_cuts(size.tables.optimizer_s)[self._classes]
         self._busy = np.concatenate([busy, busy[again] + forward[again]])
         self._total = self._microbatches[:, None, None, None] * self._busy + optimizer
         self._before = (self._busy + self._link[:, None, :])[None]
 
     @staticmethod
     def _ended(links: Floats) -> Floats:
-        """Links by layer, none at the end of the model."""
+        """Return link times by layer, none at the end of the model."""
         links = links.copy()
         links[:, -1] = 0.0
         return links
@@ -93,40 +123,31 @@ class PricingProblem:
         return table if len(self._cuts) == table.shape[-1] else table[:, self._cuts][:, :, self._cuts]
 
     def solve(self, prices: Floats) -> list[PricedPipeline | None]:
-        """For each amount of samples the cheapest pipeline, or None where none can do it."""
-        count, levels, num_layers = len(self.amounts), self._levels, self._num_layers
-        shape = (count, num_layers + 1, levels)
-        price, window = np.full(shape, np.inf), np.zeros(shape)
-        price[:, num_layers] = 0.0
-        stops, options, nexts = (np.zeros(shape, dtype=np.int32) for _ in range(3))
-        cost = prices[self._entries]
-        level = np.arange(levels)
+        """Return the cheapest pipeline for each amount of samples, None where none can do it."""
+        labels = _Labels.of(len(self.amounts), self._num_layers, self._levels)
+        cost = prices[self._classes]
         with np.errstate(invalid="ignore", over="ignore"):
-            for start in range(num_layers - 1, -1, -1):
+            for start in range(self._num_layers - 1, -1, -1):
                 option, stop = np.nonzero(self._able[:, start])
                 if len(stop):
-                    self._layer(start, option, stop, cost, level, price, window, stops, options, nexts)
-        return [self._pipeline(which, price, stops, options, nexts) for which in range(count)]
+                    self._extend(labels, start, option, stop, cost[option])
+        return [self._pipeline(which, labels) for which in range(len(self.amounts))]
 
-    def _layer(
+    def _extend(
         self,
+        labels: _Labels,
         start: int,
         option: npt.NDArray[np.int64],
         stop: npt.NDArray[np.int64],
         cost: Floats,
-        level: npt.NDArray[np.int64],
-        price: Floats,
-        window: Floats,
-        stops: npt.NDArray[np.int32],
-        options: npt.NDArray[np.int32],
-        nexts: npt.NDArray[np.int32],
     ) -> None:
-        """Suffixes that begin at one layer; candidates are indexed [samples, stage, level].
+        """Label the suffixes that begin at a layer with one of these stages.
 
-        Where a stage adds the same to the way of all amounts of samples, what it leads to has no [samples].
+        Candidates are indexed [amount, stage, level]. Where a stage adds the same to the path for all
+        amounts, what it leads to has no [amount].
         """
         count, levels = len(self.amounts), self._levels
-        left = self._left_s
+        level, left = np.arange(levels), self._left_s
         total, before = self._total[:, option, start, stop], self._before[:, option, start, stop]
         steps = np.rint(before / self._grid_s)
         steps = np.minimum(np.nan_to_num(steps, posinf=levels), levels).astype(np.int64)
@@ -139,44 +160,38 @@ class PricingProblem:
                 return np.asarray(rows.take(flat[0], axis=1))
             return np.take_along_axis(rows, flat.reshape(count, -1), axis=1).reshape(flat.shape)
 
-        candidate = following(price)
-        candidate += cost[option][:, None]
+        candidate = following(labels.price)
+        candidate += cost[:, None]
         candidate[total[..., None] > left * (1 + TOLERANCE)] = np.inf
         late = np.where(stop < self._num_layers, before, -np.inf)[..., None] >= left
         candidate[np.broadcast_to(late, candidate.shape)] = np.inf
         if not self._ample:
             busy = self._busy[option, start, stop]
-            trip = following(window)
-            trip += (busy + self._link[option, stop])[:, None]
+            round_trip = following(labels.window)
+            round_trip += (busy + self._link[option, stop])[:, None]
             allowed = self._caps[option, start, stop][:, None] * (left * (1 + TOLERANCE))
-            candidate[self._microbatches[:, None, None] * trip > allowed] = np.inf
+            candidate[self._microbatches[:, None, None] * round_trip > allowed] = np.inf
         pick = candidate.argmin(axis=1)
-        price[:, start] = np.take_along_axis(candidate, pick[:, None], axis=1)[:, 0]
-        stops[:, start], options[:, start] = stop[pick], option[pick]
-        nexts[:, start] = at[np.arange(count)[:, None] if len(at) > 1 else 0, pick, level]
+        labels.price[:, start] = np.take_along_axis(candidate, pick[:, None], axis=1)[:, 0]
+        labels.stops[:, start], labels.options[:, start] = stop[pick], option[pick]
+        labels.nexts[:, start] = at[np.arange(count)[:, None] if len(at) > 1 else 0, pick, level]
         if self._ample:
             return
-        chosen = np.take_along_axis(trip, pick[:, None], axis=1)[:, 0]
+        chosen = np.take_along_axis(round_trip, pick[:, None], axis=1)[:, 0]
         period = left / self._microbatches[:, None]
         flights = np.maximum(np.ceil(chosen / period - TOLERANCE), 1.0)
-        window[:, start] = np.maximum(chosen, (flights - 1) * period + busy[pick])
+        labels.window[:, start] = np.maximum(chosen, (flights - 1) * period + busy[pick])
 
-    def _pipeline(
-        self,
-        which: int,
-        price: Floats,
-        stops: npt.NDArray[np.int32],
-        options: npt.NDArray[np.int32],
-        nexts: npt.NDArray[np.int32],
-    ) -> PricedPipeline | None:
-        at = self._levels - 1
-        if not np.isfinite(price[which, 0, at]):
+    def _pipeline(self, which: int, labels: _Labels) -> PricedPipeline | None:
+        level = self._levels - 1
+        if not np.isfinite(labels.price[which, 0, level]):
             return None
         start, stages = 0, []
         while start < self._num_layers:
-            stop = int(stops[which, start, at])
-            entry, recompute = self._options[options[which, start, at]]
-            stages.append(ColumnStage(entry, int(self._cuts[start]), int(self._cuts[stop]), recompute))
-            start, at = stop, int(nexts[which, start, at])
+            stop = int(labels.stops[which, start, level])
+            class_index, recompute = self._options[labels.options[which, start, level]]
+            first, end = int(self._cuts[start]), int(self._cuts[stop])
+            stages.append(ColumnStage(class_index, first, end, recompute))
+            start, level = stop, int(labels.nexts[which, start, level])
         samples = self.amounts[which] * self.microbatch_size
-        return PricedPipeline(float(price[which, 0, -1]), samples, self.microbatch_size, tuple(stages))
+        return PricedPipeline(float(labels.price[which, 0, -1]), samples, self.microbatch_size, tuple(stages))

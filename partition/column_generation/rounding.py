@@ -16,9 +16,9 @@ LARGE = 128  # devices from which only what the floor of the relaxed amounts lea
 def rounded(
     columns: Columns, counts: Sequence[int], batch: int, most_pipelines: int | None = None
 ) -> list[tuple[float, list[ClassPipeline]]]:
-    """[(seconds, pipelines)]: the integer programme at step times from the relaxed one's upwards.
+    """Solve the integer programme at step times from the relaxed one's upwards: [(seconds, pipelines)].
 
-    The least step found in which they do the batch, and the longest in which they do not.
+    Returned are the least step found in which they do the batch, and the longest in which they do not.
     counts: devices of each class; batch: samples of the step.
     """
     every = list(columns.pool.columns.values())
@@ -40,13 +40,13 @@ def rounded(
         step_s = math.sqrt(low * high) if best else 1.25 * step_s
         if best and high / low < 1.004:
             break
-    return [entry for entry in (best, fallback) if entry]
+    return [answer for answer in (best, fallback) if answer]
 
 
 def _whole(
     live: Sequence[tuple[Column, int]], counts: Sequence[int], batch: int, most_pipelines: int | None
 ) -> tuple[float, list[tuple[Column, int]]]:
-    """(samples, pipelines) of the integer programme; of a large cluster most by rounding down."""
+    """Return (samples, pipelines) of the integer programme; of a large cluster most by rounding down."""
     uses, values = [column.uses for column, _ in live], [float(value) for _, value in live]
     base = np.zeros(len(live))
     left = list(map(float, counts))
@@ -58,5 +58,5 @@ def _whole(
     missing = batch - float(base @ np.array(values))
     rest = solve_master(uses, values, left, integer=True, most_pipelines=limit, enough=missing)
     amounts = np.round(rest.amounts) + base
-    chosen = [entry for amount, entry in zip(amounts, live, strict=True) for _ in range(int(amount))]
+    chosen = [column for amount, column in zip(amounts, live, strict=True) for _ in range(int(amount))]
     return float(amounts @ np.array(values)), chosen

@@ -7,11 +7,7 @@ from itertools import product
 
 from cost_model.cluster import Device
 from partition.constraints.pinned_cuts import Order, PinnedCutter
-
-MAX_ORDERS = 2000  # orders of devices in one pipeline, alike ones counted once
-MAX_SETS = 200
-KEPT = 6
-FEW = 8  # numbers of pipelines that are tried on a large cluster where none is forced
+from partition.estimates.effort import effort_for
 
 Arrangement = tuple[tuple[Device, ...], ...]
 """The devices of each pipeline, from first to last stage."""
@@ -34,14 +30,17 @@ class Arrangements:
         forced, num_devices = self.problem.forced, len(self.problem.cluster.devices)
         self.most = min(num_devices, forced.max_devices or num_devices)
         self.pins = cutter.tables.pins
-        orders = _orders(self.counts, min(self.most, cutter.tables.num_layers))
+        self.effort = effort_for(num_devices).forced
+        orders = self._orders(min(self.most, cutter.tables.num_layers))
         self.exhaustive = orders is not None
         self._ways = self._weighed(orders) if orders is not None else self._dealt()
 
     def best(self) -> list[Arrangement]:
         """Those that fit, with most samples a second."""
         fitting = [way for way in self._ways if way[0] <= 0]
-        return [self.named(way[2]) for way in sorted(fitting, key=lambda way: way[1:])[: KEPT * 2]]
+        return [
+            self.named(way[2]) for way in sorted(fitting, key=lambda way: way[1:])[: 2 * self.effort.kept]
+        ]
 
     def leanest(self) -> Arrangement:
         """The one that lacks fewest bytes; none where the pins allow none at all."""
@@ -66,7 +65,7 @@ class Arrangements:
             if math.isfinite(cut.missing_bytes):
                 used = tuple(order.count(entry) for entry in range(len(self.counts)))
                 sets[used].append((max(0.0, cut.missing_bytes), -self._rate(order), (order,)))
-        singles = {used: _keep(ways) for used, ways in sets.items()}
+        singles = {used: self._kept(ways) for used, ways in sets.items()}
         level: dict[Counts, list[_Way]] = singles
         done: list[_Way] = []
         for pipelines in self._numbers():
@@ -99,7 +98,7 @@ class Arrangements:
                     for one in more
                     if way[2][-1] >= one[2][0]
                 ]
-        return {used: _keep(ways) for used, ways in found.items()}
+        return {used: self._kept(ways) for used, ways in found.items()}
 
     def _dealt(self) -> list[_Way]:
         """Some ways for a cluster with too many orders: devices dealt out to pipelines by memory or speed."""
@@ -112,7 +111,7 @@ class Arrangements:
             ),
             default=0,
         )
-        numbers = [forced] if forced else range(max(1, depth), max(1, depth) + FEW)
+        numbers = [forced] if forced else range(max(1, depth), max(1, depth) + self.effort.numbers)
         return [
             way
             for number in numbers
@@ -169,27 +168,25 @@ class Arrangements:
             missing = max(self.cutter.lean(order).missing_bytes for order in orders)
             yield (max(0.0, missing), -sum(self._rate(order) for order in orders), orders)
 
+    def _kept(self, ways: list[_Way]) -> list[_Way]:
+        """Return the ways with most samples a second, and the one that lacks fewest bytes."""
+        fastest = sorted(ways, key=lambda way: (way[0] > 0, way[1], way[2]))[: self.effort.kept]
+        leanest = min(ways)
+        return fastest if leanest in fastest else [*fastest, leanest]
 
-def _keep(ways: list[_Way]) -> list[_Way]:
-    """The ways with most samples a second, and the one that lacks fewest bytes."""
-    fastest = sorted(ways, key=lambda way: (way[0] > 0, way[1], way[2]))[:KEPT]
-    leanest = min(ways)
-    return fastest if leanest in fastest else [*fastest, leanest]
-
-
-def _orders(counts: Counts, most: int) -> list[Order] | None:
-    """All orders of up to `most` devices, alike ones once; None where they are too many."""
-    if math.prod(count + 1 for count in counts) > MAX_SETS:
-        return None
-    orders: list[Order] = []
-    level: list[Order] = [()]
-    for _ in range(most):
-        level = [
-            (*order, entry)
-            for order, entry in product(level, range(len(counts)))
-            if order.count(entry) < counts[entry]
-        ]
-        orders += level
-        if len(orders) > MAX_ORDERS:
+    def _orders(self, most: int) -> list[Order] | None:
+        """Return all orders of up to `most` devices, alike ones once; None where they are too many."""
+        if math.prod(count + 1 for count in self.counts) > self.effort.most_sets:
             return None
-    return orders
+        orders: list[Order] = []
+        level: list[Order] = [()]
+        for _ in range(most):
+            level = [
+                (*order, class_index)
+                for order, class_index in product(level, range(len(self.counts)))
+                if order.count(class_index) < self.counts[class_index]
+            ]
+            orders += level
+            if len(orders) > self.effort.most_orders:
+                return None
+        return orders

@@ -12,16 +12,14 @@ from cost_model.strict_files import did_you_mean
 from partition.constraints.device_orders import Arrangement, Arrangements
 from partition.constraints.pinned_cuts import PinnedCutter
 from partition.estimates.batch_split import share_out
+from partition.estimates.effort import effort_for
 from partition.estimates.optimizer_sharding import fits
 from partition.estimates.timed_pipeline import TimedPipeline
+from partition.exact.feasibility import least_pipeline
 from partition.local_search.moves import LocalSearch, fitted
 from partition.plan import Plan
 from partition.problem import Evaluate, Forced, Pin, Problem
 
-TRIES, TRIES_OF_MANY = 120, 30
-MANY_DEVICES = 16
-STARTS = 6
-IMPROVED = 3
 _PIN = re.compile(r"(?P<device>[^=]+)=(?P<first>\d+)(-(?P<last>\d+))?")
 
 
@@ -39,9 +37,9 @@ def without(cluster: Cluster, names: Iterable[str]) -> Cluster:
             gone.add(name)
         else:
             near = did_you_mean(name, [*devices, *nodes])
-            raise InputError(f"--exclude {name}: the cluster has no such device or node; {near}")
+            raise InputError(f"{name!r} is to be left out: the cluster has no such device or node; {near}")
     if gone >= set(devices):
-        raise InputError(f"--exclude leaves none of the {len(devices)} devices; exclude fewer")
+        raise InputError(f"what is left out leaves none of the {len(devices)} devices; leave out fewer")
     kept = tuple(
         dataclasses.replace(node, devices=tuple(d for d in node.devices if d.name not in gone))
         for node in cluster.nodes
@@ -50,7 +48,7 @@ def without(cluster: Cluster, names: Iterable[str]) -> Cluster:
 
 
 def parse_pin(text: str) -> Pin:
-    """A pin as on the command line, with both layers in it.
+    """Return the pin that a text names, with both layers in it.
 
     >>> parse_pin("big/0=0-11")
     Pin(device='big/0', start=0, stop=12)
@@ -59,11 +57,11 @@ def parse_pin(text: str) -> Pin:
     """
     match = _PIN.fullmatch(text.strip())
     if match is None:
-        raise InputError(f"--pin {text!r} names no device and layers; write for example big/0=0-11")
+        raise InputError(f"the pin {text!r} names no device and layers; write for example big/0=0-11")
     first = int(match["first"])
     last = first if match["last"] is None else int(match["last"])
     if last < first:
-        raise InputError(f"--pin {text}: the layers run backwards; write {match['device']}={last}-{first}")
+        raise InputError(f"the pin {text}: the layers run backwards; write {match['device']}={last}-{first}")
     return Pin(match["device"], first, last + 1)
 
 
@@ -82,21 +80,21 @@ def forced_of(
         cluster.device(pin.device)
         if pin.stop > profile.num_layers:
             raise InputError(
-                f"--pin {pin_text(pin)}: {profile.model!r} has layers 0 to {profile.num_layers - 1}"
+                f"the pin {pin_text(pin)}: {profile.model!r} has layers 0 to {profile.num_layers - 1}"
             )
     pins = tuple(dict.fromkeys(pins))
     names = [pin.device for pin in pins]
     for name in names:
         if names.count(name) > 1:
-            raise InputError(f"--pin names {name!r} twice; a pinned device serves one stage")
-    for option, number in (("--pipelines", num_pipelines), ("--max-devices", max_devices)):
+            raise InputError(f"the pins name {name!r} twice; a pinned device serves one stage")
+    for what, number in (("pipelines", num_pipelines), ("max_devices", max_devices)):
         if number is not None and number < 1:
-            raise InputError(f"{option} is {number}; give at least 1")
+            raise InputError(f"{what} = {number}; give at least 1")
     return Forced(pins, num_pipelines, max_devices)
 
 
 def pin_text(pin: Pin) -> str:
-    """A pin as on the command line."""
+    """Return a pin as `parse_pin` reads it."""
     return f"{pin.device}={_range_text(pin.start, pin.stop)}"
 
 
@@ -111,7 +109,7 @@ def check_forced(problem: Problem) -> None:
     """
     forced, count = problem.forced, len(problem.cluster.devices)
     most = min(count, forced.max_devices or count)
-    what = f"--max-devices {most}" if most < count else f"the {count} devices of the cluster"
+    what = f"max_devices = {most}" if most < count else f"the {count} devices of the cluster"
     if len(forced.pins) > most:
         raise InputError(f"{len(forced.pins)} devices are pinned, more than {what}; pin fewer")
     deepest = max(
@@ -126,12 +124,12 @@ def check_forced(problem: Problem) -> None:
         raise InputError(f"{pipelines} pipelines need {pipelines} devices, more than {what}; ask for fewer")
     if pipelines > problem.global_batch_size:
         raise InputError(
-            f"{pipelines} pipelines need a sample each, more than --global-batch-size "
-            f"{problem.global_batch_size}; ask for fewer pipelines or more samples"
+            f"{pipelines} pipelines need a sample each, more than global_batch_size "
+            f"= {problem.global_batch_size}; ask for fewer pipelines or more samples"
         )
     if deepest[0] > pipelines:
         raise InputError(
-            f"layer {-deepest[1]} is pinned {deepest[0]} times, with --pipelines {pipelines} there is room "
+            f"layer {-deepest[1]} is pinned {deepest[0]} times, with pipelines = {pipelines} there is room "
             f"for {pipelines}; pin it less often, or ask for {deepest[0]} pipelines"
         )
     free = most - len(forced.pins)
@@ -163,13 +161,13 @@ def _gaps(problem: Problem, pipelines: int) -> Iterator[tuple[int, int]]:
 
 
 def describe(forced: Forced) -> str:
-    """What is forced, as on the command line."""
-    words = [f"--pin {pin_text(pin)}" for pin in forced.pins]
+    """Return what is forced in words, empty where nothing is."""
+    words = [f"the pin {pin_text(pin)}" for pin in forced.pins]
     if forced.num_pipelines is not None:
-        words.append(f"--pipelines {forced.num_pipelines}")
+        words.append(f"pipelines = {forced.num_pipelines}")
     if forced.max_devices is not None:
-        words.append(f"--max-devices {forced.max_devices}")
-    return " ".join(words)
+        words.append(f"max_devices = {forced.max_devices}")
+    return ", ".join(words)
 
 
 def forced_plans(problem: Problem, evaluate: Evaluate) -> list[Plan]:
@@ -201,13 +199,30 @@ class _ForcedSearch:
     def plans(self) -> list[Plan]:
         ways = self.arrangements.best()
         starts = [timed for arrangement in ways for timed in self.cut(arrangement)]
-        judged = sorted(((self.judge(timed, 0.0), place) for place, timed in enumerate(starts)))
-        few = len(self.problem.cluster.devices) <= MANY_DEVICES
-        for step_s, place in judged[:IMPROVED]:
+        evaluated = sorted(((self.step_s(timed, 0.0), place) for place, timed in enumerate(starts)))
+        effort = effort_for(len(self.problem.cluster.devices)).forced
+        for step_s, place in evaluated[: effort.climbed_starts]:
             if step_s < float("inf"):
-                tries = TRIES if few else TRIES_OF_MANY
-                LocalSearch(self.cutter.cut_optimizer, self.judge, tries).improve(starts[place])
+                climber = LocalSearch(self.cutter.cut_optimizer, self.step_s, effort.climb_tries)
+                climber.improve(starts[place])
+        if not self.found:
+            self.last()
         return sorted(self.found, key=lambda plan: (self.found[plan], len(plan.device_names)))
+
+    def last(self) -> None:
+        """Find the plan of a single pipeline, if any fits whatever the order, and what is near it."""
+        if self.problem.forced.num_pipelines not in (None, 1):
+            return
+        try:
+            least = least_pipeline(self.problem)
+        except InfeasibleError:
+            return
+        plan = least.plan("forced", self.problem)
+        self.found[plan] = self.evaluate(plan).step_s
+        pipeline = self.cutter.timings.pipeline(least.stages, least.microbatch_size)
+        if pipeline.timing.fits:
+            effort = effort_for(len(self.problem.cluster.devices)).forced
+            LocalSearch(self.cutter.cut_optimizer, self.step_s, effort.climb_tries).improve([pipeline])
 
     def cut(self, arrangement: Arrangement) -> Iterator[list[TimedPipeline]]:
         """The pipelines of an arrangement, for each microbatch size."""
@@ -223,7 +238,7 @@ class _ForcedSearch:
             pairs = zip(again, fitting, strict=True)
             yield [new if new is not None and new.timing.fits else old for new, old in pairs]
 
-    def judge(self, timed: Sequence[TimedPipeline], _: float) -> float:
+    def step_s(self, timed: Sequence[TimedPipeline], _: float) -> float:
         """Seconds of a step of the plan of these pipelines; inf where it does not respect what is forced."""
         plan = self.plan(timed)
         profile, cluster = self.problem.profile, self.problem.cluster

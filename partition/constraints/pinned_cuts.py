@@ -9,9 +9,10 @@ import numpy.typing as npt
 
 from cost_model.cluster import Device
 from cost_model.memory import StageShape, device_memory
+from partition.estimates.arrays import Floats
 from partition.estimates.device_classes import DeviceClasses
 from partition.estimates.pipeline_costs import PipelineCosts
-from partition.estimates.stage_tables import Floats, ProblemTables, SizeTables
+from partition.estimates.stage_tables import ProblemTables, SizeTables
 from partition.estimates.timed_pipeline import TimedPipeline, TimedStage, TimingCache
 from partition.exact.cut_dp import CutOptimizer
 from partition.problem import Pin, Problem

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class ColumnStage:
     """Layers [start, stop) on some device of a class."""
 
-    entry: int
+    class_index: int
     start: int
     stop: int
     recompute: bool

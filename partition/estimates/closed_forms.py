@@ -1,7 +1,7 @@
 """Closed forms of 1F1B: how much must be in flight for a period, and how short a step can be at best.
 
-Stages are given by lists from first to last: busy_s is forward plus backward of one microbatch, hop_s (one
-entry less) the link time between neighbours, both ways, latency included.
+Stages are given by lists from first to last: busy_s is forward plus backward of one microbatch, link_s (one
+less) the link time between neighbours, both ways, latency included.
 """
 
 import math
@@ -12,7 +12,9 @@ TOLERANCE = 1e-9  # of a period: an in_flight that is whole but for rounding is 
 
 
 def period_s(busy_s: Sequence[float], link_s: Sequence[float]) -> float:
-    """Least time between microbatches: the busiest stage, or link in one direction (without latency).
+    """Return the least time between microbatches: the busiest stage, or link in one direction.
+
+    link_s: of one direction, without latency.
 
     >>> period_s([3.0, 2.0], [0.5])
     3.0
@@ -20,27 +22,27 @@ def period_s(busy_s: Sequence[float], link_s: Sequence[float]) -> float:
     return max(*busy_s, *link_s) if link_s else max(busy_s)
 
 
-def in_flight_windows(busy_s: Sequence[float], hop_s: Sequence[float], period_s: float) -> tuple[int, ...]:
-    """The in_flight of each stage with which 1F1B reaches a period, never rising along the pipeline.
+def in_flight_windows(busy_s: Sequence[float], link_s: Sequence[float], period_s: float) -> tuple[int, ...]:
+    """Return the in_flight of each stage with which 1F1B reaches a period, never rising along the pipeline.
 
     Recursion over windows from the last stage backwards; a window runs from the start of a microbatch's
     forward to the end of its backward, and leaves room for the stage's own pair in each period, which
-    Little's law forgets (notes/planner-feasibility.md, section 1).
+    Little's law forgets.
 
     >>> in_flight_windows([3.0] * 4, [0.2] * 3, 3.0)
     (7, 5, 3, 1)
     """
     window, flights = busy_s[-1], [1]
-    for busy, hop in zip(reversed(busy_s[:-1]), reversed(hop_s), strict=True):
-        trip = busy + hop + window
-        in_flight = max(1, math.ceil(trip / period_s - TOLERANCE))
-        window = max(trip, (in_flight - 1) * period_s + busy)
+    for busy, link in zip(reversed(busy_s[:-1]), reversed(link_s), strict=True):
+        round_trip = busy + link + window
+        in_flight = max(1, math.ceil(round_trip / period_s - TOLERANCE))
+        window = max(round_trip, (in_flight - 1) * period_s + busy)
         flights.append(max(in_flight, flights[-1]))
     return tuple(reversed(flights))
 
 
 def cap_in_flight(wanted: Sequence[int], caps: Sequence[int]) -> tuple[int, ...]:
-    """in_flight reduced to a cap per stage; a cap at a stage caps all later ones, else 1F1B deadlocks.
+    """Reduce in_flight to a cap per stage; a cap at a stage caps all later ones, else 1F1B deadlocks.
 
     >>> cap_in_flight([7, 5, 3, 1], [9, 4, 4, 4])
     (7, 4, 3, 1)
@@ -49,7 +51,7 @@ def cap_in_flight(wanted: Sequence[int], caps: Sequence[int]) -> tuple[int, ...]
 
 
 def spread_in_flight(wanted: Sequence[int], caps: Sequence[int], more: int) -> tuple[int, ...]:
-    """in_flight with up to so many more than wanted as memory takes, the steps between stages kept.
+    """Raise in_flight by up to so many as memory takes, the steps between stages kept.
 
     Under 1F1B the round trip between neighbours passes as many microbatches as the first has in flight more
     than the second, and one: fewer than wanted would be slower, however many there are.
@@ -67,19 +69,20 @@ def spread_in_flight(wanted: Sequence[int], caps: Sequence[int], more: int) -> t
 
 def makespan_bound_s(
     busy_s: Sequence[float],
-    hop_s: Sequence[float],
+    link_s: Sequence[float],
     num_microbatches: int,
     *,
     total_s: Sequence[float] | None = None,
     link_rest_s: Sequence[float] | None = None,
     in_flight: Sequence[int] | None = None,
 ) -> float:
-    """Z: no schedule of the pipeline has a shorter makespan, gradient sync and optimizer not counted.
+    """Return Z, the makespan that no schedule of the pipeline undercuts, without gradient sync and optimizer.
 
-    A bound where all microbatches are equal; with a smaller last one up to its missing part too high.
+    Z is a bound where all microbatches are equal; with a smaller last one it is too high by up to its
+    missing part.
 
     Z = max over stages q of (A_q + num_microbatches * busy_q), A_q the busy and link times before q: the
-    first forward and the last backward pass them (notes/planner-feasibility.md, section 1).
+    first forward and the last backward pass them.
 
     total_s: seconds of all microbatches per stage, where the last one is smaller.
     link_rest_s: seconds in which all microbatches but one pass each link in one direction: the link is a
@@ -90,13 +93,13 @@ def makespan_bound_s(
     (15.5, 26.0)
     """
     totals = [num_microbatches * busy for busy in busy_s] if total_s is None else total_s
-    rests = [0.0] * len(hop_s) if link_rest_s is None else link_rest_s
+    rests = [0.0] * len(link_s) if link_rest_s is None else link_rest_s
     flights = [num_microbatches] * len(busy_s) if in_flight is None else in_flight
-    bound = trip = 0.0
-    stages = list(zip(busy_s, (*hop_s, 0.0), totals, (*rests, 0.0), flights, strict=True))
-    for busy, hop, total, rest, flight in reversed(stages):
-        trip += busy + hop
+    bound = round_trip = 0.0
+    stages = list(zip(busy_s, (*link_s, 0.0), totals, (*rests, 0.0), flights, strict=True))
+    for busy, link, total, rest, flight in reversed(stages):
+        round_trip += busy + link
         # total / busy microbatches, the smaller last one by its share
         share = total / busy if busy else float(num_microbatches)
-        bound = max(total, busy + hop + max(bound, rest), share * trip / flight)
+        bound = max(total, busy + link + max(bound, rest), share * round_trip / flight)
     return bound

@@ -12,7 +12,7 @@ ClassOrder = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class DeviceClasses:
-    """Devices grouped: any of a group may stand for any other.
+    """A grouping of devices in which any of a group may stand for any other.
 
     links: for each two classes (first <= second), pairs of different devices that stand for every kind of
         channel between them; none for a class of one device with itself. Empty where nobody asks.
@@ -25,7 +25,7 @@ class DeviceClasses:
 
     @classmethod
     def by(cls, devices: Iterable[Device], key: Callable[[Device], object]) -> "DeviceClasses":
-        """Devices of one key together, without links; in order of first appearance."""
+        """Group devices by a key, without links; classes come in order of first appearance."""
         groups: dict[object, list[Device]] = {}
         for device in devices:
             groups.setdefault(key(device), []).append(device)
@@ -33,18 +33,18 @@ class DeviceClasses:
 
     @classmethod
     def of(cls, devices: Iterable[Device]) -> "DeviceClasses":
-        """By `device_class`: those of one node that are alike."""
+        """Group devices by `device_class`: those of one node that are alike."""
         return cls.by(devices, lambda device: device.device_class)
 
     def merged(self) -> "DeviceClasses":
-        """Classes of one kind, speed and memory together."""
+        """Return these with classes of one kind, speed and memory merged."""
         groups: dict[object, list[int]] = {}
-        for entry, (device, *_) in enumerate(self.members):
-            groups.setdefault((device.kind, device.speed, device.usable_bytes), []).append(entry)
-        return self.joined(list(groups.values()))
+        for class_index, (device, *_) in enumerate(self.members):
+            groups.setdefault((device.kind, device.speed, device.usable_bytes), []).append(class_index)
+        return self.merged_into(list(groups.values()))
 
-    def joined(self, parts: Sequence[Sequence[int]]) -> "DeviceClasses":
-        """Classes together, with the channels of all of them."""
+    def merged_into(self, parts: Sequence[Sequence[int]]) -> "DeviceClasses":
+        """Return a class for each part, its classes merged, with the channels of all of them."""
         links = {
             (first, second): tuple(
                 pair for one in parts[first] for other in parts[second] for pair in self.channels(one, other)
@@ -53,35 +53,39 @@ class DeviceClasses:
             for second in range(first, len(parts))
         }
         return DeviceClasses(
-            tuple(tuple(device for entry in part for device in self.members[entry]) for part in parts), links
+            tuple(
+                tuple(device for class_index in part for device in self.members[class_index])
+                for part in parts
+            ),
+            links,
         )
 
     @property
     def counts(self) -> tuple[int, ...]:
         return tuple(len(group) for group in self.members)
 
-    def entries(self) -> dict[str, int]:
-        """The class of each device, by its name."""
-        return {device.name: entry for entry, group in enumerate(self.members) for device in group}
+    def class_indices(self) -> dict[str, int]:
+        """Return the class of each device, by its name."""
+        return {device.name: index for index, group in enumerate(self.members) for device in group}
 
     def pair(self, first: int, second: int) -> tuple[Device, Device]:
-        """Two different devices that stand for two classes, or for the same one twice."""
+        """Return two different devices that stand for two classes, or for the same one twice."""
         return self.members[first][0], self.members[second][1 if first == second else 0]
 
     def devices(self, order: ClassOrder) -> tuple[Device, ...]:
-        """A device for each place of an order, each device once, in the order of the cluster."""
+        """Return a device for each place of an order, each device once, in the order of the cluster."""
         unused = [iter(group) for group in self.members]
-        return tuple(next(unused[entry]) for entry in order)
+        return tuple(next(unused[class_index]) for class_index in order)
 
     def channels(self, first: int, second: int) -> tuple[tuple[Device, Device], ...]:
-        """Pairs (device of first, device of second), one for every kind of channel between the classes."""
+        """Return pairs (device of first, of second), one for every kind of channel between the classes."""
         if first <= second:
             return self.links[first, second]
         return tuple((one, other) for other, one in self.links[second, first])
 
 
 def equal_devices(cluster: Cluster) -> DeviceClasses:
-    """Classes by (kind, speed, memory, node shape): equal nodes are one class, however many there are."""
+    """Group devices by (kind, speed, memory, node shape): equal nodes are one class, however many."""
     shapes = {node.name: _node_shape(node, cluster) for node in cluster.nodes}
     members = DeviceClasses.by(
         cluster.devices,
@@ -95,7 +99,7 @@ def equal_devices(cluster: Cluster) -> DeviceClasses:
 
 
 def _node_shape(node: Node, cluster: Cluster) -> object:
-    """What distinguishes a node: its devices, its interconnect, and links to other nodes of its own."""
+    """Return what tells nodes apart: devices, interconnect, and their own links to other nodes."""
     devices = tuple(sorted((device.kind, device.speed, device.usable_bytes) for device in node.devices))
     own = tuple(
         sorted(
@@ -110,23 +114,25 @@ def _node_shape(node: Node, cluster: Cluster) -> object:
 def _channels(
     first: Iterable[Device], second: Iterable[Device], cluster: Cluster
 ) -> tuple[tuple[Device, Device], ...]:
-    """A pair inside a node, a pair over the network, and one for each link of its own, where there is one."""
-    here, there = _by_node(first), _by_node(second)
+    """Return a pair inside a node, one over the network, and one for each own link, where there is one."""
+    firsts, seconds = _by_node(first), _by_node(second)
     pairs: list[tuple[Device, Device]] = []
-    inside = ((one, other) for name in here if name in there for one in here[name] for other in there[name])
+    inside = (
+        (one, other) for name in firsts if name in seconds for one in firsts[name] for other in seconds[name]
+    )
     pairs += list(_first_pair(inside))
     own = {frozenset(link.nodes) for link in cluster.links}
     across = (
-        (here[one][0], there[other][0])
-        for one in here
-        for other in there
+        (firsts[one][0], seconds[other][0])
+        for one in firsts
+        for other in seconds
         if one != other and frozenset((one, other)) not in own
     )
     pairs += _first_pair(across)
     for link in cluster.links:
         for one, other in (link.nodes, link.nodes[::-1]):
-            if one in here and other in there:
-                pairs.append((here[one][0], there[other][0]))
+            if one in firsts and other in seconds:
+                pairs.append((firsts[one][0], seconds[other][0]))
     return tuple(pairs)
 
 

@@ -1,4 +1,4 @@
-"""What gradient sync adds to a step, cheaply: for the search; the simulator has the verdict."""
+"""What gradient sync adds to a step, cheaply: for the search; the simulator decides."""
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -9,8 +9,8 @@ import numpy.typing as npt
 from cost_model.memory import trained_bytes
 from cost_model.network import LARGE_RING
 from cost_model.ring_estimates import all_reduce_estimate_s
+from partition.estimates.arrays import Floats
 from partition.estimates.pipeline_costs import PipelineCosts
-from partition.estimates.stage_tables import Floats
 from partition.estimates.timed_pipeline import TimedPipeline
 from partition.plan import Plan
 

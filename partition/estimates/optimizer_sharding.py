@@ -12,6 +12,7 @@ from itertools import accumulate
 from cost_model.cluster import Cluster
 from cost_model.memory import state_home_bytes
 from cost_model.profile import ModelProfile
+from partition.estimates.plan_memory import plan_memory
 from partition.plan import Plan
 from partition.problem import Problem
 
@@ -20,11 +21,11 @@ SHARES = (0.5, 0.0)
 
 
 def with_state_owners(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Plan:
-    """The plan with zero 1 and an owner for each layer's states; any that it names already stay.
+    """Return the plan with zero 1 and an owner for each layer's states; any that it names already stay.
 
     Neighbouring layers with the same owners are cut into one block for each, by the memory that is free
     there, so that few buckets come of it; where a block would not fit, layer by layer to whoever has most.
-    Whether all fits is for `Plan.memory` to say.
+    Whether all fits is for `plan_memory` to say.
     """
     if plan.state_owners is not None:
         return plan
@@ -45,7 +46,7 @@ def with_state_owners(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Pl
 
 
 def _holders(plan: Plan) -> list[tuple[str, ...]]:
-    """The devices that hold each layer, in order of rank."""
+    """Return the devices that hold each layer, in order of rank."""
     held: list[list[str]] = [[] for _ in range(plan.num_layers)]
     for name in plan.device_names:
         for layer in plan.layers_of(name):
@@ -54,7 +55,7 @@ def _holders(plan: Plan) -> list[tuple[str, ...]]:
 
 
 def _runs(holders: Sequence[tuple[str, ...]]) -> list[range]:
-    """Neighbouring layers with the same holders."""
+    """Return the runs of neighbouring layers with the same holders."""
     runs, start = [], 0
     for stop in range(1, len(holders) + 1):
         if stop == len(holders) or holders[stop] != holders[start]:
@@ -64,7 +65,7 @@ def _runs(holders: Sequence[tuple[str, ...]]) -> list[range]:
 
 
 def _blocks(states: Sequence[float], names: tuple[str, ...], free: Mapping[str, float]) -> list[str]:
-    """An owner for each layer of a run: blocks in proportion to free memory, else one layer at a time."""
+    """Choose owners for the layers of a run: blocks in proportion to free memory, else layer by layer."""
     room = [max(0.0, free[name]) for name in names]
     ends = list(accumulate(room))
     total, chosen, before = sum(states), [], 0.0
@@ -86,27 +87,27 @@ def _blocks(states: Sequence[float], names: tuple[str, ...], free: Mapping[str, 
 
 
 def _free_bytes(plan: Plan, profile: ModelProfile, cluster: Cluster, name: str) -> float:
-    """What is usable on a device beside all that a plan needs there but optimizer states."""
-    need = plan.memory(profile, name)
+    """Return the bytes usable on a device beside all that a plan needs there but optimizer states."""
+    need = plan_memory(plan, profile, name)
     return cluster.device(name).usable_bytes - (need.total_bytes - need.optimizer_bytes)
 
 
 def fits(plan: Plan, profile: ModelProfile, cluster: Cluster) -> bool:
-    """Whether every device has the memory that a plan needs there."""
+    """Return whether every device has the memory that a plan needs there."""
     return all(
-        plan.memory(profile, name).total_bytes <= cluster.device(name).usable_bytes
+        plan_memory(plan, profile, name).total_bytes <= cluster.device(name).usable_bytes
         for name in plan.device_names
     )
 
 
 def unsharded(problem: Problem, share: float) -> Problem:
-    """The problem with optimizer states that are only this share of what they are, to search in."""
+    """Return a problem to search in, whose optimizer states are only this share of what they are."""
     ratio = share * problem.profile.optimizer_bytes_per_parameter_byte
     return replace(problem, profile=replace(problem.profile, optimizer_bytes_per_parameter_byte=ratio))
 
 
 def sharded_plans(problem: Problem, plans_of: Callable[[Problem], Iterable[Plan]]) -> Iterator[Plan]:
-    """Plans with sharded states that fit memory, found among the plans of problems with smaller states.
+    """Yield plans with sharded states that fit memory, out of plans of problems with smaller states.
 
     plans_of: a search, which knows nothing of sharding. A plan whose devices share no layers has nothing to
     shard.

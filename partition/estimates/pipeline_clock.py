@@ -1,6 +1,7 @@
 """The makespan of one pipeline under 1F1B, on devices and links that it has for itself.
 
-The same rules as the simulator's, for the search: a plan's time that a user sees comes from the simulator.
+R1 to R4 and R6 of docs/clock.md, as the simulator has them, and nothing else (R13): for the search. A plan's
+time that a user sees comes from the simulator.
 """
 
 from collections.abc import Sequence
@@ -9,9 +10,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """Of one microbatch: forward and backward per stage, and on each link between stages there and back.
+    """Of one microbatch: forward and backward per stage, and on each link between stages both ways.
 
-    link_s is (there, back, latency there, latency back); a message occupies its direction without latency.
+    link_s is (forward, backward, forward latency, backward latency); a message occupies its direction without
+    latency.
     """
 
     forward_s: tuple[float, ...]
@@ -22,10 +24,10 @@ class Seconds:
 def one_f_one_b_s(
     full: Seconds, in_flight: Sequence[int], num_microbatches: int, last: Seconds | None = None
 ) -> float:
-    """Seconds from the first forward to the last backward; `last` are those of a smaller last microbatch.
+    """Return the seconds from the first forward to the last backward.
 
     Each stage's list is that of `hetpipe.program.schedules.one_f_one_b`; in_flight must not rise along the
-    pipeline.
+    pipeline. last: the seconds of a smaller last microbatch (R6).
     """
     return PipelineClock(full, in_flight).makespan_s(num_microbatches, last)
 
@@ -42,37 +44,37 @@ class PipelineClock:
 
     def __init__(self, full: Seconds, in_flight: Sequence[int]) -> None:
         self._full, self._in_flight = full, tuple(in_flight)
-        self._there, self._home = _there(full), _home(full)
+        self._forward_hops, self._backward_hops = _forward_hops(full), _backward_hops(full)
         count = len(self._in_flight)
-        self._arrived: list[list[float]] = [[] for _ in range(count)]  # gradients at a stage, by microbatch
+        self._arrived: list[list[float]] = [[] for _ in range(count)]  # [stage][microbatch] of gradients, s
         self._states = [([0.0] * count, [0.0] * count, [0.0] * count)]
-        """After so many rounds: when each stage is done, and when its links, there and home, are free."""
+        """[round]: when each stage is done, and when what it sends forwards and backwards over is free, s."""
 
     def makespan_s(self, num_microbatches: int, last: Seconds | None = None) -> float:
-        """Seconds from the first forward to the last backward; `last` are those of a smaller last one."""
+        """Return the seconds from the first forward to the last backward; last: of a smaller last one."""
         full, final = self._full, num_microbatches - 1
         if len(self._in_flight) == 1:
             rest = last or full
             return final * (full.forward_s[0] + full.backward_s[0]) + rest.forward_s[0] + rest.backward_s[0]
         while len(self._states) <= final:
             self._go_on()
-        clock, free_there, free_home = map(list, self._states[final])
-        _forwards(_there(last) if last else self._there, clock, free_there)
-        last_home = _home(last) if last else self._home
+        clock, forward_free, backward_free = map(list, self._states[final])
+        _forwards(_forward_hops(last) if last else self._forward_hops, clock, forward_free)
+        last_hops = _backward_hops(last) if last else self._backward_hops
         arrived = [0.0] * min(num_microbatches, self._in_flight[-1])  # the last stage waits for nobody
         before = num_microbatches - len(arrived)
         for stage in range(len(clock) - 1, -1, -1):
-            now, free = clock[stage], free_home[stage]
+            now, free = clock[stage], backward_free[stage]
             first = max(0, num_microbatches - self._in_flight[stage])
             if first < before:
                 arrived = self._arrived[stage][first:before] + arrived
             before, sent = first, []
-            busy_s, occupied_s, latency_s = self._home[stage]
+            busy_s, occupied_s, latency_s = self._backward_hops[stage]
             for due in arrived[:-1]:
                 now = (due if due > now else now) + busy_s
                 free = (now if now > free else free) + occupied_s
                 sent.append(free + latency_s)
-            busy_s, occupied_s, latency_s = last_home[stage]
+            busy_s, occupied_s, latency_s = last_hops[stage]
             due = arrived[-1]
             clock[stage] = now = (due if due > now else now) + busy_s
             sent.append((now if now > free else free) + occupied_s + latency_s)
@@ -80,10 +82,10 @@ class PipelineClock:
         return max(clock)
 
     def _go_on(self) -> None:
-        """One more round."""
+        """Add one more round."""
         microbatch = len(self._states) - 1
-        clock, free_there, free_home = map(list, self._states[-1])
-        _forwards(self._there, clock, free_there)
+        clock, forward_free, backward_free = map(list, self._states[-1])
+        _forwards(self._forward_hops, clock, forward_free)
         arrived, last_stage = self._arrived, len(clock) - 1
         for stage in range(last_stage, -1, -1):
             done = microbatch - self._in_flight[stage] + 1
@@ -93,35 +95,35 @@ class PipelineClock:
             if stage < last_stage:
                 due = arrived[stage][done]
                 now = due if due > now else now
-            busy_s, occupied_s, latency_s = self._home[stage]
+            busy_s, occupied_s, latency_s = self._backward_hops[stage]
             clock[stage] = now = now + busy_s
             if stage:
-                free = free_home[stage]
-                free_home[stage] = free = (now if now > free else free) + occupied_s
+                free = backward_free[stage]
+                backward_free[stage] = free = (now if now > free else free) + occupied_s
                 arrived[stage - 1].append(free + latency_s)
-        self._states.append((clock, free_there, free_home))
+        self._states.append((clock, forward_free, backward_free))
 
 
-_Stages = list[tuple[float, float, float]]
+_Hops = list[tuple[float, float, float]]
 """Of each stage and the link that it sends over: seconds, those for which it is occupied, latency."""
 
 
-def _there(seconds: Seconds) -> _Stages:
-    links = [(there, latency) for there, _, latency, _ in seconds.link_s]
+def _forward_hops(seconds: Seconds) -> _Hops:
+    links = [(occupied_s, latency_s) for occupied_s, _, latency_s, _ in seconds.link_s]
     return [(busy, *link) for busy, link in zip(seconds.forward_s, [*links, (0.0, 0.0)], strict=True)]
 
 
-def _home(seconds: Seconds) -> _Stages:
-    links = [(home, latency) for _, home, _, latency in seconds.link_s]
+def _backward_hops(seconds: Seconds) -> _Hops:
+    links = [(occupied_s, latency_s) for _, occupied_s, _, latency_s in seconds.link_s]
     return [(busy, *link) for busy, link in zip(seconds.backward_s, [(0.0, 0.0), *links], strict=True)]
 
 
-def _forwards(stages: _Stages, clock: list[float], free_there: list[float]) -> None:
-    """One microbatch through all stages; moves what each stage and the link behind it is free from."""
+def _forwards(hops: _Hops, clock: list[float], forward_free: list[float]) -> None:
+    """Send one microbatch through all stages; moves what each stage and the link behind it is free from."""
     arrived = 0.0
-    for stage, (busy_s, occupied_s, latency_s) in enumerate(stages):
+    for stage, (busy_s, occupied_s, latency_s) in enumerate(hops):
         now = clock[stage]
-        clock[stage] = now = (arrived if arrived > now else now) + busy_s
-        free = free_there[stage]
-        free_there[stage] = free = (now if now > free else free) + occupied_s
-        arrived = free + latency_s
+        clock[stage] = now = (arrived if arrived > now else now) + busy_s  # R1
+        free = forward_free[stage]
+        forward_free[stage] = free = (now if now > free else free) + occupied_s  # R2, R4
+        arrived = free + latency_s  # R3

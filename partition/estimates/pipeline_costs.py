@@ -38,9 +38,9 @@ class PipelineCosts:
         forward = self.prices.forward_s(device, start, stop, samples)
         return forward + self.prices.backward_s(device, start, stop, samples)
 
-    def total_s(self, device: Device, start: int, stop: int, samples: int) -> float:
-        """Seconds of forward and backward of all samples of a step; the last microbatch may be smaller."""
-        whole, rest = divmod(self.problem.global_batch_size, samples)
+    def total_s(self, device: Device, start: int, stop: int, samples: int, num_samples: int) -> float:
+        """Return the seconds of forward and backward of num_samples; the last microbatch may be smaller."""
+        whole, rest = divmod(num_samples, samples)
         seconds = whole * self.busy_s(device, start, stop, samples)
         return seconds + (self.busy_s(device, start, stop, rest) if rest else 0.0)
 
@@ -145,29 +145,28 @@ class PipelineCosts:
         return cap_in_flight(wanted, self.caps(layout, samples))
 
     def makespan_s(self, layout: Layout, samples: int, in_flight: Sequence[int]) -> float:
-        """Z of a layout with its in_flight, plus tied sync, norm and the longest optimizer step."""
-        busy, hops, _ = self.busy_and_links(layout, samples)
-        rest = max(0, self.problem.global_batch_size - samples)
-        totals = [self.total_s(*stage, samples) for stage in layout]
-        num_microbatches = self.num_microbatches(samples)
-        flights = [min(flight, num_microbatches) for flight in in_flight]
-        bound = makespan_bound_s(
-            busy,
-            hops,
-            num_microbatches,
-            total_s=totals,
-            link_rest_s=self.busy_and_links(layout, rest)[2],
-            in_flight=flights,
-        )
-        optimizer = max(self.prices.optimizer_s(device, range(*layers)) for device, *layers in layout)
-        norm = self.norm_s(device for device, *_ in layout)
-        return bound + self.tied_sync_s(layout) + norm + optimizer
+        """Return Z of a layout for the batch, plus tied sync, norm and the longest optimizer step."""
+        bound_s = self._bound_s(layout, samples, self.problem.global_batch_size, in_flight)
+        optimizer_s = max(self.prices.optimizer_s(device, range(*layers)) for device, *layers in layout)
+        norm_s = self.norm_s(device for device, *_ in layout)
+        return bound_s + self.tied_sync_s(layout) + norm_s + optimizer_s
 
-    def estimate_s(self, plan: Plan) -> float:
-        """The closed-form estimate of a plan of one pipeline."""
-        (pipeline,) = plan.pipelines
+    def bound_of_pipeline_s(self, pipeline: Pipeline) -> float:
+        """Return Z of a pipeline as if its devices served nothing else."""
         flights = [stage.in_flight for stage in pipeline.stages]
-        return self.makespan_s(self.layout(pipeline), pipeline.microbatch_size, flights)
+        return self._bound_s(self.layout(pipeline), pipeline.microbatch_size, pipeline.num_samples, flights)
+
+    def _bound_s(self, layout: Layout, samples: int, num_samples: int, in_flight: Sequence[int]) -> float:
+        busy, round_trips, _ = self.busy_and_links(layout, samples)
+        num_microbatches = -(-num_samples // samples)
+        return makespan_bound_s(
+            busy,
+            round_trips,
+            num_microbatches,
+            total_s=[self.total_s(*stage, samples, num_samples) for stage in layout],
+            link_rest_s=self.busy_and_links(layout, max(0, num_samples - samples))[2],
+            in_flight=[min(flight, num_microbatches) for flight in in_flight],
+        )
 
     def layout(self, pipeline: Pipeline) -> Layout:
         return tuple((self.problem.cluster.device(stage.device), *stage.layers) for stage in pipeline.stages)
@@ -191,13 +190,18 @@ class PipelineCosts:
         )
         if missing <= 0:
             return None
-        device, start, stop = layout[-index]
-        return InfeasibleError(
-            f"layers [{start}, {stop}) need {math.ceil(needs[-index]):,} bytes on {device.name!r}, which has "
-            f"{math.floor(device.usable_bytes):,} usable; {math.ceil(missing):,} bytes are missing",
-            device=device.name,
-            missing_bytes=missing,
-        )
+        return missing_error(*layout[-index], needs[-index])
+
+
+def missing_error(device: Device, start: int, stop: int, need_bytes: float) -> InfeasibleError:
+    """What a device lacks for layers [start, stop), which need so many bytes."""
+    missing = need_bytes - device.usable_bytes
+    return InfeasibleError(
+        f"layers [{start}, {stop}) need {math.ceil(need_bytes):,} bytes on {device.name!r}, which has "
+        f"{math.floor(device.usable_bytes):,} usable; {math.ceil(missing):,} bytes are missing",
+        device=device.name,
+        missing_bytes=missing,
+    )
 
 
 def owner(layout: Layout, layer: int) -> Device:

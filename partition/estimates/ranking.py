@@ -1,24 +1,46 @@
-"""Which of some plans is best: by the simulator, or by a closed-form estimate where none is given."""
+"""Which of some plans is best: by the simulator, or by a closed-form estimate where none is given.
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+The family of estimates, each as cheap as its caller needs it. Only the simulator's seconds are shown to a
+user.
+
+- Z (`closed_forms.makespan_bound_s`): one pipeline, from the seconds of its stages and links. All others
+  but the one for shared devices are made of it.
+- `PipelineCosts.makespan_s`: Z of one pipeline that does the batch, with the sums of tied weights, the norm
+  and the optimizer. `bound_of_pipeline_s`: Z alone, of a pipeline of several.
+- `estimate_s` (here): a step of any plan. Of one pipeline `makespan_s`; of several with gradient sync, and
+  with the loads of devices that serve several stages.
+- `PipelineTiming.quick_s`: Z of equal microbatches with all in flight that fits, for cuts and orders.
+  `PipelineTiming.time_s`: the clock of 1F1B, for any number of samples, by which samples are shared out.
+  Both know no plan and no batch, so neither gradient sync nor norm.
+- `SharedPipelineCosts.plans`: pipelines of which several visit a device, by the loads of devices: what a
+  device waits in one pipeline it computes for another, so that Z of each alone says little.
+- `busy_s` (here) and `interleaved._least_s`: bounds, not estimates; a plan above them needs no simulation.
+
+What is left apart gives other plans if it is merged.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from cost_model.cluster import Device
 from cost_model.memory import trained_bytes
 from cost_model.network import NORM_BYTES
-from partition.estimates.closed_forms import cap_in_flight, makespan_bound_s
+from partition.estimates.closed_forms import cap_in_flight
+from partition.estimates.effort import ChoiceEffort
 from partition.estimates.gradient_sync import SyncCosts
 from partition.estimates.pipeline_costs import PipelineCosts
 from partition.plan import Pipeline, Plan
 from partition.problem import Evaluate, Problem
 
-NUM_EVALUATED = 2  # plans of a strategy, by estimate
+NUM_EVALUATED = 2  # plans of a baseline, least estimates first, that the simulator chooses between
+QUICK = 20  # times as fast, instruction by instruction, are plans whose devices serve one stage each
 
 Rank = tuple[int, tuple[str, ...], tuple[tuple[int, ...], ...]]
 
 
 def rank(plan: Plan) -> Rank:
-    """What breaks ties between plans: fewer devices, then names, then numbers, so that machines agree."""
+    """Return what breaks ties, on all machines alike: fewer devices, then names, then numbers."""
     numbers = tuple(
         (pipeline.microbatch_size, pipeline.num_samples, *stage.layers, stage.in_flight)
         for pipeline in plan.pipelines
@@ -28,7 +50,7 @@ def rank(plan: Plan) -> Rank:
 
 
 class Ranking:
-    """Sort key of plans: seconds of a step, then `rank`; remembers what it was asked.
+    """A sort key of plans: seconds of a step, then `rank`; remembers what it was asked.
 
     Seconds are rounded to ten digits, so that ties are ties on every machine.
     """
@@ -52,28 +74,77 @@ def _rounded(seconds: float) -> float:
     return float(f"{seconds:.9e}")
 
 
+class Contest:
+    """Owns the best plan so far, of sources that enter their plans one after the other.
+
+    step_s is the best plan's step, inf while there is none.
+    """
+
+    def __init__(self, ranking: Ranking, costs: PipelineCosts, effort: ChoiceEffort) -> None:
+        self._ranking, self._costs, self._effort = ranking, costs, effort
+        self.best: Plan | None = None
+        self.step_s = math.inf
+
+    def enter(
+        self, plans: Iterable[Plan], *, always: int | None = None, most_lost: int | None = None
+    ) -> None:
+        """Simulate plans of one source, likely ones first, as far as effort goes and they may win.
+
+        always: how many are simulated whatever they take; None: as effort has it. most_lost: after so many in
+        a row that are clearly worse the rest is left, as likely to be.
+        """
+        effort = self._effort
+        budget, lost = effort.most_instructions, 0
+        least = effort.always_simulated if always is None else always
+        for index, plan in enumerate(plans):
+            weight = instructions(plan)
+            if index >= (1 if weight > effort.heavy_instructions else least) and weight > budget:
+                continue
+            if max(busy_s(self._costs, plan).values()) > self.step_s:
+                continue
+            if lost == most_lost:
+                break
+            budget -= weight
+            lost = lost + 1 if self._ranking(plan)[0] > effort.clearly * self.step_s else 0
+            self.enter_all([plan])
+
+    def enter_all(self, plans: Iterable[Plan]) -> None:
+        """Simulate plans whatever they take."""
+        for plan in plans:
+            if self.best is None or self._ranking(plan) < self._ranking(self.best):
+                self.best, self.step_s = plan, self._ranking(plan)[0]
+
+
+def instructions(plan: Plan) -> int:
+    """Return about how many instructions the simulator runs through, or could in its time for the plan."""
+    count = sum(pipeline.num_microbatches * (6 * len(pipeline.stages) - 4) for pipeline in plan.pipelines)
+    alone = sum(len(pipeline.stages) for pipeline in plan.pipelines) == len(plan.device_names)
+    return count // QUICK if alone else count
+
+
+def by_estimate(costs: PipelineCosts, plans: Iterable[Plan]) -> list[Plan]:
+    """Return plans, least estimate first."""
+    return sorted(plans, key=lambda plan: estimate_s(costs, plan))
+
+
 def best_plan(problem: Problem, evaluate: Evaluate | None, estimated: Iterable[tuple[float, Plan]]) -> Plan:
-    """The plan of least estimate (seconds); with evaluate, the one of the two least that evaluates best."""
-    ranked = sorted(estimated, key=lambda entry: (_rounded(entry[0]), rank(entry[1])))
+    """Return the plan of least estimate (seconds); with evaluate, of the two least the best one."""
+    ranked = sorted(estimated, key=lambda pair: (_rounded(pair[0]), rank(pair[1])))
     near = [plan for _, plan in ranked[:NUM_EVALUATED]]
     return min(near, key=Ranking(problem, evaluate)) if evaluate else near[0]
 
 
 def estimate_s(costs: PipelineCosts, plan: Plan) -> float:
-    """Closed-form seconds of a step of any plan.
+    """Return the closed-form seconds of a step of any plan.
 
     Of several pipelines: the longest Z, or the busiest device if that is longer, and after it the longest
     optimizer step, the gradient sync of the device that has most of it, and the norm. Nothing overlaps.
     """
     if len(plan.pipelines) == 1 and len(plan.device_names) == len(plan.pipelines[0].stages):
-        return costs.estimate_s(plan)
-    cluster, busy_s, optimizer_s = costs.problem.cluster, dict.fromkeys(plan.device_names, 0.0), 0.0
-    longest_s = 0.0
-    for pipeline in plan.pipelines:
-        totals = [total_s(costs, pipeline, *stage) for stage in costs.layout(pipeline)]
-        for stage, seconds in zip(pipeline.stages, totals, strict=True):
-            busy_s[stage.device] += seconds
-        longest_s = max(longest_s, _makespan_s(costs, pipeline, totals))
+        (pipeline,) = plan.pipelines
+        flights = [stage.in_flight for stage in pipeline.stages]
+        return costs.makespan_s(costs.layout(pipeline), pipeline.microbatch_size, flights)
+    cluster, optimizer_s = costs.problem.cluster, 0.0
     whole = trained_bytes(costs.problem.profile, range(plan.num_layers))
     for name in plan.device_names:
         layers, device = plan.layers_of(name), cluster.device(name)
@@ -82,32 +153,28 @@ def estimate_s(costs: PipelineCosts, plan: Plan) -> float:
             optimizer_s = max(optimizer_s, costs.prices.optimizer_s(device, layers))
     sync = SyncCosts(costs)
     norm_s = sync.ring_s(NORM_BYTES, plan.device_names)
-    return max(longest_s, *busy_s.values()) + optimizer_s + sync.exposed_of_plan_s(plan) + norm_s
+    pipelines_s = max(costs.bound_of_pipeline_s(pipeline) for pipeline in plan.pipelines)
+    longest_s = max(pipelines_s, *busy_s(costs, plan).values())
+    return longest_s + optimizer_s + sync.exposed_of_plan_s(plan) + norm_s
+
+
+def busy_s(costs: PipelineCosts, plan: Plan) -> dict[str, float]:
+    """Return the seconds for which each device computes in a step: none is shorter than the most of them."""
+    seconds: dict[str, float] = {}
+    for pipeline in plan.pipelines:
+        for device, start, stop in costs.layout(pipeline):
+            spent = total_s(costs, pipeline, device, start, stop)
+            seconds[device.name] = seconds.get(device.name, 0.0) + spent
+    return seconds
 
 
 def total_s(costs: PipelineCosts, pipeline: Pipeline, device: Device, start: int, stop: int) -> float:
-    """Seconds of forward and backward of all samples of a pipeline."""
-    whole, rest = divmod(pipeline.num_samples, pipeline.microbatch_size)
-    seconds = whole * costs.busy_s(device, start, stop, pipeline.microbatch_size)
-    return seconds + (costs.busy_s(device, start, stop, rest) if rest else 0.0)
-
-
-def _makespan_s(costs: PipelineCosts, pipeline: Pipeline, total_s: Sequence[float]) -> float:
-    """Z of a pipeline as if its devices served nothing else."""
-    layout, samples = costs.layout(pipeline), pipeline.microbatch_size
-    busy, hops, _ = costs.busy_and_links(layout, samples)
-    return makespan_bound_s(
-        busy,
-        hops,
-        pipeline.num_microbatches,
-        total_s=total_s,
-        link_rest_s=costs.busy_and_links(layout, pipeline.num_samples - samples)[2],
-        in_flight=[pipeline.in_flight(stage) for stage in range(len(layout))],
-    )
+    """Return the seconds of forward and backward of all samples of a pipeline."""
+    return costs.total_s(device, start, stop, pipeline.microbatch_size, pipeline.num_samples)
 
 
 def variants(costs: PipelineCosts, plan: Plan) -> Iterator[Plan]:
-    """A plan of one pipeline with other in_flight, each within memory.
+    """Give a plan of one pipeline with other in_flight, each within memory.
 
     One and two more, fewer, and all as in GPipe.
     """
@@ -123,5 +190,5 @@ def variants(costs: PipelineCosts, plan: Plan) -> Iterator[Plan]:
         [num_microbatches] * num_stages,
     )
     caps = costs.caps(layout, samples)
-    for flight in dict.fromkeys(cap_in_flight(entry, caps) for entry in wanted):
+    for flight in dict.fromkeys(cap_in_flight(flights, caps) for flights in wanted):
         yield costs.plan(plan.strategy, layout, samples, flight)

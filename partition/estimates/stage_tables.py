@@ -1,4 +1,4 @@
-"""What every stage of one microbatch size costs on every class of devices, as arrays.
+"""Arrays of what every stage of one microbatch size takes on every class of devices.
 
 Tables are indexed [class, start, stop] for layers [start, stop); empty stages are inf where they cost and
 0 where they count.
@@ -9,31 +9,30 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from cost_model.cluster import Device
 from cost_model.layer_costs import Prices
 from cost_model.memory import StageShape, device_memory, first_backward_bytes, working_bytes
 from cost_model.network import Network
 from cost_model.profile import ModelProfile
+from partition.estimates.arrays import Bools, Floats
 from partition.estimates.device_classes import DeviceClasses
 from partition.problem import Problem
 
-Floats = npt.NDArray[np.float64]
 ALL = 1e6  # as a cap: memory takes as many in flight as there are
-FAR_S = 1e30  # longer than any trip
+FAR_S = 1e30  # longer than any round trip
 MEMORY_SLACK = 1e-9  # relative: a stage that just fits, but for rounding, fits
 
 
 def between(per_layer: Floats) -> Floats:
-    """Sums over layers [start, stop) by [start, stop]."""
+    """Return sums over layers [start, stop) by [start, stop]."""
     prefix = np.concatenate([[0.0], np.cumsum(per_layer)])
     return np.asarray(prefix[None, :] - prefix[:, None])
 
 
 @dataclass(frozen=True, slots=True)
 class LayerBytes:
-    """Bytes of layers [start, stop) by [start, stop]; saved and boundaries are per sample in flight.
+    """The bytes of layers [start, stop) by [start, stop]; saved and boundaries are per sample in flight.
 
     weights, trained: parameters (with lowered copies), and those with a gradient, a tied pair inside
     counting once.
@@ -49,27 +48,27 @@ class LayerBytes:
     def of(cls, profile: ModelProfile) -> "LayerBytes":
         layers = range(profile.num_layers)
         alone = [device_memory(profile, [StageShape(layer, layer + 1, 0, 1)]) for layer in layers]
-        weights = between(np.array([entry.parameter_bytes for entry in alone]))
-        trained = between(np.array([entry.gradient_bytes for entry in alone]))
+        weights = between(np.array([layer.parameter_bytes for layer in alone]))
+        trained = between(np.array([layer.gradient_bytes for layer in alone]))
         for layer in layers:
             home = profile.tied_home(layer)
             if home != layer:
                 tied = profile.tied_bytes(layer)
                 trained[: home + 1, layer + 1 :] -= tied
                 weights[: home + 1, layer + 1 :] -= (1 + profile.cast_bytes_per_parameter_byte) * tied
-        outputs = np.array([0.0, *(entry.output_bytes_per_sample for entry in profile.layers[:-1]), 0.0])
+        outputs = np.array([0.0, *(layer.output_bytes_per_sample for layer in profile.layers[:-1]), 0.0])
         shape = np.zeros_like(weights)
         return cls(
             weights,
             trained,
-            between(np.array([entry.saved_bytes_per_sample for entry in profile.layers])),
+            between(np.array([layer.saved_bytes_per_sample for layer in profile.layers])),
             shape + outputs[:, None],
             shape + outputs[None, :],
         )
 
 
 def working_table(profile: ModelProfile, samples: int) -> Floats:
-    """`cost_model.memory.working_bytes` of layers [start, stop) by [start, stop]."""
+    """Return `cost_model.memory.working_bytes` of layers [start, stop) by [start, stop]."""
     return _table_of(profile, samples, working_bytes)
 
 
@@ -84,7 +83,7 @@ def _table_of(
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """Samples of a pipeline, for which it passes `full` microbatches; 0 for a single one of least to most.
+    """The samples of a pipeline, which passes `full` full microbatches; 0: a single one of least to most.
 
     least, most: samples of the last microbatch, on the way back. Where it may be smaller than the others,
     what is computed is a lower bound for every amount from full * size on that ends so.
@@ -112,17 +111,17 @@ class Amount:
         return cls(num_microbatches, microbatch_size, microbatch_size, float(num_microbatches))
 
     def num_microbatches(self, microbatch_size: int) -> tuple[int, int]:
-        """Fewest and most microbatches of the pipelines for which memory is asked."""
+        """Return the fewest and most microbatches of the pipelines for which memory is asked."""
         most = self.full + 1 if not self.full or self.least < microbatch_size else self.full
         return (most if self.below is None else self.below + 1), most
 
 
 @dataclass(frozen=True, slots=True)
 class AmountTables:
-    """Seconds for an amount of samples, by [class, start, stop], with the optimizer step in total_s.
+    """The seconds for an amount of samples, by [class, start, stop], with the optimizer step in total_s.
 
-    total_s: all microbatches; before_s: what a stage adds to the way of the first forward and of the last
-    backward; again_*: the same with recompute. link_s: both ways of the hop in front of a layer, by
+    total_s: all microbatches; before_s: what a stage adds to the path of the first forward and of the last
+    backward; again_*: the same with recompute. link_s: both directions of the link in front of a layer, by
     [class, next class, layer].
     """
 
@@ -151,7 +150,7 @@ class ProblemTables:
 
     @cached_property
     def optimizer_s(self) -> Floats:
-        """Seconds of the optimizer step."""
+        """The seconds of the optimizer step."""
         profile = self.problem.profile
         per_byte = [
             min(profile.kind(device.kind).optimizer_s_per_byte / device.speed for device in devices)
@@ -165,7 +164,7 @@ class ProblemTables:
 
     @cached_property
     def unlike(self) -> list[list[Device]]:
-        """By class a device of each kind, speed and memory: mostly one; of several the best counts."""
+        """The devices of each class that differ in kind, speed or memory: mostly one; the best counts."""
         alike = [
             {(device.kind, device.speed, device.usable_bytes): device for device in group}
             for group in self.classes.members
@@ -173,8 +172,8 @@ class ProblemTables:
         return [list(devices.values()) for devices in alike]
 
     @cached_property
-    def stages(self) -> npt.NDArray[np.bool_]:
-        """Where [start, stop) is a stage of at least one layer."""
+    def stages(self) -> Bools:
+        """A mask of the [start, stop) that are a stage of at least one layer."""
         ends = np.arange(self.num_layers + 1)
         return np.asarray(ends[:, None] < ends[None, :])
 
@@ -192,25 +191,27 @@ class SizeTables:
 
     @cached_property
     def backward_s(self) -> Floats:
-        """Without recompute; with it the forward comes on top."""
+        """The seconds without recompute; with it the forward comes on top."""
         return self._seconds(1)
 
     def _seconds(self, which: int) -> Floats:
         prices, ends = self.tables.prices, range(self.tables.num_layers + 1)
-        price = (prices.forward_s, prices.backward_s)[which]
+        stage_s = (prices.forward_s, prices.backward_s)[which]
         rows = []
         for devices in self.tables.unlike:
-            prefix = np.array([[price(device, 0, stop, self.samples) for stop in ends] for device in devices])
+            prefix = np.array(
+                [[stage_s(device, 0, stop, self.samples) for stop in ends] for device in devices]
+            )
             rows.append((prefix[:, None, :] - prefix[:, :, None]).min(axis=0))
         return np.where(self.tables.stages, np.stack(rows), np.inf)
 
     def amount(self, amount: Amount) -> AmountTables:
-        """What an amount of samples costs in microbatches of this size."""
+        """Return what an amount of samples takes in microbatches of this size."""
         lasts = [self.tables.at(samples) for samples in range(amount.least, amount.most + 1)]
         forward = np.min([last.forward_s for last in lasts], axis=0)
         backward = np.min([last.backward_s for last in lasts], axis=0)
-        there = np.min([last.hops[0] for last in lasts], axis=0)
-        back = np.min([last.hops[1] for last in lasts], axis=0)
+        forward_transfer = np.min([last.transfer_s[0] for last in lasts], axis=0)
+        backward_transfer = np.min([last.transfer_s[1] for last in lasts], axis=0)
         total = amount.full * self.busy_s if amount.full else forward + backward
         redone = amount.full * self.forward_s if amount.full else forward
         if amount.rest:
@@ -220,11 +221,11 @@ class SizeTables:
             redone = self._in_proportion(amount, self.forward_s, [last.forward_s for last in lasts])
         total = total + self.tables.optimizer_s
         before = (self.forward_s if amount.full else forward) + backward
-        link = (self.hops[0] if amount.full else there) + back
+        link = (self.transfer_s[0] if amount.full else forward_transfer) + backward_transfer
         return AmountTables(total, total + redone, before, before + forward, link)
 
     def _in_proportion(self, amount: Amount, full_s: Floats, last_s: list[Floats]) -> Floats:
-        """Seconds of all full microbatches at the least rate of the amounts for which they stand.
+        """Return seconds of all full microbatches at the least rate of the amounts for which they stand.
 
         A smaller last microbatch may take less for a sample than a full one.
         """
@@ -240,12 +241,12 @@ class SizeTables:
 
     @cached_property
     def workspace_bytes(self) -> Floats:
-        """`working_bytes` by [start, stop]."""
+        """The `working_bytes` by [start, stop]."""
         return working_table(self.tables.problem.profile, self.samples)
 
     @cached_property
     def first_backward_bytes(self) -> Floats:
-        """`cost_model.memory.first_backward_bytes` by [start, stop], with no gradient there before."""
+        """The `cost_model.memory.first_backward_bytes` by [start, stop], with no gradient there before."""
         return _table_of(self.tables.problem.profile, self.samples, first_backward_bytes)
 
     @property
@@ -253,7 +254,7 @@ class SizeTables:
         return self.tables.usable_bytes[:, None, None] * (1 + MEMORY_SLACK)
 
     def caps(self, *, recompute: bool) -> Floats:
-        """The most microbatches in flight that memory takes; 0 where not even one, at most ALL."""
+        """Return the most microbatches in flight that memory takes; 0 where not even one, at most ALL."""
         if recompute not in self._caps:
             self._caps[recompute] = self._count_caps(recompute=recompute)
         return self._caps[recompute]
@@ -273,7 +274,7 @@ class SizeTables:
         return np.where(stages & (spare >= 0), np.fmin(caps, ALL), 0.0)
 
     def most_in_flight(self, amount: Amount, *, recompute: bool) -> Floats:
-        """`caps`, and one more where a pipeline of this amount has no more microbatches than that.
+        """Return `caps`, and one more where a pipeline of this amount has no more microbatches than that.
 
         Where all are in flight gradients and activations do not peak together, and one more may fit (see
         `cost_model.memory.device_memory`).
@@ -285,8 +286,8 @@ class SizeTables:
             return caps
         return np.where(near & self._fits_all(caps + 1, recompute=recompute), caps + 1, caps)
 
-    def _fits_all(self, in_flight: Floats, *, recompute: bool) -> npt.NDArray[np.bool_]:
-        """Where memory takes all microbatches of a pipeline that has so many."""
+    def _fits_all(self, in_flight: Floats, *, recompute: bool) -> Bools:
+        """Return where memory takes all microbatches of a pipeline that has so many."""
         held, samples = self.tables.bytes, self.samples
         optimizer = self.tables.problem.profile.optimizer_bytes_per_parameter_byte
         saved, boundary = samples * held.saved, samples * (held.inputs + held.outputs)
@@ -302,12 +303,12 @@ class SizeTables:
         return np.asarray(self.tables.stages & (need <= self._usable_bytes))
 
     def gaps(self, amount: Amount, busy_s: Floats, caps: Floats) -> tuple[Floats, Floats]:
-        """Round trips from which on a stage waits in its warmup, and in its cooldown, by [recompute, ...].
+        """Return the round trips from which on a stage waits in its warmup, and in its cooldown.
 
-        busy_s: of a microbatch; caps: the most in flight. What is computed must not grow faster than in
-        proportion to the microbatches of an amount: so the most of them count in the warmup, and for the
-        cooldown all of them must be more than memory takes in flight. A smaller microbatch at the end may be
-        back at once.
+        By [recompute, class, start, stop]. busy_s: of a microbatch; caps: the most in flight. What is
+        computed must not grow faster than in proportion to the microbatches of an amount: so the most of them
+        count in the warmup, and for the cooldown all of them must be more than memory takes in flight. A
+        smaller microbatch at the end may be back at once.
         """
         if not amount.full:
             return busy_s, np.full_like(busy_s, FAR_S)
@@ -323,23 +324,23 @@ class SizeTables:
         return warm, np.where(whole, cool, FAR_S)
 
     @cached_property
-    def hops(self) -> tuple[Floats, Floats]:
-        """Seconds of a message there and back, [first class, second class, layer after the link].
+    def transfer_s(self) -> tuple[Floats, Floats]:
+        """The seconds of a message forward and of one backward, [first class, second class, layer after it].
 
         Over the best channel that the classes have between them; inf at the ends and where there is none.
         """
         classes, ends = self.tables.classes, self.tables.num_layers
         count = len(classes.members)
-        there = np.full((count, count, ends + 1), np.inf)
-        back = there.copy()
+        forward_s = np.full((count, count, ends + 1), np.inf)  # [first class, second class, layer]
+        backward_s = forward_s.copy()
         inner = range(1, ends)
         num_bytes = [self.tables.prices.boundary_bytes(layer, self.samples) for layer in inner]
         for first in range(count):
             for second in range(count):
                 for one, other in classes.channels(first, second):
-                    out = self.tables.network.route(one.name, other.name).link
-                    home = self.tables.network.route(other.name, one.name).link
-                    for table, link in ((there, out), (back, home)):
+                    forward = self.tables.network.route(one.name, other.name).link
+                    backward = self.tables.network.route(other.name, one.name).link
+                    for table, link in ((forward_s, forward), (backward_s, backward)):
                         row = [link.transfer_s(size) for size in num_bytes]
                         table[first, second, 1:ends] = np.minimum(table[first, second, 1:ends], row)
-        return there, back
+        return forward_s, backward_s

@@ -1,12 +1,15 @@
 """Exact dynamic programme for one pipeline: which devices, in which order, cut where, how much in flight.
 
-For an order of devices, a microbatch size and a period it works over layers, from the last stage backwards.
-The label of a suffix of stages that starts at layer i is (makespan Z, window W, longest optimizer step); Z
-and W follow `partition.estimates.closed_forms`. A stage is allowed if neither it nor its link is busy for
-longer than the
-period, and its memory takes the in_flight that its window asks for. Recurrence over layers as in PipeDream
-(Narayanan et al., SOSP 2019, section 3.1), with Z in place of the bottleneck and devices in any order.
-Orders share their suffixes; devices of one class may be exchanged and count once.
+Solved for a microbatch size and several periods side by side, from the last stage backwards.
+State: (order of classes that the suffix of stages runs on, its first layer, period). Orders share their
+suffixes; devices of one class may be exchanged and count once.
+Label: (makespan Z, window W, longest optimizer step) of `partition.estimates.closed_forms`; the labels that
+no other one beats in all three are kept, up to a number that the caller gives.
+Transition: a stage in front. It is allowed if neither it nor its link is busy for longer than the period, and
+its memory takes the in_flight that its window asks for.
+Source: the recurrence over layers of PipeDream (Narayanan et al., SOSP 2019, section 3.1), with Z in place of
+the bottleneck and devices in any order.
+Complexity: O(orders * periods * labels * layers^2) time, O(orders * periods * labels * layers) memory.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,7 +32,7 @@ FOREVER_S = 1e18  # as a period: one microbatch in flight is enough everywhere
 
 @dataclass(frozen=True, slots=True)
 class StageBytes:
-    """Bytes of layers [start, stop), indexed [stop, start], as `device_memory` counts them without recompute.
+    """The bytes of layers [start, stop) by [stop, start], as `device_memory` counts them without recompute.
 
     Of one microbatch size, on which the workspace depends.
 
@@ -49,7 +52,7 @@ class StageBytes:
 
 
 def _between(prefix: Sequence[float] | Floats) -> Floats:
-    """Sums of [start, stop) by [stop, start]."""
+    """Return sums over [start, stop) by [stop, start] from running sums."""
     values = np.asarray(prefix, dtype=np.float64)
     return np.asarray(values[:, None] - values[None, :])
 
@@ -90,11 +93,11 @@ class ChainProgramme:
         self._num_microbatches = costs.num_microbatches(samples)
         self._bytes = StageBytes.of(costs.problem.profile, samples)
         self._devices = [group[0] for group in classes.members]
-        self._hops: dict[tuple[int, int], tuple[Floats, Floats, Floats]] = {}
+        self._links: dict[tuple[int, int], tuple[Floats, Floats, Floats]] = {}
 
     @cached_property
     def busy_s(self) -> list[Floats]:
-        """Per class, forward and backward of a microbatch; inf where [start, stop) is empty."""
+        """Return per class the forward and backward of a microbatch; inf where [start, stop) is empty."""
         ends = range(self.num_layers + 1)
         tables = [
             _between([self.costs.busy_s(device, 0, stop, self.samples) for stop in ends])
@@ -105,9 +108,9 @@ class ChainProgramme:
 
     @cached_property
     def _total_s(self) -> list[Floats]:
-        ends = range(self.num_layers + 1)
+        ends, batch = range(self.num_layers + 1), self.costs.problem.global_batch_size
         return [
-            _between([self.costs.total_s(device, 0, stop, self.samples) for stop in ends])
+            _between([self.costs.total_s(device, 0, stop, self.samples, batch) for stop in ends])
             for device in self._devices
         ]
 
@@ -120,7 +123,7 @@ class ChainProgramme:
 
     @cached_property
     def _caps(self) -> list[Floats]:
-        """Per class, the most in flight by memory: inf where all fit, 0 where not even one does."""
+        """Return per class the most in flight by memory: inf where all fit, 0 where not even one does."""
         one = self._bytes.per_sample * self.samples
         caps = []
         for device in self._devices:
@@ -129,25 +132,25 @@ class ChainProgramme:
             caps.append(np.where((self._num_microbatches * one <= spare) & (spare >= 0), np.inf, whole))
         return caps
 
-    def _hop(self, first: int, second: int) -> tuple[Floats, Floats, Floats]:
-        """Seconds on the link by the layer after it, inf at the ends.
+    def _link(self, first: int, second: int) -> tuple[Floats, Floats, Floats]:
+        """Return seconds on a link by the layer after it, inf at the ends.
 
-        (both ways with latency; one way without; one way without, all microbatches but one)
+        They are (both ways with latency; one way without; one way without, all microbatches but one).
         """
         key = (first, second)
-        if key not in self._hops:
+        if key not in self._links:
             costs, samples, pair = self.costs, self.samples, self.classes.pair(first, second)
             rest = max(0, costs.problem.global_batch_size - samples)
             inner = range(1, self.num_layers)
-            self._hops[key] = (
+            self._links[key] = (
                 np.array([np.inf, *(costs.hop_s(*pair, at, samples) for at in inner), np.inf]),
                 np.array([np.inf, *(costs.link_s(*pair, at, samples) for at in inner), np.inf]),
                 np.array([np.inf, *(costs.link_s(*pair, at, rest) for at in inner), np.inf]),
             )
-        return self._hops[key]
+        return self._links[key]
 
     def sync_s(self, order: ClassOrder) -> float:
-        """Norm, and the sync of tied weights between first and last device.
+        """Return the seconds of the norm, and of the sync of tied weights between first and last device.
 
         Exact for a head tied to the first layer, the only tie in the models that we know.
         """
@@ -157,37 +160,37 @@ class ChainProgramme:
         seconds = sum(self.costs.all_reduce_s(ends, profile.tied_bytes(layer)) for layer in tied)
         return seconds + self.costs.norm_s(devices)
 
-    def _last_stage(self, entry: int, periods_s: Floats) -> Labels:
-        busy, total = self.busy_s[entry][-1], self._total_s[entry][-1]
-        fits = (busy <= periods_s[:, None]) & (self._caps[entry][-1] >= 1)
+    def _last_stage(self, class_index: int, periods_s: Floats) -> Labels:
+        busy, total = self.busy_s[class_index][-1], self._total_s[class_index][-1]
+        fits = (busy <= periods_s[:, None]) & (self._caps[class_index][-1] >= 1)
         shape = (len(periods_s), 1, self.num_layers + 1)
         stop = np.full(shape, self.num_layers)
         return Labels(
             makespan_s=np.where(fits, total, np.inf)[:, None, :],
             window_s=np.where(fits, busy, np.inf)[:, None, :],
-            optimizer_s=np.broadcast_to(self._optimizer_s[entry][-1], shape),
+            optimizer_s=np.broadcast_to(self._optimizer_s[class_index][-1], shape),
             stop=stop,
             follower=np.zeros_like(stop),
         )
 
     def _prepend(
-        self, entry: int, second: int, after: Labels, periods_s: Floats, max_labels: int | None
+        self, class_index: int, second: int, after: Labels, periods_s: Floats, max_labels: int | None
     ) -> Labels:
-        """Labels with a stage of class `entry` in front of those that begin with class `second`.
+        """Return the labels with a stage of a class in front of those that begin with class `second`.
 
         Candidates are indexed [period, follower, stop, start].
         """
-        hop, link, rest = (row[:, None] for row in self._hop(entry, second))
+        link_trip_s, link, rest = (row[:, None] for row in self._link(class_index, second))
         period = periods_s[:, None, None, None]
-        busy = self.busy_s[entry]
-        trip = busy + hop + after.window_s[..., None]
+        busy = self.busy_s[class_index]
+        trip = busy + link_trip_s + after.window_s[..., None]
         in_flight = np.maximum(np.ceil(trip / period - TOLERANCE), 1.0)
-        fits = (in_flight <= self._caps[entry]) & (np.maximum(busy, link) <= period)
+        fits = (in_flight <= self._caps[class_index]) & (np.maximum(busy, link) <= period)
         beyond = np.maximum(rest, after.makespan_s[..., None])
-        makespan = np.maximum(self._total_s[entry], busy + hop + beyond)
+        makespan = np.maximum(self._total_s[class_index], busy + link_trip_s + beyond)
         makespan = np.where(fits, makespan, np.inf)
         window = np.where(period < FOREVER_S, np.maximum(trip, (in_flight - 1) * period + busy), 0.0)
-        optimizer = np.maximum(self._optimizer_s[entry], after.optimizer_s[..., None])
+        optimizer = np.maximum(self._optimizer_s[class_index], after.optimizer_s[..., None])
         flat = (len(periods_s), -1, self.num_layers + 1)
         fronts = (makespan.reshape(flat), window.reshape(flat), optimizer.reshape(flat))
         picks = _pareto(*fronts, max_labels)
@@ -198,7 +201,7 @@ class ChainProgramme:
     def roots(
         self, orders: Iterable[ClassOrder], periods_s: Sequence[float], max_labels: int | None
     ) -> Iterator[Root]:
-        """For each order and period the pipeline of least objective, where there is one.
+        """Yield for each order and period the pipeline of least objective, where there is one.
 
         max_labels: labels kept per suffix and start layer; None keeps all of them and is exact.
         """
@@ -236,7 +239,7 @@ class ChainProgramme:
 
 
 def _pareto(makespan: Floats, window: Floats, optimizer: Floats, max_labels: int | None) -> Indices:
-    """Indices along axis 1 of the candidates that no other one beats, least makespan + optimizer first.
+    """Return the indices on axis 1 of candidates that no other one beats, least makespan + optimizer first.
 
     Label k + 1 is the least among those that no earlier label is at least as good as in all three.
     """

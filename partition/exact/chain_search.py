@@ -1,23 +1,23 @@
-"""Candidate plans of one pipeline over any ordered subset of the devices, best estimates first."""
+"""Candidate plans of one pipeline over any ordered subset of a few devices, best estimates first.
+
+Five unequal devices have 325 orders, six 1,956. On 22 clusters of up to five devices the best plan takes
+0.29 % longer in the mean without these candidates, 3.0 % at most: cuts for several periods differ from those
+of the search, and the simulator chooses (examples/benchmarks/planner).
+"""
 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import product
 
-import numpy as np
-
-from cost_model.errors import InfeasibleError
 from partition.estimates.closed_forms import cap_in_flight
 from partition.estimates.device_classes import ClassOrder, DeviceClasses
 from partition.estimates.pipeline_costs import Layout, PipelineCosts
 from partition.estimates.ranking import rank
-from partition.exact.chain_dp import FOREVER_S, ChainProgramme, Floats, Root, StageBytes
+from partition.exact.chain_dp import FOREVER_S, ChainProgramme, Root
 from partition.plan import Plan
 from partition.problem import Problem
 
 AUTO = "auto"
-MAX_ORDERS = 2000
 MAX_LABELS = 2
 NUM_PERIODS = 8
 NUM_PLANS = 48
@@ -32,23 +32,21 @@ class Candidates:
 
     A plan has the in_flight for its own period; the estimate allows it all that memory does, since a short
     pipeline of few microbatches can gain from more.
-    exhaustive: all orders of all subsets of devices were tried.
     """
 
     plans: tuple[Plan, ...]
     estimates_s: tuple[float, ...]
-    exhaustive: bool
 
 
-def search_chains(problem: Problem, *, max_labels: int | None = MAX_LABELS) -> Candidates:
-    """Candidates over all microbatch sizes and a grid of periods; none where no pipeline fits.
+def search_chains(problem: Problem) -> Candidates:
+    """Return candidates over all microbatch sizes and a grid of periods; none where no pipeline fits.
 
     First with one microbatch in flight, which shows how fast an order can be at best; then, for the orders
     near the best estimate, over periods from the least conceivable one up to that estimate.
     """
     costs = PipelineCosts(problem)
     classes = DeviceClasses.of(problem.cluster.devices)
-    orders, exhaustive = class_orders(classes, costs)
+    orders = class_orders(classes, costs)
     programmes = [ChainProgramme(costs, classes, size) for size in problem.microbatch_sizes]
     found: Found = {}
     first = [tuple(programme.roots(orders, [FOREVER_S], 1)) for programme in programmes]
@@ -58,9 +56,9 @@ def search_chains(problem: Problem, *, max_labels: int | None = MAX_LABELS) -> C
         ceiling_s = SLACK * min((estimate for estimate, _ in found.values()), default=math.inf)
         near = [root.order for root in roots if root.objective_s <= ceiling_s]
         if near:
-            _collect(found, programme, programme.roots(near, _periods(programme, ceiling_s), max_labels))
-    ranked = sorted(found.values(), key=lambda entry: (entry[0], rank(entry[1])))[:NUM_PLANS]
-    return Candidates(tuple(plan for _, plan in ranked), tuple(value for value, _ in ranked), exhaustive)
+            _collect(found, programme, programme.roots(near, _periods(programme, ceiling_s), MAX_LABELS))
+    ranked = sorted(found.values(), key=lambda pair: (pair[0], rank(pair[1])))[:NUM_PLANS]
+    return Candidates(tuple(plan for _, plan in ranked), tuple(value for value, _ in ranked))
 
 
 def _collect(found: Found, programme: ChainProgramme, roots: Iterable[Root]) -> None:
@@ -77,7 +75,7 @@ def _collect(found: Found, programme: ChainProgramme, roots: Iterable[Root]) -> 
 
 
 def _periods(programme: ChainProgramme, step_s: float) -> list[float]:
-    """A geometric grid from the period of perfect balance up to that of a step of step_s seconds."""
+    """Return a geometric grid from the period of perfect balance up to that of a step of step_s seconds."""
     classes, layers = programme.classes, range(programme.num_layers)
     whole_s = [float(table[-1, 0]) for table in programme.busy_s]
     longest_s = max(min(float(table[layer + 1, layer]) for table in programme.busy_s) for layer in layers)
@@ -89,110 +87,16 @@ def _periods(programme: ChainProgramme, step_s: float) -> list[float]:
     return [least * (most / least) ** (step / (NUM_PERIODS - 1)) for step in range(NUM_PERIODS)]
 
 
-def class_orders(classes: DeviceClasses, costs: PipelineCosts) -> tuple[list[ClassOrder], bool]:
-    """All orders of classes that a pipeline can have, or, beyond MAX_ORDERS, the sorted ones; and which.
-
-    No pipeline has more stages than layers.
-    """
-    most = min(sum(classes.counts), costs.problem.profile.num_layers)
+def class_orders(classes: DeviceClasses, costs: PipelineCosts) -> list[ClassOrder]:
+    """Return all orders of classes that a pipeline can have: it has no more stages than layers."""
     orders: list[ClassOrder] = []
     level: list[ClassOrder] = [()]
-    for _ in range(most):
+    for _ in range(min(sum(classes.counts), costs.problem.profile.num_layers)):
         level = [
-            (*order, entry)
+            (*order, class_index)
             for order in level
-            for entry, count in enumerate(classes.counts)
-            if order.count(entry) < count
+            for class_index, count in enumerate(classes.counts)
+            if order.count(class_index) < count
         ]
         orders += level
-        if len(orders) > MAX_ORDERS:
-            return _sorted_orders(classes, costs, most), False
-    return orders, True
-
-
-def _sorted_orders(classes: DeviceClasses, costs: PipelineCosts, most: int) -> list[ClassOrder]:
-    """Subsets of the devices in orders that tend to be good, when all orders are too many.
-
-    Sorted by memory (1F1B keeps most in flight at the front), by speed, both ways, and as in the cluster
-    (neighbours share a node); as subsets all counts of each class, or if these are too many the largest
-    and the fastest k devices, k growing by a quarter.
-    """
-    samples = costs.problem.microbatch_sizes[0]
-    layers = costs.problem.profile.num_layers
-    memory = [group[0].usable_bytes for group in classes.members]
-    whole_s = [costs.busy_s(group[0], 0, layers, samples) for group in classes.members]
-    entries = range(len(classes.members))
-    by_memory, by_speed = sorted(entries, key=lambda e: -memory[e]), sorted(entries, key=whole_s.__getitem__)
-    arrangements = (by_memory, by_speed, list(entries), by_memory[::-1], by_speed[::-1])
-    budget = MAX_ORDERS // len(arrangements)
-    if math.prod(count + 1 for count in classes.counts) <= budget:
-        subsets = set(product(*(range(count + 1) for count in classes.counts)))
-    else:
-        subsets = {
-            _first(classes.counts, ranking, size)
-            for ranking in (by_memory, by_speed)
-            for size in _sizes(most)
-        }
-    subsets = {subset for subset in subsets if 0 < sum(subset) <= most}
-    orders = {
-        tuple(entry for entry in arrangement for _ in range(subset[entry]))
-        for arrangement in arrangements
-        for subset in subsets
-    }
-    return sorted(orders, key=lambda order: (len(order), order))
-
-
-def _first(counts: tuple[int, ...], ranking: list[int], size: int) -> tuple[int, ...]:
-    """How many of each class are among the first `size` devices of a ranking of classes."""
-    taken = [0] * len(counts)
-    for entry in ranking:
-        taken[entry] = min(counts[entry], size - sum(taken))
-    return tuple(taken)
-
-
-def _sizes(most: int) -> list[int]:
-    sizes = [1]
-    while sizes[-1] < most:
-        sizes.append(min(most, max(sizes[-1] + 1, sizes[-1] * 5 // 4)))
-    return sizes
-
-
-def least_shortfall(problem: Problem) -> InfeasibleError:
-    """Why no pipeline fits: the order and cut whose fullest device lacks the fewest bytes.
-
-    With one microbatch of the smallest size in flight; dynamic programme over suffixes as in `chain_dp`.
-    """
-    costs = PipelineCosts(problem)
-    classes = DeviceClasses.of(problem.cluster.devices)
-    orders, exhaustive = class_orders(classes, costs)
-    samples = min(problem.microbatch_sizes)
-    stage_bytes = StageBytes.of(problem.profile, samples)
-    one = stage_bytes.fixed + samples * stage_bytes.per_sample
-    empty = np.triu(np.ones_like(one, dtype=bool))
-    needs = [np.where(empty, np.inf, one - group[0].usable_bytes) for group in classes.members]
-    missing: dict[ClassOrder, Floats] = {}
-
-    def lacking(order: ClassOrder) -> Floats:
-        """Least bytes that the fullest device of the suffixes lacks, by start layer."""
-        if order not in missing:
-            need = needs[order[0]]
-            rest = np.maximum(need, lacking(order[1:])[:, None]).min(axis=0) if order[1:] else need[-1]
-            missing[order] = rest
-        return missing[order]
-
-    best = min(orders, key=lambda order: (lacking(order)[0], len(order), order))
-    stages, start = [], 0
-    for place, device in enumerate(classes.devices(best)):
-        need, after = needs[best[place]][:, start], best[place + 1 :]
-        stop = int(np.maximum(need, lacking(after)).argmin()) if after else len(need) - 1
-        stages.append((device, start, stop))
-        start = stop
-    error = costs.shortfall(tuple(stages), samples)
-    assert error is not None, "least_shortfall is for problems that no pipeline fits"
-    scope = "of all devices, orders and cuts" if exhaustive else "of the orders tried"
-    return InfeasibleError(
-        f"no pipeline fits: even in the best {scope}, with one microbatch of {samples} in flight, {error}; "
-        "add a device or memory, or lower `reserve`",
-        device=error.device,
-        missing_bytes=error.missing_bytes,
-    )
+    return orders

@@ -1,6 +1,6 @@
-"""From the least makespan of one pipeline per count vector to the best split of a cluster into pipelines.
+"""The best split of a cluster into pipelines, from the least makespan of one pipeline per count vector.
 
-Gives the plan's pipelines and the integer bound together: no plan in which each device serves one stage of
+It gives the plan's pipelines and the integer bound together: no plan in which each device serves one stage of
 one pipeline is faster than `bound_s`.
 """
 
@@ -12,8 +12,9 @@ from itertools import chain, pairwise
 
 import numpy as np
 
+from partition.estimates.arrays import Floats
 from partition.estimates.class_pipeline import ClassPipeline
-from partition.estimates.stage_tables import Amount, Floats, ProblemTables
+from partition.estimates.stage_tables import Amount, ProblemTables
 from partition.exact.cluster_split_lp import CompiledVectors, MixedVectors, WholeVectors, num_parts
 from partition.exact.count_dp import CountProgramme
 from partition.exact.count_vectors import CountVectors, Places
@@ -42,8 +43,6 @@ class ClusterSplit:
 
     tables: ProblemTables
     ceiling_s: float
-    max_labels: int | None = 1
-    recompute: bool = True
     for_bound: bool = False
     growth: float = GROWTH
     vectors: CountVectors = field(init=False)
@@ -71,13 +70,13 @@ class ClusterSplit:
 
     @staticmethod
     def work(tables: ProblemTables, growth: float = GROWTH) -> float:
-        """About how many candidates the first grid for a bound looks at."""
+        """Return about how many candidates the first grid for a bound looks at."""
         counts, problem = tables.classes.counts, tables.problem
         vectors = math.prod(count + 1 for count in counts)
         size = tables.at(min(problem.microbatch_sizes))
         stages = (size.caps(recompute=False) >= 1) | (size.caps(recompute=True) >= 1)
         each = sum(
-            vectors * count / (count + 1) * int(stages[entry].sum()) for entry, count in enumerate(counts)
+            vectors * count / (count + 1) * int(stages[index].sum()) for index, count in enumerate(counts)
         )
         grids = sum(
             len(_grid(max(1, problem.global_batch_size // size), growth)) for size in problem.microbatch_sizes
@@ -85,7 +84,7 @@ class ClusterSplit:
         return 2.0 * grids * each
 
     def _singles(self, sizes: Sequence[int]) -> list[Family]:
-        """Single microbatches of samples that are no size of the problem, nor is the family's."""
+        """Return families of single microbatches of as many samples as no size of the problem has."""
         batch, largest = self.tables.problem.global_batch_size, max(self.tables.problem.microbatch_sizes)
         ends = (0, *sizes, *([batch + 1] if largest > batch else []))
         gaps = [(below + 1, above - 1) for below, above in pairwise(ends) if above - below > 1]
@@ -120,7 +119,7 @@ class ClusterSplit:
     def _programmes(
         self, asked: Sequence[tuple[int, Amount]], beyond: float
     ) -> Iterator[tuple[int, CountProgramme, int]]:
-        """(index, programme, which of its amounts); makespans up to `beyond` times the ceiling are kept."""
+        """Yield (index, programme, which of its amounts); makespans up to `beyond` ceilings are kept."""
         states = self.vectors.size * len(self.vectors.counts) * (self.tables.num_layers + 1)
         side_by_side = max(1, min(SIDE_BY_SIDE, MOST_STATES // states))
         for first in range(0, len(asked), side_by_side):
@@ -130,14 +129,12 @@ class ClusterSplit:
                 self.vectors,
                 part,
                 self.ceiling_s * (1 + SAFETY) * beyond,
-                max_labels=self.max_labels,
-                recompute=self.recompute,
-                compiled=self.for_bound and self.max_labels == 1,
+                compiled=self.for_bound,
             )
             yield from ((first + which, programme, which) for which in range(len(part)))
 
     def _done(self, step_s: float, *, upper: bool) -> dict[Family, Places]:
-        """By family and vector the samples that one pipeline does in a step.
+        """Return by family and vector the samples that one pipeline does in a step.
 
         upper: no less than any can do, else the amounts that were worked out.
         """
@@ -169,7 +166,7 @@ class ClusterSplit:
         return self._ruled_out(_ending(top, family), family, step_s)
 
     def _ruled_out(self, top: Places, family: Family, step_s: float) -> Places:
-        """Amounts lowered past those that are known, exactly, to take longer than the step."""
+        """Return the amounts lowered past those that are known, exactly, to take longer than the step."""
         known = {samples: least_s for (size, samples), least_s in self.exact.items() if size == family[0]}
         changed = bool(known)
         while changed:
@@ -183,7 +180,7 @@ class ClusterSplit:
         return top
 
     def split(self, step_s: float, *, upper: bool) -> tuple[float, list[tuple[int, Family, int]]]:
-        """(samples done, pipelines as (vector, family, samples)) of the best split of all devices.
+        """Return (samples done, pipelines as (vector, family, samples)) of the best split of all devices.
 
         With too many vectors for whole pipelines parts of them count too: no fewer samples are done.
         """
@@ -192,13 +189,13 @@ class ClusterSplit:
         done, used = self.parts.best(one)
         pipelines = []
         for vector in used:
-            family = max(by_family, key=lambda entry: (by_family[entry][vector], -entry[0]))
+            family = max(by_family, key=lambda one: (by_family[one][vector], -one[0]))
             if one[vector]:
                 pipelines.append((vector, family, int(one[vector])))
         return done, pipelines
 
     def least_step_s(self, *, upper: bool, low_s: float, tolerance: float = 2e-4) -> float:
-        """The least step in which a split does the batch, from below; at most the ceiling."""
+        """Return the least step in which a split does the batch, from below; at most the ceiling."""
         batch = self.tables.problem.global_batch_size
         low, high = low_s, self.ceiling_s
         if self.split(low, upper=upper)[0] >= batch:
@@ -219,7 +216,7 @@ class ClusterSplit:
         return low
 
     def bound_s(self, low_s: float, end_s: float = math.inf) -> float:
-        """No plan of disjoint pipelines is faster; amounts are refined where the bound is decided.
+        """Return a step that no plan of disjoint pipelines beats, amounts refined where the bound is decided.
 
         end_s: on the monotonic clock; no round but the first begins after it, nor one that would take longer
         with its amounts, at the pace of others.
@@ -239,7 +236,7 @@ class ClusterSplit:
     def _refine(
         self, pipelines: Sequence[tuple[int, Family, int]], step_s: float, end_s: float = math.inf
     ) -> bool:
-        """Work out the amounts that the pipelines of a bound claim; False if all are known or time is up."""
+        """Work out the amounts that a bound's pipelines claim; return False if all are known or time's up."""
         wanted: dict[Family, set[int]] = {}
         exact: list[tuple[int, int]] = []
         divided: dict[Family, list[Family]] = {}
@@ -278,7 +275,7 @@ class ClusterSplit:
         return bool(wanted or exact)
 
     def pipelines(self, step_s: float) -> list[ClassPipeline]:
-        """The pipelines of the best split in a step, on classes of devices."""
+        """Return the pipelines of the best split in a step, on classes of devices."""
         found = []
         for vector, family, samples in self.split(step_s, upper=False)[1]:
             count = 0 if 0 in self.least[family] else samples // family[0]
@@ -290,7 +287,7 @@ class ClusterSplit:
 
 
 def families(size: int) -> list[Family]:
-    """How the last microbatch may end: as large as the others, or smaller, in two groups."""
+    """Return how the last microbatch may end: as large as the others, or smaller, in two groups."""
     found = [(size, size, size)]
     if size > 1:
         half = max(1, size // 2)
@@ -299,7 +296,7 @@ def families(size: int) -> list[Family]:
 
 
 def _ending(samples: Places, family: Family) -> Places:
-    """The largest amounts, not above these, whose last microbatch is as small as the family's."""
+    """Return the largest amounts, not above these, whose last microbatch is as small as the family's."""
     size, least, most = family
     rest = samples % size
     lowered = np.where(rest < least, samples - rest - size + most, samples - np.maximum(rest - most, 0))
@@ -307,7 +304,9 @@ def _ending(samples: Places, family: Family) -> Places:
 
 
 def _amount(family: Family, count: int, below: int) -> Amount:
-    """Microbatches of a family, 0 for a single one of least to most; below: the next smaller number known.
+    """Return an amount of a family's microbatches, 0 for a single one of least to most.
+
+    below: the next smaller number known.
 
     With a smaller last microbatch only floor(samples / size) of them are full. To hold in proportion for all
     amounts since the one below, Little's law counts what is full there, in proportion.
@@ -321,7 +320,7 @@ def _amount(family: Family, count: int, below: int) -> Amount:
 
 
 def _grid(most: int, growth: float) -> list[int]:
-    """Numbers of microbatches, ever further apart."""
+    """Return numbers of microbatches, ever further apart."""
     counts, count = [], 1
     while count < most:
         counts.append(count)

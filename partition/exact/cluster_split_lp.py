@@ -1,4 +1,10 @@
-"""The most samples of a cluster, given what each vector of device counts does as one pipeline."""
+"""The most samples of a cluster, given what each vector of device counts does as one pipeline.
+
+State of the programme over whole pipelines: a count vector. Label: the most samples of pipelines on disjoint
+parts of it. Transition: one of the vectors below it as a pipeline, the rest split as well as can be.
+Source: the unbounded knapsack recurrence (Gilmore and Gomory, Operations Research 1966), with vectors of
+counts for sizes. Complexity: O(pairs of a vector and one below it), `num_parts`.
+"""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +18,7 @@ NEW, CLOSE = 20, 1e-6  # columns added at a time, and how near to the best mixtu
 
 
 def _used(best: Places, part: Places) -> list[int]:
-    """The vectors of the best split of all devices, from one part of each best split."""
+    """Return the vectors of the best split of all devices, from one part of each best split."""
     used, vector = [], len(best) - 1
     while vector and best[vector] and part[vector]:
         used.append(int(part[vector]))
@@ -21,20 +27,23 @@ def _used(best: Places, part: Places) -> list[int]:
 
 
 def num_parts(counts: Sequence[int]) -> int:
-    """Pairs of a vector and one below it."""
+    """Return the number of pairs of a vector and one below it."""
     return math.prod((count + 1) * (count + 2) // 2 for count in counts)
 
 
 class WholeVectors:
-    """Whole pipelines: the best sum of samples over disjoint vectors."""
+    """Whole pipelines: the best sum of samples over disjoint vectors, in NumPy.
+
+    A plan of a small cluster needs no compiler for it (`count_dp` says what that takes).
+    """
 
     def __init__(self, vectors: CountVectors) -> None:
         self._below = [vectors.below(vector) for vector in range(vectors.size)]
 
     def best(self, one: Places) -> tuple[float, list[int]]:
-        """(samples, vectors) of the best way to part all devices; one: samples that a vector does."""
+        """Return (samples, vectors) of the best way to part all devices; one: samples that a vector does."""
         count = len(self._below)
-        best, part = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+        best, part = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)  # [vector]
         for vector, below in enumerate(self._below):
             values = one[below] + best[vector - below]
             pick = int(values.argmax())
@@ -43,13 +52,13 @@ class WholeVectors:
 
 
 class CompiledVectors:
-    """The same as `WholeVectors`, for many vectors."""
+    """The same as `WholeVectors`, compiled, for many vectors."""
 
     def __init__(self, vectors: CountVectors) -> None:
         self._vectors = vectors
 
     def best(self, one: Places) -> tuple[float, list[int]]:
-        """(samples, vectors) of the best way to part all devices; one: samples that a vector does."""
+        """Return (samples, vectors) of the best way to part all devices; one: samples that a vector does."""
         from partition.exact.split_kernel import best_parts  # loads a compiler, which few vectors do without
 
         best, part = best_parts(one, self._vectors.digits, self._vectors.strides)
@@ -64,7 +73,7 @@ class MixedVectors:
         self._known = [vectors.size - 1]
 
     def best(self, one: Places) -> tuple[float, list[int]]:
-        """(no fewer samples than the best mixture does, vectors of a good one)."""
+        """Return (no fewer samples than the best mixture does, vectors of a good one)."""
         counts = np.array(self._counts, dtype=np.float64)
         while True:
             rows, values = self._digits[self._known].tolist(), one[self._known].tolist()

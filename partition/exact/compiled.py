@@ -7,7 +7,7 @@ import numba
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as machine code, made at the first call.
+    """Return the function as machine code, made at the first call.
 
     It is kept beside the module, or in the user's cache; where neither can be written, for this process only.
     """

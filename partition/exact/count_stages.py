@@ -1,4 +1,4 @@
-"""The stages that a type-count programme may put together, in tables."""
+"""The stages that `count_dp` may put together, in tables of single precision."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,9 @@ import numpy.typing as npt
 from partition.estimates.stage_tables import Amount, ProblemTables
 from partition.exact.count_vectors import Places
 
-Floats = npt.NDArray[np.floating]
+SINGLE = np.float32
+Singles = npt.NDArray[np.float32]
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,28 +25,31 @@ class Stages:
 
     start: Places
     stop: Places
-    total_s: Floats
-    before_s: Floats
-    busy_s: Floats
-    share: Floats
-    warm_s: Floats
-    cool_s: Floats
+    total_s: Singles
+    before_s: Singles
+    busy_s: Singles
+    share: Singles
+    warm_s: Singles
+    cool_s: Singles
 
     @property
-    def _numbers(self) -> tuple[Floats, ...]:
+    def _numbers(self) -> tuple[Singles, ...]:
         return (self.total_s, self.before_s, self.busy_s, self.share, self.warm_s, self.cool_s)
 
     def only(self, which: npt.NDArray[np.bool_]) -> "Stages":
-        """Some of the stages."""
+        """Return some of the stages."""
         if which.all():
             return self
         tables = (np.compress(which, table, axis=-1) for table in self._numbers)
         return Stages(self.start[which], self.stop[which], *tables)
 
-    def by_start(self, num_layers: int) -> tuple[Floats, Places]:
-        """Numbers by [amount, recompute, start, stop, number]; the last stop allowed, 0 if none, by start."""
+    def by_start(self, num_layers: int) -> tuple[Singles, Places]:
+        """Return the numbers by [amount, recompute, start, stop, number], and the last stop allowed.
+
+        The last stop is by [amount, recompute, start], 0 where none is allowed.
+        """
         shape = (*self.total_s.shape[:2], num_layers, num_layers + 1)
-        numbers = np.zeros((*shape, len(self._numbers)), self.total_s.dtype)
+        numbers = np.zeros((*shape, len(self._numbers)), SINGLE)
         numbers[..., 0] = np.inf
         numbers[:, :, self.start, self.stop] = np.stack(self._numbers, axis=-1)
         stops = np.arange(num_layers + 1)
@@ -53,35 +58,32 @@ class Stages:
 
 @dataclass(frozen=True, slots=True)
 class StageTables:
-    """Stages of each class, and links for several amounts of samples, each in microbatches of its own size.
+    """The stages of each class, and links, for several amounts of samples in microbatches of their own sizes.
 
-    recompute: whether stages may or may not. ceiling_s: of no use is a stage that is busy for longer.
+    ceiling_s: of no use is a stage that is busy for longer.
     """
 
     tables: ProblemTables
     amounts: Sequence[tuple[int, Amount]]
-    recompute: tuple[bool, ...]
     ceiling_s: float
-    kind: type[np.floating]
 
-    def links(self) -> tuple[Floats, Floats]:
-        """What a link adds to the makespan, to the round trip, [amount, class, next class, layer]."""
-        link = [self.tables.at(size).amount(amount).link_s for size, amount in self.amounts]
-        hop = [
-            np.add(*self.tables.at(size).hops) if amount.full else one
-            for (size, amount), one in zip(self.amounts, link, strict=True)
+    def links(self) -> tuple[Singles, Singles]:
+        """Return what a link adds to the makespan, to the round trip: [amount, class, next class, layer]."""
+        link_s = [self.tables.at(size).amount(amount).link_s for size, amount in self.amounts]
+        round_trip_s = [
+            np.add(*self.tables.at(size).transfer_s) if amount.full else one
+            for (size, amount), one in zip(self.amounts, link_s, strict=True)
         ]
-        return np.stack(link).astype(self.kind), np.stack(hop).astype(self.kind)
+        return np.stack(link_s).astype(SINGLE), np.stack(round_trip_s).astype(SINGLE)
 
     def stages(self) -> Iterator[Stages]:
-        """Of each class."""
-        count = len(self.recompute)
+        """Yield the stages of each class; tables are [amount, recompute, class, start, stop] on the way."""
         made = [self.tables.at(size).amount(amount) for size, amount in self.amounts]
-        total = np.stack([np.stack([one.total_s, one.again_total_s][:count]) for one in made])
-        before = np.stack([np.stack([one.before_s, one.again_before_s][:count]) for one in made])
+        total = np.stack([np.stack([one.total_s, one.again_total_s]) for one in made])
+        before = np.stack([np.stack([one.before_s, one.again_before_s]) for one in made])
         busy = np.stack([self._busy(*asked, all_s) for asked, all_s in zip(self.amounts, total, strict=True)])
         caps = np.stack(
-            [np.stack([self._cap(*asked, flag) for flag in self.recompute]) for asked in self.amounts]
+            [np.stack([self._cap(*asked, flag) for flag in (False, True)]) for asked in self.amounts]
         )
         full = np.array([max(1.0, amount.passes) for _, amount in self.amounts])
         share = full[:, None, None, None, None] / np.maximum(caps, 1e-9)
@@ -92,23 +94,23 @@ class StageTables:
         warm, cool = (np.stack(gap) for gap in zip(*gaps, strict=True))
         allowed = (caps >= 1) & (total <= self.ceiling_s)
         total[~allowed] = np.inf
-        for entry in range(len(self.tables.classes.members)):
-            start, stop = np.nonzero(allowed[:, :, entry].any(axis=(0, 1)))
+        for class_index in range(len(self.tables.classes.members)):
+            start, stop = np.nonzero(allowed[:, :, class_index].any(axis=(0, 1)))
             numbers = (
-                np.ascontiguousarray(table[:, :, entry, start, stop], self.kind)
+                np.ascontiguousarray(table[:, :, class_index, start, stop], SINGLE)
                 for table in (total, before, busy, share, warm, cool)
             )
             yield Stages(start, stop, *numbers)
 
     def _busy(self, size: int, amount: Amount, total_s: Floats) -> Floats:
-        """Seconds of a microbatch, without and with recompute."""
+        """Return the seconds of a microbatch, without and with recompute: [recompute, class, start, stop]."""
         if not amount.full:
             return total_s - self.tables.optimizer_s
         table = self.tables.at(size)
-        return np.stack([table.busy_s, table.busy_s + table.forward_s][: len(self.recompute)])
+        return np.stack([table.busy_s, table.busy_s + table.forward_s])
 
     def _cap(self, size: int, amount: Amount, recompute: bool) -> Floats:
-        """The most in flight of an amount, of a single microbatch at the size that memory takes most of.
+        """Return the most in flight of an amount, of a single microbatch at the size that most fit of.
 
         A larger one may need less: its later layers leave more room for a workspace.
         """

@@ -21,12 +21,12 @@ class CountVectors:
         self.totals = self.digits.sum(axis=1)
 
     def below(self, vector: int) -> Places:
-        """All vectors that use no more of any class than this one."""
+        """Return all vectors that use no more of any class than this one."""
         index = np.zeros(1, dtype=np.int64)
         for digit, stride in zip(self.digits[vector], self.strides, strict=True):
             index = np.add.outer(np.arange(digit + 1) * stride, index).ravel()
         return index
 
-    def users(self, total: int, entry: int) -> Places:
-        """The vectors of `total` devices that use at least one of a class."""
-        return np.flatnonzero((self.totals == total) & (self.digits[:, entry] > 0))
+    def users(self, total: int, class_index: int) -> Places:
+        """Return the vectors of `total` devices that use at least one of a class."""
+        return np.flatnonzero((self.totals == total) & (self.digits[:, class_index] > 0))

@@ -1,4 +1,14 @@
-"""The best cuts of a pipeline whose devices and their order are given."""
+"""The best cuts of a pipeline whose devices and their order are given, by dynamic programming.
+
+State: (place in the order, first layer of its stage), from the last place backwards, for one period.
+Label: one pair (makespan bound Z, window) of `partition.estimates.closed_forms`: those of the stages of least
+Z, the first stop of equals. Not exact, since a larger Z with a shorter window may fit where this does not.
+Transition: the stage [start, stop) with or without recompute, where its device's memory takes the in_flight
+that the window asks for; then the link.
+Source: PipeDream (Narayanan et al., SOSP 2019, section 3.1), with Z in place of the period and the order of
+the devices given.
+Complexity: O(places * layers * width) a period, width: the most layers that a device holds; up to 8 periods.
+"""
 
 import itertools
 from collections.abc import Sequence
@@ -8,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cost_model.cluster import Device
-from partition.estimates.stage_tables import Floats, ProblemTables
+from partition.estimates.arrays import Floats
+from partition.estimates.stage_tables import ProblemTables
 from partition.estimates.timed_pipeline import TimedPipeline, TimedStage, TimingCache
 
 CLOSE = 0.02  # a period this near the one that the cuts were made for will do
@@ -20,34 +31,33 @@ class CutOptimizer:
 
     def __init__(self, tables: ProblemTables, timings: TimingCache) -> None:
         self.tables, self.timings = tables, timings
-        self._entry = tables.classes.entries()
-        self._hops: dict[object, Floats] = {}
-        self._no_hop = np.zeros(tables.num_layers + 1)
+        self._class_of = tables.classes.class_indices()
+        self._links: dict[object, Floats] = {}
+        self._no_link = np.zeros(tables.num_layers + 1)
         self._stages: dict[tuple[int, int, bool], _Band] = {}
         self._done: dict[object, tuple[TimedStage, ...] | None] = {}
 
     def entries(self, devices: Sequence[Device]) -> tuple[int, ...]:
-        """The class of each device."""
-        return tuple(self._entry[device.name] for device in devices)
+        """Return the class of each device."""
+        return tuple(self._class_of[device.name] for device in devices)
 
     def recut(
         self, devices: Sequence[Device], microbatch_size: int, num_samples: int, *, recompute: bool = True
     ) -> TimedPipeline | None:
-        """The pipeline with the cuts of least makespan bound Z; None where memory takes no cuts.
+        """Return the pipeline with the cuts of least makespan bound Z; None where memory takes no cuts.
 
-        A dynamic programme over layers from the last stage backwards; each stage's in_flight, by the window
-        recursion for a period, must fit. The period is guessed, then taken from the cuts.
+        The period that in_flight is for is guessed, then taken from the cuts.
         """
         if len(devices) > self.tables.num_layers:
             return None
         route = self.timings.costs.network.route
-        entries = self.entries(devices)
+        class_indices = self.entries(devices)
         links = tuple(
             (route(a.name, b.name).link, route(b.name, a.name).link) for a, b in itertools.pairwise(devices)
         )
-        key = (entries, links, microbatch_size, num_samples, recompute)
+        key = (class_indices, links, microbatch_size, num_samples, recompute)
         if key not in self._done:
-            self._done[key] = self._cut(devices, entries, microbatch_size, num_samples, recompute)
+            self._done[key] = self._cut(devices, class_indices, microbatch_size, num_samples, recompute)
         found = self._done[key]
         if found is None:
             return None
@@ -60,16 +70,16 @@ class CutOptimizer:
     def _cut(
         self,
         devices: Sequence[Device],
-        entries: Sequence[int],
+        class_indices: Sequence[int],
         microbatch_size: int,
         num_samples: int,
         recompute: bool,
     ) -> tuple[TimedStage, ...] | None:
         size = self.tables.at(microbatch_size)
-        whole = size.busy_s[list(entries), 0, -1]
+        whole = size.busy_s[list(class_indices), 0, -1]
         period = float(1 / (1 / np.maximum(whole, 1e-300)).sum())
         count = num_samples / microbatch_size
-        places = self._places(devices, entries, microbatch_size, count, recompute)
+        places = self._places(devices, class_indices, microbatch_size, count, recompute)
         best: tuple[float, tuple[TimedStage, ...]] | None = None
         for _ in range(8):
             stages = self._cut_for(devices, places, count, period)
@@ -91,11 +101,11 @@ class CutOptimizer:
             period = max(own, 1e-300)  # where all times are zero, so is it
         return best[1] if best else None
 
-    def _hop(self, one: Device, other: Device, microbatch_size: int) -> tuple[Floats, Floats]:
-        """([layer]: both ways with latency; the slower way's occupation), 0 at the end of the model."""
+    def _link(self, one: Device, other: Device, microbatch_size: int) -> tuple[Floats, Floats]:
+        """Return [layer] of a link: both ways with latency; the slower way's occupation. 0 at the end."""
         route = self.timings.costs.network.route
         key = (route(one.name, other.name).link, route(other.name, one.name).link, microbatch_size)
-        if key not in self._hops:
+        if key not in self._links:
             rows = [
                 self.timings.costs.message_s(one, other, layer, microbatch_size)
                 for layer in range(1, self.tables.num_layers)
@@ -103,45 +113,50 @@ class CutOptimizer:
             table = np.full((2, self.tables.num_layers + 1), np.inf)
             for layer, row in enumerate(rows, 1):
                 table[:, layer] = sum(row), max(row[:2])
-            self._hops[key] = table
-        return self._hops[key][0], self._hops[key][1]
+            self._links[key] = table
+        return self._links[key][0], self._links[key][1]
 
     def _places(
-        self, devices: Sequence[Device], entries: Sequence[int], size: int, count: float, recompute: bool
+        self,
+        devices: Sequence[Device],
+        class_indices: Sequence[int],
+        size: int,
+        count: float,
+        recompute: bool,
     ) -> list["_Place"]:
-        """What the cuts of an order choose from, whatever the period."""
+        """Return what the cuts of an order choose from, whatever the period."""
         places = []
-        for place, entry in enumerate(entries):
-            band = self._band(entry, size, recompute)
-            hop, link = self._no_hop, self._no_hop
-            if place + 1 < len(entries):
-                hop, link = self._hop(devices[place], devices[place + 1], size)
+        for place, class_index in enumerate(class_indices):
+            band = self._band(class_index, size, recompute)
+            link_trip_s, link = self._no_link, self._no_link
+            if place + 1 < len(class_indices):
+                link_trip_s, link = self._link(devices[place], devices[place + 1], size)
             total = max(count, 1.0) * band.busy_s + band.optimizer_s
             wait = (count - 1) * link if count > 1 else np.zeros_like(link)
-            places.append(_Place(band, band.busy_s + hop[band.stop], total, wait))
+            places.append(_Place(band, band.busy_s + link_trip_s[band.stop], total, wait))
         return places
 
     def _cut_for(
         self, devices: Sequence[Device], places: Sequence["_Place"], count: float, period: float
     ) -> tuple[TimedStage, ...] | None:
         ends = self.tables.num_layers
-        makespan, window = np.full(ends + 1, np.inf), np.zeros(ends + 1)
+        makespan, window = np.full(ends + 1, np.inf), np.zeros(ends + 1)  # [first layer]
         makespan[ends] = 0.0
         most, rows = max(1.0, np.ceil(count)), np.arange(ends)
         back = []
         for place in reversed(places):
             band = place.band
             beyond = np.maximum(makespan, place.wait_s)
-            trip = place.way_s + window[band.stop]
-            needed = np.maximum(np.ceil(trip / period - 1e-6), 1.0)
-            value = np.maximum(place.total_s, place.way_s + beyond[band.stop])
+            round_trip_s = place.pass_s + window[band.stop]
+            needed = np.maximum(np.ceil(round_trip_s / period - 1e-6), 1.0)
+            value = np.maximum(place.total_s, place.pass_s + beyond[band.stop])
             value[np.minimum(needed, most) > band.caps] = np.inf
             pick = value.argmin(axis=1)
             at = rows, pick
             makespan[:ends] = value[at]
             makespan[ends] = np.inf
             back.append((band.stop[at], pick >= band.plain))
-            window[:ends] = np.maximum(trip[at], (needed[at] - 1) * period + band.busy_s[at])
+            window[:ends] = np.maximum(round_trip_s[at], (needed[at] - 1) * period + band.busy_s[at])
             window[~np.isfinite(makespan)] = 0.0
         if not np.isfinite(makespan[0]):
             return None
@@ -152,15 +167,17 @@ class CutOptimizer:
             start = end
         return tuple(stages)
 
-    def _band(self, entry: int, microbatch_size: int, recompute: bool) -> "_Band":
-        key = (entry, microbatch_size, recompute)
+    def _band(self, class_index: int, microbatch_size: int, recompute: bool) -> "_Band":
+        key = (class_index, microbatch_size, recompute)
         if key not in self._stages:
-            size, optimizer_s = self.tables.at(microbatch_size), self.tables.optimizer_s[entry]
-            busy_s = size.busy_s[entry]
-            band = _Band.of(busy_s, optimizer_s, size.caps(recompute=False)[entry])
+            size, optimizer_s = self.tables.at(microbatch_size), self.tables.optimizer_s[class_index]
+            busy_s = size.busy_s[class_index]
+            band = _Band.of(busy_s, optimizer_s, size.caps(recompute=False)[class_index])
             if recompute:
-                again_s = busy_s + size.forward_s[entry]
-                band = band.with_others(_Band.of(again_s, optimizer_s, size.caps(recompute=True)[entry]))
+                again_s = busy_s + size.forward_s[class_index]
+                band = band.with_others(
+                    _Band.of(again_s, optimizer_s, size.caps(recompute=True)[class_index])
+                )
             self._stages[key] = band
         return self._stages[key]
 
@@ -191,7 +208,7 @@ class _Band:
         return cls(stop, busy_s[start, stop], optimizer_s[start, stop], held, width)
 
     def with_others(self, other: "_Band") -> "_Band":
-        """Both side by side."""
+        """Return both side by side."""
         return _Band(
             np.hstack([self.stop, other.stop]),
             np.hstack([self.busy_s, other.busy_s]),
@@ -205,11 +222,11 @@ class _Band:
 class _Place:
     """A place in an order of devices: the stages it takes, by [start, any], and the link after each.
 
-    way_s: a microbatch's way through the stage and over the link, both ways. total_s: all of them and the
+    pass_s: a microbatch through the stage and over the link, both ways. total_s: all of them and the
     optimizer. wait_s: the slower direction of the link, all microbatches but one, by [layer].
     """
 
     band: _Band
-    way_s: Floats
+    pass_s: Floats
     total_s: Floats
     wait_s: Floats

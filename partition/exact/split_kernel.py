@@ -10,9 +10,10 @@ Places = npt.NDArray[np.int64]
 
 @compiled
 def best_parts(one: Places, digits: Places, strides: Places) -> tuple[Places, Places]:
-    """(most samples, one part of a best split) by vector; one: samples that a vector does as one pipeline.
+    """Return (most samples, one part of a best split) by vector, as `WholeVectors.best` does.
 
-    digits: [vector, class]; strides: of the classes, the first of which is 1.
+    one: samples that a vector does as one pipeline. digits: [vector, class]; strides: of the classes, the
+    first of which is 1.
     """
     count, num_classes = digits.shape
     best, part = np.zeros(count, np.int64), np.zeros(count, np.int64)
@@ -26,13 +27,13 @@ def best_parts(one: Places, digits: Places, strides: Places) -> tuple[Places, Pl
                 if samples > most:
                     most, pick = samples, place
             going = False
-            for entry in range(1, num_classes):  # the next vector below this one
-                if taken[entry] < digits[vector, entry]:
-                    taken[entry] += 1
-                    below += strides[entry]
+            for index in range(1, num_classes):  # the next vector below this one
+                if taken[index] < digits[vector, index]:
+                    taken[index] += 1
+                    below += strides[index]
                     going = True
                     break
-                below -= taken[entry] * strides[entry]
-                taken[entry] = 0
+                below -= taken[index] * strides[index]
+                taken[index] = 0
         best[vector], part[vector] = most, pick
     return best, part

@@ -1,4 +1,4 @@
-"""The innermost loops of the type-count programme with one label, compiled.
+"""The innermost loops of `count_dp`, compiled.
 
 The bound of a cluster looks at 1e9 to 1e10 candidates: NumPy takes some 10 ns for each, most of it for
 temporary arrays, these loops less than 1 ns.
@@ -25,7 +25,7 @@ def _add_followers(
     around_s: Singles,
     some: npt.NDArray[np.bool_],
 ) -> None:
-    """The least labels of what may follow a stage, with its link: from [class, layer] to [layer]."""
+    """Note the least labels of what may follow a stage, with its link: from [class, layer] to [layer]."""
     for following in range(makespan.shape[0]):
         for layer in range(makespan.shape[1]):
             seconds = makespan[following, layer] + link[following, layer]
@@ -39,7 +39,7 @@ def _add_followers(
 def _add_stage(
     stage: Singles, after_s: Singles, after_trip_s: Singles, least: Singles, around: Singles, ceiling_s: float
 ) -> None:
-    """The least labels of suffixes with one more stage in front, by vector; see `count_dp`."""
+    """Note the least labels of suffixes with one more stage in front, by vector; see `count_dp`."""
     total_s, before_s, busy_s, share, warm_s, cool_s = (
         stage[0],
         stage[1],
@@ -69,7 +69,7 @@ def _add_stage(
 def extend(
     makespan: Singles,
     trip: Singles,
-    entry: int,
+    class_index: int,
     users: Places,
     before: Places,
     stages: Singles,
@@ -78,7 +78,7 @@ def extend(
     hop: Singles,
     ceiling_s: float,
 ) -> bool:
-    """Note the labels of suffixes that begin with a stage of class `entry`; whether there are any.
+    """Note the labels of suffixes that begin with a stage of a class; return whether there are any.
 
     makespan, trip: [amount, vector, class, start], noted for the vectors `users`, and read of those without
     the device of the stage, `before`; empty if nothing comes after it. stages: [amount, recompute, start,
@@ -118,6 +118,6 @@ def extend(
                             _add_stage(stage, after_s[stop], after_trip_s[stop], least, around, ceiling_s)
                 for row, vector in enumerate(tile):
                     alive |= least[row] < np.inf
-                    makespan[amount, vector, entry, start] = least[row]
-                    trip[amount, vector, entry, start] = around[row]
+                    makespan[amount, vector, class_index, start] = least[row]
+                    trip[amount, vector, class_index, start] = around[row]
     return alive

@@ -1,1 +1,9 @@
-"""explanation."""
+"""Why a plan is as it is, as values: reporting makes sentences of them.
+
+explain says what limits each stage, what devices that are left out would add and how plain ways to train
+compare; gains how much of the speed over plain training comes from balance and how much from memory.
+
+For others:
+    explain: explain, Explanation, StageReason, Limit, LeftOut, Alternative
+    gains: Gain, gain, best_plain
+"""

@@ -18,7 +18,7 @@ PLAIN = ("single", "ddp", "gpipe-even", "torchgpipe")
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """How much faster `auto` is than the best plain strategy, as ratios of step times.
+    """The gain of `auto` over the best plain strategy, as ratios of step times.
 
     total = balance x memory. balance: what it would be if every device had memory for everything. memory: the
     rest. Where no plain strategy fits, over, total and memory are None: all of it is memory's.
@@ -37,13 +37,13 @@ class Gain:
 
 
 def best_plain(outcomes: Sequence[Outcome]) -> str | None:
-    """The fastest plain strategy that fits."""
+    """Return the fastest plain strategy that fits."""
     steps = step_seconds(outcomes)
     return min((name for name in PLAIN if name in steps), key=steps.__getitem__, default=None)
 
 
 def step_seconds(outcomes: Sequence[Outcome]) -> Mapping[str, float]:
-    """Predicted seconds of a step, by strategy, of those that fit."""
+    """Return predicted seconds of a step, by strategy, of those that fit."""
     return {
         outcome.strategy: outcome.plan.predicted.step_s
         for outcome in outcomes
@@ -52,9 +52,9 @@ def step_seconds(outcomes: Sequence[Outcome]) -> Mapping[str, float]:
 
 
 def gain(problem: Problem, evaluate: Evaluate, outcomes: Sequence[Outcome]) -> Gain | None:
-    """The gain of `auto` among the outcomes; None where it has no plan or steps take no time.
+    """Return the gain of `auto` among the outcomes; None where it has no plan or steps take no time.
 
-    What is forced is not forced with ample memory.
+    With ample memory no constraints of the user apply.
     """
     steps = step_seconds(outcomes)
     if not steps.get(AUTO):
@@ -72,7 +72,7 @@ def gain(problem: Problem, evaluate: Evaluate, outcomes: Sequence[Outcome]) -> G
 
 
 def with_ample_memory(problem: Problem) -> Problem:
-    """The problem on devices that hold the whole model with every sample in flight."""
+    """Return the problem on devices that hold the whole model with every sample in flight."""
     profile = problem.profile
     states = sum(layer.parameter_bytes for layer in profile.layers)
     sample = sum(layer.saved_bytes_per_sample + 2 * layer.output_bytes_per_sample for layer in profile.layers)

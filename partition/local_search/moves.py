@@ -11,19 +11,22 @@ from partition.estimates.timed_pipeline import TimedPipeline
 from partition.exact.cut_dp import CutOptimizer
 
 MOVES = ("size", "order", "swap", "move", "merge", "split", "add", "drop")
-TOLERANCE = 1e-4  # of the seconds of a set
-GAIN = 2e-4  # relative: less is not worth a change
-Judge = Callable[[Sequence[TimedPipeline], float], float]
-"""Seconds of a step of pipelines whose samples are done in the given time; adds what the clock leaves out."""
+TOLERANCE = 1e-4  # relative: how exactly the samples of a changed set are shared out
+GAIN = 2e-4  # relative, above TOLERANCE: less may be rounding, and is not worth a change
+EvaluateSet = Callable[[Sequence[TimedPipeline], float], float]
+"""Seconds of a step of a set of pipelines, given the seconds that it takes by their clocks."""
+_Wanted = tuple[list[Device], int]
+"""The devices of a new pipeline, from first to last stage, and its microbatch size."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """Pipelines and the step in which they do the batch, as judged by the search."""
+class PipelineSet:
+    """Pipelines that share no device, and the step in which they do the batch, as the search evaluates it."""
 
     step_s: float
     timed: tuple[TimedPipeline, ...]
     start: str
+    """Where it comes from, as "columns"."""
 
 
 @dataclass(slots=True)
@@ -31,34 +34,37 @@ class LocalSearch:
     """Hill climbing with a fixed number of tries and a fixed seed, so that machines agree."""
 
     cut_optimizer: CutOptimizer
-    judge: Judge
+    evaluate: EvaluateSet
     tries: int
     seed: int = 0
 
     def improve(self, timed: Sequence[TimedPipeline]) -> tuple[float, list[TimedPipeline]]:
-        """(judged seconds, pipelines), no worse than those given."""
+        """Return (evaluated seconds, pipelines), no worse than those given."""
         problem = self.cut_optimizer.tables.problem
         batch, rng = problem.global_batch_size, random.Random(self.seed)
         best = list(timed)
-        shared = share_out(best, batch, TOLERANCE)[0]
-        step_s = self.judge(best, shared)
+        clock_s = share_out(best, batch, TOLERANCE)[0]
+        step_s = self.evaluate(best, clock_s)
         since = 0
         for _ in range(self.tries):
             since += 1
             if since > self.tries // 3 + 10:
                 break
-            seconds, trial = self.tried(rng, best, shared, step_s)
+            seconds, trial = self.tried(rng, best, clock_s, step_s)
             if seconds >= step_s:
                 continue
-            judged = self.judge(trial, seconds)
-            if judged < step_s * (1 - GAIN):
-                step_s, shared, best, since = judged, seconds, trial, 0
+            evaluated_s = self.evaluate(trial, seconds)
+            if evaluated_s < step_s * (1 - GAIN):
+                step_s, clock_s, best, since = evaluated_s, seconds, trial, 0
         return step_s, best
 
     def tried(
         self, rng: random.Random, timed: list[TimedPipeline], step_s: float, within_s: float
     ) -> tuple[float, list[TimedPipeline]]:
-        """(seconds, pipelines) after a random move; inf if it leads nowhere, or to a step that is longer."""
+        """Return (seconds, pipelines) after a random move.
+
+        Seconds are inf if the move leads nowhere, or to a step longer than within_s.
+        """
         trial = self.change(rng, timed, step_s)
         if trial is None or any(not pipeline.timing.fits for pipeline in trial):
             return math.inf, timed
@@ -68,56 +74,15 @@ class LocalSearch:
     def change(
         self, rng: random.Random, timed: list[TimedPipeline], step_s: float
     ) -> list[TimedPipeline] | None:
-        """The pipelines after a random move; None where it leads nowhere."""
-        move = rng.choice(MOVES)
-        index = rng.randrange(len(timed))
-        pipeline = timed[index]
-        mine = list(pipeline.devices)
-        sizes = self.cut_optimizer.tables.problem.microbatch_sizes
-        rest = [other for place, other in enumerate(timed) if place != index]
-        if move == "size":
-            return self._with(rest, [(mine, rng.choice(sizes))], step_s)
-        if move == "order" and len(mine) > 1:
-            one, other = rng.sample(range(len(mine)), 2)
-            mine[one], mine[other] = mine[other], mine[one]
-            return self._with(rest, [(mine, pipeline.microbatch_size)], step_s)
-        if move in ("swap", "move", "merge") and len(timed) > 1:
-            place = rng.randrange(len(rest))
-            partner = rest.pop(place)
-            theirs = list(partner.devices)
-            one, other = rng.randrange(len(mine)), rng.randrange(len(theirs))
-            if move == "swap":
-                mine[one], theirs[other] = theirs[other], mine[one]
-            elif move == "move":
-                theirs.insert(other, mine.pop(one))
-            else:
-                theirs, mine = theirs + mine, []
-            wanted = [(theirs, partner.microbatch_size)]
-            if mine:
-                wanted.append((mine, pipeline.microbatch_size))
-            return self._with(rest, wanted, step_s)
-        if move == "split" and len(mine) > 1:
-            cut = rng.randrange(1, len(mine))
-            rng.shuffle(mine)
-            size = pipeline.microbatch_size
-            return self._with(rest, [(mine[:cut], size), (mine[cut:], size)], step_s)
-        if move == "add":
-            used = {device.name for entry in timed for device in entry.devices}
-            spare = [d for d in self.cut_optimizer.tables.problem.cluster.devices if d.name not in used]
-            if not spare:
-                return None
-            mine.insert(rng.randrange(len(mine) + 1), rng.choice(spare))
-            return self._with(rest, [(mine, pipeline.microbatch_size)], step_s)
-        if move == "drop" and len(mine) > 1:
-            mine.pop(rng.randrange(len(mine)))
-            return self._with(rest, [(mine, pipeline.microbatch_size)], step_s)
-        return None
+        """Return the pipelines after a random move, the new ones last; None where it leads nowhere.
 
-    def _with(
-        self, rest: list[TimedPipeline], wanted: list[tuple[list[Device], int]], step_s: float
-    ) -> list[TimedPipeline] | None:
-        """The other pipelines and new ones on these devices, each cut for about the samples it will get."""
-        made = list(rest)
+        New ones are cut for about the samples that they do in a step of step_s.
+        """
+        move, index = rng.choice(MOVES), rng.randrange(len(timed))
+        made = [other for place, other in enumerate(timed) if place != index]
+        wanted = self._wanted(rng, move, timed[index], made)
+        if wanted is None:
+            return None
         for devices, size in wanted:
             pipeline = fitted(self.cut_optimizer, devices, size, step_s)
             if pipeline is None:
@@ -125,19 +90,73 @@ class LocalSearch:
             made.append(pipeline)
         return made
 
+    def _wanted(
+        self, rng: random.Random, move: str, pipeline: TimedPipeline, others: list[TimedPipeline]
+    ) -> list[_Wanted] | None:
+        """Return what replaces a pipeline; a partner that is replaced too is taken from the others."""
+        mine, size = list(pipeline.devices), pipeline.microbatch_size
+        if move == "size":
+            return [(mine, rng.choice(self.cut_optimizer.tables.problem.microbatch_sizes))]
+        if move == "order" and len(mine) > 1:
+            one, other = rng.sample(range(len(mine)), 2)
+            mine[one], mine[other] = mine[other], mine[one]
+            return [(mine, size)]
+        if move in ("swap", "move", "merge") and others:
+            partner = others.pop(rng.randrange(len(others)))
+            changed = _exchanged(rng, move, mine, list(partner.devices))
+            sizes = (partner.microbatch_size, size)
+            return [(devices, size) for devices, size in zip(changed, sizes, strict=True) if devices]
+        if move == "split" and len(mine) > 1:
+            cut = rng.randrange(1, len(mine))
+            rng.shuffle(mine)
+            return [(mine[:cut], size), (mine[cut:], size)]
+        if move == "add":
+            spare = self._spare([pipeline, *others])
+            if not spare:
+                return None
+            mine.insert(rng.randrange(len(mine) + 1), rng.choice(spare))
+            return [(mine, size)]
+        if move == "drop" and len(mine) > 1:
+            mine.pop(rng.randrange(len(mine)))
+            return [(mine, size)]
+        return None
+
+    def _spare(self, timed: Sequence[TimedPipeline]) -> list[Device]:
+        """Return the devices that no pipeline uses."""
+        used = {device.name for pipeline in timed for device in pipeline.devices}
+        devices = self.cut_optimizer.tables.problem.cluster.devices
+        return [device for device in devices if device.name not in used]
+
+
+def _exchanged(
+    rng: random.Random, move: str, mine: list[Device], theirs: list[Device]
+) -> tuple[list[Device], list[Device]]:
+    """Return (theirs, mine) after one device has changed sides, two have, or all have."""
+    one, other = rng.randrange(len(mine)), rng.randrange(len(theirs))
+    if move == "swap":
+        mine[one], theirs[other] = theirs[other], mine[one]
+    elif move == "move":
+        theirs.insert(other, mine.pop(one))
+    else:
+        theirs, mine = theirs + mine, []
+    return theirs, mine
+
 
 def fitted(
     cut_optimizer: CutOptimizer, devices: Sequence[Device], size: int, step_s: float
 ) -> TimedPipeline | None:
-    """A pipeline on these devices in this order, cut for about the samples that it does in a step."""
-    busy, entries = cut_optimizer.tables.at(size).busy_s, cut_optimizer.entries(devices)
-    period = 1 / sum(1 / max(float(busy[entry, 0, -1]), 1e-300) for entry in entries)
+    """Return a pipeline on these devices, in order, cut for about the samples that it does in a step.
+
+    None where memory takes no cuts.
+    """
+    busy, classes = cut_optimizer.tables.at(size).busy_s, cut_optimizer.entries(devices)
+    period = 1 / sum(1 / max(float(busy[class_index, 0, -1]), 1e-300) for class_index in classes)
     count = max(1, round(step_s / period - len(devices) + 1))
     most = -(-cut_optimizer.tables.problem.global_batch_size // size)
     return cut_optimizer.recut(devices, size, size * min(most, _rounded(count)))
 
 
 def _rounded(count: int) -> int:
-    """To two digits of a binary number, so that cuts are found again instead of made anew."""
+    """Return a count of which only the first three binary digits are kept, so that cuts are found again."""
     step = max(1, 1 << max(0, count.bit_length() - 3))
     return max(1, round(count / step) * step)

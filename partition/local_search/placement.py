@@ -25,11 +25,11 @@ def place(classes: DeviceClasses, pipelines: Sequence[ClassPipeline]) -> list[tu
         stages = pipelines[index].stages
         wanted: dict[int, int] = {}
         for stage in stages:
-            wanted[stage.entry] = wanted.get(stage.entry, 0) + 1
+            wanted[stage.class_index] = wanted.get(stage.class_index, 0) + 1
         homes: list[str] = []
         taken = {entry: _take(free[entry], count, homes) for entry, count in wanted.items()}
         placed[index] = tuple(
-            TimedStage(taken[stage.entry].pop(0), stage.start, stage.stop, stage.recompute)
+            TimedStage(taken[stage.class_index].pop(0), stage.start, stage.stop, stage.recompute)
             for stage in stages
         )
     return placed

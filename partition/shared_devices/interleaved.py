@@ -16,7 +16,7 @@ NUM_CHUNKS = 2
 
 
 def interleaved_plans(problem: Problem, costs: PipelineCosts, ceiling_s: float = math.inf) -> list[Plan]:
-    """Plans of one pipeline that visits equal devices NUM_CHUNKS times, and that memory takes.
+    """Return plans of one pipeline that visits equal devices NUM_CHUNKS times, and that memory takes.
 
     The bubble is that of a pipeline divided by the number of chunks, for so many more messages (Narayanan et
     al., SC 2021, section 2.2). One for each class of devices and microbatch size, in_flight as that order has
@@ -38,16 +38,19 @@ def interleaved_plans(problem: Problem, costs: PipelineCosts, ceiling_s: float =
         least_s = _least_s(costs, plan)
         if least_s < ceiling_s and fits(plan, problem.profile, problem.cluster):
             found.append((least_s, plan))
-    return [plan for _, plan in sorted(found, key=lambda entry: entry[0])]
+    return [plan for _, plan in sorted(found, key=lambda pair: pair[0])]
 
 
 def _least_s(costs: PipelineCosts, plan: Plan) -> float:
-    """Seconds below which no order gets: a device computes all its chunks, between the first forward and the
-    last backward of the first chunks of the devices before it. Optimizer not counted."""
+    """Return seconds below which no order gets, the optimizer not counted.
+
+    A device computes all its chunks between the first forward and the last backward of the first chunks of
+    the devices before it.
+    """
     (pipeline,) = plan.pipelines
     layout, num_devices = costs.layout(pipeline), len(plan.device_names)
-    busy, hops, _ = costs.busy_and_links(layout, pipeline.microbatch_size)
-    before_s = (0.0, *accumulate(sum(pair) for pair in zip(busy, hops, strict=False)))
+    busy, links, _ = costs.busy_and_links(layout, pipeline.microbatch_size)
+    before_s = (0.0, *accumulate(sum(pair) for pair in zip(busy, links, strict=False)))
     return max(
         before_s[place] + sum(total_s(costs, pipeline, *stage) for stage in layout[place::num_devices])
         for place in range(num_devices)
@@ -55,7 +58,11 @@ def _least_s(costs: PipelineCosts, plan: Plan) -> float:
 
 
 def even_cuts(weights: Sequence[float], count: int) -> tuple[int, ...]:
-    """Edges of `count` runs of the weights, none empty, whose sums have the least squares.
+    """Return the edges of `count` runs of the weights, none empty, whose sums have the least squares.
+
+    A dynamic programme. State: (number of runs, where they end); label: the least sum of squares, then the
+    least edges; transition: one run more. The linear partition programme (Skiena, The Algorithm Design
+    Manual, 2nd edition, section 8.5) with squares for the largest sum; O(count * weights^2).
 
     >>> even_cuts([1.0] * 7, 3)
     (0, 2, 4, 7)

@@ -8,9 +8,10 @@ from itertools import pairwise
 import numpy as np
 
 from cost_model.cluster import Device
+from partition.estimates.arrays import Floats
 from partition.estimates.pipeline_costs import PipelineCosts
 from partition.estimates.shared_pipelines import Draft, SharedPipeline
-from partition.estimates.stage_tables import Floats, ProblemTables
+from partition.estimates.stage_tables import ProblemTables
 from partition.estimates.timed_pipeline import TimedStage
 
 MOST_ELEMENTS = 110_000  # of an array over groups and layers: more devices are taken several at a time
@@ -51,18 +52,23 @@ class _Choices:
 class ReplicatedStages:
     """Groups of consecutive devices of an order and their cuts, by dynamic programming.
 
-    The programme is that of PipeDream (Narayanan et al., SOSP 2019, section 3.1): replicated stages over the
-    first layers and devices. Here devices differ, memory takes what the period needs in flight, fill and
-    drain count, and devices at either end may be left out.
+    State: (first unit of devices that is not placed, first layer that is not placed), from the last ones
+    backwards, for one order, microbatch size and period. Label: one pair (makespan bound Z, window W): those
+    of least Z. Transition: a group of the next units that holds layers [start, stop), with or without
+    recompute, where memory takes what the window needs in flight.
+    Source: PipeDream (Narayanan et al., SOSP 2019, section 3.1), replicated stages over the first layers and
+    devices. Here devices differ, memory takes what the period needs in flight, fill and drain count, and
+    devices at either end may be left out.
+    Complexity: O(units^2 * layers^2) a period; at most PERIODS periods.
     """
 
     def __init__(self, tables: ProblemTables, costs: PipelineCosts) -> None:
         self.tables, self.costs = tables, costs
-        self._entry = tables.classes.entries()
+        self._class_of = tables.classes.class_indices()
         self._rings: dict[tuple[str, ...], tuple[float, float]] = {}
 
     def drafts(self, ceiling_s: float = math.inf) -> Iterator[Draft]:
-        """The best groups of each order and microbatch size; those clearly above ceiling_s are left out."""
+        """Yield the best groups of each order and microbatch size but those clearly above ceiling_s."""
         problem = self.tables.problem
         orders = self._orders()
         groups = [_units(order, self._most_units()) for order in orders]
@@ -75,11 +81,11 @@ class ReplicatedStages:
                     for found in programme.groupings(ceiling_s, held_back):
                         yield self.draft(found, size)
 
-    def entry(self, device: Device) -> int:
-        return self._entry[device.name]
+    def class_of(self, device: Device) -> int:
+        return self._class_of[device.name]
 
     def ring_s(self, names: tuple[str, ...]) -> tuple[float, float]:
-        """(seconds, seconds per byte) of a ring all-reduce, in rounds of the busiest link or card."""
+        """Return (seconds, seconds per byte) of a ring all-reduce, in rounds of the busiest link or card."""
         count, network = len(names), self.costs.network
         if count == 1:
             return 0.0, 0.0
@@ -102,12 +108,12 @@ class ReplicatedStages:
         return max(4, min(MOST_UNITS, int(math.sqrt(2 * MOST_ELEMENTS) / ends)))
 
     def _orders(self) -> list[tuple[Device, ...]]:
-        """As in the file; by memory; by speed, both ways; alike ones once."""
+        """Return the devices as in the file; by memory; by speed, both ways; alike orders once."""
         devices = self.tables.problem.cluster.devices
         whole_s = self.tables.at(1).busy_s[:, 0, -1]
 
         def seconds(device: Device) -> float:
-            return float(whole_s[self.entry(device)])
+            return float(whole_s[self.class_of(device)])
 
         orders = [
             sorted(devices, key=lambda device: -device.usable_bytes),
@@ -115,11 +121,11 @@ class ReplicatedStages:
             sorted(devices, key=lambda device: -seconds(device)),
             list(devices),
         ]
-        distinct = {tuple(map(self.entry, order)): tuple(order) for order in reversed(orders)}
+        distinct = {tuple(map(self.class_of, order)): tuple(order) for order in reversed(orders)}
         return list(reversed(distinct.values()))
 
     def draft(self, groups: Sequence[Group], size: int) -> Draft:
-        """The common refinement of the groups' shares of the samples, whole microbatches each."""
+        """Return the common refinement of the groups' shares of the samples, whole microbatches each."""
         batch = self.tables.problem.global_batch_size
         count = -(-batch // size)
         holders = [self._shares(group, size, count) for group in groups]
@@ -136,10 +142,10 @@ class ReplicatedStages:
         return tuple(pipelines)
 
     def _shares(self, group: Group, size: int, count: int) -> list[tuple[int, Device]]:
-        """(microbatch before which a device's share ends, device): the group is done soonest."""
+        """Return (microbatch before which a device's share ends, device): the group is done soonest."""
         at = self.tables.at(size)
         table = at.busy_s + at.forward_s if group.recompute else at.busy_s
-        busy = [float(table[self.entry(device), group.start, group.stop]) for device in group.devices]
+        busy = [float(table[self.class_of(device), group.start, group.stop]) for device in group.devices]
         rate = sum(1 / max(seconds, 1e-300) for seconds in busy)
         shares = [int(count / (rate * max(seconds, 1e-300))) for seconds in busy]
         for _ in range(count - sum(shares)):
@@ -162,19 +168,19 @@ class _Programme:
         self._tables = owner.tables
         self._ends = self._tables.num_layers
         self._count = self._tables.problem.global_batch_size / size
-        self._entries = [[owner.entry(device) for device in unit] for unit in units]
+        self._classes = [[owner.class_of(device) for device in unit] for unit in units]
         at = self._tables.at(size)
         again_s = at.busy_s + at.forward_s
         self._busy_s = [np.maximum(busy, 1e-300) for busy in (at.busy_s, again_s)]
         self._rates = [
-            np.stack([(1 / busy[unit]).sum(axis=0) for unit in self._entries]) for busy in self._busy_s
+            np.stack([(1 / busy[unit]).sum(axis=0) for unit in self._classes]) for busy in self._busy_s
         ]
         self._caps = [at.caps(recompute=recompute) for recompute in (False, True)]
         self._choices = [self._choices_from(first) for first in range(len(units))]
-        self._hops = [self._hop(unit) for unit in range(1, len(units))]
+        self._links = [self._link(unit) for unit in range(1, len(units))]
 
     def groupings(self, ceiling_s: float, held_back: int) -> list[tuple[Group, ...]]:
-        """Groups for a few periods, from the shortest that the devices could have."""
+        """Return groups for a few periods, from the shortest that the devices could have."""
         rooms = self._rooms(held_back)
         period = 1 / sum(float(rate[0, -1]) for rate in self._rates[0])
         found: dict[tuple[Group, ...], None] = {}
@@ -195,14 +201,14 @@ class _Programme:
         return list(found)
 
     def _choices_from(self, first: int) -> _Choices:
-        entries = self._entries[first:]
-        counts = np.cumsum([len(unit) for unit in entries])
+        class_rows = self._classes[first:]
+        counts = np.cumsum([len(unit) for unit in class_rows])
         alike = np.array(
-            [len({e for unit in entries[: k + 1] for e in unit}) == 1 for k in range(len(entries))]
+            [len({e for unit in class_rows[: k + 1] for e in unit}) == 1 for k in range(len(class_rows))]
         )
         # whole microbatches where the devices are alike
         share = np.where(alike, np.ceil(np.ceil(self._count) / counts), self._count / counts)[:, None, None]
-        optimizer = np.stack([self._tables.optimizer_s[unit].max(axis=0) for unit in entries])
+        optimizer = np.stack([self._tables.optimizer_s[unit].max(axis=0) for unit in class_rows])
         late = np.maximum.accumulate(optimizer) + self._sync_s(first)
         rates = [np.maximum(np.cumsum(rate[first:], axis=0), 1e-300) for rate in self._rates]
         busy = [counts[:, None, None] / rate for rate in rates]
@@ -210,7 +216,7 @@ class _Programme:
         return _Choices((busy[0], busy[1]), (total[0], total[1]), (rates[0], rates[1]))
 
     def _rooms(self, held_back: int) -> list[list[Floats]]:
-        """By first unit and recompute: the longest window, in periods, whose microbatches memory takes.
+        """Return by first unit and recompute the longest window, in periods, whose microbatches memory takes.
 
         A device has so many in flight as its share of the group's rate times the window over the period.
         """
@@ -218,7 +224,7 @@ class _Programme:
         for busy, caps in zip(self._busy_s, self._caps, strict=True):
             left = np.where(self._tables.stages, caps - held_back, 0.0)
             room = np.where(left > 0, left * np.where(left > 0, busy, 0.0), 0.0)
-            held.append(np.stack([room[unit].min(axis=0) for unit in self._entries]))
+            held.append(np.stack([room[unit].min(axis=0) for unit in self._classes]))
         return [
             [
                 np.minimum.accumulate(least[first:]) * rate
@@ -228,7 +234,7 @@ class _Programme:
         ]
 
     def _sync_s(self, first: int) -> Floats:
-        """Seconds to sum the gradients of layers [start, stop), by [last unit, start, stop]."""
+        """Return the seconds to sum the gradients of layers [start, stop), by [last unit, start, stop]."""
         trained = np.maximum(self._tables.bytes.trained, 0.0)
         rows, devices = [], list[Device]()
         for unit in self._units[first:]:
@@ -237,8 +243,8 @@ class _Programme:
             rows.append(latency + per_byte * trained)
         return np.stack(rows)
 
-    def _hop(self, unit: int) -> Floats:
-        """Seconds both ways of a microbatch between the unit before and this one, by layer after the link."""
+    def _link(self, unit: int) -> Floats:
+        """Return seconds both ways of a microbatch from the unit before, by layer after the link."""
         one, other = self._units[unit - 1][-1], self._units[unit][0]
         inner = range(1, self._ends)
         row = [self._owner.costs.hop_s(one, other, layer, self._size) for layer in inner]
@@ -247,26 +253,26 @@ class _Programme:
     def _solve(
         self, period: float, rooms: Sequence[Sequence[Floats]]
     ) -> tuple[float, float, tuple[Group, ...]] | None:
-        """(Z, own period, groups) where memory takes what the period needs in flight; None if nothing."""
+        """Return (Z, own period, groups) where memory takes what a period needs in flight; None if none."""
         count, ends = len(self._units), self._ends
-        makespan = np.full((count + 1, ends + 1), np.inf)
+        makespan = np.full((count + 1, ends + 1), np.inf)  # [first unit, first layer], window too
         window = np.zeros((count + 1, ends + 1))
         makespan[:, ends] = 0.0
         picks: list[tuple[Floats, Floats]] = []
         with np.errstate(invalid="ignore", over="ignore"):
             for first in range(count - 1, -1, -1):
                 choices = self._choices[first]
-                hop = np.zeros((count - first, 1, ends + 1))
+                link_trip_s = np.zeros((count - first, 1, ends + 1))
                 for last in range(first, count - 1):
-                    hop[last - first, 0, :ends] = self._hops[last][:ends]
+                    link_trip_s[last - first, 0, :ends] = self._links[last][:ends]
                 after, following = makespan[first + 1 :, None, :], window[first + 1 :, None, :]
-                trips = [busy + hop + following for busy in choices.busy_s]
+                trips = [busy + link_trip_s + following for busy in choices.busy_s]
                 allowed = [
                     np.clip(trip / period, 1e-9, self._count) <= room * (1 + 1e-9)
                     for trip, room in zip(trips, rooms[first], strict=True)
                 ]
                 values = [
-                    np.where(ok, np.maximum(total, busy + hop + after), np.inf)
+                    np.where(ok, np.maximum(total, busy + link_trip_s + after), np.inf)
                     for ok, total, busy in zip(allowed, choices.total_s, choices.busy_s, strict=True)
                 ]
                 again = values[1] < values[0]
@@ -298,14 +304,14 @@ class _Programme:
 
 
 def _units(order: Sequence[Device], most: int) -> list[tuple[Device, ...]]:
-    """The order in at most so many consecutive runs, as equal in length as may be."""
+    """Return the order in at most so many consecutive runs, as equal in length as may be."""
     count = min(most, len(order))
     edges = [round(index * len(order) / count) for index in range(count + 1)]
     return [tuple(order[start:stop]) for start, stop in pairwise(edges)]
 
 
 def _sizes(sizes: Sequence[int], most: int) -> list[int]:
-    """At most so many of the sizes, evenly spread, the smallest among them."""
+    """Return at most so many of the sizes, evenly spread, the smallest among them."""
     count = min(most, len(sizes))
     if count == 1:
         return [sizes[0]]

@@ -7,10 +7,11 @@ from itertools import combinations, product
 
 import numpy as np
 
+from partition.estimates.arrays import Floats
 from partition.estimates.optimizer_sharding import fits
 from partition.estimates.pipeline_costs import PipelineCosts
 from partition.estimates.shared_pipelines import Draft, SharedPipeline, SharedPipelineCosts
-from partition.estimates.stage_tables import Floats, ProblemTables
+from partition.estimates.stage_tables import ProblemTables
 from partition.estimates.timed_pipeline import TimedStage, TimingCache
 from partition.exact.cut_dp import CutOptimizer
 from partition.plan import Plan
@@ -26,7 +27,7 @@ GAIN = 0.005  # relative: less is not worth a second pipeline
 
 
 def memory_binds(problem: Problem, costs: PipelineCosts) -> bool:
-    """Whether some device cannot hold the whole model, not even with recompute."""
+    """Return whether some device cannot hold the whole model, not even with recompute."""
     layers, size = problem.profile.num_layers, min(problem.microbatch_sizes)
     return any(costs.cap(device, 0, layers, size, recompute=True) < 1 for device in problem.cluster.devices)
 
@@ -39,7 +40,7 @@ def shared_plans(
     *,
     limit: int = 12,
 ) -> list[Plan]:
-    """At most `limit` plans that fit memory and in which some device serves several pipelines.
+    """Return at most `limit` plans that fit memory and in which some device serves several pipelines.
 
     ceiling_s: the step of a plan that is known; slower ones are of no interest.
     Best estimates first; the simulator has the last word. Two families: stages replicated on groups of
@@ -51,9 +52,9 @@ def shared_plans(
     problem, draft_costs = tables.problem, SharedPipelineCosts(costs)
     drafts = dict.fromkeys(ReplicatedStages(tables, costs).drafts(ceiling_s))
     drafts.update(dict.fromkeys(ShiftedCuts(tables, draft_costs).drafts(best)))
-    judged = [entry for draft in drafts if _shares(draft) for entry in draft_costs.plans(draft)]
+    judged = [pair for draft in drafts if _shares(draft) for pair in draft_costs.plans(draft)]
     plans: list[Plan] = []
-    for _, plan in sorted(judged, key=lambda entry: (entry[0], len(entry[1].pipelines))):
+    for _, plan in sorted(judged, key=lambda pair: (pair[0], len(pair[1].pipelines))):
         if len(plans) == limit:
             break
         if problem.forced.allows(plan) and fits(plan, problem.profile, problem.cluster):
@@ -62,7 +63,7 @@ def shared_plans(
 
 
 def _shares(draft: Draft) -> bool:
-    names = [stage.device.name for entry in draft for stage in entry.stages]
+    names = [stage.device.name for pipeline in draft for stage in pipeline.stages]
     return len(set(names)) < len(names)
 
 
@@ -87,16 +88,16 @@ class ShiftedCuts:
 
     def __init__(self, tables: ProblemTables, draft_costs: SharedPipelineCosts) -> None:
         self.tables, self.draft_costs = tables, draft_costs
-        self._entry = tables.classes.entries()
+        self._class_of = tables.classes.class_indices()
         self._found: dict[object, list[_Shift]] = {}
 
     def drafts(self, best: Plan | None) -> Iterator[Draft]:
-        """Each pipeline of a plan cut a second time, one at a time and all of them."""
+        """Yield each pipeline of a plan cut a second time, one at a time and all of them."""
         bases = [self._draft(best)] if best is not None else list(self._chains())
         for base in bases:
             if len(base) > MOST_SHIFTED:
                 continue
-            options = [list(self._options(entry)) for entry in base]
+            options = [list(self._options(pipeline)) for pipeline in base]
             for rank in range(TRIES):
                 chosen = [row[min(rank, len(row) - 1)] if row else None for row in options]
                 if any(chosen):
@@ -112,16 +113,16 @@ class ShiftedCuts:
             SharedPipeline(
                 tuple(
                     TimedStage(cluster.device(stage.device), stage.start, stage.stop, stage.recompute)
-                    for stage in entry.stages
+                    for stage in pipeline.stages
                 ),
-                entry.microbatch_size,
-                entry.num_samples,
+                pipeline.microbatch_size,
+                pipeline.num_samples,
             )
-            for entry in plan.pipelines
+            for pipeline in plan.pipelines
         )
 
     def _chains(self) -> Iterator[Draft]:
-        """Single pipelines over the devices with most memory."""
+        """Yield single pipelines over the devices with most memory."""
         problem = self.tables.problem
         cut_optimizer = CutOptimizer(self.tables, TimingCache(self.draft_costs.costs))
         order = sorted(problem.cluster.devices, key=lambda device: -device.usable_bytes)
@@ -134,14 +135,15 @@ class ShiftedCuts:
                 if pipeline is not None:
                     yield (SharedPipeline(pipeline.stages, size, problem.global_batch_size),)
 
-    def _options(self, entry: SharedPipeline) -> Iterator[tuple[float, Draft]]:
-        """(gain, two pipelines) that fit, largest gains first, in the pipeline's microbatches and smaller."""
-        if len(entry.stages) < 2 or len({stage.device.name for stage in entry.stages}) < len(entry.stages):
+    def _options(self, pipeline: SharedPipeline) -> Iterator[tuple[float, Draft]]:
+        """Yield (gain, two pipelines) that fit, largest gains first, in the same microbatches and smaller."""
+        names = [stage.device.name for stage in pipeline.stages]
+        if len(names) < 2 or len(set(names)) < len(names):
             return
-        allowed = [size for size in self.tables.problem.microbatch_sizes if size < entry.microbatch_size]
+        allowed = [size for size in self.tables.problem.microbatch_sizes if size < pipeline.microbatch_size]
         found = []
-        for size in (entry.microbatch_size, *allowed[-1:]):
-            resized = replace(entry, microbatch_size=size)
+        for size in (pipeline.microbatch_size, *allowed[-1:]):
+            resized = replace(pipeline, microbatch_size=size)
             found += [(shift.gain, -size, resized, shift) for shift in self._shifts(resized)]
         found.sort(key=lambda option: option[:2])
         tried = 0
@@ -153,27 +155,31 @@ class ShiftedCuts:
             if tried == TRIES:
                 return
 
-    def _shifts(self, entry: SharedPipeline) -> list[_Shift]:
-        """The shifts worth while, best first."""
-        entries = [self._entry[stage.device.name] for stage in entry.stages]
-        edges = (0, *(stage.stop for stage in entry.stages))
-        flags = tuple(stage.recompute for stage in entry.stages)
-        key = (tuple(entries), edges, flags, entry.microbatch_size, entry.num_samples)
+    def _shifts(self, pipeline: SharedPipeline) -> list[_Shift]:
+        """Return the shifts that are worth while, best first."""
+        class_indices = [self._class_of[stage.device.name] for stage in pipeline.stages]
+        edges = (0, *(stage.stop for stage in pipeline.stages))
+        flags = tuple(stage.recompute for stage in pipeline.stages)
+        key = (tuple(class_indices), edges, flags, pipeline.microbatch_size, pipeline.num_samples)
         if key not in self._found:
-            self._found[key] = self._find(entries, edges, flags, entry)
+            self._found[key] = self._find(class_indices, edges, flags, pipeline)
         return self._found[key]
 
     def _find(
-        self, entries: Sequence[int], edges: Sequence[int], flags: Sequence[bool], entry: SharedPipeline
+        self,
+        class_indices: Sequence[int],
+        edges: Sequence[int],
+        flags: Sequence[bool],
+        pipeline: SharedPipeline,
     ) -> list[_Shift]:
-        at = self.tables.at(entry.microbatch_size)
-        count = entry.num_microbatches
+        at = self.tables.at(pipeline.microbatch_size)
+        count = pipeline.num_microbatches
         steps = _steps(len(edges) - 2)
         others = np.array(edges)[None, :] + np.pad(steps, ((0, 0), (1, 1)))
         others = others[(np.diff(others, axis=1) > 0).all(axis=1)]
-        again = np.where(np.array(flags)[:, None, None], at.forward_s[entries], 0.0)
-        table = at.busy_s[entries] + again
-        place = np.arange(len(entries))
+        again = np.where(np.array(flags)[:, None, None], at.forward_s[class_indices], 0.0)
+        table = at.busy_s[class_indices] + again
+        place = np.arange(len(class_indices))
         first: Floats = table[place, edges[:-1], edges[1:]]
         second = table[place[None, :], others[:, :-1], others[:, 1:]]
         splits = np.unique(np.round(np.linspace(0, count, min(count, SPLITS) + 1)))[1:-1]
@@ -191,19 +197,19 @@ class ShiftedCuts:
         return sorted(shifts, key=lambda shift: (shift.gain, shift.edges))
 
     def _replaced(self, base: Draft, chosen: Sequence[tuple[float, Draft] | None]) -> Draft:
-        """The base with pairs in the place of pipelines, and its samples shared out by how fast they are."""
-        batch = sum(entry.num_samples for entry in base)
+        """Return the base with pairs in place of pipelines, its samples shared out by how fast they are."""
+        batch = sum(pipeline.num_samples for pipeline in base)
         rates = [
-            entry.num_samples / (option[0] if option else 1.0)
-            for entry, option in zip(base, chosen, strict=True)
+            pipeline.num_samples / (option[0] if option else 1.0)
+            for pipeline, option in zip(base, chosen, strict=True)
         ]
         samples = _rounded([batch * rate / sum(rates) for rate in rates], batch)
         made: list[SharedPipeline] = []
-        for entry, option, num_samples in zip(base, chosen, samples, strict=True):
+        for pipeline, option, num_samples in zip(base, chosen, samples, strict=True):
             if not num_samples:
                 continue
             if option is None or num_samples == 1:
-                made.append(replace(entry, num_samples=num_samples))
+                made.append(replace(pipeline, num_samples=num_samples))
                 continue
             one, other = option[1]
             share = one.num_samples / (one.num_samples + other.num_samples)
@@ -215,7 +221,7 @@ class ShiftedCuts:
 
 
 def _steps(num_cuts: int) -> Floats:
-    """Steps of -1, 0 and 1 for the cuts, not all 0; for many cuts the same step for runs of neighbours."""
+    """Return steps of -1, 0 and 1 for the cuts, not all 0: of many cuts the same for runs of neighbours."""
     if num_cuts <= ALL_SHIFTS:
         rows: Iterable[Sequence[int]] = product((-1, 0, 1), repeat=num_cuts)
     else:
@@ -234,24 +240,24 @@ def _steps(num_cuts: int) -> Floats:
     return np.array([row for row in rows if any(row)], dtype=int)
 
 
-def _pair(entry: SharedPipeline, shift: _Shift) -> Draft | None:
-    """A pipeline and its shifted twin; None where one of them gets no samples."""
-    size = entry.microbatch_size
-    kept = min(entry.num_samples - 1, size * round(shift.kept * entry.num_microbatches))
+def _pair(pipeline: SharedPipeline, shift: _Shift) -> Draft | None:
+    """Return a pipeline and its shifted twin; None where one of them gets no samples."""
+    size = pipeline.microbatch_size
+    kept = min(pipeline.num_samples - 1, size * round(shift.kept * pipeline.num_microbatches))
     if kept < 1:
         return None
     stages = tuple(
         replace(stage, start=start, stop=stop)
-        for stage, start, stop in zip(entry.stages, shift.edges, shift.edges[1:], strict=False)
+        for stage, start, stop in zip(pipeline.stages, shift.edges, shift.edges[1:], strict=False)
     )
     return (
-        replace(entry, num_samples=kept),
-        SharedPipeline(stages, size, entry.num_samples - kept),
+        replace(pipeline, num_samples=kept),
+        SharedPipeline(stages, size, pipeline.num_samples - kept),
     )
 
 
 def _rounded(amounts: Sequence[float], total: int) -> list[int]:
-    """Whole numbers near the amounts that add up, by largest remainders."""
+    """Return whole numbers near the amounts that add up, by largest remainders."""
     whole = [int(amount) for amount in amounts]
     order = sorted(range(len(amounts)), key=lambda k: (whole[k] - amounts[k], k))
     for index in order[: total - sum(whole)]:

@@ -46,7 +46,7 @@ def cluster(num_nodes: int, most_devices: int, rng: random.Random) -> Cluster:
 
 
 def ordered(names: list[str], order: str, rng: random.Random) -> list[str]:
-    """The members by node, in any order, or one of each node after the other."""
+    """Return the members by node, in any order, or one of each node after the other."""
     if order == "shuffled":
         return rng.sample(names, len(names))
     return sorted(names, key=lambda name: name.split("/")[1]) if order == "by index" else names

@@ -16,7 +16,7 @@ from cost_model.errors import InputError
 from cost_model.measured_links import MeasuredAllReduce, MeasuredLink, slower
 from cost_model.network import Network, Route, all_reduce_due, all_reduce_s, reserve
 from cost_model.profile import ModelProfile, profile_from_data, profile_text, read_profile
-from hetpipe.commands.profiles import link_sentences
+from hetpipe.commands.profile import link_sentences
 from hetpipe.profiling.profile_cache import cache_key, merge
 from hetpipe.runs.settings import Settings
 from small_case import check_golden, small_profile
@@ -39,7 +39,7 @@ def names(count: int) -> list[str]:
 
 
 def measured_profile() -> ModelProfile:
-    """The small profile, whose links and all-reduces were measured by size."""
+    """Return the small profile, whose links and all-reduces were measured by size."""
     links = {"fast>slow": LINK, "slow>fast": Link(0.25, 40.0)}
     pair = MeasuredAllReduce(("fast", "slow"), (8, 16), (2.0, 3.0))
     return replace(small_profile(), links=links, all_reduces=(pair,))
@@ -159,7 +159,7 @@ def test_measured_links_survive_the_file(tmp_path: Path):
 
 
 def measured_keys(path: Path) -> dict[str, Any]:
-    """The keys of the file that measured links are in."""
+    """Return the keys of the file that measured links are in."""
     return {key: value for key, value in json.loads(path.read_text()).items() if key in PLACES}
 
 

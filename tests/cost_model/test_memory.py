@@ -5,6 +5,7 @@ import pytest
 from cost_model.errors import InfeasibleError
 from cost_model.memory import StageShape, device_memory, stage_activation_bytes, trained_bytes, working_bytes
 from hetpipe.program.costs import check_memory
+from partition.estimates.plan_memory import plan_memory, summed_bytes
 from small_case import plan_of, small_cluster, small_plan, small_profile
 
 
@@ -53,7 +54,7 @@ def test_layers_of_several_stages_count_once_but_their_activations_add_up():
 def test_in_flight_beyond_the_microbatches_costs_nothing():
     many = plan_of([("a/0", 0, 3, 9), ("b/0", 3, 4, 1)], num_samples=2)
     few = plan_of([("a/0", 0, 3, 2), ("b/0", 3, 4, 1)], num_samples=2)
-    assert many.memory(small_profile(), "a/0") == few.memory(small_profile(), "a/0")
+    assert plan_memory(many, small_profile(), "a/0") == plan_memory(few, small_profile(), "a/0")
 
 
 def test_workspace_is_that_of_the_worst_layer_at_its_microbatch_size():
@@ -144,4 +145,4 @@ def test_a_large_workspace_of_the_first_backward_meets_the_other_microbatches():
 
 def test_gradients_summed_with_other_devices_are_there_from_the_start():
     # The head on a device of its own sums its 250 tied bytes with the embeddings' device.
-    assert small_plan()._summed_bytes(small_profile(), small_plan().device_names[-1]) == 250
+    assert summed_bytes(small_plan(), small_profile(), small_plan().device_names[-1]) == 250

@@ -34,7 +34,7 @@ BENCHMARK = EXAMPLES / "benchmarks" / "roofline" / "main.py"
 
 
 def profile(kind: str = "A100") -> ModelProfile:
-    """An embedding that is looked up and a block that multiplies, 1,000 tokens a sample."""
+    """Return an embedding that is looked up and a block that multiplies, 1,000 tokens a sample."""
     times = (LayerTimes((1e-4, 2e-4), (1e-4, 2e-4)), LayerTimes((0.2, 0.4), (0.4, 0.8)))
     return ModelProfile(
         model="made-up",

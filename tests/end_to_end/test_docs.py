@@ -3,16 +3,20 @@
 import re
 import shlex
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 
-from hetpipe.cli import app
+from hetpipe.cli import VERBS, app
 from places import ROOT
 
-PAGES = sorted((ROOT / "docs").glob("*.md")) + [page for page in [ROOT / "README.md"] if page.exists()]
+PAGES = [
+    *sorted((ROOT / "docs").glob("*.md")),
+    *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG")),
+]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ +(.+)$", re.MULTILINE)
 INLINE = re.compile(r"`(hetpipe [a-z]+(?: [^`]*)?)`")
@@ -44,8 +48,11 @@ def commands(page: Path) -> Iterator[str]:
                 yield part
 
 
+@cache
 def verbs() -> dict[str, Any]:
-    return typer.main.get_command(app).commands
+    """The verbs as typer has them once they are loaded."""
+    group: Any = typer.main.get_command(app)
+    return {name: group.get_command(None, name) for name in VERBS}
 
 
 def parse(command: str) -> None:

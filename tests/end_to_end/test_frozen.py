@@ -256,6 +256,7 @@ def check_case(kind: str, seed: int, chain: ChainModel, events: Iterable[dict[st
     assert seen == values.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", frozen_models.BUILDERS)
 def test_split_equals_whole_with_random_parameters_frozen(kind):
     for seed in range(7):

@@ -16,7 +16,7 @@ from hetpipe.runs.run_report import read_report
 from hetpipe.runs.settings import Settings
 from hetpipe.runtime.processes import RankGroup, run_ranks
 from hetpipe.training.rank import KEPT_STEPS, _Run
-from hetpipe.training.run import prepare
+from hetpipe.training.run import prepare, verified_prediction
 from partition.plan import Pipeline
 from random_cases import MODULES, Case, chain_of
 from runs import chain_plan, cluster_file
@@ -103,7 +103,9 @@ def test_a_rank_keeps_the_events_of_its_last_steps_only(tmp_path):
     times = LayerTimes((0.001,), (0.002,))
     profile = ModelProfile("mine", 1, "float32", layers, {CPU: KindProfile("measured", (1,), (times,) * 3)})
     folder = RunFolder(tmp_path / "run")
-    prepare(folder, settings, cluster_file(tmp_path), profile, chain_plan("mine", [0, 3], 16), own_data=True)
+    cluster = cluster_file(tmp_path)
+    prediction = verified_prediction(settings, cluster, profile, chain_plan("mine", [0, 3], 16))
+    prepare(folder, settings, cluster, profile, prediction, own_data=True)
     run = _Run.open(folder, user_tasks.linear_task, None, 0, lambda event: None)
     run.train()
     assert len(run.outcomes) == KEPT_STEPS

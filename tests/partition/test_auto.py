@@ -94,6 +94,7 @@ def check_against_baselines(seed: int) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_auto_is_never_worse_than_a_baseline() -> None:
     assert sum(check_against_baselines(seed) for seed in range(20)) > 10
 
@@ -103,6 +104,7 @@ def test_auto_is_never_worse_than_a_baseline_in_hundreds_of_problems() -> None:
     assert sum(on_all_cores(check_against_baselines, range(100, 300))) > 100
 
 
+@pytest.mark.slow
 def test_planning_twice_gives_the_same_plan() -> None:
     for seed in (0, 3, 7, 11):
         problem = problem_with_sync(seed)
@@ -127,6 +129,7 @@ def test_equal_devices_that_hold_a_part_each_get_the_even_pipeline() -> None:
     assert step_s(solved(problem)) == pytest.approx(9 * 6.0, rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", [14.0, 1e6])
 def test_a_device_a_thousand_times_slower_does_no_harm(memory: float) -> None:
     fast = [(1.0, memory), (2.0, memory)]
@@ -175,6 +178,7 @@ def test_one_layer() -> None:
     assert step_s(plan) == pytest.approx(6.0, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_more_devices_than_layers() -> None:
     problem = even(2, [(1.0, 1e6)] * 5, batch=10)
     assert step_s(solved(problem)) == pytest.approx(2 * 6.0, rel=1e-6)
@@ -183,6 +187,7 @@ def test_more_devices_than_layers() -> None:
     assert step_s(tight) <= 6 * 3.0 * (1 + 1e-6)
 
 
+@pytest.mark.slow
 def test_a_batch_smaller_than_the_number_of_devices() -> None:
     problem = even(4, [(1.0, 1e6)] * 6, batch=2)
     assert step_s(solved(problem)) <= 12.0 * (1 + 1e-6)

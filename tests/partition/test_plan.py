@@ -8,6 +8,7 @@ import pytest
 
 from cost_model.errors import InputError
 from cost_model.memory import StageShape, device_memory
+from partition.estimates.plan_memory import plan_memory
 from partition.plan import Pipeline, Plan, Stage, check_plan
 from partition.plan_file import plan_from_data, plan_text, read_plan
 from partition.solver import solve
@@ -15,7 +16,7 @@ from random_problems import closed_form, random_problem
 
 
 def two_stages(**changes: Any) -> dict[str, Any]:
-    """A plan of two stages, as data; changes replace keys of the plan."""
+    """Return a plan of two stages, as data; changes replace keys of the plan."""
     stages = [
         {"devices": ["big/0"], "layers": [0, 3], "in_flight": 2, "recompute": False},
         {"devices": ["old/0"], "layers": [3, 4], "in_flight": 1, "recompute": True},
@@ -67,6 +68,14 @@ def test_last_microbatch_is_smaller_and_in_flight_is_clamped() -> None:
     assert pipeline.in_flight(0) == 4
 
 
+def test_in_flight_may_rise_where_there_are_no_more_microbatches() -> None:
+    stages = (Stage(("a/0",), (0, 1), 1), Stage(("b/0",), (1, 2), 2))
+    single = Pipeline(2, 2, stages)
+    assert [single.in_flight(stage) for stage in range(2)] == [1, 1]
+    with pytest.raises(InputError, match="in_flight rises from 1 to 2"):
+        Pipeline(1, 2, stages)
+
+
 def test_shared_device_holds_the_union_of_its_layers_once() -> None:
     profile = random_problem(0).profile
     whole = (0, profile.num_layers)
@@ -74,7 +83,7 @@ def test_shared_device_holds_the_union_of_its_layers_once() -> None:
     shared = Plan("manual", "random", 4, (alone, alone))
     assert shared.layers_of("a/0") == tuple(range(*whole)) and shared.layers_of("b/0") == ()
     shape = StageShape(*whole, 1, 1)
-    assert shared.memory(profile, "a/0") == device_memory(profile, [shape, shape])
+    assert plan_memory(shared, profile, "a/0") == device_memory(profile, [shape, shape])
 
 
 REFUSED = [

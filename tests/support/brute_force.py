@@ -1,7 +1,7 @@
 """Price every pipeline over classes of devices by brute force."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import combinations, pairwise, permutations, product
 
@@ -43,7 +43,7 @@ class BruteForce:
         self.seconds, self.cap, self.hop = (cache(f) for f in (self._seconds, self._cap, self._hop))
 
     def _seconds(self, stage: ColumnStage, samples: int) -> tuple[float, float]:
-        device, prices = self.tables.classes.members[stage.entry][0], self.tables.prices
+        device, prices = self.tables.classes.members[stage.class_index][0], self.tables.prices
         layers = stage.start, stage.stop
         return (
             prices.forward_s(device, *layers, samples),
@@ -51,7 +51,7 @@ class BruteForce:
         )
 
     def _cap(self, stage: ColumnStage) -> int:
-        """The most in flight that memory takes; all may fit where as many would not."""
+        """Return the most in flight that memory takes; all may fit where as many would not."""
         usable = self.tables.classes.members[stage.entry][0].usable_bytes
 
         def fits(in_flight: int, num_microbatches: int | None) -> bool:
@@ -64,7 +64,7 @@ class BruteForce:
         return max(most, self.num_microbatches if fits(self.num_microbatches, self.num_microbatches) else 0)
 
     def _hop(self, one: int, other: int, layer: int, there: int, back: int) -> float:
-        """Of the best channel each way; inf where there is none."""
+        """Return the seconds of the best channel each way; inf where there is none."""
         num_bytes = [self.tables.prices.boundary_bytes(layer, samples) for samples in (there, back)]
         pairs, route = self.tables.classes.channels(one, other), self.tables.network.route
         out = (route(a.name, b.name).link.transfer_s(num_bytes[0]) for a, b in pairs)
@@ -77,19 +77,13 @@ class BruteForce:
             stage, after = stages[index], stages[index + 1 :][:1]
             if self.cap(stage) < 1:
                 return math.inf
-            first, last = self.seconds(stage, self.first), self.seconds(stage, self.last)
-            total = self.full * sum(first) + (sum(last) if self.rest else 0.0)
-            total += float(self.tables.optimizer_s[stage.entry, stage.start, stage.stop])
             link = [self.hop(stage.entry, s.entry, s.start, self.first, self.last) for s in after]
             hop = [self.hop(stage.entry, s.entry, s.start, self.first, self.first) for s in after]
-            trip += sum(first) + sum(hop)
-            passes = max(1, self.full) * trip / self.cap(stage)
-            stall = sum(max(0.0, trip - least) for least in self.gaps(stage))
-            z = max(total + stall, passes, first[0] + last[1] + sum(link) + z)
+            z, trip = self._with(stage, sum(link) + z, sum(hop) + trip)
         return z
 
     def gaps(self, stage: ColumnStage) -> list[float]:
-        """Round trips from which on a stage waits: for its first backward; if all are full, for its last."""
+        """Return round trips from which on a stage waits for its first backward; if all full, its last."""
         first, last, count = (
             self.seconds(stage, self.first),
             self.seconds(stage, self.last),
@@ -102,7 +96,7 @@ class BruteForce:
         return [warm, cool] if self.cap(stage) < count and not self.rest else [warm]
 
     def pipelines(self, counts: Sequence[int]) -> Iterator[tuple[ColumnStage, ...]]:
-        """All pipelines on exactly so many devices of each class."""
+        """Yield all pipelines on exactly so many devices of each class."""
         entries = [entry for entry, count in enumerate(counts) for _ in range(count)]
         layers = self.tables.num_layers
         if not 0 < len(entries) <= layers:
@@ -115,4 +109,58 @@ class BruteForce:
                     yield tuple(ColumnStage(entry, *span, flag) for entry, span, flag in stages)
 
     def least_s(self, counts: Sequence[int]) -> float:
+        """Return the least Z of all pipelines on exactly so many devices of each class."""
         return min(map(self.z_s, self.pipelines(counts)), default=math.inf)
+
+    def merged_s(self, counts: Sequence[int]) -> float:
+        """Return the least Z of so many devices with one label per state, as `count_dp` has it.
+
+        A recursion over single stages, of double precision and from nothing else than `z_s` is from: label
+        (Z, W) of a suffix by its devices, the class of its first stage and its first layer, the least of each
+        on its own.
+        """
+        layers = self.tables.num_layers
+
+        @cache
+        def label(left: tuple[int, ...], entry: int, start: int) -> tuple[float, float]:
+            after = (*left[:entry], left[entry] - 1, *left[entry + 1 :])
+            z = trip = math.inf
+            for stop, recompute in product(range(start + 1, layers + 1), (False, True)):
+                stage = ColumnStage(entry, start, stop, recompute)
+                beyond = self._after(label, after, stage) if self.cap(stage) >= 1 else (math.inf, 0.0)
+                if beyond[0] < math.inf:
+                    one = self._with(stage, *beyond)
+                    z, trip = min(z, one[0]), min(trip, one[1])
+            return z, trip
+
+        firsts = [entry for entry, count in enumerate(counts) if count]
+        return min((label(tuple(counts), entry, 0)[0] for entry in firsts), default=math.inf)
+
+    def _after(
+        self, label: Callable[..., tuple[float, float]], left: tuple[int, ...], stage: ColumnStage
+    ) -> tuple[float, float]:
+        """Return the least Z and round trip of what may follow a stage, its link included."""
+        if not any(left) or stage.stop == self.tables.num_layers:
+            done = not any(left) and stage.stop == self.tables.num_layers
+            return (0.0 if done else math.inf), 0.0
+        z = trip = math.inf
+        for entry, count in enumerate(left):
+            if count:
+                seconds, around = label(left, entry, stage.stop)
+                seconds += self.hop(stage.entry, entry, stage.stop, self.first, self.last)
+                if seconds < math.inf:
+                    z = min(z, seconds)
+                    trip = min(
+                        trip, around + self.hop(stage.entry, entry, stage.stop, self.first, self.first)
+                    )
+        return z, trip
+
+    def _with(self, stage: ColumnStage, z: float, trip: float) -> tuple[float, float]:
+        """Return Z and round trip with a stage in front."""
+        first, last = self.seconds(stage, self.first), self.seconds(stage, self.last)
+        total = self.full * sum(first) + (sum(last) if self.rest else 0.0)
+        total += float(self.tables.optimizer_s[stage.entry, stage.start, stage.stop])
+        trip += sum(first)
+        stall = sum(max(0.0, trip - least) for least in self.gaps(stage))
+        passes = max(1, self.full) * trip / self.cap(stage)
+        return max(total + stall, passes, first[0] + last[1] + z), trip

@@ -14,7 +14,7 @@ Counts = tuple[int, ...]
 
 
 def least_s(problem: Problem) -> dict[Counts, list[float]]:
-    """For each vector of counts and each number of samples the least Z of a pipeline, by brute force."""
+    """Return for each vector of counts and number of samples the least Z of a pipeline, by brute force."""
     batch = problem.global_batch_size
     sizes = problem.microbatch_sizes
     forces = [
@@ -30,7 +30,7 @@ def least_s(problem: Problem) -> dict[Counts, list[float]]:
 
 
 def most_samples(table: dict[Counts, list[float]], step_s: float) -> int:
-    """The most samples that disjoint pipelines do in a step, over all ways to part the devices."""
+    """Return the most samples that disjoint pipelines do in a step, over all ways to part the devices."""
     one = {
         vector: max(samples for samples, seconds in enumerate(row) if seconds <= step_s * (1 + 1e-12))
         for vector, row in table.items()
@@ -48,7 +48,7 @@ def most_samples(table: dict[Counts, list[float]], step_s: float) -> int:
 
 
 def least_step_s(problem: Problem, table: dict[Counts, list[float]]) -> float:
-    """The least step in which the batch is done; inf if it never is."""
+    """Return the least step in which the batch is done; inf if it never is."""
     steps = sorted({seconds for row in table.values() for seconds in row if seconds < math.inf})
     batch = problem.global_batch_size
     return next((step_s for step_s in steps if most_samples(table, step_s) >= batch), math.inf)
@@ -63,7 +63,7 @@ def tiny_problem(seed: int) -> Problem:
 
 
 def compare_with_brute_force(seed: int, *, exact: bool = True) -> float:
-    """How far the refined bound is below the least step; nan where there is none.
+    """Return how far the refined bound is below the least step; nan where there is none.
 
     exact: whole pipelines.
     """
@@ -72,7 +72,7 @@ def compare_with_brute_force(seed: int, *, exact: bool = True) -> float:
     optimum_s = least_step_s(problem, table)
     ceiling_s = 3 * optimum_s if optimum_s < math.inf else 1e6
     tables = ProblemTables(problem, equal_devices(problem.cluster))
-    split = ClusterSplit(tables, ceiling_s, max_labels=None)
+    split = ClusterSplit(tables, ceiling_s)
     for factor in (0.3, 0.7, 1.0, 1.5):
         step_s = factor * ceiling_s / 3
         expected = min(most_samples(table, step_s), problem.global_batch_size)

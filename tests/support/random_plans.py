@@ -1,4 +1,4 @@
-"""Random plans of disjoint pipelines, and problems whose memory is just enough for them. Shared by tests."""
+"""Random plans, and problems whose memory is just enough for them. Shared by tests."""
 
 import random
 from collections.abc import Sequence
@@ -6,12 +6,14 @@ from dataclasses import replace
 from itertools import pairwise
 
 from cost_model.cluster import Cluster, Device, Link, Node, NodeLink
+from cost_model.measured_links import MeasuredAllReduce, MeasuredLink
 from cost_model.profile import LayerTimes, ModelProfile
 from hetpipe.program.instructions import Compute, Step
 from hetpipe.simulation.prediction import simulate_plan
+from partition.estimates.plan_memory import plan_memory
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import Problem
-from random_problems import random_profile
+from random_problems import random_cluster, random_profile
 
 SIZE_SETS = ((1,), (2,), (3,), (4,), (1, 2), (2, 4), (1, 4), (1, 2, 4), (3, 8))
 
@@ -25,7 +27,7 @@ def without_sync_s(plan: Plan, problem: Problem) -> float:
 
 def fits(plan: Plan, problem: Problem) -> bool:
     return all(
-        plan.memory(problem.profile, name).total_bytes <= problem.cluster.device(name).usable_bytes
+        plan_memory(plan, problem.profile, name).total_bytes <= problem.cluster.device(name).usable_bytes
         for name in plan.device_names
     )
 
@@ -55,6 +57,42 @@ def random_case(seed: int) -> Problem:
         own = NodeLink((nodes[0], nodes[1]), Link(rng.choice([0.0, 1.0]), rng.choice([0.5, 1e9])))
         cluster = replace(cluster, links=(own,))
     return Problem(profile, cluster, rng.randint(1, 14), sizes)
+
+
+def crowded_case(seed: int) -> Problem:
+    """Three to seven devices with ample memory on one node or two, and links on which messages queue.
+
+    In a third of the cases all seconds are whole numbers, so that much happens at one time.
+    """
+    rng = random.Random(seed)
+    profile = random_profile(rng, rng.randint(3, 8), tied=rng.random() < 0.4)
+    link = Link(rng.choice([0.0, 0.3]), rng.choice([0.05, 0.1, 0.3]))
+    cluster = replace(random_cluster(rng, rng.randint(3, 7), 1e6), network=link)
+    if rng.random() < 1 / 3:
+        profile, cluster = _in_whole_seconds(rng, profile, cluster)
+    return Problem(profile, cluster, rng.randint(8, 24), rng.choice(SIZE_SETS))
+
+
+def _in_whole_seconds(
+    rng: random.Random, profile: ModelProfile, cluster: Cluster
+) -> tuple[ModelProfile, Cluster]:
+    """Layers of F 1 s, B 2 s a sample, or twice that, and messages of 1 or 2 s a sample on equal devices."""
+    sizes = profile.kind("kind 0").microbatch_sizes
+    times = [
+        LayerTimes(tuple(map(float, sizes)), tuple(2.0 * size for size in sizes)),
+        LayerTimes(tuple(2.0 * size for size in sizes), tuple(4.0 * size for size in sizes)),
+    ]
+    layers = tuple(replace(layer, output_bytes_per_sample=rng.choice([1.0, 2.0])) for layer in profile.layers)
+    kinds = {
+        name: replace(kind, layers=tuple(rng.choices(times, k=len(layers))))
+        for name, kind in profile.kinds.items()
+    }
+    nodes = tuple(
+        replace(node, interconnect=None, devices=tuple(replace(device, speed=1.0) for device in node.devices))
+        for node in cluster.nodes
+    )
+    network = Link(rng.choice([0.0, 1.0]), 1.0)
+    return replace(profile, layers=layers, kinds=kinds), replace(cluster, network=network, nodes=nodes)
 
 
 def _cluster(link: Link, inside: Link | None, devices: Sequence[Device]) -> Cluster:
@@ -87,13 +125,13 @@ def _tied(rng: random.Random, profile: ModelProfile) -> ModelProfile:
     return replace(profile, layers=tuple(layers))
 
 
-def random_plan(rng: random.Random, problem: Problem) -> Plan:
-    """Disjoint pipelines of the space of the bounds, whether memory takes them or not."""
+def random_plan(rng: random.Random, problem: Problem, most: int = 100) -> Plan:
+    """At most so many disjoint pipelines of the space of the bounds, whether memory takes them or not."""
     devices = list(problem.cluster.devices)
     rng.shuffle(devices)
     devices = devices[: rng.choice([len(devices), rng.randint(1, len(devices))])]
     batch = problem.global_batch_size
-    count = rng.choice([1, rng.randint(1, min(len(devices), batch))])
+    count = rng.choice([1, rng.randint(1, min(len(devices), batch, most))])
     ends = [0, *sorted(rng.sample(range(1, len(devices)), count - 1)), len(devices)]
     shares = [0, *sorted(rng.sample(range(1, batch), count - 1)), batch]
     pipelines = tuple(
@@ -101,6 +139,35 @@ def random_plan(rng: random.Random, problem: Problem) -> Plan:
         for (first, last), (start, stop) in zip(pairwise(ends), pairwise(shares), strict=True)
     )
     return Plan("random", problem.profile.model, batch, pipelines)
+
+
+def random_shared_plan(rng: random.Random, problem: Problem) -> Plan:
+    """One to three pipelines whose stages take any device, also one that others have."""
+    batch = problem.global_batch_size
+    count = rng.randint(1, min(3, batch))
+    shares = [0, *sorted(rng.sample(range(1, batch), count - 1)), batch]
+    pipelines = tuple(
+        _pipeline(rng, problem, rng.choices(problem.cluster.devices, k=rng.randint(1, 5)), stop - start)
+        for start, stop in pairwise(shares)
+    )
+    return Plan("random", problem.profile.model, batch, pipelines)
+
+
+def with_measured_links(rng: random.Random, profile: ModelProfile) -> ModelProfile:
+    """The profile with links between its kinds measured by size, and with all-reduces of two or all four."""
+    sizes = (1, 3, 9)
+
+    def rising() -> tuple[float, ...]:
+        return tuple(sorted(rng.uniform(0, 2) for _ in sizes))
+
+    links = {
+        f"{one}>{other}": MeasuredLink(rng.choice([0.0, 0.2]), rng.choice([2.0, 50.0]), sizes, rising())
+        for one in profile.kinds
+        for other in profile.kinds
+    }
+    groups = [tuple(rng.choices(list(profile.kinds), k=count)) for count in (2, 4)]
+    measured = tuple(MeasuredAllReduce(kinds, sizes, rising()) for kinds in groups)
+    return replace(profile, links=links, all_reduces=rng.choice([(), measured]))
 
 
 def _pipeline(rng: random.Random, problem: Problem, devices: Sequence[Device], num_samples: int) -> Pipeline:
@@ -123,7 +190,7 @@ def _pipeline(rng: random.Random, problem: Problem, devices: Sequence[Device], n
 
 def with_tight_memory(rng: random.Random, problem: Problem, plan: Plan) -> Problem:
     """The problem on devices that hold what the plan needs, and no more; or now and then a little more."""
-    needs = {name: plan.memory(problem.profile, name).total_bytes for name in plan.device_names}
+    needs = {name: plan_memory(plan, problem.profile, name).total_bytes for name in plan.device_names}
     largest = max(needs.values())
     same, more = rng.random() < 0.3, rng.choice([1.0, 1.0, 1.0, 1.2])
 

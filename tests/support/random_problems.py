@@ -7,8 +7,9 @@ from typing import Any
 from cost_model.cluster import Cluster, Device, Link, Node
 from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
 from partition.estimates.pipeline_costs import PipelineCosts
+from partition.estimates.plan_memory import plan_memory
 from partition.estimates.ranking import estimate_s
-from partition.plan import DevicePrediction, Plan, Prediction
+from partition.plan import DeviceFigures, Figures, Plan
 from partition.problem import Evaluate, Problem
 
 SIZES = (1, 2, 4)
@@ -107,7 +108,7 @@ def closed_form(problem: Problem) -> Evaluate:
     """Plans judged by the planner's own estimate."""
     costs = PipelineCosts(problem)
 
-    def evaluate(plan: Plan) -> Prediction:
+    def evaluate(plan: Plan) -> Figures:
         step_s = estimate_s(costs, plan)
         busy_s = dict.fromkeys(plan.device_names, 0.0)
         for pipeline in plan.pipelines:
@@ -116,10 +117,10 @@ def closed_form(problem: Problem) -> Evaluate:
                     samples = pipeline.microbatch_samples(microbatch)
                     busy_s[device.name] += costs.busy_s(device, start, stop, samples)
         devices = {
-            name: DevicePrediction(plan.memory(problem.profile, name).total_bytes, seconds / step_s)
+            name: DeviceFigures(plan_memory(plan, problem.profile, name).total_bytes, seconds / step_s)
             for name, seconds in busy_s.items()
         }
         bubble = 1 - sum(device.busy for device in devices.values()) / len(devices)
-        return Prediction(step_s, problem.global_batch_size / step_s, bubble, devices)
+        return Figures(step_s, problem.global_batch_size / step_s, bubble, devices)
 
     return evaluate

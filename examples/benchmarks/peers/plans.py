@@ -11,6 +11,7 @@ from hetpipe.simulation.prediction import evaluator
 from partition.baselines.layer_splits import ddp, gpipe_even, poplar, proportional_cuts, single, torchgpipe
 from partition.estimates.batch_split import share_out
 from partition.estimates.pipeline_costs import PipelineCosts
+from partition.estimates.plan_memory import plan_memory
 from partition.estimates.timed_pipeline import TimedStage, TimingCache
 from partition.plan import Pipeline, Plan
 from partition.problem import Problem
@@ -105,7 +106,7 @@ def checked(plan: Plan, problem: Problem) -> Plan:
     Raises: InfeasibleError if it does not.
     """
     for name in plan.device_names:
-        need, device = plan.memory(problem.profile, name).total_bytes, problem.cluster.device(name)
+        need, device = plan_memory(plan, problem.profile, name).total_bytes, problem.cluster.device(name)
         if need > device.usable_bytes:
             raise InfeasibleError(f"{name} lacks {need - device.usable_bytes:,.0f} bytes")
     return plan

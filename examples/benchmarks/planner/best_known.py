@@ -17,16 +17,17 @@ from itertools import combinations, permutations, product
 from typing import Any
 
 from cases import random_case
-
 from cost_model.cluster import Device
 from main import chosen, clock_s, groups, ninetieth, without_sync_s
 from partition.estimates.batch_split import share_out
+from partition.estimates.effort import Sweeps
 from partition.estimates.timed_pipeline import TimedPipeline
-from partition.local_search.moves import Found, Judge, LocalSearch
-from partition.local_search.pipeline_search import WALK, PipelineSearch
-from partition.local_search.threshold_accepting import kicked, walked
+from partition.local_search.moves import EvaluateSet, LocalSearch, PipelineSet
+from partition.local_search.pipeline_search import PipelineSearch
+from partition.local_search.threshold_accepting import perturb, threshold_accepting
 
 FEW = 4
+WALK = Sweeps(tries=400, sweeps=2, most_late=math.inf)
 AMOUNTS = (1.0, 0.6, 0.35, 0.2, 0.1)
 """Shares of the batch for which the pipelines of the exhaustive search are cut."""
 
@@ -104,7 +105,9 @@ def _partitions(devices: tuple[Device, ...]) -> Iterator[tuple[tuple[Device, ...
                     yield (order, *more)
 
 
-def _long_search(search: PipelineSearch, found: Sequence[Found], seconds: float) -> list[list[TimedPipeline]]:
+def _long_search(
+    search: PipelineSearch, found: Sequence[PipelineSet], seconds: float
+) -> list[list[TimedPipeline]]:
     """Walks from many starts, then from the best, every third one after random changes, until the time is up.
 
     Out of all that was seen new sets are made between them, as in the search. For two thirds of the time by
@@ -115,16 +118,18 @@ def _long_search(search: PipelineSearch, found: Sequence[Found], seconds: float)
         return _clock_of(search, timed)
 
     begin = time.process_time()
-    starts = [Found(entry.step_s, entry.timed, "start") for entry in [*found, *search.starts()]]
+    starts = [PipelineSet(entry.step_s, entry.timed, "start") for entry in [*found, *search.starts()]]
     best = _walks(search, starts, _clock, begin + 2 / 3 * seconds)
     ends = [*best[-5:], found[0]]
-    judged = [Found(simulated(entry.timed, 0.0), entry.timed, "end") for entry in ends]
+    judged = [PipelineSet(simulated(entry.timed, 0.0), entry.timed, "end") for entry in ends]
     judged.sort(key=lambda entry: entry.step_s)
     better = _walks(search, judged[:1], simulated, begin + seconds)
     return [list(entry.timed) for entry in [*ends, *better[-1:]]]
 
 
-def _walks(search: PipelineSearch, starts: Sequence[Found], judge: Judge, end_s: float) -> list[Found]:
+def _walks(
+    search: PipelineSearch, starts: Sequence[PipelineSet], evaluate: EvaluateSet, end_s: float
+) -> list[PipelineSet]:
     """The better and better sets that were found, the best last; end_s: of CPU time."""
     rng, found, turn = random.Random(0), [min(starts, key=lambda entry: entry.step_s)], 0
     batch = search.problem.global_batch_size
@@ -132,22 +137,15 @@ def _walks(search: PipelineSearch, starts: Sequence[Found], judge: Judge, end_s:
         turn += 1
         start = starts[turn] if turn < len(starts) else found[-1]
         if turn >= len(starts) and turn % 3 == 1:
-            changes = LocalSearch(search.cut_optimizer, judge, WALK)
-            timed = kicked(changes, rng, list(start.timed), start.step_s)
-            start = Found(judge(timed, share_out(timed, batch)[0]), tuple(timed), "kicked")
-        walk = walked(
-            search.cut_optimizer,
-            start,
-            judge,
-            WALK,
-            lambda: time.process_time() < end_s,
-            sweeps=2,
-            in_vain=math.inf,
-            seed=turn,
+            changes = LocalSearch(search.cut_optimizer, evaluate, WALK.tries)
+            timed = perturb(changes, rng, list(start.timed), start.step_s, WALK.perturbations)
+            start = PipelineSet(evaluate(timed, share_out(timed, batch)[0]), tuple(timed), "perturbed")
+        walk = threshold_accepting(
+            search.cut_optimizer, start, evaluate, WALK, lambda: time.process_time() < end_s, seed=turn
         )
         found += [entry for entry in walk[-1:] if entry.step_s < found[-1].step_s]
         if turn % 3 == 2:
-            mixed = search.mixed(found[-1], judge)
+            mixed = search.recombined(found[-1], evaluate)
             found += [entry for entry in mixed if entry.step_s < found[-1].step_s]
     return found
 

@@ -21,19 +21,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from cases import random_case, regular_case
 from growth import draw
 from shares import PARTS, Shares
 
+from cases import random_case, regular_case
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import Broadcast, Compute, Program, Step, Sync
 from hetpipe.simulation.fast_simulator import step_times
 from hetpipe.simulation.prediction import evaluator
 from hetpipe.simulation.schedule_selection import lower
 from hetpipe.simulation.simulator import simulate
-from partition.auto import OUR_OWN
 from partition.bounds.best_bound import best_bound
-from partition.local_search.moves import Found
+from partition.local_search.moves import PipelineSet
 from partition.local_search.pipeline_search import PipelineSearch
 from partition.plan import Plan
 from partition.problem import Problem
@@ -120,10 +119,11 @@ def quality(
     return {**row, "gap": step_s / bound_s - 1}
 
 
-def chosen(search: PipelineSearch, found: Sequence[Found]) -> list[Plan]:
+def chosen(search: PipelineSearch, found: Sequence[PipelineSet]) -> list[Plan]:
     """Those of a search that the simulator decides between, as `auto` does."""
-    settled = search.settled(found, lambda plan: clock_s(plan, search.problem))
-    plans = (search.plan("search", entry.timed) for entry in [*found[:OUR_OWN], *settled])
+    improved = search.improve_with_simulator(found, lambda plan: clock_s(plan, search.problem))
+    least = search.effort.choice.always_simulated
+    plans = (search.plan("search", entry.timed) for entry in [*found[:least], *improved])
     return [plan for plan in plans if plan is not None]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import partition.column_generation.column_generation
 import partition.column_generation.pipeline_pool
-import partition.local_search.pipeline_search
+import partition.local_search.starts
 from partition.column_generation.pricing_problem import PricingProblem
 from partition.exact.chain_dp import ChainProgramme
 from partition.exact.cluster_split import ClusterSplit
@@ -24,7 +24,7 @@ _FUNCTIONS: tuple[tuple[Any, str, str], ...] = (
     (CountProgramme, "__init__", DP),
     (ClusterSplit, "split", DP),
     (ChainProgramme, "roots", DP),
-    (partition.local_search.pipeline_search, "rounded", MILP),
+    (partition.local_search.starts, "rounded", MILP),
     (partition.column_generation.pipeline_pool, "solve_master", MILP),
 )
 

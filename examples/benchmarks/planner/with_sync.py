@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from cases import random_case
-
 from hetpipe.simulation.prediction import evaluator
 from main import GROUPS, ninetieth, without_sync_s
 from partition.exact.chain_search import AUTO

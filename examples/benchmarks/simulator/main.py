@@ -13,7 +13,7 @@ from hetpipe.profiling.profile_cache import processor_name
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.reporting.critical_path import critical_path
 from hetpipe.reporting.idle_time import device_times
-from hetpipe.simulation.prediction import predict
+from hetpipe.simulation.prediction import evaluator
 from hetpipe.simulation.schedule_selection import lower
 from hetpipe.simulation.simulator import simulate
 from partition.plan import Pipeline, Plan, Stage
@@ -134,7 +134,7 @@ def _predict_row(count: int, pipelines: int, microbatches: int, rounds: int) -> 
     cpu_s, elapsed_s = [], []
     for _ in range(rounds):
         begin, cpu_begin = time.perf_counter(), time.process_time()
-        predict(plan, profile, cluster)
+        evaluator(profile, cluster)(plan)
         cpu_s.append(time.process_time() - cpu_begin)
         elapsed_s.append(time.perf_counter() - begin)
     number = sum(map(len, lower(plan, profile, cluster).ranks))

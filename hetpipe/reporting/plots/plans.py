@@ -34,6 +34,7 @@ from hetpipe.reporting.plots.style import (
 )
 from hetpipe.reporting.plots.timeline import gantt, stage_labels
 from hetpipe.reporting.tables import ESTIMATED, describe_device, is_estimated
+from partition.estimates.plan_memory import plan_memory
 from partition.plan import Pipeline, Plan
 
 if TYPE_CHECKING:  # the solver loads more than a picture needs
@@ -62,7 +63,7 @@ def memory(
     small = max(cluster.device(name).memory_bytes for name in names) < 2 * GIB
     unit = MIB if small else GIB
     for row, name in enumerate(names):
-        device, need = cluster.device(name), plan.memory(profile, name)
+        device, need = cluster.device(name), plan_memory(plan, profile, name)
         ax.barh(row, device.memory_bytes / unit, BAR, color="white", edgecolor=INK, linewidth=0.8)
         usable, reserve = device.usable_bytes / unit, device.reserve_bytes / unit
         ax.barh(row, reserve, BAR, usable, color=IDLE, hatch="///", edgecolor="#AAAAAA", linewidth=0)

@@ -10,7 +10,7 @@ from cost_model.cluster_file import read_cluster
 from cost_model.errors import InputError
 from cost_model.profile import profile_text, read_profile
 from hetpipe import cli
-from hetpipe.commands import hosts
+from hetpipe.commands import env, init
 from hetpipe.models import split_check
 from hetpipe.runtime.gpus import gpu_kind
 from hetpipe.runtime.processes import WorkerLostError
@@ -63,7 +63,7 @@ from small_case import small_profile
                 ("--pin a/0=1", "layers 0 and 2-3 to 1 free device"),
                 ("--exclude a --exclude b/0", "leaves none of the 2 devices"),
                 ("--pipelines 3", "3 pipelines need 3 devices"),
-                ("--pipelines 2 --max-devices 1", "more than --max-devices 1"),
+                ("--pipelines 2 --max-devices 1", "more than max_devices = 1"),
                 ("--max-devices 1 --strategy single", "is for --strategy auto"),
                 ("--exclude a --pin a/0=0", "unknown device 'a/0'"),
             )
@@ -123,7 +123,7 @@ def test_failures_have_exit_codes(
     def fail() -> None:
         raise error
 
-    monkeypatch.setattr(hosts, "environment", fail)
+    monkeypatch.setattr(env, "environment", fail)
     result = hetpipe("env")
     assert result.code == code
     assert result.err.startswith("error: ") or code == 130
@@ -133,24 +133,24 @@ def test_a_bug_keeps_its_traceback(hetpipe: Shell, monkeypatch: pytest.MonkeyPat
     def fail() -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(hosts, "environment", fail)
+    monkeypatch.setattr(env, "environment", fail)
     with pytest.raises(RuntimeError, match="a bug"):
         hetpipe("env")
 
 
 def test_init_writes_a_cluster_of_emulated_devices(hetpipe: Shell, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(hosts.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(init.os, "cpu_count", lambda: 2)
     result = hetpipe("init -o new.toml --emulate 0.6,0.4,0.2 --json")
     cluster = read_cluster(hetpipe.folder / "new.toml")
     assert [device.speed for device in cluster] == [0.6, 0.4, 0.2]
     assert {device.kind for device in cluster} == {"emulated"}
-    assert sum(device.memory_bytes for device in cluster) <= hosts.host_memory_bytes()
+    assert sum(device.memory_bytes for device in cluster) <= init.host_memory_bytes()
     assert result.json["cluster"]["name"] == "emulated"
     assert result.err == ""
 
 
 def test_init_warns_of_more_speed_than_the_host_has(hetpipe: Shell, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(hosts.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(init.os, "cpu_count", lambda: 2)
     result = hetpipe("init -o new.toml --emulate 1,0.6")
     assert result.code == 0
     assert result.err.startswith("warning: speeds add up to 1.6, more than 0.75 x 2 cores")
@@ -159,7 +159,7 @@ def test_init_warns_of_more_speed_than_the_host_has(hetpipe: Shell, monkeypatch:
 def test_init_without_a_gpu_writes_one_cpu_and_with_force_overwrites(
     hetpipe: Shell, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(hosts, "cuda_gpus", list)
+    monkeypatch.setattr(init, "cuda_gpus", list)
     assert hetpipe("init --force").code == 0
     (device,) = read_cluster(hetpipe.folder / "cluster.toml")
     assert device.kind == "cpu"
@@ -167,7 +167,7 @@ def test_init_without_a_gpu_writes_one_cpu_and_with_force_overwrites(
 
 def test_init_lists_gpus_by_name_and_memory(hetpipe: Shell, monkeypatch: pytest.MonkeyPatch):
     gpus = [(gpu_kind("NVIDIA A100-PCIE-40GB"), 39.6 * 2**30), (gpu_kind("Tesla T4"), 15e9)]
-    monkeypatch.setattr(hosts, "cuda_gpus", lambda: gpus)
+    monkeypatch.setattr(init, "cuda_gpus", lambda: gpus)
     assert hetpipe("init -o new.toml").code == 0
     cluster = read_cluster(hetpipe.folder / "new.toml")
     assert [device.kind for device in cluster] == ["A100-PCIE-40GB", "Tesla-T4"]
@@ -194,6 +194,7 @@ def test_run_refuses_what_does_not_match_before_it_starts(hetpipe: Shell):
     assert "nothing to resume" in hetpipe(f"{files} --resume auto --steps 1").err
 
 
+@pytest.mark.slow
 def test_a_dry_run_plans_and_trains_nothing(hetpipe: Shell):
     hetpipe.write("profile.json", profile_text(small_profile()).replace('"made-up"', '"bert-tiny"'))
     line = "run --model bert-tiny --cluster cluster.toml --profile profile.json --dry-run --seed 3"

@@ -93,7 +93,7 @@ def test_what_is_forced_and_does_not_fit_is_exit_code_3(hetpipe: Shell):
     hetpipe.write("cluster.toml", CLUSTER.replace('"slow", memory = "10 kB"', '"slow", memory = "1 kB"'))
     result = hetpipe("plan --profile profile.json --cluster cluster.toml --pin b/0=0-2")
     assert result.code == 3
-    assert "--pin b/0=0-2" in result.err and "bytes are missing" in result.err
+    assert "the pin b/0=0-2" in result.err and "bytes are missing" in result.err
 
 
 def test_explain_says_why(hetpipe: Shell):
@@ -109,6 +109,7 @@ def test_explain_says_why(hetpipe: Shell):
     assert sum(found["speed"].values()) == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_compare_shows_every_strategy(hetpipe: Shell):
     files = "--profile profile.json --cluster cluster.toml"
     outcomes = hetpipe(f"compare {files} --json").json["strategies"]
@@ -125,6 +126,7 @@ def test_compare_shows_every_strategy(hetpipe: Shell):
     assert "can be faster than" in shown
 
 
+@pytest.mark.slow
 def test_plot_draws_a_plan(hetpipe: Shell):
     result = hetpipe("plot plan.json --profile profile.json --cluster cluster.toml -o pictures --json")
     assert result.code == 0, result.err
@@ -135,6 +137,7 @@ def test_plot_draws_a_plan(hetpipe: Shell):
     assert names == {path.name for path in (hetpipe.folder / "pictures").iterdir()}
 
 
+@pytest.mark.slow
 def test_plot_draws_a_plan_on_one_page(hetpipe: Shell):
     files = "--profile profile.json --cluster cluster.toml"
     assert hetpipe(f"plot plan.json {files} -o out.png").out.split() == ["out.png", "out.svg"]
@@ -142,6 +145,7 @@ def test_plot_draws_a_plan_on_one_page(hetpipe: Shell):
     assert hetpipe("plot . -o out.png").err == "error: -o out.png: a run is several pictures; give a folder\n"
 
 
+@pytest.mark.slow
 def test_a_proof_takes_the_seconds_that_it_is_given(hetpipe: Shell):
     line = "plan --profile profile.json --cluster cluster.toml --global-batch-size 4 --json"
     without = hetpipe(f"{line} --no-proof").json

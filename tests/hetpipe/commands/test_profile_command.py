@@ -9,7 +9,7 @@ import pytest
 
 from cost_model.profile import profile_text, read_profile
 from hetpipe import cli
-from hetpipe.commands import profiles
+from hetpipe.commands import profile as profile_verb
 from hetpipe.profiling.median_error import standard_error_of_median
 from hetpipe.runs.run_report import report_text
 from partition.plan_file import plan_text
@@ -77,7 +77,7 @@ def test_what_does_not_fit_and_how_accurate_it_is_are_said(folder, capsys, monke
         profile.kinds["fast"], standard_error=0.014, standard_error_of="block0 forward, microbatch 1"
     )
     given = replace(profile, kinds={"fast": fast})
-    monkeypatch.setattr(profiles, "profile_model", lambda *_, **__: given)
+    monkeypatch.setattr(profile_verb, "profile_model", lambda *_, **__: given)
     line = "profile --model bert-tiny --cluster run/cluster.toml --microbatch-sizes 1,2,4"
     assert cli.main(line.split()) == 0
     out, err = capsys.readouterr()

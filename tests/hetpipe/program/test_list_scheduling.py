@@ -3,15 +3,12 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from cost_model.cluster import Cluster, Link
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
 from hetpipe.program.costs import ProgramCosts
-from hetpipe.program.instructions import Compute, Pass, Program, Schedule, Sync, Transfer, parse_program
-from hetpipe.program.list_scheduling import list_schedule
+from hetpipe.program.instructions import Compute, Pass, Program, Sync, Transfer, parse_program
 from hetpipe.program.verification import (
     observed_in_flight,
     verify_computations,
@@ -23,7 +20,7 @@ from hetpipe.simulation.prediction import simulate_plan
 from hetpipe.simulation.schedule_selection import lower
 from hetpipe.simulation.simulator import simulate
 from partition.plan import Pipeline, Plan, Stage
-from shared_plans import layers_of, pipeline, plan_of, shared_plans
+from shared_plans import layers_of, pipeline, plan_of
 from small_case import equal_plan, equal_stages, small_cluster, small_profile
 
 
@@ -183,38 +180,6 @@ def test_limits_that_cross_are_named():
     object.__setattr__(plan.pipelines[0].stages[0], "in_flight", 1)  # past the check that refuses it
     with pytest.raises(InputError, match="stage 0 of pipeline 0 with 1 in flight"):
         lower(plan, profile, cluster)
-
-
-@settings(deadline=None)
-@given(
-    shared_plans(),
-    st.lists(st.floats(0.1, 3), min_size=5, max_size=5),
-    st.sampled_from([0.0, 0.3]),
-    st.sampled_from([Schedule.ONE_F_ONE_B, Schedule.LIST, Schedule.GPIPE]),
-)
-@example(
-    plan_of(pipeline(1, (1, 0, 1, 1), (0, 1, 2, 1), (1, 2, 3, 1), (0, 3, 5, 1)), pipeline(3, (0, 0, 5, 1))),
-    [1.0, 0.25, 1.0, 1.0, 0.5],
-    0.3,
-    Schedule.ONE_F_ONE_B,
-)
-def test_every_plan_lowers_to_a_program_that_lasts_as_long_as_the_clock_said(
-    plan: Plan, seconds: list[float], latency_s: float, schedule: Schedule
-):
-    profile, cluster = layers_of(*seconds, link=Link(latency_s, 1e30))
-    program = lower(plan, profile, cluster, schedule)
-    check(program)
-    # gradient sync is not on that clock: a ring holds its links while it waits for latencies
-    without = [tuple(entry for entry in ranks if not isinstance(entry, Sync)) for ranks in program.ranks]
-    program = replace(program, buckets=(), ranks=tuple(without))
-    costs = ProgramCosts(program, profile, cluster)
-    ends = {
-        event.instruction: event.end_s
-        for event in simulate(costs).events
-        if isinstance(event.instruction, Compute)
-    }
-    for scheduled in list_schedule(costs, schedule):
-        assert [ends[compute] for compute, _ in scheduled] == pytest.approx([end for _, end in scheduled])
 
 
 def test_a_backward_goes_before_a_forward_that_is_ready_too():

@@ -4,9 +4,10 @@ from dataclasses import replace
 import pytest
 
 from cost_model.errors import InfeasibleError, InputError
-from hetpipe.program.instructions import Instruction, Program, parse_instruction
+from hetpipe.program.instructions import Bucket, Instruction, Norm, Program, Sync, parse_instruction
 from hetpipe.program.verification import observed_in_flight, verify
 from hetpipe.simulation.schedule_selection import lower
+from partition.plan import Pipeline, Plan, Stage
 from small_case import plan_of, small_cluster, small_plan, small_profile
 
 Words = list[str]
@@ -68,11 +69,48 @@ def test_a_lowered_program_is_accepted():
         pytest.param(1, without("SYNC0"), "rank 1 ends in NORM STEP", id="no sync"),
         pytest.param(0, moved("NORM", "SYNC0"), "rank 0 ends in NORM SYNC0 STEP", id="norm before sync"),
         pytest.param(0, moved("NORM", "0B2"), "rank 0 ends in", id="works on after its norm"),
+        pytest.param(0, moved("0B2", "STEP"), "rank 0 goes on after its NORM", id="works on before its step"),
+        pytest.param(1, moved("SYNC0", "1B2"), "rank 1 has SYNC0 before 1B2", id="sums what is to come"),
     ],
 )
 def test_a_broken_program_is_refused(rank: int, change: Callable[[Words], Words], message: str):
     with pytest.raises(InputError, match=message):
         check(changed(rank, change))
+
+
+def with_buckets(program: Program, *buckets: Bucket) -> Program:
+    """The program with other buckets, all summed by all ranks before the norm."""
+    lists = [
+        [entry for entry in instructions if not isinstance(entry, Sync)] for instructions in program.ranks
+    ]
+    for rank, instructions in enumerate(lists):
+        own = [Sync(index) for index, bucket in enumerate(buckets) if rank in bucket.ranks]
+        instructions[instructions.index(Norm()) : instructions.index(Norm())] = own
+    return replace(program, buckets=buckets, ranks=tuple(map(tuple, lists)))
+
+
+def test_gradients_that_are_not_summed_once_over_their_owners_are_refused():
+    tied = Bucket((0, 3), (0, 1), tied=True)
+    check(with_buckets(program(), tied))
+    with pytest.raises(InputError, match=r"tied layer 0 are of ranks \[0, 1\].* sums them over none"):
+        check(with_buckets(program()))
+    with pytest.raises(InputError, match=r"tied layer 0 .* sums them over \[0, 1\] and \[0, 1\]"):
+        check(with_buckets(program(), tied, tied))
+    with pytest.raises(InputError, match=r"of layer 1 are of ranks \[0\], .* over \[0, 1\]"):
+        check(with_buckets(program(), tied, Bucket((1,), (0, 1))))
+
+
+def test_sums_of_sharded_states_that_go_elsewhere_are_refused():
+    whole = [Pipeline(1, 1, (Stage((name,), (0, 4), 1),)) for name in ("a/0", "b/0")]
+    plan = Plan("manual", "made-up", 2, tuple(whole), zero=1, state_owners=("a/0",) * 4)
+    good = lower(plan, small_profile(), small_cluster())
+    check(good)
+    (bucket,) = (entry for entry in good.buckets if not entry.tied)
+    assert bucket.state_owner == 0
+    for owner, name in ((1, "b/0"), (None, "all")):
+        buckets = [replace(entry, state_owner=owner) if entry is bucket else entry for entry in good.buckets]
+        with pytest.raises(InputError, match=f"of layer 0 are on a/0, .* its gradients for {name};"):
+            check(replace(good, buckets=tuple(buckets)))
 
 
 def test_a_swap_that_deadlocks_across_ranks_is_refused():

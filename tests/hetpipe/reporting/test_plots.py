@@ -26,7 +26,7 @@ def figure_of(ax: Axes) -> Figure:
 def outcome(strategy: str, step_s: float | None) -> Outcome:
     if step_s is None:
         return Outcome(strategy, None, "does not fit")
-    figures = replace(predict(small_plan(), small_profile(), small_cluster()), step_s=step_s)
+    figures = replace(predict(small_plan(), small_profile(), small_cluster()).figures, step_s=step_s)
     return Outcome(strategy, replace(small_plan(), strategy=strategy, predicted=figures))
 
 

@@ -12,7 +12,9 @@ from small_case import plan_of, small_cluster, small_plan, small_profile
 
 
 def predicted(plan: Plan, **figures: object) -> Plan:
-    return replace(plan, predicted=replace(predict(plan, small_profile(), small_cluster()), **figures))
+    return replace(
+        plan, predicted=replace(predict(plan, small_profile(), small_cluster()).figures, **figures)
+    )
 
 
 def run_report(**changes: object) -> RunReport:

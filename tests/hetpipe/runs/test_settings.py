@@ -5,6 +5,7 @@ import pytest
 
 from cost_model.errors import InputError
 from hetpipe.runs.settings import Clock, Settings, read_settings, settings_text
+from small_case import small_plan, small_profile
 
 REFUSED = [
     ({"steps": 0}, "steps is 0; give at least 1"),
@@ -29,6 +30,18 @@ REFUSED = [
 def test_a_wrong_setting_is_refused_with_its_remedy(wrong, message):
     with pytest.raises(InputError, match=re.escape(message)):
         replace(Settings("bert-tiny", 10), **wrong)
+
+
+def test_settings_of_a_plan_agree_with_it_and_with_no_other():
+    plan, profile = small_plan(num_samples=4), small_profile()
+    settings = Settings.of(plan, profile, steps=3, seed=7)
+    assert (settings.model, settings.global_batch_size) == ("made-up", 4)
+    assert (settings.sequence_length, settings.seed) == (profile.sequence_length, 7)
+    settings.check_agrees(plan, profile)
+    for wrong in ({"model": "bert-tiny"}, {"global_batch_size": 5}, {"dtype": "float64"}):
+        ((key, value),) = wrong.items()
+        with pytest.raises(InputError, match=f"{key} of the run is {value!r}, of its plan and profile"):
+            replace(settings, **wrong).check_agrees(plan, profile)
 
 
 def test_learning_rate_rises_linearly_and_then_falls_to_zero():

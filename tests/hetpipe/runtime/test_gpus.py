@@ -16,7 +16,7 @@ from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings
 from hetpipe.runtime import gpus
 from hetpipe.training.rank_results import RankSummary, SharedParameter, owners_agree
-from hetpipe.training.run import prepare
+from hetpipe.training.run import train
 from runs import chain_plan, cluster_file, made_up_profile
 
 MODEL = "bert-tiny"
@@ -95,7 +95,7 @@ def test_a_run_on_gpus_that_are_not_here_writes_nothing(tmp_path):
     profile, folder = made_up_profile(MODEL, "RTX-3090"), RunFolder(tmp_path / "run")
     cluster = cluster_file(tmp_path, LAB.replace("RTX-2080-Ti", "RTX-3090"))
     with pytest.raises(InputError, match="this host has no GPU 0; give a --plan of devices that are here"):
-        prepare(folder, Settings(MODEL, 1), cluster, profile, chain_plan(MODEL, [0, 8], 2, node="lab"))
+        train(Settings(MODEL, 1), cluster, profile, chain_plan(MODEL, [0, 8], 2, node="lab"), folder)
     assert not folder.path.exists()
 
 

@@ -1,7 +1,6 @@
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -17,7 +16,7 @@ from hetpipe.runs.settings import Settings
 from hetpipe.runtime.optimizer import OPTIMIZER_STATES, Optimizer
 from hetpipe.training import checkpoint
 from hetpipe.training.checkpoint_owners import check_checkpoint, home_layers, load_checkpoint
-from hetpipe.training.run import prepare
+from hetpipe.training.run import prepare, train, verified_prediction
 from runs import chain_plan, cluster_file, made_up_profile, run
 
 MODEL = "bert-tiny"
@@ -135,10 +134,10 @@ def test_steps_after_the_checkpoint_are_not_counted_twice(finished, tmp_path):
     folder.path.mkdir()
     lines = finished.metrics.read_text().splitlines(keepends=True)
     folder.metrics.write_text(lines[0] + lines[1] + lines[2][:20])
-    resumed = replace(SETTINGS, resume_from=str(source))
-    prepare(folder, resumed, cluster_file(tmp_path), PROFILE, PLAN)
+    resumed, cluster = replace(SETTINGS, resume_from=str(source)), cluster_file(tmp_path)
+    prepare(folder, resumed, cluster, PROFILE, verified_prediction(resumed, cluster, PROFILE, PLAN))
     assert folder.metrics.read_text() == lines[0]
-    prepare(folder, SETTINGS, cluster_file(tmp_path), PROFILE, PLAN)
+    prepare(folder, SETTINGS, cluster, PROFILE, verified_prediction(SETTINGS, cluster, PROFILE, PLAN))
     assert folder.metrics.read_text() == ""
 
 
@@ -147,5 +146,5 @@ def test_a_plan_for_another_model_is_refused_before_anything_is_written(tmp_path
     with pytest.raises(
         InputError, match="model of the run is 'gpt2-tiny', of its plan and profile 'bert-tiny'"
     ):
-        prepare(folder, replace(SETTINGS, model="gpt2-tiny"), Path(cluster_file(tmp_path)), PROFILE, PLAN)
+        train(replace(SETTINGS, model="gpt2-tiny"), cluster_file(tmp_path), PROFILE, PLAN, folder)
     assert not folder.path.exists()

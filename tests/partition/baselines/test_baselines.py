@@ -14,6 +14,7 @@ from hetpipe.simulation.prediction import evaluator, predict
 from partition.baselines.layer_splits import BASELINES, ddp, pipedream, poplar
 from partition.baselines.pipedream import EqualDevices, ReplicatedStage, refinement, replicated_stages
 from partition.estimates.pipeline_costs import PipelineCosts
+from partition.estimates.plan_memory import plan_memory
 from partition.estimates.timed_pipeline import TimedStage, TimingCache
 from partition.plan import Plan
 from partition.problem import Problem
@@ -128,7 +129,7 @@ def test_plans_fit_and_hold_every_sample_and_run(seed: int):
             assert sum(entry.num_samples for entry in plan.pipelines) == batch
             for device in plan.device_names:
                 usable_bytes = asked.cluster.device(device).usable_bytes
-                assert plan.memory(asked.profile, device).total_bytes <= usable_bytes * (1 + 1e-12)
+                assert plan_memory(plan, asked.profile, device).total_bytes <= usable_bytes * (1 + 1e-12)
             if batch < 97:
                 assert predict(plan, asked.profile, asked.cluster).step_s > 0
 

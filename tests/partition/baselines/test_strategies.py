@@ -15,6 +15,7 @@ from partition.auto import STRATEGIES
 from partition.baselines.layer_splits import BASELINES, TooManyStagesError, proportional_cuts, torchgpipe
 from partition.bounds.best_bound import bound_space
 from partition.estimates.pipeline_costs import PipelineCosts
+from partition.estimates.ranking import estimate_s
 from partition.exact.chain_search import search_chains
 from partition.plan import Plan
 from partition.problem import Problem
@@ -128,7 +129,7 @@ def test_auto_leaves_out_a_device_that_does_not_pay() -> None:
 def test_infeasible_names_the_least_that_is_missing() -> None:
     # 20 bytes of layers on 9 + 8: (2, 2) lacks 1 and 2, (1, 3) or (3, 1) lacks 6 or more
     problem = even_layers(4, [1.0, 1.0], [9.0, 8.0])
-    with pytest.raises(InfeasibleError, match=r"no pipeline fits: .* 2 bytes are missing") as caught:
+    with pytest.raises(InfeasibleError, match=r"whatever the order: .* 2 bytes are missing") as caught:
         STRATEGIES["auto"](problem, None)
     assert (caught.value.device, caught.value.missing_bytes) == ("a/1", 2.0)
 
@@ -141,11 +142,14 @@ def test_simulated_steps_are_never_below_the_estimate() -> None:
             continue
         costs, evaluate = PipelineCosts(problem), evaluator(problem.profile, problem.cluster)
         for plan in search_chains(problem).plans[:4]:
-            assert evaluate(plan).step_s >= costs.estimate_s(plan) * (1 - 1e-9)
+            assert evaluate(plan).step_s >= estimate_s(costs, plan) * (1 - 1e-9)
 
 
 @pytest.mark.parametrize("simulated", [False, True])
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize(
+    "seed",
+    [*range(4, 12), *(pytest.param(seed, marks=pytest.mark.slow) for seed in (0, 1, 2, 3, 12, 13, 14))],
+)
 def test_auto_is_never_worse_than_a_baseline_and_fits(seed: int, simulated: bool) -> None:
     problem = random_problem(seed)
     evaluate = evaluator(problem.profile, problem.cluster) if simulated else closed_form(problem)

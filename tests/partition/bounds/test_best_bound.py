@@ -11,19 +11,30 @@ from cost_model.errors import InfeasibleError
 from cost_model.layer_costs import Prices
 from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
 from partition.bounds.best_bound import bound_space, fractional_bound_s
+from partition.estimates.plan_memory import plan_memory
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import Problem
 from random_problems import random_problem
 
 
-def two_devices(memory_bytes: float, *, optimizer_s_per_byte: float = 0.0) -> Problem:
-    """Layers of 1 s and 2 s a sample on a device of speed 1, on devices of speed 1 and 2; batch 6."""
+def two_devices(
+    memory_bytes: float, *, optimizer_s_per_byte: float = 0.0, tied_bytes: float = 0.0
+) -> Problem:
+    """Return layers of 1 s and 2 s a sample on a device of speed 1, on devices of speed 1 and 2; batch 6.
+
+    tied_bytes: of the 1 byte of parameters of the second layer, those that it shares with the first.
+    """
     times = (LayerTimes((0.5,), (0.5,)), LayerTimes((1.0,), (1.0,)))
     profile = ModelProfile(
         model="two layers",
         sequence_length=8,
         dtype="float32",
-        layers=(LayerProfile("first", 1.0, 0.0, 1.0), LayerProfile("second", 1.0, 0.0, 1.0)),
+        layers=(
+            LayerProfile("first", 1.0, 0.0, 1.0),
+            LayerProfile(
+                "second", 1.0, 0.0, 1.0, tied_to="first" if tied_bytes else None, tied_bytes=tied_bytes
+            ),
+        ),
         kinds={"kind": KindProfile("measured", (1,), times, optimizer_s_per_byte=optimizer_s_per_byte)},
     )
     devices = tuple(Device(f"a/{index}", "a", "kind", memory_bytes, speed=index + 1.0) for index in range(2))
@@ -47,6 +58,23 @@ def test_optimizer_is_part_of_the_bound() -> None:
     assert fractional_bound_s(problem) == pytest.approx(24 / 3, rel=1e-5)
 
 
+def test_tied_weights_take_one_optimizer_step() -> None:
+    # 1 byte of the first layer and half a byte of the second at 3 s each: 4.5 s more of work
+    problem = two_devices(100.0, optimizer_s_per_byte=3.0, tied_bytes=0.5)
+    assert fractional_bound_s(problem) == pytest.approx(22.5 / 3, rel=1e-5)
+
+
+def test_a_tied_model_that_just_fits_one_device_is_feasible() -> None:
+    problem = two_devices(1.0, tied_bytes=1.0)
+    plan = Plan("single", "two layers", 6, (Pipeline(1, 6, (Stage(("a/0",), (0, 2), 1),)),))
+    need = plan_memory(plan, problem.profile, "a/0").total_bytes
+    # states of the one byte of weights, a sample's activations, and a gradient until it is added to the other
+    assert need == 4 + 2 + 1
+    alone = two_devices(need).cluster.devices[0]
+    cluster = Cluster("lab", Link(0.0, 1.0), (Node("a", (alone,)),))
+    assert fractional_bound_s(dataclasses.replace(problem, cluster=cluster)) == pytest.approx(18, rel=1e-5)
+
+
 def test_states_that_do_not_fit_together_are_infeasible() -> None:
     with pytest.raises(InfeasibleError, match="need 8 bytes, all devices together have 6 usable") as caught:
         fractional_bound_s(two_devices(3.0))
@@ -54,7 +82,7 @@ def test_states_that_do_not_fit_together_are_infeasible() -> None:
 
 
 def random_plan(rng: random.Random, problem: Problem) -> Plan:
-    """Any plan: several pipelines, microbatches up to the largest, devices shared and interleaved."""
+    """Draw any plan: several pipelines, microbatches up to the largest, devices shared and interleaved."""
     num_layers, batch = problem.profile.num_layers, problem.global_batch_size
     names = [device.name for device in problem.cluster.devices]
     shares = sorted(rng.sample(range(1, batch), min(rng.randrange(3), batch - 1)))
@@ -68,7 +96,7 @@ def random_plan(rng: random.Random, problem: Problem) -> Plan:
 
 
 def busiest_s(plan: Plan, problem: Problem) -> float:
-    """Compute and optimizer seconds of the busiest device: no step is shorter."""
+    """Return compute and optimizer seconds of the busiest device: no step is shorter."""
     prices, seconds = Prices(problem.profile), []
     for name in plan.device_names:
         device = problem.cluster.device(name)
@@ -84,7 +112,7 @@ def busiest_s(plan: Plan, problem: Problem) -> float:
 
 
 def check_random_plans(seed: int, num_plans: int) -> int:
-    """Number of plans that fit and so were compared with the bound."""
+    """Return the number of plans that fit and so were compared with the bound."""
     problem, rng = random_problem(seed), random.Random(seed)
     if seed % 2:  # every size up to the whole batch
         problem = dataclasses.replace(problem, microbatch_sizes=(problem.global_batch_size,))
@@ -97,7 +125,7 @@ def check_random_plans(seed: int, num_plans: int) -> int:
         plan
         for plan in plans
         if all(
-            plan.memory(problem.profile, name).total_bytes <= problem.cluster.device(name).usable_bytes
+            plan_memory(plan, problem.profile, name).total_bytes <= problem.cluster.device(name).usable_bytes
             for name in plan.device_names
         )
     ]

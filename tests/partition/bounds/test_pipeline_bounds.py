@@ -48,9 +48,11 @@ def check_tight_case(seed: int) -> None:
         check(problem, best_s, FAR[seed % len(FAR)])
 
 
-@pytest.mark.parametrize("first", range(0, 60, 20))
+@pytest.mark.parametrize(
+    "first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(4, 60, 4))]
+)
 def test_no_plan_beats_the_bounds(first: int) -> None:
-    for seed in range(first, first + 20):
+    for seed in range(first, first + 4):
         check_tight_case(seed)
 
 
@@ -173,6 +175,7 @@ def check_pipelines_stand_in_the_way(seed: int) -> None:
             assert step_s == 0 or bound.blocking(floors, prices, ratio) is not None, seed
 
 
+@pytest.mark.slow
 def test_pipelines_stand_in_the_way_of_a_proof() -> None:
     for seed in (*range(60), 20590):  # the last: 6 samples at once need less memory than 4
         check_pipelines_stand_in_the_way(seed)
@@ -213,18 +216,6 @@ def test_memory_that_just_fits_is_not_lost_by_rounding() -> None:
                     )
                     caps = size.most_in_flight(amount, recompute=stage.recompute)
                     assert caps[entry, stage.start, stage.stop] >= pipeline.in_flight(place), seed
-
-
-def test_fewer_labels_never_raise_the_bound() -> None:
-    for seed in range(12):
-        problem, plans = tight_case(seed, num_plans=5)
-        ceiling_s = 2 * min(without_sync_s(plan, problem) for plan in plans)
-        tables = ProblemTables(problem, equal_devices(problem.cluster))
-        values = [
-            ClusterSplit(tables, ceiling_s, max_labels=labels).bound_s(1e-3 * ceiling_s)
-            for labels in (1, 2, None)
-        ]
-        assert values[0] <= values[1] * (1 + 1e-3) and values[1] <= values[2] * (1 + 1e-3), seed
 
 
 def test_plans_that_are_drawn_cover_the_space() -> None:

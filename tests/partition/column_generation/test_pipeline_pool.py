@@ -15,7 +15,7 @@ from searches import clock_s, worst_starts
 def most_samples(seen: PipelinePool, timings: list, step_s: float, batch: int) -> int:
     """By trying every number of every pipeline: most samples in a step."""
     counts = seen.classes.counts
-    entry = seen.classes.entries()
+    entry = seen.classes.class_indices()
     columns: dict[tuple[int, ...], int] = {}
     for timing in timings:
         if timing.fits:
@@ -39,7 +39,7 @@ def most_samples(seen: PipelinePool, timings: list, step_s: float, batch: int) -
 
 
 def made(search: PipelineSearch, most: int) -> TimingCache:
-    """A timing cache in which the first few pipelines of a search were made."""
+    """Return a timing cache in which the first few pipelines of a search were made."""
     timings = TimingCache(search.costs)
     for timing in search.timings.timings[:most]:
         channels = [(a.device, b.device) for a, b in pairwise(timing.stages)]
@@ -47,6 +47,7 @@ def made(search: PipelineSearch, most: int) -> TimingCache:
     return timings
 
 
+@pytest.mark.slow
 def test_the_whole_pipelines_do_most_samples_of_all_sets() -> None:
     promised = 0
     for seed in range(60):
@@ -66,7 +67,7 @@ def test_the_whole_pipelines_do_most_samples_of_all_sets() -> None:
         assert step_s < longest_s
         samples = sum(pipeline.num_samples for pipeline in pipelines)
         assert samples >= min(batch, best * (1 - 1e-3)), seed
-        entries = [stage.entry for pipeline in pipelines for stage in pipeline.stages]
+        entries = [stage.class_index for pipeline in pipelines for stage in pipeline.stages]
         for entry, count in enumerate(seen.classes.counts):
             assert entries.count(entry) <= count, seed
         promised += 1
@@ -86,10 +87,11 @@ def test_pipelines_made_later_are_seen_too() -> None:
     assert pipelines and step_s < 2 * found[0].step_s
 
 
+@pytest.mark.slow
 def test_a_mixed_set_is_judged_as_it_is() -> None:
     mixed = 0
     for search, worst in worst_starts(40):
-        for entry in search.mixed(worst, lambda _, seconds: 2 * seconds):
+        for entry in search.recombined(worst, lambda _, seconds: 2 * seconds):
             assert entry.step_s == pytest.approx(2 * clock_s(search, entry))
             mixed += 1
     assert mixed > 5
@@ -101,7 +103,9 @@ def test_a_pipeline_that_takes_more_devices_than_there_are_is_none() -> None:
         problem = random_problem(seed)
         search, layers = PipelineSearch(problem), problem.profile.num_layers
         seen = PipelinePool(
-            timings := TimingCache(search.costs), search.classes.merged(), problem.global_batch_size
+            timings := TimingCache(search.costs),
+            search.classes.merged(),
+            problem.global_batch_size,
         )
         group, other = seen.classes.members[0], seen.classes.members[-1][0]
         count = len(group) + 1

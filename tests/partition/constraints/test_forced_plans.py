@@ -18,6 +18,7 @@ from partition.constraints.forced_plans import (
     pin_text,
     without,
 )
+from partition.estimates.plan_memory import plan_memory
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import Forced, Pin, Problem, problem_of
 from random_problems import random_problem
@@ -73,7 +74,7 @@ def unshared_plans(problem: Problem) -> Iterator[Plan]:
 
 def fits(plan: Plan, problem: Problem) -> bool:
     return all(
-        plan.memory(problem.profile, name).total_bytes <= problem.cluster.device(name).usable_bytes
+        plan_memory(plan, problem.profile, name).total_bytes <= problem.cluster.device(name).usable_bytes
         for name in plan.device_names
     )
 
@@ -82,7 +83,7 @@ def test_pins_are_written_with_both_layers_in_them():
     assert parse_pin("big/0=0-11") == Pin("big/0", 0, 12)
     assert parse_pin("big/0=3") == Pin("big/0", 3, 4)
     assert [pin_text(parse_pin(text)) for text in ("a/0=0-11", "a/0=3-3")] == ["a/0=0-11", "a/0=3"]
-    assert describe(Forced((Pin("a/0", 0, 2),), 2, 3)) == "--pin a/0=0-1 --pipelines 2 --max-devices 3"
+    assert describe(Forced((Pin("a/0", 0, 2),), 2, 3)) == "the pin a/0=0-1, pipelines = 2, max_devices = 3"
 
 
 @pytest.mark.parametrize(
@@ -110,9 +111,9 @@ def test_devices_and_nodes_are_left_out():
     [
         (["c/0=0"], (None, None), "unknown device 'c/0'"),
         (["a/0=2-4"], (None, None), "has layers 0 to 3"),
-        (["a/0=0-1", "a/0=2-3"], (None, None), "names 'a/0' twice"),
-        ([], (0, None), "--pipelines is 0"),
-        ([], (None, 0), "--max-devices is 0"),
+        (["a/0=0-1", "a/0=2-3"], (None, None), "name 'a/0' twice"),
+        ([], (0, None), "pipelines = 0"),
+        ([], (None, 0), "max_devices = 0"),
     ],
 )
 def test_what_the_model_or_the_cluster_has_not_is_refused(
@@ -128,7 +129,7 @@ def test_what_the_model_or_the_cluster_has_not_is_refused(
         (small_problem(num_pipelines=3), "3 pipelines need 3 devices, more than the 2 devices"),
         (
             small_problem(num_pipelines=2, max_devices=1),
-            "2 pipelines need 2 devices, more than --max-devices 1",
+            "2 pipelines need 2 devices, more than max_devices = 1",
         ),
         (small_problem(Pin("a/0", 0, 2), Pin("b/0", 2, 4), max_devices=1), "2 devices are pinned, more than"),
         (replace(small_problem(num_pipelines=2), global_batch_size=1), "need a sample each"),
@@ -170,7 +171,7 @@ def test_what_does_not_fit_is_infeasible_with_the_missing_bytes():
     problem = small_problem(Pin("b/0", 0, 3))
     problem = replace(problem, cluster=small_cluster(slow_bytes=1000.0))
     with pytest.raises(
-        InfeasibleError, match=r"--pin b/0=0-2: even in the best of all .* on 'b/0'"
+        InfeasibleError, match=r"the pin b/0=0-2: even in the best of all .* on 'b/0'"
     ) as caught:
         plans_of(problem)
     assert caught.value.device == "b/0" and caught.value.missing_bytes > 0

@@ -23,6 +23,7 @@ from hetpipe.training import checkpoint
 from hetpipe.training.run import find_checkpoint
 from partition.bounds.best_bound import fractional_bound_s, sharded_bound
 from partition.estimates.optimizer_sharding import fits, with_state_owners
+from partition.estimates.plan_memory import plan_memory
 from partition.plan import Pipeline, Plan, Stage
 from partition.plan_file import plan_from_data
 from partition.problem import Problem
@@ -34,7 +35,10 @@ from small_case import equal_stages, plan_of, small_profile
 def replicas(
     num_layers: int, memory_bytes: tuple[float, ...], parameter_bytes: float = 4.0, link: Link | None = None
 ) -> tuple[Plan, ModelProfile, Cluster]:
-    """A pipeline of one stage, with a sample each, on a node for each memory; 1 + 2 s a layer and sample."""
+    """Return a pipeline of one stage, with a sample each, on a node for each memory.
+
+    A layer takes 1 + 2 s a sample.
+    """
     profile = equal_stages(num_layers)[0]
     kind = replace(profile.kinds["one"], optimizer_s_per_byte=0.5)
     layers = tuple(replace(layer, parameter_bytes=parameter_bytes) for layer in profile.layers)
@@ -54,13 +58,13 @@ def test_states_go_where_memory_is_free_in_blocks() -> None:
     plan, profile, cluster = replicas(8, (80.0, 112.0))
     owned = with_state_owners(plan, profile, cluster)
     assert owned.state_owners == ("n0/0",) * 2 + ("n1/0",) * 6
-    need = {name: owned.memory(profile, name).optimizer_bytes for name in owned.device_names}
+    need = {name: plan_memory(owned, profile, name).optimizer_bytes for name in owned.device_names}
     assert need == {"n0/0": 16.0, "n1/0": 48.0}
     assert fits(owned, profile, cluster)
     check_memory(owned, profile, cluster)
     assert with_state_owners(owned, profile, cluster) is owned
     # whose states are nowhere in particular counts them everywhere
-    assert plan.memory(profile, "n0/0").optimizer_bytes == 64.0
+    assert plan_memory(plan, profile, "n0/0").optimizer_bytes == 64.0
     with pytest.raises(InfeasibleError, match="'n0/0'"):
         check_memory(replace(plan, zero=0), profile, cluster)
 
@@ -82,10 +86,10 @@ def test_tied_states_are_with_the_home_layer() -> None:
     # The head shares 250 of its 300 bytes with the embeddings, which have 400, 40 of them not trained.
     profile = small_profile()
     plan = plan_of([("a/0", 0, 3, 1), ("b/0", 3, 4, 1)], 1)
-    everywhere = {name: plan.memory(profile, name).optimizer_bytes for name in plan.device_names}
+    everywhere = {name: plan_memory(plan, profile, name).optimizer_bytes for name in plan.device_names}
     assert everywhere == {"a/0": 2 * 760, "b/0": 2 * 300}
     owned = replace(plan, zero=1, state_owners=("a/0", "a/0", "a/0", "b/0"))
-    sharded = {name: owned.memory(profile, name).optimizer_bytes for name in plan.device_names}
+    sharded = {name: plan_memory(owned, profile, name).optimizer_bytes for name in plan.device_names}
     assert sharded == {"a/0": 2 * 760, "b/0": 2 * 50}
 
 
@@ -147,6 +151,7 @@ def test_owners_are_written_and_read_back() -> None:
     assert plan_from_data(json.loads(json.dumps(owned.to_json())), "plan.json") == owned
 
 
+@pytest.mark.slow
 def test_the_planner_shards_where_nothing_else_fits() -> None:
     # Two layers of 2 bytes on two devices of 12 bytes: 8 of parameters and gradients, and room for half of
     # the 8 of states. A layer on each would fit as a pipeline, which is slower.

@@ -1,4 +1,7 @@
-"""The clock of one pipeline equals the simulator; its timing for any number of samples equals the clock."""
+"""The clock of one pipeline by hand, and its timing for any number of samples, which equals the clock.
+
+That the clock equals the simulator is in tests/hetpipe/simulation/test_clocks.py.
+"""
 
 import math
 import random
@@ -8,14 +11,12 @@ from itertools import pairwise
 import pytest
 
 from cost_model.cluster import Cluster, Device, Link, Node
-from hetpipe.program.instructions import Compute
-from hetpipe.simulation.prediction import simulate_plan
 from partition.estimates.batch_split import share_out
 from partition.estimates.closed_forms import makespan_bound_s
 from partition.estimates.pipeline_clock import Seconds, one_f_one_b_s
 from partition.estimates.pipeline_costs import PipelineCosts
 from partition.estimates.timed_pipeline import TimedPipeline, TimedStage, TimingCache
-from partition.plan import Pipeline, Plan, Stage
+from partition.plan import Pipeline, Stage
 from partition.problem import Problem
 from random_problems import random_profile
 
@@ -40,55 +41,6 @@ def random_pipeline(seed: int) -> tuple[Problem, Pipeline]:
         for device, cut, flight in zip(devices, pairwise(cuts), flights, strict=True)
     )
     return Problem(profile, cluster, samples, (size,)), Pipeline(size, samples, stages)
-
-
-def seconds(problem: Problem, pipeline: Pipeline, samples: int) -> Seconds:
-    """What a microbatch of these samples takes at each stage and on each link."""
-    costs = PipelineCosts(problem)
-    named = [(problem.cluster.device(stage.device), stage) for stage in pipeline.stages]
-    price = costs.prices
-    return Seconds(
-        tuple(price.forward_s(device, *stage.layers, samples) for device, stage in named),
-        tuple(
-            price.backward_s(device, *stage.layers, samples, recompute=stage.recompute)
-            for device, stage in named
-        ),
-        tuple(
-            costs.message_s(device, other, after.start, samples)
-            for (device, _), (other, after) in pairwise(named)
-        ),
-    )
-
-
-def simulated_s(problem: Problem, pipeline: Pipeline) -> float:
-    """The end of the last computation in the simulator."""
-    plan = Plan("manual", problem.profile.model, pipeline.num_samples, (pipeline,))
-    trace = simulate_plan(plan, problem.profile, problem.cluster)
-    return max(event.end_s for event in trace.events if isinstance(event.instruction, Compute))
-
-
-def compare_with_simulator(seed: int) -> None:
-    problem, pipeline = random_pipeline(seed)
-    count = pipeline.num_microbatches
-    rest = pipeline.microbatch_samples(count - 1)
-    clock_s = one_f_one_b_s(
-        seconds(problem, pipeline, pipeline.microbatch_size),
-        [stage.in_flight for stage in pipeline.stages],
-        count,
-        None if rest == pipeline.microbatch_size else seconds(problem, pipeline, rest),
-    )
-    assert clock_s == pytest.approx(simulated_s(problem, pipeline), rel=1e-12), seed
-
-
-def test_clock_equals_the_simulator() -> None:
-    for seed in range(300):
-        compare_with_simulator(seed)
-
-
-@pytest.mark.slow
-def test_clock_equals_the_simulator_on_thousands_of_pipelines() -> None:
-    for seed in range(1000, 5000):
-        compare_with_simulator(seed)
 
 
 def test_clock_by_hand() -> None:

@@ -72,6 +72,7 @@ def test_parts_are_counted():
         assert sorted(parts) == list(expected)
 
 
+@pytest.mark.slow
 def test_bounds_hold_with_parts_of_pipelines(monkeypatch):
     monkeypatch.setattr(cluster_split, "MOST_COMPILED", 0)
     gaps = [compare_with_brute_force(seed, exact=False) for seed in range(50)]

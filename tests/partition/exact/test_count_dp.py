@@ -23,48 +23,50 @@ NO_CEILING_S = 1e9
 
 
 def compare_with_brute_force(seed: int) -> tuple[int, int]:
-    """(count vectors compared, those that are infeasible); also that merged labels stay below."""
+    """Return (count vectors compared, those that are infeasible).
+
+    Of each, Z is what the recursion of one label gives and no more than any pipeline's, and the stages that
+    are traced back are a pipeline that fits, of Z near it.
+    """
     problem = small_problem(seed)
     classes = equal_devices(problem.cluster)
     tables, vectors = ProblemTables(problem, classes), CountVectors(classes.counts)
     size = problem.microbatch_sizes[seed % len(problem.microbatch_sizes)]
     amounts = sorted({1, size, problem.global_batch_size, 3 * size + size // 2})
-    made = [Amount.exact(amount, size) for amount in amounts]
-    programmes = {
-        labels: CountProgramme(
-            tables, vectors, [(size, amount) for amount in made], NO_CEILING_S, max_labels=labels
-        )
-        for labels in (None, 1, 2)
-    }
-    least = {labels: programme.least_s() for labels, programme in programmes.items()}
+    made = [(size, Amount.exact(amount, size)) for amount in amounts]
+    programme = CountProgramme(tables, vectors, made, NO_CEILING_S)
+    least = programme.least_s()
     infeasible = 0
     for which, amount in enumerate(amounts):
         brute = BruteForce(problem, size, amount)
         for vector in range(1, vectors.size):
-            expected = brute.least_s([int(digit) for digit in vectors.digits[vector]])
-            assert least[None][which, vector] == pytest.approx(expected, rel=1e-9), (seed, amount, vector)
-            stages = programmes[None].stages(which, vector)
-            assert bool(stages) == math.isfinite(expected)
+            counts = [int(digit) for digit in vectors.digits[vector]]
+            expected, optimum = brute.merged_s(counts), brute.least_s(counts)
+            assert least[which, vector] == pytest.approx(expected, rel=2e-5), (seed, amount, vector)
+            assert least[which, vector] <= optimum
+            stages = programme.stages(which, vector)
+            assert bool(stages) == math.isfinite(optimum)
             if stages:
-                assert brute.z_s(stages) == pytest.approx(expected, rel=1e-9), (seed, amount, vector)
-            infeasible += math.isinf(expected)
-    for labels in (1, 2):
-        assert (least[labels] <= least[None] * (1 + 1e-12)).all(), (seed, labels)
-    compiled = [
-        CountProgramme(
-            tables,
-            vectors,
-            [(size, amount) for amount in [*made, Amount(0, 1, size, 1.0), Amount(3, 1, size, 2.0, below=2)]],
-            ceiling_s,
-            max_labels=1,
-            compiled=compiled,
-        ).least_s()
-        for compiled in (False, True)
-        for ceiling_s in (NO_CEILING_S, 1.5 * float(np.min(least[1])))
-    ]
-    for one, other in zip(compiled[:2], compiled[2:], strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6)
+                used = [sum(stage.entry == entry for stage in stages) for entry in range(len(counts))]
+                assert used == counts
+                assert optimum * (1 - 1e-9) <= brute.z_s(stages) <= 1.5 * optimum, (seed, amount, vector)
+            infeasible += math.isinf(optimum)
+    compare_kernels(tables, vectors, made, float(np.min(least)))
     return len(amounts) * (vectors.size - 1), infeasible
+
+
+def compare_kernels(
+    tables: ProblemTables, vectors: CountVectors, made: Sequence[tuple[int, Amount]], least_s: float
+) -> None:
+    """Hold NumPy's loop and the compiled one against each other, with a ceiling and without."""
+    size = made[0][0]
+    amounts = [*made, (size, Amount(0, 1, size, 1.0)), (size, Amount(3, 1, size, 2.0, below=2))]
+    for ceiling_s in (NO_CEILING_S, 1.5 * least_s):
+        one, other = (
+            CountProgramme(tables, vectors, amounts, ceiling_s, compiled=compiled).least_s()
+            for compiled in (False, True)
+        )
+        np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
 def test_programme_equals_brute_force() -> None:
@@ -122,7 +124,7 @@ def milp_s(brute: BruteForce, counts: Sequence[int]) -> tuple[float, tuple[Colum
         )
         for use, s in pairs:
             total = brute.full * sum(first_s[s]) + (sum(last_s[s]) if brute.rest else 0.0)
-            total += float(brute.tables.optimizer_s[s.entry, s.start, s.stop])
+            total += float(brute.tables.optimizer_s[s.class_index, s.start, s.stop])
             programme += z[place] >= total * use
             share = full / brute.cap(s)
             programme += z[place] >= share * trip[place] - share * longest * (1 - use)
@@ -140,7 +142,7 @@ def milp_s(brute: BruteForce, counts: Sequence[int]) -> tuple[float, tuple[Colum
         if place == 0:
             programme += pulp.lpSum(use for use, s in pairs if s.start == 0) == 1
     for entry in entries:
-        held = [u for row in uses for u, s in zip(row, stages, strict=True) if s.entry == entry]
+        held = [u for row in uses for u, s in zip(row, stages, strict=True) if s.class_index == entry]
         programme += pulp.lpSum(held) == counts[entry]
     options = {"mip_feasibility_tolerance": 1e-9, "primal_feasibility_tolerance": 1e-9}
     status = programme.solve(pulp.HiGHS(msg=False, gapRel=0.0, threads=1, **options))
@@ -163,21 +165,20 @@ def compare_with_milp(seed: int) -> bool:
     vectors, size = CountVectors(classes.counts), problem.microbatch_sizes[-1]
     tables, samples = ProblemTables(problem, classes), problem.global_batch_size
     brute = BruteForce(problem, size, samples)
-    programme = CountProgramme(
-        tables, vectors, [(size, Amount.exact(samples, size))], NO_CEILING_S, max_labels=None
-    )
+    programme = CountProgramme(tables, vectors, [(size, Amount.exact(samples, size))], NO_CEILING_S)
     expected = float(programme.least_s()[0, -1])
     counts = classes.counts
     if sum(counts) > tables.num_layers:
         assert math.isinf(expected)
         return False
     found, stages = milp_s(brute, counts)
-    assert found == pytest.approx(expected, rel=1e-5), seed
+    assert found == pytest.approx(expected, rel=3e-5), seed
     if stages:
-        assert brute.z_s(stages) == pytest.approx(expected, rel=1e-5), seed
+        assert brute.z_s(stages) == pytest.approx(expected, rel=3e-5), seed
     return bool(stages)
 
 
+@pytest.mark.slow
 def test_programme_equals_a_milp() -> None:
     assert sum(compare_with_milp(seed) for seed in range(500, 560)) >= 30
 

@@ -7,9 +7,11 @@ import pytest
 
 from cost_model.cluster import Cluster, Link
 from cost_model.profile import ModelProfile
+from hetpipe.reporting.explanation import explanation_sentences
 from hetpipe.simulation.prediction import evaluator
 from partition.estimates.optimizer_sharding import with_state_owners
-from partition.explanation.explain import Explanation, Limit, explain, sentences
+from partition.estimates.plan_memory import plan_memory
+from partition.explanation.explain import Explanation, Limit, explain
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import problem_of
 from random_plans import random_case, random_plan
@@ -24,7 +26,7 @@ def explained(
 ) -> tuple[Explanation, list[str]]:
     problem = problem_of(profile, cluster, plan.global_batch_size)
     found = explain(plan, problem, evaluator(profile, cluster), waits)
-    return found, sentences(found, plan, problem)
+    return found, explanation_sentences(found, plan, problem)
 
 
 def test_the_busiest_stage_is_limited_by_compute():
@@ -40,10 +42,10 @@ def test_the_busiest_stage_is_limited_by_compute():
 def test_a_stage_that_takes_no_more_layers_is_limited_by_memory():
     # a/0 holds the head and lacks room for block1 as well
     plan = plan_of([("b/0", 0, 3, 2), ("a/0", 3, 4, 1)], 4)
-    need = plan.memory(small_profile(), "a/0").total_bytes
+    need = plan_memory(plan, small_profile(), "a/0").total_bytes
     cluster = small_cluster(fast_bytes=need + 100)
     found, lines = explained(plan, small_profile(), cluster)
-    more = plan_of([("b/0", 0, 2, 2), ("a/0", 2, 4, 1)], 4).memory(small_profile(), "a/0").total_bytes
+    more = plan_memory(plan_of([("b/0", 0, 2, 2), ("a/0", 2, 4, 1)], 4), small_profile(), "a/0").total_bytes
     stage = found.stages[1]
     assert stage.limit is Limit.MEMORY
     assert stage.free_bytes == pytest.approx(100)
@@ -60,6 +62,30 @@ def test_a_stage_behind_a_slow_link_is_limited_by_it():
     assert found.stages[1].limit is Limit.LINK
     assert found.stages[1].link_busy * found.step_s == pytest.approx(80)
     assert "limited by the link b/0 to a/0" in lines[1] or "limited by the link a/0 to b/0" in lines[1]
+
+
+def test_a_link_is_busy_for_each_microbatch_not_for_each_sample():
+    cluster = replace(small_cluster(), network=Link(0.0, 0.5))
+    profile = replace(small_profile(), links={})
+    plan = plan_of([("a/0", 0, 3, 2), ("b/0", 3, 4, 1)], 4, microbatch_size=2)
+    found, _ = explained(plan, profile, cluster)
+    # 4 samples in 2 microbatches of 20 bytes at 0.5 bytes a second: twice 40 s each way
+    assert found.stages[1].link_busy * found.step_s == pytest.approx(80)
+
+
+def test_a_wait_counts_as_a_share_of_the_step_not_in_seconds():
+    def limit(layer_s: float, sync_s: float) -> tuple[Limit, str | None]:
+        profile, cluster = equal_stages(2, layer_s, 2 * layer_s)
+        replicas = tuple(
+            Pipeline(1, count, (Stage((name,), (0, 2), 1),)) for name, count in (("n/0", 3), ("n/1", 1))
+        )
+        plan = Plan("manual", "made-up", 4, replicas)
+        found, _ = explained(plan, profile, cluster, {"n/1": {"sync": sync_s}})
+        assert found.step_s == pytest.approx(3 * 6 * layer_s)
+        return found.stages[1].limit, found.stages[1].waits_for
+
+    assert limit(100.0, 20.0) == (Limit.COMPUTE, None)  # 20 s of 1,800: 1.1 %
+    assert limit(0.001, 0.012) == (Limit.SYNC, "sync")  # 12 ms of 18: 67 %
 
 
 def test_a_replica_that_waits_for_its_gradients_is_limited_by_sync():
@@ -88,7 +114,7 @@ def test_a_left_out_device_tells_what_it_would_add_at_most():
 
 def test_a_device_without_which_nothing_fits_is_not_called_superfluous():
     profile = small_profile()
-    whole = plan_of([("b/0", 0, 4, 1)], 4).memory(profile, "b/0").total_bytes
+    whole = plan_memory(plan_of([("b/0", 0, 4, 1)], 4), profile, "b/0").total_bytes
     found, lines = explained(
         plan_of([("b/0", 0, 4, 1)], 4), profile, small_cluster(fast_bytes=whole, slow_bytes=whole)
     )
@@ -116,7 +142,7 @@ def test_a_worse_plan_than_the_plain_one_is_called_so():
 def test_what_does_not_fit_gives_its_reason():
     profile = small_profile()
     plan = small_plan()
-    need = max(plan.memory(profile, name).total_bytes for name in plan.device_names)
+    need = max(plan_memory(plan, profile, name).total_bytes for name in plan.device_names)
     found, lines = explained(plan, profile, small_cluster(fast_bytes=need, slow_bytes=need))
     assert found.alternatives[0].slower is None
     assert any(line.startswith("the fastest single device does not fit: single: ") for line in lines)

@@ -6,6 +6,7 @@ from cost_model.cluster import Device
 from hetpipe.reporting.tables import gain_sentence
 from hetpipe.simulation.prediction import evaluator
 from partition.baselines.layer_splits import BASELINES
+from partition.estimates.plan_memory import plan_memory
 from partition.explanation.gains import PLAIN, Gain, best_plain, gain, with_ample_memory
 from partition.problem import Problem, problem_of
 from partition.solver import compare
@@ -33,6 +34,7 @@ def test_plain_strategies_are_known():
     assert set(PLAIN) <= BASELINES.keys()
 
 
+@pytest.mark.slow
 def test_with_ample_memory_all_of_the_gain_is_balance():
     found = gain_of(uneven())
     assert found is not None and found.total is not None
@@ -42,6 +44,7 @@ def test_with_ample_memory_all_of_the_gain_is_balance():
     assert found.memory == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 def test_what_only_fits_in_pieces_is_gained_by_memory():
     # the whole model needs 4 x 100 x (1 + 1 + 2) bytes: no device holds it, an even split fits
     found = gain_of(uneven(memory_bytes=1250.0))
@@ -52,6 +55,7 @@ def test_what_only_fits_in_pieces_is_gained_by_memory():
     assert f"times {found.memory:.2f} by memory" in gain_sentence(found)
 
 
+@pytest.mark.slow
 def test_where_no_plain_strategy_fits_there_is_no_ratio():
     # three layers on one device and one on the other is all that fits, and no even split is that
     problem = uneven()
@@ -79,6 +83,6 @@ def test_ample_memory_changes_nothing_but_memory():
     assert ample.profile is problem.profile and ample.cluster.network == problem.cluster.network
     whole = BASELINES["ddp"](ample, None)
     assert all(
-        whole.memory(problem.profile, name).total_bytes < ample.cluster.device(name).usable_bytes
+        plan_memory(whole, problem.profile, name).total_bytes < ample.cluster.device(name).usable_bytes
         for name in whole.device_names
     )

@@ -4,7 +4,7 @@ from dataclasses import replace
 from itertools import combinations, pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cost_model.cluster import Link
@@ -50,6 +50,7 @@ def candidates(problem: Problem, ceiling_s: float = float("inf")) -> list[Plan]:
     return interleaved_plans(problem, PipelineCosts(problem), ceiling_s)
 
 
+@pytest.mark.slow
 def test_two_chunks_on_two_devices_beat_the_best_plain_plan(monkeypatch: pytest.MonkeyPatch):
     # 18 s a microbatch on each device: 4 and half a one for the bubble, against 4 and a whole one
     problem = halves(4)
@@ -74,6 +75,7 @@ def test_an_interleaved_plan_is_outside_the_bound_of_unshared_pipelines():
     assert bound.of(found) == (bound.fractional_s, bound.fractional_space)
 
 
+@pytest.mark.slow
 def test_slow_links_and_little_memory_keep_the_plain_pipeline():
     slow = planned(halves(4, link=Link(20.0, 1e30)))
     assert len(slow.pipelines[0].stages) == 2
@@ -98,6 +100,7 @@ def test_only_what_may_win_is_a_candidate():
     assert candidates(halves(4, num_layers=3)) == []
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10**6))
 def test_candidates_fit_and_run_and_are_not_below_the_bound(seed: int):
     problem = random_problem(seed)

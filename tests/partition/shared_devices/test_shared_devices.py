@@ -14,6 +14,7 @@ from hetpipe.simulation.schedule_selection import lower
 from partition.bounds.best_bound import fractional_bound_s
 from partition.estimates.device_classes import equal_devices
 from partition.estimates.pipeline_costs import PipelineCosts
+from partition.estimates.plan_memory import plan_memory
 from partition.estimates.shared_pipelines import SharedPipeline, SharedPipelineCosts
 from partition.estimates.stage_tables import ProblemTables
 from partition.estimates.timed_pipeline import TimedStage
@@ -165,12 +166,14 @@ def test_plans_fit_and_run_and_are_not_below_the_bound(seed: int, ample: bool):
     profile, cluster = problem.profile, problem.cluster
     plans = planned(problem)
     plans += (
-        planned(problem, replace(plans[0], predicted=predict(plans[0], profile, cluster))) if plans else []
+        planned(problem, replace(plans[0], predicted=predict(plans[0], profile, cluster).figures))
+        if plans
+        else []
     )
     for plan in plans:
         assert any(len(places) > 1 for places in plan.places.values())
         for name in plan.device_names:
-            assert plan.memory(profile, name).total_bytes <= cluster.device(name).usable_bytes
+            assert plan_memory(plan, profile, name).total_bytes <= cluster.device(name).usable_bytes
         for pipeline in plan.pipelines:
             assert pipeline.microbatch_size <= max(problem.microbatch_sizes)
         assert sum(pipeline.num_samples for pipeline in plan.pipelines) == problem.global_batch_size

@@ -1,4 +1,4 @@
-"""Runs of a few steps, to measure plans."""
+"""Measure plans by runs of a few steps."""
 
 import dataclasses
 import sys
@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cost_model.profile import ModelProfile
-from hetpipe.reporting.tables import console
 from hetpipe.runs.run_report import RunReport
 from hetpipe.runs.settings import Settings
 from partition.plan import Plan
@@ -21,20 +20,13 @@ def measure_plan(
     keep: Path | None = None,
     model_folder: str | None = None,
 ) -> RunReport:
-    """Train under a plan for a few steps and give its report; the first step is not timed.
+    """Train under a plan for a few steps and return its report; the first step is not timed.
 
     keep: where to keep the run folder, else it is thrown away. model_folder: of a model that is not by name.
     """
     from hetpipe.training.run import measure
 
-    settings = Settings(
-        model=plan.model,
-        steps=steps,
-        global_batch_size=plan.global_batch_size,
-        sequence_length=profile.sequence_length,
-        dtype=profile.dtype,
-        model_folder=model_folder,
-    )
+    settings = Settings.of(plan, profile, steps=steps, model_folder=model_folder)
     return measure(settings, cluster_file, profile, plan, keep=keep)
 
 
@@ -47,13 +39,15 @@ def measure_outcomes(
     quiet: bool = False,
     model_folder: str | None = None,
 ) -> dict[str, RunReport]:
-    """The reports of plans by strategy; equal plans are run once."""
+    """Return the reports of plans by strategy; equal plans are run once."""
     found: dict[str, RunReport] = {}
     reports: dict[str, RunReport] = {}
     for strategy, plan in plans.items():
         key = str(plan.to_json()["pipelines"])
         if key not in found:
             if not quiet and sys.stdout.isatty():
+                from hetpipe.reporting.tables import console
+
                 console(sys.stderr).print(f"running {strategy}: {steps} steps")
             found[key] = measure_plan(plan, profile, cluster_file, steps, model_folder=model_folder)
         reports[strategy] = dataclasses.replace(found[key], strategy=strategy)

@@ -1,11 +1,9 @@
-"""init, env: what this host has."""
+"""init: write a cluster.toml of what this host has."""
 
-import importlib.metadata
 import os
-import platform
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -13,10 +11,9 @@ from cost_model.cluster import CPU, EMULATED
 from cost_model.cluster_file import read_cluster
 from cost_model.errors import InputError
 from cost_model.units import format_bytes
-from hetpipe.commands.common import EMULATED_SHARE, JsonOption, print_json, warn_if_too_fast, write_output
+from hetpipe.commands.options import JsonOption
+from hetpipe.commands.output import EMULATED_SHARE, print_json, warn_if_too_fast, write_output
 from hetpipe.runtime.gpus import cuda_gpus
-
-PACKAGES = ("hetpipe", "torch", "transformers", "numpy", "PuLP", "highspy", "pydantic", "rich", "typer")
 
 _HEAD = """\
 # The devices at hand, written by `hetpipe init`. Sizes, rates and times take units; keys are explained in
@@ -59,7 +56,7 @@ def init_command(
 
 
 def parse_speeds(text: str) -> tuple[float, ...]:
-    """Speeds of emulated devices from text such as "0.6,0.4".
+    """Return the speeds of emulated devices from text such as "0.6,0.4".
 
     Raises: InputError if they are not numbers above zero.
     """
@@ -73,7 +70,7 @@ def parse_speeds(text: str) -> tuple[float, ...]:
 
 
 def emulated_text(speeds: Sequence[float], memory_bytes: float, name: str = "emulated") -> str:
-    """A cluster.toml of one node of emulated devices that share the host's memory.
+    """Return a cluster.toml of one node of emulated devices that share the host's memory.
 
     Warns if the host has too few cores for them.
     """
@@ -86,7 +83,7 @@ def emulated_text(speeds: Sequence[float], memory_bytes: float, name: str = "emu
 
 
 def host_text() -> str:
-    """A cluster.toml of this host's GPUs, or of its CPU as one device."""
+    """Return a cluster.toml of this host's GPUs, or of its CPU as one device."""
     gpus = cuda_gpus()
     if not gpus:
         device = f'{{ kind = "{CPU}", memory = "{_memory(host_memory_bytes())}" }}'
@@ -102,34 +99,5 @@ def host_memory_bytes() -> float:
 
 
 def _memory(num_bytes: float) -> str:
-    """Rounded down, to be sure that it is there."""
+    """Format bytes, rounded down to be sure that they are there."""
     return f"{int(num_bytes / 2**30 * 100) / 100:g} GiB"
-
-
-def env_command(json: JsonOption = False) -> None:
-    """Versions and hardware, for bug reports; no names of users or folders."""
-    facts = environment()
-    if json:
-        print_json(facts)
-        return
-    for key, value in facts.items():
-        shown = ", ".join(map(str, value)) or "none" if isinstance(value, list) else value
-        typer.echo(f"{key}: {shown}")
-
-
-def environment() -> dict[str, Any]:
-    """What `hetpipe env` prints."""
-    versions = {}
-    for name in PACKAGES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = "not installed"
-    return {
-        **versions,
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "cores": os.cpu_count(),
-        "memory": format_bytes(host_memory_bytes()),
-        "gpus": [f"{kind} {format_bytes(memory)}" for kind, memory in cuda_gpus()],
-    }

@@ -11,13 +11,15 @@ from cost_model.cluster_file import read_cluster
 from cost_model.errors import InfeasibleError, InputError
 from cost_model.profile import ModelProfile, read_profile
 from cost_model.strict_files import read_text
-from hetpipe.commands.common import JsonOption, checked_plan, print_json
+from hetpipe.commands.inputs import checked_plan
+from hetpipe.commands.options import JsonOption, with_options
+from hetpipe.commands.output import print_json
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import parse_program
 from hetpipe.program.trace import Trace
 from hetpipe.runs.run_folder import MEASURED, PREDICTED, RunFolder
 from hetpipe.runs.run_report import read_report
-from hetpipe.simulation.prediction import evaluator, figured, simulate_plan
+from hetpipe.simulation.prediction import Prediction, evaluator, predict, with_bound
 from hetpipe.simulation.simulator import simulate
 from partition.plan import Plan
 from partition.plan_file import read_plan
@@ -30,10 +32,15 @@ if TYPE_CHECKING:
 PICTURES = (".png", ".svg")
 
 
+@with_options
 def plot_command(
     path: Annotated[Path, typer.Argument(help="A run folder, or a plan.json.")],
-    profile: Annotated[Path | None, typer.Option("--profile", help="The profile of a plan.json.")] = None,
-    cluster: Annotated[Path | None, typer.Option("--cluster", help="The cluster of a plan.json.")] = None,
+    profile_file: Annotated[
+        Path | None, typer.Option("--profile", help="The profile of a plan.json.")
+    ] = None,
+    cluster_file: Annotated[
+        Path | None, typer.Option("--cluster", help="The cluster of a plan.json.")
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -43,28 +50,29 @@ def plot_command(
     json: JsonOption = False,
 ) -> None:
     """Draw a run or a plan: the step, memory, layers, speed-ups and losses, as PNG and SVG."""
+    one_file = output is not None and output.suffix in PICTURES
     if path.is_dir():
-        if output is not None and output.suffix in PICTURES:
+        if one_file:
             raise InputError(f"-o {output}: a run is several pictures; give a folder")
         written = plot_run(RunFolder(path), output or path)
-    elif profile is None or cluster is None:
-        missing = "--profile" if profile is None else "--cluster"
+    elif profile_file is None or cluster_file is None:
+        missing = "--profile" if profile_file is None else "--cluster"
         raise InputError(f"{path}: to draw a plan, {missing} is needed too; or give a run folder")
     else:
-        given, costs, devices = read_plan(path), read_profile(profile), read_cluster(cluster)
-        given = checked_plan(given, costs, devices)
-        if output is not None and output.suffix in PICTURES:
-            written = plot_overview(given, costs, devices, output)
+        plan, profile, cluster = read_plan(path), read_profile(profile_file), read_cluster(cluster_file)
+        plan = checked_plan(plan, profile, cluster)
+        prediction = with_bound(predict(plan, profile, cluster), profile, cluster)
+        if output is not None and one_file:
+            written = plot_overview(plan, prediction, profile, cluster, output)
         else:
             folder = output or path.parent
-            trace = simulate_plan(given, costs, devices)
-            written = plot_plan(given, costs, devices, trace, folder)
-            written += plot_speedups(given, costs, devices, folder)
+            written = plot_plan(plan, profile, cluster, prediction.trace, folder)
+            written += plot_speedups(prediction.plan, profile, cluster, folder)
     if json:
-        print_json({"files": [str(entry) for entry in written]})
+        print_json({"files": [str(picture) for picture in written]})
     else:
-        for entry in written:
-            typer.echo(str(entry))
+        for picture in written:
+            typer.echo(str(picture))
 
 
 def save_picture(ax: "Axes", path: Path) -> list[Path]:
@@ -95,15 +103,17 @@ def plot_plan(plan: Plan, profile: ModelProfile, cluster: Cluster, trace: Trace,
         "memory": plots.memory(plan, profile, cluster),
         "layers": plots.partition_bars(_beside_even(plan, profile, cluster), profile, cluster),
     }
-    return [entry for name, ax in pictures.items() for entry in save_picture(ax, folder / name)]
+    return [file for name, ax in pictures.items() for file in save_picture(ax, folder / name)]
 
 
-def plot_overview(plan: Plan, profile: ModelProfile, cluster: Cluster, path: Path) -> list[Path]:
+def plot_overview(
+    plan: Plan, prediction: Prediction, profile: ModelProfile, cluster: Cluster, path: Path
+) -> list[Path]:
     """Draw a plan on one page, beside the plain strategies."""
     from hetpipe.reporting import plots
 
-    trace = simulate_plan(plan, profile, cluster)
-    axes = plots.overview(plan, beside_others(plan, profile, cluster), trace, profile, cluster)
+    outcomes = beside_others(prediction.plan, profile, cluster)
+    axes = plots.overview(plan, outcomes, prediction.trace, profile, cluster)
     return save_picture(axes[0], path)
 
 
@@ -116,7 +126,7 @@ def plot_speedups(plan: Plan, profile: ModelProfile, cluster: Cluster, folder: P
 
 
 def beside_others(plan: Plan, profile: ModelProfile, cluster: Cluster) -> "list[Outcome]":
-    """The outcomes of the plain strategies, each with its figures, then the plan itself."""
+    """Return the outcomes of the plain strategies, each with its figures, then the plan with its own."""
     from partition.baselines.layer_splits import BASELINES
     from partition.constraints.forced_plans import without
     from partition.problem import problem_of
@@ -134,7 +144,7 @@ def beside_others(plan: Plan, profile: ModelProfile, cluster: Cluster) -> "list[
         else:
             outcomes.append(Outcome(name, dataclasses.replace(plain, predicted=evaluate(plain))))
     own = plan.strategy if plan.strategy not in BASELINES else f"{plan.strategy}, this plan"
-    return [*outcomes, Outcome(own, figured(plan, profile, cluster)[0])]
+    return [*outcomes, Outcome(own, plan)]
 
 
 def plot_run(run: RunFolder, folder: Path) -> list[Path]:
@@ -158,7 +168,7 @@ def plot_run(run: RunFolder, folder: Path) -> list[Path]:
         written += save_picture(above, folder / "predicted-and-measured")
     if run.report.exists():
         devices = read_report(run.report).devices
-        peaks = {name: entry.peak_bytes for name, entry in devices.items() if entry.peak_bytes is not None}
+        peaks = {name: device.peak_bytes for name, device in devices.items() if device.peak_bytes is not None}
         ax = plots.memory(plan, profile, cluster, measured_bytes=peaks)
         save_picture(ax, folder / "memory")
     if metrics := run.read_metrics():
@@ -167,7 +177,7 @@ def plot_run(run: RunFolder, folder: Path) -> list[Path]:
 
 
 def _beside_even(plan: Plan, profile: ModelProfile, cluster: Cluster) -> list[Plan]:
-    """An even split for contrast where it fits, then the plan."""
+    """Return an even split for contrast where it fits, then the plan."""
     from partition.baselines.layer_splits import gpipe_even
     from partition.problem import problem_of
 

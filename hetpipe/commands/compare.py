@@ -1,0 +1,117 @@
+"""compare: all strategies side by side."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cost_model.errors import InfeasibleError
+from hetpipe.commands.inputs import PlanRequest, plan_request
+from hetpipe.commands.measure import measure_outcomes
+from hetpipe.commands.options import (
+    AUTO,
+    BatchOption,
+    ClusterOption,
+    JsonOption,
+    ModelOption,
+    PlanOptions,
+    SequenceOption,
+    with_options,
+)
+from hetpipe.commands.output import estimates_of, note, print_json
+from hetpipe.models.names import model_entry
+from hetpipe.reporting.tables import (
+    bound_sentence,
+    comparison_table,
+    gain_sentence,
+    measured_table,
+    run_report_tables,
+    show,
+)
+from hetpipe.simulation.prediction import evaluator
+from partition.problem import Problem
+
+if TYPE_CHECKING:
+    from hetpipe.runs.run_report import RunReport
+    from partition.explanation.gains import Gain
+    from partition.solver import Outcome
+
+
+@with_options
+def compare_command(
+    *,
+    cluster_file: ClusterOption,
+    model: ModelOption = None,
+    global_batch_size: BatchOption = 16,
+    sequence_length: SequenceOption = 64,
+    options: PlanOptions,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Also run each that fits, a few steps long.")
+    ] = False,
+    steps: Annotated[int, typer.Option("--steps", help="Steps of each run of --measure.")] = 5,
+    json: JsonOption = False,
+) -> None:
+    """All strategies side by side."""
+    request = plan_request(cluster_file, options, AUTO)
+    profile = request.profile(model, sequence_length, quiet=json)
+    problem = request.problem(profile, global_batch_size)
+    outcomes, gained = _compared(problem, request)
+    estimates = estimates_of(profile, request.usable)
+    if not json:
+        _show_outcomes(outcomes, gained, estimates)
+    reports: dict[str, RunReport] = {}
+    if measure:
+        plans = {outcome.strategy: outcome.plan for outcome in outcomes if outcome.plan is not None}
+        place = None if model is None else model_entry(model).place
+        reports = measure_outcomes(plans, profile, cluster_file, steps, quiet=json, model_folder=place)
+    if json:
+        strategies = [_outcome_json(outcome, reports) for outcome in outcomes]
+        print_json({"strategies": strategies, "gain": gained and gained.to_json()})
+        note(estimates)
+    elif reports:
+        show([measured_table(list(reports.values())), *run_report_tables(list(reports.values())[-1])[2:]])
+
+
+def _compared(problem: Problem, request: PlanRequest) -> "tuple[tuple[Outcome, ...], Gain | None]":
+    """Return the outcomes of all strategies, and what the best one gains.
+
+    Raises: InfeasibleError if no strategy has a plan.
+    """
+    from partition.explanation.gains import gain
+    from partition.solver import compare
+
+    evaluate = evaluator(problem.profile, problem.cluster)
+    outcomes = compare(problem, evaluate, proof_s=request.proof_s)
+    if all(outcome.plan is None for outcome in outcomes):
+        reasons = "; ".join(f"{outcome.strategy}: {outcome.reason}" for outcome in outcomes)
+        raise InfeasibleError(f"no strategy fits: {reasons}")
+    return outcomes, gain(problem, evaluate, outcomes)
+
+
+def _show_outcomes(outcomes: "tuple[Outcome, ...]", gained: "Gain | None", estimates: Sequence[str]) -> None:
+    """Print the strategies, what is gained, and the bound of `auto`."""
+    from partition.explanation.gains import best_plain
+
+    plan = next((outcome.plan for outcome in outcomes if outcome.strategy == AUTO), None)
+    show(
+        [
+            *estimates,
+            comparison_table(outcomes, plan, best_plain(outcomes)),
+            *([gain_sentence(gained)] if gained else []),
+            *([bound_sentence(plan.predicted)] if plan and plan.predicted else []),
+        ]
+    )
+
+
+def _outcome_json(outcome: "Outcome", reports: "Mapping[str, RunReport]") -> dict[str, Any]:
+    figures = outcome.plan.predicted if outcome.plan is not None else None
+    report = reports.get(outcome.strategy)
+    return {
+        "strategy": outcome.strategy,
+        "fits": outcome.plan is not None,
+        "reason": outcome.reason,
+        "predicted_step_s": figures and figures.step_s,
+        "samples_per_s": figures and figures.samples_per_s,
+        "measured_step_s": report and report.measured_step_s,
+        "plan": outcome.plan and outcome.plan.to_json(),
+    }

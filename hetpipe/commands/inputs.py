@@ -1,0 +1,176 @@
+"""What the verbs read and check before they do anything: devices, profile, problem, a given plan."""
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cost_model.cluster import Cluster, Device
+from cost_model.cluster_file import read_cluster
+from cost_model.dtypes import FLOAT32, check_fast, parse_dtype
+from cost_model.errors import InputError
+from cost_model.profile import ModelProfile, read_profile
+from cost_model.strict_files import did_you_mean
+from hetpipe.commands.options import PlanOptions, ProfileOptions
+from hetpipe.commands.output import progress_bar, warn
+from hetpipe.models.names import model_entry
+from partition.estimates.optimizer_sharding import with_state_owners
+from partition.plan import Plan, check_plan
+from partition.problem import Problem, problem_of
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """What is asked of a planner: a strategy and its options, on the devices that are not excluded.
+
+    cluster: whole. usable: less what is excluded. proof_s: as for `partition.solver.solve`.
+    """
+
+    cluster: Cluster
+    usable: Cluster
+    strategy: str
+    options: PlanOptions
+    proof_s: float | None
+
+    def profile(
+        self, model: str | None, sequence_length: int, *, used: Iterable[Device] | None = None, quiet: bool
+    ) -> ModelProfile:
+        """Return the profile of a file, or measure the model on the usable devices.
+
+        used: devices that have to be made for its dtype, None for all usable ones.
+
+        Raises: InputError as `get_profile`.
+        """
+        fast = () if self.options.allow_slow_bf16 else self.usable.devices if used is None else used
+        return get_profile(model, self.usable, sequence_length, self.options, fast=fast, quiet=quiet)
+
+    def problem(self, profile: ModelProfile, global_batch_size: int) -> Problem:
+        """Return the problem with what is forced.
+
+        Raises: InputError if it contradicts itself, or the strategy takes no such wishes.
+        """
+        problem = problem_of(profile, self.usable, global_batch_size, self.options.microbatch_size)
+        return _forced_problem(problem, self.strategy, self.options)
+
+
+def plan_request(cluster_file: Path, options: PlanOptions, strategy: str) -> PlanRequest:
+    """Read the devices, and check the rest before anything slow is done for a typing mistake.
+
+    Raises: InputError for an unknown strategy or device, or if nothing is left.
+    """
+    from partition.auto import STRATEGIES
+
+    if strategy not in STRATEGIES:
+        raise InputError(f"unknown strategy {strategy!r}; {did_you_mean(strategy, STRATEGIES)}")
+    proof_s = _proof_seconds(options)
+    cluster = read_cluster(cluster_file)
+    return PlanRequest(cluster, remaining(cluster, options.exclude), strategy, options, proof_s)
+
+
+def _proof_seconds(options: PlanOptions) -> float | None:
+    """Return seconds for the proof of a plan; None for what suits the devices.
+
+    Raises: InputError if there is to be none, and seconds for it.
+    """
+    if options.no_proof and options.proof_s:
+        raise InputError(
+            f"--no-proof leaves out what --proof-seconds {options.proof_s:g} is for; give one of them"
+        )
+    return 0.0 if options.no_proof else options.proof_s
+
+
+def remaining(cluster: Cluster, exclude: list[str] | None) -> Cluster:
+    """Return the cluster less what is excluded.
+
+    Raises: InputError for an unknown name, or if nothing is left.
+    """
+    if not exclude:
+        return cluster
+    from partition.constraints.forced_plans import without
+
+    return without(cluster, exclude)
+
+
+def _forced_problem(problem: Problem, strategy: str, options: PlanOptions) -> Problem:
+    if not options.forces_plan:
+        return problem
+    from partition.constraints.forced_plans import check_forced, describe, forced_of, parse_pin
+
+    pins = [parse_pin(text) for text in options.pins or ()]
+    forced = forced_of(problem.profile, problem.cluster, pins, options.num_pipelines, options.max_devices)
+    if strategy != "auto":
+        raise InputError(f"{describe(forced)} is for --strategy auto; {strategy!r} decides all by itself")
+    problem = dataclasses.replace(problem, forced=forced)
+    check_forced(problem)
+    return problem
+
+
+def get_profile(
+    model: str | None,
+    cluster: Cluster,
+    sequence_length: int,
+    options: ProfileOptions,
+    *,
+    fast: Iterable[Device] = (),
+    quiet: bool = False,
+) -> ModelProfile:
+    """Return the profile of a file, or else of the named model, measured here (or taken from the cache).
+
+    fast: devices that have to be made for its dtype.
+
+    Raises: InputError if neither is given, the file is of another model or dtype, or a device is too slow.
+    """
+    dtype = parse_dtype(options.dtype)
+    name = None if model is None else model_entry(model).name
+    if options.profile_file is not None:
+        profile = read_profile(options.profile_file)
+        _check_profile(profile, options, name, dtype)
+        check_fast(profile.dtype, fast)
+        return profile
+    if model is None:
+        raise InputError("neither --model nor --profile is given; name a model, or give its profile.json")
+    check_fast(dtype or FLOAT32, fast)
+    from hetpipe.profiling.profile_cache import profile_model
+
+    with progress_bar(f"measuring {name}", quiet=quiet) as report:
+        return profile_model(
+            model, cluster, sequence_length,
+            dtype=dtype or FLOAT32, budget_s=options.profile_budget_s, progress=report,
+        )  # fmt: skip
+
+
+def _check_profile(
+    profile: ModelProfile, options: ProfileOptions, name: str | None, dtype: str | None
+) -> None:
+    """Check the profile of a file.
+
+    Raises: InputError if it is of another model or dtype than asked for.
+    """
+    if name is not None and profile.model != name:
+        raise InputError(
+            f"{options.profile_file}: a profile of {profile.model!r}, not of --model {name!r}; give the "
+            "profile of that model, or leave one of the two out"
+        )
+    if dtype is not None and profile.dtype != dtype:
+        raise InputError(
+            f"{options.profile_file}: a profile in {profile.dtype}, and --dtype is {options.dtype}; profile "
+            f"again with --dtype {options.dtype}, or leave the option out"
+        )
+
+
+def checked_plan(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Plan:
+    """Return a given plan with what it leaves open; warn if it was made from another profile or cluster.
+
+    Raises: InputError if it does not fit the profile or the cluster.
+    """
+    check_plan(plan, profile, cluster)
+    for what, made_from, given in (
+        ("profile", plan.profile_sha256, profile.sha256),
+        ("cluster", plan.cluster_sha256, cluster.sha256),
+    ):
+        if made_from is not None and made_from != given:
+            warn(
+                f"the plan was made from the {what} {made_from[:12]}, this {what} is {given[:12]}; "
+                "its figures are computed anew"
+            )
+    return with_state_owners(plan, profile, cluster) if plan.zero else plan

@@ -1,0 +1,123 @@
+"""The options of the verbs, each once; groups of them that several verbs take are one frozen value."""
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from hetpipe.program.instructions import Schedule
+
+AUTO = "auto"
+MODEL_HELP = "A model by name, such as bert-large, or a Hugging Face folder."
+
+ModelOption = Annotated[str | None, typer.Option("--model", help=MODEL_HELP)]
+RequiredModel = Annotated[str, typer.Option("--model", help=MODEL_HELP)]
+ClusterOption = Annotated[Path, typer.Option("--cluster", help="The cluster.toml.")]
+BatchOption = Annotated[
+    int, typer.Option("--global-batch-size", help="Samples a step, all devices together.")
+]
+SequenceOption = Annotated[int, typer.Option("--sequence-length", help="Tokens a sample.")]
+StrategyOption = Annotated[
+    str, typer.Option("--strategy", help="auto, or the plan space of a known system (hetpipe compare).")
+]
+ScheduleOption = Annotated[
+    Schedule | None,
+    typer.Option("--schedule", help="Order of computations; auto: the fastest of all by simulation."),
+]
+DtypeOption = Annotated[
+    str | None,
+    typer.Option("--dtype", help="float32 (default), or bf16: bfloat16 autocast on float32 weights."),
+]
+AllowSlowOption = Annotated[
+    bool, typer.Option("--allow-slow-bf16", help="Also on devices that have no units for bfloat16.")
+]
+BudgetOption = Annotated[float, typer.Option("--profile-budget", help="Seconds to spend on measuring.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, nothing else.")]
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileOptions:
+    """Where the profile of a model comes from: a file, or a measurement of this dtype within a budget."""
+
+    profile_file: Annotated[
+        Path | None, typer.Option("--profile", help="A profile.json; without it the model is measured here.")
+    ] = None
+    dtype: DtypeOption = None
+    profile_budget_s: BudgetOption = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions(ProfileOptions):
+    """What a planner is told beside model, batch and devices: the profile, what is forced, and the proof."""
+
+    allow_slow_bf16: AllowSlowOption = False
+    microbatch_size: Annotated[
+        int | None, typer.Option("--microbatch-size", help="Force it; else the best of the profiled ones.")
+    ] = None
+    pins: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--pin", help="Device and layers, as big/0=0-11; it serves these only. Give it several times."
+        ),
+    ] = None
+    exclude: Annotated[
+        list[str] | None, typer.Option("--exclude", help="A device or a node to leave out; several times.")
+    ] = None
+    num_pipelines: Annotated[int | None, typer.Option("--pipelines", help="Exactly so many pipelines.")] = (
+        None
+    )
+    max_devices: Annotated[int | None, typer.Option("--max-devices", help="At most so many devices.")] = None
+    no_proof: Annotated[
+        bool, typer.Option("--no-proof", help="Spend no time on a tighter bound; the plan is the same.")
+    ] = False
+    proof_s: Annotated[
+        float | None,
+        typer.Option("--proof-seconds", help="That the bound may take; more make it tighter.", min=0.0),
+    ] = None
+
+    @property
+    def forces_plan(self) -> bool:
+        """Whether a part of the plan is decided by the user."""
+        counts = (self.num_pipelines, self.max_devices)
+        return bool(self.pins) or any(count is not None for count in counts)
+
+
+def with_options(verb: Callable[..., None]) -> Callable[..., None]:
+    """Give a verb, for each parameter that is a group of options, the options of the group.
+
+    So typer sees them one by one, in the place of the group, and the verb gets one value.
+    """
+    hints = get_type_hints(verb)
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(verb, eval_str=True).parameters.values():
+        parameters += _of_group(groups[parameter.name]) if parameter.name in groups else [parameter]
+
+    @wraps(verb)
+    def with_groups(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(
+                **{entry.name: values.pop(entry.name) for entry in dataclasses.fields(group)}
+            )
+        verb(**values)
+
+    keyword_only = [entry.replace(kind=inspect.Parameter.KEYWORD_ONLY) for entry in parameters]
+    with_groups.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
+    with_groups.__annotations__ = {entry.name: entry.annotation for entry in keyword_only}
+    return with_groups
+
+
+def _of_group(group: Any) -> list[inspect.Parameter]:
+    """Return a parameter for each field of a group; every field has a default."""
+    hints = get_type_hints(group, include_extras=True)
+    return [
+        inspect.Parameter(
+            entry.name, inspect.Parameter.KEYWORD_ONLY, default=entry.default, annotation=hints[entry.name]
+        )
+        for entry in dataclasses.fields(group)
+    ]

@@ -1,0 +1,121 @@
+"""How the verbs print: JSON, warnings, notes and progress; rich is loaded when it is needed."""
+
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cost_model.errors import InputError
+from hetpipe.program.instructions import Schedule
+
+if TYPE_CHECKING:
+    from cost_model.cluster import Cluster
+    from cost_model.profile import ModelProfile
+    from hetpipe.simulation.schedule_selection import Choice
+
+EMULATED_SHARE = 0.75
+"""Of the host: memory that emulated devices get together, and cores that their speeds may add up to."""
+
+
+def print_json(data: Mapping[str, Any]) -> None:
+    """Print one JSON object, the whole of stdout; what is not a finite number becomes null."""
+    sys.stdout.write(json.dumps(_finite(data), indent=1, allow_nan=False) + "\n")
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, Mapping):
+        return {key: _finite(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
+
+
+def warn(message: str) -> None:
+    """Write one unwrapped line on stderr."""
+    sys.stderr.write(f"warning: {message}\n")
+
+
+def note(sentences: Iterable[str]) -> None:
+    """Write unwrapped lines on stderr, for what --json has no place for."""
+    sys.stderr.writelines(f"note: {sentence}\n" for sentence in sentences)
+
+
+def warn_if_too_fast(speeds: Iterable[float]) -> None:
+    """Warn if this host has too few cores for emulated devices of these speeds."""
+    total, cores = sum(speeds), os.cpu_count() or 1
+    if total > EMULATED_SHARE * cores:
+        warn(
+            f"speeds add up to {total:g}, more than {EMULATED_SHARE:g} x {cores} cores; the host "
+            "cannot keep up, and measured times will be too long: lower the speeds"
+        )
+
+
+def write_output(path: Path, text: str) -> None:
+    """Write a file that the user asked for.
+
+    Raises: InputError if it cannot be written.
+    """
+    from cost_model.strict_files import write_atomically
+
+    try:
+        write_atomically(path, text)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror})") from None
+
+
+@contextmanager
+def progress_bar(title: str, *, quiet: bool = False) -> Iterator[Callable[[float, str], None]]:
+    """Give a function (fraction done, text) that moves a bar on stderr; none if stdout is no terminal."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from hetpipe.reporting.tables import console
+
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[text]}"),
+        TimeRemainingColumn(),
+        console=console(sys.stderr),
+        transient=True,
+        disable=quiet or not sys.stdout.isatty(),
+    )
+    with bar:
+        task = bar.add_task(title, total=1.0, text="")
+
+        def report(fraction: float, text: str) -> None:
+            bar.update(task, completed=fraction, text=text)
+
+        yield report
+
+
+@contextmanager
+def status(what: str) -> Iterator[Callable[[str], None] | None]:
+    """Give a function that shows on a terminal what is being done; None if stdout is no terminal."""
+    if not sys.stdout.isatty():
+        yield None
+        return
+    from hetpipe.reporting.tables import console
+
+    with console(sys.stderr).status(what) as shown:
+        yield lambda text: shown.update(text)
+
+
+def choice_sentences(choice: "Choice", schedule: Schedule | None) -> list[str]:
+    """Name the schedule taken, where one was asked for or there was a choice."""
+    return [str(choice)] if schedule is not None or choice.asked is Schedule.AUTO else []
+
+
+def choice_json(choice: "Choice") -> dict[str, Any]:
+    """Return what JSON output says of the schedule taken."""
+    return {"schedule_choice": choice.to_json()}
+
+
+def estimates_of(profile: "ModelProfile", cluster: "Cluster") -> list[str]:
+    """Name the kinds of a cluster whose times are estimated."""
+    from hetpipe.reporting.tables import estimate_sentences
+
+    return estimate_sentences(profile, (device.kind for device in cluster.devices))

@@ -1,0 +1,139 @@
+"""plan: decide who holds which layers."""
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cost_model.cluster import Cluster
+from cost_model.profile import ModelProfile
+from hetpipe.commands.inputs import plan_request
+from hetpipe.commands.options import (
+    AUTO,
+    BatchOption,
+    ClusterOption,
+    JsonOption,
+    ModelOption,
+    PlanOptions,
+    ScheduleOption,
+    SequenceOption,
+    StrategyOption,
+    with_options,
+)
+from hetpipe.commands.output import (
+    choice_json,
+    choice_sentences,
+    estimates_of,
+    note,
+    print_json,
+    status,
+    write_output,
+)
+from hetpipe.program.costs import check_memory
+from hetpipe.program.verification import verify
+from hetpipe.reporting.tables import comparison_table, plan_sentences, plan_table, show
+from hetpipe.simulation.prediction import evaluator, predict
+from partition.plan import Plan
+from partition.plan_file import plan_text
+from partition.problem import Problem
+
+if TYPE_CHECKING:
+    from partition.solver import Outcome
+
+NO_OUTCOMES: "tuple[Outcome, ...]" = ()
+
+
+@with_options
+def plan_command(
+    *,
+    cluster_file: ClusterOption,
+    model: ModelOption = None,
+    global_batch_size: BatchOption = 16,
+    sequence_length: SequenceOption = 64,
+    strategy: StrategyOption = AUTO,
+    options: PlanOptions,
+    schedule: ScheduleOption = None,
+    program: Annotated[bool, typer.Option("--program", help="Print what each rank runs, verified.")] = False,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan here.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Decide who holds which layers, and show it beside the plain alternatives."""
+    request = plan_request(cluster_file, options, strategy)
+    cluster = request.cluster
+    profile = request.profile(model, sequence_length, quiet=json)
+    problem = request.problem(profile, global_batch_size)
+    plan, outcomes = new_plan(problem, cluster, strategy, proof_s=request.proof_s, alone=json)
+    prediction = predict(plan, profile, cluster, schedule)
+    check_memory(prediction.plan, profile, cluster)
+    text = ""
+    if program:
+        verify(prediction.program, profile, cluster)
+        text = prediction.program.text
+    if output is not None:
+        write_output(output, plan_text(prediction.plan))
+    if json:
+        extra = {"program": text} if program else {}
+        extra |= choice_json(prediction.choice) if schedule is not None else {}
+        print_json({**prediction.plan.to_json(), **extra})
+        note(estimates_of(profile, cluster))
+        return
+    show_plan(prediction.plan, outcomes, profile, cluster)
+    show(choice_sentences(prediction.choice, schedule))
+    sys.stdout.write(text)
+
+
+def new_plan(
+    problem: Problem, cluster: Cluster, strategy: str, *, proof_s: float | None, alone: bool
+) -> tuple[Plan, "tuple[Outcome, ...]"]:
+    """Return the plan of a strategy for the cluster, and unless it is wanted alone the outcomes of all.
+
+    cluster: whole, also where the problem is on a part of it.
+
+    Raises: InfeasibleError if the strategy has no plan.
+    """
+    if alone:
+        plan, outcomes = solve_problem(problem, strategy, proof_s=proof_s), NO_OUTCOMES
+    else:
+        plan, outcomes = plan_and_compare(problem, strategy, proof_s=proof_s)
+    return dataclasses.replace(plan, cluster_sha256=cluster.sha256), outcomes
+
+
+def solve_problem(problem: Problem, strategy: str, *, proof_s: float | None = None) -> Plan:
+    """Return the plan of one strategy, with its figures; proof_s: as for `partition.solver.solve`.
+
+    Raises: InfeasibleError if nothing fits.
+    """
+    from partition.solver import solve
+
+    return solve(problem, evaluator(problem.profile, problem.cluster), strategy, proof_s=proof_s)
+
+
+def plan_and_compare(
+    problem: Problem, strategy: str, *, proof_s: float | None = None
+) -> tuple[Plan, "tuple[Outcome, ...]"]:
+    """Return the plan of a strategy, and the outcome of every strategy.
+
+    Raises: InfeasibleError if the strategy has no plan.
+    """
+    from partition.solver import compare
+
+    with status("planning") as tell:
+        evaluate = evaluator(problem.profile, problem.cluster)
+        outcomes = compare(problem, evaluate, progress=tell, proof_s=proof_s)
+    plan = next((outcome.plan for outcome in outcomes if outcome.strategy == strategy), None)
+    return plan or solve_problem(problem, strategy, proof_s=proof_s), outcomes
+
+
+def show_plan(plan: Plan, outcomes: "tuple[Outcome, ...]", profile: ModelProfile, cluster: Cluster) -> None:
+    """Print the plan with its bound, and all strategies."""
+    from partition.explanation.gains import best_plain
+
+    show(
+        [
+            *plan_sentences(plan, profile, cluster),
+            plan_table(plan, profile, cluster),
+            comparison_table(outcomes, plan, best_plain(outcomes)),
+        ]
+    )

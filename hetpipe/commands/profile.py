@@ -1,0 +1,249 @@
+"""profile: measure a model, merge files, calibrate by a run; and what is said of the result."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cost_model.catalogue import Accelerator, accelerator
+from cost_model.cluster import EMULATED, Cluster
+from cost_model.cluster_file import read_cluster
+from cost_model.dtypes import FLOAT32, check_fast, parse_dtype
+from cost_model.errors import InputError
+from cost_model.measured_links import MeasuredLink
+from cost_model.profile import ModelProfile, profile_text, read_profile
+from cost_model.units import format_bandwidth, format_bytes, format_seconds
+from hetpipe.commands.inputs import remaining
+from hetpipe.commands.options import (
+    AllowSlowOption,
+    BudgetOption,
+    DtypeOption,
+    JsonOption,
+    ModelOption,
+    SequenceOption,
+    with_options,
+)
+from hetpipe.commands.output import note, print_json, progress_bar, warn, write_output
+from hetpipe.models.names import model_entry
+from hetpipe.profiling.calibration import calibrate
+from hetpipe.profiling.median_error import precision_text
+from hetpipe.profiling.profile_cache import MICROBATCH_SIZES, left_out, merge, profile_model
+from hetpipe.reporting.tables import estimate_sentences, profile_table, show
+from hetpipe.runs.run_folder import MEASURED, RunFolder
+from hetpipe.runs.run_report import read_report
+from hetpipe.runs.settings import Clock
+from partition.plan_file import read_plan
+
+AUTO_SIZES = "auto"
+DEFAULT_SIZES = ",".join(map(str, MICROBATCH_SIZES))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MeasureOptions:
+    """What is measured, where, and how long."""
+
+    model: ModelOption = None
+    cluster_file: Annotated[Path | None, typer.Option("--cluster", help="The cluster.toml.")] = None
+    sequence_length: SequenceOption = 64
+    dtype: DtypeOption = None
+    allow_slow_bf16: AllowSlowOption = False
+    profile_budget_s: BudgetOption = 60.0
+    microbatch_sizes: Annotated[
+        str, typer.Option("--microbatch-sizes", help='Such as 1,2,4; "auto": up to the largest that fits.')
+    ] = DEFAULT_SIZES
+
+
+@with_options
+def profile_command(
+    *,
+    files: Annotated[list[Path] | None, typer.Argument(help="Profiles to --merge.")] = None,
+    options: MeasureOptions,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the profile here.")] = None,
+    merge: Annotated[bool, typer.Option("--merge", help="Join the profiles of several hosts.")] = False,
+    run: Annotated[
+        Path | None, typer.Option("--from-run", help="Correct the profile of this run by what it measured.")
+    ] = None,
+    show_layers: Annotated[bool, typer.Option("--show", help="Print the layers as a table.")] = False,
+    estimate: Annotated[
+        list[str] | None,
+        typer.Option(help="Add a kind that is not at hand, estimated; may be given several times."),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Measure a model's layers on each kind of device of the cluster, or merge or correct profiles."""
+    targets = {kind: accelerator(kind) for kind in estimate or ()}
+    if merge and run is not None:
+        raise InputError("--merge and --from-run exclude each other; do one after the other")
+    if files and not merge:
+        raise InputError(f"{files[0]}: to join profiles, give --merge")
+    if merge:
+        profile = merge_files(files or [])
+    elif run is not None:
+        profile = from_run(run)
+    else:
+        profile = measure(options, estimated=targets, quiet=json)
+    profile = _with_estimates(profile, targets)
+    if output is not None:
+        write_output(output, profile_text(profile))
+    estimates = estimate_sentences(profile, profile.kinds)
+    if json:
+        print_json(profile.to_json())
+        note(estimates)
+        return
+    if show_layers:
+        show([profile_table(profile), *link_sentences(profile)])
+    for sentence in (*precision_sentences(profile), *estimates):
+        typer.echo(sentence)
+    where = f"; wrote {output}" if output is not None else ""
+    typer.echo(f"{profile.model}: {profile.num_layers} layers on {', '.join(profile.kinds)}{where}")
+
+
+def _with_estimates(profile: ModelProfile, targets: Mapping[str, Accelerator]) -> ModelProfile:
+    """Return the profile with estimated kinds added.
+
+    Raises: InputError if a kind was measured, or no measured kind is in the catalogue to estimate from.
+    """
+    if not targets:
+        return profile
+    from cost_model.roofline import estimate_kind, nearest_kind
+
+    for kind, device in targets.items():
+        if kind in profile.kinds:
+            raise InputError(f"{kind!r} was measured; leave out --estimate {kind}")
+        estimated = estimate_kind(profile, nearest_kind(profile, device), device)
+        profile = dataclasses.replace(profile, kinds={**profile.kinds, kind: estimated})
+    return profile
+
+
+def parse_sizes(text: str) -> tuple[int, ...] | None:
+    """Return microbatch sizes as on the command line; None for "auto".
+
+    >>> parse_sizes("4,1,2"), parse_sizes("auto")
+    ((1, 2, 4), None)
+
+    Raises: InputError if they are no list of whole numbers above zero.
+    """
+    if text == AUTO_SIZES:
+        return None
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and int(word) > 0 for word in words):
+        raise InputError(
+            f'--microbatch-sizes {text!r} is no list of sizes; write for example 1,2,4, or "auto"'
+        )
+    return tuple(sorted({int(word) for word in words}))
+
+
+def measure(options: MeasureOptions, *, estimated: Collection[str] = (), quiet: bool) -> ModelProfile:
+    """Measure a model on the kinds of a cluster file, or take it from the cache; warn of what did not fit.
+
+    estimated: kinds that are left out.
+
+    Raises: InputError if one of the two is missing or unknown, or no kind is left.
+    """
+    sizes = parse_sizes(options.microbatch_sizes)
+    for option, value in (("--model", options.model), ("--cluster", options.cluster_file)):
+        if value is None:
+            raise InputError(f"Missing option '{option}'; only --merge and --from-run go without")
+    assert options.model is not None and options.cluster_file is not None
+    name = model_entry(options.model).name
+    cluster = _measurable(read_cluster(options.cluster_file), estimated)
+    dtype = parse_dtype(options.dtype) or FLOAT32
+    check_fast(dtype, () if options.allow_slow_bf16 else cluster.devices)
+    with progress_bar(f"measuring {name}", quiet=quiet) as report:
+        profile = profile_model(
+            options.model, cluster, options.sequence_length,
+            dtype=dtype, budget_s=options.profile_budget_s, microbatch_sizes=sizes, progress=report,
+        )  # fmt: skip
+    for kind, missing in left_out(profile, sizes or ()).items():
+        warn(f"microbatches of {', '.join(map(str, missing))} do not fit on {kind!r} and were left out")
+    return profile
+
+
+def _measurable(cluster: Cluster, estimated: Collection[str]) -> Cluster:
+    """Return the cluster without devices of kinds that will be estimated."""
+    names = [device.name for device in cluster.devices if device.kind in estimated]
+    if len(names) == len(cluster.devices):
+        raise InputError(
+            f"--estimate names every kind of {cluster.name!r}; at least one is measured, and estimated from"
+        )
+    return remaining(cluster, names)
+
+
+def merge_files(files: Sequence[Path]) -> ModelProfile:
+    """Return one profile of several files.
+
+    Raises: InputError if there are fewer than two, or they do not belong together.
+    """
+    if len(files) < 2:
+        raise InputError(f"--merge is given {len(files)} files; give at least two profile.json")
+    profiles = [read_profile(path) for path in files]
+    try:
+        return merge(profiles)
+    except InputError as error:
+        raise InputError(f"{', '.join(map(str, files))}: {error}") from None
+
+
+def from_run(path: Path) -> ModelProfile:
+    """Return the profile of a run, corrected by what the run measured.
+
+    Raises: InputError if the folder holds no finished run.
+    """
+    folder = RunFolder(path)
+    if not folder.report.exists():
+        raise InputError(f"{path}: holds no report.json; give the folder of a finished run")
+    cluster, report = read_cluster(folder.cluster), read_report(folder.report)
+    if report.clock == Clock.NOMINAL and _only_emulated(cluster, (stage.device for stage in report.stages)):
+        warn(
+            "emulated devices take the time of the profile, so this run can tell nothing new; "
+            "run it with --clock cpu"
+        )
+    if report.host_overloaded:
+        warn("the host was overloaded in this run; its times are not to be trusted")
+    trace = folder.read_traces().get(MEASURED)
+    return calibrate(read_profile(folder.profile), read_plan(folder.plan), cluster, report, trace)
+
+
+def _only_emulated(cluster: Cluster, names: Iterable[str]) -> bool:
+    return all(cluster.device(name).kind == EMULATED for name in names)
+
+
+def precision_sentences(profile: ModelProfile) -> list[str]:
+    """Say how well the medians of each kind are known, where that was measured."""
+    several = len(profile.kinds) > 1
+    return [
+        f"{f'{kind}: ' if several else ''}{precision_text(entry.standard_error, entry.standard_error_of)}"
+        for kind, entry in profile.kinds.items()
+        if entry.standard_error is not None
+    ]
+
+
+def link_sentences(profile: ModelProfile) -> list[str]:
+    """Say what messages take, latency and bandwidth with it by size, and sums, seconds by size."""
+    sentences = []
+    for pair, link in profile.links.items():
+        text = f"link {pair}: latency {format_seconds(link.latency_s)}"
+        if not isinstance(link, MeasuredLink):
+            sentences.append(f"{text}, {format_bandwidth(link.bandwidth_bytes_per_s)}")
+            continue
+        if link.standard_error is not None:
+            text += f" (standard error {100 * link.standard_error:.1f} %)"
+        rates = (
+            f"{_size(size)} {format_bandwidth(size / max(link.transfer_s(size), 1e-12))}"
+            for size in link.message_bytes
+        )
+        sentences.append(f"{text}; with it {', '.join(rates)}")
+    for entry in profile.all_reduces:
+        group = " and ".join(f"{count} {kind}" for kind, count in Counter(entry.kinds).items())
+        seconds = (
+            f"{_size(size)} {format_seconds(duration_s)}"
+            for size, duration_s in zip(entry.message_bytes, entry.duration_s, strict=True)
+        )
+        sentences.append(f"all-reduce of {group}: {', '.join(seconds)}")
+    return sentences
+
+
+def _size(num_bytes: int) -> str:
+    return format_bytes(num_bytes).replace(".00", "")

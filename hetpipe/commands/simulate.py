@@ -1,0 +1,80 @@
+"""simulate: run a plan on a virtual clock."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cost_model.cluster_file import read_cluster
+from cost_model.profile import read_profile
+from hetpipe.commands.inputs import checked_plan
+from hetpipe.commands.options import ClusterOption, JsonOption, ScheduleOption, with_options
+from hetpipe.commands.output import (
+    choice_json,
+    choice_sentences,
+    estimates_of,
+    note,
+    print_json,
+    write_output,
+)
+from hetpipe.program.costs import check_memory
+from hetpipe.program.trace import chrome_trace
+from hetpipe.reporting.critical_path import Share, critical_path, shares
+from hetpipe.reporting.idle_time import DeviceTime, device_times
+from hetpipe.reporting.speed_breakdown import speed_sentence, speed_shares
+from hetpipe.reporting.tables import path_sentence, plan_sentences, plan_table, show, waiting_table
+from hetpipe.runs.run_folder import PREDICTED
+from hetpipe.simulation.prediction import predict, with_bound
+from partition.plan import Figures
+from partition.plan_file import read_plan
+
+
+@with_options
+def simulate_command(
+    plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan.json.")],
+    profile_file: Annotated[Path, typer.Option("--profile", help="The profile.json.")],
+    cluster_file: ClusterOption,
+    trace: Annotated[Path | None, typer.Option("--trace", help="Write Chrome trace events here.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", help="Draw the step here, as PNG and as SVG.")
+    ] = None,
+    schedule: ScheduleOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Run a plan on a virtual clock: step time, bubble, memory, and what the step waits for."""
+    cluster, profile = read_cluster(cluster_file), read_profile(profile_file)
+    plan = checked_plan(read_plan(plan_file), profile, cluster)
+    prediction = with_bound(predict(plan, profile, cluster, schedule), profile, cluster)
+    check_memory(prediction.plan, profile, cluster)
+    if trace is not None:
+        write_output(trace, chrome_trace([(PREDICTED, prediction.trace)]))
+    if plot is not None:
+        from hetpipe.commands.plot import save_picture
+        from hetpipe.reporting.plots import gantt, stage_labels
+
+        save_picture(gantt(prediction.trace, labels=stage_labels(plan, profile, cluster)), plot)
+    causes = shares(critical_path(prediction.trace, prediction.costs))
+    times = dict(
+        zip(prediction.plan.device_names, device_times(prediction.trace, prediction.costs), strict=True)
+    )
+    speed = speed_shares(prediction.trace, prediction.costs, profile, cluster)
+    if json:
+        data = _figures_json(prediction.figures, causes, times)
+        print_json({**data, "speed": speed, **choice_json(prediction.choice)})
+        note(estimates_of(profile, cluster))
+        return
+    show([*plan_sentences(prediction.plan, profile, cluster), plan_table(prediction.plan, profile, cluster)])
+    show([*choice_sentences(prediction.choice, schedule), speed_sentence(speed)])
+    show([path_sentence(causes), waiting_table(times)])
+
+
+def _figures_json(
+    figures: Figures, causes: Iterable[Share], times: Mapping[str, DeviceTime]
+) -> dict[str, Any]:
+    data = figures.to_json()
+    for name, time in times.items():
+        data["devices"][name] |= dataclasses.asdict(time)
+    data["critical_path"] = [dataclasses.asdict(share) for share in causes]
+    return data

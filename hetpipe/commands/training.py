@@ -1,0 +1,231 @@
+"""What `run` does after planning: the settings of the run, the training with its progress, what it keeps."""
+
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cost_model.profile import ModelProfile
+from hetpipe.commands.output import note, warn
+from hetpipe.models.names import ModelEntry, model_entry
+from hetpipe.program.instructions import Schedule
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.settings import Clock, Settings, read_settings
+
+if TYPE_CHECKING:
+    from hetpipe.runs.run_report import RunReport
+    from hetpipe.simulation.prediction import Prediction
+
+RUNS = Path("runs")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingOptions:
+    """How to train: everything of `run` that is neither model, cluster nor plan."""
+
+    data: Annotated[
+        list[Path] | None, typer.Option("--data", help="UTF-8 text to train on; give it several times.")
+    ] = None
+    steps: Annotated[int, typer.Option("--steps", help="Steps to train for.")] = 100
+    total_steps: Annotated[
+        int | None, typer.Option("--total-steps", help="Length of the learning-rate schedule; else --steps.")
+    ] = None
+    seed: Annotated[int, typer.Option("--seed")] = 0
+    learning_rate: Annotated[float, typer.Option("--learning-rate")] = 1e-4
+    every: Annotated[
+        int | None,
+        typer.Option("--every", help="A checkpoint each so many steps too; 0, or that of --resume."),
+    ] = None
+    save: Annotated[
+        bool,
+        typer.Option("--save/--no-save", help="Keep the trained model: a checkpoint at the end, or none."),
+    ] = True
+    resume: Annotated[
+        str | None, typer.Option("--resume", help='"auto", a run folder, or a checkpoint to go on from.')
+    ] = None
+    clock: Annotated[
+        Clock, typer.Option("--clock", help="What an emulated device charges: the profile's times, or CPU.")
+    ] = Clock.NOMINAL
+    run_folder: Annotated[
+        Path | None, typer.Option("--run-folder", help="Where to write; else runs/<model>-<number>.")
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunStart:
+    """What a run begins with, checked before anything is measured.
+
+    texts: to train on, by their full paths. folder: None for a new numbered one. source: the checkpoint to go
+    on from. before: the settings of its run, None where its folder is not there.
+    """
+
+    entry: ModelEntry
+    options: TrainingOptions
+    texts: tuple[Path, ...]
+    folder: RunFolder | None
+    source: Path | None
+    before: Settings | None
+
+    def settings(self, profile: ModelProfile, global_batch_size: int, schedule: Schedule | None) -> Settings:
+        """Return the settings of the run; what is not given is that of the run before."""
+        options, before = self.options, self.before
+        return Settings(
+            model=self.entry.name,
+            steps=options.steps,
+            global_batch_size=global_batch_size,
+            sequence_length=profile.sequence_length,
+            total_steps=options.total_steps,
+            seed=options.seed,
+            learning_rate=options.learning_rate,
+            dtype=profile.dtype,
+            every=options.every if options.every is not None else (before.every if before else 0),
+            save=options.save,
+            clock=options.clock,
+            schedule=schedule or (before.schedule if before else None),
+            data=tuple(map(str, self.texts)),
+            resume_from=None if self.source is None else str(self.source),
+            model_folder=self.entry.place,
+        )
+
+
+def run_start(model: str, options: TrainingOptions, *, dry_run: bool) -> RunStart:
+    """Find the model, the texts, and unless it is a dry run the checkpoint to go on from.
+
+    Raises: InputError for an unknown model, a text that cannot be read, or if there is nothing to resume.
+    """
+    texts = _readable(options.data or ())
+    entry = model_entry(model)
+    folder = RunFolder(options.run_folder) if options.run_folder is not None else None
+    source = None
+    if options.resume is not None and not dry_run:
+        from hetpipe.training.run import find_checkpoint
+
+        source = find_checkpoint(options.resume, folder, RUNS, entry.name)
+    return RunStart(entry, options, texts, folder, source, _settings_before(source))
+
+
+def _readable(data: Iterable[Path]) -> tuple[Path, ...]:
+    """Return the texts by their full paths; refused before anything is measured."""
+    texts = tuple(path.resolve() for path in data)
+    if texts:
+        from hetpipe.data.vocabulary import read_corpus
+
+        read_corpus(texts)
+    return texts
+
+
+def _settings_before(source: Path | None) -> Settings | None:
+    """Return the settings of the run of a checkpoint; None where its folder is not there."""
+    config = None if source is None else RunFolder(source.parent.parent).config
+    return read_settings(config) if config is not None and config.exists() else None
+
+
+def train_shown(
+    settings: Settings,
+    cluster_file: Path,
+    profile: ModelProfile,
+    prediction: "Prediction",
+    folder: RunFolder | None,
+    *,
+    quiet: bool,
+) -> "tuple[RunReport, RunFolder]":
+    """Train a verified program and show the progress; return the report, and the folder it is in."""
+    from hetpipe.training.checkpoint_room import room_of
+    from hetpipe.training.run import train_predicted
+
+    folder, made = _folder_of(settings, folder)
+    if shortage := room_of(folder, settings, profile).shortage:
+        warn(shortage)
+    try:
+        with _step_bar(settings.steps, quiet=quiet) as on_event:
+            report = train_predicted(settings, cluster_file, profile, prediction, folder, on_event=on_event)
+    except KeyboardInterrupt:
+        if newest := kept_checkpoint(folder):
+            note([f"--resume {folder.path} goes on from {newest.name}"])
+        raise
+    finally:
+        if made and not any(folder.path.iterdir()):  # refused before anything was written
+            folder.path.rmdir()
+    _warn_of_skipped_steps(folder)
+    return report, folder
+
+
+def _folder_of(settings: Settings, folder: RunFolder | None) -> tuple[RunFolder, bool]:
+    """Return the folder to write, and whether it was made for the run; say what is in it."""
+    if settings.resume_from is not None:
+        checkpoints = Path(settings.resume_from).parent
+        if folder is None and checkpoints.name == "checkpoints":
+            folder = RunFolder(checkpoints.parent)
+        note([f"going on from {settings.resume_from}"])
+    elif folder is not None and folder.plan.exists() and kept_checkpoint(folder) is None:
+        warn(f"{folder.path} holds a run already; its files are replaced")
+    return folder or RunFolder.create(RUNS, settings.model), folder is None
+
+
+def _warn_of_skipped_steps(folder: RunFolder) -> None:
+    finite = [step["finite"] for step in folder.read_metrics()]
+    if skipped := finite.count(False):
+        warn(
+            f"{skipped} of {len(finite)} steps changed nothing: their gradients were not finite; lower "
+            "--learning-rate"
+        )
+
+
+@contextmanager
+def _step_bar(steps: int, *, quiet: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Give what takes the events of a run: a bar on a terminal, else a line for every tenth of the steps."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from hetpipe.reporting.tables import console
+
+    lines = not quiet and not sys.stdout.isatty()
+    bar = Progress(
+        TextColumn("training"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[text]}"),
+        TimeRemainingColumn(),
+        console=console(),
+        disable=quiet or lines,
+    )
+    with bar:
+        task = bar.add_task("training", total=steps, text="")
+
+        def on_event(event: dict[str, Any]) -> None:
+            if event.get("event") != "step":
+                return
+            text = (
+                f"loss {event['loss']:.4f}  {event['samples_per_s']:.4g} samples/s  "
+                f"bubble {event['bubble']:.0%}"
+            )
+            done = int(event["step"])
+            bar.update(task, completed=done, text=text)
+            if lines and (done % max(1, steps // 10) == 0 or done == steps):
+                typer.echo(f"step {done}/{steps}  {text}")
+
+        yield on_event
+
+
+def kept_checkpoint(folder: RunFolder) -> Path | None:
+    """Return the newest checkpoint of a run that has ended; None where it wrote none."""
+    from hetpipe.training import checkpoint
+
+    return checkpoint.latest(folder.checkpoints)
+
+
+def kept_sentences(folder: RunFolder, source: Path | None, steps: int) -> list[str]:
+    """Say where the model is and what makes a Hugging Face folder of it, or that there is none."""
+    if source is None:
+        return ["model: not kept (--no-save)"]
+    from hetpipe.training import checkpoint
+
+    done = checkpoint.read_manifest(source).step
+    return [
+        f"model: {source}{'' if done == steps else f' (step {done} of {steps}: --no-save)'}",
+        f"next: hetpipe export {shlex.quote(str(folder.path))} -o my-model",
+    ]

@@ -1,0 +1,181 @@
+"""How much effort the planner spends at which size of cluster: the one table of its tuning numbers.
+
+All figures are counts of work or ratios, never seconds, so that plans do not depend on how fast a machine is.
+Numbers that belong to a formula stay beside it.
+"""
+
+import math
+from dataclasses import dataclass
+
+SEVERAL_ORDERS, FEW, SMALL, LARGE = 4, 8, 16, 128
+"""Devices up to which effort changes most: every order of devices is cut; the simulator always has the last
+word on small changes; walks near the relaxed step are short; anything walks at all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartEffort:
+    """The sets of pipelines that a search begins with."""
+
+    every_order: bool
+    """Whether every order of every subset of the devices is cut as one pipeline, not only likely ones."""
+    chain_lengths: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12, 16, 24, 64)
+    """Devices of a single pipeline that are tried, those with most memory or speed."""
+    timed_chains: int = 4
+    """Single pipelines, best closed forms first, that are timed by their clock."""
+    most_count_vectors: int = 300
+    """Vectors of devices per class up to which the exact programme over counts is a start too."""
+    count_slack: tuple[float, ...] = (1.003, 1.04, 1.1, 1.2)
+    """Steps, over the least one of that programme, at which it gives a set of pipelines."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweeps:
+    """One walk by threshold accepting."""
+
+    tries: int
+    """Random changes of a sweep."""
+    sweeps: int = 1
+    most_failed: int = 2
+    """Sweeps in a row that may find nothing; after them no other begins."""
+    most_late: float = 150
+    """Sets that pass by their clocks and fail the evaluation, after which a walk ends: they take longest."""
+    threshold: float = 0.01
+    """Relative to the best set: how much slower a set a sweep goes on from at its beginning."""
+    perturbations: tuple[int, ...] = (2, 3, 5, 8)
+    """Random changes, one of these numbers, between two sweeps where two found nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Walks:
+    """Walks and recombinations in turn, while they pay."""
+
+    walk: Sweeps
+    most_failed: int
+    """Turns in a row that may gain less than least_gain."""
+    least_gain: float
+    """Relative."""
+    most: int = 30
+
+
+LONG_WALKS = Walks(walk=Sweeps(tries=400), most_failed=3, least_gain=1e-3)
+SHORT_WALKS = Walks(walk=Sweeps(tries=120), most_failed=1, least_gain=2e-2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchEffort:
+    """The search by the clocks of pipelines."""
+
+    climb_tries: int
+    """Random changes of a start, of which each takes longer on a large cluster."""
+    walks: Walks | None
+    """Of sets that are not near the relaxed step, or that sync much; None: nothing walks."""
+    walks_near: Walks | None
+    """Of sets near the relaxed step."""
+    climbed_starts: int = 3
+    hopeless: float = 2.0
+    """Times the best set's step: a start as slow is left, local search seldom makes up for that."""
+    near: float = 1.015
+    """Times the step that the relaxed programme promises: sets below it are near."""
+    much_sync: float = 0.1
+    """Share of a step in gradient sync from which on fewer pipelines are tried too, and walks are long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatorEffort:
+    """Small changes of the best sets, evaluated by the simulator."""
+
+    always: bool
+    """Whether it is done even where the simulator says what the clocks of pipelines say."""
+    walk: Sweeps
+    """From the best set; its sweeps end with most_ticks at the latest."""
+    probed: int = 3
+    """Sets, best clocks first, that show whether the simulator says more than the clocks."""
+    queues: float = 1.01
+    """Simulated over estimated seconds of the best of them, from which on it does."""
+    evaluated: int = 5
+    """Sets that are simulated then, beside the best of each start."""
+    climbed: int = 3
+    """Sets that are climbed from, best first."""
+    climb_tries: int = 400
+    hopeless: float = 2.0
+    """Times the best set's step: none as slow is climbed from."""
+    most_ticks: int = 800_000
+    """Microbatches x stages that are simulated in all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceEffort:
+    """The choice between plans of all sources, by the simulator."""
+
+    simulated_baselines: bool
+    """Whether baselines choose by the simulator, else by their estimates."""
+    exact_chains: int
+    """Single pipelines over all orders of the devices, by the exact programme, each with other in_flight."""
+    sharded_for_speed: bool
+    """Whether sharded optimizer states are searched for where memory does not ask for them."""
+    least_sharding_gain: float = 0.02
+    """Relative, that the fractional bound must promise then."""
+    always_simulated: int = 3
+    """Plans of a source, best estimates first, that are simulated whatever they take."""
+    most_instructions: int = 60_000
+    """That may be simulated of a source beyond those."""
+    heavy_instructions: int = 60_000
+    """Of a plan: as heavy ones are not always simulated, but for the first of a source."""
+    most_lost: int = 3
+    """Plans that share devices, in a row, clearly worse than the best, after which the rest is left."""
+    clearly: float = 1.05
+    """Times the best step: clearly worse."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForcedEffort:
+    """Plans within what the user has decided."""
+
+    climb_tries: int
+    climbed_starts: int = 3
+    most_orders: int = 2000
+    """Orders of devices in one pipeline, alike ones once, up to which all arrangements are weighed."""
+    most_sets: int = 200
+    """Vectors of devices per class up to which that is tried."""
+    kept: int = 6
+    """Arrangements that are kept of each set of devices, and half of those that are cut."""
+    numbers: int = 8
+    """Numbers of pipelines that are tried where none is forced and not all arrangements are weighed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """What the planner does for a cluster of one size."""
+
+    starts: StartEffort
+    search: SearchEffort
+    simulator: SimulatorEffort | None
+    """None: nothing is changed with the simulator."""
+    choice: ChoiceEffort
+    forced: ForcedEffort
+
+
+def effort_for(num_devices: int) -> Effort:
+    """Return the effort for a cluster of so many devices.
+
+    >>> effort_for(8).simulator.always, effort_for(9).simulator.always, effort_for(129).simulator
+    (True, False, None)
+    """
+    few, large = num_devices <= FEW, num_devices > LARGE
+    near = SHORT_WALKS if FEW < num_devices <= SMALL else LONG_WALKS
+    simulated = Sweeps(tries=400, sweeps=40, most_failed=12 if few else 2, most_late=math.inf)
+    return Effort(
+        starts=StartEffort(every_order=num_devices <= SEVERAL_ORDERS),
+        search=SearchEffort(
+            climb_tries=max(20, 30 * SMALL // max(SMALL, num_devices)),
+            walks=None if large else LONG_WALKS,
+            walks_near=None if large else near,
+        ),
+        simulator=None if large else SimulatorEffort(always=few, walk=simulated),
+        choice=ChoiceEffort(
+            simulated_baselines=few,
+            exact_chains=16 if num_devices <= 5 else 0,
+            sharded_for_speed=num_devices <= 12,
+        ),
+        forced=ForcedEffort(climb_tries=120 if num_devices <= SMALL else 30),
+    )

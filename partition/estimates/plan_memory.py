@@ -1,0 +1,51 @@
+"""The bytes that a plan needs on a device."""
+
+from cost_model.memory import DeviceMemory, StageShape, device_memory, state_home_bytes, trained_bytes
+from cost_model.profile import ModelProfile
+from partition.plan import Plan
+
+
+def plan_memory(plan: Plan, profile: ModelProfile, device: str) -> DeviceMemory:
+    """Return the bytes that a plan needs on a device, term by term."""
+    shapes = []
+    for number, index in plan.places.get(device, ()):
+        pipeline = plan.pipelines[number]
+        stage = pipeline.stages[index]
+        shapes.append(
+            StageShape(
+                stage.start,
+                stage.stop,
+                pipeline.in_flight(index),
+                pipeline.microbatch_size,
+                stage.recompute,
+                pipeline.num_microbatches,
+            )
+        )
+    return device_memory(
+        profile,
+        shapes,
+        summed_bytes=summed_bytes(plan, profile, device),
+        stepped_bytes=stepped_bytes(plan, profile, device),
+    )
+
+
+def stepped_bytes(plan: Plan, profile: ModelProfile, device: str) -> float:
+    """Return the parameter bytes whose optimizer states a device has, and which it therefore updates."""
+    if plan.state_owners is None:
+        return trained_bytes(profile, plan.layers_of(device))
+    owned = [layer for layer, owner in enumerate(plan.state_owners) if owner == device]
+    return state_home_bytes(profile, owned)
+
+
+def summed_bytes(plan: Plan, profile: ModelProfile, device: str) -> float:
+    """Return the bytes of the gradients that a device sums with others: of shared layers, of tied ones."""
+    mine = set(plan.layers_of(device))
+    others = {layer for layer, count in enumerate(plan.num_holders) if count > (layer in mine)}
+    total = trained_bytes(profile, mine & others)
+    for index, layer in enumerate(profile.layers):
+        if layer.tied_to is None:
+            continue
+        pair = {index, profile.tied_home(index)}
+        if len(pair) == 2 and pair & mine and pair & others and not pair & mine & others:
+            total += profile.tied_bytes(index)
+    return total

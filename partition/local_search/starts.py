@@ -1,0 +1,155 @@
+"""Sets of pipelines that a search begins with: single devices, one pipeline, columns, exact counts."""
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import permutations
+
+from cost_model.cluster import Device
+from partition.column_generation.column_generation import ROUNDS, Columns, generate
+from partition.column_generation.rounding import rounded
+from partition.estimates.batch_split import share_out
+from partition.estimates.class_pipeline import ClassPipeline
+from partition.estimates.device_classes import DeviceClasses, equal_devices
+from partition.estimates.effort import effort_for
+from partition.estimates.pipeline_costs import PipelineCosts
+from partition.estimates.stage_tables import ProblemTables
+from partition.estimates.timed_pipeline import TimedPipeline, TimingCache
+from partition.exact.cluster_split import ClusterSplit
+from partition.exact.cut_dp import CutOptimizer
+from partition.local_search.moves import PipelineSet, fitted
+from partition.local_search.placement import place
+from partition.problem import Problem
+
+
+class SearchSpace:
+    """Owns the arrays of a problem and the timings of the pipelines made so far."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem, self.effort = problem, effort_for(len(problem.cluster.devices))
+        self.costs = PipelineCosts(problem)
+        self.classes = equal_devices(problem.cluster)
+        self.tables = ProblemTables(problem, self.classes)
+        self.timings = TimingCache(self.costs)
+        self.cut_optimizer = CutOptimizer(self.tables, self.timings)
+
+    def clock_s(self, timed: Sequence[TimedPipeline]) -> float:
+        """Return the seconds in which pipelines do the batch, by their clocks; inf where they cannot."""
+        return share_out(timed, self.problem.global_batch_size)[0]
+
+
+def singles(space: SearchSpace) -> list[TimedPipeline]:
+    """Return every device that the whole model fits on, each at its best microbatch size."""
+    timed = []
+    for group in space.classes.members:
+        options = []
+        for size in space.problem.microbatch_sizes:
+            pipeline = space.cut_optimizer.recut(group[:1], size, size)
+            if pipeline is not None:
+                options.append((pipeline.timing.time_s(16 * size) / size, size))
+        if options:
+            best = min(options)[1]
+            made = (space.cut_optimizer.recut([device], best, best) for device in group)
+            timed += [pipeline for pipeline in made if pipeline is not None]
+    return timed
+
+
+def chain(space: SearchSpace) -> list[TimedPipeline]:
+    """Return one pipeline over the devices with most memory or speed, however many of them are best."""
+    batch = space.problem.global_batch_size
+    found: list[tuple[float, TimedPipeline]] = []
+    for order in _orders(space):
+        for size in space.problem.microbatch_sizes:
+            pipeline = space.cut_optimizer.recut(order, size, batch)
+            if pipeline is not None:
+                found.append((pipeline.timing.quick_s(-(-batch // size)), pipeline))
+    found.sort(key=lambda pair: pair[0])
+    timed = [pipeline for _, pipeline in found[: space.effort.starts.timed_chains]]
+    return [min(timed, key=lambda pipeline: pipeline.timing.time_s(batch))] if timed else []
+
+
+def _orders(space: SearchSpace) -> list[tuple[Device, ...]]:
+    """Return orders of the devices with most memory or speed; of few devices all. Those alike come once."""
+    devices, layers = space.problem.cluster.devices, space.problem.profile.num_layers
+    whole_s = {
+        name: float(space.tables.at(1).busy_s[class_index, 0, -1])
+        for name, class_index in space.classes.class_indices().items()
+    }
+    by_memory = sorted(devices, key=lambda device: (-device.usable_bytes, device.name))
+    by_speed = sorted(devices, key=lambda device: (whole_s[device.name], device.name))
+    lengths = sorted({min(len(devices), layers, length) for length in space.effort.starts.chain_lengths})
+    orders = [
+        tuple(sorted(ranked[:length], key=lambda device: (-device.usable_bytes, device.name)))
+        for ranked in (by_memory, by_speed)
+        for length in lengths
+    ]
+    if space.effort.starts.every_order:
+        orders += [
+            order
+            for count in range(1, min(len(devices), layers) + 1)
+            for order in permutations(devices, count)
+        ]
+    kinds = {tuple(device.device_class for device in order): order for order in reversed(orders)}
+    return list(kinds.values())
+
+
+def relaxed(space: SearchSpace, known: Columns | None = None, most_pipelines: int | None = None) -> Columns:
+    """Return the relaxed programme over columns; known: columns of an earlier one, which are added to."""
+    return generate(
+        space.tables,
+        space.timings,
+        rounds=ROUNDS if known is None else ROUNDS // 3,
+        most_pipelines=most_pipelines,
+        pool=None if known is None else known.pool,
+    )
+
+
+def from_columns(
+    space: SearchSpace, columns: Columns, most_pipelines: int | None = None
+) -> Iterator[list[TimedPipeline]]:
+    """Give sets of the relaxed programme's pipelines, rounded to whole ones and put on devices."""
+    if columns.pool.columns and math.isfinite(columns.step_s):
+        batch, counts = space.problem.global_batch_size, space.classes.counts
+        for step_s, chosen in rounded(columns, counts, batch, most_pipelines):
+            yield realise(space, chosen, step_s)
+
+
+def from_counts(space: SearchSpace, ceiling_s: float) -> Iterator[PipelineSet]:
+    """Give sets of the exact programme over counts of devices, for small clusters.
+
+    ceiling_s: a step in which a set is known to do the batch; nothing is given where it is inf.
+    """
+    vectors = math.prod(count + 1 for count in space.classes.counts)
+    if vectors > space.effort.starts.most_count_vectors or not math.isfinite(ceiling_s):
+        return
+    split = ClusterSplit(space.tables, ceiling_s)
+    least_s = split.least_step_s(upper=False, low_s=ceiling_s / 16)
+    for slack in space.effort.starts.count_slack:
+        pipelines = split.pipelines(slack * least_s)
+        if pipelines:
+            timed = realise(space, pipelines, slack * least_s)
+            yield PipelineSet(space.clock_s(timed) if timed else math.inf, tuple(timed), "counts")
+
+
+def realise(
+    space: SearchSpace,
+    pipelines: Sequence[ClassPipeline],
+    step_s: float,
+    classes: DeviceClasses | None = None,
+) -> list[TimedPipeline]:
+    """Return pipelines on named devices, cut anew for their links where that is faster.
+
+    classes: those that the pipelines are of; None: those of the search.
+    """
+    timed: list[TimedPipeline] = []
+    sizes = sorted(space.problem.microbatch_sizes)
+    for pipeline, stages in zip(pipelines, place(classes or space.classes, pipelines), strict=True):
+        # a single smaller microbatch is the last of larger ones: several as small are not asked for
+        size = next((size for size in sizes if size >= pipeline.microbatch_size), sizes[-1])
+        raw = space.timings.pipeline(stages, size)
+        cut = fitted(space.cut_optimizer, raw.devices, size, step_s)
+        options = [option for option in (raw, cut) if option is not None and option.timing.fits]
+        if options:
+            samples = max(1, pipeline.num_samples)
+            seconds = [option.timing.time_s(samples) for option in options]
+            timed.append(options[seconds.index(min(seconds))])
+    return timed

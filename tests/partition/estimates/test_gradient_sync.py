@@ -1,0 +1,75 @@
+"""What gradient sums add to a step, by hand."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from cost_model.cluster import Cluster, Device, Link, Node
+from partition.estimates.gradient_sync import SyncCosts
+from partition.estimates.pipeline_costs import PipelineCosts
+from partition.plan import Pipeline, Plan, Stage
+from partition.problem import Problem
+from small_case import equal_stages, small_profile
+
+Layers = tuple[int, int]
+
+
+def nodes_of(kind: str, names: str, devices_each: int, network: Link) -> Cluster:
+    nodes = [
+        Node(name, tuple(Device(f"{name}/{index}", name, kind, 1e6) for index in range(devices_each)))
+        for name in names
+    ]
+    return Cluster("by hand", network, tuple(nodes))
+
+
+def plan_of(*pipelines: Sequence[tuple[str, Layers]]) -> Plan:
+    """Pipelines of one sample over stages (device, layers)."""
+    entries = [
+        Pipeline(1, 1, tuple(Stage((name,), layers, 1) for name, layers in each)) for each in pipelines
+    ]
+    return Plan("manual", "made-up", len(entries), tuple(entries))
+
+
+@pytest.mark.parametrize(
+    ("stages", "expected"),
+    [
+        pytest.param([("a/0", (0, 3)), ("b/0", (3, 4))], {"a/0": 6.75, "b/0": 6.75}, id="neighbours"),
+        pytest.param(
+            [("a/0", (0, 1)), ("b/0", (1, 3)), ("c/0", (3, 4))], {"a/0": 6.75, "c/0": 6.75}, id="ends"
+        ),
+        pytest.param([("c/0", (0, 4))], {}, id="both layers on one device"),
+    ],
+)
+def test_tied_weights_are_summed_over_the_owners_of_both_layers(
+    stages: list[tuple[str, Layers]], expected: dict[str, float]
+):
+    # layers 0 and 3 share 250 bytes: 2 rounds of 125 bytes at 40 a second, 0.25 s of latency each
+    cluster = nodes_of("fast", "abc", 1, Link(0.25, 40.0))
+    sums = SyncCosts(PipelineCosts(Problem(small_profile(), cluster, 1, (1,))))
+    plan = plan_of(stages)
+    assert sums.of_plan_s(plan) == pytest.approx(expected)
+    assert sums.exposed_of_plan_s(plan) == pytest.approx(max(expected.values(), default=0.0))
+
+
+@pytest.mark.parametrize("nodes", ["ab", "abc", "abcd"])
+def test_a_card_carries_all_rounds_of_the_rings_of_its_devices(nodes: str):
+    # On each node a pipeline of two devices. Layers of 8 and of 4 bytes, each summed over all n nodes:
+    # 2 (n - 1) rounds of 8 / n and of 4 / n seconds, which take turns at the cards; no device has both.
+    count = len(nodes)
+    profile, _ = equal_stages(2)
+    layers = tuple(
+        replace(layer, parameter_bytes=num_bytes)
+        for layer, num_bytes in zip(profile.layers, (8.0, 4.0), strict=True)
+    )
+    cluster = nodes_of("one", nodes, 2, Link(0.0, 1.0))
+    costs = PipelineCosts(Problem(replace(profile, layers=layers), cluster, count, (1,)))
+    plan = plan_of(*([(f"{node}/0", (0, 1)), (f"{node}/1", (1, 2))] for node in nodes))
+    rounds = 2 * (count - 1)
+    each = {
+        f"{node}/{index}": rounds * num_bytes / count
+        for node in nodes
+        for index, num_bytes in ((0, 8), (1, 4))
+    }
+    assert SyncCosts(costs).of_plan_s(plan) == pytest.approx(each)
+    assert SyncCosts(costs).exposed_of_plan_s(plan) == pytest.approx(rounds * (8 + 4) / count)

@@ -1,0 +1,218 @@
+"""Whether memory takes any pipeline: against all orders and cuts; how `auto` ends."""
+
+import math
+import random
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise, permutations
+
+import pytest
+
+from cost_model.cluster import Cluster, Device, Link, Node
+from cost_model.errors import InfeasibleError, InputError
+from hetpipe.simulation.prediction import evaluator
+from parallel import on_all_cores
+from partition.auto import auto
+from partition.estimates.optimizer_sharding import fits
+from partition.estimates.plan_memory import plan_memory
+from partition.exact.feasibility import least_pipeline
+from partition.plan import Pipeline, Plan, Stage
+from partition.problem import Forced, Pin, Problem
+from random_problems import random_profile
+
+NONE_FITS = r"no pipeline fits, whatever the order: .*; [\d,]+ bytes are missing; add"
+
+
+def plan_of_stages(problem: Problem, edges: list[int], samples: int, *, recompute: bool) -> Plan:
+    """Return a pipeline over made-up devices "0", "1", ... with one microbatch in flight."""
+    batch = problem.global_batch_size
+    stages = tuple(Stage((str(at),), layers, 1, recompute) for at, layers in enumerate(pairwise(edges)))
+    return Plan("test", problem.profile.model, batch, (Pipeline(min(samples, batch), batch, stages),))
+
+
+def stage_bytes(problem: Problem, start: int, stop: int, samples: int) -> float:
+    """Return what a stage needs at least, by the plan of a pipeline that has it."""
+    edges = sorted({0, start, stop, problem.profile.num_layers})
+    plans = [plan_of_stages(problem, edges, samples, recompute=flag) for flag in (False, True)]
+    name = str(edges.index(start))
+    return min(plan_memory(plan, problem.profile, name).total_bytes for plan in plans)
+
+
+def least_missing_bytes(problem: Problem) -> float:
+    """Over all ordered subsets of the devices, all cuts and microbatch sizes; inf where none is allowed."""
+    forced, ends, devices = problem.forced, problem.profile.num_layers, problem.cluster.devices
+    pins = {pin.device: (pin.start, pin.stop) for pin in forced.pins}
+    most, best = min(ends, len(devices), forced.max_devices or ends), math.inf
+    for samples in problem.microbatch_sizes:
+        needs = {
+            (start, stop): stage_bytes(problem, start, stop, samples)
+            for start in range(ends)
+            for stop in range(start + 1, ends + 1)
+        }
+
+        @cache
+        def lacking(order: tuple[Device, ...], start: int) -> float:
+            if not order:
+                return -math.inf if start == ends else math.inf
+            first, *rest = order
+            return min(
+                (
+                    max(needs[start, stop] - first.usable_bytes, lacking(tuple(rest), stop))  # noqa: B023
+                    for stop in range(start + 1, ends + 1)
+                    if pins.get(first.name, (start, stop)) == (start, stop)
+                ),
+                default=math.inf,
+            )
+
+        for count in range(max(1, len(pins)), most + 1):
+            for order in permutations(devices, count):
+                if set(pins) <= {device.name for device in order}:
+                    best = min(best, lacking(order, 0))
+    return best
+
+
+def tight_problem(seed: int, fewest: int = 2, most: int = 7) -> Problem:
+    """Memory about as much as some order of the devices needs for some cuts with one microbatch in flight."""
+    rng = random.Random(seed)
+    count = rng.randint(fewest, most)
+    profile = random_profile(rng, rng.randint(count, count + 3), tied=rng.random() < 0.3)
+    problem = Problem(profile, CLUSTER, rng.choice([1, 2, 5, 8]), rng.choice([(1,), (1,), (2,), (1, 2)]))
+    edges = [0, *sorted(rng.sample(range(1, profile.num_layers), count - 1)), profile.num_layers]
+    slack = rng.choice([0.9, 0.98, 1.0001, 1.02])
+    samples = min(problem.microbatch_sizes)
+    memory = [slack * stage_bytes(problem, *layers, samples) for layers in pairwise(edges)]
+    rng.shuffle(memory)
+    nodes = tuple(
+        Node(f"n{at}", (Device(f"n{at}/0", f"n{at}", f"kind {rng.randrange(2)}", entry),))
+        for at, entry in enumerate(memory)
+    )
+    return replace(problem, cluster=Cluster("tight", Link(0.0, 1e3), nodes))
+
+
+def forced_problem(seed: int) -> Problem:
+    """Return a tight problem with a pin or two, perhaps contradicting each other, or fewer devices."""
+    rng, problem = random.Random(seed), tight_problem(seed, most=5)
+    names, layers = [device.name for device in problem.cluster.devices], problem.profile.num_layers
+    pins = []
+    for name in rng.sample(names, rng.choice([0, 0, 1, 2])):
+        start = rng.randrange(layers)
+        pins.append(Pin(name, start, min(layers, start + rng.randint(1, 3))))
+    return replace(problem, forced=Forced(tuple(pins), 1, rng.choice([None, None, len(names) - 1])))
+
+
+CLUSTER = Cluster("one", Link(0.0, 1.0), (Node("n", (Device("n/0", "n", "kind 0", 1.0),)),))
+
+
+def check_least(problem: Problem) -> str:
+    """Compare the exact programme with all orders and cuts; what it found."""
+    missing = least_missing_bytes(problem)
+    try:
+        plan = least_pipeline(problem).plan("auto", problem)
+    except InfeasibleError as error:
+        if math.isinf(missing):
+            assert "no single pipeline respects what is forced" in str(error)
+            return "impossible"
+        assert missing > 0 and error.missing_bytes == pytest.approx(missing, rel=1e-9)
+        return "missing"
+    assert missing <= 0 and problem.forced.allows(plan)
+    assert fits(plan, problem.profile, problem.cluster)
+    return "fits"
+
+
+@pytest.mark.slow
+def test_the_least_pipeline_is_that_of_all_orders_and_cuts() -> None:
+    found = Counter(check_least(tight_problem(seed, most=5)) for seed in range(120))
+    assert min(found["fits"], found["missing"]) > 30, found
+
+
+@pytest.mark.slow
+def test_the_least_pipeline_respects_pins_and_the_number_of_devices() -> None:
+    found = Counter(check_least(forced_problem(seed)) for seed in range(150))
+    assert min(found["fits"], found["missing"], found["impossible"]) > 5, found
+
+
+def check_auto(seed: int) -> tuple[str, bool]:
+    """(how `auto` ends, whether a pipeline fits) in a tight problem."""
+    problem = tight_problem(seed)
+    missing = least_missing_bytes(problem)
+    try:
+        plan = auto(problem)
+    except InfeasibleError as error:
+        assert missing > 0 and error.missing_bytes == pytest.approx(missing, rel=1e-9)
+        assert "whatever the order" in str(error)
+        return "missing", False
+    assert fits(plan, problem.profile, problem.cluster)
+    return "plan", missing <= 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [6, 10, 211])
+def test_the_search_goes_on_from_the_pipeline_that_fits(seed: int) -> None:
+    # the orders that the search tries do not fit, and one that it does not try does
+    assert check_auto(seed) == ("plan", True)
+
+
+@pytest.mark.slow
+def test_tight_problems_end_in_a_plan_or_in_what_is_missing() -> None:
+    found = Counter(on_all_cores(check_auto, range(300, 460)))
+    assert found["plan", True] > 40 and found["missing", False] > 40, found
+
+
+def check_forced(seed: int) -> str:
+    """How `auto` ends in a forced problem; it gives a plan if a pipeline fits."""
+    problem = forced_problem(seed)
+    missing = least_missing_bytes(problem)
+    try:
+        plan = auto(problem, evaluator(problem.profile, problem.cluster))
+    except InfeasibleError:
+        assert missing > 0
+        return "missing"
+    except InputError:  # pins that contradict each other
+        assert math.isinf(missing)
+        return "impossible"
+    assert missing <= 0 and problem.forced.allows(plan)
+    assert fits(plan, problem.profile, problem.cluster)
+    return "plan"
+
+
+def test_forced_tight_problems_end_in_a_plan_or_in_what_is_missing() -> None:
+    found = Counter(check_forced(seed) for seed in range(60))
+    assert min(found["plan"], found["missing"]) > 5, found
+
+
+def test_forced_pipelines_of_many_orders_are_found() -> None:
+    for seed in (6, 10, 211):
+        problem = replace(tight_problem(seed), forced=Forced(num_pipelines=1))
+        plan = auto(problem, evaluator(problem.profile, problem.cluster))
+        assert len(plan.pipelines) == 1 and fits(plan, problem.profile, problem.cluster)
+
+
+def many_memories(num_devices: int, num_layers: int, share: float) -> Problem:
+    """As many memories as devices, together so many times the states of the layers."""
+    profile = random_profile(random.Random(0), num_layers, kinds=1)
+    states = 4 * sum(layer.parameter_bytes for layer in profile.layers)
+    sizes = [1 + 0.05 * at for at in range(num_devices)]
+    nodes = tuple(
+        Node(f"n{at}", (Device(f"n{at}/0", f"n{at}", "kind 0", share * states * size / sum(sizes)),))
+        for at, size in enumerate(sizes)
+    )
+    return Problem(profile, Cluster("many", Link(0.0, 1.0), nodes), 8, (1,))
+
+
+def test_with_too_many_memories_it_speaks_of_the_orders_tried() -> None:
+    with pytest.raises(InfeasibleError, match=r"no pipeline fits: even in the best of the orders tried"):
+        least_pipeline(many_memories(24, 30, 1.0))
+    problem = many_memories(24, 30, 2.0)
+    assert fits(least_pipeline(problem).plan("auto", problem), problem.profile, problem.cluster)
+    # fewer layers than devices: those with least memory are of no use, and all others are tried
+    with pytest.raises(InfeasibleError, match=NONE_FITS):
+        least_pipeline(many_memories(24, 8, 1.0))
+
+
+@pytest.mark.slow
+def test_more_layers_than_bits_in_a_word() -> None:
+    found = set()
+    for share in (1.0, 1.5):
+        found.add(check_least(many_memories(3, 70, share)))
+    assert found == {"fits", "missing"}
