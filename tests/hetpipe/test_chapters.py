@@ -1,11 +1,12 @@
-"""What a chapter's `__init__` says that others may use is there."""
+"""What a chapter's `__init__` says that others may use is there, and so is what the examples import."""
 
+import ast
 import importlib
 import re
 
 import pytest
 
-from places import MODULES
+from places import EXAMPLES, MODULES, PACKAGES
 
 CHAPTERS = (
     "program",
@@ -47,3 +48,19 @@ def test_a_chapter_speaks_of_its_own_modules(chapter: str):
         known |= set(vars(importlib.import_module(name)))
     quoted = set(re.findall(r"`(\w+)`", text))
     assert quoted and quoted <= known, quoted - known
+
+
+def test_what_the_examples_import_is_there():
+    """Benchmarks take too long to run with every change; a name that moved is found here."""
+    missing, num_names = [], 0
+    for path in sorted(EXAMPLES.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in PACKAGES:
+                found = importlib.import_module(str(node.module))
+                num_names += len(node.names)
+                missing += [
+                    f"{path.relative_to(EXAMPLES)}: {node.module}.{alias.name}"
+                    for alias in node.names
+                    if not hasattr(found, alias.name) and f"{node.module}.{alias.name}" not in MODULES
+                ]
+    assert missing == [] and num_names > 100

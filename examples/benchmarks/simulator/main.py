@@ -11,7 +11,8 @@ from cost_model.cluster import Cluster, Device, Link, Node
 from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
 from hetpipe.profiling.profile_cache import processor_name
 from hetpipe.program.costs import ProgramCosts
-from hetpipe.reporting.critical_path import critical_path, device_times
+from hetpipe.reporting.critical_path import critical_path
+from hetpipe.reporting.idle_time import device_times
 from hetpipe.simulation.prediction import evaluator
 from hetpipe.simulation.schedule_selection import lower
 from hetpipe.simulation.simulator import simulate
