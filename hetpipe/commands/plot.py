@@ -126,7 +126,7 @@ def plot_speedups(plan: Plan, profile: ModelProfile, cluster: Cluster, folder: P
 
 
 def beside_others(plan: Plan, profile: ModelProfile, cluster: Cluster) -> "list[Outcome]":
-    """Return the outcomes of the plain strategies, each with its figures, then the plan with its own."""
+    """Return the outcomes of the plain strategies with their figures, then the plan, which has its own."""
     from partition.baselines.layer_splits import BASELINES
     from partition.constraints.forced_plans import without
     from partition.problem import problem_of
