@@ -281,6 +281,7 @@ def read_profile(path: Path) -> ModelProfile:
 
 
 def profile_text(profile: ModelProfile) -> str:
+    """Return the text of a profile.json."""
     return json.dumps(profile.to_json(), indent=1) + "\n"
 
 

@@ -46,6 +46,10 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> Any:
+    """Return the data of a JSON file.
+
+    Raises: InputError if it cannot be read or is not JSON; says where.
+    """
     text = read_text(path)
     try:
         return json.loads(text)
@@ -58,6 +62,10 @@ def read_json(path: Path) -> Any:
 
 
 def read_toml(path: Path) -> Any:
+    """Return the data of a TOML file.
+
+    Raises: InputError if it cannot be read or is not TOML; says where.
+    """
     try:
         return tomllib.loads(read_text(path))
     except tomllib.TOMLDecodeError as error:

@@ -29,4 +29,5 @@ def read_plan(path: Path) -> Plan:
 
 
 def plan_text(plan: Plan) -> str:
+    """Return the text of a plan.json."""
     return json.dumps(plan.to_json(), indent=1) + "\n"

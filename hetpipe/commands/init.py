@@ -95,6 +95,7 @@ def host_text() -> str:
 
 
 def host_memory_bytes() -> float:
+    """Return the bytes of memory that this host has."""
     return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 

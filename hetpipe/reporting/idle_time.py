@@ -133,11 +133,13 @@ def _wait(cause: Cause, where: str, seconds: float) -> _Wait:
 
 
 def span_of(trace: Trace) -> tuple[float, float]:
+    """Return when a step begins and ends, in seconds of its trace."""
     begin = min(event.start_s for event in trace.events)
     return begin, begin + trace.makespan_s
 
 
 def events_by_rank(trace: Trace) -> list[list[Event]]:
+    """Return the events of each rank, in the order of the trace."""
     events: list[list[Event]] = [[] for _ in trace.device_names]
     for event in trace.events:
         events[event.rank].append(event)
@@ -152,6 +154,7 @@ def sends_of(trace: Trace) -> dict[Message | None, Event]:
 
 
 def awaited(compute: Compute, costs: ProgramCosts) -> Message | None:
+    """Return the message that a computation waits for; None where it needs none."""
     return incoming(compute, costs.num_stages[compute.pipeline])
 
 

@@ -108,4 +108,5 @@ def read_report(path: Path) -> RunReport:
 
 
 def report_text(report: RunReport) -> str:
+    """Return the text of a report.json."""
     return json.dumps(report.to_json(), indent=1) + "\n"

@@ -152,4 +152,5 @@ def read_settings(path: Path) -> Settings:
 
 
 def settings_text(settings: Settings) -> str:
+    """Return the text of a config.json."""
     return json.dumps(settings.to_json(), indent=1) + "\n"

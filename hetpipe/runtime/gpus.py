@@ -10,6 +10,7 @@ from cost_model.errors import InputError
 
 
 def is_gpu(device: Device) -> bool:
+    """Return whether a device is a GPU: neither a CPU nor emulated."""
     return device.kind not in (CPU, EMULATED)
 
 

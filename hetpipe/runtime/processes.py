@@ -277,6 +277,7 @@ def join_group(rank: int, group: RankGroup, store: str) -> None:
 
 
 def leave_group() -> None:
+    """Leave the process group, if this process is in one."""
     import torch.distributed as dist
 
     if dist.is_initialized():

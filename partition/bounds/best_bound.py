@@ -92,6 +92,7 @@ def sharded_bound(problem: Problem) -> Bound:
 
 
 def pipeline_space(problem: Problem) -> str:
+    """Name the plans that the pipeline bound speaks about."""
     sizes = ", ".join(map(str, problem.microbatch_sizes))
     return (
         f"pipelines that share no device, microbatches of {sizes} and a smaller last one, "

@@ -194,7 +194,7 @@ class PipelineCosts:
 
 
 def missing_error(device: Device, start: int, stop: int, need_bytes: float) -> InfeasibleError:
-    """What a device lacks for layers [start, stop), which need so many bytes."""
+    """Return the error that names what a device lacks for layers [start, stop) of so many bytes."""
     missing = need_bytes - device.usable_bytes
     return InfeasibleError(
         f"layers [{start}, {stop}) need {math.ceil(need_bytes):,} bytes on {device.name!r}, which has "

@@ -33,6 +33,7 @@ def new_axes(width: float = 9.0, height: float = 3.0) -> Axes:
 
 
 def label_rows(ax: Axes, labels: Sequence[str]) -> None:
+    """Name the rows of a picture, from the top down."""
     ax.set_yticks([row * ROW for row in range(len(labels))], labels, fontsize=8)
     ax.set_ylim((len(labels) - 0.4) * ROW, -0.6 * ROW)
     ax.tick_params(axis="y", length=0)
@@ -40,6 +41,7 @@ def label_rows(ax: Axes, labels: Sequence[str]) -> None:
 
 
 def strip(ax: Axes) -> None:
+    """Take away the frame at the top and on the right."""
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
 
@@ -47,6 +49,7 @@ def strip(ax: Axes) -> None:
 def legend_above(
     ax: Axes, labelled_colours: Sequence[tuple[str, str]], num_columns: int | None = None
 ) -> None:
+    """Put a legend of (label, colour) above a picture."""
     ax.legend(
         handles=[Patch(facecolor=colour, label=label) for colour, label in labelled_colours],
         loc="lower left",
