@@ -9,8 +9,9 @@ one table of how much work the planner spends at which size. No search here: eve
 `partition` builds on this one.
 
 For others:
-    arrays: Floats, Singles, Integers, Places, Bools; effort: effort_for, LARGE, SimulatorEffort, Sweeps,
-    Walks device_classes: DeviceClasses, ClassOrder, equal_devices
+    arrays: Floats, Singles, Integers, Places, Bools
+    effort: effort_for, LARGE, SimulatorEffort, Sweeps, Walks
+    device_classes: DeviceClasses, ClassOrder, equal_devices
     stage_tables: ProblemTables, SizeTables, Amount, LayerBytes, between, working_table, FAR_S
     class_pipeline: ClassPipeline, ColumnStage
     closed_forms: cap_in_flight, TOLERANCE
