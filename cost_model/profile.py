@@ -222,6 +222,19 @@ class ModelProfile:
                     f"{name!r}; profile it again"
                 )
 
+    def check_frozen(self, unreached_bytes: Sequence[float]) -> None:
+        """Check that a model at hand trains no more than was profiled; its unreached bytes by layer.
+
+        Raises: InputError if it does: gradients and states would find no memory planned.
+        """
+        for layer, found in zip(self.layers, unreached_bytes, strict=True):
+            if layer.unreached_bytes > found + 0.5:  # less than a byte is rounding
+                raise InputError(
+                    f"layer {layer.name!r} of the profile of {self.model!r} has {layer.unreached_bytes:,.0f} "
+                    f"bytes that are not trained, of the model {found:,.0f}: less of it is frozen now; "
+                    "profile it again"
+                )
+
     def tied_bytes(self, layer: int) -> float:
         """Return bytes of the layer's parameters that are the same tensors as in the layer it is tied to."""
         tied = self.layers[layer]
