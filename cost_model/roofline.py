@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_model.catalogue import Accelerator, accelerator
-from cost_model.dtypes import multiplied_in
+from cost_model.dtypes import FLOAT32, check_estimable, lacks_units, multiplied_in
 from cost_model.errors import InputError
 from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
 
@@ -221,8 +221,10 @@ CHECKED = {
 TRUSTED_ERROR = 0.20
 
 
-def distrust(kind: str) -> str | None:
-    """Return why estimates of a kind, by name, are not to be trusted; None if they are."""
+def distrust(kind: str, dtype: str = FLOAT32) -> str | None:
+    """Return why estimates of a kind, by name, are not to be trusted in a precision; None if they are."""
+    if lacks_units(dtype, kind):
+        return "no units for bfloat16, priced at its float32 rate"
     try:
         error = CHECKED.get(accelerator(kind).name)
     except InputError:
@@ -271,18 +273,26 @@ def layer_work(
 
 
 def estimate_kind(
-    profile: ModelProfile, measured_kind: str, target: Accelerator, *, roofline: Roofline = FITTED
+    profile: ModelProfile,
+    measured_kind: str,
+    target: Accelerator,
+    *,
+    roofline: Roofline = FITTED,
+    allow_slow: bool = False,
 ) -> KindProfile:
     """Estimate times of another kind: those measured, times the ratio of the two devices' rooflines.
 
     A layer whose forward was measured faster than the peak would multiply by all its parameters is one that
     looks them up; it is scaled by its traffic alone.
+    allow_slow: price a kind that has no units for the profile's dtype at its float32 rate.
 
-    Raises: InputError if the kind was not measured or is not in the catalogue.
+    Raises: InputError if the kind was not measured or is not in the catalogue, or one of the two has no units
+        for the dtype.
     """
     measured = profile.kind(measured_kind)
     if measured.source != "measured":
         raise InputError(f"the times of {measured_kind!r} are estimated; estimate from a measured kind")
+    check_estimable(profile.dtype, () if allow_slow else (target.name, measured_kind))
     source = accelerator(measured_kind)
     sizes = measured.microbatch_sizes
 

@@ -94,7 +94,7 @@ def estimate_sentences(profile: ModelProfile, kinds: Iterable[str]) -> list[str]
         return []
     from cost_model.roofline import distrust  # loads NumPy, which most tables do not need
 
-    doubts = [f"{kind} ({reason})" for kind in estimated if (reason := distrust(kind))]
+    doubts = [f"{kind} ({reason})" for kind in estimated if (reason := distrust(kind, profile.dtype))]
     doubt = f"; not to be trusted: {', '.join(doubts)}" if doubts else ""
     return [f"{ESTIMATED}, not measured: {', '.join(estimated)}{doubt}"]
 

@@ -10,8 +10,17 @@ from types import ModuleType
 import pytest
 
 from cost_model.catalogue import accelerator
+from cost_model.dtypes import BFLOAT16_AUTOCAST
 from cost_model.errors import InputError
-from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile, profile_from_data
+from cost_model.profile import (
+    KindProfile,
+    LayerProfile,
+    LayerTimes,
+    ModelProfile,
+    profile_from_data,
+    profile_text,
+    read_profile,
+)
 from cost_model.roofline import (
     CHECKED,
     FITTED,
@@ -111,6 +120,21 @@ def test_nothing_is_estimated_from_unknown_or_estimated_kinds():
     assert nearest_kind(two, T4) == "A100"
 
 
+def test_a_kind_without_units_for_bfloat16_is_not_priced_silently():
+    lowered = dataclasses.replace(profile(), dtype=BFLOAT16_AUTOCAST)
+    with pytest.raises(InputError, match=r"^T4 has no units for bfloat16, .*--allow-slow-bf16$"):
+        estimate_kind(lowered, "A100", T4)
+    with pytest.raises(InputError, match=r"^V100 has no units"):
+        estimate_kind(dataclasses.replace(profile("V100"), dtype=BFLOAT16_AUTOCAST), "V100", A100)
+    block = estimate_kind(lowered, "A100", T4, roofline=IDEAL, allow_slow=True).layers[1]
+    traffic = 44e6 / 320e9, 44e6 / 1555e9  # the other rates: float32 on the T4, 16 bit on the A100
+    ratio = (2e12 / 8.1e12 + traffic[0]) / (2e12 / 312e12 + traffic[1])
+    assert block.forward_s[1] == pytest.approx(0.4 * ratio, rel=1e-6)
+    assert distrust("T4", BFLOAT16_AUTOCAST) == "no units for bfloat16, priced at its float32 rate"
+    assert distrust("A100", BFLOAT16_AUTOCAST) is None
+    assert distrust("made-up", BFLOAT16_AUTOCAST) == "not in the catalogue"
+
+
 def test_unchecked_and_far_off_kinds_are_not_trusted():
     assert distrust("A100") is None
     assert distrust("K80") == "never checked against a measurement"
@@ -163,3 +187,32 @@ def test_the_command_refuses_measured_and_unknown_kinds(capsys):
     for kind, text in (("A100", "was measured; leave out --estimate A100"), ("T44", 'did you mean "T4"?')):
         assert cli.main(["profile", "--model", "bert-tiny", "--cluster", "c.toml", "--estimate", kind]) == 2
         assert text in capsys.readouterr().err
+
+
+def test_the_command_goes_on_from_one_profile(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("p.json").write_text(profile_text(profile()))
+    assert cli.main(["profile", "--profile", "p.json", "--estimate", "T4", "-o", "p.json"]) == 0
+    found = read_profile(Path("p.json"))
+    assert found.kinds["A100"] == profile().kinds["A100"]
+    assert found.kinds["T4"] == estimate_kind(profile(), "A100", T4)
+    assert "2 layers on A100, T4; wrote p.json" in capsys.readouterr().out
+    again = "profile --profile p.json --estimate T4 --estimate L4 -o q.json"  # an estimate may be made anew
+    assert cli.main(again.split()) == 0
+    assert list(read_profile(Path("q.json")).kinds) == ["A100", "T4", "L4"]
+    assert read_profile(Path("q.json")).kinds["T4"] == found.kinds["T4"]
+    assert cli.main(["profile", "--profile", "p.json", "--estimate", "A100"]) == 2
+    assert "'A100' was measured" in capsys.readouterr().err
+
+
+def test_the_command_prices_kinds_without_bfloat16_only_if_asked(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("p.json").write_text(profile_text(dataclasses.replace(profile(), dtype=BFLOAT16_AUTOCAST)))
+    line = "profile --profile p.json --estimate T4"
+    assert cli.main(line.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and "T4 has no units for bfloat16" in err
+    assert cli.main([*line.split(), "--allow-slow-bf16"]) == 0
+    assert (
+        "not to be trusted: T4 (no units for bfloat16, priced at its float32 rate)" in capsys.readouterr().out
+    )
