@@ -178,7 +178,9 @@ def measure(options: MeasureOptions, *, estimated: Collection[str] = (), quiet: 
         if value is None:
             raise InputError(f"Missing option '{option}'; only --profile, --merge and --from-run go without")
     assert options.model is not None and options.cluster_file is not None
-    name = model_entry(options.model).name
+    entry = model_entry(options.model)
+    name = entry.name
+    note(() if entry.folder is None else entry.folder.notes())
     cluster = _measurable(read_cluster(options.cluster_file), estimated)
     dtype = parse_dtype(options.dtype) or FLOAT32
     if not options.allow_slow_bf16:
