@@ -13,6 +13,7 @@ from cost_model.cluster import EMULATED, Cluster
 from cost_model.cluster_file import read_cluster
 from cost_model.dtypes import FLOAT32, check_estimable, check_fast, parse_dtype
 from cost_model.errors import InputError
+from cost_model.known_errors import distrust, far_off
 from cost_model.measured_links import MeasuredLink
 from cost_model.profile import ModelProfile, profile_text, read_profile
 from cost_model.units import format_bandwidth, format_bytes, format_seconds
@@ -143,9 +144,24 @@ def _with_estimates(
         if kind in profile.kinds and profile.kinds[kind].source == "measured":
             raise InputError(f"{kind!r} was measured; leave out --estimate {kind}")
         nearest = nearest_kind(profile, device)
+        _warn_of_source(kind, nearest, profile)
         estimated = estimate_kind(profile, nearest, device, allow_slow=allow_slow)
         profile = dataclasses.replace(profile, kinds={**profile.kinds, kind: estimated})
     return profile
+
+
+def _warn_of_source(kind: str, nearest: str, profile: ModelProfile) -> None:
+    """Warn if a kind is estimated from one that says little of others."""
+    from cost_model.roofline import launch_bound
+
+    if far_off(nearest):
+        warn(f"{kind} is estimated from {nearest}, which is itself far off: {distrust(nearest)}")
+    growth = launch_bound(profile.kinds[nearest])
+    if growth is not None:
+        warn(
+            f"{kind} is estimated from {nearest}, whose times hardly grow with the microbatch ({growth}): "
+            "they are bound by launches, not by the card; measure there with --microbatch-sizes auto"
+        )
 
 
 def parse_sizes(text: str) -> tuple[int, ...] | None:

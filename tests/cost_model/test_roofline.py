@@ -12,6 +12,7 @@ import pytest
 from cost_model.catalogue import accelerator
 from cost_model.dtypes import BFLOAT16_AUTOCAST
 from cost_model.errors import InputError
+from cost_model.known_errors import BLOCKS, WHOLE_STEPS, KnownError, distrust, known_error
 from cost_model.profile import (
     KindProfile,
     LayerProfile,
@@ -22,14 +23,13 @@ from cost_model.profile import (
     read_profile,
 )
 from cost_model.roofline import (
-    CHECKED,
     FITTED,
     Measurement,
     Roofline,
     Work,
-    distrust,
     estimate_kind,
     fit,
+    launch_bound,
     nearest_kind,
 )
 from hetpipe import cli
@@ -136,10 +136,34 @@ def test_a_kind_without_units_for_bfloat16_is_not_priced_silently():
 
 
 def test_unchecked_and_far_off_kinds_are_not_trusted():
-    assert distrust("A100") is None
+    assert distrust("A100") is None and distrust("GTX 1080 Ti") is None
     assert distrust("K80") == "never checked against a measurement"
-    assert distrust("GH200") == "median error 34% where it was checked"
+    assert distrust("GH200") == "median error 46%, too fast, where it was checked"
+    assert distrust("NVIDIA A10") == "median error 24%, too fast, where it was checked"
     assert distrust("made-up") == "not in the catalogue"
+
+
+def test_the_larger_of_two_known_errors_counts():
+    assert known_error("T4") == BLOCKS["T4"] and known_error("RTX 4090") == WHOLE_STEPS["RTX-4090"]
+    assert known_error("RTX 2080 Ti") == BLOCKS["RTX-2080-Ti"] == KnownError(0.178, -0.178)
+    assert known_error("A6000") == WHOLE_STEPS["A6000"] and known_error("K80") is None
+    assert str(KnownError(0.3, -0.3)) == "median error 30%, too slow,"
+    assert str(KnownError(0.3, 0.1)) == "median error 30%"
+
+
+def test_estimates_start_from_a_kind_that_is_not_far_off():
+    one = profile("GH200")
+    assert nearest_kind(one, accelerator("H100")) == "GH200"
+    both = dataclasses.replace(one, kinds={**one.kinds, "T4": one.kinds["GH200"]})
+    assert nearest_kind(both, accelerator("H100")) == "T4"
+
+
+def test_times_that_hardly_grow_are_bound_by_launches():
+    flat, steep = LayerTimes((1.0, 1.2), (2.0, 2.3)), LayerTimes((1.0, 3.0), (2.0, 5.0))
+    assert launch_bound(KindProfile("measured", (1, 4), (flat, flat))) == "x 1.2 from 1 to 4 samples"
+    assert launch_bound(KindProfile("measured", (1, 4), (steep,))) is None
+    assert launch_bound(KindProfile("measured", (4, 5), (flat,))) is None
+    assert launch_bound(KindProfile("measured", (4,), (LayerTimes((1.0,), (2.0,)),))) is None
 
 
 def benchmark() -> ModuleType:
@@ -153,11 +177,18 @@ def benchmark() -> ModuleType:
 def test_shipped_figures_are_those_of_the_benchmark():
     module = benchmark()
     data = module.points()
-    assert {entry.device.name for _, entry in data} == CHECKED.keys()
+    assert {entry.device.name for _, entry in data} == BLOCKS.keys()
+    assert set(module.step_kinds()) == WHOLE_STEPS.keys()
     fitted = dataclasses.asdict(fit([entry for _, entry in data]))
     assert fitted == pytest.approx(dataclasses.asdict(FITTED), rel=0.02)
-    for kind in ("GH200", "RTX-3090"):
-        assert statistics.median(module.errors_of(kind, data)) == pytest.approx(CHECKED[kind], abs=0.01)
+    checks = (
+        (module.errors_of, BLOCKS, ("GH200", "RTX-3090")),
+        (module.step_errors_of, WHOLE_STEPS, ("GH200", "GTX-1080-Ti")),
+    )
+    for errors_of, table, kinds in checks:
+        for kind in kinds:
+            found = dataclasses.astuple(module.known_error(errors_of(kind, data)))
+            assert found == pytest.approx(dataclasses.astuple(table[kind]), abs=0.01)
 
 
 @pytest.fixture
@@ -216,3 +247,17 @@ def test_the_command_prices_kinds_without_bfloat16_only_if_asked(tmp_path, monke
     assert (
         "not to be trusted: T4 (no units for bfloat16, priced at its float32 rate)" in capsys.readouterr().out
     )
+
+
+def test_the_command_says_how_far_off_its_kinds_and_its_source_are(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    times = LayerTimes((0.2, 0.22), (0.4, 0.44))
+    kinds = {"GH200": KindProfile("measured", (1, 4), (times, times))}
+    Path("p.json").write_text(profile_text(dataclasses.replace(profile(), kinds=kinds)))
+    assert cli.main(["profile", "--profile", "p.json", "--estimate", "A10"]) == 0
+    out, err = capsys.readouterr()
+    off = "median error 46%, too fast, where it was checked"
+    assert f"warning: A10 is estimated from GH200, which is itself far off: {off}" in err
+    assert "whose times hardly grow with the microbatch (x 1.1 from 1 to 4 samples)" in err
+    said = "not measured: A10; not to be trusted: A10 (median error 24%, too fast, where it was checked)"
+    assert said in out
