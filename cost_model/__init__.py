@@ -12,7 +12,8 @@ For others:
     network: Network, all_reduce_s, reserve and its kin; collectives: Collective;
         ring_estimates: all_reduce_estimate_s
     measured_links: MeasuredLink, MeasuredAllReduce
-    catalogue: accelerator; roofline: estimate_kind, nearest_kind; dtypes: parse_dtype, check_fast
+    catalogue: accelerator; roofline: estimate_kind, nearest_kind; known_errors: distrust, far_off
+    dtypes: parse_dtype, check_fast, check_estimable
     errors: InputError, InfeasibleError, CheckFailedError; units: format_bytes, format_seconds
     strict_files: read_json, validate, did_you_mean, write_atomically
 """

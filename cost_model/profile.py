@@ -12,7 +12,7 @@ from pydantic import ConfigDict, GetPydanticSchema, TypeAdapter
 from pydantic_core.core_schema import no_info_after_validator_function
 
 from cost_model.cluster import Link
-from cost_model.dtypes import cast_bytes_per_parameter_byte
+from cost_model.dtypes import DTYPES, cast_bytes_per_parameter_byte
 from cost_model.errors import InputError
 from cost_model.measured_links import MeasuredAllReduce, MeasuredLink
 from cost_model.strict_files import STRICT, canonical_sha256, check_format, did_you_mean, read_json, validate
@@ -165,6 +165,8 @@ class ModelProfile:
     all_reduces: tuple[MeasuredAllReduce, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise InputError(f"dtype {self.dtype!r} is unknown; known: {', '.join(DTYPES)}")
         names = [layer.name for layer in self.layers]
         if not names:
             raise InputError(f"the profile of {self.model!r} has no layers")

@@ -12,7 +12,7 @@ from cost_model.errors import InputError
 from cost_model.profile import ModelProfile, read_profile
 from cost_model.strict_files import did_you_mean
 from hetpipe.commands.options import PlanOptions, ProfileOptions
-from hetpipe.commands.output import progress_bar, warn
+from hetpipe.commands.output import note, progress_bar, warn
 from hetpipe.models.names import model_entry
 from partition.estimates.optimizer_sharding import with_state_owners
 from partition.plan import Plan, check_plan
@@ -121,7 +121,9 @@ def get_profile(
     Raises: InputError if neither is given, the file is of another model or dtype, or a device is too slow.
     """
     dtype = parse_dtype(options.dtype)
-    name = None if model is None else model_entry(model).name
+    entry = None if model is None else model_entry(model)
+    name = None if entry is None else entry.name
+    note(() if entry is None or entry.folder is None else entry.folder.notes())
     if options.profile_file is not None:
         profile = read_profile(options.profile_file)
         _check_profile(profile, options, name, dtype)

@@ -11,6 +11,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 from cost_model.cluster import Cluster, Device
+from cost_model.known_errors import distrust
 from cost_model.profile import ModelProfile
 from cost_model.units import format_bytes, format_seconds
 from hetpipe.reporting.critical_path import Share
@@ -92,9 +93,7 @@ def estimate_sentences(profile: ModelProfile, kinds: Iterable[str]) -> list[str]
     estimated = [kind for kind in dict.fromkeys(kinds) if is_estimated(profile, kind)]
     if not estimated:
         return []
-    from cost_model.roofline import distrust  # loads NumPy, which most tables do not need
-
-    doubts = [f"{kind} ({reason})" for kind in estimated if (reason := distrust(kind))]
+    doubts = [f"{kind} ({reason})" for kind in estimated if (reason := distrust(kind, profile.dtype))]
     doubt = f"; not to be trusted: {', '.join(doubts)}" if doubts else ""
     return [f"{ESTIMATED}, not measured: {', '.join(estimated)}{doubt}"]
 

@@ -22,7 +22,7 @@ from cases import equal_case, random_case
 from cost_model.errors import InfeasibleError
 from hetpipe.simulation.prediction import evaluator
 from partition.exact.chain_search import Candidates
-from partition.plan import Plan, Figures
+from partition.plan import Figures, Plan
 from partition.problem import Problem
 from partition.shared_devices.replicated_stages import ReplicatedStages
 from partition.shared_devices.shifted_cuts import ShiftedCuts

@@ -167,6 +167,17 @@ def test_the_same_layers_pinned_twice_make_two_pipelines():
     assert shares["a/0"] > shares["b/0"]
 
 
+def test_a_forced_pipeline_of_a_slow_device_gets_a_sample():
+    problem = small_problem(Pin("a/0", 0, 4), Pin("b/0", 0, 4))
+    slow = [replace(device, speed=1e-3) for device in problem.cluster.nodes[1].devices]
+    nodes = (problem.cluster.nodes[0], replace(problem.cluster.nodes[1], devices=tuple(slow)))
+    problem = replace(problem, cluster=replace(problem.cluster, nodes=nodes))
+    # left to itself it would get none: the fast device does all four before the slow one has done one
+    for plan in plans_of(problem):
+        shares = {entry.stages[0].device: entry.num_samples for entry in plan.pipelines}
+        assert shares == {"a/0": 3, "b/0": 1}
+
+
 def test_what_does_not_fit_is_infeasible_with_the_missing_bytes():
     problem = small_problem(Pin("b/0", 0, 3))
     problem = replace(problem, cluster=small_cluster(slow_bytes=1000.0))
