@@ -8,6 +8,7 @@ Neither alone ranks families well; callers ask for both.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import numpy as np
 
@@ -114,10 +115,16 @@ class FamilyCutter:
                 for place in places:
                     held[node] = held.get(node, 0) | masks[place]
         copies = sum(family.outline.copies for family, _, _ in parts)
-        return together_s(clock_s, max(load.values(), default=0.0), self._sync_s(held, copies))
+        return together_s(clock_s, max(load.values(), default=0.0), self._sync_s(held, copies, parts))
 
-    def _sync_s(self, held: dict[str, int], copies: int) -> float:
-        """Return the seconds of the busiest card with the sums of layers that other nodes hold too."""
+    def _sync_s(
+        self, held: dict[str, int], copies: int, parts: Sequence[tuple[Family, Layout, int]]
+    ) -> float:
+        """Return the seconds of the busiest card with the sums of layers that other nodes hold too.
+
+        Of a chain that has several places on a node, the sums of the later ones begin sooner, and what the
+        first one sends back waits behind them: so sums of earlier nodes come after those of later ones.
+        """
         once = several = 0
         for layers in held.values():
             several |= once & layers
@@ -127,6 +134,13 @@ class FamilyCutter:
         pace = self.space.card_s_per_byte
         cluster = self.search.problem.cluster
         sums_s = max(self._bytes(layers & several) * pace[node] for node, layers in held.items())
+        for family, layout, _ in parts:
+            late_s = 0.0
+            places = zip(reversed(layout.row), reversed(family.cuts), strict=True)
+            for node, group in groupby(places, key=lambda place: place[0].node):
+                masks = [((1 << stop) - (1 << start)) & several for _, (start, stop, _) in group]
+                sums_s = max(sums_s, late_s + self._bytes(sum(masks)) * pace[node])
+                late_s += self._bytes(sum(masks[:-1])) * pace[node]
         return sums_s * (copies - 1) / copies + 2 * (copies - 1) * cluster.network.latency_s
 
     def _bytes(self, layers: int) -> float:

@@ -56,7 +56,7 @@ class FamilyClimb:
         return (*families[:at], changed, *families[at + 1 :]) if changed is not None else None
 
     def _outline(self, families: FamilySet, at: int, move: str, rng: random.Random) -> Outline | None:
-        """Return a family's outline after a move; as many copies as there are devices for if its classes change."""
+        """Return a family's outline after a move; with as many copies as possible if its classes change."""
         old = families[at].outline
         outline = self._moved(old, move, rng)
         problem = self._space.problem
