@@ -172,6 +172,18 @@ class FamilyEffort:
     """Microbatches x stages of all changes, after which changing ends."""
 
 
+LARGE_FAMILIES = FamilyEffort(
+    kept=14,
+    kept_with_rest=6,
+    second=4,
+    second_options=2,
+    always_simulated=6,
+    most_start_ticks=400_000,
+    climbed=1,
+    most_climb_ticks=800_000,
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForcedEffort:
     """Plans within what the user has decided."""
@@ -218,7 +230,7 @@ def effort_for(num_devices: int) -> Effort:
             walks_near=None if large else near,
         ),
         simulator=None if large else SimulatorEffort(always=few, walk=simulated),
-        families=FamilyEffort(),
+        families=LARGE_FAMILIES if large else FamilyEffort(),
         choice=ChoiceEffort(
             simulated_baselines=few,
             exact_chains=16 if num_devices <= 5 else 0,

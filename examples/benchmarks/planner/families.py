@@ -25,7 +25,8 @@ from partition.local_search.pipeline_search import PipelineSearch
 from partition.problem import Problem
 
 NONE = {"least_sync": math.inf, "near": math.inf}
-MANY = dict(climbed=0, kept=112, kept_with_rest=36, second=24, simulated=200, always_simulated=200)
+MORE = {"kept": 112, "kept_with_rest": 36, "second": 24}
+MANY = {**MORE, "simulated": 200, "always_simulated": 200, "climbed": 0}
 FASTER = 1000.0
 
 
