@@ -14,7 +14,7 @@ from partition.estimates.ranking import Contest, Ranking, by_estimate, variants
 from partition.estimates.timed_pipeline import TimedPipeline
 from partition.exact.chain_search import AUTO, search_chains
 from partition.exact.feasibility import least_pipeline
-from partition.local_search.family_search import best_families
+from partition.local_search.family_search import best_families, families_may_win
 from partition.local_search.moves import PipelineSet
 from partition.local_search.pipeline_search import PipelineSearch
 from partition.plan import Plan
@@ -54,7 +54,9 @@ def _enter_pipelines(
     found = _improved_starts(search, known)
     contest.enter(by_estimate(costs, _plans_of_sets(search, found)))
     single_s = contest.step_s
-    families = best_families(search, _step_of(ranking), single_s) if _may_sync(search, single_s) else []
+    families: list[PipelineSet] = []
+    if families_may_win(search, single_s):
+        families = best_families(search, _step_of(ranking), single_s)
     contest.enter_all(_plans_of(search, families[:1]))
     if contest.step_s > (1 - search.effort.families.clear_lead) * single_s:
         better = families[:1] if contest.step_s < single_s else []
@@ -134,19 +136,6 @@ def _plans_of(search: PipelineSearch, sets: Iterable[PipelineSet]) -> Iterator[P
 
 def _step_of(ranking: Ranking) -> Callable[[Plan], float]:
     return lambda plan: ranking(plan)[0]
-
-
-def _may_sync(search: PipelineSearch, step_s: float) -> bool:
-    """Return whether the best step of single pipelines is far enough above its clock for families to win.
-
-    Beyond the size up to which sets walk, where clocks are far from the best too: above the relaxed step.
-    """
-    effort, columns = search.effort, search.columns
-    if search.best is None or columns is None or not math.isfinite(step_s):
-        return False
-    if effort.search.walks is None:
-        return step_s > effort.families.near * columns.step_s
-    return step_s > (1 + effort.families.least_sync) * search.best
 
 
 def _baselines(search: PipelineSearch, evaluate: Evaluate | None) -> Iterator[Plan]:

@@ -177,10 +177,10 @@ LARGE_FAMILIES = FamilyEffort(
     kept_with_rest=6,
     second=4,
     second_options=2,
-    always_simulated=6,
-    most_start_ticks=400_000,
+    always_simulated=4,
+    most_start_ticks=250_000,
     climbed=1,
-    most_climb_ticks=800_000,
+    most_climb_ticks=400_000,
 )
 
 

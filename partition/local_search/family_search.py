@@ -17,6 +17,20 @@ WITH_REST = 0.8  # of what idle devices could do, as counted where families are 
 NEAR = 1.1  # times the best estimate: a family of another microbatch size is kept too
 
 
+def families_may_win(search: PipelineSearch, step_s: float) -> bool:
+    """Return whether the best step of single pipelines is far enough above its clock for families to win.
+
+    On clusters so large that no set walks, whether it is above the relaxed step. False before the search has
+    found anything.
+    """
+    effort, columns = search.effort, search.columns
+    if search.best is None or columns is None or not math.isfinite(step_s):
+        return False
+    if effort.search.walks is None:
+        return step_s > effort.families.near * columns.step_s
+    return step_s > (1 + effort.families.least_sync) * search.best
+
+
 def best_families(
     search: PipelineSearch, simulate: Callable[[Plan], float], step_s: float
 ) -> list[PipelineSet]:
