@@ -7,6 +7,7 @@ from itertools import permutations
 import pytest
 
 from cost_model.cluster import Cluster, Device, Link, Node, NodeLink
+from cost_model.collective_choice import cheaper_collective
 from cost_model.collectives import Collective, ring_all_reduce
 from cost_model.large_rings import MOST_ROUNDS, ring_ends_s
 from cost_model.measured_links import MeasuredAllReduce
@@ -15,7 +16,6 @@ from cost_model.network import (
     Network,
     all_reduce_due,
     all_reduce_s,
-    cheaper_collective,
     idle,
     reserve,
 )
@@ -115,8 +115,11 @@ def test_the_cheaper_collective_is_that_of_both_gone_through(seed: int):
     for order in ("by node", "shuffled", "by index"):
         members = ordered([device.name for device in made.devices], order, rng)
         for num_bytes in (32.0, 1e4, 1e6, 1e9):
-            ring_s, tree_s = (all_reduce_s(network, num_bytes, members, entry) for entry in Collective)
-            expected = Collective.TREE if tree_s < ring_s * (1 - 1e-9) else Collective.RING
+            expected, least_s = Collective.RING, all_reduce_s(network, num_bytes, members)
+            for entry in (Collective.TREE, Collective.HIERARCHICAL):
+                seconds = all_reduce_s(network, num_bytes, members, entry)
+                if seconds < least_s * (1 - 1e-9):
+                    expected, least_s = entry, seconds
             assert cheaper_collective(network, num_bytes, members) is expected
 
 

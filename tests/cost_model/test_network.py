@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cost_model.cluster import EMULATED, Cluster, Device, Link, Node, NodeLink
+from cost_model.collective_choice import cheaper_collective
 from cost_model.collectives import Collective, ring_all_reduce, tree_all_reduce
 from cost_model.measured_links import MeasuredAllReduce
 from cost_model.network import (
@@ -12,7 +13,6 @@ from cost_model.network import (
     Route,
     all_reduce_due,
     all_reduce_s,
-    cheaper_collective,
     idle,
     reserve,
 )

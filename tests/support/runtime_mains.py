@@ -12,6 +12,8 @@ import torch.distributed as dist
 
 from cost_model.cluster import CPU, Cluster, Device, Link, Node
 from cost_model.collectives import Collective
+from cost_model.network import Network
+from hetpipe.program.gradient_buckets import summed_by
 from hetpipe.program.instructions import Norm, Sync
 from hetpipe.runtime.byte_counter import ByteCounter
 from hetpipe.runtime.rank_setup import slices
@@ -29,10 +31,10 @@ def case_of(model: str, *pipelines: Pipeline, collective: Collective = Collectiv
     total = sum(pipeline.num_samples for pipeline in pipelines)
     plan = Plan("manual", model, total, pipelines)
     profile = profile_of(random.Random(0), model)
-    devices = tuple(Device(f"n/{index}", "n", CPU, 1e12) for index in range(4))
-    cluster = Cluster("four", Link(0.0, 1e9), (Node("n", devices),))
+    devices = tuple(Device(f"n/{index}", "nm"[index % 2], CPU, 1e12) for index in range(4))
+    cluster = Cluster("four", Link(0.0, 1e9), (Node("n", devices[::2]), Node("m", devices[1::2])))
     program = lower(plan, profile, cluster)
-    buckets = tuple(replace(bucket, collective=collective) for bucket in program.buckets)
+    buckets = tuple(summed_by(bucket, collective, plan, Network(cluster)) for bucket in program.buckets)
     return Case("by hand", replace(program, buckets=buckets), profile, cluster, (8,))
 
 
