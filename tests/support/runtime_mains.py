@@ -1,5 +1,6 @@
 """What the ranks of runtime tests run: whole steps of small models under plans by hand."""
 
+import hashlib
 import os
 import random
 import signal
@@ -126,3 +127,16 @@ def peak_bytes(cases: Sequence[Case], *, rank: int, emit: Emit) -> None:
             )
         emit({"event": "peak", "case": index, "rank": rank, "bytes": counter.peak_bytes - before})
         runner.executor.close()
+
+
+def summed_gradients(case: Case, *, rank: int, emit: Emit) -> None:
+    """Digests of the bytes of this rank's summed gradients in two steps; how far from one process's."""
+    runner = Rank.open(case, rank)
+    one = OneProcess(case.model) if rank == 0 else None
+    steps, worst = [], 0.0
+    for step in range(2):
+        worst = max(worst, compare(runner, one, step, 8, 0.0, 1e30))
+        buffers = runner.executor.gradient_buffers()
+        steps.append([hashlib.sha256(buffer.numpy().tobytes()).hexdigest() for buffer in buffers])
+    runner.executor.close()
+    emit({"event": "summed", "rank": rank, "steps": steps, "worst": worst})
