@@ -254,7 +254,7 @@ class _LargeRings:
         rings = len(nodes)
         row = np.arange(rings)[:, None] * self._num_nodes
         summed = np.bincount((row + nodes).ravel(), values.ravel(), minlength=rings * self._num_nodes)
-        return np.asarray(summed).reshape(rings, self._num_nodes)
+        return np.asarray(summed, dtype=np.float64).reshape(rings, self._num_nodes)
 
     def _seconds(
         self, owners: npt.NDArray[np.int64], num_bytes: Floats

@@ -20,7 +20,7 @@ TRIES = 3  # of a run whose host was overloaded
 THREE_NODES = """
 name = "three nodes of two"
 [network]
-bandwidth = "100 Mbit/s"
+bandwidth = "25 Mbit/s"
 latency = "1 ms"
 """ + "".join(
     f"""[[nodes]]
@@ -38,15 +38,17 @@ def test_a_step_with_sums_over_nodes_lasts_as_long_as_predicted(tmp_path: Path):
     names = [f"{name}/{index}" for index in range(2) for name in "abc"]
     pipelines = tuple(Pipeline(1, 1, (Stage((name,), (0, 8), 1),)) for name in names)
     plan = Plan("manual", MODEL, len(names), pipelines)
-    profile, path = made_up_profile(MODEL, EMULATED, layer_s=0.002), cluster_file(tmp_path, THREE_NODES)
+    profile, path = made_up_profile(MODEL, EMULATED, layer_s=0.008), cluster_file(tmp_path, THREE_NODES)
     predicted = predict(plan, profile, read_cluster(path))
     assert {bucket.collective for bucket in predicted.program.buckets} == {Collective.HIERARCHICAL}
     sums_s = max(event.duration_s for event in predicted.trace.events if isinstance(event.instruction, Sync))
     assert sums_s > 0.2 * predicted.step_s
     for _ in range(TRIES):
-        report = measure(Settings(MODEL, 6, len(names), save=False), path, profile, plan)
+        report = measure(Settings(MODEL, 4, len(names), save=False), path, profile, plan)
         if not report.host_overloaded:
             break
     assert report.owners_agree
+    if report.host_overloaded:
+        pytest.skip(f"in {TRIES} runs the host was too busy for times that say anything")
     measured_s = statistics.median(report.step_s_all[1:])
     assert measured_s == pytest.approx(predicted.step_s, rel=0.04)
