@@ -13,7 +13,7 @@ For others:
         ring_estimates: all_reduce_estimate_s
     measured_links: MeasuredLink, MeasuredAllReduce
     catalogue: accelerator; roofline: estimate_kind, nearest_kind; dtypes: parse_dtype, check_fast
-    what_if: changed, without; expenses: expenses, Expenses
+    what_if: changed, without; expenses: expenses, Expenses, Objective
     errors: InputError, InfeasibleError, CheckFailedError; units: format_bytes, format_seconds
     strict_files: read_json, validate, did_you_mean, write_atomically
 """

@@ -2,6 +2,8 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from enum import StrEnum
+from math import inf
 
 from cost_model.cluster import Cluster
 
@@ -30,6 +32,24 @@ class Expenses:
     def energy_j(self, duration_s: float) -> float | None:
         """Return the joules of some seconds."""
         return None if self.watts is None else self.watts * duration_s
+
+
+class Objective(StrEnum):
+    """What a plan is to have least of."""
+
+    STEP = "step"
+    MONEY = "money"
+    ENERGY = "energy"
+
+    def of(self, step_s: float, used: Expenses) -> float:
+        """Return seconds, money or joules of a step; inf where they are not known."""
+        values = {
+            Objective.STEP: step_s,
+            Objective.MONEY: used.money(step_s),
+            Objective.ENERGY: used.energy_j(step_s),
+        }
+        value = values[self]
+        return inf if value is None else value
 
 
 def expenses(cluster: Cluster, names: Collection[str]) -> Expenses:

@@ -7,5 +7,5 @@ which devices to use where money and energy count, too, by bounds of sets of dev
 For others:
     explain: explain, Explanation, StageReason, Limit, LeftOut, Alternative
     gains: Gain, gain, best_plain
-    pareto: pareto, best_within, Front, Choice, CostedPlan, Objective, Limits
+    pareto: pareto, best_within, Front, Choice, CostedPlan, Limits
 """

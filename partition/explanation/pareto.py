@@ -8,11 +8,10 @@ cheapest one, too.
 import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from math import inf
 
 from cost_model.errors import InfeasibleError, InputError
-from cost_model.expenses import Expenses, expenses
+from cost_model.expenses import Expenses, Objective, expenses
 from cost_model.units import format_seconds
 from partition.auto import auto
 from partition.explanation.device_sets import DeviceSet, device_sets, on_devices
@@ -21,24 +20,6 @@ from partition.problem import Evaluate, Problem
 
 MOST_PLANS = 24
 """Sets of devices that `auto` is asked about."""
-
-
-class Objective(StrEnum):
-    """What a plan is to have least of."""
-
-    STEP = "step"
-    MONEY = "money"
-    ENERGY = "energy"
-
-    def of(self, step_s: float, used: Expenses) -> float:
-        """Return seconds, money or joules of a step; inf where they are not known."""
-        values = {
-            Objective.STEP: step_s,
-            Objective.MONEY: used.money(step_s),
-            Objective.ENERGY: used.energy_j(step_s),
-        }
-        value = values[self]
-        return inf if value is None else value
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,11 @@ import pytest
 
 from cost_model.cluster import Cluster, Device, Link, Node
 from cost_model.errors import InfeasibleError, InputError
-from cost_model.expenses import Expenses, expenses
+from cost_model.expenses import Expenses, Objective, expenses
 from hetpipe.simulation.prediction import evaluator
 from partition.auto import auto
 from partition.explanation.device_sets import DeviceSet, device_sets, on_devices
-from partition.explanation.pareto import Choice, Limits, Objective, best_within, pareto
+from partition.explanation.pareto import Choice, Limits, best_within, pareto
 from partition.problem import Evaluate, Forced, Pin, Problem, problem_of
 from random_problems import closed_form, random_problem, with_ample_memory
 from small_case import equal_stages, small_cluster, small_profile
