@@ -119,19 +119,19 @@ def what_if_sentences(rows: Sequence[WhatIfRow]) -> list[str]:
 
 def front_table(front: "Front", cluster: Cluster) -> Table:
     """Show the plans of a front, the fastest first."""
-    table = new_table("devices")
+    table = new_table("", "devices")
     money, energy = Objective.MONEY in front.objectives, Objective.ENERGY in front.objectives
-    titles = ["step", "samples/s", *(["cost/h", "cost/1,000"] * money), *(["watts", "Wh/1,000"] * energy)]
+    titles = ["step", *(["cost/h", "cost/1,000"] * money), *(["Wh/1,000"] * energy)]
     for title in titles:
         table.add_column(title, justify="right", no_wrap=True)
-    for costed in front.plans:
+    for number, costed in enumerate(front.plans, start=1):
         used, plan = costed.expenses, costed.plan
         table.add_row(
+            str(number),
             devices_text(plan.device_names, cluster),
             format_seconds(costed.step_s),
-            f"{plan.global_batch_size / costed.step_s:.4g}" if costed.step_s else "",
             *([_number(used.per_hour), _number(money_of_samples(plan, used))] * money),
-            *([_number(used.watts), _number(watt_hours_of_samples(plan, used))] * energy),
+            *([_number(watt_hours_of_samples(plan, used))] * energy),
         )
     return table
 
