@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # the solver loads NumPy, which a table does not need
     from partition.explanation.pareto import Choice, CostedPlan, Front
 
 J_PER_WH = 3600.0
+_SETS, _SOME_SETS = "sets of devices", "sets of devices (of more, thinned out)"
 SAMPLES = 1000
 """Money and energy are shown for so many samples: a step alone is too small a number."""
 
@@ -54,8 +55,8 @@ class WhatIfRow:
 def expense_json(plan: Plan | None, used: Expenses | None) -> dict[str, float | None]:
     """Return what a plan takes: money and watts of its devices, and by 1,000 samples."""
     return {
-        "per_hour": used and used.per_hour,
-        "watts": used and used.watts,
+        "per_hour": None if used is None else used.per_hour,
+        "watts": None if used is None else used.watts,
         "money_per_1000_samples": None if plan is None or used is None else money_of_samples(plan, used),
         "wh_per_1000_samples": None if plan is None or used is None else watt_hours_of_samples(plan, used),
     }
@@ -138,7 +139,7 @@ def front_table(front: "Front", cluster: Cluster) -> Table:
 
 def front_sentence(front: "Front") -> str:
     """Say how many sets of devices were planned for, and what the others could add."""
-    sets = "sets of devices" if front.complete else "sets of devices (of more, thinned out)"
+    sets = _SETS if front.complete else _SOME_SETS
     text = f"planned for {front.planned} of {front.num_sets} {sets}; by their bounds the others "
     if front.within <= 1:
         return f"{text}cannot hold a better plan"
@@ -155,10 +156,11 @@ def choice_sentences(choice: "Choice") -> list[str]:
     if best.expenses.watts is not None:
         parts.append(f"{_number(best.expenses.watts)} W")
         parts.append(f"{_number(watt_hours_of_samples(best.plan, best.expenses))} Wh for {SAMPLES:,} samples")
+    sets = _SETS if choice.least is not None else _SOME_SETS
     rest = "none of the others can be better" if choice.finished else "others might be better"
     sentences = [
         f"the devices used take {', '.join(parts)}" if parts else "",
-        f"planned for {choice.planned} of {choice.num_sets} sets of devices within the limits, {rest}",
+        f"planned for {choice.planned} of {choice.num_sets} {sets} within the limits, {rest}",
     ]
     if choice.least:
         gap = best.of(choice.objective) / choice.least - 1
