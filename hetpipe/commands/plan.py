@@ -9,7 +9,7 @@ import typer
 
 from cost_model.cluster import Cluster
 from cost_model.profile import ModelProfile
-from hetpipe.commands.inputs import plan_request
+from hetpipe.commands.inputs import PlanRequest, plan_request
 from hetpipe.commands.options import (
     AUTO,
     BatchOption,
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from partition.solver import Outcome
 
 NO_OUTCOMES: "tuple[Outcome, ...]" = ()
-NO_SENTENCES: tuple[str, ...] = ()
 
 
 @with_options
@@ -68,11 +67,7 @@ def plan_command(
     cluster = request.cluster
     profile = request.profile(model, sequence_length, quiet=json)
     problem = request.problem(profile, global_batch_size)
-    outcomes, sentences = NO_OUTCOMES, NO_SENTENCES
-    if objective.given:
-        plan, sentences = chosen_plan(problem, cluster, objective, strategy)
-    else:
-        plan, outcomes = new_plan(problem, cluster, strategy, proof_s=request.proof_s, alone=json)
+    plan, outcomes, sentences = _planned(problem, request, objective, alone=json)
     prediction = predict(plan, profile, cluster, schedule)
     check_memory(prediction.plan, profile, cluster)
     text = ""
@@ -91,6 +86,20 @@ def plan_command(
     show_plan(prediction.plan, outcomes, profile, cluster)
     show([*sentences, *choice_sentences(prediction.choice, schedule)])
     sys.stdout.write(text)
+
+
+def _planned(
+    problem: Problem, request: PlanRequest, objective: ObjectiveOptions, *, alone: bool
+) -> tuple[Plan, "tuple[Outcome, ...]", tuple[str, ...]]:
+    """Return the plan that is asked for, the outcomes of all strategies and sentences about its choice.
+
+    There are no outcomes where the plan is wanted alone or chosen by an objective, and sentences only there.
+    """
+    if objective.given:
+        plan, sentences = chosen_plan(problem, request.cluster, objective, request.strategy)
+        return plan, NO_OUTCOMES, sentences
+    strategy, proof_s = request.strategy, request.proof_s
+    return *new_plan(problem, request.cluster, strategy, proof_s=proof_s, alone=alone), ()
 
 
 def new_plan(
