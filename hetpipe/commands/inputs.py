@@ -11,6 +11,7 @@ from cost_model.dtypes import FLOAT32, check_fast, parse_dtype
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile, read_profile
 from cost_model.strict_files import did_you_mean
+from cost_model.what_if import without
 from hetpipe.commands.options import PlanOptions, ProfileOptions
 from hetpipe.commands.output import note, progress_bar, warn
 from hetpipe.models.names import model_entry
@@ -86,8 +87,6 @@ def remaining(cluster: Cluster, exclude: list[str] | None) -> Cluster:
     """
     if not exclude:
         return cluster
-    from partition.constraints.forced_plans import without
-
     return without(cluster, exclude)
 
 

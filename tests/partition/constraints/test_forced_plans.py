@@ -16,7 +16,6 @@ from partition.constraints.forced_plans import (
     forced_plans,
     parse_pin,
     pin_text,
-    without,
 )
 from partition.estimates.plan_memory import plan_memory
 from partition.plan import Pipeline, Plan, Stage
@@ -93,17 +92,6 @@ def test_pins_are_written_with_both_layers_in_them():
 def test_a_pin_that_is_none_is_refused(text: str, message: str):
     with pytest.raises(InputError, match=message):
         parse_pin(text)
-
-
-def test_devices_and_nodes_are_left_out():
-    cluster = small_cluster()
-    assert [device.name for device in without(cluster, ["a/0"]).devices] == ["b/0"]
-    assert [device.name for device in without(cluster, ["b"]).devices] == ["a/0"]
-    assert without(cluster, []) == cluster
-    with pytest.raises(InputError, match='did you mean "a/0"'):
-        without(cluster, ["a/00"])
-    with pytest.raises(InputError, match="leaves none of the 2 devices"):
-        without(cluster, ["a", "b/0"])
 
 
 @pytest.mark.parametrize(
