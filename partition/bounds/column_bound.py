@@ -167,11 +167,13 @@ class ColumnBound:
 
     pool: columns that a search has found, on classes that are parts of these; they make good prices from the
     start. exhausted: the last search ended with its seconds, not where its columns stand against it.
+    most_pipelines: that a plan may have, None for any number; then the last price is that of being one.
     """
 
     tables: ProblemTables
     seconds: float
     pool: ColumnPool | None = None
+    most_pipelines: int | None = None
     exhausted: bool = False
     prices: Floats = field(init=False)
     found: list[tuple[tuple[int, ...], float, float]] = field(default_factory=list)
@@ -179,7 +181,8 @@ class ColumnBound:
     _deadline: float = field(init=False, default=math.inf)
 
     def __post_init__(self) -> None:
-        self.prices = np.ones(len(self.tables.classes.members))
+        self.prices = np.ones(len(self.limits))
+        self.prices[self.num_classes :] = 0.0
 
     def bound_s(self, low_s: float, high_s: float, tolerance: float = 1e-2) -> float:
         """Return a step that no plan of disjoint pipelines undercuts.
@@ -235,9 +238,9 @@ class ColumnBound:
         """Answer as `_proven` does, for the pipelines of some price bounds, with ever better prices."""
         batch, step_s = self.tables.problem.global_batch_size, bounds.step_s
         for _ in range(ROUNDS):
-            whole = min(WHOLE, FAR // (self.tables.num_layers + 1))
-            prices = np.maximum(1.0, np.rint(self.prices * (whole / max(float(self.prices.max()), 1e-300))))
-            blocking = self.blocking(bounds, prices, batch * (1 - SAFETY) / float(prices @ self.counts))
+            prices, each = self._whole_prices()
+            value = float(prices @ self.limits[: self.num_classes]) + each * (self.most_pipelines or 0)
+            blocking = self.blocking(bounds, prices, batch * (1 - SAFETY) / value, each)
             if blocking is None:
                 return True, step_s
             if time.monotonic() > self._deadline:
@@ -250,13 +253,26 @@ class ColumnBound:
         return False, 0.0
 
     @property
-    def counts(self) -> Floats:
-        return np.array(self.tables.classes.counts, dtype=np.float64)
+    def num_classes(self) -> int:
+        return len(self.tables.classes.members)
+
+    @property
+    def limits(self) -> Floats:
+        """How many devices of each class there are, and pipelines at the most, where these are limited."""
+        pipelines = () if self.most_pipelines is None else (self.most_pipelines,)
+        return np.array([*self.tables.classes.counts, *pipelines], dtype=np.float64)
+
+    def _whole_prices(self) -> tuple[Floats, float]:
+        """Return (prices of the classes as whole numbers, what a pipeline costs beside its devices)."""
+        whole = min(WHOLE, FAR // (self.tables.num_layers + 1))
+        classes = self.prices[: self.num_classes]
+        scaled = np.rint(self.prices * (whole / max(float(classes.max()), 1e-300)))
+        return np.maximum(1.0, scaled[: self.num_classes]), float(scaled[self.num_classes :].sum())
 
     def _known(self, step_s: float) -> list[tuple[tuple[int, ...], float]]:
         known = self._alone(step_s)
         if self.pool is not None:
-            class_indices, count = self.tables.classes.class_indices(), len(self.prices)
+            class_indices, count = self.tables.classes.class_indices(), self.num_classes
             into = np.zeros((len(self.pool.tables.classes.members), count), dtype=int)
             for part, group in enumerate(self.pool.tables.classes.members):
                 into[part, class_indices[group[0].name]] = 1
@@ -265,13 +281,18 @@ class ColumnBound:
                     known.append((tuple((np.array(column.uses) @ into).tolist()), float(value)))
         return known
 
+    @property
+    def _ends_s(self) -> Floats:
+        """What a whole model on a device takes after its last backward, by class."""
+        return self.tables.at(1).amount(Amount.whole(1, 1)).end_s[:, 0, -1]
+
     def _alone(self, step_s: float) -> list[tuple[tuple[int, ...], float]]:
         """Return single devices with what they do in a step: good prices where memory is ample."""
         batch, sizes = self.tables.problem.global_batch_size, self.tables.problem.microbatch_sizes
         busy = {one: self.tables.at(one).busy_s[:, 0, -1] for one in range(1, max(sizes) + 1)}
-        most = np.zeros(len(self.prices), dtype=np.int64)
+        most = np.zeros(self.num_classes, dtype=np.int64)
         for size in sizes:
-            left = step_s - self.tables.optimizer_s[:, 0, -1]
+            left = step_s - self._ends_s
             full = np.maximum(0, np.floor(left / busy[size])).astype(np.int64)
             rest = np.zeros_like(full)
             for one in range(1, size):
@@ -288,34 +309,41 @@ class ColumnBound:
         found = [(uses, samples) for uses, samples, found_s in self.found if found_s <= step_s]
         for uses, samples in [*known, *found]:
             columns[uses] = max(columns.get(uses, 0.0), samples)
-        return solve_master(list(columns), list(columns.values()), list(self.counts))
+        counts = self.tables.classes.counts
+        return solve_master(
+            list(columns), list(columns.values()), counts, most_pipelines=self.most_pipelines
+        )
 
     def _learn(self, master: MasterProblem, share: float) -> None:
         """Move the prices nearer to those of the linear programme by a share."""
-        value = float(master.prices @ self.counts)
+        value = float(master.prices @ self.limits)
         if value > 0:
-            old = self.prices * (value / max(float(self.prices @ self.counts), 1e-300))
+            old = self.prices * (value / max(float(self.prices @ self.limits), 1e-300))
             self.prices = (1 - share) * old + share * master.prices
 
     def blocking(
-        self, bounds: PriceBounds, prices: Floats, ratio: float
+        self, bounds: PriceBounds, prices: Floats, ratio: float, each: float = 0.0
     ) -> dict[tuple[int, ...], float] | None:
-        """Return devices and samples of pipelines that do too many for their price; None where none does."""
+        """Return devices and samples of pipelines that do too many for their price; None where none does.
+
+        The price is that of the devices, whole numbers by class, and what each pipeline costs beside them.
+        """
         waiting = [(0.0, Node.whole(interval)) for interval in self._intervals()]
         columns: dict[tuple[int, ...], float] = {}
         most_stages = min(self.tables.num_layers, sum(self.tables.classes.counts))
         while waiting and len(columns) < 2 * len(prices) + 2:
             waiting.sort(key=lambda pair: pair[0])
             work, waiting = [node for _, node in waiting[:WAVE]], waiting[WAVE:]
-            asked = [node.path_range(node.interval.top / ratio) for node in work]
+            asked = [node.path_range(node.interval.top / ratio - each) for node in work]
             for index, bound in bounds.solve(asked, prices):
                 node = work[index]
                 if time.monotonic() > self._deadline:
                     return columns
-                if node.interval.top < ratio * bound.price:
+                price = bound.price + each
+                if node.interval.top < ratio * price:
                     continue
-                raised = node.within(node.interval.above(ratio * bound.price))
-                if bound.real and node.interval.fewest >= ratio * bound.price:
+                raised = node.within(node.interval.above(ratio * price))
+                if bound.real and node.interval.fewest >= ratio * price:
                     parts = []
                 else:
                     parts = raised.parts(bound, most_stages)
@@ -326,7 +354,7 @@ class ColumnBound:
                     for stage in bound.stages:
                         uses[stage.class_index] += 1
                     columns[tuple(uses)] = max(node.interval.fewest, columns.get(tuple(uses), 0.0))
-                waiting += [(-part.interval.fewest / bound.price, part) for part in parts]
+                waiting += [(-part.interval.fewest / price, part) for part in parts]
         return columns or None
 
     def _intervals(self) -> list[Interval]:
