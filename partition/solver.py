@@ -49,9 +49,7 @@ def solve(
     plan = _plan(strategy, problem, evaluate, search)
     tell("proving a bound")
     figures = evaluate(plan)
-    return with_figures(
-        plan, problem, figures, best_bound(search, proof_s=proof_s, step_s=figures.step_s)
-    )
+    return with_figures(plan, problem, figures, best_bound(search, proof_s=proof_s, step_s=figures.step_s))
 
 
 def compare(
@@ -71,9 +69,7 @@ def compare(
         return tuple(Outcome(name, None, str(reason)) for name, reason in plans.items())
     tell("proving a bound")
     figures = {name: evaluate(plan) for name, plan in plans.items() if isinstance(plan, Plan)}
-    bound = best_bound(
-        search, proof_s=proof_s, step_s=min(known.step_s for known in figures.values())
-    )
+    bound = best_bound(search, proof_s=proof_s, step_s=min(known.step_s for known in figures.values()))
     return tuple(
         Outcome(name, None, plan)
         if isinstance(plan, str)

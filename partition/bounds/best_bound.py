@@ -11,6 +11,7 @@ from cost_model.cluster import Device
 from cost_model.errors import InfeasibleError
 from cost_model.layer_costs import Prices
 from cost_model.memory import StageShape, device_memory
+from partition.bounds.card_bound import lone_layer_bound_s, summed_layers_bound_s
 from partition.bounds.column_bound import ColumnBound
 from partition.bounds.merged_classes import merged
 from partition.bounds.sync_tables import SyncTables
@@ -28,7 +29,9 @@ COARSE, FINE_WORK = 10.0, 0.4  # growth of the grid, unless a fine one takes les
 SLIGHT, LOST = 0.1, 0.3  # of speed and memory lost by merged classes: for any, and where columns are dear
 MANY_CELLS = 15_000  # classes and layers times layers, from which on columns are dear
 WHOLE = "whole pipelines, by Z and Little's law"
-SYNC_MATTERS = 0.01  # of the step, that sums and busy cards add: with less a bound that counts sums is not tried
+SYNC_MATTERS = (
+    0.01  # of the step, that sums and busy cards add: with less a bound that counts sums is not tried
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +64,14 @@ class Bound:
     def _within(self, plan: Plan) -> bool:
         """Return whether a plan is one of those that the pipeline bound speaks about."""
         stages = sum(len(pipeline.stages) for pipeline in plan.pipelines)
-        return not plan.zero and stages == len(plan.device_names) and all(
-            pipeline.microbatch_size in self.microbatch_sizes
-            or (pipeline.num_microbatches == 1 and pipeline.microbatch_size < max(self.microbatch_sizes))
-            for pipeline in plan.pipelines
+        return (
+            not plan.zero
+            and stages == len(plan.device_names)
+            and all(
+                pipeline.microbatch_size in self.microbatch_sizes
+                or (pipeline.num_microbatches == 1 and pipeline.microbatch_size < max(self.microbatch_sizes))
+                for pipeline in plan.pipelines
+            )
         )
 
 
@@ -118,20 +125,21 @@ def pipeline_space(problem: Problem) -> str:
 def sync_bound_s(search: PipelineSearch, low_s: float, step_s: float, seconds: float) -> float:
     """Return seconds that no plan of pipelines that share no device undercuts, sums between nodes counted.
 
-    Let no node have more than g devices. With more than g pipelines every layer is on two nodes or more, so
-    that each stage's sums pass its node's card (`SyncTables`). So no plan is faster than the lesser of two
-    bounds: with the sums, and with at most g pipelines.
+    Either some layer is on one node only: then all pipelines have a stage there, so there are no more of them
+    than a node has devices, and their samples pass its card. Or every layer is on two nodes or more: then
+    each stage's sums pass its node's card (`SyncTables`), beside the samples. The lesser bound holds.
 
     low_s: the bound without sums; step_s: of a plan that is known, simulated with its sums.
     """
-    end_s = time.monotonic() + seconds
+    end_s, tables = time.monotonic() + seconds, _alike_merged(search)
     most = max(len(node.devices) for node in search.problem.cluster.nodes)
-    summed_s, _ = pipeline_bound_s(search, low_s, seconds / 2, ceiling_s=step_s, sums=True)
-    if summed_s <= low_s:
-        return low_s
-    left_s = max(0.0, end_s - time.monotonic())
-    few_s, _ = pipeline_bound_s(search, low_s, left_s, ceiling_s=summed_s, most_pipelines=most)
-    return min(summed_s, few_s)
+    summed_s = summed_layers_bound_s(tables, low_s, max(low_s, step_s))
+    summed_s, _ = pipeline_bound_s(search, summed_s, seconds / 2, ceiling_s=step_s, sums=True)
+    lone_s = max(low_s, lone_layer_bound_s(tables))
+    if lone_s < summed_s:
+        left_s = max(0.0, end_s - time.monotonic())
+        lone_s, _ = pipeline_bound_s(search, lone_s, left_s, ceiling_s=summed_s, most_pipelines=most)
+    return min(summed_s, lone_s)
 
 
 def pipeline_bound_s(
@@ -145,7 +153,7 @@ def pipeline_bound_s(
 ) -> tuple[float, str]:
     """Return (seconds, what held the bound): no plan of pipelines that share no device is faster.
 
-    Each device serves one stage of one pipeline; gradient sync is not counted. What held it is as in `Bound`.
+    Each device serves one stage of one pipeline. What held it is as in `Bound`.
 
     Where the device counts allow it the integer bound of `cluster_split`, else the column bound, within a
     time budget. search: it has searched already. low_s: a bound that is known; ceiling_s: where this one

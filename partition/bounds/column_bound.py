@@ -11,12 +11,13 @@ paths of pipelines in ranges; both are split, and the grid refined, only where t
 
 import math
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from partition.bounds.pricing_bound import FAR, PriceBound, PriceBounds
-from partition.bounds.relaxed_stages import FamilyStages, PathRange
+from partition.bounds.amount_intervals import Interval, Node
+from partition.bounds.pricing_bound import FAR, PriceBounds
+from partition.bounds.relaxed_stages import FamilyStages
 from partition.column_generation.column_generation import ColumnPool, search_cuts
 from partition.column_generation.master_problem import MasterProblem, solve_master
 from partition.estimates.arrays import Floats
@@ -24,141 +25,13 @@ from partition.estimates.stage_tables import Amount, ProblemTables
 from partition.exact.cluster_split import SAFETY, families
 
 GROWTH = 1.6
-WIDE, NARROW = 1.3, 1.06  # most samples over fewest: wider is split before paths, or before single paths
-COARSE, FINE, FINEST = 6, 24, 96  # steps of the grid in a microbatch's mean pace
-PATHS = (0.0, 2.0, 3.0, 4.5, 7.0)  # in paces: where the ranges of paths begin that are looked at first
 WHOLE = 2**16  # what the dearest class costs
+DEAR = 1000.0  # most that a pipeline costs beside its devices, over the dearest class
 WAVE = 120  # intervals looked at together, those that do most for their price first
 ROUNDS = 12
 SMOOTH = 0.3
 FEW_CUTS = 26
 PATIENCE = 0.5  # of the seconds that are left, for one step
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """Amounts of samples: from first to last microbatches of a size, the last one of least to most samples.
-
-    first = last = 0: a single microbatch of least to most samples.
-    """
-
-    size: int
-    first: int
-    last: int
-    least: int
-    most: int
-
-    @property
-    def fewest(self) -> int:
-        if self.first == 0:
-            return self.least
-        return self.first * self.size + (self.least if self.least < self.size else 0)
-
-    @property
-    def top(self) -> int:
-        if self.first == 0:
-            return self.most
-        return self.last * self.size + (self.most if self.least < self.size else 0)
-
-    @property
-    def amount(self) -> Amount:
-        """The amount that bounds all of them from below."""
-        rest = self.first > 0 and self.least < self.size
-        return Amount(self.first, self.least, self.most, float(self.first), rest=rest)
-
-    @property
-    def memory_size(self) -> int:
-        """The microbatch size that memory is asked for, at the least."""
-        return self.size if self.first else self.least
-
-    @property
-    def exact(self) -> bool:
-        """True of a single amount of samples."""
-        return self.first == self.last and self.least == self.most
-
-    def parts(self) -> list["Interval"]:
-        """Return smaller intervals; none of a single amount."""
-        if self.first < self.last:
-            middle = (self.first + self.last + 1) // 2
-            return [replace(self, last=middle - 1), replace(self, first=middle)]
-        if self.least < self.most:
-            middle = (self.least + self.most + 1) // 2
-            return [replace(self, most=middle - 1), replace(self, least=middle)]
-        return []
-
-    def above(self, samples: float) -> "Interval":
-        """Leave out amounts below these samples, as far as it stays an interval; the top is not below."""
-        if self.first == 0:
-            return replace(self, least=max(self.least, math.ceil(samples)))
-        rest = self.most if self.least < self.size else 0
-        raised = replace(self, first=max(self.first, math.ceil((samples - rest) / self.size)))
-        if raised.first == raised.last and self.least < self.size:
-            least = math.ceil(samples) - raised.first * self.size
-            raised = replace(raised, least=max(self.least, least))
-        return raised
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """Amounts of samples, and paths of the pipelines that do them, in paces * fineness steps of a grid."""
-
-    interval: Interval
-    paces: float
-    fineness: int = COARSE
-    first: int = 0
-    last: int | None = None
-
-    @classmethod
-    def whole(cls, interval: Interval) -> "Node":
-        """Return the node of all paths, on a coarse grid."""
-        return cls(interval, max(1.0, interval.amount.passes))
-
-    def within(self, interval: Interval) -> "Node":
-        """Return the same with fewer amounts.
-
-        If the last microbatch is another, paths are counted anew. They only get longer, so first stays.
-        """
-        if self.fineness == COARSE:
-            return Node.whole(interval)
-        same = (interval.least, interval.most) == (self.interval.least, self.interval.most)
-        return replace(self, interval=interval, last=self.last if same else None)
-
-    def path_range(self, limit: float) -> PathRange:
-        interval = self.interval
-        amount, size = interval.amount, interval.memory_size
-        return PathRange(amount, size, self.paces, self.fineness, self.first, self.last, limit)
-
-    def parts(self, bound: PriceBound, most_stages: int) -> list["Node"]:
-        """Return smaller nodes, one of which may rule out the pipeline of a bound; none at the end.
-
-        What is widest is split first: amounts, then paths, and last the grid gets finer.
-        """
-        spread = self.interval.top / self.interval.fewest
-        amounts = [self.within(interval) for interval in self.interval.parts()]
-        if spread > WIDE or bound.real:
-            return amounts
-        if self.fineness == COARSE:
-            edges = [round(edge * FINE) for edge in PATHS]
-            lasts = [*(edge - 1 for edge in edges[1:]), None]
-            pairs = zip(edges, lasts, strict=True)
-            return [replace(self, fineness=FINE, first=first, last=last) for first, last in pairs]
-        if self.last is None or self.last - self.first >= self.fineness:
-            return self._halves(bound)
-        if spread > NARROW and amounts:
-            return amounts
-        if self.last > self.first:
-            return self._halves(bound)
-        if self.fineness < FINEST:
-            last = 2 * (self.last + most_stages)
-            return [replace(self, fineness=2 * self.fineness, first=2 * self.first, last=last)]
-        return amounts
-
-    def _halves(self, bound: PriceBound) -> list["Node"]:
-        if self.last is None:
-            middle = max(bound.path, self.first + self.fineness // 4)
-        else:
-            middle = (self.first + self.last + 1) // 2
-        return [replace(self, last=middle - 1), replace(self, first=middle)]
 
 
 @dataclass(slots=True)
@@ -265,9 +138,9 @@ class ColumnBound:
     def _whole_prices(self) -> tuple[Floats, float]:
         """Return (prices of the classes as whole numbers, what a pipeline costs beside its devices)."""
         whole = min(WHOLE, FAR // (self.tables.num_layers + 1))
-        classes = self.prices[: self.num_classes]
-        scaled = np.rint(self.prices * (whole / max(float(classes.max()), 1e-300)))
-        return np.maximum(1.0, scaled[: self.num_classes]), float(scaled[self.num_classes :].sum())
+        classes, each = self.prices[: self.num_classes], float(self.prices[self.num_classes :].sum())
+        scale = whole / max(float(classes.max()), each / DEAR, 1e-300)
+        return np.maximum(1.0, np.rint(classes * scale)), float(np.rint(each * scale))
 
     def _known(self, step_s: float) -> list[tuple[tuple[int, ...], float]]:
         known = self._alone(step_s)
@@ -310,9 +183,7 @@ class ColumnBound:
         for uses, samples in [*known, *found]:
             columns[uses] = max(columns.get(uses, 0.0), samples)
         counts = self.tables.classes.counts
-        return solve_master(
-            list(columns), list(columns.values()), counts, most_pipelines=self.most_pipelines
-        )
+        return solve_master(list(columns), list(columns.values()), counts, most_pipelines=self.most_pipelines)
 
     def _learn(self, master: MasterProblem, share: float) -> None:
         """Move the prices nearer to those of the linear programme by a share."""

@@ -26,7 +26,7 @@ NEW, CLOSE = 20, 1e-6  # columns added at a time, and how near to the best mixtu
 
 @dataclass(frozen=True, slots=True)
 class _Split:
-    """The most samples of some number of pipelines by vector, and of two such splits which part the first has.
+    """The most samples of some pipelines by vector, and of two such splits which part the first has.
 
     Without a first split it is one pipeline on a part of the devices.
     """
