@@ -90,9 +90,9 @@ def best_bound(search: PipelineSearch, *, proof_s: float | None = None, step_s: 
     if proof_s <= 0 or fractional_s <= 0 or search.best is None:
         return bound
     end_s = time.monotonic() + proof_s
-    with_sums = step_s is not None and len(problem.cluster.nodes) > 1
-    with_sums = with_sums and step_s > search.best * (1 + SYNC_MATTERS)
-    pipeline_s, held_by = pipeline_bound_s(search, fractional_s, proof_s / 2 if with_sums else proof_s)
+    if len(problem.cluster.nodes) == 1 or (step_s or 0.0) <= search.best * (1 + SYNC_MATTERS):
+        step_s = None  # there is nothing to count
+    pipeline_s, held_by = pipeline_bound_s(search, fractional_s, proof_s if step_s is None else proof_s / 2)
     bound = replace(
         bound,
         pipeline_s=pipeline_s,
@@ -100,7 +100,7 @@ def best_bound(search: PipelineSearch, *, proof_s: float | None = None, step_s: 
         held_by=held_by,
         microbatch_sizes=tuple(problem.microbatch_sizes),
     )
-    if not with_sums:
+    if step_s is None:
         return bound
     sync_s = sync_bound_s(search, pipeline_s, step_s, end_s - time.monotonic())
     space = f"{pipeline_space(problem)}, optimizer states unsharded, gradient sync included"

@@ -1,6 +1,6 @@
 """Gaps of auto's plans on clusters where gradient sync takes much of a step, without sums and with them.
 
-python examples/benchmarks/planner/sync_gaps.py --first 0 --cases 12
+python examples/benchmarks/planner/sync_gaps.py 5 6 9
 """
 
 import argparse
@@ -37,12 +37,10 @@ def row(seed: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Print a row for each case, and the medians of the gaps."""
+    """Print a row for each case by its seed, and the medians of the gaps."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--cases", type=int, default=12)
-    options = parser.parse_args()
-    gaps = [row(seed) for seed in range(options.first, options.first + options.cases)]
+    parser.add_argument("seeds", type=int, nargs="+")
+    gaps = [row(seed) for seed in parser.parse_args().seeds]
     print("median", *(f"{statistics.median(column):.1%}" for column in zip(*gaps, strict=True)))
 
 

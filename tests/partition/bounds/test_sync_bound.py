@@ -19,6 +19,7 @@ from partition.estimates.stage_tables import ProblemTables
 from partition.local_search.pipeline_search import PipelineSearch
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import Problem
+from partition.solver import compare, solve
 from random_plans import random_plan, sync_case, with_tight_memory
 
 SLACK = 1 + 1e-9
@@ -115,6 +116,19 @@ def test_sums_between_two_nodes_by_hand(megabytes, expected_s, devices):
     old_s, new_s = bounds_s(problem, 20.0)
     assert old_s == pytest.approx(4.0, rel=1e-3)
     assert new_s == pytest.approx(expected_s, rel=1e-3)
+
+
+def test_the_printed_bound_says_whether_sums_are_counted():
+    problem = two_nodes(3.0)
+    evaluate = evaluator(problem.profile, problem.cluster)
+    figures = solve(problem, evaluate).predicted
+    assert figures.step_s == pytest.approx(8.0, rel=1e-4) and figures.bound_s == pytest.approx(7.0, rel=1e-3)
+    assert figures.bound_space.endswith("gradient sync included")
+    auto = next(outcome.plan for outcome in compare(problem, evaluate) if outcome.strategy == "auto")
+    assert auto.predicted.bound_s == figures.bound_s
+    node = replace(problem.cluster, nodes=problem.cluster.nodes[:1])  # nothing to sum between nodes
+    figures = solve(replace(problem, cluster=node), evaluator(problem.profile, node)).predicted
+    assert figures.bound_space.endswith(("gradient sync excluded", "gradient sync and transfers excluded"))
 
 
 @pytest.mark.parametrize("seed", range(30))
