@@ -48,7 +48,8 @@ def solve(
     search = PipelineSearch(problem)
     plan = _plan(strategy, problem, evaluate, search)
     tell("proving a bound")
-    return with_figures(plan, problem, evaluate(plan), best_bound(search, proof_s=proof_s))
+    figures = evaluate(plan)
+    return with_figures(plan, problem, figures, best_bound(search, proof_s=proof_s, step_s=figures.step_s))
 
 
 def compare(
@@ -67,11 +68,12 @@ def compare(
     if all(isinstance(plan, str) for plan in plans.values()):
         return tuple(Outcome(name, None, str(reason)) for name, reason in plans.items())
     tell("proving a bound")
-    bound = best_bound(search, proof_s=proof_s)
+    figures = {name: evaluate(plan) for name, plan in plans.items() if isinstance(plan, Plan)}
+    bound = best_bound(search, proof_s=proof_s, step_s=min(known.step_s for known in figures.values()))
     return tuple(
         Outcome(name, None, plan)
         if isinstance(plan, str)
-        else Outcome(name, with_figures(plan, problem, evaluate(plan), bound))
+        else Outcome(name, with_figures(plan, problem, figures[name], bound))
         for name, plan in plans.items()
     )
 

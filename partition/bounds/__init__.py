@@ -1,10 +1,12 @@
 """How good any plan could be: proofs that no plan of a space is faster. They change no plan.
 
-best_bound chooses among three. The fractional bound, a small linear programme, speaks about all plans. The
+best_bound chooses among them. The fractional bound, a small linear programme, speaks about all plans. The
 pipeline bound speaks about pipelines that share no device: by whole numbers of devices where these allow it
 (`exact.cluster_split`), on classes that merged_classes made fewer, else by column_bound, Farley's bound over
 all columns. That one asks pricing_bound, a dynamic programme, for the least price of a pipeline, on stages
-whose costs relaxed_stages bounds from below.
+whose costs relaxed_stages bounds from below, for the amount_intervals that it is asked about. With sums of
+gradients between nodes (`sync_bound_s`) the pipeline bound is asked twice, with the sums of sync_tables and
+with few pipelines, beside the closed forms of card_bound.
 
 For others:
     best_bound: best_bound, sharded_bound, fractional_bound_s, bound_space, Bound

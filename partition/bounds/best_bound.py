@@ -11,8 +11,10 @@ from cost_model.cluster import Device
 from cost_model.errors import InfeasibleError
 from cost_model.layer_costs import Prices
 from cost_model.memory import StageShape, device_memory
+from partition.bounds.card_bound import lone_layer_bound_s, summed_layers_bound_s
 from partition.bounds.column_bound import ColumnBound
 from partition.bounds.merged_classes import merged
+from partition.bounds.sync_tables import SyncTables
 from partition.estimates.optimizer_sharding import unsharded
 from partition.estimates.stage_tables import ProblemTables
 from partition.exact.cluster_split import GROWTH, ClusterSplit
@@ -27,6 +29,9 @@ COARSE, FINE_WORK = 10.0, 0.4  # growth of the grid, unless a fine one takes les
 SLIGHT, LOST = 0.1, 0.3  # of speed and memory lost by merged classes: for any, and where columns are dear
 MANY_CELLS = 15_000  # classes and layers times layers, from which on columns are dear
 WHOLE = "whole pipelines, by Z and Little's law"
+SYNC_MATTERS = (
+    0.01  # of the step, that sums and busy cards add: with less a bound that counts sums is not tried
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,7 @@ class Bound:
     """The lower bounds for the plans of a problem; pipeline_s is None where it was not worked out.
 
     held_by: why the pipeline bound did not go on: time, or pipelines that are as good as the bound allows.
+    sync_s: the pipeline bound with the sums of gradients between nodes; None where it was not worked out.
     """
 
     fractional_s: float
@@ -42,27 +48,38 @@ class Bound:
     pipeline_space: str = ""
     held_by: str = ""
     microbatch_sizes: tuple[int, ...] = ()
+    sync_s: float | None = None
+    sync_space: str = ""
 
     def of(self, plan: Plan) -> tuple[float, str]:
         """Return (seconds, space) of the best bound that speaks about a plan."""
-        if self.pipeline_s is not None and self.pipeline_s > self.fractional_s and self._within(plan):
-            return self.pipeline_s, self.pipeline_space
-        return self.fractional_s, self.fractional_space
+        found = self.fractional_s, self.fractional_space
+        if self._within(plan):
+            others = ((self.pipeline_s, self.pipeline_space), (self.sync_s, self.sync_space))
+            for bound_s, space in others:
+                if bound_s is not None and bound_s > found[0]:
+                    found = bound_s, space
+        return found
 
     def _within(self, plan: Plan) -> bool:
         """Return whether a plan is one of those that the pipeline bound speaks about."""
         stages = sum(len(pipeline.stages) for pipeline in plan.pipelines)
-        return stages == len(plan.device_names) and all(
-            pipeline.microbatch_size in self.microbatch_sizes
-            or (pipeline.num_microbatches == 1 and pipeline.microbatch_size < max(self.microbatch_sizes))
-            for pipeline in plan.pipelines
+        return (
+            not plan.zero
+            and stages == len(plan.device_names)
+            and all(
+                pipeline.microbatch_size in self.microbatch_sizes
+                or (pipeline.num_microbatches == 1 and pipeline.microbatch_size < max(self.microbatch_sizes))
+                for pipeline in plan.pipelines
+            )
         )
 
 
-def best_bound(search: PipelineSearch, *, proof_s: float | None = None) -> Bound:
-    """Return the fractional bound and, within its seconds, the pipeline bound.
+def best_bound(search: PipelineSearch, *, proof_s: float | None = None, step_s: float | None = None) -> Bound:
+    """Return the fractional bound and, within its seconds, the pipeline bounds.
 
-    proof_s: seconds that the pipeline bound may take, 0 for none of it; None for what suits the devices.
+    proof_s: seconds that the pipeline bounds may take, 0 for none of them; None for what suits the devices.
+    step_s: simulated, of the best plan that is known; None leaves out the bound that counts sums.
     """
     problem = search.problem
     fractional_s = fractional_bound_s(problem)
@@ -72,14 +89,22 @@ def best_bound(search: PipelineSearch, *, proof_s: float | None = None) -> Bound
         proof_s = min(MOST_PROOF_S, max(PROOF_S, PROOF_S_PER_DEVICE * devices))
     if proof_s <= 0 or fractional_s <= 0 or search.best is None:
         return bound
-    pipeline_s, held_by = pipeline_bound_s(search, fractional_s, proof_s)
-    return replace(
+    end_s = time.monotonic() + proof_s
+    if len(problem.cluster.nodes) == 1 or (step_s or 0.0) <= search.best * (1 + SYNC_MATTERS):
+        step_s = None  # there is nothing to count
+    pipeline_s, held_by = pipeline_bound_s(search, fractional_s, proof_s if step_s is None else proof_s / 2)
+    bound = replace(
         bound,
         pipeline_s=pipeline_s,
-        pipeline_space=pipeline_space(problem),
+        pipeline_space=f"{pipeline_space(problem)}, gradient sync excluded",
         held_by=held_by,
         microbatch_sizes=tuple(problem.microbatch_sizes),
     )
+    if step_s is None:
+        return bound
+    sync_s = sync_bound_s(search, pipeline_s, step_s, end_s - time.monotonic())
+    space = f"{pipeline_space(problem)}, optimizer states unsharded, gradient sync included"
+    return replace(bound, sync_s=sync_s, sync_space=space)
 
 
 def sharded_bound(problem: Problem) -> Bound:
@@ -92,32 +117,61 @@ def sharded_bound(problem: Problem) -> Bound:
 
 
 def pipeline_space(problem: Problem) -> str:
-    """Name the plans that the pipeline bound speaks about."""
+    """Name the plans that the pipeline bounds speak about."""
     sizes = ", ".join(map(str, problem.microbatch_sizes))
-    return (
-        f"pipelines that share no device, microbatches of {sizes} and a smaller last one, "
-        "gradient sync excluded"
-    )
+    return f"pipelines that share no device, microbatches of {sizes} and a smaller last one"
 
 
-def pipeline_bound_s(search: PipelineSearch, fractional_s: float, seconds: float) -> tuple[float, str]:
+def sync_bound_s(search: PipelineSearch, low_s: float, step_s: float, seconds: float) -> float:
+    """Return seconds that no plan of pipelines that share no device undercuts, sums between nodes counted.
+
+    Either some layer is on one node only: then all pipelines have a stage there, so there are no more of them
+    than a node has devices, and their samples pass its card. Or every layer is on two nodes or more: then
+    each stage's sums pass its node's card (`SyncTables`), beside the samples. The lesser bound holds.
+
+    low_s: the bound without sums; step_s: of a plan that is known, simulated with its sums.
+    """
+    end_s, tables = time.monotonic() + seconds, _alike_merged(search)
+    most = max(len(node.devices) for node in search.problem.cluster.nodes)
+    summed_s = summed_layers_bound_s(tables, low_s, max(low_s, step_s))
+    summed_s, _ = pipeline_bound_s(search, summed_s, seconds / 2, ceiling_s=step_s, sums=True)
+    lone_s = max(low_s, lone_layer_bound_s(tables))
+    if lone_s < summed_s:
+        left_s = max(0.0, end_s - time.monotonic())
+        lone_s, _ = pipeline_bound_s(search, lone_s, left_s, ceiling_s=summed_s, most_pipelines=most)
+    return min(summed_s, lone_s)
+
+
+def pipeline_bound_s(
+    search: PipelineSearch,
+    low_s: float,
+    seconds: float,
+    *,
+    ceiling_s: float | None = None,
+    most_pipelines: int | None = None,
+    sums: bool = False,
+) -> tuple[float, str]:
     """Return (seconds, what held the bound): no plan of pipelines that share no device is faster.
 
-    Each device serves one stage of one pipeline; gradient sync is not counted. What held it is as in `Bound`.
+    Each device serves one stage of one pipeline. What held it is as in `Bound`.
 
     Where the device counts allow it the integer bound of `cluster_split`, else the column bound, within a
-    time budget. search: it has searched already; its best clock is where the bound ends.
+    time budget. search: it has searched already. low_s: a bound that is known; ceiling_s: where this one
+    ends, at the search's best clock if nobody says otherwise. most_pipelines: of the plans it speaks about,
+    None for any number. sums: of plans in which every layer is on two nodes or more, sums counted.
     """
     assert search.best is not None
-    end_s, ceiling_s, alike = time.monotonic() + seconds, search.best, _alike_merged(search)
-    for tables, growth, most_work in _coarser(search, alike, seconds):
-        if ClusterSplit.work(tables, growth) <= most_work:
-            split = ClusterSplit(tables, ceiling_s, for_bound=True, growth=growth)
-            bound_s = split.bound_s(fractional_s, end_s=end_s)
-            return max(fractional_s, bound_s), WHOLE
-    pool = search.columns.pool if search.columns else None
-    proof = ColumnBound(alike, seconds, pool)
-    bound_s = proof.bound_s(fractional_s, ceiling_s)
+    end_s, alike = time.monotonic() + seconds, _alike_merged(search)
+    ceiling_s = search.best if ceiling_s is None else ceiling_s
+    for plain, growth, most_work in _coarser(search, alike, seconds):
+        if ClusterSplit.work(plain, growth) <= most_work:
+            tables = SyncTables(plain.problem, plain.classes) if sums else plain
+            split = ClusterSplit(tables, ceiling_s, True, growth, most_pipelines)
+            return max(low_s, split.bound_s(low_s, end_s=end_s)), WHOLE
+    pool = search.columns.pool if search.columns and not sums else None
+    tables = SyncTables(alike.problem, alike.classes) if sums else alike
+    proof = ColumnBound(tables, seconds, pool, most_pipelines=most_pipelines)
+    bound_s = proof.bound_s(low_s, ceiling_s)
     return bound_s, "time" if proof.exhausted else "parts of pipelines, by Z and Little's law"
 
 

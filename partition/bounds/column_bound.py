@@ -11,12 +11,13 @@ paths of pipelines in ranges; both are split, and the grid refined, only where t
 
 import math
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from partition.bounds.pricing_bound import FAR, PriceBound, PriceBounds
-from partition.bounds.relaxed_stages import FamilyStages, PathRange
+from partition.bounds.amount_intervals import Interval, Node
+from partition.bounds.pricing_bound import FAR, PriceBounds
+from partition.bounds.relaxed_stages import FamilyStages
 from partition.column_generation.column_generation import ColumnPool, search_cuts
 from partition.column_generation.master_problem import MasterProblem, solve_master
 from partition.estimates.arrays import Floats
@@ -24,141 +25,13 @@ from partition.estimates.stage_tables import Amount, ProblemTables
 from partition.exact.cluster_split import SAFETY, families
 
 GROWTH = 1.6
-WIDE, NARROW = 1.3, 1.06  # most samples over fewest: wider is split before paths, or before single paths
-COARSE, FINE, FINEST = 6, 24, 96  # steps of the grid in a microbatch's mean pace
-PATHS = (0.0, 2.0, 3.0, 4.5, 7.0)  # in paces: where the ranges of paths begin that are looked at first
 WHOLE = 2**16  # what the dearest class costs
+DEAR = 1000.0  # most that a pipeline costs beside its devices, over the dearest class
 WAVE = 120  # intervals looked at together, those that do most for their price first
 ROUNDS = 12
 SMOOTH = 0.3
 FEW_CUTS = 26
 PATIENCE = 0.5  # of the seconds that are left, for one step
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """Amounts of samples: from first to last microbatches of a size, the last one of least to most samples.
-
-    first = last = 0: a single microbatch of least to most samples.
-    """
-
-    size: int
-    first: int
-    last: int
-    least: int
-    most: int
-
-    @property
-    def fewest(self) -> int:
-        if self.first == 0:
-            return self.least
-        return self.first * self.size + (self.least if self.least < self.size else 0)
-
-    @property
-    def top(self) -> int:
-        if self.first == 0:
-            return self.most
-        return self.last * self.size + (self.most if self.least < self.size else 0)
-
-    @property
-    def amount(self) -> Amount:
-        """The amount that bounds all of them from below."""
-        rest = self.first > 0 and self.least < self.size
-        return Amount(self.first, self.least, self.most, float(self.first), rest=rest)
-
-    @property
-    def memory_size(self) -> int:
-        """The microbatch size that memory is asked for, at the least."""
-        return self.size if self.first else self.least
-
-    @property
-    def exact(self) -> bool:
-        """True of a single amount of samples."""
-        return self.first == self.last and self.least == self.most
-
-    def parts(self) -> list["Interval"]:
-        """Return smaller intervals; none of a single amount."""
-        if self.first < self.last:
-            middle = (self.first + self.last + 1) // 2
-            return [replace(self, last=middle - 1), replace(self, first=middle)]
-        if self.least < self.most:
-            middle = (self.least + self.most + 1) // 2
-            return [replace(self, most=middle - 1), replace(self, least=middle)]
-        return []
-
-    def above(self, samples: float) -> "Interval":
-        """Leave out amounts below these samples, as far as it stays an interval; the top is not below."""
-        if self.first == 0:
-            return replace(self, least=max(self.least, math.ceil(samples)))
-        rest = self.most if self.least < self.size else 0
-        raised = replace(self, first=max(self.first, math.ceil((samples - rest) / self.size)))
-        if raised.first == raised.last and self.least < self.size:
-            least = math.ceil(samples) - raised.first * self.size
-            raised = replace(raised, least=max(self.least, least))
-        return raised
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """Amounts of samples, and paths of the pipelines that do them, in paces * fineness steps of a grid."""
-
-    interval: Interval
-    paces: float
-    fineness: int = COARSE
-    first: int = 0
-    last: int | None = None
-
-    @classmethod
-    def whole(cls, interval: Interval) -> "Node":
-        """Return the node of all paths, on a coarse grid."""
-        return cls(interval, max(1.0, interval.amount.passes))
-
-    def within(self, interval: Interval) -> "Node":
-        """Return the same with fewer amounts.
-
-        If the last microbatch is another, paths are counted anew. They only get longer, so first stays.
-        """
-        if self.fineness == COARSE:
-            return Node.whole(interval)
-        same = (interval.least, interval.most) == (self.interval.least, self.interval.most)
-        return replace(self, interval=interval, last=self.last if same else None)
-
-    def path_range(self, limit: float) -> PathRange:
-        interval = self.interval
-        amount, size = interval.amount, interval.memory_size
-        return PathRange(amount, size, self.paces, self.fineness, self.first, self.last, limit)
-
-    def parts(self, bound: PriceBound, most_stages: int) -> list["Node"]:
-        """Return smaller nodes, one of which may rule out the pipeline of a bound; none at the end.
-
-        What is widest is split first: amounts, then paths, and last the grid gets finer.
-        """
-        spread = self.interval.top / self.interval.fewest
-        amounts = [self.within(interval) for interval in self.interval.parts()]
-        if spread > WIDE or bound.real:
-            return amounts
-        if self.fineness == COARSE:
-            edges = [round(edge * FINE) for edge in PATHS]
-            lasts = [*(edge - 1 for edge in edges[1:]), None]
-            pairs = zip(edges, lasts, strict=True)
-            return [replace(self, fineness=FINE, first=first, last=last) for first, last in pairs]
-        if self.last is None or self.last - self.first >= self.fineness:
-            return self._halves(bound)
-        if spread > NARROW and amounts:
-            return amounts
-        if self.last > self.first:
-            return self._halves(bound)
-        if self.fineness < FINEST:
-            last = 2 * (self.last + most_stages)
-            return [replace(self, fineness=2 * self.fineness, first=2 * self.first, last=last)]
-        return amounts
-
-    def _halves(self, bound: PriceBound) -> list["Node"]:
-        if self.last is None:
-            middle = max(bound.path, self.first + self.fineness // 4)
-        else:
-            middle = (self.first + self.last + 1) // 2
-        return [replace(self, last=middle - 1), replace(self, first=middle)]
 
 
 @dataclass(slots=True)
@@ -167,11 +40,13 @@ class ColumnBound:
 
     pool: columns that a search has found, on classes that are parts of these; they make good prices from the
     start. exhausted: the last search ended with its seconds, not where its columns stand against it.
+    most_pipelines: that a plan may have, None for any number; then the last price is that of being one.
     """
 
     tables: ProblemTables
     seconds: float
     pool: ColumnPool | None = None
+    most_pipelines: int | None = None
     exhausted: bool = False
     prices: Floats = field(init=False)
     found: list[tuple[tuple[int, ...], float, float]] = field(default_factory=list)
@@ -179,7 +54,8 @@ class ColumnBound:
     _deadline: float = field(init=False, default=math.inf)
 
     def __post_init__(self) -> None:
-        self.prices = np.ones(len(self.tables.classes.members))
+        self.prices = np.ones(len(self.limits))
+        self.prices[self.num_classes :] = 0.0
 
     def bound_s(self, low_s: float, high_s: float, tolerance: float = 1e-2) -> float:
         """Return a step that no plan of disjoint pipelines undercuts.
@@ -235,9 +111,9 @@ class ColumnBound:
         """Answer as `_proven` does, for the pipelines of some price bounds, with ever better prices."""
         batch, step_s = self.tables.problem.global_batch_size, bounds.step_s
         for _ in range(ROUNDS):
-            whole = min(WHOLE, FAR // (self.tables.num_layers + 1))
-            prices = np.maximum(1.0, np.rint(self.prices * (whole / max(float(self.prices.max()), 1e-300))))
-            blocking = self.blocking(bounds, prices, batch * (1 - SAFETY) / float(prices @ self.counts))
+            prices, each = self._whole_prices()
+            value = float(prices @ self.limits[: self.num_classes]) + each * (self.most_pipelines or 0)
+            blocking = self.blocking(bounds, prices, batch * (1 - SAFETY) / value, each)
             if blocking is None:
                 return True, step_s
             if time.monotonic() > self._deadline:
@@ -250,13 +126,26 @@ class ColumnBound:
         return False, 0.0
 
     @property
-    def counts(self) -> Floats:
-        return np.array(self.tables.classes.counts, dtype=np.float64)
+    def num_classes(self) -> int:
+        return len(self.tables.classes.members)
+
+    @property
+    def limits(self) -> Floats:
+        """How many devices of each class there are, and pipelines at the most, where these are limited."""
+        pipelines = () if self.most_pipelines is None else (self.most_pipelines,)
+        return np.array([*self.tables.classes.counts, *pipelines], dtype=np.float64)
+
+    def _whole_prices(self) -> tuple[Floats, float]:
+        """Return (prices of the classes as whole numbers, what a pipeline costs beside its devices)."""
+        whole = min(WHOLE, FAR // (self.tables.num_layers + 1))
+        classes, each = self.prices[: self.num_classes], float(self.prices[self.num_classes :].sum())
+        scale = whole / max(float(classes.max()), each / DEAR, 1e-300)
+        return np.maximum(1.0, np.rint(classes * scale)), float(np.rint(each * scale))
 
     def _known(self, step_s: float) -> list[tuple[tuple[int, ...], float]]:
         known = self._alone(step_s)
         if self.pool is not None:
-            class_indices, count = self.tables.classes.class_indices(), len(self.prices)
+            class_indices, count = self.tables.classes.class_indices(), self.num_classes
             into = np.zeros((len(self.pool.tables.classes.members), count), dtype=int)
             for part, group in enumerate(self.pool.tables.classes.members):
                 into[part, class_indices[group[0].name]] = 1
@@ -265,13 +154,18 @@ class ColumnBound:
                     known.append((tuple((np.array(column.uses) @ into).tolist()), float(value)))
         return known
 
+    @property
+    def _ends_s(self) -> Floats:
+        """What a whole model on a device takes after its last backward, by class."""
+        return self.tables.at(1).amount(Amount.whole(1, 1)).end_s[:, 0, -1]
+
     def _alone(self, step_s: float) -> list[tuple[tuple[int, ...], float]]:
         """Return single devices with what they do in a step: good prices where memory is ample."""
         batch, sizes = self.tables.problem.global_batch_size, self.tables.problem.microbatch_sizes
         busy = {one: self.tables.at(one).busy_s[:, 0, -1] for one in range(1, max(sizes) + 1)}
-        most = np.zeros(len(self.prices), dtype=np.int64)
+        most = np.zeros(self.num_classes, dtype=np.int64)
         for size in sizes:
-            left = step_s - self.tables.optimizer_s[:, 0, -1]
+            left = step_s - self._ends_s
             full = np.maximum(0, np.floor(left / busy[size])).astype(np.int64)
             rest = np.zeros_like(full)
             for one in range(1, size):
@@ -288,34 +182,39 @@ class ColumnBound:
         found = [(uses, samples) for uses, samples, found_s in self.found if found_s <= step_s]
         for uses, samples in [*known, *found]:
             columns[uses] = max(columns.get(uses, 0.0), samples)
-        return solve_master(list(columns), list(columns.values()), list(self.counts))
+        counts = self.tables.classes.counts
+        return solve_master(list(columns), list(columns.values()), counts, most_pipelines=self.most_pipelines)
 
     def _learn(self, master: MasterProblem, share: float) -> None:
         """Move the prices nearer to those of the linear programme by a share."""
-        value = float(master.prices @ self.counts)
+        value = float(master.prices @ self.limits)
         if value > 0:
-            old = self.prices * (value / max(float(self.prices @ self.counts), 1e-300))
+            old = self.prices * (value / max(float(self.prices @ self.limits), 1e-300))
             self.prices = (1 - share) * old + share * master.prices
 
     def blocking(
-        self, bounds: PriceBounds, prices: Floats, ratio: float
+        self, bounds: PriceBounds, prices: Floats, ratio: float, each: float = 0.0
     ) -> dict[tuple[int, ...], float] | None:
-        """Return devices and samples of pipelines that do too many for their price; None where none does."""
+        """Return devices and samples of pipelines that do too many for their price; None where none does.
+
+        The price is that of the devices, whole numbers by class, and what each pipeline costs beside them.
+        """
         waiting = [(0.0, Node.whole(interval)) for interval in self._intervals()]
         columns: dict[tuple[int, ...], float] = {}
         most_stages = min(self.tables.num_layers, sum(self.tables.classes.counts))
         while waiting and len(columns) < 2 * len(prices) + 2:
             waiting.sort(key=lambda pair: pair[0])
             work, waiting = [node for _, node in waiting[:WAVE]], waiting[WAVE:]
-            asked = [node.path_range(node.interval.top / ratio) for node in work]
+            asked = [node.path_range(node.interval.top / ratio - each) for node in work]
             for index, bound in bounds.solve(asked, prices):
                 node = work[index]
                 if time.monotonic() > self._deadline:
                     return columns
-                if node.interval.top < ratio * bound.price:
+                price = bound.price + each
+                if node.interval.top < ratio * price:
                     continue
-                raised = node.within(node.interval.above(ratio * bound.price))
-                if bound.real and node.interval.fewest >= ratio * bound.price:
+                raised = node.within(node.interval.above(ratio * price))
+                if bound.real and node.interval.fewest >= ratio * price:
                     parts = []
                 else:
                     parts = raised.parts(bound, most_stages)
@@ -326,7 +225,7 @@ class ColumnBound:
                     for stage in bound.stages:
                         uses[stage.class_index] += 1
                     columns[tuple(uses)] = max(node.interval.fewest, columns.get(tuple(uses), 0.0))
-                waiting += [(-part.interval.fewest / bound.price, part) for part in parts]
+                waiting += [(-part.interval.fewest / price, part) for part in parts]
         return columns or None
 
     def _intervals(self) -> list[Interval]:

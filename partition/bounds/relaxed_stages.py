@@ -61,7 +61,7 @@ class FamilyStages:
         one = Amount(min(amount.full, 1), amount.least, amount.most, 1.0, rest=amount.rest)
         made, full = tables.at(size).amount(one), tables.at(size)
         self.busy_s = np.concatenate([full.busy_s, full.busy_s + full.forward_s])
-        singles = [table - tables.optimizer_s for table in (made.total_s, made.again_total_s)]
+        singles = [table - made.end_s for table in (made.total_s, made.again_total_s)]
         self.each_s = self.busy_s if one.full else np.nan_to_num(np.concatenate(singles), nan=np.inf)
         with np.errstate(invalid="ignore"):
             self.rest_s = np.concatenate([made.total_s, made.again_total_s]) - one.full * self.busy_s

@@ -122,7 +122,7 @@ class AmountTables:
 
     total_s: all microbatches; before_s: what a stage adds to the path of the first forward and of the last
     backward; again_*: the same with recompute. link_s: both directions of the link in front of a layer, by
-    [class, next class, layer].
+    [class, next class, layer]. end_s: what of total_s comes after the last backward.
     """
 
     total_s: Floats
@@ -130,6 +130,7 @@ class AmountTables:
     before_s: Floats
     again_before_s: Floats
     link_s: Floats
+    end_s: Floats
 
 
 class ProblemTables:
@@ -145,8 +146,11 @@ class ProblemTables:
 
     def at(self, samples: int) -> "SizeTables":
         if samples not in self._sizes:
-            self._sizes[samples] = SizeTables(self, samples)
+            self._sizes[samples] = self._tables_at(samples)
         return self._sizes[samples]
+
+    def _tables_at(self, samples: int) -> "SizeTables":
+        return SizeTables(self, samples)
 
     @cached_property
     def optimizer_s(self) -> Floats:
@@ -222,7 +226,7 @@ class SizeTables:
         total = total + self.tables.optimizer_s
         before = (self.forward_s if amount.full else forward) + backward
         link = (self.transfer_s[0] if amount.full else forward_transfer) + backward_transfer
-        return AmountTables(total, total + redone, before, before + forward, link)
+        return AmountTables(total, total + redone, before, before + forward, link, self.tables.optimizer_s)
 
     def _in_proportion(self, amount: Amount, full_s: Floats, last_s: list[Floats]) -> Floats:
         """Return seconds of all full microbatches at the least rate of the amounts for which they stand.

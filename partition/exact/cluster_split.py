@@ -38,13 +38,15 @@ class ClusterSplit:
 
     for_bound: only for `bound_s`, which takes amounts together that end in a smaller microbatch or not, and
     single microbatches, until it needs them one by one.
-    growth: of microbatches between amounts of the first grid.
+    growth: of microbatches between amounts of the first grid. most_pipelines: that a split may have; None for
+    any number.
     """
 
     tables: ProblemTables
     ceiling_s: float
     for_bound: bool = False
     growth: float = GROWTH
+    most_pipelines: int | None = None
     vectors: CountVectors = field(init=False)
     parts: WholeVectors | CompiledVectors | MixedVectors = field(init=False)
     least: dict[Family, dict[int, Floats]] = field(default_factory=dict)
@@ -56,7 +58,7 @@ class ClusterSplit:
         self.vectors = CountVectors(self.tables.classes.counts)
         most, whole = (MOST_COMPILED, CompiledVectors) if self.for_bound else (MOST_PARTS, WholeVectors)
         many = num_parts(self.vectors.counts) > most
-        self.parts = MixedVectors(self.vectors) if many else whole(self.vectors)
+        self.parts = (MixedVectors if many else whole)(self.vectors, self.most_pipelines)
         batch = self.tables.problem.global_batch_size
         sizes = [size for size in self.tables.problem.microbatch_sizes if size <= batch]
         wanted: dict[Family, Sequence[int]] = {family: [0] for family in self._singles(sizes)}

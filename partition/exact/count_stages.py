@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partition.estimates.arrays import Floats, Places, Singles
-from partition.estimates.stage_tables import Amount, ProblemTables
+from partition.estimates.stage_tables import Amount, AmountTables, ProblemTables
 
 SINGLE = np.float32
 
@@ -79,7 +79,7 @@ class StageTables:
         made = [self.tables.at(size).amount(amount) for size, amount in self.amounts]
         total = np.stack([np.stack([one.total_s, one.again_total_s]) for one in made])
         before = np.stack([np.stack([one.before_s, one.again_before_s]) for one in made])
-        busy = np.stack([self._busy(*asked, all_s) for asked, all_s in zip(self.amounts, total, strict=True)])
+        busy = np.stack([self._busy(*asked, one) for asked, one in zip(self.amounts, made, strict=True)])
         caps = np.stack(
             [np.stack([self._cap(*asked, flag) for flag in (False, True)]) for asked in self.amounts]
         )
@@ -100,10 +100,10 @@ class StageTables:
             )
             yield Stages(start, stop, *numbers)
 
-    def _busy(self, size: int, amount: Amount, total_s: Floats) -> Floats:
+    def _busy(self, size: int, amount: Amount, made: AmountTables) -> Floats:
         """Return the seconds of a microbatch, without and with recompute: [recompute, class, start, stop]."""
         if not amount.full:
-            return total_s - self.tables.optimizer_s
+            return np.stack([made.total_s, made.again_total_s]) - made.end_s
         table = self.tables.at(size)
         return np.stack([table.busy_s, table.busy_s + table.forward_s])
 

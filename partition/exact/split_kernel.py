@@ -7,21 +7,22 @@ from partition.exact.compiled import compiled
 
 
 @compiled
-def best_parts(one: Places, digits: Places, strides: Places) -> tuple[Places, Places]:
-    """Return (most samples, one part of a best split) by vector, as `WholeVectors.best` does.
+def best_parts(first: Places, second: Places, best: Places, digits: Places, strides: Places) -> Places:
+    """Return the part of each vector that is best: what the first does with it, and the second with the rest.
 
-    one: samples that a vector does as one pipeline. digits: [vector, class]; strides: of the classes, the
-    first of which is 1.
+    first, second: samples by vector; best: their best sums, filled here. With `best` as the second, zeros at
+    first, any number of pipelines do them, as in `WholeVectors.best`. digits: [vector, class]; strides: of
+    the classes, the first of which is 1.
     """
     count, num_classes = digits.shape
-    best, part = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    part = np.zeros(count, np.int64)
     taken = np.zeros(num_classes, np.int64)
     for vector in range(count):
         below, most, pick = 0, np.int64(0), 0
         going = True
         while going:
             for place in range(below, below + digits[vector, 0] + 1):
-                samples = one[place] + best[vector - place]
+                samples = first[place] + second[vector - place]
                 if samples > most:
                     most, pick = samples, place
             going = False
@@ -34,4 +35,4 @@ def best_parts(one: Places, digits: Places, strides: Places) -> tuple[Places, Pl
                 below -= taken[index] * strides[index]
                 taken[index] = 0
         best[vector], part[vector] = most, pick
-    return best, part
+    return part

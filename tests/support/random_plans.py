@@ -210,3 +210,27 @@ def tight_case(seed: int, num_plans: int = 25) -> tuple[Problem, list[Plan]]:
     chosen = order[0] if rng.random() < 0.7 else rng.choice(order)
     problem = with_tight_memory(rng, problem, chosen)
     return problem, [plan for plan in order if fits(plan, problem)]
+
+
+def sync_case(seed: int) -> Problem:
+    """Two or three nodes of one to three devices with ample memory, and slow links between the nodes.
+
+    In some cases nodes have a link of their own, and links and all-reduces are measured.
+    """
+    rng = random.Random(seed)
+    profile = random_profile(rng, rng.randint(1, 5), tied=False)
+    if profile.num_layers > 1 and rng.random() < 0.3:
+        profile = _tied(rng, profile)
+    if rng.random() < 0.25:
+        profile = with_measured_links(rng, profile)
+    devices = [
+        Device(f"{node}/{index}", node, f"kind {rng.randrange(2)}", 1e6, speed=rng.choice([1.0, 1.0, 2.0]))
+        for node in "abc"[: rng.randint(2, 3)]
+        for index in range(rng.randint(1, 3))
+    ]
+    link = Link(rng.choice([0.0, 0.1]), rng.choice([0.3, 1.0, 3.0]))
+    cluster = _cluster(link, rng.choice([None, Link(0.0, 50.0)]), devices)
+    if rng.random() < 0.3:
+        own = NodeLink(("a", "b"), Link(0.0, rng.choice([0.5, 5.0])))
+        cluster = replace(cluster, links=(own,))
+    return Problem(profile, cluster, rng.randint(4, 16), rng.choice([(1,), (2,), (1, 2), (1, 4)]))

@@ -11,8 +11,9 @@ from cost_model.cluster import Cluster, Device, Link, Node
 from cost_model.memory import StageShape, device_memory
 from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
 from parallel import on_all_cores
+from partition.bounds.amount_intervals import Interval
 from partition.bounds.best_bound import fractional_bound_s
-from partition.bounds.column_bound import ColumnBound, Interval
+from partition.bounds.column_bound import ColumnBound
 from partition.bounds.pricing_bound import PriceBounds
 from partition.estimates.device_classes import equal_devices
 from partition.estimates.stage_tables import Amount, ProblemTables

@@ -30,6 +30,14 @@ def brute_force(vectors: CountVectors, one: np.ndarray) -> int:
     return int(best[-1])
 
 
+def brute_force_of_few(vectors: CountVectors, one: np.ndarray, most_pipelines: int) -> int:
+    best = np.zeros(vectors.size, dtype=int)
+    below = [vectors.below(vector) for vector in range(vectors.size)]
+    for _ in range(most_pipelines):
+        best = np.array([(one[parts] + best[vector - parts]).max() for vector, parts in enumerate(below)])
+    return int(best[-1])
+
+
 def relaxed(vectors: CountVectors, one: np.ndarray) -> float:
     programme = pulp.LpProblem("mixture", pulp.LpMaximize)
     amounts = [programme.add_variable(f"x{vector}", lowBound=0) for vector in range(1, vectors.size)]
@@ -49,6 +57,19 @@ def test_whole_vectors_are_parted_as_well_as_can_be(seed, whole):
     assert done == brute_force(vectors, one) == sum(one[vector] for vector in used)
     if used:
         assert (vectors.digits[used].sum(axis=0) <= np.array(vectors.counts)).all()
+
+
+@pytest.mark.parametrize("whole", [WholeVectors, CompiledVectors])
+@pytest.mark.parametrize("seed", range(60))
+def test_few_pipelines_are_parted_as_well_as_can_be(seed, whole):
+    vectors, one = random_samples(seed)
+    for most in range(1, 9):
+        done, used = whole(vectors, most).best(one)
+        assert done == brute_force_of_few(vectors, one, most) == sum(one[vector] for vector in used)
+        assert len(used) <= most
+        assert (vectors.digits[used].sum(axis=0) <= np.array(vectors.counts)).all()
+        mixed, _ = MixedVectors(vectors, most).best(one)
+        assert done * (1 - 1e-9) <= mixed <= MixedVectors(vectors).best(one)[0] * (1 + 1e-5)
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -1,0 +1,48 @@
+"""Gaps of auto's plans on clusters where gradient sync takes much of a step, without sums and with them.
+
+python examples/benchmarks/planner/sync_gaps.py 5 6 9
+"""
+
+import argparse
+import statistics
+import time
+
+from sync_cases import sync_case
+
+from hetpipe.simulation.prediction import evaluator
+from partition.auto import auto
+from partition.bounds.best_bound import best_bound
+from partition.local_search.pipeline_search import PipelineSearch
+
+
+def row(seed: int) -> tuple[float, float]:
+    """Print a case's row of the table; return its gaps without sums and with them."""
+    problem = sync_case(seed)
+    evaluate, search = evaluator(problem.profile, problem.cluster), PipelineSearch(problem)
+    step_s = evaluate(auto(problem, evaluate, search=search)).step_s
+    begin_s = time.process_time()
+    bound = best_bound(search, step_s=step_s)
+    proof_s = time.process_time() - begin_s
+    without_s = max(bound.fractional_s, bound.pipeline_s or 0.0)
+    with_s = max(without_s, bound.sync_s or 0.0)
+    gaps = step_s / without_s - 1, step_s / with_s - 1
+    devices, bandwidth = len(problem.cluster.devices), problem.cluster.network.bandwidth_bytes_per_s
+    print(
+        f"| {seed} | {devices} | {bandwidth * 8e-9:g} Gbit/s | {problem.global_batch_size // devices} "
+        f"| {step_s:.4g} s | {without_s:.4g} s | {with_s:.4g} s | {gaps[0]:.1%} | {gaps[1]:.1%} "
+        f"| {proof_s:.1f} s |",
+        flush=True,
+    )
+    return gaps
+
+
+def main() -> None:
+    """Print a row for each case by its seed, and the medians of the gaps."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("seeds", type=int, nargs="+")
+    gaps = [row(seed) for seed in parser.parse_args().seeds]
+    print("median", *(f"{statistics.median(column):.1%}" for column in zip(*gaps, strict=True)))
+
+
+if __name__ == "__main__":
+    main()

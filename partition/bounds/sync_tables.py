@@ -1,0 +1,142 @@
+"""Tables of stages for a bound that counts gradient sync: every layer is on two nodes or more.
+
+Then all gradients of a stage pass its node's card after its last backward, in each direction at least once
+(docs/planning.md, "The bound", has the proof). Beside these sums the backwards of the stages before it go on:
+whichever takes longer counts.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+
+from cost_model.cluster import Cluster, Device, Link, Node
+from cost_model.measured_links import MeasuredLink
+from cost_model.network import Network
+from cost_model.profile import ModelProfile
+from partition.estimates.arrays import Floats
+from partition.estimates.stage_tables import Amount, AmountTables, ProblemTables, SizeTables, between
+
+SAFETY = 1e-9  # relative: of sums of many messages, for rounding
+
+
+class SyncTables(ProblemTables):
+    """The tables of a problem in which a stage ends with its sums or the backwards before it.
+
+    What a stage adds to the stages behind it is its forward alone, since the way back is in `end_s` already.
+    """
+
+    def _tables_at(self, samples: int) -> SizeTables:
+        return _SyncSizeTables(self, samples)
+
+    @cached_property
+    def sums_s(self) -> Floats:
+        """The least seconds for which the sums of a stage hold its node's card: [class, start, stop]."""
+        per_byte = [card_s_per_byte(self.problem.cluster, self.network, g) for g in self.classes.members]
+        summed = np.maximum(summed_bytes(self.problem.profile), 0.0)
+        return np.array(per_byte)[:, None, None] * summed * (1 - SAFETY)
+
+
+class _SyncSizeTables(SizeTables):
+    """The arrays for one microbatch size."""
+
+    tables: SyncTables
+
+    def amount(self, amount: Amount) -> AmountTables:
+        """Return what an amount of samples takes in microbatches of this size."""
+        made = super().amount(amount)
+        lasts = [self.tables.at(samples) for samples in range(amount.least, amount.most + 1)]
+        first = self if amount.full else None
+        forward_s = first.forward_s if first else np.min([last.forward_s for last in lasts], axis=0)
+        link_s = first.transfer_s[0] if first else np.min([last.transfer_s[0] for last in lasts], axis=0)
+        end_s = np.maximum(self.tables.sums_s, _way_back_s(lasts)[:, :, None])
+        return replace(
+            made,
+            total_s=made.total_s + end_s,
+            again_total_s=made.again_total_s + end_s,
+            before_s=forward_s,
+            again_before_s=forward_s,
+            link_s=link_s,
+            end_s=made.end_s + end_s,
+        )
+
+
+def _way_back_s(lasts: list[SizeTables]) -> Floats:
+    """Return the least seconds from a stage's last backward to the first stage's: [class, start]."""
+    num_layers = lasts[0].tables.num_layers
+    layers = np.arange(num_layers)
+    each_s = np.min([last.backward_s[:, layers, layers + 1].min(axis=0) for last in lasts], axis=0)
+    link_s = np.min([last.transfer_s[1].min(axis=0) for last in lasts], axis=0)  # [class, layer]
+    way_s = np.concatenate([[0.0], np.cumsum(each_s)])
+    return np.asarray(way_s + np.where(np.isfinite(link_s), link_s, 0.0))
+
+
+def summed_bytes(profile: ModelProfile) -> Floats:
+    """Return bytes of gradients that a stage of layers [start, stop) sums with others, by [start, stop].
+
+    As the buckets have them: what several layers share is summed once, in a bucket of its own.
+    """
+    layers = range(profile.num_layers)
+    own = np.array([layer.parameter_bytes - layer.unreached_bytes for layer in profile.layers])
+    groups: dict[int, list[int]] = {}
+    for layer in layers:
+        home = profile.tied_home(layer)
+        if home != layer:
+            own[layer] -= profile.tied_bytes(layer)
+            groups.setdefault(home, []).append(layer)
+    shared = {home: max(map(profile.tied_bytes, tied)) for home, tied in groups.items()}
+    for home, num_bytes in shared.items():
+        own[home] -= num_bytes
+    summed = between(own)
+    for home, num_bytes in shared.items():
+        held = between(np.array([float(layer in (home, *groups[home])) for layer in layers])) > 0
+        summed = summed + num_bytes * held
+    return np.asarray(summed)
+
+
+def card_s_per_byte(cluster: Cluster, network: Network, devices: tuple[Device, ...]) -> float:
+    """Return the least seconds for which a byte holds the cards of the nodes of devices; 0 of a lone node.
+
+    Sums pass a node in both directions, of which the slower one counts.
+    """
+    least = [np.inf, np.inf]
+    for one, other in _ends(cluster, {device.node for device in devices}):
+        for place, (source, to) in enumerate(((one, other), (other, one))):
+            links = (known.route(source.name, to.name).link for known in (network, network.as_in_file))
+            least[place] = min(least[place], *map(_least_s_per_byte, links))
+    return max(least) if max(least) < np.inf else 0.0
+
+
+def _ends(cluster: Cluster, names: set[str]) -> Iterator[tuple[Device, Device]]:
+    """Yield (device of a node named, device of another node), one pair for every kind of link there is."""
+    own = {frozenset(link.nodes) for link in cluster.links}
+    nodes = {node.name: node for node in cluster.nodes}
+    alike: dict[frozenset[str], list[Node]] = {}
+    for node in cluster.nodes:
+        alike.setdefault(frozenset(device.kind for device in node.devices), []).append(node)
+    pairs = [
+        next(((one, other) for one in here for other in there if _network_between(one, other, own)), None)
+        for here in ([node for node in group if node.name in names] for group in alike.values())
+        for there in alike.values()
+    ]
+    for link in cluster.links:
+        pairs += [(nodes[a], nodes[b]) for a, b in (link.nodes, link.nodes[::-1]) if a in names]
+    for one, other in filter(None, pairs):
+        yield from ((a, b) for a in _of_each_kind(one) for b in _of_each_kind(other))
+
+
+def _network_between(one: Node, other: Node, own: set[frozenset[str]]) -> bool:
+    return one.name != other.name and frozenset((one.name, other.name)) not in own
+
+
+def _of_each_kind(node: Node) -> list[Device]:
+    return list({device.kind: device for device in node.devices}.values())
+
+
+def _least_s_per_byte(link: Link) -> float:
+    """Return the least seconds a byte of any message on a link, latency left out."""
+    rates = [1 / link.bandwidth_bytes_per_s]
+    if isinstance(link, MeasuredLink):
+        rates += [s / size for size, s in zip(link.message_bytes, link.occupied_s, strict=True)]
+    return min(rates)

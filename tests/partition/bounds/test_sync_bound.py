@@ -1,0 +1,162 @@
+"""Bounds that count sums of gradients: by hand, and below every random plan as the simulator has it."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from cost_model.cluster import Cluster, Device, Link, Node
+from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
+from hetpipe.program.gradient_buckets import gradient_buckets
+from hetpipe.simulation.prediction import evaluator
+from parallel import on_all_cores
+from partition.bounds import best_bound
+from partition.bounds.best_bound import Bound, fractional_bound_s, pipeline_bound_s, sync_bound_s
+from partition.bounds.card_bound import lone_layer_bound_s, summed_layers_bound_s
+from partition.bounds.sync_tables import summed_bytes
+from partition.estimates.device_classes import equal_devices
+from partition.estimates.stage_tables import ProblemTables
+from partition.local_search.pipeline_search import PipelineSearch
+from partition.plan import Pipeline, Plan, Stage
+from partition.problem import Problem
+from partition.solver import compare, solve
+from random_plans import random_plan, sync_case, with_tight_memory
+
+SLACK = 1 + 1e-9
+
+
+def bounds_s(problem: Problem, step_s: float, factor: float = 1.0) -> tuple[float, float]:
+    """Return (bound without sums, bound with them), for a plan known that takes some times the step."""
+    search = PipelineSearch(problem)
+    search.best = factor * step_s  # nothing is searched: the bounds alone are asked
+    old_s, _ = pipeline_bound_s(search, fractional_bound_s(problem), 5.0)
+    return old_s, sync_bound_s(search, old_s, factor * step_s, 10.0)
+
+
+def check_sync_case(seed: int, num_plans: int = 25) -> tuple[int, int]:
+    """Hold the bounds against random plans; return (plans, 1 where sums lift the bound by 1 % and more)."""
+    rng, problem = random.Random(seed), sync_case(seed)
+    plans = [random_plan(rng, problem) for _ in range(num_plans)]
+    evaluate = evaluator(problem.profile, problem.cluster)
+    best_s, best = min(((evaluate(plan).step_s, plan) for plan in plans), key=lambda pair: pair[0])
+    if seed % 4 == 0:  # else memory is ample
+        problem = with_tight_memory(rng, problem, best)
+        plans = [best]
+    old_s, new_s = bounds_s(problem, best_s, (1.0, 1.5, 4.0)[seed % 3])
+    assert old_s <= new_s <= best_s * SLACK, seed
+    return len(plans), int(new_s > 1.01 * old_s)
+
+
+def test_no_plan_beats_the_bound_with_sums() -> None:
+    checked = [check_sync_case(seed) for seed in range(40)]
+    assert sum(plans for plans, _ in checked) > 700
+    assert sum(lifted for _, lifted in checked) >= 10
+
+
+@pytest.mark.slow
+def test_no_plan_beats_the_bound_with_sums_in_hundreds_of_problems() -> None:
+    on_all_cores(check_sync_case, range(1000, 1300))
+
+
+def test_no_plan_beats_the_bound_of_columns_with_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(best_bound, "MOST_WORK", 0.0)
+    monkeypatch.setattr(best_bound, "MUCH_WORK", 0.0)
+    assert sum(check_sync_case(seed, 10)[1] for seed in range(6)) >= 1
+
+
+def test_no_plan_beats_the_bounds_of_cards() -> None:
+    lifted = 0
+    for seed in range(60):
+        rng, problem = random.Random(seed), sync_case(seed)
+        tables = ProblemTables(problem, equal_devices(problem.cluster))
+        evaluate = evaluator(problem.profile, problem.cluster)
+        plans = [random_plan(rng, problem) for _ in range(25)]
+        lone_s, summed_s = lone_layer_bound_s(tables), summed_layers_bound_s(tables, 1e-3, 1e4)
+        for plan in plans:
+            stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
+            nodes = [
+                {problem.cluster.device(s.device).node for s in stages if layer in range(*s.layers)}
+                for layer in range(plan.num_layers)
+            ]
+            least_s = lone_s if min(map(len, nodes)) == 1 else summed_s
+            assert least_s <= evaluate(plan).step_s * SLACK, seed
+        lifted += min(lone_s, summed_s) > fractional_bound_s(problem)
+    assert lifted >= 5
+
+
+def two_nodes(megabytes: float) -> Problem:
+    """Return a layer of F 1 s and B 1 s a sample on two nodes of two devices, 1 MB/s between; batch 8."""
+    layer = LayerProfile("only", megabytes * 1e6, 0.0, 1.0)
+    kinds = {"kind": KindProfile("measured", (1,), (LayerTimes((1.0,), (1.0,)),))}
+    profile = ModelProfile("one layer", 8, "float32", (layer,), kinds)
+    nodes = tuple(
+        Node(name, tuple(Device(f"{name}/{index}", name, "kind", 1e9) for index in range(2)), Link(0.0, 1e12))
+        for name in "ab"
+    )
+    return Problem(profile, Cluster("two nodes", Link(0.0, 1e6), nodes), 8, (1,))
+
+
+@pytest.mark.parametrize(
+    ("megabytes", "expected_s", "devices"),
+    [
+        # four devices do 2 samples each in 4 s, and 1 or 3 MB pass each card after that: 5 s, 7 s
+        (1.0, 5.0, ["a/0", "a/1", "b/0", "b/1"]),
+        (3.0, 7.0, ["a/0", "a/1"]),
+        # with 10 MB that is 14 s; the layer on one node alone: two devices do 4 samples each in 8 s
+        (10.0, 8.0, ["a/0", "a/1"]),
+    ],
+)
+def test_sums_between_two_nodes_by_hand(megabytes, expected_s, devices):
+    problem = two_nodes(megabytes)
+    count = len(devices)
+    pipelines = tuple(Pipeline(1, 8 // count, (Stage((name,), (0, 1), 1),)) for name in devices)
+    step_s = evaluator(problem.profile, problem.cluster)(Plan("manual", "one layer", 8, pipelines)).step_s
+    # a ring of four passes 2 * 3 / 4 of the bytes each way; two devices of a node, next to nothing
+    assert step_s == pytest.approx(4.0 + 1.5 * megabytes if count == 4 else 8.0, rel=1e-4)
+    old_s, new_s = bounds_s(problem, 20.0)
+    assert old_s == pytest.approx(4.0, rel=1e-3)
+    assert new_s == pytest.approx(expected_s, rel=1e-3)
+
+
+def test_the_printed_bound_says_whether_sums_are_counted():
+    problem = two_nodes(3.0)
+    evaluate = evaluator(problem.profile, problem.cluster)
+    figures = solve(problem, evaluate).predicted
+    assert figures.step_s == pytest.approx(8.0, rel=1e-4) and figures.bound_s == pytest.approx(7.0, rel=1e-3)
+    assert figures.bound_space.endswith("gradient sync included")
+    auto = next(outcome.plan for outcome in compare(problem, evaluate) if outcome.strategy == "auto")
+    assert auto.predicted.bound_s == figures.bound_s
+    node = replace(problem.cluster, nodes=problem.cluster.nodes[:1])  # nothing to sum between nodes
+    figures = solve(replace(problem, cluster=node), evaluator(problem.profile, node)).predicted
+    assert figures.bound_space.endswith(("gradient sync excluded", "gradient sync and transfers excluded"))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_summed_bytes_are_those_of_the_buckets(seed):
+    rng, problem = random.Random(seed), sync_case(seed)
+    names = [device.name for device in problem.cluster.devices]
+    cut = rng.randint(0, problem.profile.num_layers)
+    cuts = [(0, cut), (cut, problem.profile.num_layers)] if 0 < cut < problem.profile.num_layers else None
+    cuts = cuts or [(0, problem.profile.num_layers)]
+    if len(names) < 1 + len(cuts):
+        pytest.skip("too few devices")
+    first = tuple(Stage((name,), layers, 1) for name, layers in zip(names, cuts, strict=False))
+    second = Stage((names[len(cuts)],), (0, problem.profile.num_layers), 1)
+    plan = Plan("manual", "random", 4, (Pipeline(1, 2, first), Pipeline(1, 2, (second,))))
+    summed = summed_bytes(problem.profile)
+    for stage in (*first, second):
+        rank = plan.device_names.index(stage.device)
+        buckets = [one for one in gradient_buckets(plan, problem.profile) if rank in one.ranks]
+        total = sum(bucket.num_bytes(problem.profile) for bucket in buckets)
+        assert summed[stage.start, stage.stop] == pytest.approx(total)
+
+
+def test_bound_with_sums_speaks_about_plans_of_its_space_alone():
+    bound = Bound(1.0, "all", 2.0, "excluded", "", (1,), 3.0, "included")
+    stage, other = Stage(("a/0",), (0, 1), 1), Stage(("b/0",), (0, 1), 1)
+    plan = Plan("manual", "one layer", 8, (Pipeline(1, 4, (stage,)), Pipeline(1, 4, (other,))))
+    assert bound.of(plan) == (3.0, "included")
+    assert replace(bound, sync_s=2.0).of(plan) == (2.0, "excluded")
+    shared = replace(plan, pipelines=(plan.pipelines[0],) * 2)
+    assert bound.of(shared) == (1.0, "all")
+    assert bound.of(replace(plan, zero=1)) == (1.0, "all")
