@@ -6,10 +6,14 @@ from dataclasses import replace
 import pytest
 
 from cost_model.profile import profile_text
+from cost_model.what_if import without
+from hetpipe.commands.other_devices import _with_best
 from hetpipe.reporting.expense_tables import WhatIfRow, what_if_sentences, what_if_table
 from hetpipe.reporting.tables import as_text
+from hetpipe.simulation.prediction import evaluator
+from partition.problem import problem_of
 from shell import Shell
-from small_case import CLUSTER_TOML, small_profile
+from small_case import CLUSTER_TOML, plan_of, small_cluster, small_plan, small_profile
 
 FILES = "--profile profile.json --cluster cluster.toml --global-batch-size 4"
 PRICED = CLUSTER_TOML.replace('"fast",', '"fast", price_per_hour = 4.0, watts = 300,').replace(
@@ -44,6 +48,23 @@ def test_each_change_is_a_row_and_all_of_them_together(priced: Shell):
     assert (alone["per_hour"], alone["watts"]) == (4.0, 300.0)
     assert alone["money_per_1000_samples"] == pytest.approx(250 * alone["predicted_step_s"] * 4 / 3600)
     assert alone["wh_per_1000_samples"] == pytest.approx(250 * alone["predicted_step_s"] * 300 / 3600)
+
+
+def test_a_plan_found_for_other_devices_is_taken_where_it_is_faster():
+    """Layers 0-2 on a/0 and 3 on b/0 are faster than everything on b/0, which the search might have found."""
+    problem = problem_of(small_profile(), small_cluster(), 4)
+    evaluate = evaluator(problem.profile, problem.cluster)
+    slow, fast = plan_of([("b/0", 0, 4, 1)], 4), small_plan()
+    rows = [
+        WhatIfRow(name, replace(plan, predicted=evaluate(plan)))
+        for name, plan in (("today", slow), ("network 1 B/s", fast))
+    ]
+    best = _with_best(rows[0], problem, rows)
+    assert best.plan is not None and best.plan.pipelines == fast.pipelines
+    assert best.step_s == evaluate(fast).step_s < evaluate(slow).step_s
+    assert _with_best(rows[1], problem, rows) is rows[1]
+    alone = replace(problem, cluster=without(problem.cluster, ["a"]))
+    assert _with_best(rows[0], alone, rows) is rows[0]
 
 
 @pytest.mark.slow
