@@ -10,9 +10,11 @@ For others:
     profile: ModelProfile, KindProfile, LayerProfile, read_profile
     layer_costs: Prices; memory: StageShape, DeviceMemory, device_memory, trained_bytes, working_bytes
     network: Network, all_reduce_s, reserve and its kin; collectives: Collective;
-        ring_estimates: all_reduce_estimate_s
+        collective_choice: cheaper_collective; ring_estimates: all_reduce_estimate_s, sum_estimate_s
     measured_links: MeasuredLink, MeasuredAllReduce
-    catalogue: accelerator; roofline: estimate_kind, nearest_kind; dtypes: parse_dtype, check_fast
+    catalogue: accelerator; roofline: estimate_kind, nearest_kind; known_errors: distrust, far_off
+    dtypes: parse_dtype, check_fast, check_estimable
+    what_if: changed, without; expenses: expenses, Expenses, Objective
     errors: InputError, InfeasibleError, CheckFailedError; units: format_bytes, format_seconds
     strict_files: read_json, validate, did_you_mean, write_atomically
 """

@@ -41,20 +41,37 @@ def cast_bytes_per_parameter_byte(dtype: str) -> float:
     return 0.5 if dtype == BFLOAT16_AUTOCAST else 0.0
 
 
+def lacks_units(dtype: str, kind: str) -> bool:
+    """Return whether a kind is known to have no units for the precision; False of kinds not catalogued."""
+    if dtype != BFLOAT16_AUTOCAST:
+        return False
+    with contextlib.suppress(InputError):
+        return "bfloat16" not in accelerator(kind).peak_flops
+    return False
+
+
 def check_fast(dtype: str, devices: Iterable[Device]) -> None:
     """Refuse devices that are known to have no units for the precision.
 
     Raises: InputError naming the first one, and the remedy.
     """
-    if dtype != BFLOAT16_AUTOCAST:
-        return
     for device in devices:
-        with contextlib.suppress(InputError):  # what the catalogue does not know is not refused
-            if "bfloat16" not in accelerator(device.kind).peak_flops:
-                break
-    else:
-        return
-    raise InputError(
-        f"device {device.name!r} is a {device.kind}, which has no units for bfloat16 and gains nothing; "
-        f"leave it out (--exclude {device.name}), train in float32, or give --allow-slow-bf16"
-    )
+        if lacks_units(dtype, device.kind):
+            raise InputError(
+                f"device {device.name!r} is a {device.kind}, which has no units for bfloat16 and gains "
+                f"nothing; leave it out (--exclude {device.name}), train in float32, or give "
+                "--allow-slow-bf16"
+            )
+
+
+def check_estimable(dtype: str, kinds: Iterable[str]) -> None:
+    """Refuse to estimate a kind, or from a kind, that is known to have no units for the precision.
+
+    Raises: InputError naming the first one, and the remedy.
+    """
+    for kind in kinds:
+        if lacks_units(dtype, kind):
+            raise InputError(
+                f"{kind} has no units for bfloat16, and would be estimated at its float32 rate; leave "
+                "it out, estimate in float32, or give --allow-slow-bf16"
+            )

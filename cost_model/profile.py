@@ -12,7 +12,7 @@ from pydantic import ConfigDict, GetPydanticSchema, TypeAdapter
 from pydantic_core.core_schema import no_info_after_validator_function
 
 from cost_model.cluster import Link
-from cost_model.dtypes import cast_bytes_per_parameter_byte
+from cost_model.dtypes import DTYPES, cast_bytes_per_parameter_byte
 from cost_model.errors import InputError
 from cost_model.measured_links import MeasuredAllReduce, MeasuredLink
 from cost_model.strict_files import STRICT, canonical_sha256, check_format, did_you_mean, read_json, validate
@@ -165,6 +165,8 @@ class ModelProfile:
     all_reduces: tuple[MeasuredAllReduce, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise InputError(f"dtype {self.dtype!r} is unknown; known: {', '.join(DTYPES)}")
         names = [layer.name for layer in self.layers]
         if not names:
             raise InputError(f"the profile of {self.model!r} has no layers")
@@ -220,6 +222,19 @@ class ModelProfile:
                 raise InputError(
                     f"layers[{index}] of the profile of {self.model!r} is {profiled!r}, of the model "
                     f"{name!r}; profile it again"
+                )
+
+    def check_frozen(self, unreached_bytes: Sequence[float]) -> None:
+        """Check that a model at hand trains no more than was profiled; its unreached bytes by layer.
+
+        Raises: InputError if it does: gradients and states would find no memory planned.
+        """
+        for layer, found in zip(self.layers, unreached_bytes, strict=True):
+            if layer.unreached_bytes > found + 0.5:  # less than a byte is rounding
+                raise InputError(
+                    f"layer {layer.name!r} of the profile of {self.model!r} has {layer.unreached_bytes:,.0f} "
+                    f"bytes that are not trained, of the model {found:,.0f}: less of it is frozen now; "
+                    "profile it again"
                 )
 
     def tied_bytes(self, layer: int) -> float:

@@ -25,8 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_model.catalogue import Accelerator, accelerator
-from cost_model.dtypes import multiplied_in
+from cost_model.dtypes import check_estimable, multiplied_in
 from cost_model.errors import InputError
+from cost_model.known_errors import far_off
 from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
 
 Floats = NDArray[np.float64]
@@ -34,6 +35,8 @@ Floats = NDArray[np.float64]
 ELEMENT_BYTES = {"float32": 4, "tf32": 4, "float16": 2, "bfloat16": 2}
 ENERGY_YEAR = 2018
 ITERATIONS = 30
+LAUNCH_BOUND_SHARE = 0.5
+"""Times that grow less than this share of what the samples grow are bound by launches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,42 +201,11 @@ FITTED = Roofline(
 )
 """Fitted to all measurements of examples/benchmarks/roofline, which prints it anew."""
 
-CHECKED = {
-    "A100-SXM4-40GB": 0.096,
-    "A100-SXM4-80GB": 0.109,
-    "A10G": 0.089,
-    "A6000": 0.098,
-    "GH200": 0.342,
-    "H100-NVL": 0.094,
-    "L4": 0.142,
-    "L40S": 0.142,
-    "P100-PCIE": 0.095,
-    "P40": 0.128,
-    "RTX-2080-Ti": 0.178,
-    "RTX-3090": 0.128,
-    "T4": 0.18,
-    "Titan-RTX": 0.144,
-    "V100-PCIE-16GB": 0.149,
-    "V100-SXM2-16GB": 0.127,
-}
-"""Median error of relative speed by kind, the product itself left out of the fit; same source."""
-
-TRUSTED_ERROR = 0.20
-
-
-def distrust(kind: str) -> str | None:
-    """Return why estimates of a kind, by name, are not to be trusted; None if they are."""
-    try:
-        error = CHECKED.get(accelerator(kind).name)
-    except InputError:
-        return "not in the catalogue"
-    if error is None:
-        return "never checked against a measurement"
-    return f"median error {error:.0%} where it was checked" if error > TRUSTED_ERROR else None
-
 
 def nearest_kind(profile: ModelProfile, target: Accelerator) -> str:
     """Return the measured kind to estimate another from: the one whose peak rate is nearest, as a ratio.
+
+    One of which estimates are known to be far off is taken only where there is no other.
 
     Raises: InputError if no measured kind is in the catalogue.
     """
@@ -248,7 +220,23 @@ def nearest_kind(profile: ModelProfile, target: Accelerator) -> str:
             f"no measured kind ({', '.join(profile.kinds)}) is in the catalogue to estimate {target.name} "
             "from; profile on a GPU that is"
         )
-    return min(distances, key=lambda kind: distances[kind])
+    return min(distances, key=lambda kind: (far_off(kind), distances[kind]))
+
+
+def launch_bound(measured: KindProfile) -> str | None:
+    """Return how little the times of all layers grow with the microbatch, in words; None if they do.
+
+    Twice the time in work that grew fourfold is mostly what the host needs to launch kernels, which another
+    card does not change; no table that the roofline is fitted to holds such work.
+    """
+    sizes = measured.microbatch_sizes
+    first, last = (
+        sum(layer.forward_s[place] + layer.backward_s[place] for layer in measured.layers)
+        for place in (0, -1)
+    )
+    if len(sizes) == 1 or last * sizes[0] >= LAUNCH_BOUND_SHARE * first * sizes[-1]:
+        return None
+    return f"x {last / first:.1f} from {sizes[0]} to {sizes[-1]} samples"
 
 
 def layer_work(
@@ -271,18 +259,26 @@ def layer_work(
 
 
 def estimate_kind(
-    profile: ModelProfile, measured_kind: str, target: Accelerator, *, roofline: Roofline = FITTED
+    profile: ModelProfile,
+    measured_kind: str,
+    target: Accelerator,
+    *,
+    roofline: Roofline = FITTED,
+    allow_slow: bool = False,
 ) -> KindProfile:
     """Estimate times of another kind: those measured, times the ratio of the two devices' rooflines.
 
     A layer whose forward was measured faster than the peak would multiply by all its parameters is one that
     looks them up; it is scaled by its traffic alone.
+    allow_slow: price a kind that has no units for the profile's dtype at its float32 rate.
 
-    Raises: InputError if the kind was not measured or is not in the catalogue.
+    Raises: InputError if the kind was not measured or is not in the catalogue, or one of the two has no units
+        for the dtype.
     """
     measured = profile.kind(measured_kind)
     if measured.source != "measured":
         raise InputError(f"the times of {measured_kind!r} are estimated; estimate from a measured kind")
+    check_estimable(profile.dtype, () if allow_slow else (target.name, measured_kind))
     source = accelerator(measured_kind)
     sizes = measured.microbatch_sizes
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from cost_model.errors import InfeasibleError
 from partition.baselines.layer_splits import BASELINES, Strategy, TooManyStagesError
@@ -14,6 +14,7 @@ from partition.estimates.ranking import Contest, Ranking, by_estimate, variants
 from partition.estimates.timed_pipeline import TimedPipeline
 from partition.exact.chain_search import AUTO, search_chains
 from partition.exact.feasibility import least_pipeline
+from partition.local_search.family_search import best_families, families_may_win
 from partition.local_search.moves import PipelineSet
 from partition.local_search.pipeline_search import PipelineSearch
 from partition.plan import Plan
@@ -52,7 +53,14 @@ def _enter_pipelines(
     problem, costs = search.problem, search.costs
     found = _improved_starts(search, known)
     contest.enter(by_estimate(costs, _plans_of_sets(search, found)))
-    contest.enter_all(_improved_with_simulator(search, found, ranking))
+    single_s = contest.step_s
+    families: list[PipelineSet] = []
+    if families_may_win(search, single_s):
+        families = best_families(search, _step_of(ranking), single_s)
+    contest.enter_all(_plans_of(search, families[:1]))
+    if contest.step_s > (1 - search.effort.families.clear_lead) * single_s:
+        better = families[:1] if contest.step_s < single_s else []
+        contest.enter_all(_improved_with_simulator(search, [*found, *better], ranking))
     if contest.best is None or memory_binds(problem, costs):
         shared = shared_plans(search.tables, costs, contest.best, contest.step_s)
         contest.enter(shared, most_lost=search.effort.choice.most_lost)
@@ -107,8 +115,7 @@ def _improved_starts(search: PipelineSearch, known: Sequence[TimedPipeline] = ()
 
 def _plans_of_sets(search: PipelineSearch, found: Sequence[PipelineSet]) -> Iterator[Plan]:
     """Give the plans of sets, and on few devices those of exact single pipelines."""
-    plans = (search.plan(AUTO, pipelines.timed) for pipelines in found)
-    yield from (plan for plan in plans if plan is not None)
+    yield from _plans_of(search, found)
     chains = search.effort.choice.exact_chains
     if chains:
         for chain in search_chains(search.problem).plans[:chains]:
@@ -119,9 +126,16 @@ def _improved_with_simulator(
     search: PipelineSearch, found: Sequence[PipelineSet], ranking: Ranking
 ) -> Iterator[Plan]:
     """Give the plans of sets that the simulator finds better than those that the clocks found."""
-    improved = search.improve_with_simulator(found, lambda plan: ranking(plan)[0])
-    plans = (search.plan(AUTO, pipelines.timed) for pipelines in improved)
+    return _plans_of(search, search.improve_with_simulator(found, _step_of(ranking)))
+
+
+def _plans_of(search: PipelineSearch, sets: Iterable[PipelineSet]) -> Iterator[Plan]:
+    plans = (search.plan(AUTO, pipelines.timed) for pipelines in sets)
     return (plan for plan in plans if plan is not None)
+
+
+def _step_of(ranking: Ranking) -> Callable[[Plan], float]:
+    return lambda plan: ranking(plan)[0]
 
 
 def _baselines(search: PipelineSearch, evaluate: Evaluate | None) -> Iterator[Plan]:

@@ -1,11 +1,13 @@
 """compare: all strategies side by side."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cost_model.errors import InfeasibleError
+from cost_model.profile import ModelProfile
 from hetpipe.commands.inputs import PlanRequest, plan_request
 from hetpipe.commands.measure import measure_outcomes
 from hetpipe.commands.options import (
@@ -16,7 +18,14 @@ from hetpipe.commands.options import (
     ModelOption,
     PlanOptions,
     SequenceOption,
+    WhatIfOptions,
     with_options,
+)
+from hetpipe.commands.other_devices import (
+    check_what_if,
+    compare_changes,
+    compare_sets,
+    with_estimates,
 )
 from hetpipe.commands.output import estimates_of, note, print_json
 from hetpipe.models.names import model_entry
@@ -49,27 +58,49 @@ def compare_command(
         bool, typer.Option("--measure", help="Also run each that fits, a few steps long.")
     ] = False,
     steps: Annotated[int, typer.Option("--steps", help="Steps of each run of --measure.")] = 5,
+    other_devices: WhatIfOptions,
     json: JsonOption = False,
 ) -> None:
     """All strategies side by side."""
     request = plan_request(cluster_file, options, AUTO)
+    check_what_if(request.usable, other_devices, measure=measure)
     profile = request.profile(model, sequence_length, quiet=json)
+    profile = with_estimates(profile, other_devices.estimate or ())
+    if other_devices.what_if:
+        compare_changes(request, profile, global_batch_size, other_devices, json=json)
+        return
     problem = request.problem(profile, global_batch_size)
+    if other_devices.pareto:
+        compare_sets(problem, request.cluster, other_devices.plot_file, json=json)
+        return
     outcomes, gained = _compared(problem, request)
     estimates = estimates_of(profile, request.usable)
     if not json:
         _show_outcomes(outcomes, gained, estimates)
-    reports: dict[str, RunReport] = {}
+    reports: Mapping[str, RunReport] = {}
     if measure:
-        plans = {outcome.strategy: outcome.plan for outcome in outcomes if outcome.plan is not None}
-        place = None if model is None else model_entry(model).place
-        reports = measure_outcomes(plans, profile, cluster_file, steps, quiet=json, model_folder=place)
+        reports = _measured(outcomes, profile, cluster_file, model, steps=steps, quiet=json)
     if json:
         strategies = [_outcome_json(outcome, reports) for outcome in outcomes]
         print_json({"strategies": strategies, "gain": gained and gained.to_json()})
         note(estimates)
     elif reports:
         show([measured_table(list(reports.values())), *run_report_tables(list(reports.values())[-1])[2:]])
+
+
+def _measured(
+    outcomes: "Sequence[Outcome]",
+    profile: ModelProfile,
+    cluster_file: Path,
+    model: str | None,
+    *,
+    steps: int,
+    quiet: bool,
+) -> "Mapping[str, RunReport]":
+    """Run the plan of each strategy that fits, and return the reports by strategy."""
+    plans = {outcome.strategy: outcome.plan for outcome in outcomes if outcome.plan is not None}
+    place = None if model is None else model_entry(model).place
+    return measure_outcomes(plans, profile, cluster_file, steps, quiet=quiet, model_folder=place)
 
 
 def _compared(problem: Problem, request: PlanRequest) -> "tuple[tuple[Outcome, ...], Gain | None]":

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from cost_model.cluster_file import read_cluster
+from cost_model.what_if import without
 from hetpipe.commands.inputs import checked_plan, get_profile
 from hetpipe.commands.options import (
     ClusterOption,
@@ -40,7 +41,6 @@ def explain_command(
     profile = get_profile(model, cluster, sequence_length, options, quiet=json)
     plan = checked_plan(plan, profile, cluster)
     from hetpipe.reporting.explanation import explanation_sentences
-    from partition.constraints.forced_plans import without
     from partition.explanation.explain import explain
 
     prediction = predict(plan, profile, cluster)

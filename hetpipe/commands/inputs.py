@@ -11,8 +11,9 @@ from cost_model.dtypes import FLOAT32, check_fast, parse_dtype
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile, read_profile
 from cost_model.strict_files import did_you_mean
+from cost_model.what_if import without
 from hetpipe.commands.options import PlanOptions, ProfileOptions
-from hetpipe.commands.output import progress_bar, warn
+from hetpipe.commands.output import note, progress_bar, warn
 from hetpipe.models.names import model_entry
 from partition.estimates.optimizer_sharding import with_state_owners
 from partition.plan import Plan, check_plan
@@ -86,8 +87,6 @@ def remaining(cluster: Cluster, exclude: list[str] | None) -> Cluster:
     """
     if not exclude:
         return cluster
-    from partition.constraints.forced_plans import without
-
     return without(cluster, exclude)
 
 
@@ -121,7 +120,9 @@ def get_profile(
     Raises: InputError if neither is given, the file is of another model or dtype, or a device is too slow.
     """
     dtype = parse_dtype(options.dtype)
-    name = None if model is None else model_entry(model).name
+    entry = None if model is None else model_entry(model)
+    name = None if entry is None else entry.name
+    note(() if entry is None or entry.folder is None else entry.folder.notes())
     if options.profile_file is not None:
         profile = read_profile(options.profile_file)
         _check_profile(profile, options, name, dtype)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from cost_model.expenses import Objective
 from hetpipe.program.instructions import Schedule
 
 AUTO = "auto"
@@ -85,6 +86,46 @@ class PlanOptions(ProfileOptions):
         """Whether a part of the plan is decided by the user."""
         counts = (self.num_pipelines, self.max_devices)
         return bool(self.pins) or any(count is not None for count in counts)
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectiveOptions:
+    """What a plan is to have least of, and the limits that it has to keep."""
+
+    objective: Annotated[Objective, typer.Option("--objective", help="What a step is to take least of.")] = (
+        Objective.STEP
+    )
+    deadline: Annotated[
+        str | None, typer.Option("--deadline", help='The longest step allowed, such as "2 s".')
+    ] = None
+    budget_per_hour: Annotated[
+        float | None, typer.Option("--budget-per-hour", help="What the devices used may cost an hour.")
+    ] = None
+
+    @property
+    def given(self) -> bool:
+        """Whether something other than the fastest plan is asked for."""
+        limits = (self.deadline, self.budget_per_hour)
+        return self.objective is not Objective.STEP or any(limit is not None for limit in limits)
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIfOptions:
+    """Which other devices are compared, in place of strategies."""
+
+    what_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--what-if", help='A change, such as "add 2 RTX-4090 to desk"; several times: each, then all.'
+        ),
+    ] = None
+    estimate: Annotated[
+        list[str] | None, typer.Option("--estimate", help="A kind to estimate; several times.")
+    ] = None
+    pareto: Annotated[
+        bool, typer.Option("--pareto", help="Which devices to use: step against money and energy.")
+    ] = False
+    plot_file: Annotated[Path | None, typer.Option("--plot", help="Draw what --pareto finds.")] = None
 
 
 def with_options(verb: Callable[..., None]) -> Callable[..., None]:

@@ -9,19 +9,21 @@ import typer
 
 from cost_model.cluster import Cluster
 from cost_model.profile import ModelProfile
-from hetpipe.commands.inputs import plan_request
+from hetpipe.commands.inputs import PlanRequest, plan_request
 from hetpipe.commands.options import (
     AUTO,
     BatchOption,
     ClusterOption,
     JsonOption,
     ModelOption,
+    ObjectiveOptions,
     PlanOptions,
     ScheduleOption,
     SequenceOption,
     StrategyOption,
     with_options,
 )
+from hetpipe.commands.other_devices import chosen_plan, plan_expenses
 from hetpipe.commands.output import (
     choice_json,
     choice_sentences,
@@ -54,6 +56,7 @@ def plan_command(
     sequence_length: SequenceOption = 64,
     strategy: StrategyOption = AUTO,
     options: PlanOptions,
+    objective: ObjectiveOptions,
     schedule: ScheduleOption = None,
     program: Annotated[bool, typer.Option("--program", help="Print what each rank runs, verified.")] = False,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan here.")] = None,
@@ -64,7 +67,7 @@ def plan_command(
     cluster = request.cluster
     profile = request.profile(model, sequence_length, quiet=json)
     problem = request.problem(profile, global_batch_size)
-    plan, outcomes = new_plan(problem, cluster, strategy, proof_s=request.proof_s, alone=json)
+    plan, outcomes, sentences = _planned(problem, request, objective, alone=json)
     prediction = predict(plan, profile, cluster, schedule)
     check_memory(prediction.plan, profile, cluster)
     text = ""
@@ -74,14 +77,29 @@ def plan_command(
     if output is not None:
         write_output(output, plan_text(prediction.plan))
     if json:
-        extra = {"program": text} if program else {}
+        extra: dict[str, object] = {"program": text} if program else {}
         extra |= choice_json(prediction.choice) if schedule is not None else {}
+        extra |= plan_expenses(plan, cluster) if objective.given else {}
         print_json({**prediction.plan.to_json(), **extra})
         note(estimates_of(profile, cluster))
         return
     show_plan(prediction.plan, outcomes, profile, cluster)
-    show(choice_sentences(prediction.choice, schedule))
+    show([*sentences, *choice_sentences(prediction.choice, schedule)])
     sys.stdout.write(text)
+
+
+def _planned(
+    problem: Problem, request: PlanRequest, objective: ObjectiveOptions, *, alone: bool
+) -> tuple[Plan, "tuple[Outcome, ...]", tuple[str, ...]]:
+    """Return the plan that is asked for, the outcomes of all strategies and sentences about its choice.
+
+    There are no outcomes where the plan is wanted alone or chosen by an objective, and sentences only there.
+    """
+    if objective.given:
+        plan, sentences = chosen_plan(problem, request.cluster, objective, request.strategy)
+        return plan, NO_OUTCOMES, sentences
+    strategy, proof_s = request.strategy, request.proof_s
+    return *new_plan(problem, request.cluster, strategy, proof_s=proof_s, alone=alone), ()
 
 
 def new_plan(
@@ -127,13 +145,8 @@ def plan_and_compare(
 
 
 def show_plan(plan: Plan, outcomes: "tuple[Outcome, ...]", profile: ModelProfile, cluster: Cluster) -> None:
-    """Print the plan with its bound, and all strategies."""
+    """Print the plan with its bound, and all strategies where there are outcomes of them."""
     from partition.explanation.gains import best_plain
 
-    show(
-        [
-            *plan_sentences(plan, profile, cluster),
-            plan_table(plan, profile, cluster),
-            comparison_table(outcomes, plan, best_plain(outcomes)),
-        ]
-    )
+    others = [comparison_table(outcomes, plan, best_plain(outcomes))] if outcomes else []
+    show([*plan_sentences(plan, profile, cluster), plan_table(plan, profile, cluster), *others])

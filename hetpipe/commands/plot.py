@@ -11,6 +11,7 @@ from cost_model.cluster_file import read_cluster
 from cost_model.errors import InfeasibleError, InputError
 from cost_model.profile import ModelProfile, read_profile
 from cost_model.strict_files import read_text
+from cost_model.what_if import without
 from hetpipe.commands.inputs import checked_plan
 from hetpipe.commands.options import JsonOption, with_options
 from hetpipe.commands.output import print_json
@@ -128,7 +129,6 @@ def plot_speedups(plan: Plan, profile: ModelProfile, cluster: Cluster, folder: P
 def beside_others(plan: Plan, profile: ModelProfile, cluster: Cluster) -> "list[Outcome]":
     """Return the outcomes of the plain strategies with their figures, then the plan, which has its own."""
     from partition.baselines.layer_splits import BASELINES
-    from partition.constraints.forced_plans import without
     from partition.problem import problem_of
     from partition.solver import Outcome
 

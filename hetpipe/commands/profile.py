@@ -11,8 +11,9 @@ import typer
 from cost_model.catalogue import Accelerator, accelerator
 from cost_model.cluster import EMULATED, Cluster
 from cost_model.cluster_file import read_cluster
-from cost_model.dtypes import FLOAT32, check_fast, parse_dtype
+from cost_model.dtypes import FLOAT32, check_estimable, check_fast, parse_dtype
 from cost_model.errors import InputError
+from cost_model.known_errors import distrust, far_off
 from cost_model.measured_links import MeasuredLink
 from cost_model.profile import ModelProfile, profile_text, read_profile
 from cost_model.units import format_bandwidth, format_bytes, format_seconds
@@ -63,6 +64,9 @@ def profile_command(
     options: MeasureOptions,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the profile here.")] = None,
     merge: Annotated[bool, typer.Option("--merge", help="Join the profiles of several hosts.")] = False,
+    profile_file: Annotated[
+        Path | None, typer.Option("--profile", help="Go on from this profile.json; nothing is measured.")
+    ] = None,
     run: Annotated[
         Path | None, typer.Option("--from-run", help="Correct the profile of this run by what it measured.")
     ] = None,
@@ -75,17 +79,17 @@ def profile_command(
 ) -> None:
     """Measure a model's layers on each kind of device of the cluster, or merge or correct profiles."""
     targets = {kind: accelerator(kind) for kind in estimate or ()}
-    if merge and run is not None:
-        raise InputError("--merge and --from-run exclude each other; do one after the other")
-    if files and not merge:
-        raise InputError(f"{files[0]}: to join profiles, give --merge")
+    given = {"--merge": merge, "--from-run": run is not None, "--profile": profile_file is not None}
+    _check_source([name for name, is_given in given.items() if is_given], files or [], options)
     if merge:
         profile = merge_files(files or [])
     elif run is not None:
         profile = from_run(run)
+    elif profile_file is not None:
+        profile = read_profile(profile_file)
     else:
         profile = measure(options, estimated=targets, quiet=json)
-    profile = _with_estimates(profile, targets)
+    profile = _with_estimates(profile, targets, allow_slow=options.allow_slow_bf16)
     if output is not None:
         write_output(output, profile_text(profile))
     estimates = estimate_sentences(profile, profile.kinds)
@@ -101,21 +105,63 @@ def profile_command(
     typer.echo(f"{profile.model}: {profile.num_layers} layers on {', '.join(profile.kinds)}{where}")
 
 
-def _with_estimates(profile: ModelProfile, targets: Mapping[str, Accelerator]) -> ModelProfile:
-    """Return the profile with estimated kinds added.
+def _check_source(given: Sequence[str], files: Sequence[Path], options: MeasureOptions) -> None:
+    """Check that a profile comes from one place.
 
-    Raises: InputError if a kind was measured, or no measured kind is in the catalogue to estimate from.
+    given: those of --merge, --from-run and --profile that are given.
+
+    Raises: InputError if two are given, one beside what is measured, or files without --merge.
+    """
+    if len(given) > 1:
+        raise InputError(f"{given[0]} and {given[1]} exclude each other; do one after the other")
+    if files and "--merge" not in given:
+        raise InputError(
+            f"{files[0]}: to join profiles, give --merge; to go on from one, --profile {files[0]}"
+        )
+    measured = (("--model", options.model), ("--cluster", options.cluster_file), ("--dtype", options.dtype))
+    for option, value in measured:
+        if given and value is not None:
+            raise InputError(
+                f"{option} is for measuring, and {given[0]} measures nothing; leave one of them out"
+            )
+
+
+def _with_estimates(
+    profile: ModelProfile, targets: Mapping[str, Accelerator], *, allow_slow: bool
+) -> ModelProfile:
+    """Return the profile with estimated kinds added, anew where it has estimates of them.
+
+    allow_slow: as for `estimate_kind`.
+
+    Raises: InputError if a kind was measured or has no units for the dtype, or no measured kind is in the
+        catalogue to estimate from.
     """
     if not targets:
         return profile
     from cost_model.roofline import estimate_kind, nearest_kind
 
     for kind, device in targets.items():
-        if kind in profile.kinds:
+        if kind in profile.kinds and profile.kinds[kind].source == "measured":
             raise InputError(f"{kind!r} was measured; leave out --estimate {kind}")
-        estimated = estimate_kind(profile, nearest_kind(profile, device), device)
+        nearest = nearest_kind(profile, device)
+        _warn_of_source(kind, nearest, profile)
+        estimated = estimate_kind(profile, nearest, device, allow_slow=allow_slow)
         profile = dataclasses.replace(profile, kinds={**profile.kinds, kind: estimated})
     return profile
+
+
+def _warn_of_source(kind: str, nearest: str, profile: ModelProfile) -> None:
+    """Warn if a kind is estimated from one that says little of others."""
+    from cost_model.roofline import launch_bound
+
+    if far_off(nearest):
+        warn(f"{kind} is estimated from {nearest}, which is itself far off: {distrust(nearest)}")
+    growth = launch_bound(profile.kinds[nearest])
+    if growth is not None:
+        warn(
+            f"{kind} is estimated from {nearest}, whose times hardly grow with the microbatch ({growth}): "
+            "they are bound by launches, not by the card; measure there with --microbatch-sizes auto"
+        )
 
 
 def parse_sizes(text: str) -> tuple[int, ...] | None:
@@ -146,12 +192,16 @@ def measure(options: MeasureOptions, *, estimated: Collection[str] = (), quiet: 
     sizes = parse_sizes(options.microbatch_sizes)
     for option, value in (("--model", options.model), ("--cluster", options.cluster_file)):
         if value is None:
-            raise InputError(f"Missing option '{option}'; only --merge and --from-run go without")
+            raise InputError(f"Missing option '{option}'; only --profile, --merge and --from-run go without")
     assert options.model is not None and options.cluster_file is not None
-    name = model_entry(options.model).name
+    entry = model_entry(options.model)
+    name = entry.name
+    note(() if entry.folder is None else entry.folder.notes())
     cluster = _measurable(read_cluster(options.cluster_file), estimated)
     dtype = parse_dtype(options.dtype) or FLOAT32
-    check_fast(dtype, () if options.allow_slow_bf16 else cluster.devices)
+    if not options.allow_slow_bf16:
+        check_fast(dtype, cluster.devices)
+        check_estimable(dtype, estimated)
     with progress_bar(f"measuring {name}", quiet=quiet) as report:
         profile = profile_model(
             options.model, cluster, options.sequence_length,
@@ -178,7 +228,9 @@ def merge_files(files: Sequence[Path]) -> ModelProfile:
     Raises: InputError if there are fewer than two, or they do not belong together.
     """
     if len(files) < 2:
-        raise InputError(f"--merge is given {len(files)} files; give at least two profile.json")
+        raise InputError(
+            f"--merge is given {len(files)} files; give at least two profile.json, or one with --profile"
+        )
     profiles = [read_profile(path) for path in files]
     try:
         return merge(profiles)

@@ -1,6 +1,7 @@
 """Models as chains of layers: described without weights, materialised layer by layer."""
 
 import copy
+import math
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -114,6 +115,13 @@ class ChainModel:
     def parameters(self, layer: int) -> tuple[ParameterInfo, ...]:
         """Return the parameters of a layer; a tied one is listed by each of its layers."""
         return self.layer_parameters[layer]
+
+    def unreached_bytes(self, dtype: torch.dtype) -> tuple[float, ...]:
+        """Return, for each layer, the bytes of what is frozen or does not reach the loss."""
+        return tuple(
+            float(sum(math.prod(info.shape) * dtype.itemsize for info in infos if not info.reached))
+            for infos in self.layer_parameters
+        )
 
     def boundary(self, layer: int, sequence_length: int | None = None) -> tuple[TensorSpec, ...]:
         """Return what travels from layer - 1 to layer for one sample.

@@ -13,6 +13,7 @@ from cost_model.strict_files import canonical_sha256, did_you_mean, read_json
 CONFIG_FILE, TOKENIZER_FILE = "config.json", "tokenizer.json"
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
+OTHER_WEIGHTS = ("*.safetensors", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.ckpt.*", "adapter_model.*")
 TRAINABLE_DTYPES = ("F64", "F32", "F16", "BF16")
 MASKED, CAUSAL = "masked-lm", "causal-lm"
 
@@ -42,7 +43,7 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """A folder that transformers' save_pretrained wrote.
+    """A folder that transformers' save_pretrained wrote, or one that holds a config.json alone.
 
     name: of the folder, with a hash of its configuration: "my-gpt2@1f2e3d4c". The same wherever the folder
         lies; another as soon as the configuration changes.
@@ -68,6 +69,22 @@ class ModelFolder:
         path = self.path / TOKENIZER_FILE
         return path if path.is_file() else None
 
+    @property
+    def has_weights(self) -> bool:
+        """Return whether the folder holds weights; without them all are drawn from the seed.
+
+        Raises: InputError as `weight_files`.
+        """
+        return bool(weight_files(self.path))
+
+    def notes(self) -> list[str]:
+        """Return what a user should know before anything is measured or trained; [] if weights are there."""
+        if self.has_weights:
+            return []
+        return [
+            f"{self.name}: the folder holds no weights; all are drawn from the seed, nothing is pretrained"
+        ]
+
     def tensors(self) -> dict[str, StoredTensor]:
         """Return the headers of all tensors of the weight files, by the names that they have there.
 
@@ -91,14 +108,15 @@ def names_folder(text: str) -> bool:
 
 
 def read_model_folder(text: str | Path) -> ModelFolder:
-    """Return the model of a folder, after checks of its configuration and of the presence of weights.
+    """Return the model of a folder, after checks of its configuration and of the names of weight files.
 
     Raises: InputError naming what is missing or not supported, and the remedy.
     """
     folder = Path(text)
     if not folder.is_dir():
         raise InputError(
-            f"{text}: no such folder; give one that holds {CONFIG_FILE} and {WEIGHTS_FILE}, or a model's name"
+            f"{text}: no such folder; give one that holds {CONFIG_FILE} and, unless you begin from scratch, "
+            f"{WEIGHTS_FILE}; or a model's name"
         )
     if not (folder / CONFIG_FILE).is_file():
         raise InputError(
@@ -132,9 +150,9 @@ def described(path: Path, base_name: str, config: object) -> ModelFolder:
 
 
 def weight_files(folder: Path) -> tuple[Path, ...]:
-    """Return the safetensors files that hold a folder's weights, in the order of their names.
+    """Return the safetensors files that hold a folder's weights, in the order of their names; () for none.
 
-    Raises: InputError if there are none, or only pickled ones, or a file of the index is missing.
+    Raises: InputError if there are weights in other files only, or a file of the index is missing.
     """
     single, index = folder / WEIGHTS_FILE, folder / INDEX_FILE
     if single.is_file():
@@ -155,7 +173,13 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
             f"{folder / pickled[0]}: is a pickle, which can run any code when it is read, and is never read "
             "here; load it where you trust it and save_pretrained(folder, safe_serialization=True)"
         )
-    raise InputError(f"{folder}: holds no {WEIGHTS_FILE}; save_pretrained(folder, safe_serialization=True)")
+    others = sorted(path.name for pattern in OTHER_WEIGHTS for path in folder.glob(pattern))
+    if others:
+        raise InputError(
+            f"{folder / others[0]}: weights are read from {WEIGHTS_FILE} (or by {INDEX_FILE}) alone; "
+            "save_pretrained(folder, safe_serialization=True), or take the file away to begin from scratch"
+        )
+    return ()
 
 
 def _header(path: Path) -> dict[str, StoredTensor]:

@@ -89,7 +89,7 @@ class FolderWeights:
 
         Raises: InputError as `find`.
         """
-        if spec.folder is None:
+        if spec.folder is None or not spec.folder.has_weights:
             return None
         with torch.device("meta"):
             model = spec.build()

@@ -11,6 +11,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 from cost_model.cluster import Cluster, Device
+from cost_model.known_errors import distrust
 from cost_model.profile import ModelProfile
 from cost_model.units import format_bytes, format_seconds
 from hetpipe.reporting.critical_path import Share
@@ -92,9 +93,7 @@ def estimate_sentences(profile: ModelProfile, kinds: Iterable[str]) -> list[str]
     estimated = [kind for kind in dict.fromkeys(kinds) if is_estimated(profile, kind)]
     if not estimated:
         return []
-    from cost_model.roofline import distrust  # loads NumPy, which most tables do not need
-
-    doubts = [f"{kind} ({reason})" for kind in estimated if (reason := distrust(kind))]
+    doubts = [f"{kind} ({reason})" for kind in estimated if (reason := distrust(kind, profile.dtype))]
     doubt = f"; not to be trusted: {', '.join(doubts)}" if doubts else ""
     return [f"{ESTIMATED}, not measured: {', '.join(estimated)}{doubt}"]
 
@@ -150,7 +149,7 @@ def bound_sentence(figures: Figures) -> str:
 def plan_table(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Table:
     """Show each stage: device, layers, in flight, busy and memory against what a plan may fill."""
     several = len(plan.pipelines) > 1
-    table = _table("stage", "device", "kind", "layers")
+    table = new_table("stage", "device", "kind", "layers")
     if several:
         table.add_column("samples", justify="right")
     for title in ("in flight", "busy", "memory", "of"):
@@ -185,7 +184,7 @@ def path_sentence(shares: Sequence[Share]) -> str:
 
 def waiting_table(times: Mapping[str, DeviceTime]) -> Table:
     """Show busy and waiting seconds of each device, and what it waited for, the longest first."""
-    table = _table("device")
+    table = new_table("device")
     for title in ("busy", "waiting"):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("waiting for")
@@ -202,7 +201,7 @@ def waiting_table(times: Mapping[str, DeviceTime]) -> Table:
 
 def comparison_table(outcomes: "Sequence[Outcome]", ours: Plan | None, plain: str | None = None) -> Table:
     """Show the strategies side by side, with our speed-up over each and each one's over the plain one."""
-    table = _table("strategy")
+    table = new_table("strategy")
     titles = ["predicted step", "samples/s", "speed-up of ours"]
     for title in [*titles, f"speed-up over {plain}"] if plain else titles:
         table.add_column(title, justify="right", no_wrap=True)
@@ -243,7 +242,7 @@ def gain_sentence(gain: "Gain") -> str:
 
 def run_report_tables(report: RunReport) -> list[RenderableType]:
     """Return the tables after a run, predicted and measured, and what they can and cannot show."""
-    times = _table(f"{report.strategy}, {report.schedule}, {report.steps} steps")
+    times = new_table(f"{report.strategy}, {report.schedule}, {report.steps} steps")
     for title in ("predicted", "measured", "error"):
         times.add_column(title, justify="right", no_wrap=True)
     times.add_row("step", *_errors(report.predicted_step_s, report.measured_step_s, report.step_error))
@@ -255,7 +254,7 @@ def run_report_tables(report: RunReport) -> list[RenderableType]:
             *_errors(stage.predicted_busy_s, stage.measured_busy_s, stage.error),
         )
     times.add_row("bubble", f"{report.predicted_bubble:.1%}", f"{report.measured_bubble:.1%}", "")
-    memory = _table("memory of")
+    memory = new_table("memory of")
     for title in ("predicted", "measured peak", "usable"):
         memory.add_column(title, justify="right", no_wrap=True)
     for device, found in report.devices.items():
@@ -289,7 +288,7 @@ def _marks(report: RunReport) -> list[str]:
 
 def measured_table(reports: Sequence[RunReport]) -> Table:
     """Show plans that were run, side by side; the speed-up is that of the last one over each."""
-    table = _table("strategy")
+    table = new_table("strategy")
     for title in ("predicted step", "measured step", "error", "speed-up of the last, measured"):
         table.add_column(title, justify="right", no_wrap=True)
     for report in reports:
@@ -303,7 +302,7 @@ def measured_table(reports: Sequence[RunReport]) -> Table:
 
 def profile_table(profile: ModelProfile) -> Table:
     """Show layers with their bytes, and their seconds on each kind at its largest microbatch size."""
-    table = _table("layer")
+    table = new_table("layer")
     for title in ("parameters", "saved / sample", "output / sample"):
         table.add_column(title, justify="right", no_wrap=True)
     for name, kind in profile.kinds.items():
@@ -322,7 +321,8 @@ def profile_table(profile: ModelProfile) -> Table:
     return table
 
 
-def _table(*columns: str) -> Table:
+def new_table(*columns: str) -> Table:
+    """Return an empty table with columns that fold where they are too wide."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         table.add_column(column, overflow="fold")

@@ -16,7 +16,7 @@ from hetpipe.program.trace import Trace
 from hetpipe.simulation.fast_simulator import StepTimes, has_clock, step_times
 from hetpipe.simulation.schedule_selection import Choice, choose_schedule, lower
 from hetpipe.simulation.simulator import simulate
-from partition.estimates.plan_memory import plan_memory
+from partition.estimates.plan_memory import plan_memories
 from partition.plan import DeviceFigures, Figures, Plan, check_plan
 from partition.problem import Evaluate, problem_of_plan
 
@@ -142,11 +142,9 @@ def _times_of(trace: Trace) -> StepTimes:
 
 
 def _figures(plan: Plan, times: StepTimes, profile: ModelProfile) -> Figures:
-    step_s = times.step_s
+    step_s, memories = times.step_s, plan_memories(plan, profile)
     devices = {
-        name: DeviceFigures(
-            memory_bytes=plan_memory(plan, profile, name).total_bytes, busy=busy_s / step_s if step_s else 0.0
-        )
+        name: DeviceFigures(memory_bytes=memories[name].total_bytes, busy=busy_s / step_s if step_s else 0.0)
         for name, busy_s in zip(plan.device_names, times.busy_s, strict=True)
     }
     rate = plan.global_batch_size / step_s if step_s else float("inf")

@@ -90,6 +90,7 @@ class _Run:
         place = torch_device(device)
         task = make_task(folder, settings)
         profile.check_layers(task.chain.layer_names)
+        profile.check_frozen(task.chain.unreached_bytes(weight_dtype(settings.dtype)))
         layers = RankLayers.of(
             program, rank, task.chain, settings.seed, place,
             weight_dtype(settings.dtype), lowered_dtype(settings.dtype),

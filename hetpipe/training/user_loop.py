@@ -60,6 +60,7 @@ class RankStages:
         """
         check_plan(program.plan, profile, cluster)
         profile.check_layers(chain.layer_names)
+        profile.check_frozen(chain.unreached_bytes(dtype))
         self.rank = _rank_of(program)
         same_on_all_ranks(program.sha256)
         self.program, self.chain = program, chain

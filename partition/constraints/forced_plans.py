@@ -1,14 +1,12 @@
 """Plans within what the user decides: devices left out, given stages, pipelines, devices at most."""
 
-import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from cost_model.cluster import Cluster
 from cost_model.errors import InfeasibleError, InputError
 from cost_model.profile import ModelProfile
-from cost_model.strict_files import did_you_mean
 from partition.constraints.device_orders import Arrangement, Arrangements
 from partition.constraints.pinned_cuts import PinnedCutter
 from partition.estimates.batch_split import share_out
@@ -21,30 +19,6 @@ from partition.plan import Plan
 from partition.problem import Evaluate, Forced, Pin, Problem
 
 _PIN = re.compile(r"(?P<device>[^=]+)=(?P<first>\d+)(-(?P<last>\d+))?")
-
-
-def without(cluster: Cluster, names: Iterable[str]) -> Cluster:
-    """Return the cluster less some devices ("old/3") or nodes ("old"); the others keep their names.
-
-    Raises: InputError for an unknown name, or if nothing is left.
-    """
-    devices, nodes = [device.name for device in cluster.devices], [node.name for node in cluster.nodes]
-    gone: set[str] = set()
-    for name in names:
-        if name in nodes:
-            gone |= {device.name for device in cluster.devices if device.node == name}
-        elif name in devices:
-            gone.add(name)
-        else:
-            near = did_you_mean(name, [*devices, *nodes])
-            raise InputError(f"{name!r} is to be left out: the cluster has no such device or node; {near}")
-    if gone >= set(devices):
-        raise InputError(f"what is left out leaves none of the {len(devices)} devices; leave out fewer")
-    kept = tuple(
-        dataclasses.replace(node, devices=tuple(d for d in node.devices if d.name not in gone))
-        for node in cluster.nodes
-    )
-    return dataclasses.replace(cluster, nodes=kept)
 
 
 def parse_pin(text: str) -> Pin:

@@ -129,6 +129,62 @@ class ChoiceEffort:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FamilyEffort:
+    """Families of pipelines that are all alike, where sync or queues of messages take much of a step."""
+
+    least_sync: float = 0.03
+    """Share by which the best simulated step is above its clock, from which on families are tried."""
+    near: float = 1.01
+    """Times the relaxed step: the best simulated step must be above, else there is little to gain."""
+    clear_lead: float = 0.01
+    """Relative: families that are better by more are not followed by small changes of single pipelines."""
+    most_stages: int = 8
+    """Of a chain."""
+    most_vectors: int = 3000
+    """Vectors of devices per class that are ranked; with many classes chains are shorter for it."""
+    kept: int = 28
+    """Vectors that are cut, least closed forms first."""
+    kept_with_rest: int = 9
+    """Those that are cut too as best if the devices that they leave over do their part."""
+    second: int = 6
+    """Families that get a second one on the devices that they leave over."""
+    second_options: int = 3
+    """Second families of each of them."""
+    simulated: int = 64
+    """Starts that are simulated at most."""
+    always_simulated: int = 16
+    """Starts that are simulated whatever they take."""
+    most_start_ticks: int = 400_000
+    """Microbatches x stages of starts, after which no other is simulated."""
+    hopeless: float = 1.1
+    """Times the best step that is known: if no family is below, none is changed."""
+    climbed: int = 2
+    """Starts that are changed, best first."""
+    climb_hopeless: float = 1.15
+    """Times the best start's step: none as slow is changed."""
+    climb_tries: int = 60
+    """Sets that are simulated from each start."""
+    most_in_vain: int = 40
+    """Of them in a row, after which changing ends."""
+    most_changes: int = 400
+    """Random changes of a start, most of which lead nowhere or were tried before."""
+    most_climb_ticks: int = 1_600_000
+    """Microbatches x stages of all changes, after which changing ends."""
+
+
+LARGE_FAMILIES = FamilyEffort(
+    kept=14,
+    kept_with_rest=6,
+    second=4,
+    second_options=2,
+    always_simulated=4,
+    most_start_ticks=250_000,
+    climbed=1,
+    most_climb_ticks=400_000,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ForcedEffort:
     """Plans within what the user has decided."""
 
@@ -152,6 +208,7 @@ class Effort:
     search: SearchEffort
     simulator: SimulatorEffort | None
     """None: nothing is changed with the simulator."""
+    families: FamilyEffort
     choice: ChoiceEffort
     forced: ForcedEffort
 
@@ -173,6 +230,7 @@ def effort_for(num_devices: int) -> Effort:
             walks_near=None if large else near,
         ),
         simulator=None if large else SimulatorEffort(always=few, walk=simulated),
+        families=LARGE_FAMILIES if large else FamilyEffort(),
         choice=ChoiceEffort(
             simulated_baselines=few,
             exact_chains=16 if num_devices <= 5 else 0,

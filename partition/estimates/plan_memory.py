@@ -29,6 +29,24 @@ def plan_memory(plan: Plan, profile: ModelProfile, device: str) -> DeviceMemory:
     )
 
 
+def plan_memories(plan: Plan, profile: ModelProfile) -> dict[str, DeviceMemory]:
+    """Return `plan_memory` of each device; devices that serve one stage, all alike, are counted once."""
+    known: dict[object, DeviceMemory] = {}
+    found = {}
+    for name in plan.device_names:
+        key: object = name
+        if plan.state_owners is None and len(plan.places[name]) == 1:
+            ((number, index),) = plan.places[name]
+            pipeline = plan.pipelines[number]
+            stage, flight = pipeline.stages[index], pipeline.in_flight(index)
+            size, count = pipeline.microbatch_size, pipeline.num_microbatches
+            key = (stage.start, stage.stop, stage.recompute, flight, size, count)
+        if key not in known:
+            known[key] = plan_memory(plan, profile, name)
+        found[name] = known[key]
+    return found
+
+
 def stepped_bytes(plan: Plan, profile: ModelProfile, device: str) -> float:
     """Return the parameter bytes whose optimizer states a device has, and which it therefore updates."""
     if plan.state_owners is None:

@@ -27,10 +27,17 @@ LONGER = 1.5
 
 
 class CutOptimizer:
-    """Cuts pipelines anew for their own devices and links; remembers what it did."""
+    """Cuts pipelines anew for their own devices and links; remembers what it did.
 
-    def __init__(self, tables: ProblemTables, timings: TimingCache) -> None:
+    optimizer_s: seconds of the optimizer step by [class, start, stop], with what else the bytes of a stage
+    cost after its last backward; None: those of the tables.
+    """
+
+    def __init__(
+        self, tables: ProblemTables, timings: TimingCache, optimizer_s: Floats | None = None
+    ) -> None:
         self.tables, self.timings = tables, timings
+        self._optimizer_s = tables.optimizer_s if optimizer_s is None else optimizer_s
         self._class_of = tables.classes.class_indices()
         self._links: dict[object, Floats] = {}
         self._no_link = np.zeros(tables.num_layers + 1)
@@ -170,7 +177,7 @@ class CutOptimizer:
     def _band(self, class_index: int, microbatch_size: int, recompute: bool) -> "_Band":
         key = (class_index, microbatch_size, recompute)
         if key not in self._stages:
-            size, optimizer_s = self.tables.at(microbatch_size), self.tables.optimizer_s[class_index]
+            size, optimizer_s = self.tables.at(microbatch_size), self._optimizer_s[class_index]
             busy_s = size.busy_s[class_index]
             band = _Band.of(busy_s, optimizer_s, size.caps(recompute=False)[class_index])
             if recompute:

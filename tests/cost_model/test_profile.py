@@ -46,6 +46,12 @@ def test_optional_keys_may_be_left_out():
     ("path", "value", "message"),
     [
         (("format",), "hetpipe.profile/9", "p: format is 'hetpipe.profile/9', this version reads"),
+        (
+            ("dtype",),
+            "banana",
+            "p: dtype 'banana' is unknown; known: float32, float64, bfloat16-autocast",
+        ),
+        (("dtype",), "bf16", "p: dtype 'bf16' is unknown; known: float32"),
         (("modle",), "x", 'p: unknown key "modle"; did you mean "model"?'),
         (
             ("layers", 1, "output_bytes"),

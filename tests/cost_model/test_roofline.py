@@ -10,17 +10,26 @@ from types import ModuleType
 import pytest
 
 from cost_model.catalogue import accelerator
+from cost_model.dtypes import BFLOAT16_AUTOCAST
 from cost_model.errors import InputError
-from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile, profile_from_data
+from cost_model.known_errors import BLOCKS, WHOLE_STEPS, KnownError, distrust, known_error
+from cost_model.profile import (
+    KindProfile,
+    LayerProfile,
+    LayerTimes,
+    ModelProfile,
+    profile_from_data,
+    profile_text,
+    read_profile,
+)
 from cost_model.roofline import (
-    CHECKED,
     FITTED,
     Measurement,
     Roofline,
     Work,
-    distrust,
     estimate_kind,
     fit,
+    launch_bound,
     nearest_kind,
 )
 from hetpipe import cli
@@ -111,11 +120,50 @@ def test_nothing_is_estimated_from_unknown_or_estimated_kinds():
     assert nearest_kind(two, T4) == "A100"
 
 
+def test_a_kind_without_units_for_bfloat16_is_not_priced_silently():
+    lowered = dataclasses.replace(profile(), dtype=BFLOAT16_AUTOCAST)
+    with pytest.raises(InputError, match=r"^T4 has no units for bfloat16, .*--allow-slow-bf16$"):
+        estimate_kind(lowered, "A100", T4)
+    with pytest.raises(InputError, match=r"^V100 has no units"):
+        estimate_kind(dataclasses.replace(profile("V100"), dtype=BFLOAT16_AUTOCAST), "V100", A100)
+    block = estimate_kind(lowered, "A100", T4, roofline=IDEAL, allow_slow=True).layers[1]
+    traffic = 44e6 / 320e9, 44e6 / 1555e9  # the other rates: float32 on the T4, 16 bit on the A100
+    ratio = (2e12 / 8.1e12 + traffic[0]) / (2e12 / 312e12 + traffic[1])
+    assert block.forward_s[1] == pytest.approx(0.4 * ratio, rel=1e-6)
+    assert distrust("T4", BFLOAT16_AUTOCAST) == "no units for bfloat16, priced at its float32 rate"
+    assert distrust("A100", BFLOAT16_AUTOCAST) is None
+    assert distrust("made-up", BFLOAT16_AUTOCAST) == "not in the catalogue"
+
+
 def test_unchecked_and_far_off_kinds_are_not_trusted():
-    assert distrust("A100") is None
+    assert distrust("A100") is None and distrust("GTX 1080 Ti") is None
     assert distrust("K80") == "never checked against a measurement"
-    assert distrust("GH200") == "median error 34% where it was checked"
+    assert distrust("GH200") == "median error 46%, too fast, where it was checked"
+    assert distrust("NVIDIA A10") == "median error 24%, too fast, where it was checked"
     assert distrust("made-up") == "not in the catalogue"
+
+
+def test_the_larger_of_two_known_errors_counts():
+    assert known_error("T4") == BLOCKS["T4"] and known_error("RTX 4090") == WHOLE_STEPS["RTX-4090"]
+    assert known_error("RTX 2080 Ti") == BLOCKS["RTX-2080-Ti"] == KnownError(0.178, -0.178)
+    assert known_error("A6000") == WHOLE_STEPS["A6000"] and known_error("K80") is None
+    assert str(KnownError(0.3, -0.3)) == "median error 30%, too slow,"
+    assert str(KnownError(0.3, 0.1)) == "median error 30%"
+
+
+def test_estimates_start_from_a_kind_that_is_not_far_off():
+    one = profile("GH200")
+    assert nearest_kind(one, accelerator("H100")) == "GH200"
+    both = dataclasses.replace(one, kinds={**one.kinds, "T4": one.kinds["GH200"]})
+    assert nearest_kind(both, accelerator("H100")) == "T4"
+
+
+def test_times_that_hardly_grow_are_bound_by_launches():
+    flat, steep = LayerTimes((1.0, 1.2), (2.0, 2.3)), LayerTimes((1.0, 3.0), (2.0, 5.0))
+    assert launch_bound(KindProfile("measured", (1, 4), (flat, flat))) == "x 1.2 from 1 to 4 samples"
+    assert launch_bound(KindProfile("measured", (1, 4), (steep,))) is None
+    assert launch_bound(KindProfile("measured", (4, 5), (flat,))) is None
+    assert launch_bound(KindProfile("measured", (4,), (LayerTimes((1.0,), (2.0,)),))) is None
 
 
 def benchmark() -> ModuleType:
@@ -129,11 +177,18 @@ def benchmark() -> ModuleType:
 def test_shipped_figures_are_those_of_the_benchmark():
     module = benchmark()
     data = module.points()
-    assert {entry.device.name for _, entry in data} == CHECKED.keys()
+    assert {entry.device.name for _, entry in data} == BLOCKS.keys()
+    assert set(module.step_kinds()) == WHOLE_STEPS.keys()
     fitted = dataclasses.asdict(fit([entry for _, entry in data]))
     assert fitted == pytest.approx(dataclasses.asdict(FITTED), rel=0.02)
-    for kind in ("GH200", "RTX-3090"):
-        assert statistics.median(module.errors_of(kind, data)) == pytest.approx(CHECKED[kind], abs=0.01)
+    checks = (
+        (module.errors_of, BLOCKS, ("GH200", "RTX-3090")),
+        (module.step_errors_of, WHOLE_STEPS, ("GH200", "GTX-1080-Ti")),
+    )
+    for errors_of, table, kinds in checks:
+        for kind in kinds:
+            found = dataclasses.astuple(module.known_error(errors_of(kind, data)))
+            assert found == pytest.approx(dataclasses.astuple(table[kind]), abs=0.01)
 
 
 @pytest.fixture
@@ -163,3 +218,46 @@ def test_the_command_refuses_measured_and_unknown_kinds(capsys):
     for kind, text in (("A100", "was measured; leave out --estimate A100"), ("T44", 'did you mean "T4"?')):
         assert cli.main(["profile", "--model", "bert-tiny", "--cluster", "c.toml", "--estimate", kind]) == 2
         assert text in capsys.readouterr().err
+
+
+def test_the_command_goes_on_from_one_profile(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("p.json").write_text(profile_text(profile()))
+    assert cli.main(["profile", "--profile", "p.json", "--estimate", "T4", "-o", "p.json"]) == 0
+    found = read_profile(Path("p.json"))
+    assert found.kinds["A100"] == profile().kinds["A100"]
+    assert found.kinds["T4"] == estimate_kind(profile(), "A100", T4)
+    assert "2 layers on A100, T4; wrote p.json" in capsys.readouterr().out
+    again = "profile --profile p.json --estimate T4 --estimate L4 -o q.json"  # an estimate may be made anew
+    assert cli.main(again.split()) == 0
+    assert list(read_profile(Path("q.json")).kinds) == ["A100", "T4", "L4"]
+    assert read_profile(Path("q.json")).kinds["T4"] == found.kinds["T4"]
+    assert cli.main(["profile", "--profile", "p.json", "--estimate", "A100"]) == 2
+    assert "'A100' was measured" in capsys.readouterr().err
+
+
+def test_the_command_prices_kinds_without_bfloat16_only_if_asked(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("p.json").write_text(profile_text(dataclasses.replace(profile(), dtype=BFLOAT16_AUTOCAST)))
+    line = "profile --profile p.json --estimate T4"
+    assert cli.main(line.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and "T4 has no units for bfloat16" in err
+    assert cli.main([*line.split(), "--allow-slow-bf16"]) == 0
+    assert (
+        "not to be trusted: T4 (no units for bfloat16, priced at its float32 rate)" in capsys.readouterr().out
+    )
+
+
+def test_the_command_says_how_far_off_its_kinds_and_its_source_are(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    times = LayerTimes((0.2, 0.22), (0.4, 0.44))
+    kinds = {"GH200": KindProfile("measured", (1, 4), (times, times))}
+    Path("p.json").write_text(profile_text(dataclasses.replace(profile(), kinds=kinds)))
+    assert cli.main(["profile", "--profile", "p.json", "--estimate", "A10"]) == 0
+    out, err = capsys.readouterr()
+    off = "median error 46%, too fast, where it was checked"
+    assert f"warning: A10 is estimated from GH200, which is itself far off: {off}" in err
+    assert "whose times hardly grow with the microbatch (x 1.1 from 1 to 4 samples)" in err
+    said = "not measured: A10; not to be trusted: A10 (median error 24%, too fast, where it was checked)"
+    assert said in out

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import frozen_models
+import trainers
 import user_tasks
 from cost_model.cluster_file import read_cluster
 from cost_model.errors import InputError
@@ -348,3 +349,16 @@ def test_nothing_is_planned_for_frozen_parameters_but_themselves(tmp_path):
     assert all(seconds > 0 for seconds in backwards[1:])
     saved = [layer.saved_bytes_per_sample for layer in profile.layers]
     assert saved[1] == saved[2] > 0
+
+
+def test_a_profile_of_a_model_with_more_frozen_is_refused(tmp_path):
+    """It has no memory for the gradients and states of what is trained now."""
+    model = user_tasks.build_plain().double()
+    chain = ChainModel.from_module(model, torch.zeros(1, user_tasks.NUM_FEATURES, dtype=torch.float64))
+    profile = made_up_profile_of(chain, "mine", dtype="float64", sequence_length=1)
+    first = replace(profile.layers[0], unreached_bytes=profile.layers[0].parameter_bytes)
+    frozen = replace(profile, layers=(first, *profile.layers[1:]))
+    with pytest.raises(InputError, match=r"'0' .* not trained, of the model 0: less .* frozen"):
+        trainers.trainer(tmp_path, model=model, profile=frozen).fit(1)
+    model[0].requires_grad_(False)
+    assert trainers.trainer(tmp_path, model=model, profile=frozen).fit(1).steps == 1

@@ -1,6 +1,7 @@
 """The command line, called in a folder with small files."""
 
 import json
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,5 +41,5 @@ class Shell:
 
     def __call__(self, line: str) -> Result:
         self.capsys.readouterr()
-        code = cli.main(line.split())
+        code = cli.main(shlex.split(line))
         return Result(code, *self.capsys.readouterr())

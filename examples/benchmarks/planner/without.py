@@ -22,7 +22,7 @@ from cases import equal_case, random_case
 from cost_model.errors import InfeasibleError
 from hetpipe.simulation.prediction import evaluator
 from partition.exact.chain_search import Candidates
-from partition.plan import Plan, Prediction
+from partition.plan import Figures, Plan
 from partition.problem import Problem
 from partition.shared_devices.replicated_stages import ReplicatedStages
 from partition.shared_devices.shifted_cuts import ShiftedCuts
@@ -51,7 +51,7 @@ def problems(which: str) -> Iterator[tuple[int, Problem]]:
 
 def steps(problem: Problem) -> dict[str, float | None]:
     """Return the step of the best plan with all sources and without each; None where none fits."""
-    simulated: Callable[[Plan], Prediction] = cache(evaluator(problem.profile, problem.cluster))
+    simulated: Callable[[Plan], Figures] = cache(evaluator(problem.profile, problem.cluster))
     found: dict[str, float | None] = {}
     for name in (NONE, *SOURCES):
         with ExitStack() as off:

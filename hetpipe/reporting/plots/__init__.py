@@ -1,5 +1,6 @@
 """Pictures of plans, traces and runs. Every function draws on an Axes, its own if none is given."""
 
+from hetpipe.reporting.plots.cost_fronts import cost_front
 from hetpipe.reporting.plots.plans import memory, overview, partition_bars, speedups
 from hetpipe.reporting.plots.style import (
     BACKWARD,
@@ -20,6 +21,7 @@ __all__ = [
     "OPTIMIZER",
     "STAGE_COLOURS",
     "VERMILION",
+    "cost_front",
     "gantt",
     "losses",
     "memory",

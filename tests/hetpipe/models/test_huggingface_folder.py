@@ -1,6 +1,7 @@
 """Models from Hugging Face folders: the weights that transformers reads, or one clear line."""
 
 import json
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from cost_model.cluster import CPU
 from cost_model.errors import InputError
+from cost_model.profile import profile_text
 from folders import MODELS, model_class, save_model, tiny_model
 from hetpipe import cli
 from hetpipe.data.task import model_notes, prepare_data, registered_task
@@ -192,6 +194,10 @@ def pickled(folder: Path) -> None:
     torch.save({}, folder / "pytorch_model.bin")
 
 
+def in_another_format(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "tf_model.h5")
+
+
 def cut_off(folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
@@ -215,7 +221,11 @@ WRONG = [
     ),
     (lambda folder: edit_config(folder, architectures=None), "architecture None is not supported"),
     (lambda folder: edit_config(folder, quantization_config={"bits": 4}), "the weights are quantized"),
-    (lambda folder: without(folder, "model.safetensors"), "holds no model.safetensors"),
+    (
+        lambda folder: (folder / "model.safetensors").rename(folder / "weights.safetensors"),
+        "weights.safetensors: weights are read from model.safetensors (or by model.safetensors.index.json)",
+    ),
+    (in_another_format, "tf_model.h5: weights are read from model.safetensors"),
     (pickled, "pytorch_model.bin: is a pickle, which can run any code when it is read"),
     (sharded_without_one, "and model.safetensors.index.json names it"),
 ]
@@ -272,6 +282,33 @@ def test_a_folder_that_is_not_there_is_refused(folder, capsys):
         capsys, "plan --model ./mien --cluster cluster.toml", "./mien: no such folder; give one that holds"
     )
     refused(capsys, "check --model mine@12345678", "comes from a folder; give it with --model FOLDER")
+
+
+def test_a_configuration_alone_is_planned_and_trained_from_the_seed(folder, capsys):
+    stored = chain_of(folder).materialise([1], seed=0)
+    without(folder, "model.safetensors")
+    chain = chain_of(folder)
+    assert chain.weights is None and chain.name == settings_of(folder, 1).model
+    name = "transformer.h.0.attn.c_attn.weight"
+    drawn, again, other = (
+        dict(chain.materialise([1], seed=seed).model.named_parameters())[name] for seed in (0, 0, 1)
+    )
+    assert torch.equal(drawn, again) and not torch.equal(drawn, other)
+    assert not torch.equal(drawn, dict(stored.model.named_parameters())[name])
+    (folder.parent / "p.json").write_text(profile_text(profile_of(folder)))
+    said = f"note: {chain.name}: the folder holds no weights; all are drawn from the seed, nothing is pre"
+    (folder.parent / "one.toml").write_text(
+        'name = "one"\n[network]\nbandwidth = "1 GB/s"\nlatency = "0 s"\n[[nodes]]\nname = "here"\n'
+        'devices = [{ kind = "cpu", memory = "1 GiB" }]\n'
+    )
+    given = "--model ./mine --cluster one.toml --profile p.json"
+    for line in (f"plan {given}", f"run {given} --global-batch-size 2 --steps 1 --no-save -q"):
+        capsys.readouterr()
+        assert cli.main(line.split()) == 0
+        assert capsys.readouterr().err.count(said) == 1
+    metrics = (next(Path("runs").iterdir()) / "metrics.jsonl").read_text().splitlines()
+    losses = [json.loads(line)["loss"] for line in metrics]
+    assert losses == [pytest.approx(math.log(512), abs=0.3)]  # it knows nothing yet
 
 
 def test_tied_names_with_two_values_are_refused(folder):

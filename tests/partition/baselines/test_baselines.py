@@ -73,6 +73,18 @@ def test_ddp_takes_the_size_that_the_slowest_device_prefers():
     assert shares(ddp(problem)) == [("a/0", 4, 2), ("a/1", 4, 2)]
 
 
+def test_ddp_takes_a_size_that_fits_every_class():
+    quick = LayerTimes((1.0, 1.5), (2.0, 3.0))
+    problem = alike([2.0, 1.0], 8, (1, 2))
+    kinds = {"kind": replace(problem.profile.kinds["kind"], layers=(quick,) * 4)}
+    big, small = problem.cluster.devices
+    # 20 bytes with one sample, 24 with two, which would be faster on both
+    for devices in ((replace(big, memory_bytes=22.0), small), (big, replace(small, memory_bytes=22.0))):
+        cluster = replace(problem.cluster, nodes=(Node("a", devices),))
+        tight = replace(problem, cluster=cluster, profile=replace(problem.profile, kinds=kinds))
+        assert shares(ddp(tight)) == [("a/0", 4, 1), ("a/1", 4, 1)]
+
+
 def test_ddp_names_the_device_that_lacks_most():
     # 4 layers of 4 bytes of states and 1 saved: 20 bytes
     with pytest.raises(InfeasibleError, match=r"ddp: layers \[0, 4\) need 20 bytes on 'a/0'") as caught:

@@ -1,0 +1,202 @@
+"""Other devices than those of today, for `compare` and `plan`: what if, and which of them to use."""
+
+import dataclasses
+from collections.abc import Collection, Sequence
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from cost_model.catalogue import accelerator
+from cost_model.cluster import Cluster
+from cost_model.dtypes import check_fast
+from cost_model.errors import InfeasibleError, InputError
+from cost_model.expenses import expenses
+from cost_model.profile import ModelProfile
+from cost_model.units import parse_seconds
+from cost_model.what_if import changed, check_measured_links
+from hetpipe.commands.inputs import PlanRequest
+from hetpipe.commands.options import AUTO, ObjectiveOptions, WhatIfOptions
+from hetpipe.commands.output import estimates_of, note, print_json, status
+from hetpipe.reporting.expense_tables import (
+    WhatIfRow,
+    choice_sentences,
+    costed_json,
+    expense_json,
+    front_sentence,
+    front_table,
+    what_if_sentences,
+    what_if_table,
+)
+from hetpipe.reporting.tables import estimate_sentences, show
+from hetpipe.simulation.prediction import evaluator
+from partition.plan import Plan
+from partition.problem import Problem
+
+TODAY, TOGETHER = "today", "all together"
+
+
+def check_what_if(cluster: Cluster, options: WhatIfOptions, *, measure: bool) -> None:
+    """Check the options before anything slow is done.
+
+    Raises: InputError for what is no change, options that exclude each other, or an unknown kind to estimate.
+    """
+    if options.pareto and options.what_if:
+        raise InputError("--pareto and --what-if exclude each other; ask for one after the other")
+    if measure and (options.pareto or options.what_if):
+        raise InputError("--measure runs the strategies; leave out --what-if and --pareto")
+    if options.plot_file is not None and not options.pareto:
+        raise InputError("--plot draws what --pareto finds; give --pareto too")
+    for kind in options.estimate or ():
+        accelerator(kind)
+    for _ in changed_clusters(cluster, options.what_if or (), ()):
+        pass
+
+
+def changed_clusters(cluster: Cluster, texts: Sequence[str], kinds: Collection[str]) -> dict[str, Cluster]:
+    """Return the cluster of today, of each change, and where there are several of all of them together."""
+    clusters = {TODAY: cluster, **{text: changed(cluster, text, kinds) for text in texts}}
+    if len(clusters) > 2:
+        together = cluster
+        for text in texts:
+            together = changed(together, text, kinds)
+        clusters[TOGETHER] = together
+    return clusters
+
+
+def with_estimates(profile: ModelProfile, kinds: Sequence[str]) -> ModelProfile:
+    """Return the profile with kinds added, estimated from the nearest measured one.
+
+    Raises: InputError if the profile has a kind already, or no measured kind is in the catalogue.
+    """
+    for kind in kinds:
+        from cost_model.roofline import estimate_kind, nearest_kind
+
+        device = accelerator(kind)
+        if kind in profile.kinds:
+            raise InputError(f"the profile has {kind!r} already; leave out --estimate {kind}")
+        estimated = estimate_kind(profile, nearest_kind(profile, device), device)
+        profile = dataclasses.replace(profile, kinds={**profile.kinds, kind: estimated})
+    return profile
+
+
+def compare_changes(
+    request: PlanRequest, profile: ModelProfile, global_batch_size: int, options: WhatIfOptions, *, json: bool
+) -> None:
+    """Print the plan of `auto` for today's devices and for each change.
+
+    Raises: InputError if a change names a kind that the profile lacks; InfeasibleError if nothing fits.
+    """
+    texts = list(dict.fromkeys(options.what_if or ()))
+    clusters = changed_clusters(request.usable, texts, (*profile.kinds, *(options.estimate or ())))
+    requests = {name: dataclasses.replace(request, usable=cluster) for name, cluster in clusters.items()}
+    for name, cluster in clusters.items():
+        _check_planned(name, cluster, request, profile)
+    problems = {name: each.problem(profile, global_batch_size) for name, each in requests.items()}
+    rows = [_row(name, problem, request.proof_s or 0.0) for name, problem in problems.items()]
+    if all(row.plan is None for row in rows):
+        raise InfeasibleError(f"no plan fits, today and changed: {rows[0].reason}")
+    devices = [device for cluster in clusters.values() for device in cluster.devices]
+    estimates = estimate_sentences(profile, (device.kind for device in devices))
+    if json:
+        print_json({"what_if": [row.to_json(rows[0].step_s) for row in rows]})
+        note(estimates)
+    else:
+        show([*estimates, what_if_table(rows), *what_if_sentences(rows)])
+
+
+def _row(change: str, problem: Problem, proof_s: float) -> WhatIfRow:
+    """Return the plan of `auto` for the devices of a change, or why there is none."""
+    from partition.solver import solve
+
+    try:
+        with status(f"planning: {change}"):
+            plan = solve(problem, evaluator(problem.profile, problem.cluster), AUTO, proof_s=proof_s)
+    except InfeasibleError as error:
+        return WhatIfRow(change, None, reason=str(error))
+    return WhatIfRow(change, plan, expenses(problem.cluster, plan.device_names))
+
+
+def _check_planned(change: str, cluster: Cluster, request: PlanRequest, profile: ModelProfile) -> None:
+    """Refuse what cannot be planned for as the change says.
+
+    Raises: InputError if the profile lacks a kind, a measured link counts instead of a changed one, or a
+        device is not made for the dtype.
+    """
+    for device in cluster.devices:
+        if device.kind not in profile.kinds:
+            raise InputError(
+                f'what if "{change}": the profile has no kind {device.kind!r} '
+                f"({', '.join(profile.kinds)}); add --estimate {device.kind}, or measure it"
+            )
+    if not request.options.allow_slow_bf16:
+        check_fast(profile.dtype, cluster.devices)
+    try:
+        check_measured_links(request.usable, cluster, profile)
+    except InputError as error:
+        raise InputError(f'what if "{change}": {error}') from None
+
+
+def compare_sets(problem: Problem, cluster: Cluster, plot_file: Path | None, *, json: bool) -> None:
+    """Print the plans that no other beats in step, money and energy, and draw them where asked to."""
+    from partition.explanation.pareto import pareto
+
+    with status("planning for sets of devices"):
+        front = pareto(problem, evaluator(problem.profile, problem.cluster))
+    estimates = estimates_of(problem.profile, problem.cluster)
+    written: list[Path] = []
+    if plot_file is not None:
+        from hetpipe.commands.plot import save_picture
+        from hetpipe.reporting import plots
+
+        written = save_picture(plots.cost_front(front, cluster)[0], plot_file)
+    if json:
+        print_json(
+            {
+                "front": [costed_json(costed) for costed in front.plans],
+                "planned": front.planned,
+                "num_sets": front.num_sets,
+                "complete": front.complete,
+                "within": front.within,
+                "files": [str(picture) for picture in written],
+            }
+        )
+        note(estimates)
+        return
+    show([*estimates, front_table(front, cluster), front_sentence(front)])
+    for picture in written:
+        typer.echo(str(picture))
+
+
+def chosen_plan(
+    problem: Problem, cluster: Cluster, options: ObjectiveOptions, strategy: str
+) -> tuple[Plan, tuple[str, ...]]:
+    """Return the plan with the least of an objective within limits, and sentences about it.
+
+    cluster: whole, also where the problem is on a part of it.
+
+    Raises: InputError for another strategy than `auto`, or limits that are none; InfeasibleError if no plan
+        within the limits was found.
+    """
+    if strategy != AUTO:
+        raise InputError(
+            f"--objective, --deadline and --budget-per-hour are for --strategy auto; {strategy!r} decides "
+            "all by itself"
+        )
+    from partition.explanation.pareto import Limits, best_within
+
+    limits = Limits(
+        deadline_s=inf if options.deadline is None else parse_seconds(options.deadline),
+        budget_per_hour=inf if options.budget_per_hour is None else options.budget_per_hour,
+    )
+    evaluate = evaluator(problem.profile, problem.cluster)
+    with status("planning for sets of devices"):
+        choice = best_within(problem, evaluate, options.objective, limits)
+    plan = dataclasses.replace(choice.best.plan, cluster_sha256=cluster.sha256)
+    return plan, tuple(choice_sentences(choice))
+
+
+def plan_expenses(plan: Plan, cluster: Cluster) -> dict[str, Any]:
+    """Return what JSON output says of the money and energy of a plan."""
+    return {"expenses": expense_json(plan, expenses(cluster, plan.device_names))}

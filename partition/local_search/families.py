@@ -1,0 +1,277 @@
+"""Families of pipelines: copies of one chain of device classes with one set of cuts; which and where.
+
+Gradient sync loads the network card of a node with all layers that its devices hold, and the busiest card
+decides. Pipelines that are all alike, laid out so that a node holds few layers, sync little; but every set on
+the way there, one pipeline at a time, is slower. So families are made, ranked and changed whole.
+
+Legend:
+    m_c     devices of class c in one copy of the chain; S = sum of m_c stages
+    k       copies
+    r_c     samples a second of one device of class c that does the whole model
+    L, B    layers of the model; samples of a step
+    W       bytes of the model's gradients
+    a       seconds for which a byte that is summed over many nodes occupies a card: 2 / bandwidth
+    b       mean bytes of a boundary between layers, per sample
+    grouped stage by stage over the nodes: a node holds few layers, activations cross the network
+    nested  copy by copy over the nodes: activations stay inside, a node holds all layers of its copies
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations_with_replacement, pairwise, permutations
+
+import numpy as np
+
+from cost_model.cluster import Device
+from partition.estimates.device_classes import ClassOrder
+from partition.estimates.gradient_sync import PACE_BYTES
+from partition.local_search.starts import SearchSpace
+
+Counts = tuple[int, ...]
+"""How many devices of each class."""
+Cut = tuple[int, int, bool]
+"""A stage's first layer, the layer after its last one, and whether it recomputes."""
+TOGETHER = 3  # exponent: messages queue at a card the more, the more of the time it is busy
+FEW_CLASSES = 3  # of a chain, up to which it is tried in all orders of its classes
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """Copies of a chain of device classes, first stage first, that are not cut yet."""
+
+    chain: ClassOrder
+    copies: int
+    microbatch_size: int
+    grouped: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Copies of one pipeline: the same classes with the same cuts, each copy on devices of its own."""
+
+    outline: Outline
+    cuts: tuple[Cut, ...]
+
+    def uses(self, num_classes: int) -> Counts:
+        """Return the devices of each class that it takes."""
+        chain = self.outline.chain
+        return tuple(self.outline.copies * chain.count(c) for c in range(num_classes))
+
+
+FamilySet = tuple[Family, ...]
+"""Families that share no device: the first takes its devices first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The devices of the copies of a chain.
+
+    held: places of the chain that a node holds, by its name. crossings: messages between nodes, as (place in
+    front of them, one of their pairs of devices) with how many there are.
+    """
+
+    rows: tuple[tuple[Device, ...], ...]
+    held: Mapping[str, frozenset[int]]
+    crossings: tuple[tuple[int, Device, Device, int], ...]
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[Device]]) -> "Layout":
+        """Return the layout of rows of devices by [copy, place]."""
+        held: dict[str, set[int]] = {}
+        crossings: dict[tuple[int, str, str], tuple[Device, Device]] = {}
+        counts: Counter[tuple[int, str, str]] = Counter()
+        for row in rows:
+            for place, device in enumerate(row):
+                held.setdefault(device.node, set()).add(place)
+            for place, (one, other) in enumerate(pairwise(row)):
+                if one.node != other.node:
+                    key = (place, one.node, other.node)
+                    crossings.setdefault(key, (one, other))
+                    counts[key] += 1
+        return cls(
+            tuple(map(tuple, rows)),
+            {node: frozenset(places) for node, places in held.items()},
+            tuple((key[0], *pair, counts[key]) for key, pair in crossings.items()),
+        )
+
+    @property
+    def row(self) -> tuple[Device, ...]:
+        """The copy that stands for all."""
+        return self.rows[len(self.rows) // 2]
+
+    @property
+    def most_at_once(self) -> int:
+        """Most devices of a node that send to other nodes side by side, or receive; at least 1."""
+        out: Counter[str] = Counter()
+        into: Counter[str] = Counter()
+        for _, one, other, count in self.crossings:
+            out[one.node] += count
+            into[other.node] += count
+        return max([1, *out.values(), *into.values()])
+
+    def spread(self, places: Sequence[int]) -> bool:
+        """Return whether one of these places of the chain is on several nodes."""
+        return any(sum(place in held for held in self.held.values()) > 1 for place in places)
+
+
+class FamilySpace:
+    """The devices of a problem as families take them, and closed forms of what families take.
+
+    Devices of one kind, speed and memory are one class, whatever links their nodes have: `members`, node by
+    node, nodes with most of them first.
+    """
+
+    def __init__(self, space: SearchSpace) -> None:
+        self.problem = space.problem
+        class_of = space.classes.class_indices()
+        self.members = tuple(_by_node(group) for group in space.classes.merged().members)
+        self.counts = tuple(map(len, self.members))
+        firsts = [class_of[group[0].name] for group in self.members]
+        trained = np.maximum(space.tables.bytes.trained, 0.0)
+        self.model_bytes = float(trained[0, -1])
+        self.layer_bytes = [float(trained[layer, layer + 1]) for layer in range(len(trained) - 1)]
+        sizes = self.problem.microbatch_sizes
+        self.rates = tuple(
+            max(size / max(float(space.tables.at(size).busy_s[c, 0, -1]), 1e-300) for size in sizes)
+            for c in firsts
+        )
+        self.on_node = tuple(max(Counter(d.node for d in group).values()) for group in self.members)
+        self.card_s_per_byte = _card_s_per_byte(space)
+        self.class_s_per_byte = tuple(
+            max(self.card_s_per_byte[device.node] for device in group) for group in self.members
+        )
+        profile = self.problem.profile
+        inner = profile.layers[1:-1] or profile.layers
+        self._boundary_bytes = sum(layer.output_bytes_per_sample for layer in inner) / len(inner)
+        weights = float(space.tables.bytes.weights[0, -1])
+        self._least_bytes = weights + self.model_bytes * (1 + profile.optimizer_bytes_per_parameter_byte)
+        self._layouts: dict[object, Layout] = {}
+
+    def vectors(self, counts: Sequence[int], most_stages: int, most_vectors: int) -> Iterator[Counts]:
+        """Give devices of each class for a chain, as far as memory may hold the model; short chains first."""
+        num_classes, given = len(counts), 0
+        for length in range(1, min(most_stages, self.problem.profile.num_layers) + 1):
+            given += math.comb(num_classes + length - 1, length)
+            if given > most_vectors:
+                return
+            for chosen in combinations_with_replacement(range(num_classes), length):
+                vector = tuple(map(chosen.count, range(num_classes)))
+                if all(m <= count for m, count in zip(vector, counts, strict=True)) and self._holds(vector):
+                    yield vector
+
+    def _holds(self, vector: Counts) -> bool:
+        """Return whether the memory of a chain is not too little for parameters and states."""
+        pairs = zip(vector, self.members, strict=True)
+        return sum(m * group[0].usable_bytes for m, group in pairs) >= self._least_bytes
+
+    def rate(self, vector: Sequence[int]) -> float:
+        """Return the samples a second of so many devices of each class, were all always busy."""
+        return sum(m * rate for m, rate in zip(vector, self.rates, strict=True))
+
+    def orders(self, vector: Counts) -> list[ClassOrder]:
+        """Return chains of so many devices of each class: each class in one run, few orders of many."""
+        used = [c for c, m in enumerate(vector) if m]
+        used.sort(key=lambda c: -self.members[c][0].usable_bytes)
+        if len(used) <= FEW_CLASSES:
+            orders = list(permutations(used))
+        else:
+            by_rate = tuple(sorted(used, key=lambda c: self.rates[c]))
+            orders = [tuple(used), tuple(used[::-1]), by_rate, by_rate[::-1]]
+        return list(dict.fromkeys(tuple(c for c in order for _ in range(vector[c])) for order in orders))
+
+    def quick_s(self, vector: Counts, copies: int, others: float = 0.0) -> float:
+        """Return a closed form of the step of a family, the better of grouped and nested.
+
+            compute = B / rate * (1 + (S - 1) * size / (B / k) + (S - 1) / (2 L)),  rate = k * sum m_c r_c
+            load    = devices of a node * b * samples of a copy * a / 2 * (2 if S > 2 else 1)
+            sync    = a * W * (k - 1) / k * max r_c / sum m_c r_c,  times the stages of a node if nested
+            step    = (compute^3 + load^3)^(1/3) + sync
+
+        Filling and uneven cuts are in compute. others: samples a second that other pipelines do.
+        """
+        used, num_stages = [c for c, m in enumerate(vector) if m], sum(vector)
+        batch, rate = self.problem.global_batch_size, copies * self.rate(vector)
+        each = batch * rate / (rate + others) / copies
+        filling = (num_stages - 1) * min(self.problem.microbatch_sizes) / max(each, 1.0)
+        uneven = (num_stages - 1) / (2 * self.problem.profile.num_layers)
+        compute_s = batch / (rate + others) * (1 + filling + uneven)
+        largest = copies * max(self.rates[c] for c in used) / rate
+        pace = max(self.class_s_per_byte)
+        sync_s = pace * self.model_bytes * largest * (copies - 1) / copies
+        if num_stages == 1:
+            return compute_s + sync_s
+        run = max(min(vector[c], self.on_node[c]) for c in used)
+        load_s = max(self.on_node[c] for c in used) * each * self._boundary_bytes * pace / 2
+        load_s *= 2 if num_stages > 2 else 1
+        ways = [together_s(compute_s, load_s, sync_s)]
+        if run > 1:
+            nested_s = 0.0 if num_stages <= run else load_s / run
+            ways.append(together_s(compute_s, nested_s, sync_s * run))
+        return min(ways)
+
+    def layout(self, outline: Outline, taken: Sequence[int]) -> Layout:
+        """Return the devices of copies. taken: devices of each class that earlier families have."""
+        key = (outline.chain, outline.copies, outline.grouped, tuple(taken))
+        if key not in self._layouts:
+            self._layouts[key] = Layout.of(self._rows(outline, taken))
+        return self._layouts[key]
+
+    def layouts(self, families: FamilySet) -> list[Layout]:
+        """Return the devices of each family of a set."""
+        taken, found = (0,) * len(self.counts), []
+        for family in families:
+            found.append(self.layout(family.outline, taken))
+            taken = self.after(taken, family)
+        return found
+
+    def after(self, taken: Sequence[int], family: Family) -> Counts:
+        """Return the devices of each class that are taken once a family has its own."""
+        return tuple(t + used for t, used in zip(taken, family.uses(len(self.counts)), strict=True))
+
+    def _rows(self, outline: Outline, taken: Sequence[int]) -> list[list[Device]]:
+        """Return devices by [copy, place]."""
+        chain, copies = outline.chain, outline.copies
+        places = {c: [place for place, other in enumerate(chain) if other == c] for c in set(chain)}
+
+        def device(copy: int, place: int) -> Device:
+            c = chain[place]
+            at, width = places[c].index(place), len(places[c])
+            index = at * copies + copy if outline.grouped else copy * width + at
+            return self.members[c][taken[c] + index]
+
+        return [[device(copy, place) for place in range(len(chain))] for copy in range(copies)]
+
+
+def together_s(clock_s: float, load_s: float, sync_s: float) -> float:
+    """Return the seconds of a step whose busiest card carries messages for load_s and sums for sync_s."""
+    return float((clock_s**TOGETHER + load_s**TOGETHER) ** (1 / TOGETHER) + sync_s)
+
+
+def _by_node(group: Sequence[Device]) -> tuple[Device, ...]:
+    nodes: dict[str, list[Device]] = {}
+    for device in group:
+        nodes.setdefault(device.node, []).append(device)
+    return tuple(device for devices in sorted(nodes.values(), key=lambda ds: -len(ds)) for device in devices)
+
+
+def _card_s_per_byte(space: SearchSpace) -> dict[str, float]:
+    """Return what a byte that is summed over many nodes occupies each node's card: twice its slowest link."""
+    cluster, route = space.problem.cluster, space.costs.network.route
+    firsts = {node.name: node.devices[0] for node in cluster.nodes if node.devices}
+    of_kinds: dict[str, list[Device]] = {}
+    for device in firsts.values():
+        of_kinds.setdefault(device.kind, []).append(device)
+    usual = [device for devices in of_kinds.values() for device in devices[:2]]
+    named: dict[str, list[Device]] = {}
+    for link in cluster.links:
+        for one, other in (link.nodes, link.nodes[::-1]):
+            if one in firsts and other in firsts:
+                named.setdefault(one, []).append(firsts[other])
+    paces = {}
+    for node, device in firsts.items():
+        others = [other for other in (*usual, *named.get(node, [])) if other.node != node]
+        links = (route(device.name, other.name).link for other in others)
+        paces[node] = 2 * max((link.occupancy_s(PACE_BYTES) / PACE_BYTES for link in links), default=0.0)
+    return paces

@@ -1,0 +1,205 @@
+"""Cuts of families, and estimates of the step of a set of families.
+
+A card carries all messages of its node, so copies that send in step share it: cuts and clocks come in two
+kinds, with links as they are, and with links between nodes shared by as many copies as send side by side.
+Neither alone ranks families well; callers ask for both.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+import numpy as np
+
+from cost_model.cluster import Cluster, Device, Link
+from partition.estimates.batch_split import share_out
+from partition.estimates.pipeline_costs import PipelineCosts
+from partition.estimates.timed_pipeline import TimedPipeline, TimedStage, TimingCache
+from partition.exact.cut_dp import CutOptimizer
+from partition.local_search.families import Family, FamilySet, FamilySpace, Layout, Outline, together_s
+from partition.local_search.starts import SearchSpace
+
+TOLERANCE = 1e-3  # relative: how exactly samples are shared out for an estimate
+
+
+@dataclass(frozen=True, slots=True)
+class EstimatedSet:
+    """Families and the step that is estimated for them."""
+
+    step_s: float
+    families: FamilySet
+
+
+class FamilyCutter:
+    """Cuts families for their devices, links and gradient sync; remembers what it did."""
+
+    def __init__(self, search: SearchSpace, space: FamilySpace) -> None:
+        self.search, self.space = search, space
+        self._class_of = search.classes.class_indices()
+        self._merged = {device.name: c for c, group in enumerate(space.members) for device in group}
+        self._timings = {1: search.timings}
+        self._cutters: dict[tuple[tuple[int, ...], int], CutOptimizer] = {}
+        self._known: dict[object, EstimatedSet | None] = {}
+        self._messages: dict[object, float] = {}
+        self._sums: dict[int, float] = {}
+
+    def cut(self, outline: Outline, taken: Sequence[int], *, shared: bool) -> EstimatedSet | None:
+        """Return the family of an outline with the best cuts of a few; None where memory takes none.
+
+        The bytes of a stage are charged as if they were summed alone on a card, by all of a node's stages if
+        nested; and, for families whose sums hide behind others, once each.
+        """
+        key = (outline, tuple(taken), shared)
+        if key not in self._known:
+            options = list(self._cut(outline, taken, shared))
+            self._known[key] = min(options, key=lambda option: option.step_s) if options else None
+        return self._known[key]
+
+    def _cut(self, outline: Outline, taken: Sequence[int], shared: bool) -> Iterator[EstimatedSet]:
+        layout = self.space.layout(outline, taken)
+        at_once = layout.most_at_once if shared else 1
+        share = -(-self.search.problem.global_batch_size // outline.copies)
+        charges = self._charges(outline, layout)
+        for times in dict.fromkeys((charges, tuple(min(charge, 1) for charge in charges))):
+            cutter = self._cutter(times, at_once)
+            cut = cutter.recut(layout.row, outline.microbatch_size, share)
+            if cut is not None:
+                cuts = tuple((stage.start, stage.stop, stage.recompute) for stage in cut.stages)
+                family = Family(outline, cuts)
+                seconds = self._with_cards(cut.timing.time_s(share), [(family, layout, share)])
+                yield EstimatedSet(seconds, (family,))
+
+    def estimate_s(self, families: FamilySet, *, shared: bool) -> float:
+        """Return the estimated step of families that share the batch; inf where they cannot do it."""
+        batch = self.search.problem.global_batch_size
+        layouts = self.space.layouts(families)
+        timed: list[TimedPipeline] = []
+        for family, layout in zip(families, layouts, strict=True):
+            timings = self._timings_of(layout.most_at_once if shared else 1)
+            timed += [_timed(timings, family, layout.row)] * family.outline.copies
+        seconds, samples = share_out(timed, batch, TOLERANCE)
+        if not math.isfinite(seconds):
+            return seconds
+        parts, place = [], 0
+        for family, layout in zip(families, layouts, strict=True):
+            parts.append((family, layout, samples[place]))
+            place += family.outline.copies
+        return self._with_cards(seconds, parts)
+
+    def timed(self, families: FamilySet) -> list[TimedPipeline] | None:
+        """Return the pipelines of families on their devices; None where memory does not take one of them."""
+        timed = [
+            _timed(self.search.timings, family, row)
+            for family, layout in zip(families, self.space.layouts(families), strict=True)
+            for row in layout.rows
+        ]
+        return timed if all(pipeline.timing.fits for pipeline in timed) else None
+
+    def _with_cards(self, clock_s: float, parts: Sequence[tuple[Family, Layout, int]]) -> float:
+        """Return a step by its clock, with the messages and sums of the busiest cards.
+
+        parts: families, their devices, and the samples of one copy.
+        """
+        load: dict[str, float] = {}
+        held: dict[str, int] = {}  # layers of a node as bits
+        for family, layout, samples in parts:
+            size = family.outline.microbatch_size
+            count = -(-samples // size)
+            for place, one, other, pairs in layout.crossings:
+                spent = pairs * count * self._message_s(one, other, family.cuts[place][1], size)
+                load[one.node] = load.get(one.node, 0.0) + spent
+                load[other.node] = load.get(other.node, 0.0) + spent
+            masks = [(1 << stop) - (1 << start) for start, stop, _ in family.cuts]
+            for node, places in layout.held.items():
+                for place in places:
+                    held[node] = held.get(node, 0) | masks[place]
+        copies = sum(family.outline.copies for family, _, _ in parts)
+        return together_s(clock_s, max(load.values(), default=0.0), self._sync_s(held, copies, parts))
+
+    def _sync_s(
+        self, held: dict[str, int], copies: int, parts: Sequence[tuple[Family, Layout, int]]
+    ) -> float:
+        """Return the seconds of the busiest card with the sums of layers that other nodes hold too.
+
+        Of a chain that has several places on a node, the sums of the later ones begin sooner, and what the
+        first one sends back waits behind them: so sums of earlier nodes come after those of later ones.
+        """
+        once = several = 0
+        for layers in held.values():
+            several |= once & layers
+            once |= layers
+        if not several:
+            return 0.0
+        pace = self.space.card_s_per_byte
+        cluster = self.search.problem.cluster
+        sums_s = max(self._bytes(layers & several) * pace[node] for node, layers in held.items())
+        for family, layout, _ in parts:
+            late_s = 0.0
+            places = zip(reversed(layout.row), reversed(family.cuts), strict=True)
+            for node, group in groupby(places, key=lambda place: place[0].node):
+                masks = [((1 << stop) - (1 << start)) & several for _, (start, stop, _) in group]
+                sums_s = max(sums_s, late_s + self._bytes(sum(masks)) * pace[node])
+                late_s += self._bytes(sum(masks[:-1])) * pace[node]
+        return sums_s * (copies - 1) / copies + 2 * (copies - 1) * cluster.network.latency_s
+
+    def _bytes(self, layers: int) -> float:
+        if layers not in self._sums:
+            pairs = enumerate(self.space.layer_bytes)
+            self._sums[layers] = sum(num_bytes for layer, num_bytes in pairs if layers >> layer & 1)
+        return self._sums[layers]
+
+    def _message_s(self, one: Device, other: Device, layer: int, size: int) -> float:
+        route = self.search.costs.network.route
+        key = (route(one.name, other.name).link, route(other.name, one.name).link, layer, size)
+        if key not in self._messages:
+            self._messages[key] = max(self.search.costs.message_s(one, other, layer, size)[:2])
+        return self._messages[key]
+
+    def _charges(self, outline: Outline, layout: Layout) -> tuple[int, ...]:
+        """Return how often the bytes of a stage of each class are charged: stages that share its card."""
+        charges = []
+        for c, on_node in enumerate(self.space.on_node):
+            places = [place for place, other in enumerate(outline.chain) if other == c]
+            if outline.copies == 1 or not layout.spread(places):
+                charges.append(0)
+            else:
+                charges.append(1 if outline.grouped else min(len(places), on_node))
+        return tuple(charges)
+
+    def _timings_of(self, at_once: int) -> TimingCache:
+        """Return the timings on a cluster whose links between nodes are shared by so many."""
+        if at_once not in self._timings:
+            problem = self.search.problem
+            shared = replace(problem, cluster=_shared_links(problem.cluster, at_once))
+            self._timings[at_once] = TimingCache(PipelineCosts(shared))
+        return self._timings[at_once]
+
+    def _cutter(self, times: tuple[int, ...], at_once: int) -> CutOptimizer:
+        """Return what cuts chains where bytes are charged so often, by class."""
+        key = (times, at_once)
+        if key not in self._cutters:
+            tables, timings = self.search.tables, self._timings_of(at_once)
+            charge = np.zeros(len(self.search.classes.members))
+            for class_index, (device, *_) in enumerate(self.search.classes.members):
+                c = self._merged[device.name]
+                charge[class_index] = times[c] * self.space.class_s_per_byte[c]
+            charged_s = charge[:, None, None] * np.maximum(tables.bytes.trained, 0.0)
+            self._cutters[key] = CutOptimizer(tables, timings, tables.optimizer_s + charged_s)
+        return self._cutters[key]
+
+
+def _timed(timings: TimingCache, family: Family, row: Sequence[Device]) -> TimedPipeline:
+    stages = tuple(TimedStage(device, *cut) for device, cut in zip(row, family.cuts, strict=True))
+    return timings.pipeline(stages, family.outline.microbatch_size)
+
+
+def _shared_links(cluster: Cluster, at_once: int) -> Cluster:
+    """Return the cluster with a part of the bandwidth between its nodes."""
+
+    def part(link: Link) -> Link:
+        return replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / at_once)
+
+    nodes = tuple(replace(node, interconnect=node.interconnect or cluster.network) for node in cluster.nodes)
+    links = tuple(replace(named, link=part(named.link)) for named in cluster.links)
+    return replace(cluster, network=part(cluster.network), nodes=nodes, links=links)

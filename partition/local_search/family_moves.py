@@ -1,0 +1,109 @@
+"""Changes of families: each changes all copies of a chain at once."""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+from partition.estimates.effort import FamilyEffort
+from partition.local_search.families import Family, FamilySet, Outline
+from partition.local_search.family_cuts import FamilyCutter
+from partition.local_search.moves import GAIN
+
+MOVES = ("shift", "shift", "shift", "size", "place", "order", "drop", "add", "class", "fewer", "recut")
+"""A cut by one layer; microbatch size; grouped or nested; two stages swapped; a stage less, more, or of
+another class; fewer copies; new cuts. As often as named."""
+EvaluateFamilies = Callable[[FamilySet], float]
+"""Seconds of a step of families; inf where they are no plan."""
+
+
+class FamilyClimb:
+    """Hill climbing over sets of families, with a fixed number of tries and a fixed seed."""
+
+    def __init__(self, cutter: FamilyCutter, evaluate: EvaluateFamilies, effort: FamilyEffort) -> None:
+        self._cutter, self._space, self._effort = cutter, cutter.space, effort
+        self._evaluate = evaluate
+
+    def improve(self, families: FamilySet, goes_on: Callable[[], bool], seed: int = 0) -> FamilySet:
+        """Return families that are no worse. goes_on: whether another set may be evaluated."""
+        rng, best, best_s = random.Random(seed), families, self._evaluate(families)
+        seen, in_vain, tries = {families}, 0, 0
+        for _ in range(self._effort.most_changes):
+            if tries == self._effort.climb_tries or in_vain == self._effort.most_in_vain or not goes_on():
+                break
+            trial = self._changed(best, rng)
+            if trial is None or trial in seen:
+                continue
+            seen.add(trial)
+            tries += 1
+            in_vain += 1
+            step_s = self._evaluate(trial)
+            if step_s < best_s * (1 - GAIN):
+                best, best_s, in_vain = trial, step_s, 0
+        return best
+
+    def _changed(self, families: FamilySet, rng: random.Random) -> FamilySet | None:
+        """Return the families with one of them changed; None where the change leads nowhere."""
+        at, shared, move = rng.randrange(len(families)), rng.random() < 0.5, rng.choice(MOVES)
+        if move == "shift":
+            changed = _shifted(families[at], rng)
+        else:
+            outline = self._outline(families, at, move, rng)
+            before = (0,) * len(self._space.counts)
+            for family in families[:at]:
+                before = self._space.after(before, family)
+            cut = self._cutter.cut(outline, before, shared=shared) if outline is not None else None
+            changed = cut.families[0] if cut is not None else None
+        return (*families[:at], changed, *families[at + 1 :]) if changed is not None else None
+
+    def _outline(self, families: FamilySet, at: int, move: str, rng: random.Random) -> Outline | None:
+        """Return a family's outline after a move; with as many copies as possible if its classes change."""
+        old = families[at].outline
+        outline = self._moved(old, move, rng)
+        problem = self._space.problem
+        if outline is None or not 0 < len(outline.chain) <= problem.profile.num_layers:
+            return None
+        others = (0,) * len(self._space.counts)
+        for place, family in enumerate(families):
+            if place != at:
+                others = self._space.after(others, family)
+        free = [count - used for count, used in zip(self._space.counts, others, strict=True)]
+        room = min(free[c] // outline.chain.count(c) for c in set(outline.chain))
+        room = min(room, problem.global_batch_size)
+        if len(outline.chain) != len(old.chain) or sorted(outline.chain) != sorted(old.chain):
+            outline = replace(outline, copies=room)
+        return outline if 0 < outline.copies <= room else None
+
+    def _moved(self, old: Outline, move: str, rng: random.Random) -> Outline | None:
+        chain, copies = old.chain, old.copies
+        place, c = rng.randrange(len(chain)), rng.randrange(len(self._space.counts))
+        if move == "size":
+            return replace(old, microbatch_size=rng.choice(self._space.problem.microbatch_sizes))
+        if move == "place":
+            return replace(old, grouped=not old.grouped)
+        if move == "order" and len(set(chain)) > 1:
+            swapped, other = list(chain), rng.randrange(len(chain))
+            swapped[place], swapped[other] = swapped[other], swapped[place]
+            return replace(old, chain=tuple(swapped))
+        if move == "drop" and len(chain) > 1:
+            return replace(old, chain=chain[:place] + chain[place + 1 :])
+        if move == "add":
+            return replace(old, chain=(*chain[:place], c, *chain[place:]))
+        if move == "class":
+            return replace(old, chain=(*chain[:place], c, *chain[place + 1 :]))
+        if move == "fewer" and copies > 1:
+            return replace(old, copies=rng.choice((copies - 1, copies - 1, max(1, copies // 2))))
+        return old if move == "recut" else None
+
+
+def _shifted(family: Family, rng: random.Random) -> Family | None:
+    """Return a family with one cut moved by one layer; None where a stage would be empty."""
+    cuts = family.cuts
+    if len(cuts) == 1:
+        return None
+    place, by = rng.randrange(len(cuts) - 1), rng.choice((-1, 1))
+    (start, middle, again), (_, stop, next_again) = cuts[place : place + 2]
+    middle += by
+    if not start < middle < stop:
+        return None
+    moved = ((start, middle, again), (middle, stop, next_again))
+    return replace(family, cuts=(*cuts[:place], *moved, *cuts[place + 2 :]))

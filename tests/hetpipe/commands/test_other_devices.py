@@ -1,0 +1,173 @@
+"""`compare --what-if` and `--pareto`, and `plan` by money, energy, a deadline or a budget."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from cost_model.profile import profile_text
+from hetpipe.reporting.expense_tables import WhatIfRow, what_if_sentences, what_if_table
+from hetpipe.reporting.tables import as_text
+from shell import Shell
+from small_case import CLUSTER_TOML, small_profile
+
+FILES = "--profile profile.json --cluster cluster.toml --global-batch-size 4"
+PRICED = CLUSTER_TOML.replace('"fast",', '"fast", price_per_hour = 4.0, watts = 300,').replace(
+    '"slow",', '"slow", price_per_hour = 1.0, watts = 100,'
+)
+
+
+@pytest.fixture
+def priced(hetpipe: Shell) -> Shell:
+    hetpipe.write("cluster.toml", PRICED)
+    return hetpipe
+
+
+@pytest.mark.slow
+def test_each_change_is_a_row_and_all_of_them_together(priced: Shell):
+    result = priced(
+        f'compare {FILES} --json --what-if "remove b" --what-if "speed a 2" --what-if "network 1 B/s"'
+    )
+    assert result.code == 0, result.err
+    rows = {row["change"]: row for row in result.json["what_if"]}
+    assert list(rows) == ["today", "remove b", "speed a 2", "network 1 B/s", "all together"]
+    today_s = rows["today"]["predicted_step_s"]
+    assert rows["today"]["gain"] == 0
+    for row in rows.values():
+        assert row["gain"] == pytest.approx(today_s / row["predicted_step_s"] - 1)
+        assert row["bound_s"] <= row["predicted_step_s"] * (1 + 1e-9)
+    assert rows["speed a 2"]["gain"] > 0 >= rows["remove b"]["gain"]
+    # all together: a/0 alone at twice its speed, whatever the network
+    alone = rows["all together"]
+    assert alone["predicted_step_s"] == pytest.approx(rows["remove b"]["predicted_step_s"] / 2)
+    # 4 an hour and 300 W for 1,000 samples, which are 250 steps
+    assert (alone["per_hour"], alone["watts"]) == (4.0, 300.0)
+    assert alone["money_per_1000_samples"] == pytest.approx(250 * alone["predicted_step_s"] * 4 / 3600)
+    assert alone["wh_per_1000_samples"] == pytest.approx(250 * alone["predicted_step_s"] * 300 / 3600)
+
+
+@pytest.mark.slow
+def test_the_table_of_changes_fits_80_columns(priced: Shell):
+    result = priced(f'compare {FILES} --what-if "add 1 fast to a"')
+    assert result.code == 0, result.err
+    lines = result.out.splitlines()
+    titles = next(line.split() for line in lines if "samples/s" in line)
+    assert titles == ["what", "if", "step", "samples/s", "gain", "bound", "cost/1,000", "Wh/1,000"]
+    assert any(re.search(r"add 1 fast to a .* \+\d+\.\d%", line) for line in lines)
+    assert all(len(line.rstrip()) <= 80 for line in lines if " s " in line)
+
+
+def test_what_is_not_known_or_does_not_fit_is_left_empty_and_said():
+    rows = [
+        WhatIfRow("today", None, reason="no pipeline fits"),
+        WhatIfRow("remove b", None, reason="nor here"),
+    ]
+    assert "today" in as_text(what_if_table(rows)) and "no plan" in as_text(what_if_table(rows))
+    assert what_if_sentences(rows)[-2:] == ["today: no pipeline fits", "remove b: nor here"]
+    assert rows[0].to_json(None)["predicted_step_s"] is None
+
+
+@pytest.mark.slow
+def test_a_change_after_which_nothing_fits_is_a_row_with_the_reason(priced: Shell):
+    result = priced(f'compare {FILES} --what-if "memory a 100 B, memory b 100 B"')
+    assert result.code == 0, result.err
+    assert "no plan" in result.out and "memory a 100 B, memory b 100 B: " in result.out
+    (_, row) = priced(f'compare {FILES} --json --what-if "memory a 100 B, memory b 100 B"').json["what_if"]
+    assert row["plan"] is None and "bytes" in row["reason"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ('--what-if "ad 1 fast to a"', "unknown change 'ad'; did you mean \"add\"?"),
+        ('--what-if "add 1 T4 to a"', "the profile has no kind 'T4' (fast, slow); add --estimate T4"),
+        ('--what-if "network 1 Tbit/s"', "the profile holds a measured link fast>slow"),
+        ("--estimate T9", "the catalogue has no accelerator 'T9'"),
+        ('--estimate T4 --what-if "add T4 to a"', "is in the catalogue to estimate T4 from"),
+        ('--pareto --what-if "remove b"', "--pareto and --what-if exclude each other"),
+        ("--pareto --measure", "--measure runs the strategies"),
+        ("--plot front.png", "--plot draws what --pareto finds"),
+        ("--pareto --pin b/0=0-1", "leave out --pin"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_in_one_line(priced: Shell, options: str, message: str):
+    result = priced(f"compare {FILES} {options}")
+    assert result.code == 2
+    assert message in result.err and result.err.count("\n") == 1 and result.out == ""
+
+
+@pytest.mark.slow
+def test_a_kind_that_is_not_at_hand_is_estimated_when_asked_to(hetpipe: Shell):
+    kinds = small_profile().kinds
+    profile = replace(small_profile(), kinds={"T4": kinds["fast"], "V100": kinds["slow"]}, links={})
+    hetpipe.write("profile.json", profile_text(profile))
+    hetpipe.write("cluster.toml", CLUSTER_TOML.replace("fast", "T4").replace("slow", "V100"))
+    result = hetpipe(f'compare {FILES} --estimate RTX-4090 --what-if "add RTX-4090 to a" --json')
+    assert result.code == 0, result.err
+    today, more = result.json["what_if"]
+    assert "a/1" in more["plan"]["predicted"]["devices"] and more["gain"] > 0
+    assert today["per_hour"] is None
+    assert "RTX-4090" in result.err and result.err.startswith("note: estimated")
+    assert "has 'T4' already" in hetpipe(f'compare {FILES} --estimate T4 --what-if "remove b"').err
+
+
+@pytest.mark.slow
+def test_the_front_is_printed_and_drawn(priced: Shell):
+    result = priced(f"compare {FILES} --pareto --plot front.png")
+    assert result.code == 0, result.err
+    assert "1 slow" in result.out and "cost/1,000" in result.out and "Wh/1,000" in result.out
+    assert "planned for 3 of 3 sets of devices; by their bounds the others cannot hold" in result.out
+    assert (priced.folder / "front.png").stat().st_size > 10_000 and (priced.folder / "front.svg").exists()
+    found = priced(f"compare {FILES} --pareto --json").json
+    steps = [costed["predicted_step_s"] for costed in found["front"]]
+    assert steps == sorted(steps) and found["complete"] and found["within"] == 1.0
+    assert steps[0] == priced(f"plan {FILES} --json").json["predicted"]["step_s"]
+    assert found["front"][-1]["devices"] == ["b/0"]
+
+
+@pytest.mark.slow
+def test_a_plan_by_money_energy_deadline_or_budget(priced: Shell):
+    fastest = priced(f"plan {FILES} --json").json["predicted"]["step_s"]
+    cheapest = priced(f"plan {FILES} --objective money --json").json
+    assert list(cheapest["predicted"]["devices"]) == ["b/0"]  # half as fast, for a quarter of the price
+    assert cheapest["expenses"]["per_hour"] == 1.0
+    least_energy = priced(f"plan {FILES} --objective energy --json").json
+    assert list(least_energy["predicted"]["devices"]) == ["b/0"]
+    in_time = priced(f'plan {FILES} --objective money --deadline "{fastest} s" --json').json
+    assert in_time["predicted"]["step_s"] == fastest
+    within = priced(f"plan {FILES} --budget-per-hour 4.5 --json").json
+    assert list(within["predicted"]["devices"]) == ["a/0"]
+
+
+@pytest.mark.slow
+def test_a_plan_of_an_objective_says_what_it_takes_and_is_one_of_the_whole_cluster(priced: Shell):
+    result = priced(f"plan {FILES} --objective money -o cheap.json")
+    assert result.code == 0, result.err
+    assert "the devices used take 1 an hour, " in result.out and "100 W" in result.out
+    assert "none of the others can be better" in result.out
+    assert re.search(r"no plan within the limits has less money than \d+\.\d% of this; gap ", result.out)
+    files = "--profile profile.json --cluster cluster.toml"
+    assert priced(f"simulate cheap.json {files} --json").err.count("warning") == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        ("--deadline 2", 2, "'2' has no unit"),
+        ('--deadline "1 ms"', 3, "no plan has a step of 1 ms or less"),
+        ("--budget-per-hour 0.5", 3, "the cheapest cost 1; raise the budget"),
+        ("--budget-per-hour -1", 2, "is negative"),
+        ("--objective money --strategy single", 2, "are for --strategy auto"),
+        ("--objective speed", 2, "speed"),
+    ],
+)
+def test_limits_that_cannot_be_kept_are_refused(priced: Shell, options: str, code: int, message: str):
+    result = priced(f"plan {FILES} {options}")
+    assert result.code == code
+    assert message in result.err and result.err.count("\n") == 1
+
+
+def test_prices_that_are_not_known_are_asked_for(hetpipe: Shell):
+    result = hetpipe(f"plan {FILES} --objective money")
+    assert result.code == 2 and "device 'a/0' has no `price_per_hour`" in result.err
+    assert "neither prices nor watts are known" in hetpipe(f"compare {FILES} --pareto").err

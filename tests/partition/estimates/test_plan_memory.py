@@ -1,0 +1,17 @@
+"""Memory of all devices of a plan at once is that of each device."""
+
+import random
+
+import pytest
+
+from partition.estimates.plan_memory import plan_memories, plan_memory
+from random_plans import random_case, random_plan, random_shared_plan
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("make", [random_plan, random_shared_plan])
+def test_memories_of_a_plan_are_those_of_its_devices(seed, make):
+    problem = random_case(seed)
+    plan = make(random.Random(seed), problem)
+    each = {name: plan_memory(plan, problem.profile, name) for name in plan.device_names}
+    assert plan_memories(plan, problem.profile) == each

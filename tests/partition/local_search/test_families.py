@@ -1,0 +1,209 @@
+"""Families of pipelines: where they win by hand, what they never make worse, and when they are not asked."""
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+
+from cost_model.cluster import Cluster, Device, Link, Node, NodeLink
+from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
+from hetpipe.simulation.prediction import evaluator
+from partition.auto import auto
+from partition.local_search.families import Family, FamilySpace, Outline
+from partition.local_search.family_cuts import FamilyCutter
+from partition.local_search.family_moves import FamilyClimb
+from partition.local_search.family_search import FamilyStarts, best_families, families_may_win
+from partition.local_search.moves import PipelineSet
+from partition.local_search.pipeline_search import PipelineSearch
+from partition.plan import Plan
+from partition.problem import Problem
+
+INSIDE = Link(0.0, 1e12)
+
+
+def problem_of_nodes(
+    kinds: dict[str, float],
+    nodes: list[tuple[str, int]],
+    *,
+    network: Link,
+    batch: int,
+    num_layers: int = 8,
+    parameter_bytes: float = 10e3,
+    output_bytes: float = 0.0,
+    memory_bytes: float = 1e9,
+    sizes: tuple[int, ...] = (1,),
+) -> Problem:
+    """Layers of F 1 s and B 2 s on a kind of speed 1; nodes as (kind, devices), named n0, n1 and so on."""
+    layers = tuple(
+        LayerProfile(f"layer {index}", parameter_bytes, output_bytes, 1.0) for index in range(num_layers)
+    )
+    profiles = {
+        kind: KindProfile(
+            "measured",
+            sizes,
+            (LayerTimes(tuple(s / speed for s in sizes), tuple(2 * s / speed for s in sizes)),) * num_layers,
+        )
+        for kind, speed in kinds.items()
+    }
+    made = tuple(
+        Node(f"n{n}", tuple(Device(f"n{n}/{d}", f"n{n}", kind, memory_bytes) for d in range(count)), INSIDE)
+        for n, (kind, count) in enumerate(nodes)
+    )
+    profile = ModelProfile("even", 8, "float32", layers, profiles)
+    return Problem(profile, Cluster("nodes", network, made), batch, sizes)
+
+
+def two_nodes() -> Problem:
+    """Two nodes of four equal devices, 1 kB/s between them, 8 layers of 10 kB, a batch of 32."""
+    return problem_of_nodes({"kind": 1.0}, [("kind", 4)] * 2, network=Link(0.0, 1e3), batch=32)
+
+
+def random_sync_problem(seed: int) -> Problem:
+    """Two kinds on nodes of four, whose network takes 5 to 100 % of the compute of a step for one sum."""
+    rng = random.Random(seed)
+    kinds = {"fast": 1.0, "slow": rng.uniform(0.2, 0.7)}
+    nodes = [("fast", 4)] * 2 + [("slow", 4)] * rng.randint(1, 2)
+    per_device = rng.choice((4, 8))
+    batch, num_layers = 4 * len(nodes) * per_device, rng.choice((6, 10))
+    sum_s = 3 * num_layers * per_device * rng.uniform(0.05, 1)
+    parameter_bytes = 10e3
+    return problem_of_nodes(
+        kinds,
+        nodes,
+        network=Link(1e-4, 2 * num_layers * parameter_bytes / sum_s),
+        batch=batch,
+        num_layers=num_layers,
+        output_bytes=parameter_bytes * rng.uniform(0.0, 0.02),
+        memory_bytes=parameter_bytes * num_layers * rng.choice((3.0, 10.0)),
+        sizes=(1, 2),
+    )
+
+
+def families_of(problem: Problem) -> list[PipelineSet]:
+    evaluate = evaluator(problem.profile, problem.cluster)
+    return best_families(PipelineSearch(problem), lambda plan: evaluate(plan).step_s, math.inf)
+
+
+def planned(problem: Problem, *, families: bool) -> tuple[Plan, float]:
+    """Return the plan of `auto` and its step; without families the gate is shut whatever the step."""
+    search, evaluate = PipelineSearch(problem), evaluator(problem.profile, problem.cluster)
+    if not families:
+        shut = replace(search.effort.families, least_sync=math.inf, near=math.inf)
+        search.effort = replace(search.effort, families=shut)
+    plan = auto(problem, evaluate, search=search)
+    return plan, evaluate(plan).step_s
+
+
+def test_a_grouped_family_sums_inside_nodes() -> None:
+    # Four copies of two stages of four layers, the first stages on one node, the second ones on the other:
+    # no sum crosses the network. A microbatch takes 4 * 3 s a stage, 8 of them in each copy take 108 s, which
+    # is (8 + 1) * 12, and the norm 14 rounds of 16 bytes at 1 kB/s. Data parallelism computes 32 * 24 / 8 =
+    # 96 s and sums 14 rounds of 80 kB / 8: 140 s. Two pipelines inside nodes take (16 + 3) * 6 = 114 s and
+    # sum all 80 kB.
+    problem = two_nodes()
+    found = families_of(problem)
+    assert found[0].step_s == pytest.approx(108 + 0.224, rel=1e-6)
+    assert [tuple(d.node for d in pipeline.devices) for pipeline in found[0].timed] == [("n0", "n1")] * 4
+    assert {pipeline.stages[0].stop for pipeline in found[0].timed} == {4}
+
+
+def test_grouped_and_nested_lay_out_the_same_chain() -> None:
+    space = FamilySpace(PipelineSearch(two_nodes()))
+    grouped = space.layout(Outline((0, 0), 4, 1, grouped=True), (0,))
+    nested = space.layout(Outline((0, 0), 4, 1, grouped=False), (0,))
+    assert [device.name for device in grouped.rows[1]] == ["n0/1", "n1/1"]
+    assert [device.name for device in nested.rows[1]] == ["n0/2", "n0/3"]
+    assert (grouped.most_at_once, nested.most_at_once) == (4, 1)
+    assert (grouped.spread([0]), nested.spread([0])) == (False, True)
+    later = space.layout(Outline((0,), 2, 1, grouped=True), (6,))
+    assert [row[0].name for row in later.rows] == ["n1/2", "n1/3"]
+
+
+def test_equal_nodes_are_one_class_even_where_links_name_them() -> None:
+    problem = two_nodes()
+    named = replace(problem.cluster, links=(NodeLink(("n0", "n1"), Link(0.0, 500.0)),))
+    search = PipelineSearch(replace(problem, cluster=named))
+    space = FamilySpace(search)
+    assert len(search.classes.members) == 2
+    assert space.counts == (8,)
+    assert space.card_s_per_byte == {"n0": 2 / 500, "n1": 2 / 500}
+
+
+def test_the_estimate_counts_each_layer_of_a_node_once() -> None:
+    # nested: each node holds all 80 kB of both copies, of which (2 - 1) / 2 crosses twice: 80 s after 114 s
+    search = PipelineSearch(two_nodes())
+    cutter = FamilyCutter(search, FamilySpace(search))
+    cuts = ((0, 2, False), (2, 4, False), (4, 6, False), (6, 8, False))
+    nested = Family(Outline((0,) * 4, 2, 1, grouped=False), cuts)
+    assert cutter.estimate_s((nested,), shared=False) == pytest.approx(114 + 80, rel=1e-3)
+    grouped = Family(Outline((0,) * 4, 2, 1, grouped=True), cuts)
+    assert cutter.estimate_s((grouped,), shared=False) == pytest.approx(114, rel=1e-3)
+
+
+def test_a_move_changes_all_copies_and_takes_no_device_twice() -> None:
+    search = PipelineSearch(random_sync_problem(0))
+    starts = FamilyStarts(search, search.effort.families)
+    seen = []
+
+    def evaluate(families: tuple[Family, ...]) -> float:
+        seen.append(families)
+        timed = starts.cutter.timed(families)
+        assert timed is not None
+        names = [device.name for pipeline in timed for device in pipeline.devices]
+        assert len(names) == len(set(names))
+        assert sum(family.outline.copies for family in families) == len(timed)
+        return 1 / len(seen)  # every change is a gain, so that moves follow one another
+
+    first = starts.all()[0]
+    FamilyClimb(starts.cutter, evaluate, search.effort.families).improve(first, lambda: True)
+    assert len(set(seen)) > 20
+
+
+def test_two_families_share_a_cluster_that_one_does_not_fill() -> None:
+    # a chain (fast, fast, slow) twice leaves two slow devices, which are a family of their own
+    problem = problem_of_nodes(
+        {"fast": 1.0, "slow": 0.5}, [("fast", 4), ("slow", 4)], network=Link(0.0, 1e5), batch=32
+    )
+    search = PipelineSearch(problem)
+    sets = FamilyStarts(search, search.effort.families).all()
+    assert any(len(families) == 2 for families in sets)
+    assert all(families for families in sets)
+
+
+def test_the_gate_is_shut_where_the_step_is_near_its_clock() -> None:
+    search = PipelineSearch(two_nodes())
+    assert not families_may_win(search, 100.0)  # nothing is known yet
+    search.search(lambda _, seconds: seconds)
+    assert search.best is not None
+    assert not families_may_win(search, 1.02 * search.best)
+    assert families_may_win(search, 1.04 * search.best)
+    assert not families_may_win(search, math.inf)
+
+
+def test_without_sync_the_plan_is_the_same_as_without_families() -> None:
+    problem = random_sync_problem(1)
+    fast = replace(problem, cluster=replace(problem.cluster, network=Link(0.0, 1e12)))
+    assert planned(fast, families=True) == planned(fast, families=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+def test_families_make_no_plan_worse_and_the_same_input_gives_the_same_plan(seed: int) -> None:
+    problem = random_sync_problem(seed)
+    plan, step_s = planned(problem, families=True)
+    assert step_s <= planned(problem, families=False)[1] * (1 + 1e-9)
+    assert planned(problem, families=True) == (plan, step_s)
+
+
+@pytest.mark.slow
+def test_large_clusters_gain_from_families() -> None:
+    # no walk runs beyond 128 devices: families are what is left where sums decide
+    problem = problem_of_nodes(
+        {"fast": 1.0, "slow": 0.5},
+        [("fast", 8)] * 9 + [("slow", 8)] * 9,
+        network=Link(1e-4, 5e2),
+        batch=144 * 8,
+        num_layers=12,
+    )
+    assert planned(problem, families=True)[1] < 0.95 * planned(problem, families=False)[1]
