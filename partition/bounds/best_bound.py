@@ -54,11 +54,9 @@ class Bound:
     def of(self, plan: Plan) -> tuple[float, str]:
         """Return (seconds, space) of the best bound that speaks about a plan."""
         found = self.fractional_s, self.fractional_space
-        if self._within(plan):
-            others = ((self.pipeline_s, self.pipeline_space), (self.sync_s, self.sync_space))
-            for bound_s, space in others:
-                if bound_s is not None and bound_s > found[0]:
-                    found = bound_s, space
+        for bound_s, space in ((self.pipeline_s, self.pipeline_space), (self.sync_s, self.sync_space)):
+            if bound_s is not None and bound_s > found[0] and self._within(plan):
+                found = bound_s, space
         return found
 
     def _within(self, plan: Plan) -> bool:
