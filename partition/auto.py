@@ -60,8 +60,7 @@ def _enter_pipelines(
     contest.enter_all(_plans_of(search, families[:1]))
     clear = contest.step_s < (1 - search.effort.families.clear_lead) * single_s
     if not clear or sync_share(search, single_s) < search.effort.search.much_sync:
-        better = families[:1] if contest.step_s < single_s else []
-        contest.enter_all(_improved_with_simulator(search, [*found, *better], ranking))
+        contest.enter_all(_improved_with_simulator(search, found, ranking))
     if contest.best is None or memory_binds(problem, costs):
         shared = shared_plans(search.tables, costs, contest.best, contest.step_s)
         contest.enter(shared, most_lost=search.effort.choice.most_lost)
