@@ -14,7 +14,7 @@ from partition.estimates.ranking import Contest, Ranking, by_estimate, variants
 from partition.estimates.timed_pipeline import TimedPipeline
 from partition.exact.chain_search import AUTO, search_chains
 from partition.exact.feasibility import least_pipeline
-from partition.local_search.family_search import best_families, families_may_win
+from partition.local_search.family_search import best_families, families_may_win, sync_share
 from partition.local_search.moves import PipelineSet
 from partition.local_search.pipeline_search import PipelineSearch
 from partition.plan import Plan
@@ -58,9 +58,9 @@ def _enter_pipelines(
     if families_may_win(search, single_s):
         families = best_families(search, _step_of(ranking), single_s)
     contest.enter_all(_plans_of(search, families[:1]))
-    if contest.step_s > (1 - search.effort.families.clear_lead) * single_s:
-        better = families[:1] if contest.step_s < single_s else []
-        contest.enter_all(_improved_with_simulator(search, [*found, *better], ranking))
+    clear = contest.step_s < (1 - search.effort.families.clear_lead) * single_s
+    if not clear or sync_share(search, single_s) < search.effort.search.much_sync:
+        contest.enter_all(_improved_with_simulator(search, found, ranking))
     if contest.best is None or memory_binds(problem, costs):
         shared = shared_plans(search.tables, costs, contest.best, contest.step_s)
         contest.enter(shared, most_lost=search.effort.choice.most_lost)

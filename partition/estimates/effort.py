@@ -132,12 +132,15 @@ class ChoiceEffort:
 class FamilyEffort:
     """Families of pipelines that are all alike, where sync or queues of messages take much of a step."""
 
-    least_sync: float = 0.03
-    """Share by which the best simulated step is above its clock, from which on families are tried."""
+    least_gap: float = 0.03
+    """Share by which the best simulated step must be above its clock for families to be tried."""
+    least_sync: float = 0.01
+    """Share of that step that a card must take at least to sum the whole model."""
     near: float = 1.01
     """Times the relaxed step: the best simulated step must be above, else there is little to gain."""
     clear_lead: float = 0.01
-    """Relative: families that are better by more are not followed by small changes of single pipelines."""
+    """Relative: families that are better by more, where there is much sync, end the search: small changes of
+    single pipelines are left out."""
     most_stages: int = 8
     """Of a chain."""
     most_vectors: int = 3000

@@ -9,5 +9,5 @@ changes all copies at once, and family_search is the whole way.
 
 For others:
     pipeline_search: PipelineSearch; moves: LocalSearch, PipelineSet, fitted
-    family_search: best_families, families_may_win
+    family_search: best_families, families_may_win, sync_share
 """

@@ -17,18 +17,29 @@ WITH_REST = 0.8  # of what idle devices could do, as counted where families are 
 NEAR = 1.1  # times the best estimate: a family of another microbatch size is kept too
 
 
+def sync_share(search: PipelineSearch, step_s: float) -> float:
+    """Return the seconds that a card takes to sum the whole model, as a share of a step.
+
+    Not those of the sets that were found, which may be slow since they avoid sums.
+    """
+    space = FamilySpace(search)
+    return space.model_bytes * max(space.card_s_per_byte.values()) / step_s
+
+
 def families_may_win(search: PipelineSearch, step_s: float) -> bool:
     """Return whether the best step of single pipelines is far enough above its clock for families to win.
 
-    On clusters so large that no set walks, whether it is above the relaxed step. False before the search has
-    found anything.
+    And whether sync could have a part in that. On clusters so large that no set walks, whether it is above
+    the relaxed step. False before the search has found anything.
     """
     effort, columns = search.effort, search.columns
     if search.best is None or columns is None or not math.isfinite(step_s):
         return False
     if effort.search.walks is None:
         return step_s > effort.families.near * columns.step_s
-    return step_s > (1 + effort.families.least_sync) * search.best
+    if step_s <= (1 + effort.families.least_gap) * search.best:
+        return False
+    return sync_share(search, step_s) >= effort.families.least_sync
 
 
 def best_families(

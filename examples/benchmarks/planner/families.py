@@ -24,7 +24,7 @@ from partition.local_search.family_search import best_families
 from partition.local_search.pipeline_search import PipelineSearch
 from partition.problem import Problem
 
-NONE = {"least_sync": math.inf, "near": math.inf}
+NONE = {"least_gap": math.inf, "near": math.inf}
 MORE = {"kept": 112, "kept_with_rest": 36, "second": 24}
 MANY = {**MORE, "simulated": 200, "always_simulated": 200, "climbed": 0}
 FASTER = 1000.0

@@ -89,7 +89,7 @@ def planned(problem: Problem, *, families: bool) -> tuple[Plan, float]:
     """Return the plan of `auto` and its step; without families the gate is shut whatever the step."""
     search, evaluate = PipelineSearch(problem), evaluator(problem.profile, problem.cluster)
     if not families:
-        shut = replace(search.effort.families, least_sync=math.inf, near=math.inf)
+        shut = replace(search.effort.families, least_gap=math.inf, near=math.inf)
         search.effort = replace(search.effort, families=shut)
     plan = auto(problem, evaluate, search=search)
     return plan, evaluate(plan).step_s
@@ -179,6 +179,15 @@ def test_the_gate_is_shut_where_the_step_is_near_its_clock() -> None:
     assert not families_may_win(search, 1.02 * search.best)
     assert families_may_win(search, 1.04 * search.best)
     assert not families_may_win(search, math.inf)
+
+
+def test_the_gate_is_shut_where_messages_wait_but_nothing_is_summed() -> None:
+    problem = two_nodes()
+    fast = replace(problem, cluster=replace(problem.cluster, network=Link(0.0, 1e12)))
+    search = PipelineSearch(fast)
+    search.search(lambda _, seconds: seconds)
+    assert search.best is not None
+    assert not families_may_win(search, 2 * search.best)
 
 
 def test_without_sync_the_plan_is_the_same_as_without_families() -> None:
