@@ -3,7 +3,8 @@
 State: (devices of each class that a suffix of stages uses, class of its first stage, its first layer).
 Label: one pair (Z, W) per state: the least makespan bound of `partition.estimates.closed_forms` and, on its
 own, the least round trip of a microbatch from there. They may come of different suffixes, so results are
-lower bounds. With up to 3 devices and 5 layers they were the optimum in all of 1,112 cases drawn.
+lower bounds. With up to 3 devices and 5 layers they were the optimum in all of 1,112 count vectors drawn
+first, and in 298 of 300 problems drawn later; in the other two 0.8 and 0.9 % below it.
 Transition: a stage in front adds its own busy time and link to both. Z is at least the time in which all
 samples pass the stage and, by Little's law, full microbatches * W / (what memory takes in flight). Nor is a
 stage busy all the time. Until the first backward comes, W less that backward after the first forward, it can
