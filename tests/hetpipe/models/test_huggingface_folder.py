@@ -86,7 +86,6 @@ def test_the_first_loss_is_that_of_the_unsplit_model_of_transformers(tmp_path, a
     name = profile.model
     plans = {
         "one": chain_plan(name, [0, 5], 8),
-        "three": chain_plan(name, [0, 1, 4, 5], 4),
         "two pipelines": two_pipelines(name),
     }
     losses = {key: run(tmp_path / key, plan, settings, profile)[1][0] for key, plan in plans.items()}

@@ -74,6 +74,7 @@ def test_programme_equals_brute_force() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_programme_equals_brute_force_on_hundreds_of_problems() -> None:
     assert sum(on_all_cores(compare_with_brute_force, range(1000, 1400))) > 50
 
