@@ -44,6 +44,7 @@ from hetpipe.runtime.processes import under_torchrun
 from hetpipe.simulation.prediction import Prediction, predict, with_bound
 from partition.plan import Plan
 from partition.plan_file import read_plan
+from partition.problem import Problem
 
 EMPTY: list[Any] = []  # tables of a dry run
 
@@ -80,13 +81,15 @@ def run_command(
     request = plan_request(cluster_file, options, strategy)
     plan = None if plan_file is None else _given_plan(plan_file, options)
     start = run_start(model, training, dry_run=dry_run)
+    settings = start.settings(schedule)
     profile = _profile(request, model, plan, sequence_length, quiet=silent)
-    global_batch_size = global_batch_size or (plan.global_batch_size if plan is not None else 16)
-    settings = start.settings(profile, global_batch_size, schedule)
     if plan is not None:
-        prediction = _predict_given(plan, settings, profile, request.cluster, quiet=silent)
+        prediction = _predict_given(
+            plan, settings, profile, request.cluster, global_batch_size=global_batch_size, quiet=silent
+        )
     else:
-        prediction = _predict_new(request, settings, profile, quiet=silent)
+        problem = request.problem(profile, 16 if global_batch_size is None else global_batch_size)
+        prediction = _predict_new(request, settings, problem, quiet=silent)
     verify(prediction.program, profile, request.cluster)
     if not silent:
         show(choice_sentences(prediction.choice, settings.schedule))
@@ -94,7 +97,9 @@ def run_command(
     warn_if_too_fast(device.speed for device in used if device.kind == EMULATED)
     estimates = estimate_sentences(profile, (device.kind for device in used))
     if dry_run:
-        result, tables = {"plan": prediction.plan.to_json(), "settings": settings.to_json()}, EMPTY
+        facts = {"sequence_length": profile.sequence_length, "dtype": profile.dtype}
+        result = {"plan": prediction.plan.to_json(), **facts, "settings": settings.to_json()}
+        tables = EMPTY
     else:
         result, tables = _train(start, settings, cluster_file, profile, prediction, estimates, quiet=silent)
     if json:
@@ -135,15 +140,21 @@ def _profile(
 
 
 def _predict_given(
-    plan: Plan, settings: Settings, profile: ModelProfile, cluster: Cluster, *, quiet: bool
+    plan: Plan,
+    settings: Settings,
+    profile: ModelProfile,
+    cluster: Cluster,
+    *,
+    global_batch_size: int | None,
+    quiet: bool,
 ) -> Prediction:
     """Predict a given plan and show it.
 
-    Raises: InputError if the plan does not fit the profile, the cluster or the settings.
+    Raises: InputError if the plan does not fit the profile or the cluster, or is for another batch.
     """
-    if plan.global_batch_size != settings.global_batch_size:
+    if global_batch_size not in (None, plan.global_batch_size):
         raise InputError(
-            f"--global-batch-size is {settings.global_batch_size}, the plan's is {plan.global_batch_size}; "
+            f"--global-batch-size is {global_batch_size}, the plan's is {plan.global_batch_size}; "
             "leave it out, or plan again"
         )
     plan = checked_plan(plan, profile, cluster)
@@ -154,17 +165,14 @@ def _predict_given(
     return prediction
 
 
-def _predict_new(
-    request: PlanRequest, settings: Settings, profile: ModelProfile, *, quiet: bool
-) -> Prediction:
+def _predict_new(request: PlanRequest, settings: Settings, problem: Problem, *, quiet: bool) -> Prediction:
     """Plan, show the plan beside the others, and predict it under the schedule of the run."""
-    problem = request.problem(profile, settings.global_batch_size)
     plan, outcomes = new_plan(
         problem, request.cluster, request.strategy, proof_s=request.proof_s, alone=quiet
     )
     if not quiet:
-        show_plan(plan, outcomes, profile, request.cluster)
-    return predict(plan, profile, request.cluster, settings.schedule)
+        show_plan(plan, outcomes, problem.profile, request.cluster)
+    return predict(plan, problem.profile, request.cluster, settings.schedule)
 
 
 def _train(
@@ -181,7 +189,7 @@ def _train(
     if start.entry.folder is not None:
         from hetpipe.data.task import model_notes
 
-        note(model_notes(settings))
+        note(model_notes(profile.model, settings.model_folder))
     report, folder = train_shown(settings, cluster_file, profile, prediction, start.folder, quiet=quiet)
     kept = kept_checkpoint(folder)
     result = {

@@ -71,18 +71,14 @@ class RunStart:
     source: Path | None
     before: Settings | None
 
-    def settings(self, profile: ModelProfile, global_batch_size: int, schedule: Schedule | None) -> Settings:
+    def settings(self, schedule: Schedule | None) -> Settings:
         """Return the settings of the run; what is not given is that of the run before."""
         options, before = self.options, self.before
         return Settings(
-            model=self.entry.name,
             steps=options.steps,
-            global_batch_size=global_batch_size,
-            sequence_length=profile.sequence_length,
             total_steps=options.total_steps,
             seed=options.seed,
             learning_rate=options.learning_rate,
-            dtype=profile.dtype,
             every=options.every if options.every is not None else (before.every if before else 0),
             save=options.save,
             clock=options.clock,
@@ -138,7 +134,7 @@ def train_shown(
     from hetpipe.training.checkpoint_room import room_of
     from hetpipe.training.run import train_predicted
 
-    folder, made = _folder_of(settings, folder)
+    folder, made = _folder_of(settings, profile.model, folder)
     if shortage := room_of(folder, settings, profile).shortage:
         warn(shortage)
     try:
@@ -155,7 +151,7 @@ def train_shown(
     return report, folder
 
 
-def _folder_of(settings: Settings, folder: RunFolder | None) -> tuple[RunFolder, bool]:
+def _folder_of(settings: Settings, model: str, folder: RunFolder | None) -> tuple[RunFolder, bool]:
     """Return the folder to write, and whether it was made for the run; say what is in it."""
     if settings.resume_from is not None:
         checkpoints = Path(settings.resume_from).parent
@@ -164,7 +160,7 @@ def _folder_of(settings: Settings, folder: RunFolder | None) -> tuple[RunFolder,
         note([f"going on from {settings.resume_from}"])
     elif folder is not None and folder.plan.exists() and kept_checkpoint(folder) is None:
         warn(f"{folder.path} holds a run already; its files are replaced")
-    return folder or RunFolder.create(RUNS, settings.model), folder is None
+    return folder or RunFolder.create(RUNS, model), folder is None
 
 
 def _warn_of_skipped_steps(folder: RunFolder) -> None:

@@ -22,7 +22,7 @@ from hetpipe.models.partial_model import LayerModel
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import parse_program
 from hetpipe.runs.run_folder import RunFolder
-from hetpipe.runs.settings import Settings, read_settings
+from hetpipe.runs.settings import Settings, TaskSettings, read_settings
 from hetpipe.runtime.byte_counter import ByteCounter
 from hetpipe.runtime.emulated_links import Board
 from hetpipe.runtime.executor import Executor, StepOutcome
@@ -60,7 +60,7 @@ class _Run:
     """The state of one rank between steps: where in the data it is, and what was measured so far."""
 
     folder: RunFolder
-    settings: Settings
+    task_settings: TaskSettings
     costs: ProgramCosts
     rank: int
     task: TrainingTask
@@ -81,19 +81,20 @@ class _Run:
     def open(
         cls, folder: RunFolder, make_task: TaskFactory, board_path: str | None, rank: int, emit: Emit
     ) -> "_Run":
-        settings = read_settings(folder.config)
         cluster, profile = read_cluster(folder.cluster), read_profile(folder.profile)
+        settings = read_settings(folder.config)
+        task_settings = TaskSettings.of(profile, settings)
         program = parse_program(read_text(folder.program), read_plan(folder.plan))
         same_on_all_ranks(program.sha256)
         costs = ProgramCosts(program, profile, cluster)
         device = cluster.device(program.device_names[rank])
         place = torch_device(device)
-        task = make_task(folder, settings)
+        task = make_task(folder, task_settings)
         profile.check_layers(task.chain.layer_names)
-        profile.check_frozen(task.chain.unreached_bytes(weight_dtype(settings.dtype)))
+        profile.check_frozen(task.chain.unreached_bytes(weight_dtype(profile.dtype)))
         layers = RankLayers.of(
             program, rank, task.chain, settings.seed, place,
-            weight_dtype(settings.dtype), lowered_dtype(settings.dtype),
+            weight_dtype(profile.dtype), lowered_dtype(profile.dtype),
         )  # fmt: skip
         optimizer = optimizer_of(task, layers.stepped, layers.counted, settings)
         board = Board(Path(board_path), costs) if board_path is not None else None
@@ -103,12 +104,19 @@ class _Run:
             board=board,
         )  # fmt: skip
         model = layers.model
-        run = cls(folder, settings, costs, rank, task, model, optimizer, executor, board, device, place, emit)
+        run = cls(
+            folder, task_settings, costs, rank, task, model, optimizer, executor, board, device, place, emit
+        )
         if settings.resume_from is not None:
             run.step, run.samples_seen = load_checkpoint(
-                Path(settings.resume_from), settings, task, model, optimizer
+                Path(settings.resume_from), task_settings, task, model, optimizer
             )
         return run
+
+    @property
+    def settings(self) -> Settings:
+        """Return the settings of the run."""
+        return self.task_settings.run
 
     def close(self) -> None:
         if self.board is not None:
@@ -148,7 +156,7 @@ class _Run:
     def _save(self, done: int) -> Path:
         try:
             return save_checkpoint(
-                self.folder, self.settings, self.task, self.costs.program, self.rank, self.model,
+                self.folder, self.task_settings, self.task, self.costs.program, self.rank, self.model,
                 self.optimizer, done, self.samples_seen,
             )  # fmt: skip
         except OSError as error:

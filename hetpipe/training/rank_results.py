@@ -105,7 +105,7 @@ def _report(
     foreign_s = host_s - sum(summary.load[2] for summary in summaries)
     names = {name for summary in summaries for name in summary.shared}
     return RunReport(
-        model=settings.model,
+        model=plan.model,
         strategy=plan.strategy,
         clock=str(settings.clock),
         emulated=any(device.kind == EMULATED for device in costs.devices),
