@@ -33,22 +33,23 @@ from hetpipe.runtime.processes import Emit
 from hetpipe.runtime.rank_setup import RankLayers, executor_of, pace_of, slices, torch_device
 from hetpipe.runtime.torch_optimizer import optimizer_of
 from hetpipe.training.checkpoint_owners import load_checkpoint, save_checkpoint
+from hetpipe.training.handover import Handover
 from hetpipe.training.meeting import WAIT, common_start, from_first, gather, keep_alive, same_on_all_ranks
-from hetpipe.training.rank_results import RankSummary, shared_parameters, write_results
+from hetpipe.training.rank_results import Measurements, RankSummary, shared_parameters, write_results
 from partition.plan_file import read_plan
 
 KEPT_STEPS = 100
 """A rank keeps the events of so many steps, the last ones: a run may have millions."""
 
 
-def train_rank(folder: str, make_task: TaskFactory, board: str | None, *, rank: int, emit: Emit) -> None:
+def train_rank(folder: str, make_task: TaskFactory, handover: str, *, rank: int, emit: Emit) -> None:
     """Train as one rank of the program in a run folder; rank 0 emits metrics and writes the results.
 
-    board: file of the emulated links' table (`Board.create`), None where no device is emulated.
+    handover: folder of what the process that planned hands over (`Handover.fill`).
 
     Raises: InputError if the ranks read different programs.
     """
-    run = _Run.open(RunFolder(Path(folder)), make_task, board, rank, emit)
+    run = _Run.open(RunFolder(Path(folder)), make_task, Handover(Path(handover)), rank, emit)
     try:
         run.train()
     finally:
@@ -60,6 +61,7 @@ class _Run:
     """The state of one rank between steps: where in the data it is, and what was measured so far."""
 
     folder: RunFolder
+    handover: Handover
     task_settings: TaskSettings
     costs: ProgramCosts
     rank: int
@@ -79,7 +81,7 @@ class _Run:
 
     @classmethod
     def open(
-        cls, folder: RunFolder, make_task: TaskFactory, board_path: str | None, rank: int, emit: Emit
+        cls, folder: RunFolder, make_task: TaskFactory, handover: Handover, rank: int, emit: Emit
     ) -> "_Run":
         cluster, profile = read_cluster(folder.cluster), read_profile(folder.profile)
         settings = read_settings(folder.config)
@@ -97,7 +99,7 @@ class _Run:
             weight_dtype(profile.dtype), lowered_dtype(profile.dtype),
         )  # fmt: skip
         optimizer = optimizer_of(task, layers.stepped, layers.counted, settings)
-        board = Board(Path(board_path), costs) if board_path is not None else None
+        board = handover.board(costs)
         executor = executor_of(
             costs, rank, layers, task.loss, optimizer,
             seed=settings.seed, pace=pace_of(device, settings.clock, place), timeout_s=settings.timeout_s,
@@ -105,8 +107,9 @@ class _Run:
         )  # fmt: skip
         model = layers.model
         run = cls(
-            folder, task_settings, costs, rank, task, model, optimizer, executor, board, device, place, emit
-        )
+            folder, handover, task_settings, costs, rank, task, model, optimizer, executor, board, device,
+            place, emit,
+        )  # fmt: skip
         if settings.resume_from is not None:
             run.step, run.samples_seen = load_checkpoint(
                 Path(settings.resume_from), task_settings, task, model, optimizer
@@ -151,7 +154,8 @@ class _Run:
         )
         summaries = gather(summary)
         if self.rank == 0 and self.outcomes:
-            write_results(self.folder, self.costs, self.settings, summaries, self.step_s)
+            measured = Measurements(summaries, tuple(self.step_s))
+            write_results(self.folder, self.settings, self.costs, self.handover.predicted(), measured)
 
     def _save(self, done: int) -> Path:
         try:

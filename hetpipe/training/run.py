@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from cost_model.cluster import CPU, EMULATED, Device
+from cost_model.cluster import CPU, Device
 from cost_model.cluster_file import read_cluster
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile, profile_text
@@ -22,7 +22,6 @@ from hetpipe.program.verification import verify
 from hetpipe.runs.run_folder import RunFolder, numbered_runs
 from hetpipe.runs.run_report import RunReport, read_report
 from hetpipe.runs.settings import Settings, TaskSettings, settings_text
-from hetpipe.runtime.emulated_links import Board
 from hetpipe.runtime.gpus import check_here
 from hetpipe.runtime.host_staging import Staging
 from hetpipe.runtime.processes import Emit, RankGroup, ended_by_signals, run_ranks, under_torchrun
@@ -30,6 +29,7 @@ from hetpipe.simulation.prediction import Prediction, predict
 from hetpipe.training import checkpoint, torchrun
 from hetpipe.training.checkpoint_owners import check_checkpoint
 from hetpipe.training.checkpoint_room import room_of
+from hetpipe.training.handover import Handover
 from hetpipe.training.rank import train_rank
 from partition.plan import Plan
 from partition.plan_file import plan_text
@@ -189,7 +189,7 @@ def train_predicted(
     with (
         folder.locked(),
         ended_by_signals(),
-        tempfile.TemporaryDirectory(prefix="hetpipe-board-", dir=_shared_memory()) as name,
+        tempfile.TemporaryDirectory(prefix="hetpipe-run-", dir=_shared_memory()) as name,
         ExitStack() as ends,
     ):
         prepare(folder, settings, cluster_file, profile, prediction, own_data=make_task is not None)
@@ -197,11 +197,8 @@ def train_predicted(
             ends.callback(make_task.remove_weights, folder)
             make_task.write_weights(folder)
         group = rank_group(prediction.costs.devices, TaskSettings.of(profile, settings))
-        board = None
-        if any(device.kind == EMULATED for device in prediction.costs.devices):
-            board = str(Path(name) / "board")
-            Board.create(Path(board), prediction.costs)
-        arguments = (str(folder.path), make_task or registered_task, board)
+        Handover.fill(Path(name), prediction)
+        arguments = (str(folder.path), make_task or registered_task, name)
         if under_torchrun():
             torchrun.lead(*arguments, group, on_event)
         else:
