@@ -5,10 +5,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from cost_model.catalogue import accelerator
 from cost_model.cluster import Cluster, Device
 from cost_model.cluster_file import read_cluster
 from cost_model.dtypes import FLOAT32, check_fast, parse_dtype
 from cost_model.errors import InputError
+from cost_model.known_errors import distrust, far_off
 from cost_model.profile import ModelProfile, read_profile
 from cost_model.strict_files import did_you_mean
 from cost_model.what_if import without
@@ -156,6 +158,41 @@ def _check_profile(
         raise InputError(
             f"{options.profile_file}: a profile in {profile.dtype}, and --dtype is {options.dtype}; profile "
             f"again with --dtype {options.dtype}, or leave the option out"
+        )
+
+
+def with_estimates(profile: ModelProfile, kinds: Iterable[str], *, allow_slow: bool) -> ModelProfile:
+    """Return the profile with estimated kinds added, anew where it has estimates of them; warn of poor ones.
+
+    allow_slow: as for `estimate_kind`.
+
+    Raises: InputError if a kind is unknown, was measured or has no units for the dtype, or no measured kind
+        is in the catalogue to estimate from.
+    """
+    for kind in kinds:
+        from cost_model.roofline import estimate_kind, nearest_kind
+
+        device = accelerator(kind)
+        if kind in profile.kinds and profile.kinds[kind].source == "measured":
+            raise InputError(f"{kind!r} was measured; leave out --estimate {kind}")
+        nearest = nearest_kind(profile, device)
+        _warn_of_source(kind, nearest, profile)
+        estimated = estimate_kind(profile, nearest, device, allow_slow=allow_slow)
+        profile = dataclasses.replace(profile, kinds={**profile.kinds, kind: estimated})
+    return profile
+
+
+def _warn_of_source(kind: str, nearest: str, profile: ModelProfile) -> None:
+    """Warn if a kind is estimated from one that says little of others."""
+    from cost_model.roofline import launch_bound
+
+    if far_off(nearest):
+        warn(f"{kind} is estimated from {nearest}, which is itself far off: {distrust(nearest)}")
+    growth = launch_bound(profile.kinds[nearest])
+    if growth is not None:
+        warn(
+            f"{kind} is estimated from {nearest}, whose times hardly grow with the microbatch ({growth}): "
+            "they are bound by launches, not by the card; measure there with --microbatch-sizes auto"
         )
 
 
