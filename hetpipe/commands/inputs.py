@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cost_model.catalogue import accelerator
 from cost_model.cluster import Cluster, Device
@@ -17,9 +18,13 @@ from cost_model.what_if import without
 from hetpipe.commands.options import PlanOptions, ProfileOptions
 from hetpipe.commands.output import note, progress_bar, warn
 from hetpipe.models.names import model_entry
+from hetpipe.program.instructions import Schedule
 from partition.estimates.optimizer_sharding import with_state_owners
 from partition.plan import Plan, check_plan
 from partition.problem import Problem, problem_of
+
+if TYPE_CHECKING:
+    from hetpipe.simulation.prediction import Prediction
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,3 +217,16 @@ def checked_plan(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Plan:
                 "its figures are computed anew"
             )
     return with_state_owners(plan, profile, cluster) if plan.zero else plan
+
+
+def predict_given(
+    plan: Plan, profile: ModelProfile, cluster: Cluster, schedule: Schedule | None
+) -> "Prediction":
+    """Return what a given plan is expected to do under a schedule, with a bound; as `checked_plan`.
+
+    Raises: InputError if it does not fit the profile or the cluster.
+    """
+    from hetpipe.simulation.prediction import predict, with_bound
+
+    plan = checked_plan(plan, profile, cluster)
+    return with_bound(predict(plan, profile, cluster, schedule), profile, cluster)

@@ -11,7 +11,7 @@ import typer
 from cost_model.cluster import EMULATED, Cluster
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
-from hetpipe.commands.inputs import PlanRequest, checked_plan, plan_request
+from hetpipe.commands.inputs import PlanRequest, plan_request, predict_given
 from hetpipe.commands.options import (
     AUTO,
     ClusterOption,
@@ -36,10 +36,9 @@ from hetpipe.program.verification import verify
 from hetpipe.reporting.tables import estimate_sentences, run_report_tables, show
 from hetpipe.runs.settings import Settings
 from hetpipe.runtime.processes import under_torchrun
-from hetpipe.simulation.prediction import Prediction, predict, with_bound
+from hetpipe.simulation.prediction import Prediction, predict
 from partition.plan import Plan
 from partition.plan_file import read_plan
-from partition.problem import Problem
 
 if TYPE_CHECKING:
     from partition.solver import Outcome
@@ -84,11 +83,9 @@ def run_command(
     plan = None if given.plan_file is None else _given_plan(given.plan_file, given, options)
     start = run_start(model, training, schedule, dry_run=dry_run)
     profile = _profile(request, model, plan, given.sequence_length, quiet=silent)
-    if plan is None:
-        problem = request.problem(profile, 16 if given.global_batch_size is None else given.global_batch_size)
-        prediction, outcomes = _predict_new(problem, request, start.settings, alone=silent)
-    else:
-        prediction, outcomes = _predict_given(plan, profile, request, start.settings), NO_OUTCOMES
+    prediction, outcomes = _predict(
+        plan, profile, request, start.settings, batch=given.global_batch_size, alone=silent
+    )
     estimates = _verified(prediction, profile, request.cluster)
     if not silent:
         show_plan(prediction.plan, outcomes, profile, request.cluster)
@@ -146,23 +143,28 @@ def _profile(
     return profile
 
 
-def _predict_given(plan: Plan, profile: ModelProfile, request: PlanRequest, settings: Settings) -> Prediction:
-    """Predict a given plan under the schedule of the run, with a bound.
-
-    Raises: InputError if the plan does not fit the profile or the cluster.
-    """
-    plan = checked_plan(plan, profile, request.cluster)
-    return with_bound(predict(plan, profile, request.cluster, settings.schedule), profile, request.cluster)
-
-
-def _predict_new(
-    problem: Problem, request: PlanRequest, settings: Settings, *, alone: bool
+def _predict(
+    plan: Plan | None,
+    profile: ModelProfile,
+    request: PlanRequest,
+    settings: Settings,
+    *,
+    batch: int | None,
+    alone: bool,
 ) -> "tuple[Prediction, tuple[Outcome, ...]]":
-    """Plan, predict the plan under the schedule of the run, and return unless alone the other strategies."""
+    """Predict the plan that is given, or a new one, under the schedule of the run.
+
+    Beside a new one, unless it is wanted alone, return the outcomes of all strategies.
+
+    Raises: InputError if a given one does not fit; InfeasibleError if there is no new one.
+    """
+    if plan is not None:
+        return predict_given(plan, profile, request.cluster, settings.schedule), NO_OUTCOMES
+    problem = request.problem(profile, 16 if batch is None else batch)
     plan, outcomes = new_plan(
         problem, request.cluster, request.strategy, proof_s=request.proof_s, alone=alone
     )
-    return predict(plan, problem.profile, request.cluster, settings.schedule), outcomes
+    return predict(plan, profile, request.cluster, settings.schedule), outcomes
 
 
 def _verified(prediction: Prediction, profile: ModelProfile, cluster: Cluster) -> list[str]:
