@@ -1,7 +1,6 @@
 """The benchmark that compares two versions: the same answers twice, and what differs is named."""
 
 import copy
-import importlib.util
 import json
 import sys
 import time
@@ -13,19 +12,13 @@ import pytest
 
 from answers import counted_time
 from cases import all_cases
-from places import EXAMPLES
+from places import load_benchmark
 from trainings import TRAININGS
-
-MAIN = EXAMPLES / "benchmarks" / "same_answers" / "main.py"
 
 
 @pytest.fixture(scope="module")
 def benchmark() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("same_answers_benchmark", MAIN)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_benchmark("same_answers/main.py")
 
 
 def status(benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: Any) -> int:

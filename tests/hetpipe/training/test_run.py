@@ -12,7 +12,7 @@ from hetpipe.models.huggingface import model_spec
 from hetpipe.models.keyed_dropout import KeyedDropout
 from hetpipe.models.loss import loss_sum
 from hetpipe.runs.run_folder import RunFolder
-from hetpipe.runs.settings import Settings
+from hetpipe.runs.settings import Settings, TaskSettings
 from hetpipe.training.run import find_checkpoint
 from interleaved_runs import first_moments, interleaved
 from partition.plan import Pipeline, Plan, Stage
@@ -30,11 +30,11 @@ def relative(a: list[float], b: list[float]) -> float:
 
 def plain_losses(folder: Path, settings: Settings) -> list[float]:
     """The same training without anything of the runtime but data, initial weights and dropout keys."""
-    spec = model_spec(settings.model)
-    run_folder = RunFolder(folder)
+    spec = model_spec(MODEL)
+    run_folder, task_settings = RunFolder(folder), TaskSettings(MODEL, run=settings)
     folder.mkdir()
-    prepare_data(run_folder, settings)
-    task = registered_task(run_folder, settings)
+    prepare_data(run_folder, task_settings)
+    task = registered_task(run_folder, task_settings)
     chain = ChainModel.from_spec(spec)
     model = chain.materialise(range(chain.num_layers), settings.seed).train()
     dropout = KeyedDropout(settings.seed)
