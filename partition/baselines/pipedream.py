@@ -82,13 +82,13 @@ def pipedream(problem: Problem, evaluate: Evaluate | None = None) -> Plan:
     """
     costs = PipelineCosts(problem)
     tables = ProblemTables(problem, equal_devices(problem.cluster))
-    drafts, found, shortfalls = SharedPipelineCosts(costs), [], []
+    shared, found, shortfalls = SharedPipelineCosts(costs), [], []
     for size in sorted({min(size, problem.global_batch_size) for size in problem.microbatch_sizes}):
         devices, fits = as_if_equal(costs, size), tables.at(size).caps(recompute=False).min(axis=0) >= 1
         stages = replicated_stages(devices, fits) or replicated_stages(devices)
         # shares to the sample, or of whole microbatches
         for draft in dict.fromkeys(refinement(problem, stages, size, unit) for unit in (1, size)):
-            if made := drafts.plans(draft):
+            if made := shared.plans(draft):
                 found += [(seconds, replace(plan, strategy="pipedream")) for seconds, plan in made]
                 continue
             plan = _one_in_flight(problem, draft)
