@@ -8,7 +8,7 @@ from cost_model.errors import InfeasibleError
 from partition.estimates.pipeline_costs import missing_error
 from partition.estimates.timed_pipeline import TimedStage
 from partition.exact.memory_programme import Cut, MemoryProgramme, stage_needs
-from partition.plan import Pipeline, Plan, Stage
+from partition.plan import Pipeline, Plan
 from partition.problem import Problem
 
 
@@ -27,7 +27,7 @@ class LeastPipeline:
     def plan(self, strategy: str, problem: Problem) -> Plan:
         """Return the plan with one microbatch in flight."""
         batch = problem.global_batch_size
-        stages = tuple(Stage((s.device.name,), (s.start, s.stop), 1, s.recompute) for s in self.stages)
+        stages = tuple(stage.planned(in_flight=1) for stage in self.stages)
         pipelines = (Pipeline(self.microbatch_size, batch, stages),)
         return Plan(strategy, problem.profile.model, batch, pipelines)
 
