@@ -26,6 +26,8 @@ from partition.local_search.threshold_accepting import improve_with_simulator, t
 from partition.plan import Plan
 from partition.problem import Problem
 
+DEALT = "dealt"  # what starts of dealt devices are called: all are simulated
+
 
 class PipelineSearch(SearchSpace):
     """A search and what it knows so far, for its own later steps and for a bound.
@@ -54,7 +56,9 @@ class PipelineSearch(SearchSpace):
         if sets:
             sets += self._of_fewer_pipelines(_best(sets), evaluate)
             sets += self._walked_and_recombined(_best(sets), evaluate)
-        return sorted([*sets, *starts[: self.effort.search.climbed_starts]], key=_order)
+        dealt = [start for start in starts if start.start.startswith(DEALT)]
+        best = [start for start in starts[: self.effort.search.climbed_starts] if start not in dealt]
+        return sorted([*sets, *best, *dealt], key=_order)
 
     def starts(self, known: Sequence[list[TimedPipeline]] = ()) -> list[PipelineSet]:
         """Return sets of pipelines from every source there is, least step by their clocks first.
@@ -65,7 +69,7 @@ class PipelineSearch(SearchSpace):
         sources += [("known", timed) for timed in known]
         self.columns = relaxed(self, self.columns, self.limits)
         sources += [("columns", timed) for timed in from_columns(self, self.columns, self.limits)]
-        sources += [("dealt", timed) for timed in wished(self)]
+        sources += [(f"{DEALT} {place}", timed) for place, timed in enumerate(wished(self))]
         found = [PipelineSet(self.clock_s(timed), tuple(timed), name) for name, timed in sources if timed]
         found += from_counts(self, min((start.step_s for start in found), default=math.inf))
         found = [start for start in found if math.isfinite(start.step_s)]
