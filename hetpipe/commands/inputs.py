@@ -100,7 +100,7 @@ def remaining(cluster: Cluster, exclude: list[str] | None) -> Cluster:
 def _forced_problem(problem: Problem, strategy: str, options: PlanOptions) -> Problem:
     if not options.forces_plan:
         return problem
-    from partition.constraints.forced_plans import check_forced, describe, forced_of, parse_pin
+    from partition.constraints.wishes import check_forced, describe, forced_of, parse_pin
 
     pins = [parse_pin(text) for text in options.pins or ()]
     forced = forced_of(problem.profile, problem.cluster, pins, options.num_pipelines, options.max_devices)

@@ -71,7 +71,7 @@ class Contest:
 
     def __init__(self, ranking: Ranking, costs: PipelineCosts, effort: ChoiceEffort) -> None:
         self._ranking, self._effort = ranking, effort
-        self._estimate = StepEstimate(costs)
+        self._estimate, self._allows = StepEstimate(costs), costs.problem.forced.allows
         self.best: Plan | None = None
         self.step_s = math.inf
 
@@ -86,7 +86,7 @@ class Contest:
         effort = self._effort
         budget, lost = effort.most_instructions, 0
         least = effort.always_simulated if always is None else always
-        for index, plan in enumerate(plans):
+        for index, plan in enumerate(filter(self._allows, plans)):
             weight = instructions(plan)
             if index >= (1 if weight > effort.heavy_instructions else least) and weight > budget:
                 continue
@@ -100,7 +100,7 @@ class Contest:
 
     def enter_all(self, plans: Iterable[Plan]) -> None:
         """Simulate plans whatever they take."""
-        for plan in plans:
+        for plan in filter(self._allows, plans):
             if self.best is None or self._ranking(plan) < self._ranking(self.best):
                 self.best, self.step_s = plan, self._ranking(plan)[0]
 

@@ -256,10 +256,11 @@ class TimedPipeline:
 
 
 class TimingCache:
-    """A maker of pipelines; those that differ only in the names of their devices share one timing."""
+    """A maker of pipelines; those that differ only in the names of devices, none pinned, share one timing."""
 
     def __init__(self, costs: PipelineCosts) -> None:
         self.costs = costs
+        self._pinned = {pin.device for pin in costs.problem.forced.pins}
         self._timings: dict[object, PipelineTiming] = {}
 
     @property
@@ -281,6 +282,7 @@ class TimingCache:
                 for s in stages
             ),
             tuple(self._links(*channel) for channel in channels),
+            tuple(s.device.name for s in stages if s.device.name in self._pinned) if self._pinned else (),
         )
         if key not in self._timings:
             self._timings[key] = PipelineTiming(self.costs, stages, channels, microbatch_size)
