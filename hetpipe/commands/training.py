@@ -80,9 +80,12 @@ def run_start(
     folder = RunFolder(options.run_folder) if options.run_folder is not None else None
     source = None
     if options.resume is not None and not dry_run:
+        from hetpipe.training.checkpoint import read_manifest
+        from hetpipe.training.checkpoint_owners import check_adapters
         from hetpipe.training.run import find_checkpoint
 
         source = find_checkpoint(options.resume, folder, RUNS, entry.name)
+        check_adapters(read_manifest(source), entry.lora, source)
     before = _settings_before(source)  # what is not given is that of the run before
     settings = Settings(
         steps=options.steps,

@@ -10,10 +10,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from cost_model.errors import InputError
-from hetpipe.models.adapters import ADAPTER, is_adapter, peft_config
+from hetpipe.models.adapters import ADAPTER, is_adapter, peft_config_of
 from hetpipe.models.huggingface import ModelSpec, Task
 from hetpipe.models.huggingface_folder import TRAINABLE_DTYPES, header
-from hetpipe.runs.lora import LoraSettings
 
 ADAPTER_FILE = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
@@ -75,23 +74,18 @@ class AdapterFolder:
             raise InputError(f"{file}: cannot be read ({error}); copy it again") from error
 
 
-def write_adapter_folder(
-    path: Path, lora: LoraSettings, adapters: Mapping[str, Tensor], task: Task, base: str | None
-) -> None:
+def write_adapter_folder(path: Path, spec: ModelSpec, adapters: Mapping[str, Tensor], base: str) -> None:
     """Write adapters, by their names in the model, into a folder that `peft.PeftModel.from_pretrained` loads.
 
-    base: what loads the base, a folder as a rule.
+    spec: of the model with adapters. base: what loads the one without, a folder as a rule.
     """
     path.mkdir(parents=True, exist_ok=True)
     tensors = {file_key(name): value.detach().cpu().contiguous() for name, value in adapters.items()}
     save_file(tensors, path / ADAPTER_FILE, metadata={"format": "pt"})
-    config = peft_config(
-        lora,
-        task_type="CAUSAL_LM" if task is Task.CAUSAL_LM else None,
-        base_model_name_or_path=base,
-        inference_mode=True,
-    )
+    config = peft_config_of(spec)
     config.target_modules = sorted(config.target_modules)
+    config.task_type = "CAUSAL_LM" if spec.task is Task.CAUSAL_LM else None
+    config.base_model_name_or_path, config.inference_mode = base, True
     config.save_pretrained(str(path))
 
 

@@ -61,15 +61,11 @@ def with_adapters(spec: ModelSpec, lora: LoraSettings) -> ModelSpec:
     )
 
 
-def peft_config(lora: LoraSettings, **options: Any) -> Any:
-    """Return the settings as peft's LoraConfig."""
-    return _peft().LoraConfig(
-        r=lora.r,
-        lora_alpha=lora.alpha,
-        lora_dropout=lora.dropout,
-        target_modules=list(lora.targets),
-        **options,
-    )
+def peft_config_of(spec: ModelSpec) -> Any:
+    """Return peft's LoraConfig of a model with adapters, with what peft found out about its layers."""
+    with torch.device("meta"):
+        model = spec.build()
+    return cast(Any, model).peft_config[ADAPTER]
 
 
 def _peft() -> ModuleType:
@@ -81,9 +77,13 @@ def _peft() -> ModuleType:
 
 def _build(build: Callable[[], nn.Module], lora: LoraSettings) -> nn.Module:
     model = build()
-    with refused_on_error(f"--lora {lora.text}"), warnings.catch_warnings():
+    alpha = int(lora.alpha) if lora.alpha.is_integer() else lora.alpha
+    config = _peft().LoraConfig(
+        r=lora.r, lora_alpha=alpha, lora_dropout=lora.dropout, target_modules=list(lora.targets)
+    )
+    with refused_on_error(f"adapters {lora.text}"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # peft sees by itself that GPT-2's layers lie transposed, and says so
-        _peft().inject_adapter_in_model(peft_config(lora), model, adapter_name=ADAPTER)
+        _peft().inject_adapter_in_model(config, model, adapter_name=ADAPTER)
     return model
 
 
@@ -103,14 +103,12 @@ def _check_targets(spec: ModelSpec, lora: LoraSettings) -> None:
                 names[".".join(parts[start:])] = id(cast(Any, module).weight) in shared
     for target in lora.targets:
         if target not in names:
-            likely = [name for name in names if "." not in name]
-            raise InputError(
-                f"--lora: {spec.name} has no linear layer {target!r}; {did_you_mean(target, likely)}"
-            )
+            near = did_you_mean(target, [name for name in names if "." not in name])
+            raise InputError(f"LoRA target {target!r}: {spec.name} has no such linear layer; {near}")
         if names[target]:
             raise InputError(
-                f"--lora: {target!r} of {spec.name} shares its weights with another layer, from which no "
-                "adapter can be told apart; leave it out"
+                f"LoRA target {target!r}: {spec.name} shares its weights with another layer, from which "
+                "a merged adapter could not be told; leave it out"
             )
 
 

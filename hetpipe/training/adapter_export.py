@@ -28,7 +28,7 @@ def export_adapter(source: Path, target: Path, spec: ModelSpec, base: str) -> No
     manifest = checkpoint.read_manifest(source)
     assert manifest.lora is not None
     with _whole_or_nothing(target):
-        write_adapter_folder(target, manifest.lora, _adapters(source), spec.task, base)
+        write_adapter_folder(target, with_adapters(spec, manifest.lora), _adapters(source), base)
 
 
 def export_merged(source: Path, target: Path, spec: ModelSpec) -> None:

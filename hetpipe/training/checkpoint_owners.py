@@ -9,6 +9,7 @@ from hetpipe.data.task import TrainingTask
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.partial_model import LayerModel
 from hetpipe.program.instructions import Program
+from hetpipe.runs.lora import LoraSettings
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import TaskSettings
 from hetpipe.runtime.optimizer import OPTIMIZER_STATES, Optimizer
@@ -88,10 +89,7 @@ def check_checkpoint(manifest: checkpoint.Manifest, settings: TaskSettings, sour
 
     Raises: InputError naming what differs.
     """
-    if settings.lora != manifest.lora:
-        mine, theirs = (lora.text if lora else "none" for lora in (settings.lora, manifest.lora))
-        option = f"--lora {theirs}" if manifest.lora else "no --lora"
-        raise InputError(f"{source}: its adapters are {theirs}, the run's {mine}; give {option} to resume")
+    check_adapters(manifest, settings.lora, source)
     for key in ("model", "seed", "sequence_length"):
         mine, theirs = getattr(settings, key), getattr(manifest, key)
         if mine != theirs:
@@ -102,6 +100,17 @@ def check_checkpoint(manifest: checkpoint.Manifest, settings: TaskSettings, sour
         raise InputError(
             f"{source}: is at step {manifest.step}, the run ends at step {settings.run.steps}; raise --steps"
         )
+
+
+def check_adapters(manifest: checkpoint.Manifest, lora: LoraSettings | None, source: Path) -> None:
+    """Check that a run has the adapters of the checkpoint.
+
+    Raises: InputError naming both, and what to give.
+    """
+    if lora != manifest.lora:
+        mine, theirs = (found.text if found else "none" for found in (lora, manifest.lora))
+        option = f"--lora {theirs}" if manifest.lora else "no --lora"
+        raise InputError(f"{source}: its adapters are {theirs}, the run's {mine}; give {option} to resume")
 
 
 def check_optimizer(manifest: checkpoint.Manifest, name: str, source: Path) -> None:

@@ -1,6 +1,7 @@
 """The base beside adapters: no checkpoint holds it, each knows its weights by their hashes."""
 
 import hashlib
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from weakref import WeakKeyDictionary
@@ -9,8 +10,11 @@ import torch
 from torch import Tensor
 
 from cost_model.errors import InputError
+from hetpipe.models.adapters import task_spec
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.partial_model import LayerModel
+from hetpipe.models.pretrained_weights import FolderWeights
+from hetpipe.runs.settings import TaskSettings
 
 _KNOWN: WeakKeyDictionary[LayerModel, dict[str, str]] = WeakKeyDictionary()
 
@@ -40,3 +44,24 @@ def check_base(theirs: Mapping[str, str], mine: Mapping[str, str], source: Path)
                 f"{source}: its adapters were trained beside another base, {name!r} has other values there; "
                 "give the base of that run"
             )
+
+
+def check_stored_base(
+    theirs: Mapping[str, str], settings: TaskSettings, source: Path, limit_bytes: float = 2**28
+) -> None:
+    """Check some weights of the base in a model's folder, before anything is written; ranks check all.
+
+    Raises: InputError as `check_base`.
+    """
+    weights = FolderWeights.of(task_spec(settings)) if theirs else None
+    if weights is None:
+        return
+    chosen: list[str] = []
+    sizes = {name: places[0][1].shape for name, places in weights.places.items() if name in theirs}
+    for name, shape in sorted(sizes.items(), key=lambda item: (len(item[1]) < 2, math.prod(item[1]))):
+        limit_bytes -= 4 * math.prod(shape)
+        if limit_bytes < 0:
+            break
+        chosen.append(name)
+    mine = {name: weight_sha256(value) for name, value in weights.load(chosen).items()}
+    check_base(theirs, mine, source)

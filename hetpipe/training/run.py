@@ -29,6 +29,7 @@ from hetpipe.simulation.prediction import Prediction, predict
 from hetpipe.training import checkpoint, torchrun
 from hetpipe.training.checkpoint_owners import check_checkpoint
 from hetpipe.training.checkpoint_room import room_of
+from hetpipe.training.frozen_base import check_stored_base
 from hetpipe.training.handover import Handover
 from hetpipe.training.rank import train_rank
 from partition.plan import Plan
@@ -87,6 +88,7 @@ def prepare(
         source = Path(settings.resume_from)
         manifest = checkpoint.read_manifest(source)
         check_checkpoint(manifest, task_settings, source)
+        check_stored_base(manifest.base, task_settings, source)
         done = manifest.step
         vocabulary = source / checkpoint.VOCABULARY_FILE
     _check_checkpoints(folder, done, settings)
