@@ -49,11 +49,11 @@ def check_base(theirs: Mapping[str, str], mine: Mapping[str, str], source: Path)
 def check_stored_base(
     theirs: Mapping[str, str], settings: TaskSettings, source: Path, limit_bytes: float = 2**28
 ) -> None:
-    """Check some weights of the base in a model's folder, before anything is written; ranks check all.
+    """Check some weights of a base that lies in a folder, before anything is written; ranks check all.
 
     Raises: InputError as `check_base`.
     """
-    weights = FolderWeights.of(task_spec(settings)) if theirs else None
+    weights = None if settings.lora is None else FolderWeights.of(task_spec(settings))
     if weights is None:
         return
     chosen: list[str] = []

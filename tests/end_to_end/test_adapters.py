@@ -252,6 +252,6 @@ def test_what_cannot_be_adapted_is_refused_in_a_line(hetpipe: Shell):
     assert "of a --model" in refused(
         hetpipe, "plan --profile profile.json --cluster cluster.toml --lora r=4,targets=q_proj"
     )
-    assert "of 'small', not of --model" in refused(
+    assert "of 'made-up', not of --model" in refused(
         hetpipe, f"{run} --lora r=4,targets=q_proj --profile profile.json"
     )
