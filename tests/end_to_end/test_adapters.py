@@ -201,11 +201,12 @@ def test_adapters_of_another_base_are_not_gone_on_with(hetpipe: Shell):
     assert (merged.code, merged.err.count("\n")) == (2, 1) and "another base" in merged.err
     assert not (hetpipe.folder / "merged").exists()
     assert hetpipe("export run -o peft").code == 0  # the adapters are what they are
-    with pytest.raises(InputError, match=r"give --lora r=4,alpha=8,targets=down_proj,q_proj,v_"):
-        other = replace(here, lora=replace(here.lora, r=2))
-        other.run("run", PLANS["one device"], peft_models.settings_of(
-            here.base, other.lora, steps=2, resume_from=str(source)
-        ))  # fmt: skip
+    for option, text in (
+        ("", "the run's none; give --lora r=4,alpha=8,targets=down_proj,q_proj,v_proj to resume"),
+        ("--lora r=2,targets=q_proj", "the run's r=2,alpha=2,targets=q_proj; give --lora r=4,alpha=8"),
+    ):
+        again = hetpipe(f"run --model {here.base} --cluster cluster.toml --resume run --steps 2 {option}")
+        assert (again.code, again.err.count("\n")) == (2, 1) and text in again.err
 
 
 def refused(hetpipe: Shell, line: str) -> str:

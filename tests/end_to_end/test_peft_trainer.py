@@ -111,7 +111,7 @@ def test_checkpoints_of_a_peft_model_hold_its_adapters_and_know_its_base(tmp_pat
     for name, value in checkpoint.read_weights(made.checkpoint).items():
         torch.testing.assert_close(value, expected[name], rtol=1e-10, atol=1e-12, msg=name)
 
-    other = model_of(LLAMA, dropout=0.2)
+    other = copy.deepcopy(model)
     changed = "base_model.model.model.layers.1.mlp.up_proj.weight"
     with torch.no_grad():
         dict(other.named_parameters())[changed][0, 0] += 1e-3
@@ -122,7 +122,7 @@ def test_checkpoints_of_a_peft_model_hold_its_adapters_and_know_its_base(tmp_pat
     with pytest.raises(InputError, match=rf"beside another base, '{changed}'"):
         trainer(tmp_path / "other", chain_plan("mine", [0, 5], 4, BATCH), other).fit(2, resume_from=first)
     with pytest.raises(InputError, match="is not that of their base"):
-        checkpoint.load_weights(first, model_of(LLAMA).to("meta"))
+        checkpoint.load_weights(first, model.to("meta"))
 
 
 def test_room_is_made_for_adapters_alone(tmp_path):
