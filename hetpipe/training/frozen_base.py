@@ -30,7 +30,7 @@ def base_hashes(chain: ChainModel, model: LayerModel) -> dict[str, str]:
 def weight_sha256(value: Tensor) -> str:
     """Return the hash of a weight's values in float32, so that it is the same in every wider dtype."""
     here = value.detach().to("cpu", torch.float32).contiguous()
-    return hashlib.sha256(here.view(-1).view(torch.uint8).numpy()).hexdigest()
+    return hashlib.sha256(here.view(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
 def check_base(theirs: Mapping[str, str], mine: Mapping[str, str], source: Path) -> None:

@@ -176,8 +176,6 @@ def test_a_run_goes_on_and_ends_in_a_folder_that_peft_loads(hetpipe: Shell):
     assert not any("lora" in name for name in load_file(hetpipe.folder / "merged" / WEIGHTS_FILE))
 
     # and a new run goes on from the PEFT folder
-    new = replace(here)
-    new.__dict__["adapter"] = hetpipe.folder / "peft"
     _, begun = here.run("new", PLANS["one device"], here.settings(adapter=str(hetpipe.folder / "peft")))
     expected = peft_models.loaded(here.base, LLAMA, hetpipe.folder / "peft")
     assert begun == pytest.approx(
