@@ -57,8 +57,12 @@ class PipelineSearch(SearchSpace):
         sets = self._climbed(starts, evaluate)
         if sets:
             sets += self._of_fewer_pipelines(_best(sets), evaluate)
-            sets += self._of_other_numbers(_best(sets), evaluate)
             sets += self._walked_and_recombined(_best(sets), evaluate)
+            # only now, so that where they are no better the walks begin where they would without them
+            others = list(self._of_other_numbers(_best(sets), evaluate))
+            if others and _best(others).step_s < _best(sets).step_s:
+                others += self._walked_and_recombined(_best(others), evaluate)
+            sets += others
         dealt = [start for start in starts if start.start.startswith(DEALT)]
         best = [start for start in starts[: self.effort.search.climbed_starts] if start not in dealt]
         return sorted([*sets, *best, *dealt], key=_order)
