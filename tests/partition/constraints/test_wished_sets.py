@@ -129,3 +129,23 @@ def test_several_pipelines_that_memory_takes_are_packed() -> None:
     more = replace(half, forced=Forced(num_pipelines=count // 2 + 1))
     with pytest.raises(InfeasibleError, match=r"with pipelines = \d: even in the best of the orders"):
         least_pipelines(more)
+
+
+def test_unequal_memories_hold_a_pipeline_each_or_the_least_one_is_named() -> None:
+    problem = with_ample_memory(random_problem(4))
+    nodes = tuple(
+        replace(
+            node,
+            devices=tuple(
+                replace(device, memory_bytes=1e6 + 1e3 * place) for place, device in enumerate(node.devices)
+            ),
+        )
+        for node in problem.cluster.nodes
+    )
+    count = len(problem.cluster.devices)
+    wide = replace(problem, cluster=replace(problem.cluster, nodes=nodes), forced=Forced(num_pipelines=count))
+    assert sorted(map(len, least_pipelines(wide).stages)) == [1] * count
+    small = replace(nodes[0], devices=(replace(nodes[0].devices[0], memory_bytes=9.0), *nodes[0].devices[1:]))
+    tight = replace(wide, cluster=replace(wide.cluster, nodes=(small, *nodes[1:])))
+    with pytest.raises(InfeasibleError, match=r"orders tried.* on 'a/0', which has 9 usable"):
+        least_pipelines(tight)
