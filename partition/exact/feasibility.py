@@ -79,7 +79,9 @@ def least_pipelines(problem: Problem) -> LeastPipelines:
             best, of_best = _named(programme, cuts), programme
             best = replace(best, proven=best.proven and len(kinds) == 1)
     if best is None:
-        raise InfeasibleError("no single pipeline respects what is forced; force less")
+        if kinds == [MemoryProgramme]:
+            raise InfeasibleError("no single pipeline respects what is forced; force less")
+        raise InfeasibleError(f"no plan with {describe(problem.forced)} was found; force less")
     if best.missing_bytes > 0:
         raise best.error(problem, of_best)
     return best

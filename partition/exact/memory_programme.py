@@ -154,7 +154,7 @@ class MemoryProgramme:
     def pipelines(self, missing_bytes: float) -> Iterator[tuple[tuple[int, ...], list[Cut]]]:
         """Give (devices of each class, stages) of pipelines whose devices lack no more than that.
 
-        Short ones first; none whose devices are as many or as good as another's, and more or better.
+        Short ones first; none that does without one of its devices or, if it is alone, with a lesser one.
         """
         fits = self.lacking[: len(self.counts)] <= missing_bytes
         unions = [self._unions(self._with_pins(table, missing_bytes)) for table in fits]
@@ -196,7 +196,7 @@ class MemoryProgramme:
             used = np.flatnonzero(self._digit(states, place) > 0)
             without = states[used] - self.strides[place]
             layers[used] |= labels[without]
-            if place + 1 < self.num_free:
+            if place + 1 < self.num_free and not self.several:  # others may need the lesser ones
                 spare = self._digit(without, place + 1) < self.counts[place + 1]
                 layers[used[spare]] |= labels[without[spare] + self.strides[place + 1]]
         return layers
