@@ -13,6 +13,8 @@ from typing import Protocol
 from cost_model.cluster import EMULATED, Cluster, Device, Link
 from cost_model.collectives import (
     Collective,
+    node_broadcast,
+    node_reduce,
     ring_all_reduce,
     tree_all_reduce,
     tree_broadcast,
@@ -173,9 +175,11 @@ def all_reduce_due(
     if len(names) == 1:
         return dict(ready_s)
     begin = max(ready_s.values())
+    start_s = dict.fromkeys(names, begin)
     if collective is Collective.TREE:
-        rounds = tree_all_reduce(num_bytes, network.by_node(names))
-        return _messages_due(free_at, network, rounds, names, begin)
+        return messages_due(free_at, network, tree_all_reduce(num_bytes, network.by_node(names)), start_s)
+    if collective is Collective.HIERARCHICAL:
+        return _hierarchical_due(free_at, network, num_bytes, start_s)
     routes = ring_routes(network, names)
     measured_s = network.measured_all_reduce_s(num_bytes, names)
     if measured_s is not None:
@@ -190,8 +194,21 @@ def all_reduce_due(
     elif apart(routes):
         due = _ring_apart(free_at, routes, chunk, begin)
     else:
-        return _messages_due(free_at, network, ring_all_reduce(num_bytes, names), names, begin)
+        return messages_due(free_at, network, ring_all_reduce(num_bytes, names), start_s)
     return dict(zip(names, due, strict=True))
+
+
+def _hierarchical_due(
+    free_at: FreeAt, network: Network, num_bytes: float, start_s: Mapping[str, float]
+) -> dict[str, float]:
+    """Return when each device has the sum: trees inside nodes, a ring of their first ones, trees back.
+
+    The ring begins when the last node has its sum.
+    """
+    groups = network.by_node(list(start_s))
+    due = messages_due(free_at, network, node_reduce(num_bytes, groups), start_s)
+    due |= all_reduce_due(free_at, network, num_bytes, {group[0]: due[group[0]] for group in groups})
+    return messages_due(free_at, network, node_broadcast(num_bytes, groups), due)
 
 
 def reduce_due(
@@ -202,7 +219,7 @@ def reduce_due(
     As for `all_reduce_due` it begins when its last member is ready.
     """
     rounds = tree_reduce(num_bytes, network.by_node(_root_first(ready_s, root)))
-    return _messages_due(free_at, network, rounds, list(ready_s), max(ready_s.values()))
+    return messages_due(free_at, network, rounds, dict.fromkeys(ready_s, max(ready_s.values())))
 
 
 def broadcast_due(
@@ -210,7 +227,7 @@ def broadcast_due(
 ) -> dict[str, float]:
     """Return when each device has what the root (a name) broadcasts by a tree; see `reduce_due`."""
     rounds = tree_broadcast(num_bytes, network.by_node(_root_first(ready_s, root)))
-    return _messages_due(free_at, network, rounds, list(ready_s), max(ready_s.values()))
+    return messages_due(free_at, network, rounds, dict.fromkeys(ready_s, max(ready_s.values())))
 
 
 def _root_first(names: Iterable[str], root: str) -> list[str]:
@@ -224,10 +241,16 @@ def ring_routes(network: Network, names: Sequence[str]) -> list[Route]:
 
 def all_reduce_resources(network: Network, names: Sequence[str], collective: Collective) -> set[int]:
     """Return what the messages of an all-reduce between devices (names) occupy."""
-    routes = ring_routes(network, names)
-    if collective is Collective.TREE:
-        rounds = tree_all_reduce(0.0, network.by_node(names))
-        routes = [network.route(source, to) for messages in rounds for source, to, _ in messages]
+    groups = network.by_node(names)
+    if collective is Collective.RING:
+        rounds, ring = [], names
+    elif collective is Collective.TREE:
+        rounds, ring = tree_all_reduce(0.0, groups), names[:1]
+    else:
+        rounds = node_reduce(0.0, groups) + node_broadcast(0.0, groups)
+        ring = [group[0] for group in groups]
+    routes = [network.route(source, to) for messages in rounds for source, to, _ in messages]
+    routes += ring_routes(network, ring) if len(ring) > 1 else []
     return {resource for route in routes for resource in route.resources}
 
 
@@ -237,15 +260,17 @@ def apart(routes: Sequence[Route]) -> bool:
     return len(set(used)) == len(used)
 
 
-def _messages_due(
+def messages_due(
     free_at: FreeAt,
     network: Network,
     rounds: Sequence[Sequence[tuple[str, str, float]]],
-    names: Sequence[str],
-    begin_s: float,
+    start_s: Mapping[str, float],
 ) -> dict[str, float]:
-    """Return when each device has got its last message, one by one; a round's are sent before any arrives."""
-    due = dict.fromkeys(names, begin_s)
+    """Return when each device has got its last message, one by one; a round's are sent before any arrives.
+
+    start_s: when each device may send first.
+    """
+    due = dict(start_s)
     for messages in rounds:
         arrived = [
             (destination, reserve(free_at, network.route(source, destination), due[source], size))
@@ -301,44 +326,3 @@ def all_reduce_s(
     """Return the seconds of an all-reduce between devices (names), alone, until the last has the sum."""
     ready_s = dict.fromkeys(names, 0.0)
     return max(all_reduce_due(idle(), network, num_bytes, ready_s, collective).values())
-
-
-def cheaper_collective(network: Network, num_bytes: float, names: Sequence[str]) -> Collective:
-    """Return which collective sums sooner on an idle network; the ring where both take as long.
-
-    Where the all-reduce was measured the ring too: nobody measured the tree. What the first owner sends and
-    receives bounds the tree from below, and rounds that begin when the one before is over bound the ring
-    from above: where these say enough, neither is gone through.
-    """
-    if network.measured_group(names) is not None:
-        return Collective.RING
-    rounds = tree_all_reduce(num_bytes, network.by_node(names))
-    least_s = _tree_s(network, rounds, names, of_first=True)
-    if least_s >= _ring_at_most_s(network, num_bytes, names):
-        return Collective.RING
-    ring_s = all_reduce_s(network, num_bytes, names) * (1 - 1e-9)
-    if least_s >= ring_s or _tree_s(network, rounds, names, of_first=False) >= ring_s:
-        return Collective.RING
-    return Collective.TREE
-
-
-def _ring_at_most_s(network: Network, num_bytes: float, names: Sequence[str]) -> float:
-    """Return no fewer seconds than the ring takes alone: a message that waits hurries no other."""
-    rounds = ring_all_reduce(num_bytes, names)
-    return len(rounds) * max(_messages_due(idle(), network, rounds[:1], names, 0.0).values())
-
-
-def _tree_s(
-    network: Network,
-    rounds: Sequence[Sequence[tuple[str, str, float]]],
-    names: Sequence[str],
-    *,
-    of_first: bool,
-) -> float:
-    """Return the seconds of the rounds on an idle network.
-
-    of_first: of those messages alone that the first one sees.
-    """
-    if of_first:
-        rounds = [[entry for entry in messages if names[0] in entry[:2]] for messages in rounds]
-    return max(_messages_due(idle(), network, rounds, names, 0.0).values())

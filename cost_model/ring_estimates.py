@@ -1,4 +1,4 @@
-"""About what a ring costs (R7 of docs/clock.md), for the loops of a search that ask it very often."""
+"""About what a sum costs (R7 of docs/clock.md), for the loops of a search that ask it very often."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -39,6 +39,29 @@ def all_reduce_estimate_s(network: Network, num_bytes: float, names: Sequence[st
         best = max(best, 0.0) + entry
         most = max(most, best)
     return num_rounds * slowest + most
+
+
+def sum_estimate_s(network: Network, num_bytes: float, names: Sequence[str]) -> tuple[float, Sequence[str]]:
+    """Return about the seconds of a sum over devices (names), and the members of its ring.
+
+    The ring of all, or inside nodes first and then a ring of the first ones, whichever is sooner. Trees over
+    nodes are left out.
+    """
+    ring_s = all_reduce_estimate_s(network, num_bytes, names)
+    groups = network.by_node(names) if len(names) > 2 else []
+    if not 1 < len(groups) < len(names) or network.measured_group(names) is not None:
+        return ring_s, names
+    firsts = [group[0] for group in groups]
+    inside_s = max(_tree_s(network, num_bytes, group) for group in groups)
+    hierarchical_s = 2 * inside_s + all_reduce_estimate_s(network, num_bytes, firsts)
+    return (hierarchical_s, firsts) if hierarchical_s < ring_s else (ring_s, names)
+
+
+def _tree_s(network: Network, num_bytes: float, names: Sequence[str]) -> float:
+    """Return about the seconds of a reduction over the devices (names) of a node, over its slowest link."""
+    links = [network.route(name, names[0]).link for name in names[1:]]
+    hop_s = max((link.occupancy_s(num_bytes) + link.latency_s for link in links), default=0.0)
+    return (len(names) - 1).bit_length() * hop_s
 
 
 def _estimate_shared_s(routes: Sequence[Route], chunk: float, num_rounds: int) -> float:

@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from cost_model.collective_choice import cheaper_collective
 from cost_model.collectives import Collective
-from cost_model.network import Network, cheaper_collective
+from cost_model.network import Network
 from cost_model.profile import ModelProfile
 from hetpipe.program.instructions import (
     Bucket,
@@ -52,15 +53,31 @@ def gradient_buckets(plan: Plan, profile: ModelProfile) -> tuple[Bucket, ...]:
 def with_collectives(
     plan: Plan, buckets: Iterable[Bucket], profile: ModelProfile, network: Network
 ) -> tuple[Bucket, ...]:
-    """Return the buckets with the collective that is cheaper for its owners on the idle network."""
+    """Return the buckets with the collective that is cheapest for its owners on the idle network."""
     names = plan.device_names
 
-    def collective(bucket: Bucket) -> Collective:
+    def summed(bucket: Bucket) -> Bucket:
         if bucket.state_owner is not None:
-            return bucket.collective  # reduced to the owner, whatever is cheaper
-        return cheaper_collective(network, bucket.num_bytes(profile), [names[rank] for rank in bucket.ranks])
+            return bucket  # reduced to the owner, whatever is cheaper
+        owners = [names[rank] for rank in bucket.ranks]
+        collective = cheaper_collective(network, bucket.num_bytes(profile), owners)
+        return summed_by(bucket, collective, plan, network)
 
-    return tuple(replace(bucket, collective=collective(bucket)) for bucket in buckets)
+    return tuple(map(summed, buckets))
+
+
+def summed_by(bucket: Bucket, collective: Collective, plan: Plan, network: Network) -> Bucket:
+    """Return the bucket with this collective, and with its owners by node where that needs them."""
+    nodes: tuple[tuple[int, ...], ...] = ()
+    if collective is Collective.HIERARCHICAL:
+        nodes = owners_by_node(bucket, plan, network)
+    return replace(bucket, collective=collective, nodes=nodes)
+
+
+def owners_by_node(bucket: Bucket, plan: Plan, network: Network) -> tuple[tuple[int, ...], ...]:
+    """Return the ranks of a bucket by node, in the order in which the simulator sums over them."""
+    ranks = {plan.device_names[rank]: rank for rank in bucket.ranks}
+    return tuple(tuple(ranks[name] for name in names) for names in network.by_node(list(ranks)))
 
 
 def in_order_of_backwards(

@@ -7,6 +7,7 @@ from collections import defaultdict
 from dataclasses import replace
 
 from cost_model.cluster import Cluster
+from cost_model.collectives import Collective
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
 from hetpipe.program.compute_orders import most_in_flight, with_in_flight
@@ -37,6 +38,7 @@ def verify(program: Program, profile: ModelProfile, cluster: Cluster) -> None:
     verify_messages(program)
     verify_computations(program)
     verify_buckets(program, profile)
+    _verify_nodes(program, cluster)
     verify_order(program)
     check_memory(with_in_flight(program.plan, observed_in_flight(program)), profile, cluster)
 
@@ -121,6 +123,21 @@ def verify_buckets(program: Program, profile: ModelProfile) -> None:
                     f"optimizer states of layer {layer} are on {state_owner or 'all its devices'}, the "
                     f"program sums its gradients for {receiver or 'all'}; lower the plan again"
                 )
+
+
+def _verify_nodes(program: Program, cluster: Cluster) -> None:
+    """Check that hierarchical sums go over the nodes of their owners in the cluster, others over none."""
+    for index, bucket in enumerate(program.buckets):
+        on_node: dict[str, list[int]] = {}
+        if bucket.collective is Collective.HIERARCHICAL:
+            for rank in bucket.ranks:
+                on_node.setdefault(cluster.device(program.device_names[rank]).node, []).append(rank)
+        expected = tuple(map(tuple, on_node.values()))
+        if bucket.nodes != expected or (expected and bucket.state_owner is not None):
+            raise InputError(
+                f"bucket {index} is summed over the nodes {list(bucket.nodes)}, in the cluster its owners "
+                f"are on {list(expected)}; lower the plan again"
+            )
 
 
 def verify_order(program: Program) -> None:

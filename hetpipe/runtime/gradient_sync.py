@@ -9,7 +9,6 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.futures import Future
 
 from cost_model.collectives import Collective
 from cost_model.errors import InputError
@@ -17,6 +16,7 @@ from hetpipe.models.chain import ChainModel
 from hetpipe.program.instructions import Broadcast, Program, Sync
 from hetpipe.runtime.cuda_events import wait_for_gpu
 from hetpipe.runtime.host_staging import Staging, room_on_host
+from hetpipe.runtime.node_sums import Part, in_turn, open_sums
 from hetpipe.runtime.peer_errors import PeerTimeout
 
 
@@ -47,16 +47,17 @@ class GradientSync:
         groups = {
             # between GPUs one of its own too, with more time
             ranks: None if ranks == everyone and staging.on_host(ranks) else staging.new_group(ranks, timeout)
-            for ranks in sorted({bucket.ranks for bucket in program.buckets})
+            for ranks in sorted({bucket.ranks for bucket in program.buckets if not bucket.nodes})
         }
         self._program, self._rank, self._timeout_s = program, rank, timeout_s
-        self._groups = [groups[bucket.ranks] for bucket in program.buckets]
+        self._groups = [groups.get(bucket.ranks) for bucket in program.buckets]
         # NOTE: gloo matches collectives by their order in a group, and when a reduction is over, so that its
         # broadcast may begin, differs from rank to rank: each bucket's broadcasts have a group of their own
         self._broadcast_groups = [
             staging.new_group(bucket.ranks, timeout) if bucket.collective is Collective.TREE else None
             for bucket in program.buckets
         ]
+        self._over_nodes = open_sums(program.buckets, rank, staging, timeout)
         self._members = [
             [parameters[name] for name in bucket_names(program, index, chain)] if rank in bucket.ranks else []
             for index, bucket in enumerate(program.buckets)
@@ -69,6 +70,7 @@ class GradientSync:
             for buffer, bucket in zip(self._buffers, program.buckets, strict=True)
         ]
         self._under_way: dict[Sync | Broadcast, tuple[Callable[[], object], float]] = {}
+        self._stream: torch.cuda.Stream | None = None
         self._warm_up()
 
     def _warm_up(self) -> None:
@@ -78,14 +80,20 @@ class GradientSync:
         """
         opened: set[dist.ProcessGroup | None] = set()
         for bucket, members in enumerate(self._members):
-            group = self._groups[bucket]
-            if members and group not in opened:
+            for group in self._groups_of(bucket) if members else ():
+                if group in opened:
+                    continue
                 opened.add(group)
                 nothing = torch.zeros(1, device=self._moved[bucket].device)
                 with self._peer_timeout(Sync(bucket), time.monotonic()):
                     work: dist.Work | None = dist.all_reduce(nothing, group=group, async_op=True)
                     assert work is not None
                     self._wait_of(work, nothing)()
+
+    def _groups_of(self, bucket: int) -> Sequence[dist.ProcessGroup | None]:
+        """Return the groups in which this rank sums a bucket, in the same order on all ranks."""
+        over_nodes = self._over_nodes[bucket]
+        return [self._groups[bucket]] if over_nodes is None else over_nodes.groups
 
     def buffers(self) -> list[Tensor]:
         """Return the memory of the gradients that are summed, one tensor for each bucket of this rank."""
@@ -116,6 +124,9 @@ class GradientSync:
             return self._wait_of(self._reduce(bucket), self._moved[bucket])
         if self._program.buckets[bucket].collective is Collective.TREE:
             return self._start_tree(bucket)
+        over_nodes = self._over_nodes[bucket]
+        if over_nodes is not None:
+            return self._start_in_turn(over_nodes.parts(self._moved[bucket]), self._moved[bucket])
         work: dist.Work | None = dist.all_reduce(
             self._moved[bucket], group=self._groups[bucket], async_op=True
         )
@@ -132,22 +143,22 @@ class GradientSync:
         A reduction leaves partial sums at the others, which the broadcast writes over.
         """
         buffer, group = self._moved[bucket], self._groups[bucket]
-        reduction = self._reduce(bucket)
         if buffer.is_cuda:  # NCCL runs the collectives of a group one after another
+            self._reduce(bucket)
             return self._wait_of(self._broadcast(bucket, group), buffer)
         later = self._broadcast_groups[bucket]
+        return in_turn([partial(self._reduce, bucket), partial(self._broadcast, bucket, later)])
 
-        def go_on(reduced: Future[object]) -> dist.Work:
-            reduced.value()  # raises what went wrong
-            return self._broadcast(bucket, later)
-
-        begun: Future[dist.Work] = reduction.get_future().then(go_on)
-
-        def wait() -> None:
-            reduction.wait()  # raises its own error, which a future wraps into a traceback
-            begun.wait().wait()
-
-        return wait
+    def _start_in_turn(self, parts: Sequence[Part], buffer: Tensor) -> Callable[[], object]:
+        """Begin the first of some collectives on a buffer; each begins when that before it is over."""
+        if not buffer.is_cuda:
+            return in_turn(parts)
+        self._stream = self._stream or torch.cuda.Stream(buffer.device)  # type: ignore[no-untyped-call]
+        self._stream.wait_stream(torch.cuda.current_stream(buffer.device))
+        with torch.cuda.stream(self._stream):
+            for part in parts[:-1]:
+                part().wait()  # by this stream alone: the host and the computations go on
+            return self._wait_of(parts[-1](), buffer)
 
     def _reduce(self, bucket: int) -> dist.Work:
         owner, buffer = self._program.buckets[bucket].root, self._moved[bucket]
@@ -215,11 +226,13 @@ class GradientSync:
     def close(self) -> None:
         """Give back the process groups; all ranks must have finished their last step."""
         # in the same order on all ranks: NCCL's groups are closed together
-        for group in dict.fromkeys((*self._groups, *self._broadcast_groups)):
+        over_nodes = [group for entry in self._over_nodes if entry for group in entry.groups]
+        for group in dict.fromkeys((*self._groups, *self._broadcast_groups, *over_nodes)):
             if group is not None:
                 dist.destroy_process_group(group)
         self._groups.clear()
         self._broadcast_groups.clear()
+        self._over_nodes.clear()
 
     def _peer_timeout(self, instruction: Sync | Broadcast, since_s: float) -> AbstractContextManager[None]:
         owners = self._program.buckets[instruction.bucket].ranks

@@ -14,10 +14,12 @@ from torch import Tensor, nn
 from cost_model.cluster import CPU, Cluster, Device, Link, Node
 from cost_model.collectives import Collective
 from cost_model.errors import InputError
+from cost_model.network import Network
 from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.huggingface import model_spec
 from hetpipe.models.loss import Loss, loss_sum
+from hetpipe.program.gradient_buckets import summed_by
 from hetpipe.program.instructions import Program, Schedule
 from hetpipe.program.verification import verify
 from hetpipe.simulation.schedule_selection import lower
@@ -53,13 +55,19 @@ def random_case(seed: int, num_ranks: int) -> Case:
     model = rng.choice(MODELS)
     profile = profile_of(rng, model)
     speeds = [rng.choice([0.5, 1.0, 2.0]) for _ in range(num_ranks)]
-    devices = tuple(Device(f"n/{i}", "n", CPU, 1e12, speed=speed) for i, speed in enumerate(speeds))
-    cluster = Cluster("random", Link(rng.choice([0.0, 1e-3]), rng.choice([1e5, 1e9])), (Node("n", devices),))
+    names = [rng.choice("mn") for _ in speeds]
+    devices = [Device(f"n/{i}", names[i], CPU, 1e12, speed=speed) for i, speed in enumerate(speeds)]
+    nodes = tuple(
+        Node(name, tuple(device for device in devices if device.node == name)) for name in sorted(set(names))
+    )
+    cluster = Cluster("random", Link(rng.choice([0.0, 1e-3]), rng.choice([1e5, 1e9])), nodes)
     plan = _plan(rng, model, num_ranks)
     program = _lowered(rng, plan, profile, cluster)
-    ways = list(Collective)
+    ways, network = list(Collective), Network(cluster)
     buckets = tuple(
-        bucket if bucket.state_owner is not None else replace(bucket, collective=rng.choice(ways))
+        bucket
+        if bucket.state_owner is not None
+        else summed_by(bucket, rng.choice(ways), program.plan, network)
         for bucket in program.buckets
     )
     program = replace(program, buckets=buckets)

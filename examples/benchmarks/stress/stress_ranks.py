@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cost_model.collectives import Collective
 from hetpipe.models.keyed_dropout import KeyedDropout
 from hetpipe.models.partial_model import LayerModel
 from hetpipe.program.costs import ProgramCosts
@@ -217,7 +218,7 @@ def features(case: Case) -> dict[str, bool]:
         "states sharded": any(bucket.state_owner is not None for bucket in program.buckets),
         "copied through the host": any(on_gpu) and not all(on_gpu),
         "tied over ranks": any(bucket.tied for bucket in program.buckets),
-        **{name: name in collectives for name in ("ring", "tree")},
+        **{str(name): name in collectives for name in Collective},
         **{
             str(schedule): program.schedule is schedule
             for schedule in Schedule

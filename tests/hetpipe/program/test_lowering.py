@@ -166,6 +166,14 @@ def test_a_tree_is_written_and_read_back():
     assert parse_program(tied.text, plan) == tied
 
 
+def test_a_bucket_over_nodes_that_is_malformed_is_refused():
+    plan, profile, cluster = data_parallel(8)
+    text = lower(plan, profile, cluster).text
+    for wrong in ("0,1//2", "0,", "", "0/a"):
+        with pytest.raises(InputError, match="is no bucket"):
+            parse_program(text.replace(" tree", f" nodes={wrong}"), plan)
+
+
 def test_figures_in_the_plan_do_not_change_the_program():
     plan = small_plan()
     other = replace(plan, profile_sha256="x", cluster_sha256="y")

@@ -52,6 +52,23 @@ def test_tied_weights_are_summed_over_the_owners_of_both_layers(
     assert sums.exposed_of_plan_s(plan) == pytest.approx(max(expected.values(), default=0.0))
 
 
+@pytest.mark.parametrize("count", [2, 3])
+def test_sums_that_go_inside_nodes_first_by_hand(count: int):
+    # The whole model of 12 bytes on 2 devices of each of n nodes; 12 B/s inside, 1 B/s between them. 1 s to
+    # the first of each node, 2 (n - 1) rounds of 12 / n s, 1 s back.
+    profile, _ = equal_stages(2)
+    layers = tuple(replace(layer, parameter_bytes=6.0) for layer in profile.layers)
+    cluster = nodes_of("one", "abc"[:count], 2, Link(0.0, 1.0))
+    nodes = tuple(replace(node, interconnect=Link(0.0, 12.0)) for node in cluster.nodes)
+    problem = Problem(replace(profile, layers=layers), replace(cluster, nodes=nodes), 2 * count, (1,))
+    sums, names = SyncCosts(PipelineCosts(problem)), [device.name for device in problem.cluster.devices]
+    plan = plan_of(*([(name, (0, 2))] for name in names))
+    expected = 2 + 2 * (count - 1) * 12 / count
+    assert sums.exposed_of_plan_s(plan) == pytest.approx(expected)
+    assert sums.of_plan_s(plan) == pytest.approx(dict.fromkeys(names, expected))
+    assert sums.ring_s(12.0, names) > expected  # of the norm, which all share, in a ring
+
+
 @pytest.mark.parametrize("nodes", ["ab", "abc", "abcd"])
 def test_a_card_carries_all_rounds_of_the_rings_of_its_devices(nodes: str):
     # On each node a pipeline of two devices. Layers of 8 and of 4 bytes, each summed over all n nodes:
