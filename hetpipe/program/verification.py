@@ -10,6 +10,7 @@ from cost_model.cluster import Cluster
 from cost_model.collectives import Collective
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
+from hetpipe.program.collective_parts import check_meetings, meetings
 from hetpipe.program.compute_orders import most_in_flight, with_in_flight
 from hetpipe.program.costs import check_memory
 from hetpipe.program.instructions import (
@@ -40,6 +41,7 @@ def verify(program: Program, profile: ModelProfile, cluster: Cluster) -> None:
     verify_buckets(program, profile)
     _verify_nodes(program, cluster)
     verify_order(program)
+    verify_meetings(program)
     check_memory(with_in_flight(program.plan, observed_in_flight(program)), profile, cluster)
 
 
@@ -138,6 +140,15 @@ def _verify_nodes(program: Program, cluster: Cluster) -> None:
                 f"bucket {index} is summed over the nodes {list(bucket.nodes)}, in the cluster its owners "
                 f"are on {list(expected)}; lower the plan again"
             )
+
+
+def verify_meetings(program: Program) -> None:
+    """Check that any two collectives of one group are handed in in the same order by all its members.
+
+    On the host as well as between GPUs, since a program is for both.
+    """
+    for on_host in (True, False):
+        check_meetings(meetings(program, on_host=on_host))
 
 
 def verify_order(program: Program) -> None:

@@ -49,13 +49,18 @@ class Case:
         return self.program.plan.model
 
 
-def random_case(seed: int, num_ranks: int) -> Case:
-    """A verified program on so many devices, a pure function of the two numbers."""
+def random_case(seed: int, num_ranks: int, *, over_nodes: bool = False) -> Case:
+    """A verified program on so many devices, a pure function of the arguments.
+
+    over_nodes: sums of three ranks and more go inside nodes first in most of them.
+    """
     rng = random.Random(f"{seed} {num_ranks}")
     model = rng.choice(MODELS)
     profile = profile_of(rng, model)
     speeds = [rng.choice([0.5, 1.0, 2.0]) for _ in range(num_ranks)]
     names = [rng.choice("mn") for _ in speeds]
+    if over_nodes and len(set(names)) == 1:
+        names[seed % num_ranks] = "o"
     devices = [Device(f"n/{i}", names[i], CPU, 1e12, speed=speed) for i, speed in enumerate(speeds)]
     nodes = tuple(
         Node(name, tuple(device for device in devices if device.node == name)) for name in sorted(set(names))
@@ -63,7 +68,7 @@ def random_case(seed: int, num_ranks: int) -> Case:
     cluster = Cluster("random", Link(rng.choice([0.0, 1e-3]), rng.choice([1e5, 1e9])), nodes)
     plan = _plan(rng, model, num_ranks)
     program = _lowered(rng, plan, profile, cluster)
-    ways, network = list(Collective), Network(cluster)
+    ways, network = list(Collective) + 9 * [Collective.HIERARCHICAL] * over_nodes, Network(cluster)
     buckets = tuple(
         bucket
         if bucket.state_owner is not None
@@ -72,7 +77,7 @@ def random_case(seed: int, num_ranks: int) -> Case:
     )
     program = replace(program, buckets=buckets)
     verify(program, profile, cluster)
-    name = f"random_case({seed}, {num_ranks}): {model}"
+    name = f"random_case({seed}, {num_ranks}{', over_nodes=True' if over_nodes else ''}): {model}"
     return Case(name, program, profile, cluster, rng.choice(SEQUENCE_LENGTHS))
 
 
