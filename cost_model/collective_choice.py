@@ -4,7 +4,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from cost_model.collectives import Collective, ring_all_reduce, tree_all_reduce
-from cost_model.network import Network, all_reduce_s, idle, messages_due, ring_routes
+from cost_model.network import Network, idle
+from cost_model.sum_times import all_reduce_s, messages_due, ring_routes
 
 TIE = 1e-9  # what differs by less is one time
 
@@ -16,7 +17,7 @@ def cheaper_collective(network: Network, num_bytes: float, names: Sequence[str])
     asked for where the owners are on several nodes, on one of them at least two; bounds of the ring from
     below and above mostly settle it.
     """
-    if network.measured_group(names) is not None:
+    if network.was_measured(names):
         return Collective.RING
     flat = _ring_or_tree(network, num_bytes, names)
     if not 1 < len(network.by_node(names)) < len(names):
@@ -31,12 +32,34 @@ def cheaper_collective(network: Network, num_bytes: float, names: Sequence[str])
     return Collective.HIERARCHICAL if hierarchical_s < flat_s * (1 - TIE) else flat
 
 
+def ring_order(network: Network, num_bytes: float, names: Sequence[str]) -> list[str]:
+    """Return devices (names) in the order of their ring: node by node, where that takes less time alone.
+
+    Each node has then one edge in and one out. Else they stay in the order given.
+    """
+    given = list(names)
+    by_node = [name for group in network.by_node(names) for name in group]
+    if by_node == given or len(network.by_node(names)) in (1, len(given)):
+        return given
+    if _ring_at_most_s(network, num_bytes, by_node) <= _ring_at_least_s(network, num_bytes, given) * (
+        1 - TIE
+    ):
+        return by_node
+    by_node_s = all_reduce_s(network, num_bytes, by_node)
+    return by_node if by_node_s < all_reduce_s(network, num_bytes, given) * (1 - TIE) else given
+
+
 def _ring_or_tree(network: Network, num_bytes: float, names: Sequence[str]) -> Collective:
     """Return which of the two sums sooner; the ring where both take as long.
 
     What the first owner sends and receives bounds the tree from below, and rounds that begin when the one
     before is over bound the ring from above: where these say enough, neither is gone through.
     """
+    if network.sums_inside:  # which are no rounds of messages
+        tree_s, ring_s = (
+            all_reduce_s(network, num_bytes, names, way) for way in (Collective.TREE, Collective.RING)
+        )
+        return Collective.TREE if tree_s < ring_s * (1 - TIE) else Collective.RING
     rounds = tree_all_reduce(num_bytes, network.by_node(names))
     least_s = _tree_s(network, rounds, names, of_first=True)
     if least_s >= _ring_at_most_s(network, num_bytes, names):

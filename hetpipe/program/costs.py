@@ -9,18 +9,9 @@ from functools import cache
 from cost_model.cluster import Cluster
 from cost_model.errors import InfeasibleError
 from cost_model.layer_costs import Prices
-from cost_model.network import (
-    NORM_BYTES,
-    FreeAt,
-    Network,
-    Route,
-    all_reduce_due,
-    all_reduce_resources,
-    broadcast_due,
-    reduce_due,
-    reserve,
-)
+from cost_model.network import NORM_BYTES, FreeAt, Network, Route, reserve
 from cost_model.profile import ModelProfile
+from cost_model.sum_times import all_reduce_due, all_reduce_resources, broadcast_due, reduce_due
 from hetpipe.program.instructions import Compute, Pass, Program, Transfer
 from partition.estimates.plan_memory import plan_memory, stepped_bytes
 from partition.plan import Plan

@@ -3,13 +3,11 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from cost_model.collective_choice import cheaper_collective
+from cost_model.collective_choice import cheaper_collective, ring_order
 from cost_model.collectives import Collective
 from cost_model.network import Network
 from cost_model.profile import ModelProfile
-from hetpipe.program.instructions import (
-    Bucket,
-)
+from hetpipe.program.instructions import Bucket
 from partition.plan import Plan
 
 
@@ -53,14 +51,21 @@ def gradient_buckets(plan: Plan, profile: ModelProfile) -> tuple[Bucket, ...]:
 def with_collectives(
     plan: Plan, buckets: Iterable[Bucket], profile: ModelProfile, network: Network
 ) -> tuple[Bucket, ...]:
-    """Return the buckets with the collective that is cheapest for its owners on the idle network."""
+    """Return the buckets with the collective that is cheapest for its owners on the idle network.
+
+    The owners of a ring are in its order, in which the library sums, too.
+    """
     names = plan.device_names
+    ranks = {name: rank for rank, name in enumerate(names)}
 
     def summed(bucket: Bucket) -> Bucket:
         if bucket.state_owner is not None:
             return bucket  # reduced to the owner, whatever is cheaper
-        owners = [names[rank] for rank in bucket.ranks]
-        collective = cheaper_collective(network, bucket.num_bytes(profile), owners)
+        num_bytes = bucket.num_bytes(profile)
+        ring = ring_order(network, num_bytes, [names[rank] for rank in bucket.ranks])
+        collective = cheaper_collective(network, num_bytes, ring)
+        if collective is Collective.RING:
+            return replace(bucket, ranks=tuple(ranks[name] for name in ring))
         return summed_by(bucket, collective, plan, network)
 
     return tuple(map(summed, buckets))

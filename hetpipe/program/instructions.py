@@ -151,7 +151,8 @@ class Bucket:
     """Parameters whose gradients are summed over the same ranks.
 
     tied: only the parameters that layers[0] shares with the later ones of layers; otherwise all parameters
-    of the layers but tied ones. collective: the tree reduces to the first of ranks, which broadcasts.
+    of the layers but tied ones. ranks: of a ring in its order, else rising. collective: the tree reduces to
+    the first of ranks, which broadcasts.
     nodes: where the collective is hierarchical the ranks by node, the first of each the one that sums.
     state_owner: the one of ranks that has the optimizer states, where they are sharded: gradients are only
     reduced to it, and it broadcasts the new parameters.

@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cost_model.memory import trained_bytes
-from cost_model.network import LARGE_RING
 from cost_model.ring_estimates import all_reduce_estimate_s, sum_estimate_s
+from cost_model.sum_times import LARGE_RING
 from partition.estimates.arrays import Floats
 from partition.estimates.pipeline_costs import PipelineCosts
 from partition.estimates.timed_pipeline import TimedPipeline
@@ -19,6 +19,8 @@ PACE_BYTES = 2**20
 FEW_CHAINS = 2  # pipelines up to which rings are looked at one by one
 _Chain = Sequence[tuple[str, int]]
 """A pipeline's stages as (device, stop layer)."""
+_Cards = tuple[Floats, Floats]
+"""Seconds a byte of a round on the cards of nodes, by [ring, node]: outwards and inwards."""
 
 
 class SyncCosts:
@@ -34,7 +36,7 @@ class SyncCosts:
         layers = range(self._profile.num_layers)
         self._tied = [layer for layer in layers if self._profile.tied_home(layer) != layer]
         self._large: _LargeRings | None = None
-        measured = costs.network.as_in_file is not costs.network
+        measured = costs.network.as_in_file is not costs.network or costs.network.sums_inside
         self._most_chains = LARGE_RING if measured else FEW_CHAINS
 
     def exposed_s(self, timed: Sequence[TimedPipeline]) -> float:
@@ -114,10 +116,13 @@ class SyncCosts:
     def _by_card(self, sums: Iterable[tuple[tuple[str, ...], float]]) -> dict[int, float]:
         """Return the seconds for which each resource of the network carries the messages of all rings.
 
-        Messages inside nodes of sums that go there first are with their devices.
+        Messages inside nodes of sums that go there first are with their devices, and so are sums of which
+        their node says how long they take.
         """
         loads: dict[int, float] = {}
         for owners, num_bytes in sums:
+            if self._costs.network.inside_s(num_bytes, owners) is not None:
+                continue
             ring = owners if len(owners) < 3 else self._sum_s(num_bytes, owners)[1]
             rounds, chunk = 2 * (len(ring) - 1), num_bytes / len(ring)
             for one, other in pairwise((*ring, ring[0])):
@@ -178,6 +183,8 @@ class _LargeRings:
         nodes = {node.name: place for place, node in enumerate(cluster.nodes)}
         self._node = np.array([nodes[device.node] for device in self._devices])
         self._num_nodes = len(nodes)
+        self._tables = {nodes[node.name]: node.all_reduces for node in cluster.nodes if node.all_reduces}
+        self._told = np.isin(np.arange(len(nodes)), list(self._tables))
         measured = self._network.as_in_file is not self._network  # where rings are, nobody measured others
         self._several_on_node = not measured and 1 < len(nodes) < len(cluster.devices)
         inside = {node.name: node.interconnect for node in cluster.nodes}
@@ -204,7 +211,7 @@ class _LargeRings:
         return ring_s, _busiest_s(cards, num_bytes, owners.shape[1])
 
     def sums(self, owners: npt.NDArray[np.int64], num_bytes: Floats) -> tuple[Floats, float]:
-        """Return `seconds` of sums: each by a ring of all, or inside nodes first where that is sooner."""
+        """Return `seconds` of sums: in a ring, node by node, or inside nodes first, whichever is sooner."""
         if not self._several_on_node:
             return self.seconds(owners, num_bytes)
         count = owners.shape[1]
@@ -217,17 +224,20 @@ class _LargeRings:
             return self.seconds(owners, num_bytes)
         hierarchical_s, few_cards = self._hierarchical(side_by_side, num_bytes, between)
         ring_s, cards = self._seconds(owners, num_bytes)
+        if (self._between(owners).sum(axis=1) > nodes).any():
+            other_s, other_cards = self._seconds(side_by_side, num_bytes)
+            ring_s, cards = _where(other_s < ring_s, (other_s, other_cards), (ring_s, cards))
         better = found & (hierarchical_s < ring_s)
         if not better.any():
             return ring_s, _busiest_s(cards, num_bytes, count)
         members = np.where(better, nodes, count)
         sent = num_bytes * 2 * (members - 1) / members
-        busy = [np.where(better[:, None], *pair) for pair in zip(few_cards, cards, strict=True)]
-        return np.where(better, hierarchical_s, ring_s), max(float((sent @ card).max()) for card in busy)
+        seconds, busy = _where(better, (hierarchical_s, few_cards), (ring_s, cards))
+        return seconds, max(float((sent @ card).max()) for card in busy)
 
     def _hierarchical(
         self, owners: npt.NDArray[np.int64], num_bytes: Floats, between: npt.NDArray[np.bool_]
-    ) -> tuple[Floats, list[Floats]]:
+    ) -> tuple[Floats, _Cards]:
         """Return (seconds of sums that go inside nodes first, s per byte on cards outwards and inwards).
 
         owners: devices by [sum, member], those of a node side by side. between: where the next is on another.
@@ -235,14 +245,29 @@ class _LargeRings:
         nodes = np.maximum(between.sum(axis=1), 1)
         following = np.roll(owners, -1, axis=1)
         per_byte, latency = self._hops(owners, following)
-        inside_s = np.where(between, 0.0, num_bytes[:, None] * per_byte + latency).max(axis=1)
-        most = self._on_nodes(self._node[owners], np.ones_like(per_byte)).max(axis=1)
+        inside = np.where(between, 0.0, num_bytes[:, None] * per_byte + latency)
+        on_nodes = self._on_nodes(self._node[owners], np.ones_like(per_byte))
+        told_s = self._told_s(on_nodes, num_bytes)
+        inside_s = np.where(self._told[self._node[owners]], 0.0, inside).max(axis=1)
+        most = np.where(self._told, 1.0, on_nodes).max(axis=1)
         across = np.where(between, per_byte, 0.0)
         across_s = (num_bytes / nodes)[:, None] * across
         mean_s = (across_s + np.where(between, latency, 0.0)).sum(axis=1) / nodes
-        seconds = 2 * np.ceil(np.log2(most)) * inside_s
+        seconds = 2 * np.maximum(np.ceil(np.log2(most)) * inside_s, told_s)
         seconds += 2 * (nodes - 1) * np.maximum(across_s.max(axis=1), mean_s)
-        return seconds, [self._on_nodes(self._node[card], across) for card in (owners, following)]
+        out, home = (self._on_nodes(self._node[card], across) for card in (owners, following))
+        return seconds, (out, home)
+
+    def _told_s(self, on_nodes: Floats, num_bytes: Floats) -> Floats:
+        """Return the longest sum inside a node that says how long it takes, by sum; on_nodes: its devices."""
+        found = np.zeros(len(num_bytes))
+        for node, table in self._tables.items():
+            sizes = np.array([entry.num_devices for entry in table])
+            place = np.searchsorted(sizes, on_nodes[:, node])
+            links = [table[min(int(at), len(table) - 1)].link for at in place]
+            seconds = [link.transfer_s(size) for link, size in zip(links, num_bytes.tolist(), strict=True)]
+            found = np.maximum(found, np.where(on_nodes[:, node] > 1, seconds, 0.0))
+        return found
 
     def _between(self, owners: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Return where the next member of a ring is on another node."""
@@ -256,9 +281,7 @@ class _LargeRings:
         summed = np.bincount((row + nodes).ravel(), values.ravel(), minlength=rings * self._num_nodes)
         return np.asarray(summed, dtype=np.float64).reshape(rings, self._num_nodes)
 
-    def _seconds(
-        self, owners: npt.NDArray[np.int64], num_bytes: Floats
-    ) -> tuple[Floats, tuple[Floats, Floats]]:
+    def _seconds(self, owners: npt.NDArray[np.int64], num_bytes: Floats) -> tuple[Floats, _Cards]:
         """Return (seconds of each ring, s per byte of a round on cards outwards and inwards)."""
         count = owners.shape[1]
         following = np.roll(owners, -1, axis=1)
@@ -298,6 +321,14 @@ class _LargeRings:
                 known[code] = [link.occupancy_s(PACE_BYTES) / PACE_BYTES, link.latency_s]
         self._codes = np.array(sorted(known), dtype=np.int64)
         self._links = np.array([known[code] for code in self._codes.tolist()])
+
+
+def _where(
+    chosen: npt.NDArray[np.bool_], one: tuple[Floats, _Cards], other: tuple[Floats, _Cards]
+) -> tuple[Floats, _Cards]:
+    """Return the seconds and cards of one way for the rings chosen, and of another way for the others."""
+    out, home = (np.where(chosen[:, None], *pair) for pair in zip(one[1], other[1], strict=True))
+    return np.where(chosen, one[0], other[0]), (out, home)
 
 
 def _busiest_s(cards: Iterable[Floats], num_bytes: Floats, count: int) -> float:

@@ -5,18 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cost_model.cluster import EMULATED, Cluster, Device, Link, Node, NodeLink
-from cost_model.collective_choice import cheaper_collective
+from cost_model.collective_choice import cheaper_collective, ring_order
 from cost_model.collectives import Collective, ring_all_reduce, tree_all_reduce
 from cost_model.measured_links import MeasuredAllReduce
-from cost_model.network import (
-    Network,
-    Route,
-    all_reduce_due,
-    all_reduce_resources,
-    all_reduce_s,
-    idle,
-    reserve,
-)
+from cost_model.network import Network, Route, idle, reserve
+from cost_model.sum_times import all_reduce_due, all_reduce_resources, all_reduce_s
 from small_case import INSTANT, small_cluster
 
 SLOW = Link(latency_s=1.0, bandwidth_bytes_per_s=1.0)
@@ -189,6 +182,20 @@ def test_the_cheaper_collective_depends_on_bytes_and_latency():
     assert cheaper_collective(network, 0.1, sorted(NAMES)) is Collective.HIERARCHICAL
     assert cheaper_collective(network, 100.0, sorted(NAMES)) is Collective.RING
     assert cheaper_collective(network, 1.0, NAMES[:2]) is Collective.RING
+
+
+def test_a_ring_goes_node_by_node_where_that_is_sooner():
+    # 8 bytes in messages of 2; between nodes 1 B/s and 1 s: each card carries two messages a round, or one
+    network = four_devices()
+    assert all_reduce_s(network, 8.0, sorted(NAMES)) == pytest.approx(13.0)
+    assert all_reduce_s(network, 8.0, NAMES) > 24.0
+    assert ring_order(network, 8.0, NAMES) == sorted(NAMES)
+    assert ring_order(network, 8.0, ["b/1", "a/1", "b/0", "a/0"]) == ["b/1", "b/0", "a/1", "a/0"]
+    # node by node already, or one device of each: they stay
+    for names in (["b/0", "b/1", "a/0"], ["b/1", "a/0"], ["a/1", "a/0"]):
+        assert ring_order(network, 8.0, names) == names
+    # inside a node 2 s a byte: a ring that is never inside is sooner
+    assert ring_order(four_devices(inside=Link(0.0, 0.25)), 8.0, NAMES) == NAMES
 
 
 def test_a_measured_all_reduce_stays():
