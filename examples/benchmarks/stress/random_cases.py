@@ -20,7 +20,7 @@ from hetpipe.models.chain import ChainModel
 from hetpipe.models.huggingface import model_spec
 from hetpipe.models.loss import Loss, loss_sum
 from hetpipe.program.gradient_buckets import summed_by
-from hetpipe.program.instructions import Program, Schedule
+from hetpipe.program.instructions import Bucket, Program, Schedule
 from hetpipe.program.verification import verify
 from hetpipe.simulation.schedule_selection import lower
 from partition.plan import Pipeline, Plan, Stage
@@ -69,12 +69,15 @@ def random_case(seed: int, num_ranks: int, *, over_nodes: bool = False) -> Case:
     plan = _plan(rng, model, num_ranks)
     program = _lowered(rng, plan, profile, cluster)
     ways, network = list(Collective) + 9 * [Collective.HIERARCHICAL] * over_nodes, Network(cluster)
-    buckets = tuple(
-        bucket
-        if bucket.state_owner is not None
-        else summed_by(bucket, rng.choice(ways), program.plan, network)
-        for bucket in program.buckets
-    )
+
+    def summed(bucket: Bucket) -> Bucket:
+        if bucket.state_owner is not None:
+            return bucket
+        made = summed_by(bucket, rng.choice(ways), program.plan, network)
+        ring = made.collective is Collective.RING  # which goes over its ranks in any order
+        return replace(made, ranks=tuple(rng.sample(made.ranks, len(made.ranks)))) if ring else made
+
+    buckets = tuple(map(summed, program.buckets))
     program = replace(program, buckets=buckets)
     verify(program, profile, cluster)
     name = f"random_case({seed}, {num_ranks}{', over_nodes=True' if over_nodes else ''}): {model}"
