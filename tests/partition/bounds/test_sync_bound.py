@@ -1,13 +1,19 @@
 """Bounds that count sums of gradients: by hand, and below every random plan as the simulator has it."""
 
 import random
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
 from cost_model.cluster import Cluster, Device, Link, Node
+from cost_model.collectives import Collective
+from cost_model.network import Network
 from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
-from hetpipe.program.gradient_buckets import gradient_buckets
+from hetpipe.program.costs import ProgramCosts
+from hetpipe.program.gradient_buckets import gradient_buckets, summed_by
+from hetpipe.program.instructions import Program
+from hetpipe.simulation.fast_simulator import has_clock, step_times
 from hetpipe.simulation.prediction import evaluator
 from parallel import on_all_cores
 from partition.bounds import best_bound
@@ -51,6 +57,23 @@ def test_no_plan_beats_the_bound_with_sums() -> None:
     checked = [check_sync_case(seed) for seed in range(40)]
     assert sum(plans for plans, _ in checked) > 700
     assert sum(lifted for _, lifted in checked) >= 10
+
+
+def test_no_way_to_sum_beats_the_bound_with_sums() -> None:
+    tried: Counter[Collective] = Counter()
+    for seed in range(20):
+        rng, problem = random.Random(seed), sync_case(seed)
+        network = Network(problem.cluster, problem.profile.links, problem.profile.all_reduces)
+        steps = []
+        for plan in (plan for plan in (random_plan(rng, problem) for _ in range(12)) if has_clock(plan)):
+            buckets = gradient_buckets(plan, problem.profile)
+            for collective in Collective:
+                summed = tuple(summed_by(bucket, collective, plan, network) for bucket in buckets)
+                costs = ProgramCosts(Program(plan, summed, ()), problem.profile, problem.cluster, network)
+                steps.append(step_times(costs).step_s)
+                tried[collective] += any(1 < len(bucket.nodes) < len(bucket.ranks) for bucket in summed)
+        assert max(bounds_s(problem, min(steps))) <= min(steps) * SLACK, seed
+    assert tried[Collective.HIERARCHICAL] >= 40
 
 
 @pytest.mark.slow
