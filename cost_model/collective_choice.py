@@ -17,10 +17,8 @@ def cheaper_collective(network: Network, num_bytes: float, names: Sequence[str])
     asked for where the owners are on several nodes, on one of them at least two; bounds of the ring from
     below and above mostly settle it.
     """
-    if network.was_measured(names):
-        return Collective.RING
-    flat = _ring_or_tree(network, num_bytes, names)
-    if not 1 < len(network.by_node(names)) < len(names):
+    flat = ring_or_tree(network, num_bytes, names)
+    if network.was_measured(names) or not 1 < len(network.by_node(names)) < len(names):
         return flat
     hierarchical_s = all_reduce_s(network, num_bytes, names, Collective.HIERARCHICAL)
     if flat is Collective.RING:
@@ -49,12 +47,14 @@ def ring_order(network: Network, num_bytes: float, names: Sequence[str]) -> list
     return by_node if by_node_s < all_reduce_s(network, num_bytes, given) * (1 - TIE) else given
 
 
-def _ring_or_tree(network: Network, num_bytes: float, names: Sequence[str]) -> Collective:
-    """Return which of the two sums sooner; the ring where both take as long.
+def ring_or_tree(network: Network, num_bytes: float, names: Sequence[str]) -> Collective:
+    """Return which of the two sums sooner; the ring where both take as long, and where it was measured.
 
     What the first owner sends and receives bounds the tree from below, and rounds that begin when the one
     before is over bound the ring from above: where these say enough, neither is gone through.
     """
+    if network.was_measured(names):
+        return Collective.RING
     if network.sums_inside:  # which are no rounds of messages
         tree_s, ring_s = (
             all_reduce_s(network, num_bytes, names, way) for way in (Collective.TREE, Collective.RING)

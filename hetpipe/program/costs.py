@@ -31,13 +31,17 @@ class ProgramCosts:
         self.device_names = program.device_names
         self.num_stages = [len(pipeline.stages) for pipeline in program.plan.pipelines]
         self._prices = Prices(profile)
-        self._profile = profile
+        self._profile, self._cluster = profile, cluster
         by_name = {device.name: device for device in cluster.devices}
         self.devices = [by_name.get(name) or cluster.device(name) for name in self.device_names]
         self._pipelines = program.plan.pipelines
         self._seconds = cache(self._stage_seconds)
         self._route = cache(self._find_route)
         self._boundary_bytes = cache(self._message_bytes)
+
+    def of(self, program: Program) -> "ProgramCosts":
+        """Return the costs of another program for the same plan."""
+        return ProgramCosts(program, self._profile, self._cluster, self.network)
 
     def compute_s(self, rank: int, compute: Compute) -> float:
         samples = self._pipelines[compute.pipeline].microbatch_samples(compute.microbatch)

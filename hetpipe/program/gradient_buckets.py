@@ -1,9 +1,9 @@
 """The buckets of gradients that are summed together, their order and their collectives."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from cost_model.collective_choice import cheaper_collective, ring_order
+from cost_model.collective_choice import cheaper_collective, ring_or_tree, ring_order
 from cost_model.collectives import Collective
 from cost_model.network import Network
 from cost_model.profile import ModelProfile
@@ -69,6 +69,26 @@ def with_collectives(
         return summed_by(bucket, collective, plan, network)
 
     return tuple(map(summed, buckets))
+
+
+def not_by_nodes(
+    plan: Plan, buckets: Sequence[Bucket], num_bytes: Callable[[int], float], network: Network
+) -> tuple[Bucket, ...]:
+    """Return the buckets, those that go by nodes by a ring in the order of the ranks, or a tree, instead.
+
+    num_bytes: what each owner of a bucket (its index) gives.
+    """
+
+    def plain(index: int, bucket: Bucket) -> Bucket:
+        ranks = tuple(sorted(bucket.ranks))
+        if bucket.state_owner is not None or (bucket.ranks == ranks and not bucket.nodes):
+            return bucket
+        owners = [plan.device_names[rank] for rank in ranks]
+        return replace(
+            bucket, ranks=ranks, nodes=(), collective=ring_or_tree(network, num_bytes(index), owners)
+        )
+
+    return tuple(plain(*entry) for entry in enumerate(buckets))
 
 
 def summed_by(bucket: Bucket, collective: Collective, plan: Plan, network: Network) -> Bucket:
