@@ -35,8 +35,8 @@ def all_reduce_due(
     start_s = dict.fromkeys(names, begin)
     if collective is Collective.TREE:
         groups = network.by_node(names)
-        due = _tree_reduced_due(free_at, network, num_bytes, groups, start_s)
-        return _tree_told_due(free_at, network, num_bytes, groups, due)
+        reduced_s = _tree_reduced_due(free_at, network, num_bytes, groups, start_s)
+        return _tree_told_due(free_at, network, num_bytes, groups, reduced_s)
     if collective is Collective.HIERARCHICAL:
         return _hierarchical_due(free_at, network, num_bytes, start_s)
     routes = ring_routes(network, names)
