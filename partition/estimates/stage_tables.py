@@ -181,6 +181,21 @@ class ProblemTables:
         ends = np.arange(self.num_layers + 1)
         return np.asarray(ends[:, None] < ends[None, :])
 
+    @cached_property
+    def allowed(self) -> Bools:
+        """A mask of the stages that some device of a class may have: [class, start, stop].
+
+        A pinned device of a class of its own may have its layers and no others.
+        """
+        mask = np.repeat(self.stages[None], len(self.classes.members), axis=0)
+        pins = {pin.device: pin for pin in self.problem.forced.pins}
+        for class_index, group in enumerate(self.classes.members):
+            if all(device.name in self.classes.pinned for device in group):
+                mask[class_index] = False
+                for device in group:
+                    mask[class_index, pins[device.name].start, pins[device.name].stop] = True
+        return np.asarray(mask)
+
 
 class SizeTables:
     """The arrays for one microbatch size."""
@@ -264,7 +279,7 @@ class SizeTables:
         return self._caps[recompute]
 
     def _count_caps(self, *, recompute: bool) -> Floats:
-        held, samples, stages = self.tables.bytes, self.samples, self.tables.stages
+        held, samples = self.tables.bytes, self.samples
         optimizer = self.tables.problem.profile.optimizer_bytes_per_parameter_byte
         fixed = held.weights + held.trained * (1 + optimizer) + self.workspace_bytes
         one = held.inputs + held.outputs
@@ -275,7 +290,7 @@ class SizeTables:
         spare = self._usable_bytes - fixed[None]
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             caps = np.floor(spare / (samples * one))
-        return np.where(stages & (spare >= 0), np.fmin(caps, ALL), 0.0)
+        return np.where(self.tables.allowed & (spare >= 0), np.fmin(caps, ALL), 0.0)
 
     def most_in_flight(self, amount: Amount, *, recompute: bool) -> Floats:
         """Return `caps`, and one more where a pipeline of this amount has no more microbatches than that.
@@ -304,7 +319,7 @@ class SizeTables:
         first = 0.0 if recompute else np.maximum(self.first_backward_bytes - self.workspace_bytes, 0.0)
         peak = np.maximum(before, held.trained + after + first) + in_flight * boundary
         need = held.weights + held.trained * optimizer + self.workspace_bytes + peak
-        return np.asarray(self.tables.stages & (need <= self._usable_bytes))
+        return np.asarray(self.tables.allowed & (need <= self._usable_bytes))
 
     def gaps(self, amount: Amount, busy_s: Floats, caps: Floats) -> tuple[Floats, Floats]:
         """Return the round trips from which on a stage waits in its warmup, and in its cooldown.

@@ -44,7 +44,7 @@ def test_a_step_with_sums_over_nodes_lasts_as_long_as_predicted(tmp_path: Path):
     sums_s = max(event.duration_s for event in predicted.trace.events if isinstance(event.instruction, Sync))
     assert sums_s > 0.2 * predicted.step_s
     for _ in range(TRIES):
-        report = measure(Settings(MODEL, 4, len(names), save=False), path, profile, plan)
+        report = measure(Settings.of(plan, profile, steps=4, save=False), path, profile, plan)
         if not report.host_overloaded:
             break
     assert report.owners_agree

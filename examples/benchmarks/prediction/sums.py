@@ -120,7 +120,7 @@ def _measured(
     plan: Plan, profile: ModelProfile, cluster: str, options: argparse.Namespace
 ) -> tuple[list[float], str]:
     """Return the seconds of a run's steps but the first, and a star where the host was overloaded."""
-    settings = Settings(plan.model, options.steps, plan.global_batch_size, SEQUENCE_LENGTH, save=False)
+    settings = Settings.of(plan, profile, steps=options.steps, save=False)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "cluster.toml"
         path.write_text(cluster, encoding="utf-8")
