@@ -39,7 +39,6 @@ def test_gradients_of_random_plans_equal_one_process(num_ranks):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_ranks", [3, 4])
-def test_gradients_with_sums_inside_nodes_first_equal_one_process(num_ranks):
-    cases = check(num_ranks, list(range(12)), over_nodes=True)
-    assert sum(case["over nodes, one with several"] for case in cases) >= 5
+def test_gradients_with_sums_inside_nodes_first_equal_one_process():
+    cases = check(4, list(range(10)), over_nodes=True)
+    assert sum(case["over nodes, one with several"] for case in cases) >= 4
