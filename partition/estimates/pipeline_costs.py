@@ -8,7 +8,8 @@ from cost_model.cluster import Device
 from cost_model.errors import InfeasibleError
 from cost_model.layer_costs import Prices
 from cost_model.memory import StageShape, device_memory, stage_activation_bytes
-from cost_model.network import NORM_BYTES, Network, all_reduce_s
+from cost_model.network import NORM_BYTES, Network
+from cost_model.sum_times import all_reduce_s
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import Problem
 
