@@ -8,7 +8,13 @@ from itertools import pairwise
 from cost_model.cluster import Device
 from cost_model.errors import InfeasibleError
 from cost_model.layer_costs import Prices
-from cost_model.memory import StageShape, device_memory, stage_activation_bytes
+from cost_model.memory import (
+    StageShape,
+    device_memory,
+    leanest_segments,
+    segment_choices,
+    stage_activation_bytes,
+)
 from cost_model.network import NORM_BYTES, Network, all_reduce_s
 from partition.estimates.closed_forms import cap_in_flight, in_flight_windows, makespan_bound_s, period_s
 from partition.plan import Pipeline, Plan, Stage
@@ -27,7 +33,8 @@ class PipelineCosts:
         self.prices = Prices(problem.profile)
         self.network = Network(problem.cluster, problem.profile.links, problem.profile.all_reduces)
         self._bytes: dict[tuple[int, int, int], tuple[float, float]] = {}
-        self._stage_bytes: dict[tuple[int, int, int, bool], tuple[float, float]] = {}
+        self._stage_bytes: dict[tuple[int, int, int, bool], list[tuple[float, float]]] = {}
+        self._segment_layers: dict[tuple[int, int, int, int], int] = {}
         self._sync: dict[tuple[tuple[str, ...], float], float] = {}
 
     def num_microbatches(self, samples: int) -> int:
@@ -110,15 +117,27 @@ class PipelineCosts:
         """Return the most microbatches in flight that memory takes, however many there are; 0 if none."""
         key = (start, stop, samples, recompute)
         if key not in self._stage_bytes:
-            profile, shape = self.problem.profile, StageShape(start, stop, 1, samples, recompute)
-            more = sum(stage_activation_bytes(profile, replace(shape, in_flight=2)))
-            more -= sum(stage_activation_bytes(profile, shape))
-            self._stage_bytes[key] = (device_memory(profile, [shape]).total_bytes, more)
-        one, more = self._stage_bytes[key]
-        spare = device.usable_bytes - one
-        if spare < 0:
-            return 0
-        return 1 + min(MANY, math.floor(spare / more)) if more > 0 else MANY
+            shape = StageShape(start, stop, 1, samples, recompute)
+            choices = segment_choices(stop - start) if recompute else (0,)
+            self._stage_bytes[key] = [
+                self._one_and_more_bytes(replace(shape, segment_layers=each)) for each in choices
+            ]
+        return max(_most(device.usable_bytes - one, more) for one, more in self._stage_bytes[key])
+
+    def _one_and_more_bytes(self, shape: StageShape) -> tuple[float, float]:
+        """Return the bytes with one microbatch in flight, and those of each further one."""
+        profile = self.problem.profile
+        more = sum(stage_activation_bytes(profile, replace(shape, in_flight=2)))
+        more -= sum(stage_activation_bytes(profile, shape))
+        return device_memory(profile, [shape]).total_bytes, more
+
+    def segment_layers(self, start: int, stop: int, samples: int, in_flight: int) -> int:
+        """Return the `segment_layers` with which recompute needs least memory."""
+        key = (start, stop, samples, in_flight)
+        if key not in self._segment_layers:
+            shape = StageShape(start, stop, in_flight, samples, recompute=True)
+            self._segment_layers[key] = leanest_segments(self.problem.profile, shape)
+        return self._segment_layers[key]
 
     def message_s(
         self, source: Device, destination: Device, layer: int, samples: int
@@ -191,6 +210,13 @@ class PipelineCosts:
         if missing <= 0:
             return None
         return missing_error(*layout[-index], needs[-index])
+
+
+def _most(spare: float, more: float) -> int:
+    """Return the most in flight for what is left with one, and what each further one takes."""
+    if spare < 0:
+        return 0
+    return 1 + min(MANY, math.floor(spare / more)) if more > 0 else MANY
 
 
 def missing_error(device: Device, start: int, stop: int, need_bytes: float) -> InfeasibleError:

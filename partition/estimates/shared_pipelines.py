@@ -11,7 +11,7 @@ from partition.estimates.gradient_sync import SyncCosts
 from partition.estimates.pipeline_clock import Seconds
 from partition.estimates.pipeline_costs import PipelineCosts
 from partition.estimates.timed_pipeline import TimedStage
-from partition.plan import Pipeline, Plan, Stage
+from partition.plan import Pipeline, Plan
 
 EXTRA_IN_FLIGHT = (0, 1)  # a device that serves others too may keep a microbatch waiting
 MOST_IN_FLIGHT = 64
@@ -58,7 +58,7 @@ class SharedPipelineCosts:
         self.costs, self._sync = costs, SyncCosts(costs)
         self._stage_s: dict[tuple[str, float, int, int, int, bool], tuple[float, float]] = {}
         self._least: dict[object, float] = {}
-        self._more: dict[tuple[int, int, int, bool], float] = {}
+        self._alone: dict[StageShape, float] = {}
 
     def plans(self, draft: Draft) -> list[tuple[float, Plan]]:
         """Return (estimate in seconds, plan) with what it needs in flight and with a little more.
@@ -80,7 +80,7 @@ class SharedPipelineCosts:
                 min(shared.microbatch_size, shared.num_samples),
                 shared.num_samples,
                 tuple(
-                    Stage((stage.device.name,), (stage.start, stage.stop), flight, stage.recompute)
+                    stage.planned(self.costs, min(shared.microbatch_size, shared.num_samples), flight)
                     for stage, flight in zip(shared.stages, row, strict=True)
                 ),
             )
@@ -143,19 +143,18 @@ class SharedPipelineCosts:
         flights = [[1] * len(shared.stages) for shared in draft]
         for places in _places(draft).values():
             spare = self._spare(places)
-            growing = {
-                (pipeline, stage): self._more_bytes(shared.stages[stage], shared.microbatch_size)
-                for pipeline, stage, shared in places
-            }
+            growing = {(pipeline, stage): shared for pipeline, stage, shared in places}
             while growing:
                 pipeline, stage = least = min(
                     growing, key=lambda at: flights[at[0]][at[1]] / wanted[at[0]][at[1]]
                 )
-                if flights[pipeline][stage] >= wanted[pipeline][stage] or growing[least] > spare:
+                shared, flight = growing[least], flights[pipeline][stage]
+                more = self._more_bytes(shared.stages[stage], shared.microbatch_size, flight)
+                if flight >= wanted[pipeline][stage] or more > spare:
                     del growing[least]
                     continue
                 flights[pipeline][stage] += 1
-                spare -= growing[least]
+                spare -= more
         return tuple(tuple(accumulate(row, min)) for row in flights)
 
     def _spare(self, places: Iterable[tuple[int, int, SharedPipeline]]) -> float:
@@ -163,23 +162,25 @@ class SharedPipelineCosts:
         stages = [(shared.stages[index], shared.microbatch_size) for _, index, shared in places]
         key = tuple(sorted((s.start, s.stop, samples, s.recompute) for s, samples in stages))
         if key not in self._least:
-            shapes = [StageShape(start, stop, 1, samples, again) for start, stop, samples, again in key]
+            shapes = [self._shape(stage, samples, 1) for stage, samples in stages]
             self._least[key] = device_memory(self.costs.problem.profile, shapes).total_bytes
         return stages[0][0].device.usable_bytes - self._least[key]
 
-    def _more_bytes(self, stage: TimedStage, samples: int) -> float:
-        """Return the bytes of one more microbatch in flight."""
-        key = (stage.start, stage.stop, samples, stage.recompute)
-        if key not in self._more:
-            one, two = (
-                device_memory(
-                    self.costs.problem.profile,
-                    [StageShape(stage.start, stage.stop, flight, samples, stage.recompute)],
-                ).total_bytes
-                for flight in (1, 2)
-            )
-            self._more[key] = two - one
-        return self._more[key]
+    def _more_bytes(self, stage: TimedStage, samples: int, in_flight: int) -> float:
+        """Return the bytes of one more microbatch than are in flight."""
+        flight = in_flight if stage.recompute else 1
+        return self._alone_bytes(stage, samples, flight + 1) - self._alone_bytes(stage, samples, flight)
+
+    def _alone_bytes(self, stage: TimedStage, samples: int, in_flight: int) -> float:
+        shape = self._shape(stage, samples, in_flight)
+        if shape not in self._alone:
+            self._alone[shape] = device_memory(self.costs.problem.profile, [shape]).total_bytes
+        return self._alone[shape]
+
+    def _shape(self, stage: TimedStage, samples: int, in_flight: int) -> StageShape:
+        planned = stage.planned(self.costs, samples, in_flight)
+        again, each = planned.recompute, planned.segment_layers
+        return StageShape(*planned.layers, in_flight, samples, again, segment_layers=each)
 
     def _estimate_s(
         self, plan: Plan, draft: Draft, seconds: Sequence[Seconds], loads: dict[str, float]

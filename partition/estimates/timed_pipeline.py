@@ -38,6 +38,13 @@ class TimedStage:
     stop: int
     recompute: bool = False
 
+    def planned(self, costs: PipelineCosts, samples: int, in_flight: int) -> Stage:
+        """Return the stage of a plan, recomputed by the segments that need least memory."""
+        layers, again = (self.start, self.stop), 0
+        if self.recompute:
+            again = costs.segment_layers(*layers, samples, in_flight)
+        return Stage((self.device.name,), layers, in_flight, self.recompute, again)
+
 
 class PipelineTiming:
     """Seconds of pipelines that differ in nothing but the names of their devices.
@@ -52,7 +59,7 @@ class PipelineTiming:
         channels: Sequence[tuple[Device, Device]],
         microbatch_size: int,
     ) -> None:
-        self._costs, self.stages, self._channels = costs, tuple(stages), tuple(channels)
+        self.costs, self.stages, self._channels = costs, tuple(stages), tuple(channels)
         self.microbatch_size = microbatch_size
         self.full = self._seconds(microbatch_size)
         self.busy_s = [sum(pair) for pair in zip(self.full.forward_s, self.full.backward_s, strict=True)]
@@ -77,7 +84,7 @@ class PipelineTiming:
         self._best: dict[int, tuple[int, ...]] = {}
 
     def _seconds(self, samples: int) -> Seconds:
-        prices = self._costs.prices
+        prices = self.costs.prices
         return Seconds(
             tuple(prices.forward_s(s.device, s.start, s.stop, samples) for s in self.stages),
             tuple(
@@ -85,7 +92,7 @@ class PipelineTiming:
                 for s in self.stages
             ),
             tuple(
-                self._costs.message_s(*channel, right.start, samples)
+                self.costs.message_s(*channel, right.start, samples)
                 for channel, (_, right) in zip(self._channels, pairwise(self.stages), strict=True)
             ),
         )
@@ -323,15 +330,10 @@ class TimedPipeline:
 
     def pipeline(self, num_samples: int) -> Pipeline:
         """Return the pipeline for these samples, with the in_flight that suits them best."""
-        flights = self.timing.best_flights(num_samples)
-        return Pipeline(
-            microbatch_size=min(self.microbatch_size, num_samples),
-            num_samples=num_samples,
-            stages=tuple(
-                Stage((stage.device.name,), (stage.start, stage.stop), flight, stage.recompute)
-                for stage, flight in zip(self.stages, flights, strict=True)
-            ),
-        )
+        size, flights = min(self.microbatch_size, num_samples), self.timing.best_flights(num_samples)
+        placed = zip(self.stages, flights, strict=True)
+        stages = tuple(stage.planned(self.timing.costs, size, flight) for stage, flight in placed)
+        return Pipeline(microbatch_size=size, num_samples=num_samples, stages=stages)
 
 
 class TimingCache:

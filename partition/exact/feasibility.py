@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cost_model.errors import InfeasibleError
+from cost_model.memory import StageShape, leanest_segments
 from partition.estimates.pipeline_costs import missing_error
 from partition.estimates.timed_pipeline import TimedStage
 from partition.exact.memory_programme import Cut, MemoryProgramme, stage_needs
@@ -27,9 +28,16 @@ class LeastPipeline:
     def plan(self, strategy: str, problem: Problem) -> Plan:
         """Return the plan with one microbatch in flight."""
         batch = problem.global_batch_size
-        stages = tuple(Stage((s.device.name,), (s.start, s.stop), 1, s.recompute) for s in self.stages)
+        stages = tuple(
+            Stage((s.device.name,), (s.start, s.stop), 1, s.recompute, self._segment_layers(s, problem))
+            for s in self.stages
+        )
         pipelines = (Pipeline(self.microbatch_size, batch, stages),)
         return Plan(strategy, problem.profile.model, batch, pipelines)
+
+    def _segment_layers(self, stage: TimedStage, problem: Problem) -> int:
+        shape = StageShape(stage.start, stage.stop, 1, self.microbatch_size, recompute=True)
+        return leanest_segments(problem.profile, shape, whole=False) if stage.recompute else 0
 
     def error(self, problem: Problem) -> InfeasibleError:
         """Return why no pipeline fits, of one that lacks something."""

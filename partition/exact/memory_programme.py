@@ -18,6 +18,7 @@ complexity: states, product of (count + 1) over the classes, times classes. Beyo
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import groupby, pairwise
 
@@ -25,8 +26,9 @@ import numpy as np
 import numpy.typing as npt
 
 from cost_model.cluster import Device
-from cost_model.memory import StageShape, device_memory
+from cost_model.memory import StageShape, device_memory, leanest_segments
 from partition.estimates.arrays import Floats
+from partition.estimates.stage_tables import leanest_table
 from partition.problem import Problem
 
 MOST_WORDS = 2**21
@@ -39,11 +41,14 @@ Cut = tuple[int, int, int]
 """A stage as (index of the members, start, stop)."""
 
 
-def stage_needs(problem: Problem, start: int, stop: int, samples: int) -> tuple[float, float]:
+def stage_needs(
+    problem: Problem, start: int, stop: int, samples: int, segment_layers: int | None = None
+) -> tuple[float, float]:
     """Return bytes of a stage of the only pipeline, one microbatch in flight, without and with recompute.
 
-    A single microbatch needs less: gradients and activations do not peak together. Then the gradients of
-    tied weights whose other layer is elsewhere are there from the start (`Plan.memory`).
+    Recompute of a whole stage saves nothing then; segment_layers: those that need least, if they are known. A
+    single microbatch needs less: gradients and activations do not peak together. Then the gradients of tied
+    weights whose other layer is elsewhere are there from the start (`Plan.memory`).
     """
     profile, count = problem.profile, -(-problem.global_batch_size // samples)
     summed = 0.0
@@ -51,9 +56,15 @@ def stage_needs(problem: Problem, start: int, stop: int, samples: int) -> tuple[
         home = profile.tied_home(layer)
         if (start <= home < stop) != (start <= layer < stop):
             summed += profile.tied_bytes(layer)
-    shapes = [StageShape(start, stop, 1, samples, recompute, count) for recompute in (False, True)]
-    plain, again = (device_memory(profile, [shape], summed_bytes=summed).total_bytes for shape in shapes)
-    return plain, again
+    plain = StageShape(start, stop, 1, samples, num_microbatches=count)
+    again = replace(plain, recompute=True)
+    if segment_layers is None:
+        segment_layers = leanest_segments(profile, again, whole=False)
+    shapes = plain, replace(again, segment_layers=segment_layers)
+    plain_bytes, again_bytes = (
+        device_memory(profile, [shape], summed_bytes=summed).total_bytes for shape in shapes
+    )
+    return plain_bytes, again_bytes
 
 
 class MemoryProgramme:
@@ -93,9 +104,11 @@ class MemoryProgramme:
     def lacking(self) -> Floats:
         """Return bytes that a class lacks, inf where it may not have the layers: [class, start, stop]."""
         needs = np.full((self.ends, self.ends), np.inf)
+        again = leanest_table(self.problem.profile, self.samples)
         for start in range(self.ends):
             for stop in range(start + 1, self.ends):
-                needs[start, stop] = min(stage_needs(self.problem, start, stop, self.samples))
+                each = int(again[start, stop])
+                needs[start, stop] = min(stage_needs(self.problem, start, stop, self.samples, each))
         # the least of a class counts for all of it
         tables = np.array([needs - group[-1].usable_bytes for group in self.members])
         for pin in self.pins:

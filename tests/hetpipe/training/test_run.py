@@ -92,11 +92,12 @@ def test_gradients_of_the_first_step_equal_one_process_in_float64(tmp_path):
         "uneven": chain_plan(MODEL, UNEVEN, 1),
         "short last microbatch": chain_plan(MODEL, EVEN, 3),
         "recompute": chain_plan(MODEL, EVEN, 4, recompute=True),
+        "recompute by layer": chain_plan(MODEL, EVEN, 4, recompute=True, segment_layers=1),
         "two pipelines": two_pipelines(MODEL),
         "a shared device": shared_device(MODEL),
         "two cuts over two devices": two_cuts(MODEL),
         "interleaved": interleaved(MODEL),
-        "interleaved, two stages in a row": interleaved(MODEL, (0, 0, 1, 0), recompute=True),
+        "two stages in a row": interleaved(MODEL, (0, 0, 1, 0), recompute=True, segment_layers=1),
     }
     gradients = {}
     for name, plan in plans.items():
