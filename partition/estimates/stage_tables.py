@@ -94,7 +94,7 @@ def leanest_table(profile: ModelProfile, samples: int) -> Places:
         np.where(lengths > 1, np.inf, 0.0),
         *(np.where(lengths > each, need, np.inf) for each, need in pairs),
     ]
-    return np.array(choices)[np.argmin(table, axis=0)]
+    return np.asarray(np.array(choices)[np.argmin(table, axis=0)])
 
 
 def _table_of(
