@@ -9,7 +9,7 @@ For others:
     cluster: Cluster, Node, Device, Link; cluster_file: read_cluster
     profile: ModelProfile, KindProfile, LayerProfile, read_profile
     layer_costs: Prices; memory: StageShape, DeviceMemory, device_memory, trained_bytes, working_bytes,
-        segments, segment_choices, leanest_segments
+        segments, segment_choices, segment_bytes, leanest_segments
     network: Network, all_reduce_s, reserve and its kin; collectives: Collective;
         ring_estimates: all_reduce_estimate_s
     measured_links: MeasuredLink, MeasuredAllReduce

@@ -112,7 +112,7 @@ def stage_activation_bytes(profile: ModelProfile, stage: StageShape) -> tuple[fl
     """Return (saved, boundary) bytes of a stage with all its microbatches in flight.
 
     Saved: in_flight microbatches of what autograd keeps; with recompute, in_flight inputs of each segment and
-    one microbatch of the largest (`_segment_bytes`). Boundary: in_flight inputs and outputs
+    one microbatch of the largest (`segment_bytes`). Boundary: in_flight inputs and outputs
     (docs/planning.md, "Memory").
     """
     samples = stage.microbatch_size
@@ -121,7 +121,7 @@ def stage_activation_bytes(profile: ModelProfile, stage: StageShape) -> tuple[fl
     output_bytes = 0.0 if last else samples * profile.layers[stage.stop - 1].output_bytes_per_sample
     boundary = stage.in_flight * (input_bytes + output_bytes)
     if stage.segmented:
-        inputs, most = _segment_bytes(profile, stage)
+        inputs, most = segment_bytes(profile, stage)
         return stage.in_flight * inputs + most, boundary
     saved = samples * sum(layer.saved_bytes_per_sample for layer in profile.layers[stage.start : stage.stop])
     if stage.recompute:
@@ -133,7 +133,7 @@ def _input_bytes_per_sample(profile: ModelProfile, layer: int) -> float:
     return profile.layers[layer - 1].output_bytes_per_sample if layer else 0.0
 
 
-def _segment_bytes(profile: ModelProfile, stage: StageShape) -> tuple[float, float]:
+def segment_bytes(profile: ModelProfile, stage: StageShape) -> tuple[float, float]:
     """Return the bytes of a microbatch's segment inputs, and what its backward needs beyond them at most.
 
     Segments are recomputed from the last to the first: while one is, its saved bytes, its workspace, its

@@ -12,6 +12,7 @@ from cost_model.memory import (
     StageShape,
     device_memory,
     leanest_segments,
+    segment_bytes,
     segment_choices,
     stage_activation_bytes,
 )
@@ -34,6 +35,7 @@ class PipelineCosts:
         self.network = Network(problem.cluster, problem.profile.links, problem.profile.all_reduces)
         self._bytes: dict[tuple[int, int, int], tuple[float, float]] = {}
         self._stage_bytes: dict[tuple[int, int, int, bool], list[tuple[float, float]]] = {}
+        self._caps: dict[tuple[int, int, int, bool, float], int] = {}
         self._segment_layers: dict[tuple[int, int, int, int], int] = {}
         self._sync: dict[tuple[tuple[str, ...], float], float] = {}
 
@@ -117,19 +119,24 @@ class PipelineCosts:
         """Return the most microbatches in flight that memory takes, however many there are; 0 if none."""
         key = (start, stop, samples, recompute)
         if key not in self._stage_bytes:
-            shape = StageShape(start, stop, 1, samples, recompute)
-            choices = segment_choices(stop - start) if recompute else (0,)
-            self._stage_bytes[key] = [
-                self._one_and_more_bytes(replace(shape, segment_layers=each)) for each in choices
-            ]
-        return max(_most(device.usable_bytes - one, more) for one, more in self._stage_bytes[key])
+            self._stage_bytes[key] = self._one_and_more_bytes(StageShape(start, stop, 1, samples, recompute))
+        usable = (*key, device.usable_bytes)
+        if usable not in self._caps:
+            pairs = self._stage_bytes[key]
+            self._caps[usable] = max(_most(device.usable_bytes - one, more) for one, more in pairs)
+        return self._caps[usable]
 
-    def _one_and_more_bytes(self, shape: StageShape) -> tuple[float, float]:
-        """Return the bytes with one microbatch in flight, and those of each further one."""
+    def _one_and_more_bytes(self, shape: StageShape) -> list[tuple[float, float]]:
+        """Return the bytes with one microbatch in flight, and those of each further one, by segments."""
         profile = self.problem.profile
+        memory = device_memory(profile, [shape])
         more = sum(stage_activation_bytes(profile, replace(shape, in_flight=2)))
-        more -= sum(stage_activation_bytes(profile, shape))
-        return device_memory(profile, [shape]).total_bytes, more
+        pairs = [(memory.total_bytes, more - memory.saved_bytes - memory.boundary_bytes)]
+        states = memory.total_bytes - memory.saved_bytes - memory.workspace_bytes
+        for each in segment_choices(shape.stop - shape.start)[1:] if shape.recompute else ():
+            inputs, most = segment_bytes(profile, replace(shape, segment_layers=each))
+            pairs.append((states + inputs + most, memory.boundary_bytes + inputs))
+        return pairs
 
     def segment_layers(self, start: int, stop: int, samples: int, in_flight: int) -> int:
         """Return the `segment_layers` with which recompute needs least memory."""
