@@ -4,7 +4,7 @@ A `Problem` (problem) asks: a profile, a cluster, a batch. A `Plan` (plan, read 
 answers. `solve` (solver) leads from one to the other for every strategy and adds figures and a bound;
 `auto` (auto) is the strategy that searches. Plans are judged by a callback, `Evaluate`: the simulator, which
 is a later package. Chapters, each with an own page like this one, from the first to the last: estimates,
-column_generation, exact, baselines, shared_devices, local_search, constraints, bounds, explanation.
+column_generation, constraints, exact, baselines, shared_devices, local_search, bounds, explanation.
 
 For others:
     problem: Problem, Forced, Evaluate, problem_of, problem_of_plan

@@ -7,18 +7,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from cost_model.errors import InfeasibleError
 from partition.baselines.layer_splits import BASELINES, Strategy, TooManyStagesError
 from partition.bounds.best_bound import fractional_bound_s
-from partition.constraints.forced_plans import forced_plans
+from partition.constraints.wishes import check_forced
 from partition.estimates.gradient_sync import SyncCosts
 from partition.estimates.optimizer_sharding import sharded_plans, unsharded
 from partition.estimates.ranking import Contest, Ranking, by_estimate, variants
 from partition.estimates.timed_pipeline import TimedPipeline
 from partition.exact.chain_search import AUTO, search_chains
-from partition.exact.feasibility import least_pipeline
+from partition.exact.feasibility import least_pipelines
 from partition.local_search.family_search import best_families, families_may_win, sync_share
 from partition.local_search.moves import PipelineSet
 from partition.local_search.pipeline_search import PipelineSearch
 from partition.plan import Plan
-from partition.problem import Evaluate, Forced, Problem
+from partition.problem import Evaluate, Problem
 from partition.shared_devices.interleaved import interleaved_plans
 from partition.shared_devices.shifted_cuts import memory_binds, shared_plans
 
@@ -29,12 +29,13 @@ def auto(problem: Problem, evaluate: Evaluate | None = None, *, search: Pipeline
     Never worse than a baseline: each that could be faster is a candidate. Ties go to fewer devices. Of
     candidates whose busiest device alone is busy for longer than the best plan's step none is simulated.
 
-    Raises: InfeasibleError with the least that is missing, over all orders and cuts, or why nothing that is
-        forced can be.
+    What the problem forces is respected by every candidate.
+
+    Raises: InfeasibleError with the least that is missing, over all orders and cuts; InputError if what is
+        forced contradicts itself.
     """
+    check_forced(problem)
     ranking = Ranking(problem, evaluate)
-    if problem.forced != Forced():
-        return _named_auto(min(_forced(problem, evaluate), key=ranking))
     search = search or PipelineSearch(problem)
     contest = Contest(ranking, search.costs, search.effort.choice)
     _enter_pipelines(contest, search, ranking)
@@ -47,7 +48,7 @@ def auto(problem: Problem, evaluate: Evaluate | None = None, *, search: Pipeline
 
 
 def _enter_pipelines(
-    contest: Contest, search: PipelineSearch, ranking: Ranking, known: Sequence[TimedPipeline] = ()
+    contest: Contest, search: PipelineSearch, ranking: Ranking, known: Sequence[list[TimedPipeline]] = ()
 ) -> None:
     """Enter the plans of a search, of shared devices and of interleaved pipelines. known: further starts."""
     problem, costs = search.problem, search.costs
@@ -68,22 +69,27 @@ def _enter_pipelines(
 
 
 def _from_least(contest: Contest, search: PipelineSearch, ranking: Ranking) -> Iterator[Plan]:
-    """Give the plan of the pipeline that fits, and the best plan of a search that begins with it.
+    """Give the plan of pipelines that fit, mostly a single one, and the best of a search that begins there.
 
     For problems of which the search has found no plan.
 
     Raises: InfeasibleError if none fits.
     """
     problem = search.problem
-    least = least_pipeline(problem)
-    yield least.plan(AUTO, problem)
-    whole = search.timings.pipeline(least.stages, least.microbatch_size)
-    recut = (
-        search.cut_optimizer.recut(whole.devices, size, problem.global_batch_size)
-        for size in problem.microbatch_sizes
-    )
+    least = least_pipelines(problem)
+    plan = least.plan(AUTO, problem)
+    yield from [plan] if problem.forced.allows(plan) else []
+    whole = [search.timings.pipeline(stages, least.microbatch_size) for stages in least.stages]
+    share = -(-problem.global_batch_size // len(whole))
+    sets = [
+        whole,
+        *(
+            [search.cut_optimizer.recut(pipeline.devices, size, share) or pipeline for pipeline in whole]
+            for size in problem.microbatch_sizes
+        ),
+    ]
     # a pipeline may fit as a single microbatch alone, which its timing does not speak of
-    known = [pipeline for pipeline in (whole, *recut) if pipeline is not None and pipeline.timing.fits]
+    known = [timed for timed in sets if all(pipeline.timing.fits for pipeline in timed)]
     if known:
         _enter_pipelines(contest, search, ranking, known)
     if contest.best is not None:
@@ -94,17 +100,7 @@ def _named_auto(plan: Plan) -> Plan:
     return dataclasses.replace(plan, strategy=AUTO)
 
 
-def _forced(problem: Problem, evaluate: Evaluate | None) -> Iterator[Plan]:
-    """Give plans within what is forced.
-
-    Raises: InfeasibleError if there is no simulator.
-    """
-    if evaluate is None:
-        raise InfeasibleError("forced plans need the simulator", missing_bytes=0.0)
-    return (plan for plan in forced_plans(problem, evaluate) if problem.forced.allows(plan))
-
-
-def _improved_starts(search: PipelineSearch, known: Sequence[TimedPipeline] = ()) -> list[PipelineSet]:
+def _improved_starts(search: PipelineSearch, known: Sequence[list[TimedPipeline]] = ()) -> list[PipelineSet]:
     """Return the sets of a search, each once, by their clocks and gradient sync; least step first."""
     sync = SyncCosts(search.costs)
     found: dict[object, PipelineSet] = {}

@@ -8,7 +8,7 @@ import typer
 
 from cost_model.errors import InfeasibleError
 from cost_model.profile import ModelProfile
-from hetpipe.commands.inputs import PlanRequest, plan_request
+from hetpipe.commands.inputs import PlanRequest, plan_request, with_estimates
 from hetpipe.commands.measure import measure_outcomes
 from hetpipe.commands.options import (
     AUTO,
@@ -25,7 +25,6 @@ from hetpipe.commands.other_devices import (
     check_what_if,
     compare_changes,
     compare_sets,
-    with_estimates,
 )
 from hetpipe.commands.output import estimates_of, note, print_json
 from hetpipe.models.names import model_entry
@@ -65,7 +64,7 @@ def compare_command(
     request = plan_request(cluster_file, options, AUTO)
     check_what_if(request.usable, other_devices, measure=measure)
     profile = request.profile(model, sequence_length, quiet=json)
-    profile = with_estimates(profile, other_devices.estimate or ())
+    profile = with_estimates(profile, other_devices.estimate or (), allow_slow=options.allow_slow_bf16)
     if other_devices.what_if:
         compare_changes(request, profile, global_batch_size, other_devices, json=json)
         return

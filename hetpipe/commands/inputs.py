@@ -4,20 +4,27 @@ import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from cost_model.catalogue import accelerator
 from cost_model.cluster import Cluster, Device
 from cost_model.cluster_file import read_cluster
 from cost_model.dtypes import FLOAT32, check_fast, parse_dtype
 from cost_model.errors import InputError
+from cost_model.known_errors import distrust, far_off
 from cost_model.profile import ModelProfile, read_profile
 from cost_model.strict_files import did_you_mean
 from cost_model.what_if import without
 from hetpipe.commands.options import PlanOptions, ProfileOptions
 from hetpipe.commands.output import note, progress_bar, warn
 from hetpipe.models.names import model_entry
+from hetpipe.program.instructions import Schedule
 from partition.estimates.optimizer_sharding import with_state_owners
 from partition.plan import Plan, check_plan
 from partition.problem import Problem, problem_of
+
+if TYPE_CHECKING:
+    from hetpipe.simulation.prediction import Prediction
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +100,7 @@ def remaining(cluster: Cluster, exclude: list[str] | None) -> Cluster:
 def _forced_problem(problem: Problem, strategy: str, options: PlanOptions) -> Problem:
     if not options.forces_plan:
         return problem
-    from partition.constraints.forced_plans import check_forced, describe, forced_of, parse_pin
+    from partition.constraints.wishes import check_forced, describe, forced_of, parse_pin
 
     pins = [parse_pin(text) for text in options.pins or ()]
     forced = forced_of(problem.profile, problem.cluster, pins, options.num_pipelines, options.max_devices)
@@ -159,6 +166,41 @@ def _check_profile(
         )
 
 
+def with_estimates(profile: ModelProfile, kinds: Iterable[str], *, allow_slow: bool) -> ModelProfile:
+    """Return the profile with estimated kinds added, anew where it has estimates of them; warn of poor ones.
+
+    allow_slow: as for `estimate_kind`.
+
+    Raises: InputError if a kind is unknown, was measured or has no units for the dtype, or no measured kind
+        is in the catalogue to estimate from.
+    """
+    for kind in kinds:
+        from cost_model.roofline import estimate_kind, nearest_kind
+
+        device = accelerator(kind)
+        if kind in profile.kinds and profile.kinds[kind].source == "measured":
+            raise InputError(f"{kind!r} was measured; leave out --estimate {kind}")
+        nearest = nearest_kind(profile, device)
+        _warn_of_source(kind, nearest, profile)
+        estimated = estimate_kind(profile, nearest, device, allow_slow=allow_slow)
+        profile = dataclasses.replace(profile, kinds={**profile.kinds, kind: estimated})
+    return profile
+
+
+def _warn_of_source(kind: str, nearest: str, profile: ModelProfile) -> None:
+    """Warn if a kind is estimated from one that says little of others."""
+    from cost_model.roofline import launch_bound
+
+    if far_off(nearest):
+        warn(f"{kind} is estimated from {nearest}, which is itself far off: {distrust(nearest)}")
+    growth = launch_bound(profile.kinds[nearest])
+    if growth is not None:
+        warn(
+            f"{kind} is estimated from {nearest}, whose times hardly grow with the microbatch ({growth}): "
+            "they are bound by launches, not by the card; measure there with --microbatch-sizes auto"
+        )
+
+
 def checked_plan(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Plan:
     """Return a given plan with what it leaves open; warn if it was made from another profile or cluster.
 
@@ -175,3 +217,16 @@ def checked_plan(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Plan:
                 "its figures are computed anew"
             )
     return with_state_owners(plan, profile, cluster) if plan.zero else plan
+
+
+def predict_given(
+    plan: Plan, profile: ModelProfile, cluster: Cluster, schedule: Schedule | None
+) -> "Prediction":
+    """Return what a given plan is expected to do under a schedule, with a bound; as `checked_plan`.
+
+    Raises: InputError if it does not fit the profile or the cluster.
+    """
+    from hetpipe.simulation.prediction import predict, with_bound
+
+    plan = checked_plan(plan, profile, cluster)
+    return with_bound(predict(plan, profile, cluster, schedule), profile, cluster)

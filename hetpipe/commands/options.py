@@ -38,6 +38,10 @@ AllowSlowOption = Annotated[
     bool, typer.Option("--allow-slow-bf16", help="Also on devices that have no units for bfloat16.")
 ]
 BudgetOption = Annotated[float, typer.Option("--profile-budget", help="Seconds to spend on measuring.")]
+EstimateOption = Annotated[
+    list[str] | None,
+    typer.Option("--estimate", help="Add a kind that is not at hand, estimated; several times."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, nothing else.")]
 
 
@@ -119,9 +123,7 @@ class WhatIfOptions:
             "--what-if", help='A change, such as "add 2 RTX-4090 to desk"; several times: each, then all.'
         ),
     ] = None
-    estimate: Annotated[
-        list[str] | None, typer.Option("--estimate", help="A kind to estimate; several times.")
-    ] = None
+    estimate: EstimateOption = None
     pareto: Annotated[
         bool, typer.Option("--pareto", help="Which devices to use: step against money and energy.")
     ] = False

@@ -66,22 +66,6 @@ def changed_clusters(cluster: Cluster, texts: Sequence[str], kinds: Collection[s
     return clusters
 
 
-def with_estimates(profile: ModelProfile, kinds: Sequence[str]) -> ModelProfile:
-    """Return the profile with kinds added, estimated from the nearest measured one.
-
-    Raises: InputError if the profile has a kind already, or no measured kind is in the catalogue.
-    """
-    for kind in kinds:
-        from cost_model.roofline import estimate_kind, nearest_kind
-
-        device = accelerator(kind)
-        if kind in profile.kinds:
-            raise InputError(f"the profile has {kind!r} already; leave out --estimate {kind}")
-        estimated = estimate_kind(profile, nearest_kind(profile, device), device)
-        profile = dataclasses.replace(profile, kinds={**profile.kinds, kind: estimated})
-    return profile
-
-
 def compare_changes(
     request: PlanRequest, profile: ModelProfile, global_batch_size: int, options: WhatIfOptions, *, json: bool
 ) -> None:

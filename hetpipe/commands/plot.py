@@ -60,20 +60,25 @@ def plot_command(
         missing = "--profile" if profile_file is None else "--cluster"
         raise InputError(f"{path}: to draw a plan, {missing} is needed too; or give a run folder")
     else:
-        plan, profile, cluster = read_plan(path), read_profile(profile_file), read_cluster(cluster_file)
-        plan = checked_plan(plan, profile, cluster)
-        prediction = with_bound(predict(plan, profile, cluster), profile, cluster)
-        if output is not None and one_file:
-            written = plot_overview(plan, prediction, profile, cluster, output)
-        else:
-            folder = output or path.parent
-            written = plot_plan(plan, profile, cluster, prediction.trace, folder)
-            written += plot_speedups(prediction.plan, profile, cluster, folder)
+        written = _plot_plan_file(path, profile_file, cluster_file, output or path.parent, one_file=one_file)
     if json:
         print_json({"files": [str(picture) for picture in written]})
     else:
         for picture in written:
             typer.echo(str(picture))
+
+
+def _plot_plan_file(
+    path: Path, profile_file: Path, cluster_file: Path, output: Path, *, one_file: bool
+) -> list[Path]:
+    """Draw a plan.json into one file, or as several pictures into a folder; return what was written."""
+    plan, profile, cluster = read_plan(path), read_profile(profile_file), read_cluster(cluster_file)
+    plan = checked_plan(plan, profile, cluster)
+    prediction = with_bound(predict(plan, profile, cluster), profile, cluster)
+    if one_file:
+        return plot_overview(plan, prediction, profile, cluster, output)
+    written = plot_plan(plan, profile, cluster, prediction.trace, output)
+    return written + plot_speedups(prediction.plan, profile, cluster, output)
 
 
 def save_picture(ax: "Axes", path: Path) -> list[Path]:

@@ -2,26 +2,26 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from cost_model.catalogue import Accelerator, accelerator
+from cost_model.catalogue import accelerator
 from cost_model.cluster import EMULATED, Cluster
 from cost_model.cluster_file import read_cluster
 from cost_model.dtypes import FLOAT32, check_estimable, check_fast, parse_dtype
 from cost_model.errors import InputError
-from cost_model.known_errors import distrust, far_off
 from cost_model.measured_links import MeasuredLink
 from cost_model.profile import ModelProfile, profile_text, read_profile
 from cost_model.units import format_bandwidth, format_bytes, format_seconds
-from hetpipe.commands.inputs import remaining
+from hetpipe.commands.inputs import remaining, with_estimates
 from hetpipe.commands.options import (
     AllowSlowOption,
     BudgetOption,
     DtypeOption,
+    EstimateOption,
     JsonOption,
     ModelOption,
     SequenceOption,
@@ -71,14 +71,13 @@ def profile_command(
         Path | None, typer.Option("--from-run", help="Correct the profile of this run by what it measured.")
     ] = None,
     show_layers: Annotated[bool, typer.Option("--show", help="Print the layers as a table.")] = False,
-    estimate: Annotated[
-        list[str] | None,
-        typer.Option(help="Add a kind that is not at hand, estimated; may be given several times."),
-    ] = None,
+    estimate: EstimateOption = None,
     json: JsonOption = False,
 ) -> None:
     """Measure a model's layers on each kind of device of the cluster, or merge or correct profiles."""
-    targets = {kind: accelerator(kind) for kind in estimate or ()}
+    kinds = tuple(estimate or ())
+    for kind in kinds:
+        accelerator(kind)  # an unknown one is refused before anything slow
     given = {"--merge": merge, "--from-run": run is not None, "--profile": profile_file is not None}
     _check_source([name for name, is_given in given.items() if is_given], files or [], options)
     if merge:
@@ -88,18 +87,22 @@ def profile_command(
     elif profile_file is not None:
         profile = read_profile(profile_file)
     else:
-        profile = measure(options, estimated=targets, quiet=json)
-    profile = _with_estimates(profile, targets, allow_slow=options.allow_slow_bf16)
+        profile = measure(options, estimated=kinds, quiet=json)
+    profile = with_estimates(profile, kinds, allow_slow=options.allow_slow_bf16)
     if output is not None:
         write_output(output, profile_text(profile))
-    estimates = estimate_sentences(profile, profile.kinds)
     if json:
         print_json(profile.to_json())
-        note(estimates)
-        return
-    if show_layers:
+        note(estimate_sentences(profile, profile.kinds))
+    else:
+        _show(profile, output, layers=show_layers)
+
+
+def _show(profile: ModelProfile, output: Path | None, *, layers: bool) -> None:
+    """Print what the profile is of, how well its times are known, and with layers all of them."""
+    if layers:
         show([profile_table(profile), *link_sentences(profile)])
-    for sentence in (*precision_sentences(profile), *estimates):
+    for sentence in (*precision_sentences(profile), *estimate_sentences(profile, profile.kinds)):
         typer.echo(sentence)
     where = f"; wrote {output}" if output is not None else ""
     typer.echo(f"{profile.model}: {profile.num_layers} layers on {', '.join(profile.kinds)}{where}")
@@ -124,44 +127,6 @@ def _check_source(given: Sequence[str], files: Sequence[Path], options: MeasureO
             raise InputError(
                 f"{option} is for measuring, and {given[0]} measures nothing; leave one of them out"
             )
-
-
-def _with_estimates(
-    profile: ModelProfile, targets: Mapping[str, Accelerator], *, allow_slow: bool
-) -> ModelProfile:
-    """Return the profile with estimated kinds added, anew where it has estimates of them.
-
-    allow_slow: as for `estimate_kind`.
-
-    Raises: InputError if a kind was measured or has no units for the dtype, or no measured kind is in the
-        catalogue to estimate from.
-    """
-    if not targets:
-        return profile
-    from cost_model.roofline import estimate_kind, nearest_kind
-
-    for kind, device in targets.items():
-        if kind in profile.kinds and profile.kinds[kind].source == "measured":
-            raise InputError(f"{kind!r} was measured; leave out --estimate {kind}")
-        nearest = nearest_kind(profile, device)
-        _warn_of_source(kind, nearest, profile)
-        estimated = estimate_kind(profile, nearest, device, allow_slow=allow_slow)
-        profile = dataclasses.replace(profile, kinds={**profile.kinds, kind: estimated})
-    return profile
-
-
-def _warn_of_source(kind: str, nearest: str, profile: ModelProfile) -> None:
-    """Warn if a kind is estimated from one that says little of others."""
-    from cost_model.roofline import launch_bound
-
-    if far_off(nearest):
-        warn(f"{kind} is estimated from {nearest}, which is itself far off: {distrust(nearest)}")
-    growth = launch_bound(profile.kinds[nearest])
-    if growth is not None:
-        warn(
-            f"{kind} is estimated from {nearest}, whose times hardly grow with the microbatch ({growth}): "
-            "they are bound by launches, not by the card; measure there with --microbatch-sizes auto"
-        )
 
 
 def parse_sizes(text: str) -> tuple[int, ...] | None:

@@ -2,15 +2,16 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from cost_model.cluster import EMULATED, Cluster
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
-from hetpipe.commands.inputs import PlanRequest, checked_plan, plan_request
+from hetpipe.commands.inputs import PlanRequest, plan_request, predict_given
 from hetpipe.commands.options import (
     AUTO,
     ClusterOption,
@@ -22,7 +23,7 @@ from hetpipe.commands.options import (
     with_options,
 )
 from hetpipe.commands.output import choice_json, choice_sentences, note, print_json, warn_if_too_fast
-from hetpipe.commands.plan import new_plan, show_plan
+from hetpipe.commands.plan import NO_OUTCOMES, new_plan, show_plan
 from hetpipe.commands.training import (
     RunStart,
     TrainingOptions,
@@ -32,20 +33,32 @@ from hetpipe.commands.training import (
     train_shown,
 )
 from hetpipe.program.verification import verify
-from hetpipe.reporting.tables import (
-    estimate_sentences,
-    plan_sentences,
-    plan_table,
-    run_report_tables,
-    show,
-)
+from hetpipe.reporting.tables import estimate_sentences, run_report_tables, show
 from hetpipe.runs.settings import Settings
 from hetpipe.runtime.processes import under_torchrun
-from hetpipe.simulation.prediction import Prediction, predict, with_bound
+from hetpipe.simulation.prediction import Prediction, predict
 from partition.plan import Plan
 from partition.plan_file import read_plan
 
+if TYPE_CHECKING:
+    from partition.solver import Outcome
+
 EMPTY: list[Any] = []  # tables of a dry run
+
+
+@dataclass(frozen=True, slots=True)
+class GivenOptions:
+    """A plan that is there already, and what is asked for where plan and profile decide it otherwise."""
+
+    plan_file: Annotated[
+        Path | None, typer.Option("--plan", help="A plan.json to run, instead of planning.")
+    ] = None
+    global_batch_size: Annotated[
+        int | None, typer.Option("--global-batch-size", help="Samples a step; 16, or the plan's.")
+    ] = None
+    sequence_length: Annotated[
+        int | None, typer.Option("--sequence-length", help="Tokens a sample; 64, or the profile's.")
+    ] = None
 
 
 @with_options
@@ -53,15 +66,7 @@ def run_command(
     *,
     model: RequiredModel,
     cluster_file: ClusterOption,
-    plan_file: Annotated[
-        Path | None, typer.Option("--plan", help="A plan.json to run, instead of planning.")
-    ] = None,
-    global_batch_size: Annotated[
-        int | None, typer.Option("--global-batch-size", help="Samples a step; 16, or the plan's.")
-    ] = None,
-    sequence_length: Annotated[
-        int | None, typer.Option("--sequence-length", help="Tokens a sample; 64, or the profile's.")
-    ] = None,
+    given: GivenOptions,
     strategy: StrategyOption = AUTO,
     options: PlanOptions,
     schedule: ScheduleOption = None,
@@ -72,31 +77,23 @@ def run_command(
 ) -> None:
     """Train a model over the devices of a cluster file; torchrun may start it too, a process per device."""
     if under_torchrun() and os.environ["RANK"] != "0":
-        from hetpipe.training.torchrun import follow
-
-        follow()
-        return
+        _follow()
     silent = quiet or json
     request = plan_request(cluster_file, options, strategy)
-    plan = None if plan_file is None else _given_plan(plan_file, options)
-    start = run_start(model, training, dry_run=dry_run)
-    profile = _profile(request, model, plan, sequence_length, quiet=silent)
-    global_batch_size = global_batch_size or (plan.global_batch_size if plan is not None else 16)
-    settings = start.settings(profile, global_batch_size, schedule)
-    if plan is not None:
-        prediction = _predict_given(plan, settings, profile, request.cluster, quiet=silent)
-    else:
-        prediction = _predict_new(request, settings, profile, quiet=silent)
-    verify(prediction.program, profile, request.cluster)
+    plan = None if given.plan_file is None else _given_plan(given.plan_file, given, options)
+    start = run_start(model, training, schedule, dry_run=dry_run)
+    profile = _profile(request, model, plan, given.sequence_length, quiet=silent)
+    prediction, outcomes = _predict(
+        plan, profile, request, start.settings, batch=given.global_batch_size, alone=silent
+    )
+    estimates = _verified(prediction, profile, request.cluster)
     if not silent:
-        show(choice_sentences(prediction.choice, settings.schedule))
-    used = [request.cluster.device(name) for name in prediction.plan.device_names]
-    warn_if_too_fast(device.speed for device in used if device.kind == EMULATED)
-    estimates = estimate_sentences(profile, (device.kind for device in used))
+        show_plan(prediction.plan, outcomes, profile, request.cluster)
+        show(choice_sentences(prediction.choice, start.settings.schedule))
     if dry_run:
-        result, tables = {"plan": prediction.plan.to_json(), "settings": settings.to_json()}, EMPTY
+        result, tables = _planned(prediction, profile, start.settings), EMPTY
     else:
-        result, tables = _train(start, settings, cluster_file, profile, prediction, estimates, quiet=silent)
+        result, tables = _train(start, cluster_file, profile, prediction, estimates, quiet=silent)
     if json:
         print_json({**result, **choice_json(prediction.choice)})
         note(estimates)
@@ -104,15 +101,27 @@ def run_command(
         show(tables)
 
 
-def _given_plan(plan_file: Path, options: PlanOptions) -> Plan:
+def _follow() -> NoReturn:
+    """Train as another rank than the one that plans, and end with the training."""
+    from hetpipe.training.torchrun import follow
+
+    follow()
+
+
+def _given_plan(plan_file: Path, given: GivenOptions, options: PlanOptions) -> Plan:
     """Read a plan to run.
 
-    Raises: InputError if a part of it is forced too.
+    Raises: InputError if a part of it is forced too, or another batch is asked for than it is for.
     """
     plan = read_plan(plan_file)
     if options.forces_plan or options.exclude:
         raise InputError(
             "--plan decides everything; leave out --pin, --exclude, --pipelines and --max-devices"
+        )
+    if given.global_batch_size not in (None, plan.global_batch_size):
+        raise InputError(
+            f"--global-batch-size is {given.global_batch_size}, the plan's is {plan.global_batch_size}; "
+            "leave it out, or plan again"
         )
     return plan
 
@@ -134,42 +143,53 @@ def _profile(
     return profile
 
 
-def _predict_given(
-    plan: Plan, settings: Settings, profile: ModelProfile, cluster: Cluster, *, quiet: bool
-) -> Prediction:
-    """Predict a given plan and show it.
+def _predict(
+    plan: Plan | None,
+    profile: ModelProfile,
+    request: PlanRequest,
+    settings: Settings,
+    *,
+    batch: int | None,
+    alone: bool,
+) -> "tuple[Prediction, tuple[Outcome, ...]]":
+    """Predict the plan that is given, or a new one, under the schedule of the run.
 
-    Raises: InputError if the plan does not fit the profile, the cluster or the settings.
+    Beside a new one, unless it is wanted alone, return the outcomes of all strategies.
+
+    Raises: InputError if a given one does not fit; InfeasibleError if there is no new one.
     """
-    if plan.global_batch_size != settings.global_batch_size:
-        raise InputError(
-            f"--global-batch-size is {settings.global_batch_size}, the plan's is {plan.global_batch_size}; "
-            "leave it out, or plan again"
-        )
-    plan = checked_plan(plan, profile, cluster)
-    prediction = with_bound(predict(plan, profile, cluster, settings.schedule), profile, cluster)
-    if not quiet:
-        plan = prediction.plan
-        show([*plan_sentences(plan, profile, cluster), plan_table(plan, profile, cluster)])
-    return prediction
-
-
-def _predict_new(
-    request: PlanRequest, settings: Settings, profile: ModelProfile, *, quiet: bool
-) -> Prediction:
-    """Plan, show the plan beside the others, and predict it under the schedule of the run."""
-    problem = request.problem(profile, settings.global_batch_size)
+    if plan is not None:
+        return predict_given(plan, profile, request.cluster, settings.schedule), NO_OUTCOMES
+    problem = request.problem(profile, 16 if batch is None else batch)
     plan, outcomes = new_plan(
-        problem, request.cluster, request.strategy, proof_s=request.proof_s, alone=quiet
+        problem, request.cluster, request.strategy, proof_s=request.proof_s, alone=alone
     )
-    if not quiet:
-        show_plan(plan, outcomes, profile, request.cluster)
-    return predict(plan, profile, request.cluster, settings.schedule)
+    return predict(plan, profile, request.cluster, settings.schedule), outcomes
+
+
+def _verified(prediction: Prediction, profile: ModelProfile, cluster: Cluster) -> list[str]:
+    """Verify the program, warn of a host that is too slow, and return sentences about estimated times.
+
+    Raises: InputError or InfeasibleError if it cannot run there.
+    """
+    verify(prediction.program, profile, cluster)
+    used = prediction.costs.devices
+    warn_if_too_fast(device.speed for device in used if device.kind == EMULATED)
+    return estimate_sentences(profile, (device.kind for device in used))
+
+
+def _planned(prediction: Prediction, profile: ModelProfile, settings: Settings) -> dict[str, Any]:
+    """Return what a dry run prints as JSON."""
+    return {
+        "plan": prediction.plan.to_json(),
+        "sequence_length": profile.sequence_length,
+        "dtype": profile.dtype,
+        "settings": settings.to_json(),
+    }
 
 
 def _train(
     start: RunStart,
-    settings: Settings,
     cluster_file: Path,
     profile: ModelProfile,
     prediction: Prediction,
@@ -178,10 +198,11 @@ def _train(
     quiet: bool,
 ) -> tuple[dict[str, Any], list[Any]]:
     """Train, and return what to print of it: as JSON, and as tables."""
+    settings = start.settings
     if start.entry.folder is not None:
         from hetpipe.data.task import model_notes
 
-        note(model_notes(settings))
+        note(model_notes(profile.model, settings.model_folder))
     report, folder = train_shown(settings, cluster_file, profile, prediction, start.folder, quiet=quiet)
     kept = kept_checkpoint(folder)
     result = {

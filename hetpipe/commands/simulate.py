@@ -9,7 +9,7 @@ import typer
 
 from cost_model.cluster_file import read_cluster
 from cost_model.profile import read_profile
-from hetpipe.commands.inputs import checked_plan
+from hetpipe.commands.inputs import predict_given
 from hetpipe.commands.options import ClusterOption, JsonOption, ScheduleOption, with_options
 from hetpipe.commands.output import (
     choice_json,
@@ -26,7 +26,6 @@ from hetpipe.reporting.idle_time import DeviceTime, device_times
 from hetpipe.reporting.speed_breakdown import speed_sentence, speed_shares
 from hetpipe.reporting.tables import path_sentence, plan_sentences, plan_table, show, waiting_table
 from hetpipe.runs.run_folder import PREDICTED
-from hetpipe.simulation.prediction import predict, with_bound
 from partition.plan import Figures
 from partition.plan_file import read_plan
 
@@ -45,8 +44,7 @@ def simulate_command(
 ) -> None:
     """Run a plan on a virtual clock: step time, bubble, memory, and what the step waits for."""
     cluster, profile = read_cluster(cluster_file), read_profile(profile_file)
-    plan = checked_plan(read_plan(plan_file), profile, cluster)
-    prediction = with_bound(predict(plan, profile, cluster, schedule), profile, cluster)
+    prediction = predict_given(read_plan(plan_file), profile, cluster, schedule)
     check_memory(prediction.plan, profile, cluster)
     if trace is not None:
         write_output(trace, chrome_trace([(PREDICTED, prediction.trace)]))
@@ -54,7 +52,7 @@ def simulate_command(
         from hetpipe.commands.plot import save_picture
         from hetpipe.reporting.plots import gantt, stage_labels
 
-        save_picture(gantt(prediction.trace, labels=stage_labels(plan, profile, cluster)), plot)
+        save_picture(gantt(prediction.trace, labels=stage_labels(prediction.plan, profile, cluster)), plot)
     causes = shares(critical_path(prediction.trace, prediction.costs))
     times = dict(
         zip(prediction.plan.device_names, device_times(prediction.trace, prediction.costs), strict=True)

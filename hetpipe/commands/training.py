@@ -60,43 +60,19 @@ class TrainingOptions:
 class RunStart:
     """What a run begins with, checked before anything is measured.
 
-    texts: to train on, by their full paths. folder: None for a new numbered one. source: the checkpoint to go
-    on from. before: the settings of its run, None where its folder is not there.
+    folder: None for a new numbered one.
     """
 
     entry: ModelEntry
-    options: TrainingOptions
-    texts: tuple[Path, ...]
     folder: RunFolder | None
-    source: Path | None
-    before: Settings | None
-
-    def settings(self, profile: ModelProfile, global_batch_size: int, schedule: Schedule | None) -> Settings:
-        """Return the settings of the run; what is not given is that of the run before."""
-        options, before = self.options, self.before
-        return Settings(
-            model=self.entry.name,
-            steps=options.steps,
-            global_batch_size=global_batch_size,
-            sequence_length=profile.sequence_length,
-            total_steps=options.total_steps,
-            seed=options.seed,
-            learning_rate=options.learning_rate,
-            dtype=profile.dtype,
-            every=options.every if options.every is not None else (before.every if before else 0),
-            save=options.save,
-            clock=options.clock,
-            schedule=schedule or (before.schedule if before else None),
-            data=tuple(map(str, self.texts)),
-            resume_from=None if self.source is None else str(self.source),
-            model_folder=self.entry.place,
-        )
+    settings: Settings
 
 
-def run_start(model: str, options: TrainingOptions, *, dry_run: bool) -> RunStart:
+def run_start(model: str, options: TrainingOptions, schedule: Schedule | None, *, dry_run: bool) -> RunStart:
     """Find the model, the texts, and unless it is a dry run the checkpoint to go on from.
 
-    Raises: InputError for an unknown model, a text that cannot be read, or if there is nothing to resume.
+    Raises: InputError for an unknown model, a text that cannot be read, a setting that is none, or if there
+        is nothing to resume.
     """
     texts = _readable(options.data or ())
     entry = model_entry(model)
@@ -106,7 +82,21 @@ def run_start(model: str, options: TrainingOptions, *, dry_run: bool) -> RunStar
         from hetpipe.training.run import find_checkpoint
 
         source = find_checkpoint(options.resume, folder, RUNS, entry.name)
-    return RunStart(entry, options, texts, folder, source, _settings_before(source))
+    before = _settings_before(source)  # what is not given is that of the run before
+    settings = Settings(
+        steps=options.steps,
+        total_steps=options.total_steps,
+        seed=options.seed,
+        learning_rate=options.learning_rate,
+        every=options.every if options.every is not None else (before.every if before else 0),
+        save=options.save,
+        clock=options.clock,
+        schedule=schedule or (before.schedule if before else None),
+        data=tuple(map(str, texts)),
+        resume_from=None if source is None else str(source),
+        model_folder=entry.place,
+    )
+    return RunStart(entry, folder, settings)
 
 
 def _readable(data: Iterable[Path]) -> tuple[Path, ...]:
@@ -138,7 +128,7 @@ def train_shown(
     from hetpipe.training.checkpoint_room import room_of
     from hetpipe.training.run import train_predicted
 
-    folder, made = _folder_of(settings, folder)
+    folder, made = _folder_of(settings, profile.model, folder)
     if shortage := room_of(folder, settings, profile).shortage:
         warn(shortage)
     try:
@@ -155,7 +145,7 @@ def train_shown(
     return report, folder
 
 
-def _folder_of(settings: Settings, folder: RunFolder | None) -> tuple[RunFolder, bool]:
+def _folder_of(settings: Settings, model: str, folder: RunFolder | None) -> tuple[RunFolder, bool]:
     """Return the folder to write, and whether it was made for the run; say what is in it."""
     if settings.resume_from is not None:
         checkpoints = Path(settings.resume_from).parent
@@ -164,7 +154,7 @@ def _folder_of(settings: Settings, folder: RunFolder | None) -> tuple[RunFolder,
         note([f"going on from {settings.resume_from}"])
     elif folder is not None and folder.plan.exists() and kept_checkpoint(folder) is None:
         warn(f"{folder.path} holds a run already; its files are replaced")
-    return folder or RunFolder.create(RUNS, settings.model), folder is None
+    return folder or RunFolder.create(RUNS, model), folder is None
 
 
 def _warn_of_skipped_steps(folder: RunFolder) -> None:

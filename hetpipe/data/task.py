@@ -25,7 +25,7 @@ from hetpipe.models.huggingface_folder import TOKENIZER_FILE
 from hetpipe.models.loss import Loss, loss_sum
 from hetpipe.models.pretrained_weights import FolderWeights
 from hetpipe.runs.run_folder import RunFolder
-from hetpipe.runs.settings import Settings
+from hetpipe.runs.settings import Settings, TaskSettings
 
 Batch = Callable[[int, int], tuple[Mapping[str, Tensor], Tensor]]
 OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -69,7 +69,7 @@ class TrainingTask:
         return settings.learning_rate * self.rate_schedule(step)
 
 
-TaskFactory = Callable[[RunFolder, Settings], TrainingTask]
+TaskFactory = Callable[[RunFolder, TaskSettings], TrainingTask]
 
 
 def check_length(spec: ModelSpec, sequence_length: int) -> None:
@@ -84,7 +84,7 @@ def check_length(spec: ModelSpec, sequence_length: int) -> None:
         )
 
 
-def prepare_data(folder: RunFolder, settings: Settings, vocabulary_from: Path | None = None) -> None:
+def prepare_data(folder: RunFolder, settings: TaskSettings, vocabulary_from: Path | None = None) -> None:
     """Write vocabulary and tokens into the run folder, once, before the ranks start.
 
     The vocabulary is that of the model's folder, where it holds one; else it is trained on the texts.
@@ -110,7 +110,7 @@ def prepare_data(folder: RunFolder, settings: Settings, vocabulary_from: Path | 
     _dataset(folder, settings, spec)
 
 
-def registered_task(folder: RunFolder, settings: Settings) -> TrainingTask:
+def registered_task(folder: RunFolder, settings: TaskSettings) -> TrainingTask:
     """Return the task of a registered model, or of a folder's, on the run folder's tokens.
 
     `prepare_data` has written those.
@@ -131,7 +131,7 @@ def registered_task(folder: RunFolder, settings: Settings) -> TrainingTask:
     )
 
 
-def _dataset(folder: RunFolder, settings: Settings, spec: ModelSpec) -> Dataset:
+def _dataset(folder: RunFolder, settings: TaskSettings, spec: ModelSpec) -> Dataset:
     vocabulary = load_vocabulary(folder.vocabulary)
     return Dataset(
         tokens=load_tokens(folder.path, vocabulary),
@@ -143,9 +143,9 @@ def _dataset(folder: RunFolder, settings: Settings, spec: ModelSpec) -> Dataset:
     )
 
 
-def model_notes(settings: Settings) -> list[str]:
+def model_notes(model: str, model_folder: str | None) -> list[str]:
     """Return what a user should know of the folder that the model comes from; [] for a model by name."""
-    weights = FolderWeights.of(model_spec(settings.model, settings.model_folder))
+    weights = FolderWeights.of(model_spec(model, model_folder))
     if weights is None:
         return []
     notes = weights.notes()

@@ -19,7 +19,7 @@ from hetpipe.models.chain import ChainModel
 from hetpipe.models.loss import Loss
 from hetpipe.models.mixed_precision import weight_dtype
 from hetpipe.runs.run_folder import RunFolder
-from hetpipe.runs.settings import Settings
+from hetpipe.runs.settings import TaskSettings
 
 WEIGHTS_FILE = "initial.safetensors"
 SUM_TOLERANCE = 0.05
@@ -77,7 +77,7 @@ class UserTask:
         """Remove the file after training."""
         (folder.path / WEIGHTS_FILE).unlink(missing_ok=True)
 
-    def __call__(self, folder: RunFolder, settings: Settings) -> TrainingTask:
+    def __call__(self, folder: RunFolder, settings: TaskSettings) -> TrainingTask:
         parts = {what: pickle.loads(data) for what, data in self._parts.items()}
         chain, options = parts["chain"], parts["options"]
         if self._has_weights:

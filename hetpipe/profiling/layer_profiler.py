@@ -20,7 +20,7 @@ from hetpipe.models.partial_model import LayerModel
 from hetpipe.profiling.layer_timer import Bench, Samples, boundary_bytes
 from hetpipe.profiling.median_error import TARGET, precision_text
 from hetpipe.runs.run_folder import RunFolder
-from hetpipe.runs.settings import Settings, read_settings
+from hetpipe.runs.settings import TaskSettings
 from hetpipe.runtime.optimizer import Optimizer
 from hetpipe.runtime.processes import Emit
 from hetpipe.runtime.rank_setup import torch_device
@@ -32,6 +32,7 @@ LARGEST_SIZE = 64
 
 def profile_rank(
     folder: str,
+    settings: TaskSettings,
     device: Device,
     microbatch_sizes: Sequence[int] | None,
     memory_bytes: float,
@@ -45,7 +46,6 @@ def profile_rank(
 
     Each kind of device is measured by a rank of its own, one after the other.
     """
-    settings = read_settings(RunFolder(Path(folder)).config)
     task = make_task(RunFolder(Path(folder)), settings)
 
     def progress(done: float, what: str) -> None:
@@ -66,7 +66,7 @@ def profile_rank(
 
 def profile_task(
     task: TrainingTask,
-    settings: Settings,
+    settings: TaskSettings,
     kind: str,
     microbatch_sizes: Sequence[int] | None,
     budget_s: float,
@@ -261,7 +261,7 @@ def _workspace_by_size(bench: Bench, measured: Sequence[int]) -> tuple[tuple[int
 
 
 def _optimizer_s_per_byte(
-    chain: ChainModel, model: LayerModel, layers: Sequence[int], settings: Settings
+    chain: ChainModel, model: LayerModel, layers: Sequence[int], settings: TaskSettings
 ) -> float:
     """Return seconds per parameter byte of norm, clipping, AdamW and lowering weights.
 
@@ -269,7 +269,7 @@ def _optimizer_s_per_byte(
     """
     reached = {info.name for layer in layers for info in chain.parameters(layer) if info.reached}
     parameters = {name: value for name, value in model.owned_parameters().items() if name in reached}
-    optimizer = Optimizer(parameters, reached, settings.weight_decay)
+    optimizer = Optimizer(parameters, reached, settings.run.weight_decay)
     for value in parameters.values():
         value.grad = torch.zeros_like(value)
     seconds = []

@@ -16,7 +16,7 @@ from hetpipe.models.keyed_dropout import PREFIX, KeyedDropout
 from hetpipe.models.mixed_precision import boundary_dtype
 from hetpipe.models.partial_model import LayerModel
 from hetpipe.profiling.median_error import standard_error_of_median
-from hetpipe.runs.settings import Settings
+from hetpipe.runs.settings import TaskSettings
 from hetpipe.runtime.byte_counter import ByteCounter
 
 NEGLIGIBLE_SHARE = 0.01
@@ -47,7 +47,7 @@ class Bench:
     """
 
     task: TrainingTask
-    settings: Settings
+    settings: TaskSettings
     model: LayerModel
     device: torch.device
     samples: Mapping[int, Samples]
@@ -252,7 +252,7 @@ class _Marks:
         )
 
 
-def boundary_bytes(chain: ChainModel, layer: int, settings: Settings) -> float:
+def boundary_bytes(chain: ChainModel, layer: int, settings: TaskSettings) -> float:
     """Return the bytes per sample that travel from layer - 1 to layer; 0 at the ends of the chain."""
     if not 0 < layer < chain.num_layers:
         return 0.0

@@ -17,7 +17,7 @@ from cost_model.profile import LayerProfile, ModelProfile, profile_from_data, pr
 from cost_model.strict_files import canonical_sha256, write_atomically
 from hetpipe.models.names import model_entry
 from hetpipe.runs.run_folder import RunFolder
-from hetpipe.runs.settings import Settings, settings_text
+from hetpipe.runs.settings import Settings, TaskSettings
 from hetpipe.runtime.gpus import check_here
 
 MICROBATCH_SIZES = (1, 2, 4)
@@ -36,7 +36,7 @@ def cache_folder() -> Path:
 
 
 def cache_key(
-    settings: Settings,
+    settings: TaskSettings,
     sharers: Mapping[str, int],
     sizes: Sequence[int] | None,
     code: str,
@@ -93,12 +93,11 @@ def profile_model(
     """
     kinds = sorted({device.kind for device in cluster.devices})
     known = None if task is not None else model_entry(model)
-    settings = Settings(
-        model=model if known is None else known.name,
-        steps=1,
-        sequence_length=sequence_length,
-        dtype=dtype,
-        model_folder=None if known is None else known.place,
+    settings = TaskSettings(
+        model if known is None else known.name,
+        sequence_length,
+        dtype,
+        Settings(steps=1, model_folder=None if known is None else known.place),
     )
     counts = {kind: sum(device.kind == kind for device in cluster.devices) for kind in kinds}
     sharers = {kind: count if kind == CPU else 1 for kind, count in counts.items()}
@@ -131,7 +130,7 @@ def profile_model(
 
 
 def _measure(
-    settings: Settings,
+    settings: TaskSettings,
     device: Device,
     count: int,
     limits: tuple[Sequence[int] | None, float, float],
@@ -156,7 +155,6 @@ def _measure(
 
     with tempfile.TemporaryDirectory(prefix="hetpipe-") as name:
         folder = RunFolder(Path(name))
-        folder.write(folder.config, settings_text(settings))
         if task is None:
             require_split(model_spec(settings.model, settings.model_folder))
             prepare_data(folder, settings)
@@ -164,7 +162,7 @@ def _measure(
             task.write_weights(folder)
         preload = preload_modules(settings.model, settings.model_folder) if task is None else ()
         group = RankGroup((device.kind,), (threads_for(device.kind, count),), preload=preload)
-        arguments = (name, device, *limits, task or registered_task)
+        arguments = (name, settings, device, *limits, task or registered_task)
         run_ranks(profile_rank, arguments, group, on_event)
     return found[0]
 

@@ -3,21 +3,25 @@
 import dataclasses
 import json
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import InitVar, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import ConfigDict, TypeAdapter
 
-from cost_model.dtypes import DTYPES
+from cost_model.dtypes import DTYPES, FLOAT32
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
 from cost_model.strict_files import STRICT, check_format, read_json, validate
 from hetpipe.program.instructions import Schedule
 from partition.plan import Plan
 
-FORMAT = "hetpipe.config/1"
+FORMAT = "hetpipe.config/2"
+FORMAT_BEFORE = "hetpipe.config/1"
+DECIDED = ("model", "global_batch_size", "sequence_length", "dtype")
+"""What the plan and its profile decide of a run."""
 
 
 class Clock(StrEnum):
@@ -27,12 +31,25 @@ class Clock(StrEnum):
     CPU = "cpu"  # the CPU seconds that its thread really used, over speed
 
 
+class _Decided:
+    """A fact that a plan or a profile decides; read from settings it is what their caller stated, or None."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, settings: "Settings | None", owner: type) -> Any:
+        return None if settings is None else settings.stated.get(self.name)
+
+
+_STATED: dict[str, Any] = {name: _Decided(name) for name in DECIDED}
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings of a training run.
+    """Settings of a training run: its own facts alone.
 
-    model, global_batch_size, sequence_length, dtype: those of the plan and its profile, which decide them
-    (`of`, `check_agrees`); a profiler, which has no plan, is told here what to measure.
+    model, global_batch_size, sequence_length, dtype: decided by the plan and its profile, and not held; who
+    states them all the same has them compared when training starts (`check_stated`).
     total_steps: length of the learning-rate schedule, None: steps. every: a checkpoint each so many steps,
     0 for none; save: one at the end. resume_from: folder of the checkpoint to go on from. schedule: as asked
     for, None: `hetpipe.simulation.schedule_selection.default_schedule`. model_folder: where a model that is
@@ -41,10 +58,10 @@ class Settings:
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
-    model: str
-    steps: int
-    global_batch_size: int = 16
-    sequence_length: int = 64
+    model: InitVar[str | None] = _STATED["model"]
+    steps: int = 0  # none: refused
+    global_batch_size: InitVar[int | None] = _STATED["global_batch_size"]
+    sequence_length: InitVar[int | None] = _STATED["sequence_length"]
     total_steps: int | None = None
     seed: int = 0
     learning_rate: float = 1e-4
@@ -53,7 +70,7 @@ class Settings:
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = 1e-8
     clip_norm: float = 1.0
-    dtype: str = "float32"
+    dtype: InitVar[str | None] = _STATED["dtype"]
     every: int = 0
     save: bool = True
     clock: Clock = Clock.NOMINAL
@@ -62,14 +79,23 @@ class Settings:
     resume_from: str | None = None
     timeout_s: float = 600.0
     model_folder: str | None = None
+    stated: Mapping[str, object] = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(
+        self,
+        model: str | None,
+        global_batch_size: int | None,
+        sequence_length: int | None,
+        dtype: str | None,
+    ) -> None:
+        values = (model, global_batch_size, sequence_length, dtype)
+        stated = {key: value for key, value in zip(DECIDED, values, strict=True) if value is not None}
+        object.__setattr__(self, "stated", stated)
         for name in ("learning_rate", "warmup", "weight_decay", "clip_norm", "timeout_s"):
             if not math.isfinite(getattr(self, name)):
                 raise InputError(f"{name} is {getattr(self, name)}; give a finite number")
-        for name in ("steps", "global_batch_size", "sequence_length"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}; give at least 1")
+        if self.steps < 1:
+            raise InputError(f"steps is {self.steps}; give at least 1")
         if self.seed >= 2**63:
             raise InputError(f"seed is {self.seed}; give less than 2**63")
         for name in ("learning_rate", "weight_decay", "every", "seed"):
@@ -81,8 +107,6 @@ class Settings:
             )
         if not 0 <= self.warmup <= 1:
             raise InputError(f"warmup is {self.warmup}; give the share of the steps, in [0, 1]")
-        if self.dtype not in DTYPES:
-            raise InputError(f"dtype {self.dtype!r} is not supported; {', '.join(DTYPES)} are")
         if self.clip_norm <= 0:
             raise InputError(f"clip_norm is {self.clip_norm}; give more than zero (1e30 for no clipping)")
         if not all(0 <= beta < 1 for beta in self.betas):
@@ -102,34 +126,67 @@ class Settings:
 
     @classmethod
     def of(cls, plan: Plan, profile: ModelProfile, *, steps: int, **others: Any) -> "Settings":
-        """Return settings with the model and batch of a plan, and the length and dtype of its profile."""
-        return cls(
-            model=plan.model,
-            steps=steps,
-            global_batch_size=plan.global_batch_size,
-            sequence_length=profile.sequence_length,
-            dtype=profile.dtype,
-            **others,
-        )
+        """Return settings of a run of this plan with this profile, which `train` takes with no other."""
+        return cls(steps=steps, **_decided_by(plan, profile), **others)
 
-    def check_agrees(self, plan: Plan, profile: ModelProfile) -> None:
-        """Check that a plan and its profile are for these settings.
+    def check_stated(self, plan: Plan, profile: ModelProfile) -> None:
+        """Check that a plan and its profile are what the caller stated of them.
 
         Raises: InputError if they are of another model, batch, length or dtype.
         """
-        for key, theirs in (
-            ("model", plan.model),
-            ("global_batch_size", plan.global_batch_size),
-            ("sequence_length", profile.sequence_length),
-            ("dtype", profile.dtype),
-        ):
-            if (mine := getattr(self, key)) != theirs:
+        for key, theirs in _decided_by(plan, profile).items():
+            if (mine := self.stated.get(key, theirs)) != theirs:
                 raise InputError(
                     f"{key} of the run is {mine!r}, of its plan and profile {theirs!r}; make them agree"
                 )
 
     def to_json(self) -> dict[str, Any]:
-        return {"format": FORMAT, **dataclasses.asdict(self)}
+        own = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self) if entry.init}
+        return {"format": FORMAT, **own}
+
+
+def _decided_by(plan: Plan, profile: ModelProfile) -> dict[str, Any]:
+    decided = (plan.model, plan.global_batch_size, profile.sequence_length, profile.dtype)
+    return dict(zip(DECIDED, decided, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSettings:
+    """What a task is made from: a model, the length and dtype of its profile, and the settings of the run.
+
+    Where there is no profile yet, it is what a profiler is to measure.
+    """
+
+    model: str
+    sequence_length: int = 64
+    dtype: str = FLOAT32
+    run: Settings = Settings(steps=1)
+
+    def __post_init__(self) -> None:
+        if self.sequence_length < 1:
+            raise InputError(f"sequence_length is {self.sequence_length}; give at least 1")
+        if self.dtype not in DTYPES:
+            raise InputError(f"dtype {self.dtype!r} is not supported; {', '.join(DTYPES)} are")
+
+    @classmethod
+    def of(cls, profile: ModelProfile, run: Settings) -> "TaskSettings":
+        """Return what the task of a run is made from."""
+        return cls(profile.model, profile.sequence_length, profile.dtype, run)
+
+    @property
+    def seed(self) -> int:
+        """Return the seed of initial weights, dropout and the order of the data."""
+        return self.run.seed
+
+    @property
+    def data(self) -> tuple[str, ...]:
+        """Return the texts to train on, none for those that hetpipe brings."""
+        return self.run.data
+
+    @property
+    def model_folder(self) -> str | None:
+        """Return where a model that is not of the table lies."""
+        return self.run.model_folder
 
 
 _ADAPTER = TypeAdapter(Settings)
@@ -144,11 +201,15 @@ def checked_settings(**values: Any) -> Settings:
 
 
 def read_settings(path: Path) -> Settings:
-    """Read config.json.
+    """Read config.json, of this version or of the one before, which repeated plan and profile.
 
     Raises: InputError naming file, key, value and remedy.
     """
-    return validate(_ADAPTER, check_format(read_json(path), FORMAT, str(path)), str(path))
+    data = read_json(path)
+    if isinstance(data, dict) and data.get("format") == FORMAT_BEFORE:
+        own = check_format(data, FORMAT_BEFORE, str(path))
+        data = {**{key: value for key, value in own.items() if key not in DECIDED}, "format": FORMAT}
+    return validate(_ADAPTER, check_format(data, FORMAT, str(path)), str(path))
 
 
 def settings_text(settings: Settings) -> str:

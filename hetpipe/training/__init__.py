@@ -1,9 +1,10 @@
 """Training itself: steps, checkpoints, and the ways to start them.
 
-`run` checks and starts a run, in processes of this host or under `torchrun`; `rank` is the life of one rank,
-and `meeting` what ranks say to each other between steps. A `checkpoint` is a file per layer, complete or
-absent, written by the layers' owners (`checkpoint_owners`) and read under any plan. `trainer` is for a user's
-own model, `user_loop` for a user's own loop.
+`run` checks and starts a run, in processes of this host or under `torchrun`, and hands the ranks what was
+predicted (`handover`); `rank` is the life of one rank, and `meeting` what ranks say to each other between
+steps. A `checkpoint` is a file per layer, complete or absent, written by the layers' owners
+(`checkpoint_owners`) and read under any plan. `trainer` is for a user's own model, `user_loop` for a user's
+own loop.
 
 Others use:
     run: train, measure, find_checkpoint

@@ -10,7 +10,7 @@ from hetpipe.models.chain import ChainModel
 from hetpipe.models.partial_model import LayerModel
 from hetpipe.program.instructions import Program
 from hetpipe.runs.run_folder import RunFolder
-from hetpipe.runs.settings import Settings
+from hetpipe.runs.settings import TaskSettings
 from hetpipe.runtime.optimizer import OPTIMIZER_STATES, Optimizer
 from hetpipe.training import checkpoint
 from hetpipe.training.meeting import gather, text_of_first
@@ -28,7 +28,7 @@ def home_layers(chain: ChainModel) -> dict[str, int]:
 
 def save_checkpoint(
     folder: RunFolder,
-    settings: Settings,
+    settings: TaskSettings,
     task: TrainingTask,
     program: Program,
     rank: int,
@@ -79,7 +79,7 @@ def _written_by(plan: Plan, device: str) -> list[int]:
     return [layer for layer in held if not any(layer in plan.layers_of(name) for name in lower)]
 
 
-def check_checkpoint(manifest: checkpoint.Manifest, settings: Settings, source: Path) -> None:
+def check_checkpoint(manifest: checkpoint.Manifest, settings: TaskSettings, source: Path) -> None:
     """Check that the run can go on from the checkpoint.
 
     Raises: InputError naming what differs.
@@ -90,9 +90,9 @@ def check_checkpoint(manifest: checkpoint.Manifest, settings: Settings, source: 
             raise InputError(
                 f"{source}: its {key} is {theirs!r}, the run's {mine!r}; give the same to resume"
             )
-    if manifest.step >= settings.steps:
+    if manifest.step >= settings.run.steps:
         raise InputError(
-            f"{source}: is at step {manifest.step}, the run ends at step {settings.steps}; raise --steps"
+            f"{source}: is at step {manifest.step}, the run ends at step {settings.run.steps}; raise --steps"
         )
 
 
@@ -107,7 +107,7 @@ def check_optimizer(manifest: checkpoint.Manifest, name: str, source: Path) -> N
 
 
 def load_checkpoint(
-    source: Path, settings: Settings, task: TrainingTask, model: LayerModel, optimizer: Optimizer
+    source: Path, settings: TaskSettings, task: TrainingTask, model: LayerModel, optimizer: Optimizer
 ) -> tuple[int, int]:
     """Fill the layers of this rank from a checkpoint of any plan; return (step, samples seen).
 

@@ -22,7 +22,7 @@ from hetpipe.models.partial_model import LayerModel
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import parse_program
 from hetpipe.runs.run_folder import RunFolder
-from hetpipe.runs.settings import Settings, read_settings
+from hetpipe.runs.settings import Settings, TaskSettings, read_settings
 from hetpipe.runtime.byte_counter import ByteCounter
 from hetpipe.runtime.emulated_links import Board
 from hetpipe.runtime.executor import Executor, StepOutcome
@@ -33,22 +33,23 @@ from hetpipe.runtime.processes import Emit
 from hetpipe.runtime.rank_setup import RankLayers, executor_of, pace_of, slices, torch_device
 from hetpipe.runtime.torch_optimizer import optimizer_of
 from hetpipe.training.checkpoint_owners import load_checkpoint, save_checkpoint
+from hetpipe.training.handover import Handover
 from hetpipe.training.meeting import WAIT, common_start, from_first, gather, keep_alive, same_on_all_ranks
-from hetpipe.training.rank_results import RankSummary, shared_parameters, write_results
+from hetpipe.training.rank_results import Measurements, RankSummary, shared_parameters, write_results
 from partition.plan_file import read_plan
 
 KEPT_STEPS = 100
 """A rank keeps the events of so many steps, the last ones: a run may have millions."""
 
 
-def train_rank(folder: str, make_task: TaskFactory, board: str | None, *, rank: int, emit: Emit) -> None:
+def train_rank(folder: str, make_task: TaskFactory, handover: str, *, rank: int, emit: Emit) -> None:
     """Train as one rank of the program in a run folder; rank 0 emits metrics and writes the results.
 
-    board: file of the emulated links' table (`Board.create`), None where no device is emulated.
+    handover: folder of what the process that planned hands over (`Handover.fill`).
 
     Raises: InputError if the ranks read different programs.
     """
-    run = _Run.open(RunFolder(Path(folder)), make_task, board, rank, emit)
+    run = _Run.open(RunFolder(Path(folder)), make_task, Handover(Path(handover)), rank, emit)
     try:
         run.train()
     finally:
@@ -60,7 +61,8 @@ class _Run:
     """The state of one rank between steps: where in the data it is, and what was measured so far."""
 
     folder: RunFolder
-    settings: Settings
+    handover: Handover
+    task_settings: TaskSettings
     costs: ProgramCosts
     rank: int
     task: TrainingTask
@@ -79,36 +81,45 @@ class _Run:
 
     @classmethod
     def open(
-        cls, folder: RunFolder, make_task: TaskFactory, board_path: str | None, rank: int, emit: Emit
+        cls, folder: RunFolder, make_task: TaskFactory, handover: Handover, rank: int, emit: Emit
     ) -> "_Run":
-        settings = read_settings(folder.config)
         cluster, profile = read_cluster(folder.cluster), read_profile(folder.profile)
+        settings = read_settings(folder.config)
+        task_settings = TaskSettings.of(profile, settings)
         program = parse_program(read_text(folder.program), read_plan(folder.plan))
         same_on_all_ranks(program.sha256)
         costs = ProgramCosts(program, profile, cluster)
         device = cluster.device(program.device_names[rank])
         place = torch_device(device)
-        task = make_task(folder, settings)
+        task = make_task(folder, task_settings)
         profile.check_layers(task.chain.layer_names)
-        profile.check_frozen(task.chain.unreached_bytes(weight_dtype(settings.dtype)))
+        profile.check_frozen(task.chain.unreached_bytes(weight_dtype(profile.dtype)))
         layers = RankLayers.of(
             program, rank, task.chain, settings.seed, place,
-            weight_dtype(settings.dtype), lowered_dtype(settings.dtype),
+            weight_dtype(profile.dtype), lowered_dtype(profile.dtype),
         )  # fmt: skip
         optimizer = optimizer_of(task, layers.stepped, layers.counted, settings)
-        board = Board(Path(board_path), costs) if board_path is not None else None
+        board = handover.board(costs)
         executor = executor_of(
             costs, rank, layers, task.loss, optimizer,
             seed=settings.seed, pace=pace_of(device, settings.clock, place), timeout_s=settings.timeout_s,
             board=board,
         )  # fmt: skip
         model = layers.model
-        run = cls(folder, settings, costs, rank, task, model, optimizer, executor, board, device, place, emit)
+        run = cls(
+            folder, handover, task_settings, costs, rank, task, model, optimizer, executor, board, device,
+            place, emit,
+        )  # fmt: skip
         if settings.resume_from is not None:
             run.step, run.samples_seen = load_checkpoint(
-                Path(settings.resume_from), settings, task, model, optimizer
+                Path(settings.resume_from), task_settings, task, model, optimizer
             )
         return run
+
+    @property
+    def settings(self) -> Settings:
+        """Return the settings of the run."""
+        return self.task_settings.run
 
     def close(self) -> None:
         if self.board is not None:
@@ -143,12 +154,13 @@ class _Run:
         )
         summaries = gather(summary)
         if self.rank == 0 and self.outcomes:
-            write_results(self.folder, self.costs, self.settings, summaries, self.step_s)
+            measured = Measurements(summaries, tuple(self.step_s))
+            write_results(self.folder, self.settings, self.costs, self.handover.predicted(), measured)
 
     def _save(self, done: int) -> Path:
         try:
             return save_checkpoint(
-                self.folder, self.settings, self.task, self.costs.program, self.rank, self.model,
+                self.folder, self.task_settings, self.task, self.costs.program, self.rank, self.model,
                 self.optimizer, done, self.samples_seen,
             )  # fmt: skip
         except OSError as error:

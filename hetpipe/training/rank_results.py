@@ -19,7 +19,6 @@ from hetpipe.runs.run_folder import MEASURED, PREDICTED, RunFolder
 from hetpipe.runs.run_report import DeviceReport, RunReport, StageReport, report_text
 from hetpipe.runs.settings import Settings
 from hetpipe.runtime.executor import StepOutcome
-from hetpipe.simulation.simulator import simulate
 from partition.estimates.plan_memory import plan_memory
 from partition.plan import Plan
 
@@ -72,31 +71,29 @@ def shared_parameters(program: Program, chain: ChainModel, model: LayerModel) ->
     }
 
 
+@dataclass(frozen=True, slots=True)
+class Measurements:
+    """What a run measured: each rank, in their order, and the seconds of every step."""
+
+    summaries: Sequence[RankSummary]
+    step_s: tuple[float, ...]
+
+
 def write_results(
-    folder: RunFolder,
-    costs: ProgramCosts,
-    settings: Settings,
-    summaries: Sequence[RankSummary],
-    step_s: Sequence[float],
+    folder: RunFolder, settings: Settings, costs: ProgramCosts, predicted: Trace, measured: Measurements
 ) -> None:
     """Write report.json, and trace.json with the predicted step and the last measured one."""
-    predicted = simulate(costs)
-    events = [event for summary in summaries for event in summary.outcomes[-1].events]
+    events = [event for summary in measured.summaries for event in summary.outcomes[-1].events]
     events.sort(key=lambda event: (event.rank, event.start_s, event.end_s))
-    measured = Trace(predicted.device_names, tuple(events))
-    folder.write(folder.trace, chrome_trace([(PREDICTED, predicted), (MEASURED, measured)]))
-    folder.write(folder.report, report_text(_report(folder, costs, settings, summaries, step_s, predicted)))
+    last = Trace(predicted.device_names, tuple(events))
+    folder.write(folder.trace, chrome_trace([(PREDICTED, predicted), (MEASURED, last)]))
+    folder.write(folder.report, report_text(_report(folder, settings, costs, predicted, measured)))
 
 
 def _report(
-    folder: RunFolder,
-    costs: ProgramCosts,
-    settings: Settings,
-    summaries: Sequence[RankSummary],
-    step_s: Sequence[float],
-    predicted: Trace,
+    folder: RunFolder, settings: Settings, costs: ProgramCosts, predicted: Trace, measured: Measurements
 ) -> RunReport:
-    plan = costs.program.plan
+    plan, summaries, step_s = costs.program.plan, measured.summaries, measured.step_s
     timed_s = step_s[1:] or step_s
     timed = slice(-min(len(timed_s), len(summaries[0].outcomes)), None)
     traces = _timed_traces(predicted.device_names, summaries, timed)
@@ -105,14 +102,14 @@ def _report(
     foreign_s = host_s - sum(summary.load[2] for summary in summaries)
     names = {name for summary in summaries for name in summary.shared}
     return RunReport(
-        model=settings.model,
+        model=plan.model,
         strategy=plan.strategy,
         clock=str(settings.clock),
         emulated=any(device.kind == EMULATED for device in costs.devices),
         steps=len(step_s),
         predicted_step_s=predicted.makespan_s,
         measured_step_s=statistics.median(timed_s),
-        step_s_all=tuple(step_s),
+        step_s_all=step_s,
         predicted_bubble=predicted.bubble,
         measured_bubble=statistics.median(bubbles),
         foreign_cores=max(0.0, foreign_s / wall_s) if wall_s else 0.0,

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from cost_model.cluster import CPU, EMULATED, Device
+from cost_model.cluster import CPU, Device
 from cost_model.cluster_file import read_cluster
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile, profile_text
@@ -21,8 +21,7 @@ from hetpipe.profiling.layer_profiler import threads_for
 from hetpipe.program.verification import verify
 from hetpipe.runs.run_folder import RunFolder, numbered_runs
 from hetpipe.runs.run_report import RunReport, read_report
-from hetpipe.runs.settings import Settings, settings_text
-from hetpipe.runtime.emulated_links import Board
+from hetpipe.runs.settings import Settings, TaskSettings, settings_text
 from hetpipe.runtime.gpus import check_here
 from hetpipe.runtime.host_staging import Staging
 from hetpipe.runtime.processes import Emit, RankGroup, ended_by_signals, run_ranks, under_torchrun
@@ -30,6 +29,7 @@ from hetpipe.simulation.prediction import Prediction, predict
 from hetpipe.training import checkpoint, torchrun
 from hetpipe.training.checkpoint_owners import check_checkpoint
 from hetpipe.training.checkpoint_room import room_of
+from hetpipe.training.handover import Handover
 from hetpipe.training.rank import train_rank
 from partition.plan import Plan
 from partition.plan_file import plan_text
@@ -78,13 +78,13 @@ def prepare(
 
     Raises: InputError or InfeasibleError before anything is written, if the run cannot work.
     """
-    settings.check_agrees(prediction.plan, profile)
+    task_settings = TaskSettings.of(profile, settings)
     check_here(prediction.costs.devices, "give a --plan of devices that are here")
     vocabulary, done = None, 0
     if settings.resume_from is not None:
         source = Path(settings.resume_from)
         manifest = checkpoint.read_manifest(source)
-        check_checkpoint(manifest, settings, source)
+        check_checkpoint(manifest, task_settings, source)
         done = manifest.step
         vocabulary = source / checkpoint.VOCABULARY_FILE
     _check_checkpoints(folder, done, settings)
@@ -95,7 +95,7 @@ def prepare(
         folder.path.mkdir(parents=True, exist_ok=True)
         _keep_metrics(folder, done)
         if not own_data:
-            prepare_data(folder, settings, vocabulary)
+            prepare_data(folder, task_settings, vocabulary)
         folder.write(folder.cluster, cluster_text)
         folder.write(folder.profile, profile_text(profile))
         folder.write(folder.plan, plan_text(prediction.plan))
@@ -143,7 +143,7 @@ def train(
     on_event: Emit = lambda event: None,
     make_task: TaskFactory | None = None,
 ) -> RunReport:
-    """Train settings.model under a plan on this host, one process per device; return the report.
+    """Train the model of a plan on this host, one process per device; return the report.
 
     on_event: called with {"event": "step", "step": ..., "loss": ..., ...} after each step, and with {"event":
     "checkpoint", "step": ..., "path": ...} after each checkpoint; True ends training there.
@@ -152,6 +152,7 @@ def train(
 
     Raises: InputError, InfeasibleError if the run cannot work; WorkerLostError if a process fails.
     """
+    settings.check_stated(plan, profile)
     prediction = verified_prediction(settings, cluster_file, profile, plan)
     return train_predicted(
         settings, cluster_file, profile, prediction, folder, on_event=on_event, make_task=make_task
@@ -188,19 +189,16 @@ def train_predicted(
     with (
         folder.locked(),
         ended_by_signals(),
-        tempfile.TemporaryDirectory(prefix="hetpipe-board-", dir=_shared_memory()) as name,
+        tempfile.TemporaryDirectory(prefix="hetpipe-run-", dir=_shared_memory()) as name,
         ExitStack() as ends,
     ):
         prepare(folder, settings, cluster_file, profile, prediction, own_data=make_task is not None)
         if isinstance(make_task, UserTask):
             ends.callback(make_task.remove_weights, folder)
             make_task.write_weights(folder)
-        group = rank_group(prediction.costs.devices, settings)
-        board = None
-        if any(device.kind == EMULATED for device in prediction.costs.devices):
-            board = str(Path(name) / "board")
-            Board.create(Path(board), prediction.costs)
-        arguments = (str(folder.path), make_task or registered_task, board)
+        group = rank_group(prediction.costs.devices, TaskSettings.of(profile, settings))
+        Handover.fill(Path(name), prediction)
+        arguments = (str(folder.path), make_task or registered_task, name)
         if under_torchrun():
             torchrun.lead(*arguments, group, on_event)
         else:
@@ -208,7 +206,7 @@ def train_predicted(
     return read_report(folder.report)
 
 
-def rank_group(devices: Sequence[Device], settings: Settings) -> RankGroup:
+def rank_group(devices: Sequence[Device], settings: TaskSettings) -> RankGroup:
     """Return a process per device: one thread each where they are emulated, NCCL between those with a GPU.
 
     Raises: InputError for GPUs beside emulated devices.
@@ -224,7 +222,7 @@ def rank_group(devices: Sequence[Device], settings: Settings) -> RankGroup:
         threads,
         backend=Staging.of(devices).backend,
         preload=preload,
-        timeout_s=settings.timeout_s,
+        timeout_s=settings.run.timeout_s,
     )
 
 

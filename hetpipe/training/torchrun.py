@@ -22,7 +22,7 @@ _KEY = "run"
 PLANNING_TIMEOUT_S = 3600.0
 
 
-def lead(folder: str, make_task: TaskFactory, board: str | None, group: RankGroup, on_event: Emit) -> None:
+def lead(folder: str, make_task: TaskFactory, handover: str, group: RankGroup, on_event: Emit) -> None:
     """Tell the others, as rank 0, what was planned, and train with them.
 
     Raises: InputError if torchrun started another number of processes than the plan has devices.
@@ -36,7 +36,7 @@ def lead(folder: str, make_task: TaskFactory, board: str | None, group: RankGrou
     what = {
         "folder": os.path.abspath(folder),
         "task": _name_of(make_task),
-        "board": board,
+        "handover": handover,
         "threads": group.threads,
         "backend": group.backend,
         "timeout_s": group.timeout_s,
@@ -85,7 +85,7 @@ def _train(store: Store, what: dict[str, Any], on_event: Emit, make_task: TaskFa
                 raise InputError("rank 0 trains a model of its own; run the same script on all ranks")
             module, name = what["task"]
             make_task = getattr(importlib.import_module(module), name)
-        train_rank(what["folder"], make_task, what["board"], rank=rank, emit=on_event)
+        train_rank(what["folder"], make_task, what["handover"], rank=rank, emit=on_event)
     except BaseException:
         # NOTE: to destroy them would wait, with NCCL, for messages of ranks that are gone
         _abort_process_group()

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from cost_model.cluster_file import read_cluster
+from cost_model.dtypes import FLOAT32
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
 from hetpipe.data.task import OptimizerFactory
@@ -18,7 +19,7 @@ from hetpipe.models.loss import Loss
 from hetpipe.profiling.profile_cache import profile_model
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.run_report import RunReport
-from hetpipe.runs.settings import Settings, checked_settings
+from hetpipe.runs.settings import Settings, TaskSettings, checked_settings
 from hetpipe.runtime.processes import under_torchrun
 from hetpipe.runtime.torch_optimizer import make_checked, optimizer_name
 from hetpipe.training import checkpoint, torchrun
@@ -66,7 +67,7 @@ class Callback:
 
 _METHODS = ("on_step_end", "on_checkpoint", "on_end")
 _DECIDED = (
-    *("model", "steps", "global_batch_size", "sequence_length", "data", "resume_from"),
+    *("steps", "data", "resume_from"),
     *(field.name for field in fields(AdamW)),
 )
 """Settings that follow from what a trainer is given otherwise."""
@@ -98,6 +99,7 @@ class Trainer:
         count_terms: Callable[[torch.Tensor], int] | None = None,
         shuffle: bool = True,
         shrunk: Callable[[], nn.Module] | None = None,
+        dtype: str | None = None,
         **settings: Any,
     ) -> None:
         """Check everything that can be checked without training.
@@ -105,8 +107,9 @@ class Trainer:
         cluster: the cluster file. profile: of this model on it; None: measured when training starts.
         folder: the run folder; None: a new one under runs/. rate_schedule: step from 0 -> multiple of the
         learning rate; None: a linear warm-up over the first tenth of the steps (`warmup`), then a decay.
-        count_terms, shuffle, shrunk: as `own_task` takes them. settings: those of `Settings` that are left:
-        seed, dtype, clip_norm, warmup, total_steps, every, save, schedule, clock, timeout_s.
+        count_terms, shuffle, shrunk: as `own_task` takes them. dtype: of the measurement, float32 where it is
+        not given; with a profile that of the profile. settings: those of `Settings` that are left: seed,
+        clip_norm, warmup, total_steps, every, save, schedule, clock, timeout_s.
 
         Raises: InputError naming what cannot be used and why.
         """
@@ -142,8 +145,10 @@ class Trainer:
             make_optimizer=factory,
             rate_schedule=rate_schedule,
         )
-        self._settings = {**settings, **rates}
         self._check_settings(settings)
+        self._measured = TaskSettings(plan.model, self._task.sequence_length, dtype or FLOAT32)
+        stated = {"sequence_length": self._measured.sequence_length, "dtype": dtype}
+        self._settings = {**settings, **rates, **stated}
         self._settings_for(steps=max(1, settings.get("total_steps") or 1))  # refused now, not after planning
         if plan.num_layers != self._task.num_layers:
             raise InputError(
@@ -172,7 +177,7 @@ class Trainer:
             check_optimizer(checkpoint.read_manifest(source), self._optimizer_name, source)
         settings = self._settings_for(steps, resume_from=None if source is None else str(source))
         if self._profile is None:
-            self._profile = self._measured(settings)
+            self._profile = self._measure()
         report = self._train(settings, self._profile)
         for callback in self.callbacks:
             getattr(callback, "on_end", _ignore)(report)
@@ -201,32 +206,25 @@ class Trainer:
         """Return the run folder's newest complete checkpoint, for `hetpipe.load_weights`, or None."""
         return None if self.folder is None else checkpoint.latest(self.folder.checkpoints)
 
-    def _measured(self, settings: Settings) -> ModelProfile:
+    def _measure(self) -> ModelProfile:
         return profile_model(
-            self.plan.model,
+            self._measured.model,
             read_cluster(self._cluster),
-            settings.sequence_length,
-            dtype=settings.dtype,
+            self._measured.sequence_length,
+            dtype=self._measured.dtype,
             budget_s=PROFILE_BUDGET_S,
             microbatch_sizes=sorted({pipeline.microbatch_size for pipeline in self.plan.pipelines}),
             task=self._task,
         )
 
     def _check_settings(self, settings: Mapping[str, Any]) -> None:
-        known = [field.name for field in fields(Settings) if field.name not in _DECIDED]
+        known = [field.name for field in fields(Settings) if field.init and field.name not in _DECIDED]
         unknown = sorted(settings.keys() - set(known))
         if unknown:
             raise InputError(f"there is no setting {unknown[0]!r}; there are {', '.join(known)}")
 
     def _settings_for(self, steps: int, resume_from: str | None = None) -> Settings:
-        return checked_settings(
-            model=self.plan.model,
-            steps=steps,
-            global_batch_size=self.plan.global_batch_size,
-            sequence_length=self._task.sequence_length,
-            resume_from=resume_from,
-            **self._settings,
-        )
+        return checked_settings(steps=steps, resume_from=resume_from, **self._settings)
 
     def _on_event(self, event: Mapping[str, Any]) -> bool:
         """Tell the callbacks; return whether one of them ends training."""

@@ -75,12 +75,12 @@ class _Crew:
 
     def __init__(self, problem: Problem) -> None:
         self._problem, self._costs = problem, PipelineCosts(problem)
-        self._workshop = TimingCache(self._costs)
+        self._timings = TimingCache(self._costs)
         self._members = {group[0].name: group for group in equal_devices(problem.cluster).members}
         self.leaders = tuple(group[0] for group in self._members.values())
 
     def pipeline(self, device: Device, size: int) -> TimedPipeline:
-        return self._workshop.pipeline([TimedStage(device, 0, self._problem.profile.num_layers)], size)
+        return self._timings.pipeline([TimedStage(device, 0, self._problem.profile.num_layers)], size)
 
     def timed(self, sizes: Mapping[str, int]) -> list[TimedPipeline]:
         """Return one for every device of the leaders named, as in the cluster, of the size given."""

@@ -18,7 +18,9 @@ from partition.baselines.data_parallel import ddp, poplar
 from partition.baselines.pipedream import pipedream
 from partition.estimates.device_classes import equal_devices
 from partition.estimates.pipeline_costs import Layout, PipelineCosts
-from partition.estimates.ranking import best_plan, estimate_s, variants
+from partition.estimates.ranking import best_plan, variants
+from partition.estimates.step_estimate import StepEstimate
+from partition.estimates.timed_pipeline import TimedStage
 from partition.plan import Plan
 from partition.problem import Evaluate, Problem
 
@@ -45,10 +47,11 @@ def single(problem: Problem, evaluate: Evaluate | None = None) -> Plan:
     plans = [
         costs.plan("single", layout, samples, (1,))
         for layout, samples in options
-        if costs.max_in_flight(*layout[0], samples)
+        if costs.cap(*layout[0], samples)
     ]
     if plans:
-        return best_plan(problem, None, ((estimate_s(costs, plan), plan) for plan in plans))
+        estimate = StepEstimate(costs)
+        return best_plan(problem, None, ((estimate.estimate_s(plan), plan) for plan in plans))
     shortfalls = (costs.shortfall(*option) for option in options)
     raise _least("single", (error for error in shortfalls if error is not None))
 
@@ -136,7 +139,7 @@ def _best(
     Raises: InfeasibleError of the variant that lacks least.
     """
     costs = PipelineCosts(problem)
-    estimated, shortfalls = [], []
+    estimate, estimated, shortfalls = StepEstimate(costs), [], []
     for samples in problem.microbatch_sizes:
         layout = cut(costs, samples)
         shortfall = costs.shortfall(layout, samples)
@@ -144,11 +147,12 @@ def _best(
             shortfalls.append(shortfall)
             continue
         num_microbatches = costs.num_microbatches(samples)
-        flights = costs.windows(layout, samples)
-        if gpipe and min(costs.caps(layout, samples)) == num_microbatches:
+        timing = estimate.pipeline([TimedStage(*stage) for stage in layout], samples).timing
+        flights = timing.needed_in_flight(num_microbatches)
+        if gpipe and min(timing.caps) >= num_microbatches:
             flights = (num_microbatches,) * len(layout)
         plan = costs.plan(strategy, layout, samples, flights)
-        estimated.append((estimate_s(costs, plan), plan))
+        estimated.append((estimate.estimate_s(plan), plan))
     if estimated:
         return best_plan(problem, evaluate, estimated)
     raise _least(strategy, shortfalls)

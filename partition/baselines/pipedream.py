@@ -23,11 +23,12 @@ from partition.estimates.arrays import Floats
 from partition.estimates.device_classes import equal_devices
 from partition.estimates.pipeline_costs import PipelineCosts
 from partition.estimates.plan_memory import plan_memory
-from partition.estimates.ranking import best_plan, estimate_s
+from partition.estimates.ranking import best_plan
 from partition.estimates.shared_pipelines import Draft, SharedPipeline, SharedPipelineCosts
 from partition.estimates.stage_tables import ProblemTables, between
+from partition.estimates.step_estimate import StepEstimate
 from partition.estimates.timed_pipeline import TimedStage
-from partition.plan import Pipeline, Plan, Stage
+from partition.plan import Plan
 from partition.problem import Evaluate, Problem
 
 PRECISION = 1e-9  # of a period
@@ -81,20 +82,20 @@ def pipedream(problem: Problem, evaluate: Evaluate | None = None) -> Plan:
     """
     costs = PipelineCosts(problem)
     tables = ProblemTables(problem, equal_devices(problem.cluster))
-    drafts, found, shortfalls = SharedPipelineCosts(costs), [], []
+    shared, found, shortfalls = SharedPipelineCosts(costs), [], []
     for size in sorted({min(size, problem.global_batch_size) for size in problem.microbatch_sizes}):
         devices, fits = as_if_equal(costs, size), tables.at(size).caps(recompute=False).min(axis=0) >= 1
         stages = replicated_stages(devices, fits) or replicated_stages(devices)
         # shares to the sample, or of whole microbatches
         for draft in dict.fromkeys(refinement(problem, stages, size, unit) for unit in (1, size)):
-            if made := drafts.plans(draft):
+            if made := shared.plans(draft):
                 found += [(seconds, replace(plan, strategy="pipedream")) for seconds, plan in made]
                 continue
             plan = _one_in_flight(problem, draft)
             if shortfall := _shortfall(problem, plan):
                 shortfalls.append(shortfall)
             else:
-                found.append((estimate_s(costs, plan), plan))
+                found.append((StepEstimate(costs).estimate_s(plan), plan))
     if not found:
         raise min(shortfalls, key=lambda error: error.missing_bytes)
     return best_plan(problem, evaluate, found)
@@ -202,14 +203,8 @@ def refinement(problem: Problem, stages: Sequence[ReplicatedStage], samples: int
 
 def _one_in_flight(problem: Problem, draft: Draft) -> Plan:
     """Return the plan of a draft that needs least memory."""
-    pipelines = tuple(
-        Pipeline(
-            pipeline.microbatch_size,
-            pipeline.num_samples,
-            tuple(Stage((stage.device.name,), (stage.start, stage.stop), 1) for stage in pipeline.stages),
-        )
-        for pipeline in draft
-    )
+    costs = PipelineCosts(problem)
+    pipelines = tuple(pipeline.planned([1] * len(pipeline.stages), costs) for pipeline in draft)
     return Plan("pipedream", problem.profile.model, problem.global_batch_size, pipelines)
 
 

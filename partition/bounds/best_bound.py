@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 import pulp
@@ -15,12 +15,13 @@ from partition.bounds.card_bound import lone_layer_bound_s, summed_layers_bound_
 from partition.bounds.column_bound import ColumnBound
 from partition.bounds.merged_classes import merged
 from partition.bounds.sync_tables import SyncTables
+from partition.column_generation.master_problem import Limits
 from partition.estimates.optimizer_sharding import unsharded
 from partition.estimates.stage_tables import ProblemTables
 from partition.exact.cluster_split import GROWTH, ClusterSplit
 from partition.local_search.pipeline_search import PipelineSearch
 from partition.plan import Plan
-from partition.problem import Problem
+from partition.problem import Forced, Problem
 
 PROOF_S = 14.0  # that a proof may take, if nobody says otherwise
 PROOF_S_PER_DEVICE, MOST_PROOF_S = 0.1, 120.0
@@ -39,6 +40,7 @@ class Bound:
     """The lower bounds for the plans of a problem; pipeline_s is None where it was not worked out.
 
     held_by: why the pipeline bound did not go on: time, or pipelines that are as good as the bound allows.
+    forced: what the plans of the pipeline bounds respect.
     sync_s: the pipeline bound with the sums of gradients between nodes; None where it was not worked out.
     """
 
@@ -50,6 +52,7 @@ class Bound:
     microbatch_sizes: tuple[int, ...] = ()
     sync_s: float | None = None
     sync_space: str = ""
+    forced: Forced = field(default_factory=Forced)
 
     def of(self, plan: Plan) -> tuple[float, str]:
         """Return (seconds, space) of the best bound that speaks about a plan."""
@@ -64,6 +67,7 @@ class Bound:
         stages = sum(len(pipeline.stages) for pipeline in plan.pipelines)
         return (
             not plan.zero
+            and self.forced.allows(plan)
             and stages == len(plan.device_names)
             and all(
                 pipeline.microbatch_size in self.microbatch_sizes
@@ -90,13 +94,17 @@ def best_bound(search: PipelineSearch, *, proof_s: float | None = None, step_s: 
     end_s = time.monotonic() + proof_s
     if len(problem.cluster.nodes) == 1 or (step_s or 0.0) <= search.best * (1 + SYNC_MATTERS):
         step_s = None  # there is nothing to count
-    pipeline_s, held_by = pipeline_bound_s(search, fractional_s, proof_s if step_s is None else proof_s / 2)
+    most = problem.forced.num_pipelines
+    pipeline_s, held_by = pipeline_bound_s(
+        search, fractional_s, proof_s if step_s is None else proof_s / 2, most_pipelines=most
+    )
     bound = replace(
         bound,
         pipeline_s=pipeline_s,
         pipeline_space=f"{pipeline_space(problem)}, gradient sync excluded",
         held_by=held_by,
         microbatch_sizes=tuple(problem.microbatch_sizes),
+        forced=problem.forced,
     )
     if step_s is None:
         return bound
@@ -117,7 +125,10 @@ def sharded_bound(problem: Problem) -> Bound:
 def pipeline_space(problem: Problem) -> str:
     """Name the plans that the pipeline bounds speak about."""
     sizes = ", ".join(map(str, problem.microbatch_sizes))
-    return f"pipelines that share no device, microbatches of {sizes} and a smaller last one"
+    number, pins = problem.forced.num_pipelines, problem.forced.pins
+    which = "pipelines" if number is None else f"at most {number} pipeline{'s' * (number > 1)}"
+    kept = " with pinned layers" if pins else ""
+    return f"{which}{kept} that share no device, microbatches of {sizes} and a smaller last one"
 
 
 def sync_bound_s(search: PipelineSearch, low_s: float, step_s: float, seconds: float) -> float:
@@ -130,9 +141,13 @@ def sync_bound_s(search: PipelineSearch, low_s: float, step_s: float, seconds: f
     low_s: the bound without sums; step_s: of a plan that is known, simulated with its sums.
     """
     end_s, tables = time.monotonic() + seconds, _alike_merged(search)
+    number = search.problem.forced.num_pipelines
     most = max(len(node.devices) for node in search.problem.cluster.nodes)
+    most = most if number is None else min(most, number)
     summed_s = summed_layers_bound_s(tables, low_s, max(low_s, step_s))
-    summed_s, _ = pipeline_bound_s(search, summed_s, seconds / 2, ceiling_s=step_s, sums=True)
+    summed_s, _ = pipeline_bound_s(
+        search, summed_s, seconds / 2, ceiling_s=step_s, most_pipelines=number, sums=True
+    )
     lone_s = max(low_s, lone_layer_bound_s(tables))
     if lone_s < summed_s:
         left_s = max(0.0, end_s - time.monotonic())
@@ -164,7 +179,7 @@ def pipeline_bound_s(
     for plain, growth, most_work in _coarser(search, alike, seconds):
         if ClusterSplit.work(plain, growth) <= most_work:
             tables = SyncTables(plain.problem, plain.classes) if sums else plain
-            split = ClusterSplit(tables, ceiling_s, True, growth, most_pipelines)
+            split = ClusterSplit(tables, ceiling_s, True, growth, Limits(most_pipelines))
             return max(low_s, split.bound_s(low_s, end_s=end_s)), WHOLE
     pool = search.columns.pool if search.columns and not sums else None
     tables = SyncTables(alike.problem, alike.classes) if sums else alike

@@ -19,7 +19,7 @@ from partition.bounds.amount_intervals import Interval, Node
 from partition.bounds.pricing_bound import FAR, PriceBounds
 from partition.bounds.relaxed_stages import FamilyStages
 from partition.column_generation.column_generation import ColumnPool, search_cuts
-from partition.column_generation.master_problem import MasterProblem, solve_master
+from partition.column_generation.master_problem import Limits, MasterProblem, solve_master
 from partition.estimates.arrays import Floats
 from partition.estimates.stage_tables import Amount, ProblemTables
 from partition.exact.cluster_split import SAFETY, families
@@ -183,14 +183,16 @@ class ColumnBound:
         for uses, samples in [*known, *found]:
             columns[uses] = max(columns.get(uses, 0.0), samples)
         counts = self.tables.classes.counts
-        return solve_master(list(columns), list(columns.values()), counts, most_pipelines=self.most_pipelines)
+        limits = Limits(most_pipelines=self.most_pipelines)
+        return solve_master(list(columns), list(columns.values()), counts, limits)
 
     def _learn(self, master: MasterProblem, share: float) -> None:
         """Move the prices nearer to those of the linear programme by a share."""
-        value = float(master.prices @ self.limits)
+        prices = np.array([*master.prices, master.each][: len(self.limits)])
+        value = float(prices @ self.limits)
         if value > 0:
             old = self.prices * (value / max(float(self.prices @ self.limits), 1e-300))
-            self.prices = (1 - share) * old + share * master.prices
+            self.prices = (1 - share) * old + share * prices
 
     def blocking(
         self, bounds: PriceBounds, prices: Floats, ratio: float, each: float = 0.0

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cost_model.cluster import Device
-from partition.column_generation.master_problem import MasterProblem, solve_master
+from partition.column_generation.master_problem import NO_LIMITS, Limits, MasterProblem, solve_master
 from partition.column_generation.pricing_problem import PricedPipeline, PricingProblem
 from partition.estimates.arrays import Floats
 from partition.estimates.class_pipeline import ColumnStage
@@ -30,6 +30,8 @@ KEPT = 0.97  # columns are added whose samples per price reach this share of the
 SMOOTH = 0.4
 NEW = 60  # columns added in a round
 MOST_CUTS = 40
+UNMET = 1.25  # times the step from round to round, while columns do not keep to the limits
+LONGEST = 1000.0  # times the guess: a step after which longer ones would not do either
 WIDE, NEAR = 12, 4  # amounts of samples that stay in the search, and those tried a little more and less
 
 
@@ -123,7 +125,7 @@ def generate(
     *,
     rounds: int = ROUNDS,
     levels: Sequence[int] = LEVELS,
-    most_pipelines: int | None = None,
+    limits: Limits = NO_LIMITS,
     pool: ColumnPool | None = None,
 ) -> Columns:
     """Return columns and the step time of the linear programme; inf where no pipeline was found.
@@ -161,14 +163,14 @@ def generate(
             grid = {size: _amounts(size, batch, step_s, rates, tables) for size in grid}
             amounts = grid
             continue
-        step_s, master = least_step(pool, batch, counts, step_s, most_pipelines)
-        stale = stale + 1 if step_s > best * (1 - 1e-3) or not new else 0
-        best = min(best, step_s)
+        least_s, master = least_step(pool, batch, counts, step_s, limits)
+        stale = stale + 1 if least_s > best * (1 - 1e-3) or not new else 0
+        best, step_s = min(best, least_s), least_s if math.isfinite(least_s) else UNMET * step_s
         if stale >= STALE:
             break
         smooth = SMOOTH if new else 0.0  # dual prices of few columns jump
-        prices = smooth * prices + (1 - smooth) * master.prices[: len(counts)]
-        fee = float(sum(master.prices[len(counts) :]))
+        prices = smooth * prices + (1 - smooth) * master.prices
+        fee = master.each
         amounts = (
             grid
             if stale == STALE - 1
@@ -178,17 +180,26 @@ def generate(
 
 
 def least_step(
-    pool: ColumnPool, batch: int, counts: Floats, guess_s: float, most_pipelines: int | None = None
+    pool: ColumnPool, batch: int, counts: Floats, guess_s: float, limits: Limits = NO_LIMITS
 ) -> tuple[float, MasterProblem]:
-    """Return the least step time at which the pool's columns do the batch, and the programme there."""
+    """Return the least step time at which the pool's columns do the batch, and the programme there.
+
+    The step is inf where they cannot do it within the limits, however long it is.
+    """
     uses = [column.uses for column in pool.columns.values()]
 
     def master(step_s: float) -> MasterProblem:
-        return solve_master(uses, pool.values(step_s), list(counts), most_pipelines=most_pipelines)
+        return solve_master(uses, pool.values(step_s), list(counts), limits)
+
+    def done(found: MasterProblem) -> bool:
+        return found.met and found.samples >= batch
 
     low, high = 0.0, guess_s
     answer = master(high)
-    while answer.samples < batch:
+    strict = limits.demanding or limits.most_devices is not None
+    if strict and not done(answer) and not done(master(LONGEST * guess_s)):
+        return math.inf, answer
+    while not done(answer):
         low, high = high, 1.5 * high
         answer = master(high)
     while high > max(low, 1e-300) * (1 + CLOSE):
@@ -196,7 +207,7 @@ def least_step(
         middle = max(high * share * 0.999, (low + high) / 2) if low else high * min(0.95, share)
         middle = middle if low < middle < high else (low + high) / 2
         trial = master(middle)
-        if trial.samples >= batch:
+        if done(trial):
             high, answer = middle, trial
         else:
             low = middle

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from partition.column_generation.master_problem import MasterProblem, solve_master
+from partition.column_generation.master_problem import NO_LIMITS, Limits, MasterProblem, solve_master
 from partition.estimates.class_pipeline import ClassPipeline, ColumnStage
 from partition.estimates.device_classes import DeviceClasses
 from partition.estimates.timed_pipeline import PipelineTiming, TimingCache
@@ -36,9 +36,11 @@ class PipelinePool:
     (Rochat, Taillard, Journal of Heuristics 1, 1995). Owns the columns, by the devices that they take.
     """
 
-    def __init__(self, timings: TimingCache, classes: DeviceClasses, batch: int) -> None:
+    def __init__(
+        self, timings: TimingCache, classes: DeviceClasses, batch: int, limits: Limits = NO_LIMITS
+    ) -> None:
         """Start with no columns; devices of a class may stand for one another; batch: samples of a step."""
-        self.classes = classes
+        self.classes, self.limits = classes, limits
         self._timings, self._batch = timings, batch
         self._class_index = classes.class_indices()
         self._known = 0
@@ -54,7 +56,7 @@ class PipelinePool:
         low, high, trial_s = 0.0, step_s, step_s * (1 - PROMISED)
         for _ in range(SECANTS):
             relaxed = self._relaxed(trial_s)
-            share = relaxed.master.samples / self._batch
+            share = relaxed.master.samples / self._batch if relaxed.master.met else 0.0
             if share >= 1:
                 found, high = relaxed, trial_s
                 if share < 1 + CLOSE:
@@ -89,7 +91,7 @@ class PipelinePool:
         if not best:
             return _Relaxed(step_s, best, MasterProblem(0.0, np.zeros(0), np.zeros(len(self.classes.counts))))
         values = [samples for samples, _ in best.values()]
-        return _Relaxed(step_s, best, solve_master(list(best), values, self.classes.counts))
+        return _Relaxed(step_s, best, solve_master(list(best), values, self.classes.counts, self.limits))
 
     def _most(self, timings: Sequence[PipelineTiming], step_s: float) -> tuple[int, PipelineTiming]:
         """Return the most samples that one of them does in a step, and which; few clocks are asked."""
@@ -116,6 +118,7 @@ class PipelinePool:
             [uses for uses, _, _ in columns],
             [float(samples) for _, samples, _ in columns],
             self.classes.counts,
+            self.limits,
             integer=True,
             enough=self._batch,
         )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from partition.column_generation.column_generation import Column, Columns
-from partition.column_generation.master_problem import solve_master
+from partition.column_generation.master_problem import NO_LIMITS, Limits, solve_master
 from partition.estimates.class_pipeline import ClassPipeline
 from partition.estimates.effort import LARGE
 
@@ -14,7 +14,7 @@ STEPS = 7
 
 
 def rounded(
-    columns: Columns, counts: Sequence[int], batch: int, most_pipelines: int | None = None
+    columns: Columns, counts: Sequence[int], batch: int, limits: Limits = NO_LIMITS
 ) -> list[tuple[float, list[ClassPipeline]]]:
     """Solve the integer programme at step times from the relaxed one's upwards: [(seconds, pipelines)].
 
@@ -28,7 +28,7 @@ def rounded(
         values = columns.pool.values(step_s)
         live = [(column, value) for column, value in zip(every, values, strict=True) if value]
         if live:
-            total, chosen = _whole(live, counts, batch, most_pipelines)
+            total, chosen = _whole(live, counts, batch, limits)
             found = (
                 step_s,
                 [ClassPipeline(column.microbatch_size, value, column.stages) for column, value in chosen],
@@ -44,19 +44,19 @@ def rounded(
 
 
 def _whole(
-    live: Sequence[tuple[Column, int]], counts: Sequence[int], batch: int, most_pipelines: int | None
+    live: Sequence[tuple[Column, int]], counts: Sequence[int], batch: int, limits: Limits
 ) -> tuple[float, list[tuple[Column, int]]]:
     """Return (samples, pipelines) of the integer programme; of a large cluster most by rounding down."""
     uses, values = [column.uses for column, _ in live], [float(value) for _, value in live]
     base = np.zeros(len(live))
     left = list(map(float, counts))
-    limit = most_pipelines
     if sum(counts) > LARGE:
-        base = np.floor(solve_master(uses, values, counts, most_pipelines=limit).amounts + 1e-9)
-        left = list(np.array(counts) - base @ np.array(uses))
-        limit = None if limit is None else limit - int(base.sum())
+        base = np.floor(solve_master(uses, values, counts, limits).amounts + 1e-9)
+        used = base @ np.array(uses)
+        left = list(np.array(counts) - used)
+        limits = limits.left(int(base.sum()), int(used.sum()), left)
     missing = batch - float(base @ np.array(values))
-    rest = solve_master(uses, values, left, integer=True, most_pipelines=limit, enough=missing)
+    rest = solve_master(uses, values, left, limits, integer=True, enough=missing)
     amounts = np.round(rest.amounts) + base
     chosen = [column for amount, column in zip(amounts, live, strict=True) for _ in range(int(amount))]
-    return float(amounts @ np.array(values)), chosen
+    return float(amounts @ np.array(values)) if rest.met else 0.0, chosen

@@ -1,8 +1,11 @@
-"""What the user has decided: excluded devices, pinned layers, numbers of pipelines and devices.
+"""What the user has decided: pinned layers, numbers of pipelines and devices. Not a search of its own.
 
-forced_plans searches the plans that keep to it; device_orders lists the orders of devices that it leaves,
-pinned_cuts cuts the layers with pins in place.
+A pinned device is a class of its own, whose only stage are its layers (estimates), so that all programmes and
+searches keep to it. wishes reads what is wished for and refuses what contradicts itself; wished_sets says
+which sets of pipelines respect it, and what that means for the linear programme over pipelines;
+dealt_devices arranges devices in so many pipelines, to begin with.
 
 For others:
-    forced_plans: forced_of, forced_plans, check_forced, describe, parse_pin, without
+    wishes: forced_of, check_forced, describe, parse_pin; wished_sets: WishedSets
+    dealt_devices: dealt, NUMBERS
 """

@@ -2,8 +2,9 @@
 
 Two families. Tables by class of devices (device_classes, stage_tables) price every stage of every class at
 once, for dynamic and linear programmes. Pipelines on named devices are timed one by one: closed_forms and
-pipeline_clock for one pipeline, timed_pipeline for many of them, shared_pipelines where they share devices;
-gradient_sync and network_cards add what pipelines do to one another, batch_split shares out the samples,
+pipeline_clock for one number of microbatches, extended_clock for any, timed_pipeline for samples;
+gradient_sync and network_cards add what pipelines do to one another, step_estimate is of whole plans, devices
+shared or not. shared_pipelines finds in_flight where they are, batch_split shares out the samples,
 optimizer_sharding the optimizer states, ranking compares plans, plan_memory counts their bytes. effort is the
 one table of how much work the planner spends at which size. No search here: every other chapter of
 `partition` builds on this one.
@@ -15,11 +16,12 @@ For others:
     stage_tables: ProblemTables, SizeTables, Amount, LayerBytes, between, working_table, FAR_S
     class_pipeline: ClassPipeline, ColumnStage
     closed_forms: cap_in_flight, TOLERANCE
-    timed_pipeline: TimedPipeline, PipelineTiming, TimedStage, TimingCache
+    timed_pipeline: TimedPipeline, PipelineTiming, TimedStage, TimingCache, timed_stages
+    step_estimate: StepEstimate
     pipeline_costs: PipelineCosts, Layout, missing_error
     shared_pipelines: SharedPipeline, SharedPipelineCosts, Draft
     gradient_sync: SyncCosts; network_cards: CardLoad; batch_split: share_out
     plan_memory: plan_memory, stepped_bytes
     optimizer_sharding: fits, with_state_owners, sharded_plans, unsharded
-    ranking: Ranking, Contest, by_estimate, best_plan, estimate_s, rank, total_s, variants
+    ranking: Ranking, Contest, by_estimate, best_plan, rank, variants
 """

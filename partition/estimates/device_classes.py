@@ -14,6 +14,7 @@ ClassOrder = tuple[int, ...]
 class DeviceClasses:
     """A grouping of devices in which any of a group may stand for any other.
 
+    pinned: names of devices that stand for themselves alone: a class each.
     links: for each two classes (first <= second), pairs of different devices that stand for every kind of
         channel between them; none for a class of one device with itself. Empty where nobody asks.
     """
@@ -22,6 +23,7 @@ class DeviceClasses:
     links: dict[tuple[int, int], tuple[tuple[Device, Device], ...]] = dataclasses.field(
         compare=False, default_factory=dict
     )
+    pinned: frozenset[str] = frozenset()
 
     @classmethod
     def by(cls, devices: Iterable[Device], key: Callable[[Device], object]) -> "DeviceClasses":
@@ -37,10 +39,12 @@ class DeviceClasses:
         return cls.by(devices, lambda device: device.device_class)
 
     def merged(self) -> "DeviceClasses":
-        """Return these with classes of one kind, speed and memory merged."""
+        """Return these with classes of one kind, speed and memory merged, pinned devices but for."""
         groups: dict[object, list[int]] = {}
         for class_index, (device, *_) in enumerate(self.members):
-            groups.setdefault((device.kind, device.speed, device.usable_bytes), []).append(class_index)
+            own = device.name if device.name in self.pinned else ""
+            key = (device.kind, device.speed, device.usable_bytes, own)
+            groups.setdefault(key, []).append(class_index)
         return self.merged_into(list(groups.values()))
 
     def merged_into(self, parts: Sequence[Sequence[int]]) -> "DeviceClasses":
@@ -58,6 +62,7 @@ class DeviceClasses:
                 for part in parts
             ),
             links,
+            self.pinned,
         )
 
     @property
@@ -84,18 +89,25 @@ class DeviceClasses:
         return tuple((one, other) for other, one in self.links[second, first])
 
 
-def equal_devices(cluster: Cluster) -> DeviceClasses:
-    """Group devices by (kind, speed, memory, node shape): equal nodes are one class, however many."""
+def equal_devices(cluster: Cluster, pinned: Iterable[str] = ()) -> DeviceClasses:
+    """Group devices by (kind, speed, memory, node shape): equal nodes are one class, however many.
+
+    Each pinned device (names) is a class of its own.
+    """
+    alone = frozenset(pinned)
     shapes = {node.name: _node_shape(node, cluster) for node in cluster.nodes}
     members = DeviceClasses.by(
         cluster.devices,
-        lambda device: (device.kind, device.speed, device.usable_bytes, shapes[device.node]),
+        lambda device: (
+            *(device.kind, device.speed, device.usable_bytes, shapes[device.node]),
+            device.name if device.name in alone else "",
+        ),
     ).members
     links = {}
     for first, group in enumerate(members):
         for second in range(first, len(members)):
             links[first, second] = _channels(group, members[second], cluster)
-    return DeviceClasses(members, links)
+    return DeviceClasses(members, links, alone)
 
 
 def _node_shape(node: Node, cluster: Cluster) -> object:

@@ -23,6 +23,8 @@ class StartEffort:
     """Devices of a single pipeline that are tried, those with most memory or speed."""
     timed_chains: int = 4
     """Single pipelines, best closed forms first, that are timed by their clock."""
+    dealt: int = 6
+    """Sets of devices dealt out to pipelines, best closed forms first, where something is forced."""
     most_count_vectors: int = 300
     """Vectors of devices per class up to which the exact programme over counts is a start too."""
     count_slack: tuple[float, ...] = (1.003, 1.04, 1.1, 1.2)
@@ -188,22 +190,6 @@ LARGE_FAMILIES = FamilyEffort(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForcedEffort:
-    """Plans within what the user has decided."""
-
-    climb_tries: int
-    climbed_starts: int = 3
-    most_orders: int = 2000
-    """Orders of devices in one pipeline, alike ones once, up to which all arrangements are weighed."""
-    most_sets: int = 200
-    """Vectors of devices per class up to which that is tried."""
-    kept: int = 6
-    """Arrangements that are kept of each set of devices, and half of those that are cut."""
-    numbers: int = 8
-    """Numbers of pipelines that are tried where none is forced and not all arrangements are weighed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
     """What the planner does for a cluster of one size."""
 
@@ -213,7 +199,6 @@ class Effort:
     """None: nothing is changed with the simulator."""
     families: FamilyEffort
     choice: ChoiceEffort
-    forced: ForcedEffort
 
 
 def effort_for(num_devices: int) -> Effort:
@@ -239,5 +224,4 @@ def effort_for(num_devices: int) -> Effort:
             exact_chains=16 if num_devices <= 5 else 0,
             sharded_for_speed=num_devices <= 12,
         ),
-        forced=ForcedEffort(climb_tries=120 if num_devices <= SMALL else 30),
     )

@@ -20,6 +20,16 @@ class Seconds:
     backward_s: tuple[float, ...]
     link_s: tuple[tuple[float, float, float, float], ...]
 
+    @property
+    def busy_s(self) -> list[float]:
+        """Return forward plus backward of each stage."""
+        return [sum(pair) for pair in zip(self.forward_s, self.backward_s, strict=True)]
+
+    @property
+    def round_trips_s(self) -> list[float]:
+        """Return what each link takes there and back, latency included."""
+        return [(there + late) + (back + late_back) for there, back, late, late_back in self.link_s]
+
 
 def one_f_one_b_s(
     full: Seconds, in_flight: Sequence[int], num_microbatches: int, last: Seconds | None = None

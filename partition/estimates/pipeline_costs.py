@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 from cost_model.cluster import Device
 from cost_model.errors import InfeasibleError
@@ -17,7 +16,6 @@ from cost_model.memory import (
     stage_activation_bytes,
 )
 from cost_model.network import NORM_BYTES, Network, all_reduce_s
-from partition.estimates.closed_forms import cap_in_flight, in_flight_windows, makespan_bound_s, period_s
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import Problem
 
@@ -33,7 +31,6 @@ class PipelineCosts:
         self.problem = problem
         self.prices = Prices(problem.profile)
         self.network = Network(problem.cluster, problem.profile.links, problem.profile.all_reduces)
-        self._bytes: dict[tuple[int, int, int], tuple[float, float]] = {}
         self._stage_bytes: dict[tuple[int, int, int, bool], list[tuple[float, float]]] = {}
         self._caps: dict[tuple[int, int, int, bool, float], int] = {}
         self._segment_layers: dict[tuple[int, int, int, int], int] = {}
@@ -64,26 +61,6 @@ class PipelineCosts:
         """Return the seconds for which one microbatch occupies the link, in the slower direction."""
         return max(self.message_s(source, destination, layer, samples)[:2])
 
-    def stage_bytes(self, start: int, stop: int, samples: int) -> tuple[float, float]:
-        """Return (fixed, per microbatch in flight) bytes of a stage without recompute."""
-        key = (start, stop, samples)
-        if key not in self._bytes:
-            fixed, one = (
-                device_memory(self.problem.profile, [StageShape(start, stop, flight, samples)]).total_bytes
-                for flight in (0, 1)
-            )
-            self._bytes[key] = (fixed, one - fixed)
-        return self._bytes[key]
-
-    def max_in_flight(self, device: Device, start: int, stop: int, samples: int) -> int:
-        """Return the most microbatches in flight that a device's memory takes, at most all; 0 if none."""
-        fixed, per_microbatch = self.stage_bytes(start, stop, samples)
-        spare = device.usable_bytes - fixed
-        most = self.num_microbatches(samples)
-        if spare < per_microbatch:
-            return 0
-        return most if most * per_microbatch <= spare else math.floor(spare / per_microbatch)
-
     def tied_sync_s(self, layout: Layout) -> float:
         """Return the seconds to sum gradients of tied weights whose two layers are on different devices."""
         seconds = 0.0
@@ -106,16 +83,7 @@ class PipelineCosts:
             self._sync[key] = all_reduce_s(self.network, num_bytes, key[0]) if len(key[0]) > 1 else 0.0
         return self._sync[key]
 
-    def busy_and_links(self, layout: Layout, samples: int) -> tuple[list[float], list[float], list[float]]:
-        """Return (busy_s, hop_s, link_s) of the stages, as the functions of `closed_forms` take them."""
-        cuts = [(left[0], right[0], right[1]) for left, right in pairwise(layout)]
-        return (
-            [self.busy_s(*stage, samples) for stage in layout],
-            [self.hop_s(*cut, samples) for cut in cuts],
-            [self.link_s(*cut, samples) for cut in cuts],
-        )
-
-    def cap(self, device: Device, start: int, stop: int, samples: int, recompute: bool) -> int:
+    def cap(self, device: Device, start: int, stop: int, samples: int, recompute: bool = False) -> int:
         """Return the most microbatches in flight that memory takes, however many there are; 0 if none."""
         key = (start, stop, samples, recompute)
         if key not in self._stage_bytes:
@@ -151,48 +119,16 @@ class PipelineCosts:
     ) -> tuple[float, float, float, float]:
         """Return (forward, backward, latency forward, latency backward) of the link in front of a layer.
 
-        Forward and backward are the seconds for which one microbatch's message occupies its direction.
+        Forward and backward are the seconds for which one microbatch's message occupies its direction; within
+        a device it takes none.
         """
+        if source.name == destination.name:
+            return (0.0, 0.0, 0.0, 0.0)
         num_bytes = self.prices.boundary_bytes(layer, samples)
         forward = self.network.route(source.name, destination.name).link
         backward = self.network.route(destination.name, source.name).link
         occupied_s = forward.occupancy_s(num_bytes), backward.occupancy_s(num_bytes)
         return (*occupied_s, forward.latency_s, backward.latency_s)
-
-    def caps(self, layout: Layout, samples: int) -> tuple[int, ...]:
-        """Return max_in_flight of each stage."""
-        return tuple(self.max_in_flight(*stage, samples) for stage in layout)
-
-    def windows(self, layout: Layout, samples: int) -> tuple[int, ...]:
-        """Return the in_flight that 1F1B needs for the pipeline's own period, as far as memory allows it."""
-        busy, hops, links = self.busy_and_links(layout, samples)
-        period = period_s(busy, links)
-        wanted = in_flight_windows(busy, hops, period) if period > 0 else (1,) * len(layout)
-        return cap_in_flight(wanted, self.caps(layout, samples))
-
-    def makespan_s(self, layout: Layout, samples: int, in_flight: Sequence[int]) -> float:
-        """Return Z of a layout for the batch, plus tied sync, norm and the longest optimizer step."""
-        bound_s = self._bound_s(layout, samples, self.problem.global_batch_size, in_flight)
-        optimizer_s = max(self.prices.optimizer_s(device, range(*layers)) for device, *layers in layout)
-        norm_s = self.norm_s(device for device, *_ in layout)
-        return bound_s + self.tied_sync_s(layout) + norm_s + optimizer_s
-
-    def bound_of_pipeline_s(self, pipeline: Pipeline) -> float:
-        """Return Z of a pipeline as if its devices served nothing else."""
-        flights = [stage.in_flight for stage in pipeline.stages]
-        return self._bound_s(self.layout(pipeline), pipeline.microbatch_size, pipeline.num_samples, flights)
-
-    def _bound_s(self, layout: Layout, samples: int, num_samples: int, in_flight: Sequence[int]) -> float:
-        busy, round_trips, _ = self.busy_and_links(layout, samples)
-        num_microbatches = -(-num_samples // samples)
-        return makespan_bound_s(
-            busy,
-            round_trips,
-            num_microbatches,
-            total_s=[self.total_s(*stage, samples, num_samples) for stage in layout],
-            link_rest_s=self.busy_and_links(layout, max(0, num_samples - samples))[2],
-            in_flight=[min(flight, num_microbatches) for flight in in_flight],
-        )
 
     def layout(self, pipeline: Pipeline) -> Layout:
         return tuple((self.problem.cluster.device(stage.device), *stage.layers) for stage in pipeline.stages)
@@ -209,7 +145,9 @@ class PipelineCosts:
 
     def shortfall(self, layout: Layout, samples: int) -> InfeasibleError | None:
         """Return the largest lack of memory with one microbatch in flight; None where all stages fit."""
-        needs = [sum(self.stage_bytes(start, stop, samples)) for _, start, stop in layout]
+        profile = self.problem.profile
+        shapes = [StageShape(start, stop, 1, samples) for _, start, stop in layout]
+        needs = [device_memory(profile, [shape]).total_bytes for shape in shapes]
         missing, index = max(
             (need - device.usable_bytes, -index)
             for index, (need, (device, _, _)) in enumerate(zip(needs, layout, strict=True))

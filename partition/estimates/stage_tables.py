@@ -206,6 +206,21 @@ class ProblemTables:
         ends = np.arange(self.num_layers + 1)
         return np.asarray(ends[:, None] < ends[None, :])
 
+    @cached_property
+    def allowed(self) -> Bools:
+        """A mask of the stages that some device of a class may have: [class, start, stop].
+
+        A pinned device of a class of its own may have its layers and no others.
+        """
+        mask = np.repeat(self.stages[None], len(self.classes.members), axis=0)
+        pins = {pin.device: pin for pin in self.problem.forced.pins}
+        for class_index, group in enumerate(self.classes.members):
+            if all(device.name in self.classes.pinned for device in group):
+                mask[class_index] = False
+                for device in group:
+                    mask[class_index, pins[device.name].start, pins[device.name].stop] = True
+        return np.asarray(mask)
+
 
 class SizeTables:
     """The arrays for one microbatch size."""
@@ -306,7 +321,8 @@ class SizeTables:
         spare = distinct[:, None, None] - fixed[None]
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             caps = np.floor(spare / (self.samples * one))
-        return np.asarray(np.where(self.tables.stages & (spare >= 0), np.fmin(caps, ALL), 0.0)[which.ravel()])
+        caps = np.where(spare >= 0, np.fmin(caps, ALL), 0.0)[which.ravel()]
+        return np.asarray(np.where(self.tables.allowed, caps, 0.0))
 
     def most_in_flight(self, amount: Amount, *, recompute: bool) -> Floats:
         """Return `caps`, and one more where a pipeline of this amount has no more microbatches than that.
@@ -336,7 +352,7 @@ class SizeTables:
             first = np.where(in_flight > 1, 0.0, first)
         peak = np.maximum(before, held.trained + after + first) + in_flight * boundary
         need = held.weights + held.trained * optimizer + self.workspace_bytes + peak
-        return np.asarray(self.tables.stages & (need <= self._usable_bytes))
+        return np.asarray(self.tables.allowed & (need <= self._usable_bytes))
 
     def gaps(self, amount: Amount, busy_s: Floats, caps: Floats) -> tuple[Floats, Floats]:
         """Return the round trips from which on a stage waits in its warmup, and in its cooldown.

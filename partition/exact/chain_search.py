@@ -9,10 +9,11 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from partition.estimates.closed_forms import cap_in_flight
 from partition.estimates.device_classes import ClassOrder, DeviceClasses
 from partition.estimates.pipeline_costs import Layout, PipelineCosts
 from partition.estimates.ranking import rank
+from partition.estimates.step_estimate import StepEstimate
+from partition.estimates.timed_pipeline import TimedStage
 from partition.exact.chain_dp import FOREVER_S, ChainProgramme, Root
 from partition.plan import Plan
 from partition.problem import Problem
@@ -63,14 +64,16 @@ def search_chains(problem: Problem) -> Candidates:
 
 def _collect(found: Found, programme: ChainProgramme, roots: Iterable[Root]) -> None:
     """Add the plans of roots, each with the in_flight for its own period."""
-    costs, samples = programme.costs, programme.samples
+    costs, samples, estimate = programme.costs, programme.samples, StepEstimate(programme.costs)
+    count = costs.num_microbatches(samples)
     for root in roots:
         key = (samples, root.layout)
         if key in found:
             continue
-        flights, caps = costs.windows(root.layout, samples), costs.caps(root.layout, samples)
-        if min(flights) >= 1:
-            estimate_s = costs.makespan_s(root.layout, samples, cap_in_flight(caps, caps))
+        timed = estimate.pipeline([TimedStage(*stage) for stage in root.layout], samples)
+        if timed.timing.fits:
+            flights = timed.timing.needed_in_flight(count)
+            estimate_s = estimate.alone_s(timed, timed.timing.most_in_flight(count))
             found[key] = (estimate_s, costs.plan(AUTO, root.layout, samples, flights))
 
 

@@ -12,6 +12,7 @@ from itertools import chain, pairwise
 
 import numpy as np
 
+from partition.column_generation.master_problem import NO_LIMITS, Limits
 from partition.estimates.arrays import Floats, Places
 from partition.estimates.class_pipeline import ClassPipeline
 from partition.estimates.stage_tables import Amount, ProblemTables
@@ -38,15 +39,15 @@ class ClusterSplit:
 
     for_bound: only for `bound_s`, which takes amounts together that end in a smaller microbatch or not, and
     single microbatches, until it needs them one by one.
-    growth: of microbatches between amounts of the first grid. most_pipelines: that a split may have; None for
-    any number.
+    growth: of microbatches between amounts of the first grid. limits: that a
+    split has to keep, but for those of devices.
     """
 
     tables: ProblemTables
     ceiling_s: float
     for_bound: bool = False
     growth: float = GROWTH
-    most_pipelines: int | None = None
+    limits: Limits = NO_LIMITS
     vectors: CountVectors = field(init=False)
     parts: WholeVectors | CompiledVectors | MixedVectors = field(init=False)
     least: dict[Family, dict[int, Floats]] = field(default_factory=dict)
@@ -58,7 +59,7 @@ class ClusterSplit:
         self.vectors = CountVectors(self.tables.classes.counts)
         most, whole = (MOST_COMPILED, CompiledVectors) if self.for_bound else (MOST_PARTS, WholeVectors)
         many = num_parts(self.vectors.counts) > most
-        self.parts = (MixedVectors if many else whole)(self.vectors, self.most_pipelines)
+        self.parts = (MixedVectors if many else whole)(self.vectors, self.limits.most_pipelines)
         batch = self.tables.problem.global_batch_size
         sizes = [size for size in self.tables.problem.microbatch_sizes if size <= batch]
         wanted: dict[Family, Sequence[int]] = {family: [0] for family in self._singles(sizes)}
@@ -188,13 +189,26 @@ class ClusterSplit:
         """
         by_family = self._done(step_s, upper=upper)
         one = np.max(list(by_family.values()), axis=0)
-        done, used = self.parts.best(one)
+        done, used = self._best(one)
         pipelines = []
         for vector in used:
             family = max(by_family, key=lambda one: (by_family[one][vector], -one[0]))
             if one[vector]:
                 pipelines.append((vector, family, int(one[vector])))
         return done, pipelines
+
+    def _best(self, one: Places) -> tuple[float, list[int]]:
+        """Return (samples, vectors) of the best split, none where it cannot meet what limits demand."""
+        if not self.limits.demanding:
+            return self.parts.best(one)
+        needed = list(self.limits.needed)
+        demands = self.vectors.digits[:, needed].sum(axis=1) + (self.limits.fewest_pipelines > 0)
+        much = (self.tables.problem.global_batch_size + 1) * sum(self.vectors.counts)
+        done, used = self.parts.best(np.where(one > 0, one + much * demands, 0))
+        met = sum(int(demands[vector]) for vector in used)
+        if met < len(needed) + self.limits.fewest_pipelines:
+            return 0.0, []
+        return done - much * met, used
 
     def least_step_s(self, *, upper: bool, low_s: float, tolerance: float = 2e-4) -> float:
         """Return the least step in which a split does the batch, from below; at most the ceiling."""

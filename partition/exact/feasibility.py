@@ -1,91 +1,106 @@
-"""The one pipeline that fits memory, or why none does, where the search has found nothing."""
+"""The pipelines that fit memory and respect what is forced, or why none do, where a search found nothing."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cost_model.errors import InfeasibleError
 from cost_model.memory import StageShape, leanest_segments
+from partition.constraints.wishes import describe
 from partition.estimates.pipeline_costs import missing_error
 from partition.estimates.timed_pipeline import TimedStage
-from partition.exact.memory_programme import Cut, MemoryProgramme, stage_needs
-from partition.plan import Pipeline, Plan, Stage
+from partition.exact.memory_packing import MemoryPacking
+from partition.exact.memory_programme import Cut, MemoryProgramme
+from partition.plan import Pipeline, Plan
 from partition.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)
-class LeastPipeline:
-    """The one pipeline of the whole batch whose fullest device lacks fewest bytes; at most 0 where it fits.
+class LeastPipelines:
+    """The pipelines, mostly a single one, whose fullest device lacks fewest bytes; at most 0 where they fit.
 
     proven: no order, subset or cut of the devices lacks less.
     """
 
-    stages: tuple[TimedStage, ...]
+    stages: tuple[tuple[TimedStage, ...], ...]
     microbatch_size: int
     missing_bytes: float
     proven: bool
 
     def plan(self, strategy: str, problem: Problem) -> Plan:
-        """Return the plan with one microbatch in flight."""
-        batch = problem.global_batch_size
-        stages = tuple(
-            Stage((s.device.name,), (s.start, s.stop), 1, s.recompute, self._segment_layers(s, problem))
-            for s in self.stages
-        )
-        pipelines = (Pipeline(self.microbatch_size, batch, stages),)
-        return Plan(strategy, problem.profile.model, batch, pipelines)
+        """Return the plan with one microbatch in flight, samples shared out evenly."""
+        batch, number = problem.global_batch_size, len(self.stages)
+        pipelines = []
+        for place, chain in enumerate(self.stages):
+            samples = batch // number + (place < batch % number)
+            stages = (stage.planned(1, self._segment_layers(stage, problem)) for stage in chain)
+            pipelines.append(Pipeline(min(self.microbatch_size, samples), samples, tuple(stages)))
+        return Plan(strategy, problem.profile.model, batch, tuple(pipelines))
 
     def _segment_layers(self, stage: TimedStage, problem: Problem) -> int:
         shape = StageShape(stage.start, stage.stop, 1, self.microbatch_size, recompute=True)
         return leanest_segments(problem.profile, shape, whole=False) if stage.recompute else 0
 
-    def error(self, problem: Problem) -> InfeasibleError:
-        """Return why no pipeline fits, of one that lacks something."""
-        samples = self.microbatch_size
+    def error(self, problem: Problem, programme: MemoryProgramme) -> InfeasibleError:
+        """Return why none fits, of pipelines that lack something."""
+        stages = [stage for chain in self.stages for stage in chain]
         whys = [
-            missing_error(s.device, s.start, s.stop, min(stage_needs(problem, s.start, s.stop, samples)))
-            for s in self.stages
+            missing_error(s.device, s.start, s.stop, min(programme.stage_needs(s.start, s.stop)))
+            for s in stages
         ]
         why = max(whys, key=lambda error: error.missing_bytes)
-        what = "no pipeline fits, whatever the order" if self.proven else "no pipeline fits"
+        what = "no plan fits" if programme.several else "no pipeline fits"
+        what += ", whatever the order" if self.proven else ""
+        what += f", with {describe(problem.forced)}" if describe(problem.forced) else ""
         scope = "of all devices, orders and cuts" if self.proven else "of the orders tried"
+        less = "force less, " if describe(problem.forced) else ""
         return InfeasibleError(
             f"{what}: even in the best {scope}, each device serving one stage, with one microbatch of "
-            f"{samples} in flight, {why}; add a device or memory, or lower `reserve`",
+            f"{self.microbatch_size} in flight, {why}; {less}add a device or memory, or lower `reserve`",
             device=why.device,
             missing_bytes=why.missing_bytes,
         )
 
 
-def least_pipeline(problem: Problem) -> LeastPipeline:
-    """Return the pipeline of fewest stages that fits and respects what is forced.
+def least_pipelines(problem: Problem) -> LeastPipelines:
+    """Return pipelines of few stages that fit and respect what is forced: one, unless several are asked for.
 
     Raises: InfeasibleError with the least that is missing.
     """
-    sizes = sorted({min(size, problem.global_batch_size) for size in problem.microbatch_sizes})
-    programmes = [MemoryProgramme(problem, size) for size in sizes]
+    number, batch = problem.forced.num_pipelines, problem.global_batch_size
+    kinds: list[type[MemoryProgramme]] = [MemoryProgramme] if number in (None, 1) else []
+    if number != 1 and (number or len(problem.forced.pins) > 1):
+        kinds.append(MemoryPacking)
+    most = -(-batch // (number or 1))
+    sizes = sorted({min(size, most) for size in problem.microbatch_sizes})
+    programmes = [kind(problem, size) for kind in kinds for size in sizes]
     for programme in programmes:
         if cuts := programme.solve(0.0):
             return _named(programme, cuts)
-    best: LeastPipeline | None = None
+    best: LeastPipelines | None = None
+    of_best = programmes[0]
     for programme in programmes:
         if cuts := programme.leanest(best.missing_bytes if best else math.inf):
-            best = _named(programme, cuts)
+            best, of_best = _named(programme, cuts), programme
+            best = replace(best, proven=best.proven and len(kinds) == 1)
     if best is None:
         raise InfeasibleError("no single pipeline respects what is forced; force less")
     if best.missing_bytes > 0:
-        raise best.error(problem)
+        raise best.error(problem, of_best)
     return best
 
 
-def _named(programme: MemoryProgramme, cuts: Sequence[Cut]) -> LeastPipeline:
-    """Return the pipeline on devices: of a class the one with most memory, of these the fastest."""
+def _named(programme: MemoryProgramme, pipelines: Sequence[Sequence[Cut]]) -> LeastPipelines:
+    """Return the pipelines on devices: of a class the one with most memory, of these the fastest."""
     unused = [sorted(group, key=lambda d: (-d.usable_bytes, -d.speed)) for group in programme.members]
-    stages, missing = [], -math.inf
-    for place, start, stop in cuts:
-        device = unused[place].pop(0)
-        plain, again = stage_needs(programme.problem, start, stop, programme.samples)
-        missing = max(missing, min(plain, again) - device.usable_bytes)
-        recompute = again < plain and plain > device.usable_bytes
-        stages.append(TimedStage(device, start, stop, recompute))
-    return LeastPipeline(tuple(stages), programme.samples, missing, programme.proven)
+    chains, missing = [], -math.inf
+    for cuts in pipelines:
+        stages = []
+        for place, start, stop in cuts:
+            device = unused[place].pop(0)
+            plain, again = programme.stage_needs(start, stop)
+            missing = max(missing, min(plain, again) - device.usable_bytes)
+            recompute = again < plain and plain > device.usable_bytes
+            stages.append(TimedStage(device, start, stop, recompute))
+        chains.append(tuple(stages))
+    return LeastPipelines(tuple(chains), programme.samples, missing, programme.proven)

@@ -4,7 +4,8 @@ For memory so tight that the search, which tries some orders, finds nothing. A s
 microbatch in flight; then its bytes depend on its layers alone, and who has them on usable bytes alone.
 
 state: how many devices of each class (of usable bytes) the stages after a cut use, as one number of mixed
-    radix. Pinned devices are in no class: the cut says which of them come after it.
+    radix. Pinned devices are in no class: the cut says which of them come after it. Of several pipelines
+    each pinned device is a class of its own.
 label: the layers at which such stages can begin, as bits: layer k is bit k % 64 of word k // 64. All of them,
     not the first alone, since a shorter stage may need more, where a boundary is wide.
 transition: a device of class c more in front, from each layer of the label to all from which c holds the
@@ -20,18 +21,19 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import groupby, pairwise
+from itertools import groupby, islice, pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from cost_model.cluster import Device
 from cost_model.memory import StageShape, device_memory, leanest_segments
+from cost_model.profile import ModelProfile
 from partition.estimates.arrays import Floats
 from partition.estimates.stage_tables import leanest_table
 from partition.problem import Problem
 
-MOST_WORDS = 2**21
+MOST_WORDS, MOST_SEVERAL = 2**21, 2**17  # of several pipelines all states are gone through
 WORD, BYTES = 64, 8
 
 Bools = npt.NDArray[np.bool_]
@@ -42,21 +44,19 @@ Cut = tuple[int, int, int]
 
 
 def stage_needs(
-    problem: Problem, start: int, stop: int, samples: int, segment_layers: int | None = None
+    profile: ModelProfile, plain: StageShape, segment_layers: int | None = None
 ) -> tuple[float, float]:
-    """Return bytes of a stage of the only pipeline, one microbatch in flight, without and with recompute.
+    """Return bytes of a stage of which one microbatch is in flight, without and with recompute.
 
     Recompute of a whole stage saves nothing then; segment_layers: those that need least, if they are known. A
     single microbatch needs less: gradients and activations do not peak together. Then the gradients of tied
     weights whose other layer is elsewhere are there from the start (`Plan.memory`).
     """
-    profile, count = problem.profile, -(-problem.global_batch_size // samples)
-    summed = 0.0
-    for layer in range(profile.num_layers) if count == 1 else ():
+    start, stop, summed = plain.start, plain.stop, 0.0
+    for layer in range(profile.num_layers) if plain.num_microbatches == 1 else ():
         home = profile.tied_home(layer)
         if (start <= home < stop) != (start <= layer < stop):
             summed += profile.tied_bytes(layer)
-    plain = StageShape(start, stop, 1, samples, num_microbatches=count)
     again = replace(plain, recompute=True)
     if segment_layers is None:
         segment_layers = leanest_segments(profile, again, whole=False)
@@ -71,29 +71,35 @@ class MemoryProgramme:
     """Owns what the stages of one microbatch size need, and the classes of the devices.
 
     members: devices of each class, then each pinned one. proven: what is not found does not exist.
+    several: for pipelines beside others, of which each may have some of the pinned devices.
     """
 
-    def __init__(self, problem: Problem, samples: int) -> None:
+    def __init__(self, problem: Problem, samples: int, *, several: bool = False) -> None:
         self.problem, self.samples = problem, samples
         self.ends = problem.profile.num_layers + 1
         self.words = -(-self.ends // WORD)
         forced, devices = problem.forced, problem.cluster.devices
-        self.pins = sorted(forced.pins, key=lambda pin: pin.start)
-        pinned = [problem.cluster.device(pin.device) for pin in self.pins]
+        pins = sorted(forced.pins, key=lambda pin: pin.start)
+        pinned = [problem.cluster.device(pin.device) for pin in pins]
         limit = min(len(devices), forced.max_devices or len(devices)) - len(pinned)
-        self.most = min(self.ends - 1, limit)  # free devices; those with most memory do what others do
-        groups = self._classes([device for device in devices if device not in pinned])
+        # free devices; those with most memory do what others do
+        self.most = limit if several else min(self.ends - 1, limit)
+        self.several, most_words = several, MOST_SEVERAL >> len(pins) if several else MOST_WORDS
+        free = [device for device in devices if device not in pinned]
+        groups = self._classes(free, most_words // self.words)
         self.members = [*groups, *([device] for device in pinned)]
-        self.counts = [len(group) for group in groups]
+        self.pins, self.own = ([], pins) if several else (pins, [])
+        self.num_free = len(groups)
+        self.counts = [len(group) for group in (self.members if several else groups)]
         radix = [1, *np.cumprod([count + 1 for count in self.counts], dtype=np.int64).tolist()]
         self.strides, self.num_states = radix[:-1], int(radix[-1])
 
-    def _classes(self, devices: Sequence[Device]) -> list[list[Device]]:
+    def _classes(self, devices: Sequence[Device], most: int) -> list[list[Device]]:
         """Return devices by usable bytes, most first; near memories together where states are too many."""
         ranked = sorted(devices, key=lambda device: -device.usable_bytes)[: self.most]
         groups = [list(alike) for _, alike in groupby(ranked, key=lambda device: device.usable_bytes)]
         self.proven = True
-        while len(groups) > 1 and self.words * math.prod(len(group) + 1 for group in groups) > MOST_WORDS:
+        while len(groups) > 1 and math.prod(len(group) + 1 for group in groups) > most:
             lost = [one[0].usable_bytes - other[-1].usable_bytes for one, other in pairwise(groups)]
             at = lost.index(min(lost))
             groups[at : at + 2] = [groups[at] + groups[at + 1]]
@@ -108,12 +114,25 @@ class MemoryProgramme:
         for start in range(self.ends):
             for stop in range(start + 1, self.ends):
                 each = int(again[start, stop])
-                needs[start, stop] = min(stage_needs(self.problem, start, stop, self.samples, each))
+                needs[start, stop] = min(self.stage_needs(start, stop, each))
         # the least of a class counts for all of it
         tables = np.array([needs - group[-1].usable_bytes for group in self.members])
         for pin in self.pins:
             tables[: len(self.counts), : pin.stop, pin.start + 1 :] = np.inf
+        for place, pin in enumerate(self.own, self.num_free):
+            least = tables[place, pin.start, pin.stop]
+            tables[place] = np.inf
+            tables[place, pin.start, pin.stop] = least
         return tables
+
+    def stage_needs(self, start: int, stop: int, segment_layers: int | None = None) -> tuple[float, float]:
+        """Return bytes of a stage, one microbatch in flight, without and with recompute.
+
+        Where several pipelines sum their gradients, a single microbatch needs no less.
+        """
+        count = None if self.several else -(-self.problem.global_batch_size // self.samples)
+        stage = StageShape(start, stop, 1, self.samples, num_microbatches=count)
+        return stage_needs(self.problem.profile, stage, segment_layers)
 
     @cached_property
     def _pinned_lacking(self) -> list[float]:
@@ -123,8 +142,8 @@ class MemoryProgramme:
         pairs = zip(tables, self.pins, strict=True)
         return [math.inf if clash else float(table[pin.start, pin.stop]) for table, pin in pairs]
 
-    def leanest(self, below: float) -> list[Cut]:
-        """Return the stages of which the fullest lacks fewest bytes; none where all lack so many or more."""
+    def leanest(self, below: float) -> list[list[Cut]]:
+        """Return the pipelines whose fullest device lacks least; none where all lack so much or more."""
         free = self.lacking[: len(self.counts)].ravel()
         values = np.unique(np.concatenate([free, self._pinned_lacking]))
         values = values[(values > 0) & (values < min(below, math.inf))]
@@ -138,19 +157,25 @@ class MemoryProgramme:
                 low = middle
         return best
 
-    def solve(self, missing_bytes: float) -> list[Cut]:
-        """Return the stages, the fewest, of a pipeline whose devices lack no more than that; none if none."""
+    def solve(self, missing_bytes: float) -> list[list[Cut]]:
+        """Return the pipeline of fewest stages whose devices lack no more than that; none if none does."""
+        return [cuts for _, cuts in islice(self.pipelines(missing_bytes), 1)]
+
+    def pipelines(self, missing_bytes: float) -> Iterator[tuple[tuple[int, ...], list[Cut]]]:
+        """Give (devices of each class, stages) of pipelines whose devices lack no more than that.
+
+        Short ones first; none whose devices are as many or as good as another's, and more or better.
+        """
         fits = self.lacking[: len(self.counts)] <= missing_bytes
         unions = [self._unions(self._with_pins(table, missing_bytes)) for table in fits]
         labels = np.zeros((self.num_states, self.words), dtype="<u8")  # [state, word]
         labels[0] = _bits(self._with_pins(np.arange(self.ends) == self.ends - 1, missing_bytes))
         live: States = np.zeros(1, dtype=np.int64)
-        for _ in range(self.most + 1):
-            done = np.flatnonzero(labels[live, 0] & np.uint64(1))
-            if len(done):
-                return list(self._back(fits, labels, int(live[done[0]])))
+        for _ in range(min(self.ends - 1, self.most + len(self.own)) + 1):
+            for place in np.flatnonzero(labels[live, 0] & np.uint64(1)):
+                uses = [int(self._digit(live, part)[place]) for part in range(len(self.counts))]
+                yield tuple(uses), list(self._back(fits, labels, int(live[place])))
             live = self._step(labels, live, unions)
-        return []
 
     def _with_pins(self, layers: Bools, missing_bytes: float) -> Bools:
         """Return layers, along the first axis, with those that pinned stages in front of them begin at."""
@@ -177,11 +202,11 @@ class MemoryProgramme:
     def _dominated(self, labels: Labels, states: States) -> Labels:
         """Return the layers that fewer devices reach, or ones with less memory."""
         layers = np.zeros_like(labels[states])
-        for place in range(len(self.counts)):
+        for place in range(self.num_free):
             used = np.flatnonzero(self._digit(states, place) > 0)
             without = states[used] - self.strides[place]
             layers[used] |= labels[without]
-            if place + 1 < len(self.counts):
+            if place + 1 < self.num_free:
                 spare = self._digit(without, place + 1) < self.counts[place + 1]
                 layers[used[spare]] |= labels[without[spare] + self.strides[place + 1]]
         return layers

@@ -170,6 +170,24 @@ class FamilySpace:
         """Return the samples a second of so many devices of each class, were all always busy."""
         return sum(m * rate for m, rate in zip(vector, self.rates, strict=True))
 
+    def room(self, vector: Counts, counts: Sequence[int], others: Sequence[Family] = ()) -> int:
+        """Return the most copies of a chain on so many devices of each class, beside other families.
+
+        No more than are wished for.
+        """
+        forced, most = self.problem.forced, self.problem.global_batch_size
+        if forced.num_pipelines is not None:
+            most = forced.num_pipelines - sum(other.outline.copies for other in others)
+        if forced.max_devices is not None:
+            taken = sum(other.outline.copies * len(other.outline.chain) for other in others)
+            most = min(most, (forced.max_devices - taken) // sum(vector))
+        return max(0, min(most, *(count // m for count, m in zip(counts, vector, strict=True) if m)))
+
+    def as_many_as_wished(self, families: Sequence[Family]) -> bool:
+        """Return whether families have as many copies as pipelines are wished for, if any number is."""
+        number = self.problem.forced.num_pipelines
+        return number is None or number == sum(family.outline.copies for family in families)
+
     def orders(self, vector: Counts) -> list[ClassOrder]:
         """Return chains of so many devices of each class: each class in one run, few orders of many."""
         used = [c for c, m in enumerate(vector) if m]

@@ -62,13 +62,11 @@ class FamilyClimb:
         problem = self._space.problem
         if outline is None or not 0 < len(outline.chain) <= problem.profile.num_layers:
             return None
-        others = (0,) * len(self._space.counts)
-        for place, family in enumerate(families):
-            if place != at:
-                others = self._space.after(others, family)
-        free = [count - used for count, used in zip(self._space.counts, others, strict=True)]
-        room = min(free[c] // outline.chain.count(c) for c in set(outline.chain))
-        room = min(room, problem.global_batch_size)
+        others, taken = (*families[:at], *families[at + 1 :]), (0,) * len(self._space.counts)
+        for family in others:
+            taken = self._space.after(taken, family)
+        free = [count - used for count, used in zip(self._space.counts, taken, strict=True)]
+        room = self._space.room(tuple(map(outline.chain.count, range(len(free)))), free, others)
         if len(outline.chain) != len(old.chain) or sorted(outline.chain) != sorted(old.chain):
             outline = replace(outline, copies=room)
         return outline if 0 < outline.copies <= room else None

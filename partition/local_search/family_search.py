@@ -81,7 +81,8 @@ class FamilyStarts:
         chosen = self._vectors()
         rankings = [self._ranked(chosen, shared) for shared in (True, False)]
         turns = (pair for pairs in zip_longest(*rankings) for pair in pairs if pair is not None)
-        return list(dict.fromkeys(estimated.families for estimated in turns))
+        found = dict.fromkeys(estimated.families for estimated in turns)
+        return [families for families in found if self._space.as_many_as_wished(families)]
 
     def _vectors(self) -> list[tuple[Counts, int]]:
         """Return (devices of each class, copies) by closed forms: alone, and with others on what is left."""
@@ -89,8 +90,8 @@ class FamilyStarts:
         alone: list[tuple[float, Counts, int]] = []
         mixed: list[tuple[float, Counts, int]] = []
         for vector in space.vectors(space.counts, effort.most_stages, effort.most_vectors):
-            most = self._most_copies(vector, space.counts)
-            for copies in sorted({most, max(1, most // 2)}):
+            most = space.room(vector, space.counts)
+            for copies in sorted({most, max(1, most // 2)}) if most else ():
                 used = tuple(copies * m for m in vector)
                 rest = space.rate([count - u for count, u in zip(space.counts, used, strict=True)])
                 alone.append((space.quick_s(vector, copies), vector, copies))
@@ -98,10 +99,6 @@ class FamilyStarts:
                     mixed.append((space.quick_s(vector, copies, WITH_REST * rest), vector, copies))
         ranked = sorted(alone)[: effort.kept] + sorted(mixed)[: effort.kept_with_rest]
         return list(dict.fromkeys((vector, copies) for _, vector, copies in ranked))
-
-    def _most_copies(self, vector: Counts, counts: Sequence[int]) -> int:
-        most = min(count // m for count, m in zip(counts, vector, strict=True) if m)
-        return min(most, self._space.problem.global_batch_size)
 
     def _ranked(self, chosen: Sequence[tuple[Counts, int]], shared: bool) -> list[EstimatedSet]:
         """Return the families of vectors, and the best with a second family beside, least estimate first."""
@@ -157,7 +154,9 @@ class FamilyStarts:
             return
         options = []
         for vector in space.vectors(left, effort.most_stages, effort.most_vectors):
-            copies = self._most_copies(vector, left)
+            copies = space.room(vector, left, first.families)
+            if not copies:
+                continue
             options.append((-copies * space.rate(vector) / (1 + 0.02 * sum(vector)), vector, copies))
         for _, vector, copies in sorted(options)[: effort.second_options]:
             for second in list(self._of(vector, copies, used, shared))[:2]:

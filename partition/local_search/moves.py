@@ -3,14 +3,16 @@
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cost_model.cluster import Device
+from partition.constraints.wished_sets import WishedSets
 from partition.estimates.batch_split import share_out
 from partition.estimates.timed_pipeline import TimedPipeline
 from partition.exact.cut_dp import CutOptimizer
 
 MOVES = ("size", "order", "swap", "move", "merge", "split", "add", "drop")
+SAME_NUMBER = ("size", "order", "swap", "move", "add", "drop")  # of pipelines
 TOLERANCE = 1e-4  # relative: how exactly the samples of a changed set are shared out
 GAIN = 2e-4  # relative, above TOLERANCE: less may be rounding, and is not worth a change
 EvaluateSet = Callable[[Sequence[TimedPipeline], float], float]
@@ -37,6 +39,15 @@ class LocalSearch:
     evaluate: EvaluateSet
     tries: int
     seed: int = 0
+    moves: tuple[str, ...] = field(init=False)
+    wishes: WishedSets = field(init=False)
+
+    def __post_init__(self) -> None:
+        problem = self.cut_optimizer.tables.problem
+        forced, self.wishes = problem.forced, WishedSets(problem)
+        self.moves = MOVES if forced.num_pipelines is None else SAME_NUMBER
+        if forced.max_devices is not None:
+            self.moves += ("replace",)
 
     def improve(self, timed: Sequence[TimedPipeline]) -> tuple[float, list[TimedPipeline]]:
         """Return (evaluated seconds, pipelines), no worse than those given."""
@@ -74,11 +85,12 @@ class LocalSearch:
     def change(
         self, rng: random.Random, timed: list[TimedPipeline], step_s: float
     ) -> list[TimedPipeline] | None:
-        """Return the pipelines after a random move, the new ones last; None where it leads nowhere.
+        """Return the pipelines after a random move, the new ones last.
 
-        New ones are cut for about the samples that they do in a step of step_s.
+        New ones are cut for about the samples that they do in a step of step_s. None where the move leads
+        nowhere, or to pipelines that do not respect what is forced.
         """
-        move, index = rng.choice(MOVES), rng.randrange(len(timed))
+        move, index = rng.choice(self.moves), rng.randrange(len(timed))
         made = [other for place, other in enumerate(timed) if place != index]
         wanted = self._wanted(rng, move, timed[index], made)
         if wanted is None:
@@ -88,7 +100,7 @@ class LocalSearch:
             if pipeline is None:
                 return None
             made.append(pipeline)
-        return made
+        return made if self.wishes.hold(made) else None
 
     def _wanted(
         self, rng: random.Random, move: str, pipeline: TimedPipeline, others: list[TimedPipeline]
@@ -115,6 +127,12 @@ class LocalSearch:
             if not spare:
                 return None
             mine.insert(rng.randrange(len(mine) + 1), rng.choice(spare))
+            return [(mine, size)]
+        if move == "replace":
+            spare = self._spare([pipeline, *others])
+            if not spare:
+                return None
+            mine[rng.randrange(len(mine))] = rng.choice(spare)
             return [(mine, size)]
         if move == "drop" and len(mine) > 1:
             mine.pop(rng.randrange(len(mine)))

@@ -20,10 +20,13 @@ from partition.local_search.starts import (
     realise,
     relaxed,
     singles,
+    wished,
 )
 from partition.local_search.threshold_accepting import improve_with_simulator, threshold_accepting
 from partition.plan import Plan
 from partition.problem import Problem
+
+DEALT = "dealt"  # what starts of dealt devices are called: all are simulated
 
 
 class PipelineSearch(SearchSpace):
@@ -37,10 +40,11 @@ class PipelineSearch(SearchSpace):
         super().__init__(problem)
         self.columns: Columns | None = None
         self.best: float | None = None
-        self._pool = PipelinePool(self.timings, self.classes.merged(), problem.global_batch_size)
+        limits = self.wishes.limits(self.classes.merged())
+        self._pool = PipelinePool(self.timings, self.classes.merged(), problem.global_batch_size, limits)
         self._cards = CardLoad(self.costs)
 
-    def search(self, evaluate: EvaluateSet, known: Sequence[TimedPipeline] = ()) -> list[PipelineSet]:
+    def search(self, evaluate: EvaluateSet, known: Sequence[list[TimedPipeline]] = ()) -> list[PipelineSet]:
         """Return the best starts, improved; least step first. Empty where none of them fits.
 
         known: see `starts`.
@@ -52,17 +56,20 @@ class PipelineSearch(SearchSpace):
         if sets:
             sets += self._of_fewer_pipelines(_best(sets), evaluate)
             sets += self._walked_and_recombined(_best(sets), evaluate)
-        return sorted([*sets, *starts[: self.effort.search.climbed_starts]], key=_order)
+        dealt = [start for start in starts if start.start.startswith(DEALT)]
+        best = [start for start in starts[: self.effort.search.climbed_starts] if start not in dealt]
+        return sorted([*sets, *best, *dealt], key=_order)
 
-    def starts(self, known: Sequence[TimedPipeline] = ()) -> list[PipelineSet]:
+    def starts(self, known: Sequence[list[TimedPipeline]] = ()) -> list[PipelineSet]:
         """Return sets of pipelines from every source there is, least step by their clocks first.
 
-        known: pipelines from elsewhere, each a set of its own.
+        known: sets from elsewhere.
         """
         sources = [("singles", singles(self)), ("chain", self._chain)]
-        sources += [("known", [pipeline]) for pipeline in known]
-        self.columns = relaxed(self, self.columns)
-        sources += [("columns", timed) for timed in from_columns(self, self.columns)]
+        sources += [("known", timed) for timed in known]
+        self.columns = relaxed(self, self.columns, self.limits)
+        sources += [("columns", timed) for timed in from_columns(self, self.columns, self.limits)]
+        sources += [(f"{DEALT} {place}", timed) for place, timed in enumerate(wished(self))]
         found = [PipelineSet(self.clock_s(timed), tuple(timed), name) for name, timed in sources if timed]
         found += from_counts(self, min((start.step_s for start in found), default=math.inf))
         found = [start for start in found if math.isfinite(start.step_s)]
@@ -94,12 +101,15 @@ class PipelineSearch(SearchSpace):
         return [PipelineSet(evaluate(timed, clock_s), tuple(timed), "mixed")]
 
     def plan(self, strategy: str, timed: Sequence[TimedPipeline]) -> Plan | None:
-        """Return the plan of a set of pipelines, samples shared out; None where they cannot do the batch."""
+        """Return the plan of a set of pipelines, samples shared out; None where they cannot do the batch.
+
+        Or where they do not respect what is forced.
+        """
         batch = self.problem.global_batch_size
         seconds, samples = share_out(timed, batch)
-        if not math.isfinite(seconds):
+        if not math.isfinite(seconds) or not self.wishes.hold(timed):
             return None
-        pairs = zip(timed, samples, strict=True)
+        pairs = zip(timed, self.wishes.samples(timed, samples), strict=True)
         pipelines = tuple(pipeline.pipeline(count) for pipeline, count in pairs if count)
         return Plan(strategy, self.problem.profile.model, batch, pipelines)
 
@@ -129,7 +139,7 @@ class PipelineSearch(SearchSpace):
         A number of pipelines is left out where even without sync they are slower than the best.
         """
         effort, count = self.effort.search, len(best.timed)
-        if count == 1 or not self._much_sync(best):
+        if self.limits.fewest_pipelines or count == 1 or not self._much_sync(best):
             return
         for most in sorted({1, *(part for part in (count // 2, count // 5) if part > 1)}):
             sets = self._of_at_most(most, best.step_s) if most > 1 else [self._chain]
@@ -143,8 +153,9 @@ class PipelineSearch(SearchSpace):
 
     def _of_at_most(self, most: int, within_s: float) -> list[list[TimedPipeline]]:
         """Return sets of so many pipelines; none where they need longer even relaxed."""
-        columns = relaxed(self, self.columns, most)
-        return list(from_columns(self, columns, most)) if columns.step_s < within_s else []
+        limits = replace(self.limits, most_pipelines=most)
+        columns = relaxed(self, self.columns, limits)
+        return list(from_columns(self, columns, limits)) if columns.step_s < within_s else []
 
     def _walked_and_recombined(self, best: PipelineSet, evaluate: EvaluateSet) -> list[PipelineSet]:
         """Return sets that walks lead to, and new sets made of all pipelines seen, in turn while it pays."""
@@ -181,8 +192,16 @@ class PipelineSearch(SearchSpace):
         return best.step_s - seconds > self.effort.search.much_sync * best.step_s
 
     def _with_cards(self, evaluate: EvaluateSet) -> EvaluateSet:
-        """Return the evaluation, told of a step in which the network cards are done too."""
-        return lambda timed, clock_s: evaluate(timed, self._cards.step_s(timed, clock_s))
+        """Return the evaluation, told of a step in which the network cards are done too.
+
+        Sets that do not respect what is forced take forever.
+        """
+
+        def step_s(timed: Sequence[TimedPipeline], clock_s: float) -> float:
+            wished_s = self.wishes.step_s(timed, clock_s)
+            return evaluate(timed, self._cards.step_s(timed, wished_s)) if wished_s < math.inf else math.inf
+
+        return step_s
 
     def _note(self, clock_s: float) -> None:
         self.best = clock_s if self.best is None else min(self.best, clock_s)

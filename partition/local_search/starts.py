@@ -6,7 +6,10 @@ from itertools import permutations
 
 from cost_model.cluster import Device
 from partition.column_generation.column_generation import ROUNDS, Columns, generate
+from partition.column_generation.master_problem import Limits
 from partition.column_generation.rounding import rounded
+from partition.constraints.dealt_devices import NUMBERS, dealt
+from partition.constraints.wished_sets import WishedSets
 from partition.estimates.batch_split import share_out
 from partition.estimates.class_pipeline import ClassPipeline
 from partition.estimates.device_classes import DeviceClasses, equal_devices
@@ -18,7 +21,7 @@ from partition.exact.cluster_split import ClusterSplit
 from partition.exact.cut_dp import CutOptimizer
 from partition.local_search.moves import PipelineSet, fitted
 from partition.local_search.placement import place
-from partition.problem import Problem
+from partition.problem import Forced, Problem
 
 
 class SearchSpace:
@@ -27,18 +30,26 @@ class SearchSpace:
     def __init__(self, problem: Problem) -> None:
         self.problem, self.effort = problem, effort_for(len(problem.cluster.devices))
         self.costs = PipelineCosts(problem)
-        self.classes = equal_devices(problem.cluster)
+        self.wishes = WishedSets(problem)
+        self.classes = equal_devices(problem.cluster, [pin.device for pin in problem.forced.pins])
+        self.limits = self.wishes.limits(self.classes)
         self.tables = ProblemTables(problem, self.classes)
         self.timings = TimingCache(self.costs)
         self.cut_optimizer = CutOptimizer(self.tables, self.timings)
 
     def clock_s(self, timed: Sequence[TimedPipeline]) -> float:
-        """Return the seconds in which pipelines do the batch, by their clocks; inf where they cannot."""
-        return share_out(timed, self.problem.global_batch_size)[0]
+        """Return the seconds in which pipelines do the batch, by their clocks; inf where they cannot.
+
+        Or where they do not respect what is forced.
+        """
+        return self.wishes.step_s(timed, share_out(timed, self.problem.global_batch_size)[0])
 
 
 def singles(space: SearchSpace) -> list[TimedPipeline]:
-    """Return every device that the whole model fits on, each at its best microbatch size."""
+    """Return every device that the whole model fits on, each at its best microbatch size.
+
+    The fastest of them, where no more are wished for.
+    """
     timed = []
     for group in space.classes.members:
         options = []
@@ -50,7 +61,11 @@ def singles(space: SearchSpace) -> list[TimedPipeline]:
             best = min(options)[1]
             made = (space.cut_optimizer.recut([device], best, best) for device in group)
             timed += [pipeline for pipeline in made if pipeline is not None]
-    return timed
+    limits = (space.limits.most_pipelines, space.limits.most_devices)
+    most = min((limit for limit in limits if limit is not None), default=len(timed))
+    if most < len(timed):
+        timed.sort(key=lambda one: one.timing.time_s(16 * one.microbatch_size) / one.microbatch_size)
+    return timed[:most]
 
 
 def chain(space: SearchSpace) -> list[TimedPipeline]:
@@ -70,46 +85,66 @@ def chain(space: SearchSpace) -> list[TimedPipeline]:
 def _orders(space: SearchSpace) -> list[tuple[Device, ...]]:
     """Return orders of the devices with most memory or speed; of few devices all. Those alike come once."""
     devices, layers = space.problem.cluster.devices, space.problem.profile.num_layers
-    whole_s = {
-        name: float(space.tables.at(1).busy_s[class_index, 0, -1])
-        for name, class_index in space.classes.class_indices().items()
-    }
+    whole_s = _whole_s(space)
     by_memory = sorted(devices, key=lambda device: (-device.usable_bytes, device.name))
     by_speed = sorted(devices, key=lambda device: (whole_s[device.name], device.name))
-    lengths = sorted({min(len(devices), layers, length) for length in space.effort.starts.chain_lengths})
+    most = min(len(devices), layers, space.limits.most_devices or layers)
+    lengths = sorted({min(most, length) for length in space.effort.starts.chain_lengths})
     orders = [
         tuple(sorted(ranked[:length], key=lambda device: (-device.usable_bytes, device.name)))
         for ranked in (by_memory, by_speed)
         for length in lengths
     ]
     if space.effort.starts.every_order:
-        orders += [
-            order
-            for count in range(1, min(len(devices), layers) + 1)
-            for order in permutations(devices, count)
-        ]
+        orders += [order for count in range(1, most + 1) for order in permutations(devices, count)]
     kinds = {tuple(device.device_class for device in order): order for order in reversed(orders)}
     return list(kinds.values())
 
 
-def relaxed(space: SearchSpace, known: Columns | None = None, most_pipelines: int | None = None) -> Columns:
+def _whole_s(space: SearchSpace) -> dict[str, float]:
+    """Return the seconds of one sample of the whole model on each device, by its name."""
+    return {
+        name: float(space.tables.at(1).busy_s[class_index, 0, -1])
+        for name, class_index in space.classes.class_indices().items()
+    }
+
+
+def wished(space: SearchSpace) -> list[list[TimedPipeline]]:
+    """Return sets of devices dealt out to pipelines, where something is forced; best closed forms first."""
+    forced, batch = space.problem.forced, space.problem.global_batch_size
+    if forced == Forced():
+        return []
+    most = min(len(space.problem.cluster.devices), batch, forced.max_devices or batch)
+    found: list[tuple[float, list[TimedPipeline]]] = []
+    for number in [forced.num_pipelines or 0] if forced.num_pipelines else [n for n in NUMBERS if n <= most]:
+        for arrangement in dealt(space.problem, number, _whole_s(space)):
+            for size in space.problem.microbatch_sizes:
+                count = max(1, batch // number // size)
+                cuts = [space.cut_optimizer.recut(devices, size, count * size) for devices in arrangement]
+                timed = [pipeline for pipeline in cuts if pipeline is not None and pipeline.timing.fits]
+                if len(timed) == number:
+                    pace = sum(count * size / pipeline.timing.quick_s(count) for pipeline in timed)
+                    found.append((batch / pace, timed))
+    found.sort(key=lambda pair: pair[0])
+    return [timed for _, timed in found[: space.effort.starts.dealt]]
+
+
+def relaxed(space: SearchSpace, known: Columns | None, limits: Limits) -> Columns:
     """Return the relaxed programme over columns; known: columns of an earlier one, which are added to."""
     return generate(
         space.tables,
         space.timings,
         rounds=ROUNDS if known is None else ROUNDS // 3,
-        most_pipelines=most_pipelines,
+        limits=limits,
         pool=None if known is None else known.pool,
     )
 
 
-def from_columns(
-    space: SearchSpace, columns: Columns, most_pipelines: int | None = None
-) -> Iterator[list[TimedPipeline]]:
+def from_columns(space: SearchSpace, columns: Columns, limits: Limits) -> Iterator[list[TimedPipeline]]:
     """Give sets of the relaxed programme's pipelines, rounded to whole ones and put on devices."""
     if columns.pool.columns and math.isfinite(columns.step_s):
         batch, counts = space.problem.global_batch_size, space.classes.counts
-        for step_s, chosen in rounded(columns, counts, batch, most_pipelines):
+        for step_s, chosen in rounded(columns, counts, batch, limits):
             yield realise(space, chosen, step_s)
 
 
@@ -121,7 +156,7 @@ def from_counts(space: SearchSpace, ceiling_s: float) -> Iterator[PipelineSet]:
     vectors = math.prod(count + 1 for count in space.classes.counts)
     if vectors > space.effort.starts.most_count_vectors or not math.isfinite(ceiling_s):
         return
-    split = ClusterSplit(space.tables, ceiling_s)
+    split = ClusterSplit(space.tables, ceiling_s, limits=space.limits)
     least_s = split.least_step_s(upper=False, low_s=ceiling_s / 16)
     for slack in space.effort.starts.count_slack:
         pipelines = split.pipelines(slack * least_s)

@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise, product
 from partition.estimates.device_classes import equal_devices
 from partition.estimates.optimizer_sharding import fits
 from partition.estimates.pipeline_costs import PipelineCosts
-from partition.estimates.ranking import total_s
+from partition.estimates.step_estimate import StepEstimate
 from partition.plan import Plan
 from partition.problem import Problem
 
@@ -47,14 +47,12 @@ def _least_s(costs: PipelineCosts, plan: Plan) -> float:
     A device computes all its chunks between the first forward and the last backward of the first chunks of
     the devices before it.
     """
-    (pipeline,) = plan.pipelines
-    layout, num_devices = costs.layout(pipeline), len(plan.device_names)
-    busy, links, _ = costs.busy_and_links(layout, pipeline.microbatch_size)
-    before_s = (0.0, *accumulate(sum(pair) for pair in zip(busy, links, strict=False)))
-    return max(
-        before_s[place] + sum(total_s(costs, pipeline, *stage) for stage in layout[place::num_devices])
-        for place in range(num_devices)
-    )
+    estimate = StepEstimate(costs)
+    ((pipeline, _),), busy_s = estimate.timed(plan), estimate.busy_s(plan)
+    hops = zip(pipeline.timing.busy_s, pipeline.timing.round_trips_s, strict=False)
+    before_s = accumulate((sum(pair) for pair in hops), initial=0.0)
+    first = zip(before_s, pipeline.devices[: len(busy_s)], strict=False)
+    return max(ahead_s + busy_s[device.name] for ahead_s, device in first)
 
 
 def even_cuts(weights: Sequence[float], count: int) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from partition.estimates.optimizer_sharding import fits
 from partition.estimates.pipeline_costs import PipelineCosts
 from partition.estimates.shared_pipelines import Draft, SharedPipeline, SharedPipelineCosts
 from partition.estimates.stage_tables import ProblemTables
-from partition.estimates.timed_pipeline import TimedStage, TimingCache
+from partition.estimates.timed_pipeline import TimingCache, timed_stages
 from partition.exact.cut_dp import CutOptimizer
 from partition.plan import Plan
 from partition.problem import Problem
@@ -110,14 +110,7 @@ class ShiftedCuts:
     def _draft(self, plan: Plan) -> Draft:
         cluster = self.tables.problem.cluster
         return tuple(
-            SharedPipeline(
-                tuple(
-                    TimedStage(cluster.device(stage.device), stage.start, stage.stop, stage.recompute)
-                    for stage in pipeline.stages
-                ),
-                pipeline.microbatch_size,
-                pipeline.num_samples,
-            )
+            SharedPipeline(timed_stages(cluster, pipeline), pipeline.microbatch_size, pipeline.num_samples)
             for pipeline in plan.pipelines
         )
 

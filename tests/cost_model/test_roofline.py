@@ -1,11 +1,9 @@
 """The roofline: limits by hand, the fit, estimated kinds, and the shipped figures against the benchmark."""
 
 import dataclasses
-import importlib.util
 import json
 import statistics
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -34,12 +32,11 @@ from cost_model.roofline import (
 )
 from hetpipe import cli
 from hetpipe.commands import profile as profile_verb
-from places import EXAMPLES
+from places import load_benchmark
 
 A100, T4, V100 = accelerator("A100"), accelerator("T4"), accelerator("V100")
 IDEAL = Roofline(1.0, 1.0, 1e-30, 1e-30, 1e-9, 1e-9, 1.0, 1e-9, 1e-12)
 """All of the peak, all of the bandwidth, no energy, no overhead."""
-BENCHMARK = EXAMPLES / "benchmarks" / "roofline" / "main.py"
 
 
 def profile(kind: str = "A100") -> ModelProfile:
@@ -166,16 +163,8 @@ def test_times_that_hardly_grow_are_bound_by_launches():
     assert launch_bound(KindProfile("measured", (4,), (LayerTimes((1.0,), (2.0,)),))) is None
 
 
-def benchmark() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("roofline_benchmark", BENCHMARK)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_shipped_figures_are_those_of_the_benchmark():
-    module = benchmark()
+    module = load_benchmark("roofline/main.py")
     data = module.points()
     assert {entry.device.name for _, entry in data} == BLOCKS.keys()
     assert set(module.step_kinds()) == WHOLE_STEPS.keys()

@@ -15,6 +15,7 @@ from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.run_report import read_report
 from hetpipe.runs.settings import Settings
 from hetpipe.runtime.processes import RankGroup, run_ranks
+from hetpipe.training.handover import Handover
 from hetpipe.training.rank import KEPT_STEPS, _Run
 from hetpipe.training.run import prepare, verified_prediction
 from partition.plan import Pipeline
@@ -107,7 +108,8 @@ def test_a_rank_keeps_the_events_of_its_last_steps_only(tmp_path):
     cluster = cluster_file(tmp_path)
     prediction = verified_prediction(settings, cluster, profile, chain_plan("mine", [0, 3], 16))
     prepare(folder, settings, cluster, profile, prediction, own_data=True)
-    run = _Run.open(folder, user_tasks.linear_task, None, 0, lambda event: None)
+    handover = Handover.fill(tmp_path, prediction)
+    run = _Run.open(folder, user_tasks.linear_task, handover, 0, lambda event: None)
     run.train()
     assert len(run.outcomes) == KEPT_STEPS
     report = read_report(folder.report)

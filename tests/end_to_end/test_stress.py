@@ -1,24 +1,17 @@
 """The stress benchmark in short, and that its judge sees what grows."""
 
 import argparse
-import importlib.util
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from places import EXAMPLES
-
-MAIN = EXAMPLES / "benchmarks" / "stress" / "main.py"
+from places import load_benchmark
 
 
 @pytest.fixture(scope="module")
 def benchmark() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("stress_benchmark", MAIN)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_benchmark("stress/main.py")
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from hetpipe.models.huggingface import model_spec
 from hetpipe.profiling.layer_profiler import profile_task
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.run_report import RunReport
-from hetpipe.runs.settings import Settings
+from hetpipe.runs.settings import Settings, TaskSettings
 from partition.plan import Pipeline, Plan, Stage
 from runs import CPU_CLUSTER, chain_plan, made_up_profile, run
 
@@ -136,7 +136,7 @@ def test_a_forward_in_bfloat16_is_near_that_in_float32(model):
 
 
 def test_events_time_more_work_as_longer(tmp_path):
-    settings = Settings("mine", 1, sequence_length=1)
+    settings = TaskSettings("mine", 1)
     task = user_tasks.linear_task(RunFolder(tmp_path), settings)
     profile = profile_task(task, settings, "gpu", (1, 1 << 20), 0.01, device=torch.device("cuda", 0))
     # a million samples against one: no matter how much a launch costs

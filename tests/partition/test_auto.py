@@ -100,6 +100,7 @@ def test_auto_is_never_worse_than_a_baseline() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_auto_is_never_worse_than_a_baseline_in_hundreds_of_problems() -> None:
     assert sum(on_all_cores(check_against_baselines, range(100, 300))) > 100
 

@@ -1,6 +1,8 @@
 """Where the parts of the checkout lie."""
 
+import importlib.util
 from pathlib import Path
+from types import ModuleType
 
 SUPPORT = Path(__file__).parent
 ROOT = SUPPORT.parents[1]
@@ -20,3 +22,12 @@ def modules() -> dict[str, Path]:
 
 
 MODULES = modules()
+
+
+def load_benchmark(path: str) -> ModuleType:
+    """Return a file of the benchmarks as a module, which no other test has."""
+    spec = importlib.util.spec_from_file_location(path.replace("/", "_"), EXAMPLES / "benchmarks" / path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

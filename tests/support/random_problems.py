@@ -8,7 +8,7 @@ from cost_model.cluster import Cluster, Device, Link, Node
 from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
 from partition.estimates.pipeline_costs import PipelineCosts
 from partition.estimates.plan_memory import plan_memory
-from partition.estimates.ranking import estimate_s
+from partition.estimates.step_estimate import StepEstimate
 from partition.plan import DeviceFigures, Figures, Plan
 from partition.problem import Evaluate, Problem
 
@@ -107,9 +107,10 @@ def with_ample_memory(problem: Problem) -> Problem:
 def closed_form(problem: Problem) -> Evaluate:
     """Plans judged by the planner's own estimate."""
     costs = PipelineCosts(problem)
+    estimate = StepEstimate(costs)
 
     def evaluate(plan: Plan) -> Figures:
-        step_s = estimate_s(costs, plan)
+        step_s = estimate.estimate_s(plan)
         busy_s = dict.fromkeys(plan.device_names, 0.0)
         for pipeline in plan.pipelines:
             for device, start, stop in costs.layout(pipeline):

@@ -40,7 +40,6 @@ def trainer(place: Path, plan: Plan | None = None, model: Any = None, **options:
         "cluster": cluster_file(place),
         "profile": profile,
         "folder": place / "run",
-        "dtype": "float64",
         "save": False,
         **options,
     }

@@ -8,7 +8,7 @@ from hetpipe.data.task import TrainingTask
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.mixed_precision import weight_dtype
 from hetpipe.runs.run_folder import RunFolder
-from hetpipe.runs.settings import Settings
+from hetpipe.runs.settings import TaskSettings
 
 NUM_FEATURES, NUM_OUTPUTS = 8, 4
 BAD_SAMPLES = range(16, 32)  # step 1 at 16 samples a step
@@ -48,7 +48,7 @@ def squared_error(prediction: Tensor, target: Tensor) -> Tensor:
     return (prediction - target).square().sum()
 
 
-def _task(settings: Settings, factory: object, bad: range = range(0)) -> TrainingTask:
+def _task(settings: TaskSettings, factory: object, bad: range = range(0)) -> TrainingTask:
     dtype = weight_dtype(settings.dtype)
 
     def batch(first_sample: int, num_samples: int) -> tuple[dict[str, Tensor], Tensor]:
@@ -63,15 +63,15 @@ def _task(settings: Settings, factory: object, bad: range = range(0)) -> Trainin
     return TrainingTask(chain, squared_error, batch, num_loss_tokens=lambda count: count)
 
 
-def mixed_task(folder: RunFolder, settings: Settings) -> TrainingTask:
+def mixed_task(folder: RunFolder, settings: TaskSettings) -> TrainingTask:
     return _task(settings, build)
 
 
-def linear_task(folder: RunFolder, settings: Settings) -> TrainingTask:
+def linear_task(folder: RunFolder, settings: TaskSettings) -> TrainingTask:
     return _task(settings, build_linear)
 
 
-def spiky_task(folder: RunFolder, settings: Settings) -> TrainingTask:
+def spiky_task(folder: RunFolder, settings: TaskSettings) -> TrainingTask:
     return _task(settings, build_spiky, BAD_SAMPLES)
 
 

@@ -25,7 +25,7 @@ from hetpipe.models.keyed_dropout import KeyedDropout
 from hetpipe.profiling.profile_cache import processor_name, profile_model
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.runs.run_folder import RunFolder
-from hetpipe.runs.settings import Settings
+from hetpipe.runs.settings import Settings, TaskSettings
 from hetpipe.runtime.cuda_events import GpuPace
 from hetpipe.runtime.executor import Executor
 from hetpipe.runtime.gpus import cuda_gpus
@@ -115,7 +115,7 @@ Runner = Callable[[int], float]
 def _runtime_table(cluster: Cluster, profile: ModelProfile, folder: Path, options: argparse.Namespace) -> str:
     """Ours against plain torch in one process on one device, a step in turn."""
     batch = options.microbatches * options.microbatch_size
-    settings = Settings(options.model, 1, batch, options.length)
+    settings = TaskSettings(options.model, options.length)
     run_folder = RunFolder(folder / "data")
     run_folder.path.mkdir()
     prepare_data(run_folder, settings)
@@ -238,7 +238,7 @@ def _prediction_table(
     ]
     for count in sorted({1, len(cluster.devices)}):
         plan = _plan(cluster.devices[:count], profile.num_layers, options)
-        settings = Settings(options.model, options.steps, plan.global_batch_size, options.length)
+        settings = Settings.of(plan, profile, steps=options.steps)
         report = measure(settings, cluster_file, profile, plan)
         values = report.step_s_all[1:]
         memory = ", ".join(

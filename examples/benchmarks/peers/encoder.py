@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hetpipe.data.task import TrainingTask
 from hetpipe.models.chain import ChainModel
 from hetpipe.runs.run_folder import RunFolder
-from hetpipe.runs.settings import Settings
+from hetpipe.runs.settings import TaskSettings
 
 VOCABULARY = 2048
 
@@ -49,7 +49,7 @@ def loss(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
 
 
-def make_task(folder: RunFolder, settings: Settings) -> TrainingTask:
+def make_task(folder: RunFolder, settings: TaskSettings) -> TrainingTask:
     """Tokens are random: nothing here depends on what is learned."""
     length = settings.sequence_length
 

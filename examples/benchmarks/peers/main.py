@@ -156,9 +156,7 @@ def _measure(name: str, contender: str, profile: ModelProfile, options: argparse
 def _run_ours(
     name: str, plan: Plan, profile: ModelProfile, options: argparse.Namespace
 ) -> tuple[list[float], bool]:
-    settings = Settings(
-        plan.model, options.steps, plan.global_batch_size, profile.sequence_length, save=False
-    )
+    settings = Settings.of(plan, profile, steps=options.steps, save=False)
     with tempfile.TemporaryDirectory() as folder:
         run = RunFolder(Path(folder) / "run")
         report = train(settings, CLUSTERS[name], profile, plan, run, make_task=make_task)

@@ -35,7 +35,7 @@ from hetpipe.program.instructions import (
     outgoing,
 )
 from hetpipe.runs.run_folder import RunFolder
-from hetpipe.runs.settings import Settings
+from hetpipe.runs.settings import TaskSettings
 from hetpipe.runtime.emulated_links import Board
 from hetpipe.runtime.host_load import HostLoad
 from hetpipe.runtime.optimizer import Optimizer
@@ -99,7 +99,7 @@ class Common:
     def open(cls, files: Files, *, ddp: bool = False) -> "Common":
         costs = costs_of(files, ddp=ddp)
         profile = read_profile(Path(files.profile))
-        settings = Settings(profile.model, 1, sequence_length=profile.sequence_length)
+        settings = TaskSettings(profile.model, profile.sequence_length)
         task = make_task(RunFolder(Path(files.plan).parent), settings)
         return cls(costs, Board(Path(files.board), costs), task)
 

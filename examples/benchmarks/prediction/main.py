@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from combinations import BATCH, BERT, CLUSTERS, COMBINATIONS, GPT, Combination, cluster_of
+from combinations import BERT, CLUSTERS, COMBINATIONS, GPT, Combination, cluster_of
 
 from cost_model.profile import ModelProfile, profile_text, read_profile
 from hetpipe.profiling.profile_cache import processor_name, profile_model
@@ -70,7 +70,7 @@ def _measure(
 ) -> None:
     """One run; repeated if the host was overloaded, the last one counts. A line into the results."""
     plan = combination.plan(profile, cluster_of(combination))
-    settings = Settings(plan.model, options.steps, BATCH, SEQUENCE_LENGTH, clock=clock)
+    settings = Settings.of(plan, profile, steps=options.steps, clock=clock)
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "cluster.toml"
         path.write_text(_toml(CLUSTERS[combination.cluster]))

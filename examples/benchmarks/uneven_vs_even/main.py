@@ -84,7 +84,7 @@ def _profile(options: argparse.Namespace) -> ModelProfile:
 
 def _steps(plan: Plan, profile: ModelProfile, steps: int, clock: Clock) -> tuple[list[float], bool]:
     """Seconds of the timed steps of one run, repeated if the host was overloaded; whether it still was."""
-    settings = Settings(plan.model, steps, plan.global_batch_size, profile.sequence_length, clock=clock)
+    settings = Settings.of(plan, profile, steps=steps, clock=clock)
     for _ in range(RETRIES):
         report = measure(settings, CLUSTER, profile, plan)
         if not report.host_overloaded:

@@ -1,4 +1,4 @@
-"""How often a verb lowers, verifies and simulates: once, the planner's evaluations apart."""
+"""How often a verb and its ranks lower, verify and simulate: once, the planner's evaluations apart."""
 
 import sys
 from collections import Counter
@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+import rank_calls
 from cost_model.profile import profile_text
 from hetpipe import cli
 from hetpipe.program import lowering, verification
 from hetpipe.simulation import prediction, simulator
+from hetpipe.training import run
 from partition.plan_file import plan_text, read_plan
 from runs import CPU_CLUSTER, chain_plan, made_up_profile
 from shell import Shell
@@ -68,7 +70,10 @@ def test_a_verb_predicts_once(hetpipe: Shell, calls: Counter[str], line: str, ex
 
 
 @pytest.mark.slow
-def test_a_run_predicts_once_and_keeps_the_prediction(hetpipe: Shell, calls: Counter[str]):
+def test_a_run_predicts_once_and_keeps_the_prediction(
+    hetpipe: Shell, calls: Counter[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(run, "registered_task", rank_calls.counted_task)
     hetpipe.write("cluster.toml", CPU_CLUSTER)
     hetpipe.write("profile.json", profile_text(made_up_profile("bert-tiny")))
     hetpipe.write("plan.json", plan_text(chain_plan("bert-tiny", [0, 4, 8], 4)))
@@ -76,6 +81,7 @@ def test_a_run_predicts_once_and_keeps_the_prediction(hetpipe: Shell, calls: Cou
     result = hetpipe(line)
     assert result.code == 0, result.err
     assert calls == VERIFIED_ONCE
+    assert rank_calls.read(hetpipe.folder / "run") == [[], []]  # none in the ranks
     data = read_plan(hetpipe.folder / "run" / "plan.json")
     assert data.pipelines == read_plan(hetpipe.folder / "plan.json").pipelines
     simulated = hetpipe(f"simulate plan.json {FILES} --json").json

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from cost_model.dtypes import BFLOAT16_AUTOCAST
 from cost_model.profile import profile_text
 from cost_model.what_if import without
 from hetpipe.commands.other_devices import _with_best
@@ -129,7 +130,23 @@ def test_a_kind_that_is_not_at_hand_is_estimated_when_asked_to(hetpipe: Shell):
     assert "a/1" in more["plan"]["predicted"]["devices"] and more["gain"] > 0
     assert today["per_hour"] is None
     assert "RTX-4090" in result.err and result.err.startswith("note: estimated")
-    assert "has 'T4' already" in hetpipe(f'compare {FILES} --estimate T4 --what-if "remove b"').err
+    assert "'T4' was measured" in hetpipe(f'compare {FILES} --estimate T4 --what-if "remove b"').err
+
+
+@pytest.mark.slow
+def test_a_kind_is_estimated_for_what_if_as_for_a_profile(hetpipe: Shell):
+    kinds = small_profile().kinds
+    profile = replace(small_profile(), kinds={"GH200": kinds["fast"]}, links={}, dtype=BFLOAT16_AUTOCAST)
+    hetpipe.write("profile.json", profile_text(profile))
+    hetpipe.write("cluster.toml", CLUSTER_TOML.replace("fast", "GH200").replace("slow", "GH200"))
+    line = f'compare {FILES} --estimate T4 --what-if "add T4 to a" --json'
+    refused = hetpipe(line)
+    assert refused.code == 2
+    assert "T4 has no units for bfloat16" in refused.err and refused.err.count("\n") == 2
+    result = hetpipe(f"{line} --allow-slow-bf16")
+    assert result.code == 0, result.err
+    assert "warning: T4 is estimated from GH200, which is itself far off: median error" in result.err
+    assert [row["change"] for row in result.json["what_if"]] == ["today", "add T4 to a"]
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from hetpipe.models.loss import loss_sum
 from hetpipe.models.names import model_entry
 from hetpipe.profiling.profile_cache import cache_key
 from hetpipe.runs.run_folder import RunFolder
-from hetpipe.runs.settings import Settings
+from hetpipe.runs.settings import Settings, TaskSettings
 from hetpipe.training.run import find_checkpoint
 from partition.plan import Pipeline, Plan, Stage
 from runs import chain_plan, made_up_profile, run
@@ -62,9 +62,11 @@ def test_every_layer_has_the_weights_that_were_saved(tmp_path, architecture):
 
 def settings_of(folder: Path, steps: int, **options: object) -> Settings:
     entry = model_entry(str(folder))
-    return Settings(
-        entry.name, steps, sequence_length=32, model_folder=entry.place, **{"save": False, **options}
-    )
+    return Settings(steps=steps, model_folder=entry.place, **{"save": False, **options})
+
+
+def task_settings_of(folder: Path) -> TaskSettings:
+    return TaskSettings(model_entry(str(folder)).name, 32, run=settings_of(folder, 1))
 
 
 def profile_of(folder: Path):
@@ -86,13 +88,12 @@ def test_the_first_loss_is_that_of_the_unsplit_model_of_transformers(tmp_path, a
     name = profile.model
     plans = {
         "one": chain_plan(name, [0, 5], 8),
-        "three": chain_plan(name, [0, 1, 4, 5], 4),
         "two pipelines": two_pipelines(name),
     }
     losses = {key: run(tmp_path / key, plan, settings, profile)[1][0] for key, plan in plans.items()}
 
     whole = model_class(architecture).from_pretrained(folder).train()
-    task = registered_task(RunFolder(tmp_path / "one" / "run"), settings)
+    task = registered_task(RunFolder(tmp_path / "one" / "run"), task_settings_of(folder))
     inputs, labels = task.batch(0, 16)
     with torch.no_grad():
         expected = whole(**inputs, labels=labels, use_cache=False).loss.item()
@@ -172,8 +173,8 @@ def test_a_head_that_the_folder_lacks_begins_at_random_and_is_said(tmp_path):
     model = save_model(folder, "BertForMaskedLM")
     model.bert.save_pretrained(folder)  # names without "bert.", no head
     edit_config(folder, architectures=["BertForMaskedLM"])
-    settings = settings_of(folder, 1)
-    new, vocabulary = model_notes(settings)
+    entry = model_entry(str(folder))
+    new, vocabulary = model_notes(entry.name, entry.place)
     assert "lacks 'cls.predictions.bias', 'cls.predictions.transform.LayerNorm.bias', " in new
     assert "and 2 more; they begin at random" in new
     assert "holds no tokenizer.json" in vocabulary
@@ -273,7 +274,7 @@ def test_a_tensor_that_is_not_the_models_is_refused_by_name(folder, capsys, spoi
     spoil(folder)
     refused(capsys, "profile --model ./mine --cluster cluster.toml", message)
     with pytest.raises(InputError):
-        prepare_data(RunFolder(folder.parent / "run"), settings_of(folder, 1))
+        prepare_data(RunFolder(folder.parent / "run"), task_settings_of(folder))
     assert not (folder.parent / "run").exists()
 
 
@@ -288,7 +289,7 @@ def test_a_configuration_alone_is_planned_and_trained_from_the_seed(folder, caps
     stored = chain_of(folder).materialise([1], seed=0)
     without(folder, "model.safetensors")
     chain = chain_of(folder)
-    assert chain.weights is None and chain.name == settings_of(folder, 1).model
+    assert chain.weights is None and chain.name == task_settings_of(folder).model
     name = "transformer.h.0.attn.c_attn.weight"
     drawn, again, other = (
         dict(chain.materialise([1], seed=seed).model.named_parameters())[name] for seed in (0, 0, 1)
@@ -323,13 +324,13 @@ def test_tied_names_with_two_values_are_refused(folder):
 
 def test_a_model_is_known_by_its_configuration_and_not_by_its_path(folder):
     def known(path: Path) -> tuple[str, str]:
-        settings = settings_of(path, 1)
+        settings = task_settings_of(path)
         return settings.model, cache_key(settings, {CPU: 1}, (1,), "")
 
     shutil.copytree(folder, folder.parent / "elsewhere" / "mine")
     before = known(folder)
     assert known(folder.parent / "elsewhere" / "mine") == before
-    settings = settings_of(folder, 1)
+    settings = task_settings_of(folder)
     edit_config(folder, activation_function="relu")
     assert known(folder)[0] != before[0] and known(folder)[1] != before[1]
     with pytest.raises(InputError, match="its configuration is that of 'mine@"):
@@ -352,7 +353,7 @@ def test_the_tokenizer_of_the_folder_is_used(tmp_path):
     tokenizer.train_from_iterator(read_corpus(), trainer)
     tokenizer.add_special_tokens(["[UNK]", "[MASK]", "[SEP]", "[CLS]"])  # 300 to 303
     tokenizer.save(str(folder / "tokenizer.json"))
-    settings = settings_of(folder, 1)
+    settings = task_settings_of(folder)
     run_folder.path.mkdir()
     prepare_data(run_folder, settings)
     assert load_vocabulary(run_folder.vocabulary).get_vocab() == tokenizer.get_vocab()
@@ -362,10 +363,10 @@ def test_the_tokenizer_of_the_folder_is_used(tmp_path):
     assert (labels[hidden] < 300).all()  # special tokens are no words to guess
     kept = ids[hidden] != 301
     assert 0.1 < kept.float().mean() < 0.3 and (ids[hidden][kept] < 300).all()
-    assert not model_notes(settings)
+    assert not model_notes(settings.model, settings.model_folder)
     tiny_model("BertForMaskedLM", vocab_size=302).save_pretrained(folder)
     with pytest.raises(InputError, match=r"tokenizer.json: has ids up to 303, the model 302 entries"):
-        prepare_data(run_folder, settings_of(folder, 1))
+        prepare_data(run_folder, task_settings_of(folder))
 
 
 @pytest.mark.slow
@@ -384,13 +385,13 @@ def test_training_resumes_and_its_result_is_a_folder_again(folder, capsys):
     shutil.rmtree(folder)  # the run knows its model
     assert cli.main(["export", str(run_folder.path), "-o", str(root / "exported")]) == 0
     again = model_class("GPT2LMHeadModel").from_pretrained(root / "exported")
-    task = registered_task(run_folder, settings_of(root / "exported", 5))
+    task = registered_task(run_folder, task_settings_of(root / "exported"))
     inputs, labels = task.batch(64, 16)
     with torch.no_grad():
         loss = loss_sum(task_of(root / "exported"), again(**inputs).logits, labels).item()
     assert loss / task.num_loss_tokens(16) < expected[0]
     further = settings_of(root / "exported", 1)
-    plan = chain_plan(further.model, [0, 3, 5], 8)
+    plan = chain_plan(model_entry(str(root / "exported")).name, [0, 3, 5], 8)
     _, (beginning,) = run(root / "further", plan, further, profile_of(root / "exported"))
     assert beginning < expected[0] - 0.01
 

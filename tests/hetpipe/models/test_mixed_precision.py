@@ -25,7 +25,7 @@ from hetpipe.models.mixed_precision import boundary_dtype, kept_casts
 from hetpipe.profiling.layer_profiler import profile_task
 from hetpipe.profiling.profile_cache import profile_model
 from hetpipe.runs.run_folder import RunFolder
-from hetpipe.runs.settings import Settings
+from hetpipe.runs.settings import Settings, TaskSettings
 from hetpipe.runtime.rank_setup import boundaries_of
 from hetpipe.runtime.stage_runner import Microbatch
 from hetpipe.simulation.schedule_selection import lower
@@ -93,7 +93,7 @@ def test_gradients_are_float32_and_those_of_boundaries_are_not():
 
 def test_the_shapes_of_messages_are_those_of_bfloat16(tmp_path):
     for dtype, expected in ((BFLOAT16_AUTOCAST, LOWERED), ("float32", torch.float32)):
-        settings = Settings("mine", 1, sequence_length=1, dtype=dtype)
+        settings = TaskSettings("mine", 1, dtype)
         task = user_tasks.linear_task(RunFolder(tmp_path), settings)
         boundaries = boundaries_of(task.chain, boundary_dtype(dtype))
         microbatch = Microbatch(0, (0, 1, 2, 3), *task.batch(0, 4), 1.0)
@@ -211,7 +211,7 @@ def test_losses_do_not_depend_on_the_plan_and_follow_those_of_float32(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["bert-tiny", "gpt2-tiny", "llama-tiny"])
 def test_the_loss_is_near_that_of_plain_autocast(tmp_path, model):
-    settings = Settings(model, 1)
+    settings = TaskSettings(model)
     prepare_data(RunFolder(tmp_path), settings)
     task = registered_task(RunFolder(tmp_path), settings)
     data, labels = task.batch(0, 16)
@@ -233,7 +233,7 @@ def test_the_loss_is_near_that_of_plain_autocast(tmp_path, model):
 def test_a_profile_counts_the_bytes_of_bfloat16(tmp_path):
     found = {}
     for dtype in ("float32", BFLOAT16_AUTOCAST):
-        settings = Settings("mine", 1, sequence_length=1, dtype=dtype)
+        settings = TaskSettings("mine", 1, dtype)
         task = user_tasks.linear_task(RunFolder(tmp_path), settings)
         found[dtype] = profile_task(task, settings, "cpu", (8, 16), 0.01, device=torch.device("cpu"))
     plain, lowered = found.values()

@@ -15,7 +15,7 @@ from hetpipe.profiling.layer_profiler import profile_task
 from hetpipe.profiling.layer_timer import Bench, _Marks
 from hetpipe.profiling.profile_cache import cache_key, profile_model
 from hetpipe.runs.run_folder import RunFolder
-from hetpipe.runs.settings import Settings
+from hetpipe.runs.settings import Settings, TaskSettings
 from runs import EMULATED_CLUSTER, RECOMPUTE, chain_plan, emulated_cluster, made_up_profile, run
 
 
@@ -63,7 +63,7 @@ def test_a_profile_describes_the_model(tmp_path, model, num_blocks):
 
 @pytest.mark.parametrize("size", [2, 8])
 def test_saved_bytes_of_linear_layers_are_their_inputs(tmp_path, size):
-    settings = Settings("mine", 1, sequence_length=1)
+    settings = TaskSettings("mine", 1)
     task = user_tasks.linear_task(RunFolder(tmp_path), settings)
     profile = profile_task(task, settings, CPU, (size,), 0.01, device=torch.device("cpu"))
     # 8 -> 16 -> 12 -> 4, float32. A linear layer keeps its input; that of the first is the data, which is
@@ -75,7 +75,7 @@ def test_saved_bytes_of_linear_layers_are_their_inputs(tmp_path, size):
 
 
 def test_layers_before_the_first_parameter_have_a_profile(tmp_path):
-    settings = Settings("mine", 1, sequence_length=1)
+    settings = TaskSettings("mine", 1)
     task = user_tasks.mixed_task(RunFolder(tmp_path), settings)
     profile = profile_task(task, settings, CPU, (2,), 0.01, device=torch.device("cpu"))
     assert profile.layers[0].parameter_bytes == 0.0
@@ -83,7 +83,7 @@ def test_layers_before_the_first_parameter_have_a_profile(tmp_path):
 
 
 def test_workspace_is_measured_by_microbatch_size(tmp_path):
-    settings = Settings("mine", 1, sequence_length=1)
+    settings = TaskSettings("mine", 1)
     task = user_tasks.linear_task(RunFolder(tmp_path), settings)
     profile = profile_task(task, settings, CPU, (1, 4, 16), 0.01, device=torch.device("cpu"))
     first, _, last = profile.layers
@@ -96,7 +96,7 @@ def test_workspace_is_measured_by_microbatch_size(tmp_path):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 def test_a_gpu_is_timed_by_events_and_counted_by_its_allocator(tmp_path):
-    settings = Settings("mine", 1, sequence_length=1)
+    settings = TaskSettings("mine", 1)
     task = user_tasks.linear_task(RunFolder(tmp_path), settings)
     profile = profile_task(task, settings, "gpu", (1, 64), 0.01, device=torch.device("cuda", 0))
     assert all(0 < s < 1 for layer in profile.kinds["gpu"].layers for s in layer.forward_s + layer.backward_s)
@@ -129,13 +129,13 @@ def test_a_profile_in_the_cache_is_not_measured_again(tmp_path, monkeypatch):
 
 
 def test_a_measurement_with_other_threads_has_another_key():
-    settings = Settings("bert-tiny", 1)
+    settings = TaskSettings("bert-tiny")
     keys = {cache_key(settings, {CPU: count}, (1, 2), "") for count in (1, 2, 1)}
     assert len(keys) == 2
 
 
 def test_memory_counts_in_the_key_only_where_sizes_depend_on_it():
-    settings = Settings("bert-tiny", 1)
+    settings = TaskSettings("bert-tiny")
     for sizes, count in (((1, 2), 1), (None, 2)):
         assert (
             len({cache_key(settings, {CPU: 1}, sizes, "", {CPU: memory}) for memory in (1e9, 2e9)}) == count
@@ -202,7 +202,7 @@ def fitting(
     monkeypatch: pytest.MonkeyPatch, folder: Path, largest: int, sizes: list[int] | None
 ) -> ModelProfile:
     """A profile on a device on which the forward of more than `largest` samples runs out of memory."""
-    settings = Settings("mine", 1, sequence_length=1)
+    settings = TaskSettings("mine", 1)
     task = user_tasks.linear_task(RunFolder(folder), settings)
     count = Bench.count
 
@@ -239,7 +239,7 @@ def test_a_device_without_room_for_the_smallest_microbatch_is_refused(monkeypatc
 
 def test_memory_of_an_emulated_device_limits_the_sizes(monkeypatch, tmp_path):
     monkeypatch.setattr("hetpipe.profiling.layer_profiler.TARGET", float("inf"))
-    settings = Settings("mine", 1, sequence_length=1)
+    settings = TaskSettings("mine", 1)
     task = user_tasks.linear_task(RunFolder(tmp_path), settings)
     # 8 -> 16 -> 12 -> 4: data and outputs of one sample are 4 x (8 + 16 + 12 + 4) = 160 bytes, so 16 samples
     # need more than 2000 bytes; the smallest is measured in any case, a plan may cut the model finer
@@ -263,7 +263,7 @@ def test_out_of_memory_in_a_timed_round_is_remembered(monkeypatch, tmp_path):
         time(bench, size)
 
     monkeypatch.setattr(Bench, "time", limited)
-    settings = Settings("mine", 1, sequence_length=1)
+    settings = TaskSettings("mine", 1)
     task = user_tasks.linear_task(RunFolder(tmp_path), settings)
     profile = profile_task(task, settings, CPU, (2, 4, 8), 0.01, device=torch.device("cpu"))
     assert profile.kinds[CPU].microbatch_sizes == (2,)
@@ -273,7 +273,7 @@ def test_out_of_memory_in_a_timed_round_is_remembered(monkeypatch, tmp_path):
 def test_rounds_go_on_until_the_median_is_known_or_the_budget_is_spent(monkeypatch, tmp_path):
     errors = iter([(0.5, "a"), (0.1, "b"), (0.01, "c")])
     monkeypatch.setattr(Bench, "standard_error", lambda *_: next(errors))
-    settings = Settings("mine", 1, sequence_length=1)
+    settings = TaskSettings("mine", 1)
     task = user_tasks.linear_task(RunFolder(tmp_path), settings)
     for budget_s, found in ((0.0, (0.5, "a")), (100.0, (0.01, "c"))):
         kind = profile_task(task, settings, CPU, (2,), budget_s, device=torch.device("cpu")).kinds[CPU]

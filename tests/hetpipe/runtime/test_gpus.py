@@ -13,7 +13,7 @@ from cost_model.profile import ModelProfile, read_profile
 from hetpipe import cli
 from hetpipe.profiling import profile_cache
 from hetpipe.runs.run_folder import RunFolder
-from hetpipe.runs.settings import Settings
+from hetpipe.runs.settings import Settings, TaskSettings
 from hetpipe.runtime import gpus
 from hetpipe.training.rank_results import RankSummary, SharedParameter, owners_agree
 from hetpipe.training.run import train
@@ -103,7 +103,7 @@ def measured_devices(monkeypatch: pytest.MonkeyPatch) -> list[Device]:
     """The devices measured from here on, whose profiles are made up."""
     found: list[Device] = []
 
-    def measure(settings: Settings, device: Device, *_: object) -> ModelProfile:
+    def measure(settings: TaskSettings, device: Device, *_: object) -> ModelProfile:
         found.append(device)
         return made_up_profile(settings.model, device.kind)
 

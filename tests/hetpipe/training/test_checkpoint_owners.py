@@ -12,7 +12,7 @@ from cost_model.errors import InputError
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.huggingface import model_spec
 from hetpipe.runs.run_folder import RunFolder
-from hetpipe.runs.settings import Settings
+from hetpipe.runs.settings import Settings, TaskSettings
 from hetpipe.runtime.optimizer import OPTIMIZER_STATES, Optimizer
 from hetpipe.training import checkpoint
 from hetpipe.training.checkpoint_owners import check_checkpoint, home_layers, load_checkpoint
@@ -23,6 +23,8 @@ MODEL = "bert-tiny"
 PROFILE = replace(made_up_profile(MODEL), dtype="float64")
 PLAN = chain_plan(MODEL, [0, 2, 5, 8], 4)
 SETTINGS = Settings(MODEL, 3, every=1, dtype="float64", seed=5)
+
+TASK = TaskSettings.of(PROFILE, SETTINGS)
 
 pytestmark = pytest.mark.slow
 
@@ -85,7 +87,7 @@ def test_a_rank_takes_back_its_layers_and_their_states(finished, chain):
     trained = {name: value for name, value in model.owned_parameters().items() if name in reached}
     optimizer = Optimizer(trained, trained.keys(), 0.0)
     task = cast(Any, SimpleNamespace(chain=chain, vocabulary_sha256=manifest.vocabulary_sha256))
-    assert load_checkpoint(source, SETTINGS, task, model, optimizer) == (2, 32)
+    assert load_checkpoint(source, TASK, task, model, optimizer) == (2, 32)
     assert optimizer.num_steps == 2
     homes = home_layers(chain)
     for name, value in model.owned_parameters().items():
@@ -102,29 +104,29 @@ def test_resuming_with_another_vocabulary_or_model_is_refused(finished, chain):
     optimizer = Optimizer(model.owned_parameters(), (), 0.0)
     other = cast(Any, SimpleNamespace(chain=chain, vocabulary_sha256="other"))
     with pytest.raises(InputError, match="was trained with another vocabulary than the run's"):
-        load_checkpoint(source, SETTINGS, other, model, optimizer)
+        load_checkpoint(source, TASK, other, model, optimizer)
     gpt2 = ChainModel.from_spec(model_spec("gpt2-tiny"))
     task = cast(Any, SimpleNamespace(chain=gpt2, vocabulary_sha256=manifest.vocabulary_sha256))
     with pytest.raises(InputError, match="has 8 layers, bert-tiny has 6"):
-        load_checkpoint(source, SETTINGS, task, model, optimizer)
+        load_checkpoint(source, TASK, task, model, optimizer)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"model": "bert-base"}, "its model is 'bert-tiny', the run's 'bert-base'; give the same to resume"),
-        ({"seed": 6}, "its seed is 5, the run's 6; give the same to resume"),
+        ({"run": replace(SETTINGS, seed=6)}, "its seed is 5, the run's 6; give the same to resume"),
         ({"sequence_length": 32}, "its sequence_length is 64, the run's 32; give the same to resume"),
-        ({"steps": 2}, "is at step 2, the run ends at step 2; raise --steps"),
+        ({"run": replace(SETTINGS, steps=2)}, "is at step 2, the run ends at step 2; raise --steps"),
     ],
     ids=["model", "seed", "length", "steps"],
 )
 def test_resuming_something_else_is_refused(finished, change, message):
     source = finished.checkpoints / "step-000002"
     manifest = checkpoint.read_manifest(source)
-    check_checkpoint(manifest, SETTINGS, source)
+    check_checkpoint(manifest, TASK, source)
     with pytest.raises(InputError, match=re.escape(message)):
-        check_checkpoint(manifest, replace(SETTINGS, **change), source)
+        check_checkpoint(manifest, replace(TASK, **change), source)
 
 
 def test_steps_after_the_checkpoint_are_not_counted_twice(finished, tmp_path):

@@ -54,7 +54,7 @@ def plain_losses(
 
 
 def default_rate(step: int) -> float:
-    return Settings("mine", STEPS, learning_rate=1.0).learning_rate_at(step)
+    return Settings(steps=STEPS, learning_rate=1.0).learning_rate_at(step)
 
 
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
@@ -310,11 +310,17 @@ def test_wrong_arguments_are_refused_in_one_line(tmp_path, options, message):
 
 def test_a_run_that_cannot_work_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    made = trainer(tmp_path, folder=None, dtype="float32")  # the profile is of float64
-    with pytest.raises(InputError, match="dtype of the run is 'float32', of its plan and profile 'float64'"):
-        made.fit(1)
-    assert made.folder is None and made.checkpoint is None
-    assert list((tmp_path / "runs").iterdir()) == []
+    chain = ChainModel.from_module(module(), torch.zeros(1, user_tasks.NUM_FEATURES, dtype=torch.float64))
+    longer = made_up_profile_of(chain, "mine", dtype="float64", sequence_length=7)
+    for wrong, message in (
+        ({"dtype": "float32"}, "dtype of the run is 'float32', of its plan and profile 'float64'"),
+        ({"profile": longer}, "sequence_length of the run is 1, of its plan and profile 7"),
+    ):
+        made = trainer(tmp_path, folder=None, **wrong)
+        with pytest.raises(InputError, match=message):
+            made.fit(1)
+        assert made.folder is None and made.checkpoint is None
+        assert list((tmp_path / "runs").iterdir()) == []
 
 
 def test_each_epoch_reads_each_sample_once_in_an_order_of_its_own():

@@ -15,7 +15,7 @@ from partition.auto import STRATEGIES
 from partition.baselines.layer_splits import BASELINES, TooManyStagesError, proportional_cuts, torchgpipe
 from partition.bounds.best_bound import bound_space
 from partition.estimates.pipeline_costs import PipelineCosts
-from partition.estimates.ranking import estimate_s
+from partition.estimates.step_estimate import StepEstimate
 from partition.exact.chain_search import search_chains
 from partition.plan import Plan
 from partition.problem import Problem
@@ -140,9 +140,9 @@ def test_simulated_steps_are_never_below_the_estimate() -> None:
         tied = any(layer.tied_to for layer in problem.profile.layers)  # their sync overlaps with the rest
         if tied or any(problem.global_batch_size % size for size in problem.microbatch_sizes):
             continue
-        costs, evaluate = PipelineCosts(problem), evaluator(problem.profile, problem.cluster)
+        estimate, evaluate = StepEstimate(PipelineCosts(problem)), evaluator(problem.profile, problem.cluster)
         for plan in search_chains(problem).plans[:4]:
-            assert evaluate(plan).step_s >= estimate_s(costs, plan) * (1 - 1e-9)
+            assert evaluate(plan).step_s >= estimate.estimate_s(plan) * (1 - 1e-9)
 
 
 @pytest.mark.parametrize("simulated", [False, True])

@@ -60,7 +60,13 @@ def check_on_fewer_classes(seed: int) -> None:
 
 @pytest.mark.slow
 def test_no_plan_beats_the_bounds_on_fewer_classes() -> None:
-    on_all_cores(check_on_fewer_classes, range(40))
+    on_all_cores(check_on_fewer_classes, range(10))
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_no_plan_of_many_problems_beats_the_bounds_on_fewer_classes() -> None:
+    on_all_cores(check_on_fewer_classes, range(10, 110))
 
 
 def test_joining_ends_where_more_would_be_lost() -> None:

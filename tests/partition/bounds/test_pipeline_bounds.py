@@ -59,6 +59,7 @@ def test_no_plan_beats_the_bounds(first: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_no_plan_beats_the_bounds_in_hundreds_of_problems() -> None:
     on_all_cores(check_tight_case, range(10_000, 10_250))
     on_all_cores(check_pipelines_stand_in_the_way, range(10_000, 10_400))

@@ -54,6 +54,7 @@ def test_no_plan_beats_the_bound_with_sums() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_no_plan_beats_the_bound_with_sums_in_hundreds_of_problems() -> None:
     on_all_cores(check_sync_case, range(1000, 1300))
 

@@ -191,7 +191,7 @@ def two_replicas(model: str, *, zero: int) -> Plan:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["bert-tiny", "gpt2-tiny"])
+@pytest.mark.parametrize("model", [pytest.param("bert-tiny", marks=pytest.mark.exhaustive), "gpt2-tiny"])
 def test_sharding_changes_neither_losses_nor_weights(tmp_path: Path, model: str) -> None:
     profile = replace(made_up_profile(model), dtype="float64")
     settings = Settings(model, 6, dtype="float64", learning_rate=1e-3, save=True)

@@ -15,7 +15,7 @@ from partition.estimates.batch_split import share_out
 from partition.estimates.closed_forms import makespan_bound_s
 from partition.estimates.pipeline_clock import Seconds, one_f_one_b_s
 from partition.estimates.pipeline_costs import PipelineCosts
-from partition.estimates.timed_pipeline import TimedPipeline, TimedStage, TimingCache
+from partition.estimates.timed_pipeline import TimedPipeline, TimingCache, timed_stages
 from partition.plan import Pipeline, Stage
 from partition.problem import Problem
 from random_problems import random_profile
@@ -63,23 +63,20 @@ def test_a_message_occupies_its_link_without_the_latency() -> None:
     assert one_f_one_b_s(full, [2, 2], 2) == 16.0
 
 
-def worker_of(problem: Problem, pipeline: Pipeline) -> TimedPipeline:
-    stages = [
-        TimedStage(problem.cluster.device(stage.device), *stage.layers, stage.recompute)
-        for stage in pipeline.stages
-    ]
+def timed_of(problem: Problem, pipeline: Pipeline) -> TimedPipeline:
+    stages = timed_stages(problem.cluster, pipeline)
     return TimingCache(PipelineCosts(problem)).pipeline(stages, pipeline.microbatch_size)
 
 
 def error_of_whole_s(seed: int) -> float:
     """The largest relative error of the timing against the clock, for few and for many microbatches."""
     problem, pipeline = random_pipeline(seed)
-    timing = worker_of(problem, pipeline).timing
+    timing = timed_of(problem, pipeline).timing
 
     def exact_s(count: int) -> float:
         return one_f_one_b_s(timing.full, timing.usual, count) + timing.optimizer_s
 
-    return max(abs(timing.whole_s(count) / exact_s(count) - 1) for count in (1, 7, 20, 40, 300))
+    return max(abs(timing.clock.whole_s(count) / exact_s(count) - 1) for count in (1, 7, 20, 40, 300))
 
 
 def test_timing_extends_the_clock_to_many_microbatches() -> None:
@@ -94,7 +91,7 @@ def test_timing_is_rarely_off() -> None:
 
 def check_inverse(seed: int) -> None:
     problem, pipeline = random_pipeline(seed)
-    timing = worker_of(problem, pipeline).timing
+    timing = timed_of(problem, pipeline).timing
     limit = 20 * timing.microbatch_size
     taken = [timing.time_s(samples) for samples in range(limit + 1)]
     for samples in range(1, limit):
@@ -116,31 +113,30 @@ def test_the_closed_form_promises_no_fewer_samples_than_the_clock_finds() -> Non
     for seed in range(300):
         problem, pipeline = random_pipeline(seed)
         limit = 30 * pipeline.microbatch_size
-        asked, fresh = (worker_of(problem, pipeline).timing for _ in range(2))
+        asked, fresh = (timed_of(problem, pipeline).timing for _ in range(2))
         for count in (1, 2, 5, 17):
-            step_s = (1 + 0.1 * (seed % 7)) * asked.whole_s(count)
+            step_s = (1 + 0.1 * (seed % 7)) * asked.clock.whole_s(count)
             promised = fresh.no_more(step_s, limit)
             assert asked.most(step_s, limit) <= promised <= limit, (seed, count)
             closer += promised < limit
-        assert not fresh._whole  # the clock was not asked
+        assert not fresh.clock.asked  # the clock was not asked
     assert closer > 500
 
 
 def test_extended_times_are_no_shorter_than_z() -> None:
     for seed in range(300):
         problem, pipeline = random_pipeline(seed)
-        timing = worker_of(problem, pipeline).timing
-        hops = [sum(link) for link in timing.full.link_s]
+        timing = timed_of(problem, pipeline).timing
         for count in (50, 400, 3000):
-            z_s = makespan_bound_s(timing.busy_s, hops, count, in_flight=timing.usual)
-            assert timing.whole_s(count) >= (timing.optimizer_s + z_s) * (1 - 1e-9), (seed, count)
+            z_s = makespan_bound_s(timing.busy_s, timing.round_trips_s, count, in_flight=timing.usual)
+            assert timing.clock.whole_s(count) >= (timing.optimizer_s + z_s) * (1 - 1e-9), (seed, count)
 
 
 def test_samples_are_shared_out_so_that_no_pipeline_ends_later() -> None:
     for seed in range(60):
         rng = random.Random(seed)
         problems = [random_pipeline(rng.randrange(10_000)) for _ in range(rng.randint(1, 4))]
-        timed = [worker_of(problem, pipeline) for problem, pipeline in problems]
+        timed = [timed_of(problem, pipeline) for problem, pipeline in problems]
         batch = rng.randint(1, 60)
         step_s, samples = share_out(timed, batch)
         assert sum(samples) == batch
@@ -155,7 +151,7 @@ def test_samples_are_shared_out_so_that_no_pipeline_ends_later() -> None:
         assert share_out(timed, batch, within_s=0.99 * step_s) == (math.inf, [0] * len(timed))
 
 
-def test_a_worker_that_does_not_fit_gets_nothing() -> None:
+def test_a_pipeline_that_does_not_fit_gets_nothing() -> None:
     problem, pipeline = random_pipeline(3)
     small = replace(
         problem,
@@ -167,6 +163,6 @@ def test_a_worker_that_does_not_fit_gets_nothing() -> None:
             ),
         ),
     )
-    able, unable = worker_of(problem, pipeline), worker_of(small, pipeline)
+    able, unable = timed_of(problem, pipeline), timed_of(small, pipeline)
     assert share_out([unable, able], 5)[1] == [0, 5]
     assert share_out([unable], 5) == (float("inf"), [0])

@@ -10,10 +10,12 @@ import pytest
 from cost_model.cluster import Cluster, Device, Link, Node
 from cost_model.memory import StageShape, device_memory
 from parallel import on_all_cores
-from partition.estimates.closed_forms import cap_in_flight, in_flight_windows, makespan_bound_s, period_s
+from partition.estimates.closed_forms import cap_in_flight, in_flight_windows, makespan_bound_s
 from partition.estimates.device_classes import DeviceClasses
 from partition.estimates.pipeline_costs import Layout, PipelineCosts
 from partition.estimates.plan_memory import plan_memory
+from partition.estimates.step_estimate import StepEstimate
+from partition.estimates.timed_pipeline import TimedStage
 from partition.exact.chain_dp import FOREVER_S, ChainProgramme, StageBytes
 from partition.exact.chain_search import class_orders, search_chains
 from partition.problem import Problem
@@ -33,20 +35,20 @@ def layouts(problem: Problem) -> list[Layout]:
 
 def brute_force(costs: PipelineCosts, samples: int, period: float) -> float:
     """Least objective over all layouts that a period and memory allow; inf where there is none."""
-    best = math.inf
+    best, estimate = math.inf, StepEstimate(costs)
     num_microbatches = costs.num_microbatches(samples)
     for layout in layouts(costs.problem):
-        busy, hops, links = costs.busy_and_links(layout, samples)
-        if period_s(busy, links) > period:
+        timed = estimate.pipeline([TimedStage(*stage) for stage in layout], samples)
+        if timed.timing.period_s > period:
             continue
-        flights = [min(flight, num_microbatches) for flight in in_flight_windows(busy, hops, period)]
+        flights = [min(flight, num_microbatches) for flight in timed.timing.windows(period)]
         fits = all(
             device_memory(costs.problem.profile, [StageShape(start, stop, flight, samples)]).total_bytes
             <= device.usable_bytes
             for (device, start, stop), flight in zip(layout, flights, strict=True)
         )
         if fits:
-            best = min(best, costs.makespan_s(layout, samples, [num_microbatches] * len(layout)))
+            best = min(best, estimate.alone_s(timed, [num_microbatches] * len(layout)))
     return best
 
 
@@ -74,6 +76,7 @@ def test_programme_equals_brute_force() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_programme_equals_brute_force_on_hundreds_of_problems() -> None:
     assert sum(on_all_cores(compare_with_brute_force, range(1000, 1400))) > 50
 

@@ -21,6 +21,7 @@ def test_bound_equals_the_best_split() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_bound_equals_the_best_split_in_hundreds_of_problems() -> None:
     on_all_cores(compare_with_brute_force, range(3000, 3200))
 

@@ -75,6 +75,7 @@ def test_programme_equals_brute_force() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_programme_equals_brute_force_on_hundreds_of_problems() -> None:
     on_all_cores(compare_with_brute_force, range(1000, 1400))
 
@@ -191,6 +192,7 @@ def test_programme_equals_a_milp() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_programme_equals_a_milp_on_hundreds_of_problems() -> None:
     there, exact = zip(*on_all_cores(compare_with_milp, range(2000, 2300)), strict=True)
     assert sum(there) >= 150 and sum(exact) >= 0.98 * len(exact)
