@@ -8,7 +8,8 @@ memory (a device), network (messages and gradient sync). All other packages buil
 For others:
     cluster: Cluster, Node, Device, Link; cluster_file: read_cluster
     profile: ModelProfile, KindProfile, LayerProfile, read_profile
-    layer_costs: Prices; memory: StageShape, DeviceMemory, device_memory, trained_bytes, working_bytes
+    layer_costs: Prices; memory: StageShape, DeviceMemory, device_memory, trained_bytes, working_bytes,
+        segments, segment_choices, segment_bytes, leanest_segments
     network: Network, all_reduce_s, reserve and its kin; collectives: Collective;
         collective_choice: cheaper_collective; ring_estimates: all_reduce_estimate_s, sum_estimate_s
     measured_links: MeasuredLink, MeasuredAllReduce

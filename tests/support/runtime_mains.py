@@ -39,10 +39,10 @@ def case_of(model: str, *pipelines: Pipeline, collective: Collective = Collectiv
     return Case("by hand", replace(program, buckets=buckets), profile, cluster, (8,))
 
 
-def stages(*entries: tuple[int, int, int, int], recompute: bool = False) -> tuple[Stage, ...]:
+def stages(*entries: tuple[int, int, int, int], **recompute: Any) -> tuple[Stage, ...]:
     """(device, start, stop, in_flight) of each."""
     return tuple(
-        Stage((f"n/{device}",), (start, stop), flight, recompute) for device, start, stop, flight in entries
+        Stage((f"n/{device}",), (start, stop), flight, **recompute) for device, start, stop, flight in entries
     )
 
 

@@ -66,7 +66,7 @@ def random_case(seed: int, num_ranks: int, *, over_nodes: bool = False) -> Case:
         Node(name, tuple(device for device in devices if device.node == name)) for name in sorted(set(names))
     )
     cluster = Cluster("random", Link(rng.choice([0.0, 1e-3]), rng.choice([1e5, 1e9])), nodes)
-    plan = _plan(rng, model, num_ranks)
+    plan = _with_segments(random.Random(f"{seed} {num_ranks} segments"), _plan(rng, model, num_ranks))
     program = _lowered(rng, plan, profile, cluster)
     ways, network = list(Collective) + 9 * [Collective.HIERARCHICAL] * over_nodes, Network(cluster)
 
@@ -127,6 +127,20 @@ def _pipeline(rng: random.Random, devices: Sequence[str]) -> Pipeline:
         for name, layers, flight in zip(devices, pairwise(cuts), flights, strict=True)
     )
     return Pipeline(size, num_samples, stages)
+
+
+def _with_segments(rng: random.Random, plan: Plan) -> Plan:
+    """The plan with some of the stages that recompute doing so by layer or by two, in draws of their own."""
+
+    def drawn(stage: Stage) -> Stage:
+        return replace(stage, segment_layers=rng.choice([0, 1, 2])) if stage.recompute else stage
+
+    return replace(
+        plan,
+        pipelines=tuple(
+            replace(pipeline, stages=tuple(map(drawn, pipeline.stages))) for pipeline in plan.pipelines
+        ),
+    )
 
 
 def profile_of(rng: random.Random, model: str) -> ModelProfile:

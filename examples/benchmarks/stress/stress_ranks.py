@@ -220,6 +220,7 @@ def features(case: Case) -> dict[str, bool]:
         "stages in a row": bool(program.local_boundaries),
         "short last microbatch": any(p.num_samples % p.microbatch_size for p in plan.pipelines),
         "recompute": any(stage.recompute for stage in stages),
+        "recompute by segments": any(stage.recompute and len(stage.segments) > 1 for stage in stages),
         "states sharded": any(bucket.state_owner is not None for bucket in program.buckets),
         "copied through the host": any(on_gpu) and not all(on_gpu),
         "tied over ranks": any(bucket.tied for bucket in program.buckets),
