@@ -8,9 +8,10 @@ memory (a device), network (messages and gradient sync). All other packages buil
 For others:
     cluster: Cluster, Node, Device, Link; cluster_file: read_cluster
     profile: ModelProfile, KindProfile, LayerProfile, read_profile
-    layer_costs: Prices; memory: StageShape, DeviceMemory, device_memory, trained_bytes, working_bytes
+    layer_costs: Prices; memory: StageShape, DeviceMemory, device_memory, trained_bytes, working_bytes,
+        segments, segment_choices, segment_bytes, leanest_segments
     network: Network, all_reduce_s, reserve and its kin; collectives: Collective;
-        ring_estimates: all_reduce_estimate_s
+        collective_choice: cheaper_collective; ring_estimates: all_reduce_estimate_s, sum_estimate_s
     measured_links: MeasuredLink, MeasuredAllReduce
     catalogue: accelerator; roofline: estimate_kind, nearest_kind; known_errors: distrust, far_off
     dtypes: parse_dtype, check_fast, check_estimable

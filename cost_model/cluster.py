@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from cost_model.errors import InputError
@@ -76,13 +77,37 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeAllReduce:
+    """How long so many devices of a node sum: latency plus the bytes that each gives over bandwidth."""
+
+    num_devices: int
+    link: Link
+
+    def __post_init__(self) -> None:
+        if self.num_devices < 2:
+            raise InputError(f"an all-reduce of {self.num_devices} devices sums nothing; give 2 or more")
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
-    """A machine: its devices, and the interconnect between them where it has one."""
+    """A machine: its devices, and the interconnect between them where it has one.
+
+    all_reduces: measured ones, by rising numbers of devices; other sums go over the interconnect.
+    """
 
     name: str
     devices: tuple[Device, ...]
     interconnect: Link | None = None
     host: str | None = None
+    all_reduces: tuple[NodeAllReduce, ...] = ()
+
+    def __post_init__(self) -> None:
+        sizes = [entry.num_devices for entry in self.all_reduces]
+        if any(b <= a for a, b in pairwise(sizes)):
+            raise InputError(
+                f"node {self.name!r}: all_reduces are of {', '.join(map(str, sizes))} devices; give each "
+                "number once, the numbers rising"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +177,11 @@ class Cluster:
 
     def to_json(self) -> dict[str, Any]:
         """Return the cluster as plain data, keys as in the fields above; the text of the golden file."""
-        return {"format": "hetpipe.cluster/1", **dataclasses.asdict(self)}
+        data = {"format": "hetpipe.cluster/1", **dataclasses.asdict(self)}
+        for node in data["nodes"]:
+            if not node["all_reduces"]:
+                del node["all_reduces"]
+        return data
 
     @property
     def sha256(self) -> str:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter
 
-from cost_model.cluster import Cluster, Device, Link, Node, NodeLink
+from cost_model.cluster import Cluster, Device, Link, Node, NodeAllReduce, NodeLink
 from cost_model.errors import InputError
 from cost_model.strict_files import STRICT, read_toml, validate
 from cost_model.units import parse_bandwidth, parse_bytes, parse_fraction_or_bytes, parse_seconds
@@ -30,6 +30,10 @@ class _NodeLink(_Channel):
     nodes: tuple[str, str]
 
 
+class _AllReduce(_Channel):
+    devices: Annotated[int, Field(ge=2)]
+
+
 class _Devices(BaseModel):
     model_config = STRICT
     kind: Annotated[str, Field(min_length=1)]
@@ -45,6 +49,7 @@ class _Node(BaseModel):
     name: Name
     devices: Annotated[tuple[_Devices, ...], Field(min_length=1)]
     interconnect: _Channel | None = None
+    all_reduces: tuple[_AllReduce, ...] = ()
     host: str | None = None
 
 
@@ -104,4 +109,10 @@ def _node(node: _Node, reserve: str) -> Node:
         for index, kind in enumerate(kinds)
     )
     interconnect = node.interconnect.link() if node.interconnect else None
-    return Node(name=node.name, devices=devices, interconnect=interconnect, host=node.host)
+    sums = tuple(NodeAllReduce(entry.devices, entry.link()) for entry in node.all_reduces)
+    if sums and sums[-1].num_devices > len(devices):
+        raise InputError(
+            f"node {node.name!r}: all_reduces has {sums[-1].num_devices} devices, the node {len(devices)}; "
+            "take that entry out, or give the node its `devices`"
+        )
+    return Node(node.name, devices, interconnect, node.host, sums)

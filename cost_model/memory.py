@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import count, takewhile
 
 from cost_model.profile import ModelProfile
 
@@ -11,6 +12,7 @@ class StageShape:
     """What memory needs to know of one stage: layers [start, stop) and what is in flight there.
 
     num_microbatches: of the pipeline in a step; None for more than are in flight.
+    segment_layers: with recompute, layers whose forward is run again at once; 0: all of the stage.
     """
 
     start: int
@@ -19,6 +21,12 @@ class StageShape:
     microbatch_size: int
     recompute: bool = False
     num_microbatches: int | None = None
+    segment_layers: int = 0
+
+    @property
+    def segmented(self) -> bool:
+        """Whether several segments of the stage are recomputed one after the other."""
+        return self.recompute and 0 < self.segment_layers < self.stop - self.start
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,21 +80,78 @@ def _own_bytes(profile: ModelProfile, layers: set[int], *, unreached: bool) -> I
         yield layer.parameter_bytes - shared - (0.0 if unreached else layer.unreached_bytes)
 
 
+def segments(start: int, stop: int, segment_layers: int) -> tuple[tuple[int, int], ...]:
+    """Return the layers [first, last) of each segment that is recomputed at once; the last may be shorter.
+
+    >>> segments(2, 7, 2), segments(2, 7, 0)
+    (((2, 4), (4, 6), (6, 7)), ((2, 7),))
+    """
+    firsts = range(start, stop, segment_layers or stop - start)
+    return tuple((first, min(first + firsts.step, stop)) for first in firsts)
+
+
+def segment_choices(num_layers: int) -> tuple[int, ...]:
+    """Return the `segment_layers` of stages of so many layers: 0, all at once, then powers of two, falling.
+
+    >>> segment_choices(1), segment_choices(5)
+    ((0,), (0, 4, 2, 1))
+    """
+    powers = takewhile(lambda power: power < num_layers, (1 << exponent for exponent in count()))
+    return (0, *reversed(tuple(powers)))
+
+
+def leanest_segments(profile: ModelProfile, stage: StageShape, *, whole: bool = True) -> int:
+    """Return the `segment_layers` with which a stage that recomputes needs least; of equals the largest.
+
+    All take the same time: each layer's forward once more. whole: all of the stage at once may be chosen
+    though there are others.
+    """
+    choices = segment_choices(stage.stop - stage.start)
+    shapes = [replace(stage, segment_layers=each) for each in choices[0 if whole else 1 :] or choices]
+    return min(shapes, key=lambda shape: device_memory(profile, [shape]).total_bytes).segment_layers
+
+
 def stage_activation_bytes(profile: ModelProfile, stage: StageShape) -> tuple[float, float]:
     """Return (saved, boundary) bytes of a stage with all its microbatches in flight.
 
-    Saved: in_flight microbatches of what autograd keeps; with recompute, in_flight stage inputs and one
-    microbatch of the whole. Boundary: in_flight inputs and outputs (docs/planning.md, "Memory").
+    Saved: in_flight microbatches of what autograd keeps; with recompute, in_flight inputs of each segment and
+    one microbatch of the largest (`segment_bytes`). Boundary: in_flight inputs and outputs
+    (docs/planning.md, "Memory").
     """
     samples = stage.microbatch_size
-    saved = samples * sum(layer.saved_bytes_per_sample for layer in profile.layers[stage.start : stage.stop])
-    input_bytes = samples * profile.layers[stage.start - 1].output_bytes_per_sample if stage.start else 0.0
+    input_bytes = samples * _input_bytes_per_sample(profile, stage.start)
     last = stage.stop == profile.num_layers
     output_bytes = 0.0 if last else samples * profile.layers[stage.stop - 1].output_bytes_per_sample
     boundary = stage.in_flight * (input_bytes + output_bytes)
+    if stage.segmented:
+        inputs, most = segment_bytes(profile, stage)
+        return stage.in_flight * inputs + most, boundary
+    saved = samples * sum(layer.saved_bytes_per_sample for layer in profile.layers[stage.start : stage.stop])
     if stage.recompute:
         return stage.in_flight * input_bytes + saved, boundary
     return stage.in_flight * saved, boundary
+
+
+def _input_bytes_per_sample(profile: ModelProfile, layer: int) -> float:
+    return profile.layers[layer - 1].output_bytes_per_sample if layer else 0.0
+
+
+def segment_bytes(profile: ModelProfile, stage: StageShape) -> tuple[float, float]:
+    """Return the bytes of a microbatch's segment inputs, and what its backward needs beyond them at most.
+
+    Segments are recomputed from the last to the first: while one is, its saved bytes, its workspace, its
+    output and the gradient of that are there, and the inputs of the later ones are not any more. The output
+    of the last one is of the stage's boundary.
+    """
+    samples, inputs, most = stage.microbatch_size, 0.0, 0.0
+    for first, last in reversed(segments(stage.start, stage.stop, stage.segment_layers)):
+        saved = samples * sum(layer.saved_bytes_per_sample for layer in profile.layers[first:last])
+        need = saved + working_bytes(profile, first, samples, last)[-1]
+        if last < stage.stop:
+            need += 2 * samples * _input_bytes_per_sample(profile, last)
+        most = max(most, need - inputs)
+        inputs += samples * _input_bytes_per_sample(profile, first)
+    return inputs, most
 
 
 def device_memory(
@@ -101,7 +166,8 @@ def device_memory(
     The workspace is that of the worst moment of its stages, since one operation runs at a time (see
     `working_bytes`). Where a single stage has all microbatches in flight (GPipe), its activations are fewest
     when its gradients are all there and the other way round; then gradients and activations are those of the
-    worse moment.
+    worse moment. Not so where it is recomputed by segments: its first one needs room when nearly all
+    gradients are there. The workspace of those is in the saved bytes.
 
     summed_bytes: gradients that are there from the start of a step, since they are summed with other devices.
     stepped_bytes: parameters whose optimizer states are here, where states are sharded; None for all trained.
@@ -112,10 +178,11 @@ def device_memory(
     activations = [stage_activation_bytes(profile, stage) for stage in stages]
     gradients, saved = trained, sum(saved for saved, _ in activations)
     working = max((_stage_working_bytes(profile, stage) for stage in stages), default=0.0)
-    if len(stages) == 1 and stages[0].num_microbatches == stages[0].in_flight:
+    if len(stages) == 1 and stages[0].num_microbatches == stages[0].in_flight and not stages[0].segmented:
         later = _saved_after_first_backward(profile, stages[0])
         first = working
-        if not stages[0].recompute:  # which counts another whole microbatch in its place
+        if not stages[0].recompute or stages[0].in_flight == 1:
+            # with recompute and more in flight, `later` counts a whole microbatch in its place
             rows = first_backward_bytes(profile, stages[0].start, stages[0].microbatch_size, summed_bytes)
             first = max(working, rows[stages[0].stop - stages[0].start])
         gradients, saved, working = max((summed_bytes, saved, working), (trained, later, first), key=sum)
@@ -155,6 +222,8 @@ def working_bytes(
 
 
 def _stage_working_bytes(profile: ModelProfile, stage: StageShape) -> float:
+    if stage.segmented:
+        return 0.0
     return working_bytes(profile, stage.start, stage.microbatch_size, stage.stop)[-1]
 
 

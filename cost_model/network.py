@@ -1,30 +1,19 @@
-"""What messages cost: R2, R3, R5 and R7 of docs/clock.md.
+"""What messages cost: R2, R3 and R5 of docs/clock.md.
 
-The simulator and the emulated links share `reserve` and the decompositions here, so that what is predicted is
-what runs.
+The simulator and the emulated links share `reserve`, and the sums made of it in `sum_times`, so that what is
+predicted is what runs.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import add
 from typing import Protocol
 
 from cost_model.cluster import EMULATED, Cluster, Device, Link
-from cost_model.collectives import (
-    Collective,
-    ring_all_reduce,
-    tree_all_reduce,
-    tree_broadcast,
-    tree_reduce,
-)
 from cost_model.measured_links import MeasuredAllReduce, slower
 from cost_model.network_resources import Resources
 
 NORM_BYTES = 32.0  # sum of squares, non-finite flag, loss and its weight, as float64
-
-LARGE_RING = 64
-"""Rings of more members are computed all members at a time (`large_rings`)."""
 
 
 class FreeAt(Protocol):
@@ -57,7 +46,7 @@ class Network:
     inside a node the channel of the device pair.
 
     measured: links by "kind>kind"; all_reduces: what was measured between real devices. Both count where
-    the links of the cluster are not slower. as_in_file: the same without them.
+    the cluster is not slower. as_in_file: the same without them.
     """
 
     def __init__(
@@ -73,7 +62,8 @@ class Network:
         self._measured = measured or {}
         self._all_reduces = tuple(all_reduces)
         self.as_in_file = Network(cluster) if all_reduces else self
-        self._all_reduce_s: dict[tuple[tuple[str, ...], float], float | None] = {}
+        self._sums = {node.name: node.all_reduces for node in cluster.nodes if node.all_reduces}
+        self.known_s: dict[tuple[tuple[str, ...], float], float | None] = {}  # of measured all-reduces
         self._routes: dict[tuple[str, str], Route] = {}
         self.resources = Resources(cluster.nodes)
 
@@ -100,26 +90,32 @@ class Network:
             found.setdefault(self._devices[name].node, []).append(name)
         return list(found.values())
 
-    def measured_all_reduce_s(self, num_bytes: float, names: Sequence[str]) -> float | None:
-        """Return the seconds of an all-reduce between devices (names) as measured; None where it was not.
+    def inside_s(self, num_bytes: float, names: Sequence[str]) -> float | None:
+        """Return the seconds of an all-reduce between devices (names) of a node that says it; else None.
 
-        Measured for as many devices of each of their kinds, else for the next larger group of these kinds.
-        Never less than the ring takes over links as the cluster has them.
+        That of as many devices, else of the next larger number.
         """
-        if not self._all_reduces:
+        if not self._sums or len(names) < 2:
             return None
-        key = (tuple(names), num_bytes)
-        if key not in self._all_reduce_s:
-            group = self.measured_group(names)
-            self._all_reduce_s[key] = (
-                None
-                if group is None
-                else max(group.sum_s(num_bytes), all_reduce_s(self.as_in_file, num_bytes, names))
-            )
-        return self._all_reduce_s[key]
+        node = self._devices[names[0]].node
+        if node not in self._sums or any(self._devices[name].node != node for name in names):
+            return None
+        of_size = next((sums for sums in self._sums[node] if sums.num_devices >= len(names)), None)
+        return None if of_size is None else of_size.link.transfer_s(num_bytes)
+
+    @property
+    def sums_inside(self) -> bool:
+        """Whether some node says how long its devices sum."""
+        return bool(self._sums)
+
+    def was_measured(self, names: Sequence[str]) -> bool:
+        """Return whether an all-reduce between devices (names) was measured: other ways to sum were not."""
+        return self.measured_group(names) is not None or self.inside_s(0.0, names) is not None
 
     def measured_group(self, names: Sequence[str]) -> MeasuredAllReduce | None:
         """Return what was measured for as many devices of each kind (names), or the next larger group."""
+        if not self._all_reduces:
+            return None
         kinds = Counter(self._devices[name].kind for name in names)
         if EMULATED in kinds:
             return None
@@ -155,190 +151,3 @@ def reserve(free_at: FreeAt, route: Route, ready_s: float, num_bytes: float) -> 
     for resource in route.resources:
         free_at[resource] = end
     return end + link.latency_s
-
-
-def all_reduce_due(
-    free_at: FreeAt,
-    network: Network,
-    num_bytes: float,
-    ready_s: Mapping[str, float],
-    collective: Collective = Collective.RING,
-) -> dict[str, float]:
-    """Return when each device has the sum (R7), given when each was ready (both by device name).
-
-    The sum begins when its last member is ready, and a rank sends in a round what it received in the rounds
-    before. Where an all-reduce was measured, all have it that long after the ring's resources are free.
-    """
-    names = list(ready_s)
-    if len(names) == 1:
-        return dict(ready_s)
-    begin = max(ready_s.values())
-    if collective is Collective.TREE:
-        rounds = tree_all_reduce(num_bytes, network.by_node(names))
-        return _messages_due(free_at, network, rounds, names, begin)
-    routes = ring_routes(network, names)
-    measured_s = network.measured_all_reduce_s(num_bytes, names)
-    if measured_s is not None:
-        used = [resource for route in routes for resource in route.resources]
-        end = max(begin, *(free_at[resource] for resource in used)) + measured_s
-        for resource in used:
-            free_at[resource] = end
-        return dict.fromkeys(names, end)
-    chunk = num_bytes / len(names)
-    if len(names) > LARGE_RING:
-        due = _large_ring(free_at, routes, chunk, begin)
-    elif apart(routes):
-        due = _ring_apart(free_at, routes, chunk, begin)
-    else:
-        return _messages_due(free_at, network, ring_all_reduce(num_bytes, names), names, begin)
-    return dict(zip(names, due, strict=True))
-
-
-def reduce_due(
-    free_at: FreeAt, network: Network, num_bytes: float, ready_s: Mapping[str, float], root: str
-) -> dict[str, float]:
-    """Return when a reduction by a tree is over for each device: at the root (a name) it has the sum.
-
-    As for `all_reduce_due` it begins when its last member is ready.
-    """
-    rounds = tree_reduce(num_bytes, network.by_node(_root_first(ready_s, root)))
-    return _messages_due(free_at, network, rounds, list(ready_s), max(ready_s.values()))
-
-
-def broadcast_due(
-    free_at: FreeAt, network: Network, num_bytes: float, ready_s: Mapping[str, float], root: str
-) -> dict[str, float]:
-    """Return when each device has what the root (a name) broadcasts by a tree; see `reduce_due`."""
-    rounds = tree_broadcast(num_bytes, network.by_node(_root_first(ready_s, root)))
-    return _messages_due(free_at, network, rounds, list(ready_s), max(ready_s.values()))
-
-
-def _root_first(names: Iterable[str], root: str) -> list[str]:
-    return [root, *(name for name in names if name != root)]
-
-
-def ring_routes(network: Network, names: Sequence[str]) -> list[Route]:
-    """Return the routes from each member (a name) of a ring to the next."""
-    return [network.route(*pair) for pair in zip(names, [*names[1:], names[0]], strict=True)]
-
-
-def all_reduce_resources(network: Network, names: Sequence[str], collective: Collective) -> set[int]:
-    """Return what the messages of an all-reduce between devices (names) occupy."""
-    routes = ring_routes(network, names)
-    if collective is Collective.TREE:
-        rounds = tree_all_reduce(0.0, network.by_node(names))
-        routes = [network.route(source, to) for messages in rounds for source, to, _ in messages]
-    return {resource for route in routes for resource in route.resources}
-
-
-def apart(routes: Sequence[Route]) -> bool:
-    """Return whether no two messages of a round share a resource."""
-    used = [resource for route in routes for resource in route.resources]
-    return len(set(used)) == len(used)
-
-
-def _messages_due(
-    free_at: FreeAt,
-    network: Network,
-    rounds: Sequence[Sequence[tuple[str, str, float]]],
-    names: Sequence[str],
-    begin_s: float,
-) -> dict[str, float]:
-    """Return when each device has got its last message, one by one; a round's are sent before any arrives."""
-    due = dict.fromkeys(names, begin_s)
-    for messages in rounds:
-        arrived = [
-            (destination, reserve(free_at, network.route(source, destination), due[source], size))
-            for source, destination, size in messages
-        ]
-        for name, arrival in arrived:
-            due[name] = max(due[name], arrival)
-    return due
-
-
-def _ring_apart(free_at: FreeAt, routes: Sequence[Route], chunk: float, begin_s: float) -> list[float]:
-    """Return when each rank of a ring has the sum, if no two of its messages share a resource.
-
-    The same sums as `reserve` of each message, a round at a time: the resources of a route are then free at
-    one time.
-    """
-    free = [max(free_at[resource] for resource in route.resources) for route in routes]
-    seconds = [route.link.occupancy_s(chunk) for route in routes]
-    latencies = [route.link.latency_s for route in routes]
-    due = [begin_s] * len(routes)
-    for _ in range(2 * (len(routes) - 1)):
-        free = list(map(add, map(max, due, free), seconds))
-        arrived = list(map(add, free, latencies))
-        due = list(map(max, due, [arrived[-1], *arrived[:-1]]))
-    for route, end in zip(routes, free, strict=True):
-        for resource in route.resources:
-            free_at[resource] = end
-    return due
-
-
-def _large_ring(free_at: FreeAt, routes: Sequence[Route], chunk: float, begin_s: float) -> list[float]:
-    """Return when each rank of a ring of many has the sum, to rounding; see `ring_ends_s` for estimates."""
-    from cost_model.large_rings import ring_ends_s  # NumPy, which small rings do without
-
-    starts = [max(0.0, *(free_at[resource] - begin_s for resource in route.resources)) for route in routes]
-    ends = ring_ends_s(
-        [route.resources for route in routes],
-        [route.link.occupancy_s(chunk) for route in routes],
-        [route.link.latency_s for route in routes],
-        starts,
-        2 * (len(routes) - 1),
-    )
-    for route, end in zip(routes, ends, strict=True):
-        for resource in route.resources:  # its last message is that of the later member
-            free_at[resource] = begin_s + end
-    arrived = [begin_s + end + route.link.latency_s for route, end in zip(routes, ends, strict=True)]
-    return [arrived[-1], *arrived[:-1]]
-
-
-def all_reduce_s(
-    network: Network, num_bytes: float, names: Sequence[str], collective: Collective = Collective.RING
-) -> float:
-    """Return the seconds of an all-reduce between devices (names), alone, until the last has the sum."""
-    ready_s = dict.fromkeys(names, 0.0)
-    return max(all_reduce_due(idle(), network, num_bytes, ready_s, collective).values())
-
-
-def cheaper_collective(network: Network, num_bytes: float, names: Sequence[str]) -> Collective:
-    """Return which collective sums sooner on an idle network; the ring where both take as long.
-
-    Where the all-reduce was measured the ring too: nobody measured the tree. What the first owner sends and
-    receives bounds the tree from below, and rounds that begin when the one before is over bound the ring
-    from above: where these say enough, neither is gone through.
-    """
-    if network.measured_group(names) is not None:
-        return Collective.RING
-    rounds = tree_all_reduce(num_bytes, network.by_node(names))
-    least_s = _tree_s(network, rounds, names, of_first=True)
-    if least_s >= _ring_at_most_s(network, num_bytes, names):
-        return Collective.RING
-    ring_s = all_reduce_s(network, num_bytes, names) * (1 - 1e-9)
-    if least_s >= ring_s or _tree_s(network, rounds, names, of_first=False) >= ring_s:
-        return Collective.RING
-    return Collective.TREE
-
-
-def _ring_at_most_s(network: Network, num_bytes: float, names: Sequence[str]) -> float:
-    """Return no fewer seconds than the ring takes alone: a message that waits hurries no other."""
-    rounds = ring_all_reduce(num_bytes, names)
-    return len(rounds) * max(_messages_due(idle(), network, rounds[:1], names, 0.0).values())
-
-
-def _tree_s(
-    network: Network,
-    rounds: Sequence[Sequence[tuple[str, str, float]]],
-    names: Sequence[str],
-    *,
-    of_first: bool,
-) -> float:
-    """Return the seconds of the rounds on an idle network.
-
-    of_first: of those messages alone that the first one sees.
-    """
-    if of_first:
-        rounds = [[entry for entry in messages if names[0] in entry[:2]] for messages in rounds]
-    return max(_messages_due(idle(), network, rounds, names, 0.0).values())

@@ -1,9 +1,10 @@
-"""About what a ring costs (R7 of docs/clock.md), for the loops of a search that ask it very often."""
+"""About what a sum costs (R7 of docs/clock.md), for the loops of a search that ask it very often."""
 
 from collections.abc import Sequence
 from itertools import pairwise
 
-from cost_model.network import Network, Route, apart, idle, reserve, ring_routes
+from cost_model.network import Network, Route, idle, reserve
+from cost_model.sum_times import apart, ring_routes
 
 PACE_ROUNDS = 16
 """Rounds whose pace an estimate takes for that of all, where the messages of a ring share resources."""
@@ -23,6 +24,9 @@ def all_reduce_estimate_s(network: Network, num_bytes: float, names: Sequence[st
     group = network.measured_group(names)
     if group is not None:
         return max(group.sum_s(num_bytes), all_reduce_estimate_s(network.as_in_file, num_bytes, names))
+    inside_s = network.inside_s(num_bytes, names)
+    if inside_s is not None:
+        return inside_s
     routes = ring_routes(network, names)
     chunk, num_rounds = num_bytes / count, 2 * (count - 1)
     if not apart(routes):
@@ -39,6 +43,38 @@ def all_reduce_estimate_s(network: Network, num_bytes: float, names: Sequence[st
         best = max(best, 0.0) + entry
         most = max(most, best)
     return num_rounds * slowest + most
+
+
+def sum_estimate_s(network: Network, num_bytes: float, names: Sequence[str]) -> tuple[float, Sequence[str]]:
+    """Return about the seconds of a sum over devices (names), and the members of its ring in their order.
+
+    The ring of all, node by node where that is sooner; or inside nodes first and then a ring of the first
+    ones. Trees over nodes are left out.
+    """
+    ring_s = all_reduce_estimate_s(network, num_bytes, names)
+    groups = network.by_node(names) if len(names) > 2 else []
+    if not 1 < len(groups) < len(names):
+        return ring_s, names
+    ring = names
+    by_node = [name for group in groups for name in group]
+    if by_node != list(names) and (by_node_s := all_reduce_estimate_s(network, num_bytes, by_node)) < ring_s:
+        ring_s, ring = by_node_s, by_node
+    if network.was_measured(names):
+        return ring_s, ring
+    firsts = [group[0] for group in groups]
+    inside_s = max(_tree_s(network, num_bytes, group) for group in groups)
+    hierarchical_s = 2 * inside_s + all_reduce_estimate_s(network, num_bytes, firsts)
+    return (hierarchical_s, firsts) if hierarchical_s < ring_s else (ring_s, ring)
+
+
+def _tree_s(network: Network, num_bytes: float, names: Sequence[str]) -> float:
+    """Return about the seconds of a reduction over the devices (names) of a node, over its slowest link."""
+    inside_s = network.inside_s(num_bytes, names)
+    if inside_s is not None:
+        return inside_s
+    links = [network.route(name, names[0]).link for name in names[1:]]
+    hop_s = max((link.occupancy_s(num_bytes) + link.latency_s for link in links), default=0.0)
+    return (len(names) - 1).bit_length() * hop_s
 
 
 def _estimate_shared_s(routes: Sequence[Route], chunk: float, num_rounds: int) -> float:

@@ -246,6 +246,8 @@ def _set_link(context: _Context, words: re.Match[str]) -> Cluster:
 
 def _set_interconnect(context: _Context, words: re.Match[str]) -> Cluster:
     node = _node(context.cluster, words["node"])
+    if node.all_reduces:
+        raise InputError(f"node {node.name!r} has `all_reduces`, which count instead; take them out first")
     link = _channel(node.interconnect or context.cluster.network, words["channel"])
     return _with_node(context.cluster, replace(node, interconnect=link))
 

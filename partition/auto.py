@@ -40,7 +40,8 @@ def auto(problem: Problem, evaluate: Evaluate | None = None, *, search: Pipeline
     contest = Contest(ranking, search.costs, search.effort.choice)
     _enter_pipelines(contest, search, ranking)
     contest.enter(_baselines(search, evaluate), always=len(BASELINES))
-    if contest.best is None or memory_binds(problem, search.costs):
+    alone = problem.forced.num_pipelines == 1  # then no layer has states to share
+    if not alone and (contest.best is None or memory_binds(problem, search.costs)):
         contest.enter(by_estimate(search.costs, _sharded(search, contest.step_s)))
     if contest.best is None:
         return _named_auto(min(_from_least(contest, search, ranking), key=ranking))

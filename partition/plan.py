@@ -11,6 +11,7 @@ from pydantic import ConfigDict
 
 from cost_model.cluster import Cluster
 from cost_model.errors import InputError
+from cost_model.memory import segments
 from cost_model.profile import ModelProfile
 from cost_model.strict_files import STRICT, canonical_sha256
 
@@ -25,6 +26,8 @@ class Stage:
 
     in_flight: microbatches from the start of their forward to the end of their backward here.
     recompute: keep stage inputs only, run the forward again before the backward.
+    segment_layers: with recompute, keep the input of every so many layers (a power of two), and run the
+    forward of so many again at once; 0: of the whole stage.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -33,6 +36,7 @@ class Stage:
     layers: tuple[int, int]
     in_flight: int
     recompute: bool = False
+    segment_layers: int = 0
 
     def __post_init__(self) -> None:
         if len(self.devices) != 1:
@@ -43,6 +47,16 @@ class Stage:
             )
         if self.in_flight < 1:
             raise InputError(f"in_flight is {self.in_flight}; give at least 1")
+        if self.segment_layers and not self.recompute:
+            raise InputError(
+                f"segment_layers is {self.segment_layers} and recompute is false; set recompute true, or "
+                "leave segment_layers out"
+            )
+        if self.segment_layers < 0 or self.segment_layers.bit_count() > 1:
+            raise InputError(
+                f"segment_layers is {self.segment_layers}; give 1, 2, 4, 8 or another power of two, or leave "
+                "it out for the whole stage"
+            )
 
     @property
     def device(self) -> str:
@@ -59,6 +73,16 @@ class Stage:
     @property
     def num_layers(self) -> int:
         return self.stop - self.start
+
+    @property
+    def segments(self) -> tuple[tuple[int, int], ...]:
+        """The layers [start, stop) whose forward is run again at once, with recompute."""
+        return segments(self.start, self.stop, self.segment_layers)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the stage as in plan.json; segment_layers only where it is not 0."""
+        known = dataclasses.asdict(self)
+        return known if self.segment_layers else {k: v for k, v in known.items() if k != "segment_layers"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +273,10 @@ class Plan:
             "model": self.model,
             "global_batch_size": self.global_batch_size,
             "zero": self.zero,
-            "pipelines": [dataclasses.asdict(pipeline) for pipeline in self.pipelines],
+            "pipelines": [
+                {**dataclasses.asdict(pipeline), "stages": [stage.to_json() for stage in pipeline.stages]}
+                for pipeline in self.pipelines
+            ],
             **{key: value for key, value in known.items() if value is not None},
         }
 

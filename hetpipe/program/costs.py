@@ -9,18 +9,9 @@ from functools import cache
 from cost_model.cluster import Cluster
 from cost_model.errors import InfeasibleError
 from cost_model.layer_costs import Prices
-from cost_model.network import (
-    NORM_BYTES,
-    FreeAt,
-    Network,
-    Route,
-    all_reduce_due,
-    all_reduce_resources,
-    broadcast_due,
-    reduce_due,
-    reserve,
-)
+from cost_model.network import NORM_BYTES, FreeAt, Network, Route, reserve
 from cost_model.profile import ModelProfile
+from cost_model.sum_times import all_reduce_due, all_reduce_resources, broadcast_due, reduce_due
 from hetpipe.program.instructions import Compute, Pass, Program, Transfer
 from partition.estimates.plan_memory import plan_memory, stepped_bytes
 from partition.plan import Plan
@@ -40,13 +31,17 @@ class ProgramCosts:
         self.device_names = program.device_names
         self.num_stages = [len(pipeline.stages) for pipeline in program.plan.pipelines]
         self._prices = Prices(profile)
-        self._profile = profile
+        self._profile, self._cluster = profile, cluster
         by_name = {device.name: device for device in cluster.devices}
         self.devices = [by_name.get(name) or cluster.device(name) for name in self.device_names]
         self._pipelines = program.plan.pipelines
         self._seconds = cache(self._stage_seconds)
         self._route = cache(self._find_route)
         self._boundary_bytes = cache(self._message_bytes)
+
+    def of(self, program: Program) -> "ProgramCosts":
+        """Return the costs of another program for the same plan."""
+        return ProgramCosts(program, self._profile, self._cluster, self.network)
 
     def compute_s(self, rank: int, compute: Compute) -> float:
         samples = self._pipelines[compute.pipeline].microbatch_samples(compute.microbatch)

@@ -1,14 +1,13 @@
 """The buckets of gradients that are summed together, their order and their collectives."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from cost_model.collective_choice import cheaper_collective, ring_or_tree, ring_order
 from cost_model.collectives import Collective
-from cost_model.network import Network, cheaper_collective
+from cost_model.network import Network
 from cost_model.profile import ModelProfile
-from hetpipe.program.instructions import (
-    Bucket,
-)
+from hetpipe.program.instructions import Bucket
 from partition.plan import Plan
 
 
@@ -52,15 +51,58 @@ def gradient_buckets(plan: Plan, profile: ModelProfile) -> tuple[Bucket, ...]:
 def with_collectives(
     plan: Plan, buckets: Iterable[Bucket], profile: ModelProfile, network: Network
 ) -> tuple[Bucket, ...]:
-    """Return the buckets with the collective that is cheaper for its owners on the idle network."""
+    """Return the buckets with the collective that is cheapest for its owners on the idle network.
+
+    The owners of a ring are in its order, in which the library sums, too.
+    """
     names = plan.device_names
+    ranks = {name: rank for rank, name in enumerate(names)}
 
-    def collective(bucket: Bucket) -> Collective:
+    def summed(bucket: Bucket) -> Bucket:
         if bucket.state_owner is not None:
-            return bucket.collective  # reduced to the owner, whatever is cheaper
-        return cheaper_collective(network, bucket.num_bytes(profile), [names[rank] for rank in bucket.ranks])
+            return bucket  # reduced to the owner, whatever is cheaper
+        num_bytes = bucket.num_bytes(profile)
+        ring = ring_order(network, num_bytes, [names[rank] for rank in bucket.ranks])
+        collective = cheaper_collective(network, num_bytes, ring)
+        if collective is Collective.RING:
+            return replace(bucket, ranks=tuple(ranks[name] for name in ring))
+        return summed_by(bucket, collective, plan, network)
 
-    return tuple(replace(bucket, collective=collective(bucket)) for bucket in buckets)
+    return tuple(map(summed, buckets))
+
+
+def not_by_nodes(
+    plan: Plan, buckets: Sequence[Bucket], num_bytes: Callable[[int], float], network: Network
+) -> tuple[Bucket, ...]:
+    """Return the buckets, those that go by nodes by a ring in the order of the ranks, or a tree, instead.
+
+    num_bytes: what each owner of a bucket (its index) gives.
+    """
+
+    def plain(index: int, bucket: Bucket) -> Bucket:
+        ranks = tuple(sorted(bucket.ranks))
+        if bucket.state_owner is not None or (bucket.ranks == ranks and not bucket.nodes):
+            return bucket
+        owners = [plan.device_names[rank] for rank in ranks]
+        return replace(
+            bucket, ranks=ranks, nodes=(), collective=ring_or_tree(network, num_bytes(index), owners)
+        )
+
+    return tuple(plain(*entry) for entry in enumerate(buckets))
+
+
+def summed_by(bucket: Bucket, collective: Collective, plan: Plan, network: Network) -> Bucket:
+    """Return the bucket with this collective, and with its owners by node where that needs them."""
+    nodes: tuple[tuple[int, ...], ...] = ()
+    if collective is Collective.HIERARCHICAL:
+        nodes = owners_by_node(bucket, plan, network)
+    return replace(bucket, collective=collective, nodes=nodes)
+
+
+def owners_by_node(bucket: Bucket, plan: Plan, network: Network) -> tuple[tuple[int, ...], ...]:
+    """Return the ranks of a bucket by node, in the order in which the simulator sums over them."""
+    ranks = {plan.device_names[rank]: rank for rank in bucket.ranks}
+    return tuple(tuple(ranks[name] for name in names) for names in network.by_node(list(ranks)))
 
 
 def in_order_of_backwards(

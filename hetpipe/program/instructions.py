@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 
@@ -151,7 +151,9 @@ class Bucket:
     """Parameters whose gradients are summed over the same ranks.
 
     tied: only the parameters that layers[0] shares with the later ones of layers; otherwise all parameters
-    of the layers but tied ones. collective: the tree reduces to the first of ranks, which broadcasts.
+    of the layers but tied ones. ranks: of a ring in its order, else rising. collective: the tree reduces to
+    the first of ranks, which broadcasts.
+    nodes: where the collective is hierarchical the ranks by node, the first of each the one that sums.
     state_owner: the one of ranks that has the optimizer states, where they are sharded: gradients are only
     reduced to it, and it broadcasts the new parameters.
     """
@@ -161,6 +163,7 @@ class Bucket:
     tied: bool = False
     collective: Collective = Collective.RING
     state_owner: int | None = None
+    nodes: tuple[tuple[int, ...], ...] = ()
 
     @property
     def root(self) -> int:
@@ -170,6 +173,8 @@ class Bucket:
     def __str__(self) -> str:
         ranks, layers = ",".join(map(str, self.ranks)), ",".join(map(str, self.layers))
         marks = (" tied" if self.tied else "") + (" tree" if self.collective is Collective.TREE else "")
+        if self.collective is Collective.HIERARCHICAL:
+            marks += " nodes=" + "/".join(",".join(map(str, node)) for node in self.nodes)
         if self.state_owner is not None:
             marks += f" owner={self.state_owner}"
         return f"ranks={ranks} layers={layers}{marks}"
@@ -271,7 +276,8 @@ def outgoing(compute: Compute, num_stages: int) -> Message | None:
 
 
 _WORD = re.compile(r"(?:(\d+):)?(\d+)(?:(SEND|RECV)_)?([FB])(\d+)")
-_BUCKET = re.compile(r"bucket \d+: ranks=([\d,]+) layers=([\d,]+)( tied)?( tree)?(?: owner=(\d+))?")
+_NODES = r" nodes=\d+(?:,\d+)*(?:/\d+(?:,\d+)*)*"
+_BUCKET = re.compile(rf"bucket \d+: ranks=([\d,]+) layers=([\d,]+)( tied)?( tree|{_NODES})?(?: owner=(\d+))?")
 
 
 def parse_instruction(word: str) -> Instruction:
@@ -329,6 +335,11 @@ def _parse_bucket(line: str) -> Bucket:
             f"program.txt: {line!r} is no bucket; they look like 'bucket 0: ranks=0,3 layers=0,25'"
         )
     ranks, layers = (tuple(map(int, group.split(","))) for group in match.groups()[:2])
-    collective = Collective.RING if match[4] is None else Collective.TREE
-    owner = None if match[5] is None else int(match[5])
-    return Bucket(layers, ranks, tied=match[3] is not None, collective=collective, state_owner=owner)
+    way, owner = match[4], None if match[5] is None else int(match[5])
+    bucket = Bucket(layers, ranks, tied=match[3] is not None, state_owner=owner)
+    if way is None:
+        return bucket
+    if way == " tree":
+        return replace(bucket, collective=Collective.TREE)
+    nodes = tuple(tuple(map(int, node.split(","))) for node in way.removeprefix(" nodes=").split("/"))
+    return replace(bucket, collective=Collective.HIERARCHICAL, nodes=nodes)

@@ -7,8 +7,10 @@ from collections import defaultdict
 from dataclasses import replace
 
 from cost_model.cluster import Cluster
+from cost_model.collectives import Collective
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
+from hetpipe.program.collective_parts import check_meetings, meetings
 from hetpipe.program.compute_orders import most_in_flight, with_in_flight
 from hetpipe.program.costs import check_memory
 from hetpipe.program.instructions import (
@@ -37,7 +39,9 @@ def verify(program: Program, profile: ModelProfile, cluster: Cluster) -> None:
     verify_messages(program)
     verify_computations(program)
     verify_buckets(program, profile)
+    _verify_nodes(program, cluster)
     verify_order(program)
+    verify_meetings(program)
     check_memory(with_in_flight(program.plan, observed_in_flight(program)), profile, cluster)
 
 
@@ -121,6 +125,30 @@ def verify_buckets(program: Program, profile: ModelProfile) -> None:
                     f"optimizer states of layer {layer} are on {state_owner or 'all its devices'}, the "
                     f"program sums its gradients for {receiver or 'all'}; lower the plan again"
                 )
+
+
+def _verify_nodes(program: Program, cluster: Cluster) -> None:
+    """Check that hierarchical sums go over the nodes of their owners in the cluster, others over none."""
+    for index, bucket in enumerate(program.buckets):
+        on_node: dict[str, list[int]] = {}
+        if bucket.collective is Collective.HIERARCHICAL:
+            for rank in bucket.ranks:
+                on_node.setdefault(cluster.device(program.device_names[rank]).node, []).append(rank)
+        expected = tuple(map(tuple, on_node.values()))
+        if bucket.nodes != expected or (expected and bucket.state_owner is not None):
+            raise InputError(
+                f"bucket {index} is summed over the nodes {list(bucket.nodes)}, in the cluster its owners "
+                f"are on {list(expected)}; lower the plan again"
+            )
+
+
+def verify_meetings(program: Program) -> None:
+    """Check that any two collectives of one group are handed in in the same order by all its members.
+
+    On the host as well as between GPUs, since a program is for both.
+    """
+    for on_host in (True, False):
+        check_meetings(meetings(program, on_host=on_host))
 
 
 def verify_order(program: Program) -> None:

@@ -19,7 +19,7 @@ from hetpipe.reporting.idle_time import DeviceTime
 from hetpipe.runs.run_report import RunReport
 from hetpipe.runs.settings import Clock
 from partition.estimates.plan_memory import plan_memory
-from partition.plan import Figures, Plan
+from partition.plan import Figures, Plan, Stage
 
 if TYPE_CHECKING:  # the solver loads NumPy, which a table does not need
     from partition.explanation.gains import Gain
@@ -164,7 +164,7 @@ def plan_table(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Table:
                 f"{number}.{index}" if several else str(index),
                 device.name,
                 describe_device(device, profile),
-                describe_layers(names) + (" (recompute)" if stage.recompute else ""),
+                describe_layers(names) + _recompute_words(stage),
                 *([str(pipeline.num_samples)] if several else []),
                 str(pipeline.in_flight(index)),
                 busy,
@@ -172,6 +172,16 @@ def plan_table(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Table:
                 format_bytes(device.usable_bytes),
             )
     return table
+
+
+def _recompute_words(stage: Stage) -> str:
+    """Say what is recomputed at once; nothing without recompute."""
+    if not stage.recompute:
+        return ""
+    if len(stage.segments) == 1:
+        return " (recompute)"
+    each = stage.segment_layers
+    return " (recompute by layer)" if each == 1 else f" (recompute by {each} layers)"
 
 
 def path_sentence(shares: Sequence[Share]) -> str:

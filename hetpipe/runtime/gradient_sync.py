@@ -9,12 +9,12 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.futures import Future
 
-from cost_model.collectives import Collective
 from cost_model.errors import InputError
 from hetpipe.models.chain import ChainModel
+from hetpipe.program.collective_parts import Group, broadcast_part, sum_parts
 from hetpipe.program.instructions import Broadcast, Program, Sync
+from hetpipe.runtime.collectives import Begin, begin, begins, in_turn, open_groups
 from hetpipe.runtime.cuda_events import wait_for_gpu
 from hetpipe.runtime.host_staging import Staging, room_on_host
 from hetpipe.runtime.peer_errors import PeerTimeout
@@ -41,22 +41,21 @@ class GradientSync:
         """
         staging = staging or Staging((False,) * len(program.ranks))
         _check_shared(program, rank, chain, parameters)
-        everyone = tuple(range(len(program.ranks)))
-        # NOTE: a group that is given no timeout has torch's, half an hour, whatever the default group has
-        timeout = timedelta(seconds=timeout_s)
-        groups = {
-            # between GPUs one of its own too, with more time
-            ranks: None if ranks == everyone and staging.on_host(ranks) else staging.new_group(ranks, timeout)
-            for ranks in sorted({bucket.ranks for bucket in program.buckets})
-        }
+        on_host = [not staging.in_streams(bucket.ranks) for bucket in program.buckets]
         self._program, self._rank, self._timeout_s = program, rank, timeout_s
-        self._groups = [groups[bucket.ranks] for bucket in program.buckets]
-        # NOTE: gloo matches collectives by their order in a group, and when a reduction is over, so that its
-        # broadcast may begin, differs from rank to rank: each bucket's broadcasts have a group of their own
-        self._broadcast_groups = [
-            staging.new_group(bucket.ranks, timeout) if bucket.collective is Collective.TREE else None
-            for bucket in program.buckets
+        indexed = list(enumerate(program.buckets))
+        sums = [sum_parts(index, bucket, on_host=on_host[index]) for index, bucket in indexed]
+        self._broadcasts = [
+            broadcast_part(index, bucket, on_host=on_host[index]) for index, bucket in indexed
         ]
+        self._groups = open_groups(
+            [part.group for parts in sums for part in parts],
+            rank,
+            len(program.ranks),
+            staging,
+            timedelta(seconds=timeout_s),
+        )
+        self._sums = [[part for part in parts if rank in part.group.ranks] for parts in sums]
         self._members = [
             [parameters[name] for name in bucket_names(program, index, chain)] if rank in bucket.ranks else []
             for index, bucket in enumerate(program.buckets)
@@ -69,6 +68,7 @@ class GradientSync:
             for buffer, bucket in zip(self._buffers, program.buckets, strict=True)
         ]
         self._under_way: dict[Sync | Broadcast, tuple[Callable[[], object], float]] = {}
+        self._stream: torch.cuda.Stream | None = None
         self._warm_up()
 
     def _warm_up(self) -> None:
@@ -76,14 +76,17 @@ class GradientSync:
 
         NCCL opens a group at its first sum, for which all members must be there.
         """
-        opened: set[dist.ProcessGroup | None] = set()
+        opened: set[Group] = set()
         for bucket, members in enumerate(self._members):
-            group = self._groups[bucket]
-            if members and group not in opened:
-                opened.add(group)
+            for part in self._sums[bucket] if members else ():
+                if part.group in opened:
+                    continue
+                opened.add(part.group)
                 nothing = torch.zeros(1, device=self._moved[bucket].device)
                 with self._peer_timeout(Sync(bucket), time.monotonic()):
-                    work: dist.Work | None = dist.all_reduce(nothing, group=group, async_op=True)
+                    work: dist.Work | None = dist.all_reduce(
+                        nothing, group=self._groups[part.group], async_op=True
+                    )
                     assert work is not None
                     self._wait_of(work, nothing)()
 
@@ -112,54 +115,25 @@ class GradientSync:
             self._under_way[instruction] = (collective(instruction.bucket), since_s)
 
     def _sum(self, bucket: int) -> Callable[[], object]:
-        if self._program.buckets[bucket].state_owner is not None:
-            return self._wait_of(self._reduce(bucket), self._moved[bucket])
-        if self._program.buckets[bucket].collective is Collective.TREE:
-            return self._start_tree(bucket)
-        work: dist.Work | None = dist.all_reduce(
-            self._moved[bucket], group=self._groups[bucket], async_op=True
-        )
-        assert work is not None
-        return self._wait_of(work, self._moved[bucket])
+        buffer = self._moved[bucket]
+        return self._start_in_turn(begins(self._sums[bucket], buffer, self._groups), buffer)
 
     def _wait_of(self, work: dist.Work, moved: Tensor) -> Callable[[], object]:
         """Return how the host waits for a collective; NCCL's own wait is for the stream only."""
         return partial(wait_for_gpu, work, self._timeout_s) if moved.is_cuda else work.wait
 
-    def _start_tree(self, bucket: int) -> Callable[[], object]:
-        """Begin to reduce to the first owner, which then broadcasts; return how to wait for both.
-
-        A reduction leaves partial sums at the others, which the broadcast writes over.
-        """
-        buffer, group = self._moved[bucket], self._groups[bucket]
-        reduction = self._reduce(bucket)
-        if buffer.is_cuda:  # NCCL runs the collectives of a group one after another
-            return self._wait_of(self._broadcast(bucket, group), buffer)
-        later = self._broadcast_groups[bucket]
-
-        def go_on(reduced: Future[object]) -> dist.Work:
-            reduced.value()  # raises what went wrong
-            return self._broadcast(bucket, later)
-
-        begun: Future[dist.Work] = reduction.get_future().then(go_on)
-
-        def wait() -> None:
-            reduction.wait()  # raises its own error, which a future wraps into a traceback
-            begun.wait().wait()
-
-        return wait
-
-    def _reduce(self, bucket: int) -> dist.Work:
-        owner, buffer = self._program.buckets[bucket].root, self._moved[bucket]
-        work: dist.Work | None = dist.reduce(buffer, dst=owner, group=self._groups[bucket], async_op=True)
-        assert work is not None
-        return work
-
-    def _broadcast(self, bucket: int, group: dist.ProcessGroup | None) -> dist.Work:
-        owner = self._program.buckets[bucket].root
-        work: dist.Work | None = dist.broadcast(self._moved[bucket], src=owner, group=group, async_op=True)
-        assert work is not None
-        return work
+    def _start_in_turn(self, parts: Sequence[Begin], buffer: Tensor) -> Callable[[], object]:
+        """Begin the first of some collectives on a buffer; each begins when that before it is over."""
+        if not buffer.is_cuda:
+            return in_turn(parts)
+        if len(parts) == 1:
+            return self._wait_of(parts[0](), buffer)
+        self._stream = self._stream or torch.cuda.Stream(buffer.device)  # type: ignore[no-untyped-call]
+        self._stream.wait_stream(torch.cuda.current_stream(buffer.device))
+        with torch.cuda.stream(self._stream):
+            for part in parts[:-1]:
+                part().wait()  # by this stream alone: the host and the computations go on
+            return self._wait_of(parts[-1](), buffer)
 
     @torch.no_grad()
     def start_broadcast(self, bucket: int) -> None:
@@ -173,7 +147,8 @@ class GradientSync:
         self._begin(Broadcast(bucket), self._spread)
 
     def _spread(self, bucket: int) -> Callable[[], object]:
-        return self._wait_of(self._broadcast(bucket, self._groups[bucket]), self._moved[bucket])
+        buffer = self._moved[bucket]
+        return self._wait_of(begin(self._broadcasts[bucket], buffer, self._groups), buffer)
 
     @torch.no_grad()
     def finish_broadcasts(self) -> list[int]:
@@ -214,12 +189,10 @@ class GradientSync:
 
     def close(self) -> None:
         """Give back the process groups; all ranks must have finished their last step."""
-        # in the same order on all ranks: NCCL's groups are closed together
-        for group in dict.fromkeys((*self._groups, *self._broadcast_groups)):
+        for group in self._groups.values():  # in the same order on all ranks: NCCL's are closed together
             if group is not None:
                 dist.destroy_process_group(group)
         self._groups.clear()
-        self._broadcast_groups.clear()
 
     def _peer_timeout(self, instruction: Sync | Broadcast, since_s: float) -> AbstractContextManager[None]:
         owners = self._program.buckets[instruction.bucket].ranks

@@ -53,17 +53,28 @@ class Staging:
         """Return whether a rank copies what it exchanges with these ranks, one of which it is."""
         return self.on_gpu[rank] and self.on_host(ranks)
 
-    def new_group(self, ranks: Sequence[int], timeout: timedelta) -> dist.ProcessGroup:
+    def in_streams(self, ranks: Iterable[int]) -> bool:
+        """Return whether these ranks sum over NCCL, whose collectives wait for each other on the GPU."""
+        return not self.on_host(ranks) and "nccl" in dist.get_backend_config()
+
+    def new_group(
+        self, ranks: Sequence[int], timeout: timedelta, *, on_host: bool = False
+    ) -> dist.ProcessGroup:
         """Open a process group; on all ranks together, members or not.
+
+        ranks: in the order in which a ring goes over them. on_host: GPUs alone meet on the host too, in a sum
+        of which others are no GPUs.
 
         Between GPUs it has more time: NCCL ends the process then, and counts from when something is handed
         in, while the executor, which knows what it waits for, counts from when it waits.
         """
-        if self.on_host(ranks):
-            group: dist.ProcessGroup = dist.new_group(list(ranks), timeout=timeout, backend="gloo")
+        if on_host or self.on_host(ranks):
+            group: dist.ProcessGroup = dist.new_group(
+                list(ranks), timeout=timeout, backend="gloo", sort_ranks=False
+            )
         else:
             times = NCCL_TIMES if "nccl" in dist.get_backend_config() else 1
-            group = dist.new_group(list(ranks), timeout=times * timeout)
+            group = dist.new_group(list(ranks), timeout=times * timeout, sort_ranks=False)
         return group
 
 

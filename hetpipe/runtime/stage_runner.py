@@ -1,6 +1,6 @@
 """The forwards and backwards of the stages on one rank."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,10 +27,24 @@ class Microbatch:
 
 
 @dataclass(slots=True)
-class _InFlight:
-    microbatch: Microbatch
+class _Segment:
+    """Layers [start, stop) of a microbatch, differentiated at once.
+
+    carried: what enters them. outputs: () where the forward is run again.
+    """
+
+    start: int
+    stop: int
     carried: tuple[Tensor, ...]
-    outputs: tuple[Tensor, ...]  # empty where the forward is run again
+    outputs: tuple[Tensor, ...] = ()
+
+
+@dataclass(slots=True)
+class _InFlight:
+    """A microbatch and its segments, from the first to the last that still waits for its backward."""
+
+    microbatch: Microbatch
+    segments: list[_Segment]
 
 
 class StageRunner:
@@ -56,14 +70,13 @@ class StageRunner:
         self, compute: Compute, microbatch: Microbatch, carried: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
         """Return what travels to the next stage; () from the last, whose result is the loss."""
-        for tensor in carried:
-            tensor.requires_grad_(tensor.is_floating_point())
-        recompute = self._stages[compute.pipeline][compute.stage].recompute
-        if recompute:
-            with torch.no_grad():
-                outputs = self._run(compute, microbatch, carried)
+        stage = self._stages[compute.pipeline][compute.stage]
+        whole = _Segment(stage.start, stage.stop, _differentiable(carried))
+        if stage.recompute:
+            outputs, segments = self._run_to_keep(compute, microbatch, whole, stage.segments)
         else:
-            outputs = self._run(compute, microbatch, carried)
+            outputs = whole.outputs = self._run(compute, microbatch, whole)
+            segments = [whole]
         last = self._is_last(compute)
         if last:
             loss = outputs[0].detach()
@@ -71,8 +84,7 @@ class StageRunner:
                 self._loss_so_far = loss.to(torch.float64, copy=True)
             else:
                 self._loss_so_far += loss
-        kept = () if recompute else outputs
-        self._alive[_key(compute)] = _InFlight(microbatch, carried, kept)
+        self._alive[_key(compute)] = _InFlight(microbatch, segments)
         return () if last else outputs
 
     def backward(self, compute: Compute, gradients: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -81,39 +93,77 @@ class StageRunner:
         gradients: one per floating output of the forward, none at the last stage.
         """
         kept = self._alive.pop(_key(compute))
-        outputs = kept.outputs or self._run(compute, kept.microbatch, kept.carried)
-        targets = [tensor for tensor in outputs if tensor.is_floating_point()]
-        if self._is_last(compute):
-            torch.autograd.backward(targets)
-        else:
-            pairs = [pair for pair in zip(targets, gradients, strict=True) if pair[0].requires_grad]
-            torch.autograd.backward([output for output, _ in pairs], [gradient for _, gradient in pairs])
-        return tuple(
-            torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
-            for tensor in kept.carried
-            if tensor.is_floating_point()
-        )
+        found: Sequence[Tensor | None] = gradients
+        first = kept.segments[0]
+        while kept.segments:  # the later ones are let go of before the next is run again
+            found = self._segment_backward(compute, kept.microbatch, kept.segments.pop(), found)
+        carried = (tensor for tensor in first.carried if tensor.is_floating_point())
+        pairs = zip(carried, found, strict=True)
+        return tuple(torch.zeros_like(tensor) if grad is None else grad for tensor, grad in pairs)
 
     def take_loss(self) -> float:
         """Return the sum of the weighted losses since the last call."""
         total, self._loss_so_far = self._loss_so_far, None
         return 0.0 if total is None else float(total)
 
-    def _run(
-        self, compute: Compute, microbatch: Microbatch, carried: tuple[Tensor, ...]
-    ) -> tuple[Tensor, ...]:
-        stage = self._stages[compute.pipeline][compute.stage]
+    def _run_to_keep(
+        self, compute: Compute, microbatch: Microbatch, whole: _Segment, layers: Sequence[tuple[int, int]]
+    ) -> tuple[tuple[Tensor, ...], list[_Segment]]:
+        """Return the outputs of a stage, and its segments: of its tensors only what enters them is kept."""
+        entering = {whole.start: whole.carried}
+        firsts = {start for start, _ in layers[1:]}
+
+        def keep(layer: int, tensors: tuple[Tensor, ...]) -> None:
+            if layer in firsts:
+                entering[layer] = _differentiable(tensor.detach() for tensor in tensors)
+
+        before, self._model.on_boundary = self._model.on_boundary, keep
+        try:
+            with torch.no_grad():
+                outputs = self._run(compute, microbatch, whole)
+        finally:
+            self._model.on_boundary = before
+        return outputs, [_Segment(start, stop, entering[start]) for start, stop in layers]
+
+    def _segment_backward(
+        self,
+        compute: Compute,
+        microbatch: Microbatch,
+        segment: _Segment,
+        gradients: Sequence[Tensor | None],
+    ) -> list[Tensor | None]:
+        """Return the gradients of what enters a segment; None where nothing depends on it."""
+        outputs = segment.outputs or self._run(compute, microbatch, segment)
+        targets = [tensor for tensor in outputs if tensor.is_floating_point()]
+        if segment.stop == self._model.num_layers:
+            torch.autograd.backward(targets)
+        else:
+            pairs = [
+                (target, gradient)
+                for target, gradient in zip(targets, gradients, strict=True)
+                if target.requires_grad and gradient is not None
+            ]
+            if pairs:
+                torch.autograd.backward([target for target, _ in pairs], [gradient for _, gradient in pairs])
+        return [tensor.grad for tensor in segment.carried if tensor.is_floating_point()]
+
+    def _run(self, compute: Compute, microbatch: Microbatch, segment: _Segment) -> tuple[Tensor, ...]:
         if self._model.on_layer is not self._enter_layer:  # the model may serve several programs
             self._model.on_layer = self._enter_layer
         self._dropout.at(microbatch.step, microbatch.samples)
         with self._dropout:
-            outputs = self._model.run(stage.start, stage.stop, microbatch.inputs, carried)
-        if not self._is_last(compute):
+            outputs = self._model.run(segment.start, segment.stop, microbatch.inputs, segment.carried)
+        if segment.stop < self._model.num_layers:
             return outputs
         return (self._loss(outputs[0], microbatch.labels) * microbatch.weight,)
 
     def _is_last(self, compute: Compute) -> bool:
         return compute.stage == len(self._stages[compute.pipeline]) - 1
+
+
+def _differentiable(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    """Return leaves of autograd's graph, with gradients where they are numbers that have one."""
+    return tuple(tensor.requires_grad_(tensor.is_floating_point()) for tensor in tensors)
 
 
 def _key(compute: Compute) -> tuple[int, int, int]:

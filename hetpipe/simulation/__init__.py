@@ -2,8 +2,8 @@
 
 `simulator` is the definition: it runs the instruction lists against the costs, a device and a link at a time.
 `fast_simulator` gives the same times for the planner's many candidates, compiled where that pays.
-`schedule_selection` lowers a plan under the schedule that simulates fastest, and `prediction` is what the
-planner and the commands call. No torch here.
+`schedule_selection` lowers a plan under the schedule that simulates fastest, `collective_selection` does so
+with its sums, and `prediction` is what the planner and the commands call. No torch here.
 
 Others use:
     simulator: simulate

@@ -13,6 +13,7 @@ from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.gradient_buckets import gradient_buckets, with_collectives
 from hetpipe.program.instructions import Program, Schedule
 from hetpipe.program.trace import Trace
+from hetpipe.simulation.collective_selection import with_best_collectives
 from hetpipe.simulation.fast_simulator import StepTimes, has_clock, step_times
 from hetpipe.simulation.schedule_selection import Choice, choose_schedule, lower
 from hetpipe.simulation.simulator import simulate
@@ -134,7 +135,9 @@ def _running(plan: Plan, profile: ModelProfile, cluster: Cluster, network: Netwo
             program = lower(plan, profile, cluster)
             return program.plan, _times_of(simulate(ProgramCosts(program, profile, cluster)))
         buckets = with_collectives(plan, gradient_buckets(plan, profile), profile, network)
-        return plan, step_times(ProgramCosts(Program(plan, buckets, ()), profile, cluster, network))
+        costs = ProgramCosts(Program(plan, buckets, ()), profile, cluster, network)
+        _, times = with_best_collectives(costs)
+        return plan, times or step_times(costs)
 
 
 def _times_of(trace: Trace) -> StepTimes:

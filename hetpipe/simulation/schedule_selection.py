@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from cost_model.cluster import Cluster
@@ -14,6 +13,7 @@ from hetpipe.program.costs import ProgramCosts, check_memory
 from hetpipe.program.instructions import Program, Schedule
 from hetpipe.program.lowering import lower_as
 from hetpipe.program.trace import Trace
+from hetpipe.simulation.collective_selection import with_best_collectives
 from hetpipe.simulation.simulator import simulate
 from partition.plan import Plan
 
@@ -83,7 +83,12 @@ def choose_schedule(
 ) -> Choice:
     """Lower a plan as `lower` does, and say of the schedule `auto` what each would take."""
     asked = schedule or default_schedule(plan)
-    return _choose(partial(lower_as, plan, profile, cluster), profile, cluster, asked)
+
+    def lowered(schedule: Schedule) -> Program:
+        program = lower_as(plan, profile, cluster, schedule)
+        return with_best_collectives(ProgramCosts(program, profile, cluster))[0]
+
+    return _choose(lowered, profile, cluster, asked)
 
 
 def default_schedule(plan: Plan) -> Schedule:

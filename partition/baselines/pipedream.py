@@ -203,7 +203,8 @@ def refinement(problem: Problem, stages: Sequence[ReplicatedStage], samples: int
 
 def _one_in_flight(problem: Problem, draft: Draft) -> Plan:
     """Return the plan of a draft that needs least memory."""
-    pipelines = tuple(pipeline.planned([1] * len(pipeline.stages)) for pipeline in draft)
+    costs = PipelineCosts(problem)
+    pipelines = tuple(pipeline.planned([1] * len(pipeline.stages), costs) for pipeline in draft)
     return Plan("pipedream", problem.profile.model, problem.global_batch_size, pipelines)
 
 

@@ -211,7 +211,7 @@ def _coarser(
     if alike is not search.tables:
         yield search.tables, GROWTH, MUCH_WORK * seconds
     cells = len(alike.classes.members) * alike.num_layers**2
-    whole = alike.at(min(search.problem.microbatch_sizes)).caps(recompute=True)[:, 0, -1] >= 1
+    whole = alike.at(min(search.problem.microbatch_sizes)).caps(recompute=False)[:, 0, -1] >= 1
     fewer = () if whole.all() else merged(alike, LOST if cells > MANY_CELLS else SLIGHT)
     for tables in chain([alike], fewer):
         yield tables, GROWTH, FINE_WORK * most_work

@@ -8,17 +8,20 @@ from partition.problem import Pin, Problem
 
 NUMBERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Of pipelines that are tried where none is forced."""
-EACH = (1, 2, 4)  # free devices of a pipeline that are tried, beside all there are
+EACH = (1, 2, 4)
+"""Free devices of a pipeline that are tried, beside all there are, where something is forced."""
 Arrangement = tuple[tuple[Device, ...], ...]
 """The devices of each pipeline, from first to last stage."""
 
 
-def dealt(problem: Problem, number: int, whole_s: Mapping[str, float]) -> list[Arrangement]:
+def dealt(
+    problem: Problem, number: int, whole_s: Mapping[str, float], each: Sequence[int] = ()
+) -> list[Arrangement]:
     """Return arrangements of so many pipelines: pins in their order, free devices where layers lack memory.
 
     Devices with most memory, or speed, are dealt first; then each part of a pipeline is in that order or the
     other way round. None where the pins need more pipelines. whole_s: seconds of the model on each
-    device.
+    device. each: numbers of free devices of a pipeline that are tried, beside all there are.
     """
     pins, devices = problem.forced.pins, problem.cluster.devices
     names = {pin.device for pin in pins}
@@ -28,7 +31,7 @@ def dealt(problem: Problem, number: int, whole_s: Mapping[str, float]) -> list[A
     by_memory = sorted(free, key=lambda device: -device.usable_bytes)
     by_speed = sorted(free, key=lambda device: whole_s[device.name])
     for ranked in (by_memory, by_speed):
-        for use in sorted({most, *(min(most, number * each) for each in EACH)}):
+        for use in sorted({most, *(min(most, number * count) for count in each)}):
             for chains in _deal(problem, number, ranked[:use]):
                 key = tuple(tuple(device.name for device in chain) for chain in chains)
                 found.setdefault(key, chains)

@@ -111,7 +111,7 @@ def equal_devices(cluster: Cluster, pinned: Iterable[str] = ()) -> DeviceClasses
 
 
 def _node_shape(node: Node, cluster: Cluster) -> object:
-    """Return what tells nodes apart: devices, interconnect, and their own links to other nodes."""
+    """Return what tells nodes apart: devices, interconnect, sums, and their own links to other nodes."""
     devices = tuple(sorted((device.kind, device.speed, device.usable_bytes) for device in node.devices))
     own = tuple(
         sorted(
@@ -120,7 +120,7 @@ def _node_shape(node: Node, cluster: Cluster) -> object:
             if node.name in link.nodes
         )
     )
-    return (devices, node.interconnect, own)
+    return (devices, node.interconnect, node.all_reduces, own)
 
 
 def _channels(

@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cost_model.memory import trained_bytes
-from cost_model.network import LARGE_RING
-from cost_model.ring_estimates import all_reduce_estimate_s
+from cost_model.ring_estimates import all_reduce_estimate_s, sum_estimate_s
+from cost_model.sum_times import LARGE_RING
 from partition.estimates.arrays import Floats
 from partition.estimates.pipeline_costs import PipelineCosts
 from partition.estimates.timed_pipeline import TimedPipeline
@@ -19,6 +19,8 @@ PACE_BYTES = 2**20
 FEW_CHAINS = 2  # pipelines up to which rings are looked at one by one
 _Chain = Sequence[tuple[str, int]]
 """A pipeline's stages as (device, stop layer)."""
+_Cards = tuple[Floats, Floats]
+"""Seconds a byte of a round on the cards of nodes, by [ring, node]: outwards and inwards."""
 
 
 class SyncCosts:
@@ -34,7 +36,7 @@ class SyncCosts:
         layers = range(self._profile.num_layers)
         self._tied = [layer for layer in layers if self._profile.tied_home(layer) != layer]
         self._large: _LargeRings | None = None
-        measured = costs.network.as_in_file is not costs.network
+        measured = costs.network.as_in_file is not costs.network or costs.network.sums_inside
         self._most_chains = LARGE_RING if measured else FEW_CHAINS
 
     def exposed_s(self, timed: Sequence[TimedPipeline]) -> float:
@@ -65,6 +67,13 @@ class SyncCosts:
             return all_reduce_estimate_s(self._costs.network, num_bytes, names)
         owners = np.array([[self._rings.index[name] for name in names]])
         return float(self._rings.seconds(owners, np.array([num_bytes]))[0][0])
+
+    def _sum_s(self, num_bytes: float, names: Sequence[str]) -> tuple[float, Sequence[str]]:
+        """Return about the seconds of a sum of gradients, and the members of its ring."""
+        if len(names) <= LARGE_RING:
+            return sum_estimate_s(self._costs.network, num_bytes, names)
+        owners = np.array([[self._rings.index[name] for name in names]])
+        return float(self._rings.sums(owners, np.array([num_bytes]))[0][0]), names
 
     def _exposed_s(self, chains: Sequence[_Chain]) -> float:
         """Return `exposed_s` of pipelines that share no device."""
@@ -99,17 +108,24 @@ class SyncCosts:
     def _by_device(self, sums: Iterable[tuple[tuple[str, ...], float]]) -> dict[str, float]:
         seconds: dict[str, float] = {}
         for owners, num_bytes in sums:
-            spent = self.ring_s(num_bytes, owners)
+            spent = self._sum_s(num_bytes, owners)[0]
             for name in owners:
                 seconds[name] = seconds.get(name, 0.0) + spent
         return seconds
 
     def _by_card(self, sums: Iterable[tuple[tuple[str, ...], float]]) -> dict[int, float]:
-        """Return the seconds for which each resource of the network carries the messages of all rings."""
+        """Return the seconds for which each resource of the network carries the messages of all rings.
+
+        Messages inside nodes of sums that go there first are with their devices, and so are sums of which
+        their node says how long they take.
+        """
         loads: dict[int, float] = {}
         for owners, num_bytes in sums:
-            rounds, chunk = 2 * (len(owners) - 1), num_bytes / len(owners)
-            for one, other in pairwise((*owners, owners[0])):
+            if self._costs.network.inside_s(num_bytes, owners) is not None:
+                continue
+            ring = owners if len(owners) < 3 else self._sum_s(num_bytes, owners)[1]
+            rounds, chunk = 2 * (len(ring) - 1), num_bytes / len(ring)
+            for one, other in pairwise((*ring, ring[0])):
                 route = self._costs.network.route(one, other)
                 seconds = rounds * route.link.occupancy_s(chunk)
                 for resource in route.resources:
@@ -133,7 +149,7 @@ class SyncCosts:
                 owners[start : place[stop], column] = index[name]
                 start = place[stop]
         num_bytes = np.array([self._trained(tuple(range(*pair))) for pair in pairwise(cuts)])
-        seconds, cards_s = self._rings.seconds(owners, num_bytes)
+        seconds, cards_s = self._rings.sums(owners, num_bytes)
         before = [0.0, *np.cumsum(seconds)]
         most = max(
             before[place[stop]] - before[place[start]]
@@ -144,9 +160,7 @@ class SyncCosts:
         for layer in self._tied:
             home = owners[np.searchsorted(cuts, self._profile.tied_home(layer), side="right") - 1]
             both = np.unique(np.append(home, owners[np.searchsorted(cuts, layer, side="right") - 1]))
-            tied_s += float(
-                self._rings.seconds(both[None], np.array([self._profile.tied_bytes(layer)]))[0][0]
-            )
+            tied_s += float(self._rings.sums(both[None], np.array([self._profile.tied_bytes(layer)]))[0][0])
         return float(max(most, cards_s)) + tied_s
 
     def _trained(self, layers: tuple[int, ...]) -> float:
@@ -169,6 +183,10 @@ class _LargeRings:
         nodes = {node.name: place for place, node in enumerate(cluster.nodes)}
         self._node = np.array([nodes[device.node] for device in self._devices])
         self._num_nodes = len(nodes)
+        self._tables = {nodes[node.name]: node.all_reduces for node in cluster.nodes if node.all_reduces}
+        self._told = np.isin(np.arange(len(nodes)), list(self._tables))
+        measured = self._network.as_in_file is not self._network  # where rings are, nobody measured others
+        self._several_on_node = not measured and 1 < len(nodes) < len(cluster.devices)
         inside = {node.name: node.interconnect for node in cluster.nodes}
         # devices of a group have the same links, but for those that nodes have of their own
         groups: dict[object, int] = {}
@@ -189,25 +207,92 @@ class _LargeRings:
 
         owners: devices by [ring, member]. num_bytes: what each member of a ring gives to its sum.
         """
-        rings, count = owners.shape
+        ring_s, cards = self._seconds(owners, num_bytes)
+        return ring_s, _busiest_s(cards, num_bytes, owners.shape[1])
+
+    def sums(self, owners: npt.NDArray[np.int64], num_bytes: Floats) -> tuple[Floats, float]:
+        """Return `seconds` of sums: in a ring, node by node, or inside nodes first, whichever is sooner."""
+        if not self._several_on_node:
+            return self.seconds(owners, num_bytes)
+        count = owners.shape[1]
+        order = np.argsort(self._node[owners], axis=1, kind="stable")
+        side_by_side = np.take_along_axis(owners, order, axis=1)
+        between = self._between(side_by_side)
+        nodes = between.sum(axis=1)  # in this order a ring leaves each of several nodes once
+        found = (nodes > 1) & (nodes < count)
+        if not found.any():
+            return self.seconds(owners, num_bytes)
+        hierarchical_s, few_cards = self._hierarchical(side_by_side, num_bytes, between)
+        ring_s, cards = self._seconds(owners, num_bytes)
+        if (self._between(owners).sum(axis=1) > nodes).any():
+            other_s, other_cards = self._seconds(side_by_side, num_bytes)
+            ring_s, cards = _where(other_s < ring_s, (other_s, other_cards), (ring_s, cards))
+        better = found & (hierarchical_s < ring_s)
+        if not better.any():
+            return ring_s, _busiest_s(cards, num_bytes, count)
+        members = np.where(better, nodes, count)
+        sent = num_bytes * 2 * (members - 1) / members
+        seconds, busy = _where(better, (hierarchical_s, few_cards), (ring_s, cards))
+        return seconds, max(float((sent @ card).max()) for card in busy)
+
+    def _hierarchical(
+        self, owners: npt.NDArray[np.int64], num_bytes: Floats, between: npt.NDArray[np.bool_]
+    ) -> tuple[Floats, _Cards]:
+        """Return (seconds of sums that go inside nodes first, s per byte on cards outwards and inwards).
+
+        owners: devices by [sum, member], those of a node side by side. between: where the next is on another.
+        """
+        nodes = np.maximum(between.sum(axis=1), 1)
         following = np.roll(owners, -1, axis=1)
         per_byte, latency = self._hops(owners, following)
-        here, there = self._node[owners], self._node[following]
-        across = np.where(here == there, 0.0, per_byte)
+        inside = np.where(between, 0.0, num_bytes[:, None] * per_byte + latency)
+        on_nodes = self._on_nodes(self._node[owners], np.ones_like(per_byte))
+        told_s = self._told_s(on_nodes, num_bytes)
+        inside_s = np.where(self._told[self._node[owners]], 0.0, inside).max(axis=1)
+        most = np.where(self._told, 1.0, on_nodes).max(axis=1)
+        across = np.where(between, per_byte, 0.0)
+        across_s = (num_bytes / nodes)[:, None] * across
+        mean_s = (across_s + np.where(between, latency, 0.0)).sum(axis=1) / nodes
+        seconds = 2 * np.maximum(np.ceil(np.log2(most)) * inside_s, told_s)
+        seconds += 2 * (nodes - 1) * np.maximum(across_s.max(axis=1), mean_s)
+        out, home = (self._on_nodes(self._node[card], across) for card in (owners, following))
+        return seconds, (out, home)
+
+    def _told_s(self, on_nodes: Floats, num_bytes: Floats) -> Floats:
+        """Return the longest sum inside a node that says how long it takes, by sum; on_nodes: its devices."""
+        found = np.zeros(len(num_bytes))
+        for node, table in self._tables.items():
+            sizes = np.array([entry.num_devices for entry in table])
+            place = np.searchsorted(sizes, on_nodes[:, node])
+            links = [table[min(int(at), len(table) - 1)].link for at in place]
+            seconds = [link.transfer_s(size) for link, size in zip(links, num_bytes.tolist(), strict=True)]
+            found = np.maximum(found, np.where(on_nodes[:, node] > 1, seconds, 0.0))
+        return found
+
+    def _between(self, owners: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Return where the next member of a ring is on another node."""
+        node = self._node[owners]
+        return np.asarray(node != np.roll(node, -1, axis=1))
+
+    def _on_nodes(self, nodes: npt.NDArray[np.int64], values: Floats) -> Floats:
+        """Return the sums of values by [ring, node]; nodes and values: by [ring, member]."""
+        rings = len(nodes)
         row = np.arange(rings)[:, None] * self._num_nodes
-        shape = (rings, self._num_nodes)
-        out, home = (
-            np.bincount((row + card).ravel(), across.ravel(), minlength=rings * self._num_nodes).reshape(
-                shape
-            )
-            for card in (here, there)
-        )
+        summed = np.bincount((row + nodes).ravel(), values.ravel(), minlength=rings * self._num_nodes)
+        return np.asarray(summed, dtype=np.float64).reshape(rings, self._num_nodes)
+
+    def _seconds(self, owners: npt.NDArray[np.int64], num_bytes: Floats) -> tuple[Floats, _Cards]:
+        """Return (seconds of each ring, s per byte of a round on cards outwards and inwards)."""
+        count = owners.shape[1]
+        following = np.roll(owners, -1, axis=1)
+        per_byte, latency = self._hops(owners, following)
+        across = np.where(self._between(owners), per_byte, 0.0)
+        out = self._on_nodes(self._node[owners], across)
+        home = self._on_nodes(self._node[following], across)
         chunk = num_bytes / count
         busiest = np.maximum(np.maximum(out, home).max(axis=1), per_byte.max(axis=1)) * chunk
         hop = per_byte.mean(axis=1) * chunk + latency.mean(axis=1)
-        rounds = 2 * (count - 1)
-        cards_s = rounds * max(float((chunk @ card).max()) for card in (out, home))
-        return rounds * np.maximum(busiest, hop), cards_s
+        return 2 * (count - 1) * np.maximum(busiest, hop), (out, home)
 
     def _hops(self, owners: npt.NDArray[np.int64], following: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
         """Return (s per byte, latency) of each message; those between the same groups are alike."""
@@ -236,3 +321,20 @@ class _LargeRings:
                 known[code] = [link.occupancy_s(PACE_BYTES) / PACE_BYTES, link.latency_s]
         self._codes = np.array(sorted(known), dtype=np.int64)
         self._links = np.array([known[code] for code in self._codes.tolist()])
+
+
+def _where(
+    chosen: npt.NDArray[np.bool_], one: tuple[Floats, _Cards], other: tuple[Floats, _Cards]
+) -> tuple[Floats, _Cards]:
+    """Return the seconds and cards of one way for the rings chosen, and of another way for the others."""
+    out, home = (np.where(chosen[:, None], *pair) for pair in zip(one[1], other[1], strict=True))
+    return np.where(chosen, one[0], other[0]), (out, home)
+
+
+def _busiest_s(cards: Iterable[Floats], num_bytes: Floats, count: int) -> float:
+    """Return the seconds that all rings of so many members take at the busiest card.
+
+    cards: s per byte of a round by [ring, node], for each direction.
+    """
+    chunk = num_bytes / count
+    return 2 * (count - 1) * max(float((chunk @ card).max()) for card in cards)

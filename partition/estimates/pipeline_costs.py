@@ -7,8 +7,16 @@ from dataclasses import replace
 from cost_model.cluster import Device
 from cost_model.errors import InfeasibleError
 from cost_model.layer_costs import Prices
-from cost_model.memory import StageShape, device_memory, stage_activation_bytes
-from cost_model.network import NORM_BYTES, Network, all_reduce_s
+from cost_model.memory import (
+    StageShape,
+    device_memory,
+    leanest_segments,
+    segment_bytes,
+    segment_choices,
+    stage_activation_bytes,
+)
+from cost_model.network import NORM_BYTES, Network
+from cost_model.sum_times import all_reduce_s
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import Problem
 
@@ -24,7 +32,9 @@ class PipelineCosts:
         self.problem = problem
         self.prices = Prices(problem.profile)
         self.network = Network(problem.cluster, problem.profile.links, problem.profile.all_reduces)
-        self._stage_bytes: dict[tuple[int, int, int, bool], tuple[float, float]] = {}
+        self._stage_bytes: dict[tuple[int, int, int, bool], list[tuple[float, float]]] = {}
+        self._caps: dict[tuple[int, int, int, bool, float], int] = {}
+        self._segment_layers: dict[tuple[int, int, int, int], int] = {}
         self._sync: dict[tuple[tuple[str, ...], float], float] = {}
 
     def num_microbatches(self, samples: int) -> int:
@@ -78,15 +88,32 @@ class PipelineCosts:
         """Return the most microbatches in flight that memory takes, however many there are; 0 if none."""
         key = (start, stop, samples, recompute)
         if key not in self._stage_bytes:
-            profile, shape = self.problem.profile, StageShape(start, stop, 1, samples, recompute)
-            more = sum(stage_activation_bytes(profile, replace(shape, in_flight=2)))
-            more -= sum(stage_activation_bytes(profile, shape))
-            self._stage_bytes[key] = (device_memory(profile, [shape]).total_bytes, more)
-        one, more = self._stage_bytes[key]
-        spare = device.usable_bytes - one
-        if spare < 0:
-            return 0
-        return 1 + min(MANY, math.floor(spare / more)) if more > 0 else MANY
+            self._stage_bytes[key] = self._one_and_more_bytes(StageShape(start, stop, 1, samples, recompute))
+        usable = (*key, device.usable_bytes)
+        if usable not in self._caps:
+            pairs = self._stage_bytes[key]
+            self._caps[usable] = max(_most(device.usable_bytes - one, more) for one, more in pairs)
+        return self._caps[usable]
+
+    def _one_and_more_bytes(self, shape: StageShape) -> list[tuple[float, float]]:
+        """Return the bytes with one microbatch in flight, and those of each further one, by segments."""
+        profile = self.problem.profile
+        memory = device_memory(profile, [shape])
+        more = sum(stage_activation_bytes(profile, replace(shape, in_flight=2)))
+        pairs = [(memory.total_bytes, more - memory.saved_bytes - memory.boundary_bytes)]
+        states = memory.total_bytes - memory.saved_bytes - memory.workspace_bytes
+        for each in segment_choices(shape.stop - shape.start)[1:] if shape.recompute else ():
+            inputs, most = segment_bytes(profile, replace(shape, segment_layers=each))
+            pairs.append((states + inputs + most, memory.boundary_bytes + inputs))
+        return pairs
+
+    def segment_layers(self, start: int, stop: int, samples: int, in_flight: int) -> int:
+        """Return the `segment_layers` with which recompute needs least memory."""
+        key = (start, stop, samples, in_flight)
+        if key not in self._segment_layers:
+            shape = StageShape(start, stop, in_flight, samples, recompute=True)
+            self._segment_layers[key] = leanest_segments(self.problem.profile, shape)
+        return self._segment_layers[key]
 
     def message_s(
         self, source: Device, destination: Device, layer: int, samples: int
@@ -129,6 +156,13 @@ class PipelineCosts:
         if missing <= 0:
             return None
         return missing_error(*layout[-index], needs[-index])
+
+
+def _most(spare: float, more: float) -> int:
+    """Return the most in flight for what is left with one, and what each further one takes."""
+    if spare < 0:
+        return 0
+    return 1 + min(MANY, math.floor(spare / more)) if more > 0 else MANY
 
 
 def missing_error(device: Device, start: int, stop: int, need_bytes: float) -> InfeasibleError:

@@ -19,6 +19,7 @@ def plan_memory(plan: Plan, profile: ModelProfile, device: str) -> DeviceMemory:
                 pipeline.microbatch_size,
                 stage.recompute,
                 pipeline.num_microbatches,
+                stage.segment_layers,
             )
         )
     return device_memory(
@@ -40,7 +41,7 @@ def plan_memories(plan: Plan, profile: ModelProfile) -> dict[str, DeviceMemory]:
             pipeline = plan.pipelines[number]
             stage, flight = pipeline.stages[index], pipeline.in_flight(index)
             size, count = pipeline.microbatch_size, pipeline.num_microbatches
-            key = (stage.start, stage.stop, stage.recompute, flight, size, count)
+            key = (*stage.layers, stage.recompute, stage.segment_layers, flight, size, count)
         if key not in known:
             known[key] = plan_memory(plan, profile, name)
         found[name] = known[key]

@@ -26,14 +26,11 @@ class SharedPipeline:
     def num_microbatches(self) -> int:
         return -(-self.num_samples // self.microbatch_size)
 
-    def planned(self, in_flight: Iterable[int]) -> Pipeline:
-        """Return the pipeline of a plan."""
-        stages = zip(self.stages, in_flight, strict=True)
-        return Pipeline(
-            min(self.microbatch_size, self.num_samples),
-            self.num_samples,
-            tuple(stage.planned(flight) for stage, flight in stages),
-        )
+    def planned(self, in_flight: Iterable[int], costs: PipelineCosts) -> Pipeline:
+        """Return the pipeline of a plan, recomputed by the segments that need least memory."""
+        size, placed = min(self.microbatch_size, self.num_samples), zip(self.stages, in_flight, strict=True)
+        stages = tuple(stage.leanest(costs, size, flight) for stage, flight in placed)
+        return Pipeline(size, self.num_samples, stages)
 
 
 Draft = tuple[SharedPipeline, ...]
@@ -47,7 +44,7 @@ class SharedPipelineCosts:
     def __init__(self, costs: PipelineCosts) -> None:
         self.costs, self._estimate = costs, StepEstimate(costs)
         self._least: dict[object, float] = {}
-        self._more: dict[tuple[int, int, int, bool], float] = {}
+        self._alone: dict[StageShape, float] = {}
 
     def plans(self, draft: Draft) -> list[tuple[float, Plan]]:
         """Return (estimate in seconds, plan) with what it needs in flight and with a little more.
@@ -64,7 +61,8 @@ class SharedPipelineCosts:
         tries = dict.fromkeys(self._flights(draft, timed, step_s, extra) for extra in EXTRA_IN_FLIGHT)
         plans = []
         for flights in tries:
-            pipelines = tuple(shared.planned(row) for shared, row in zip(draft, flights, strict=True))
+            rows = zip(draft, flights, strict=True)
+            pipelines = tuple(shared.planned(row, self.costs) for shared, row in rows)
             plans.append(Plan("auto", problem.profile.model, problem.global_batch_size, pipelines))
         return [(estimate.estimate_s(plan), plan) for plan in plans]
 
@@ -86,19 +84,18 @@ class SharedPipelineCosts:
         flights = [[1] * len(shared.stages) for shared in draft]
         for places in _places(draft).values():
             spare = self._spare(places)
-            growing = {
-                (pipeline, stage): self._more_bytes(shared.stages[stage], shared.microbatch_size)
-                for pipeline, stage, shared in places
-            }
+            growing = {(pipeline, stage): shared for pipeline, stage, shared in places}
             while growing:
                 pipeline, stage = least = min(
                     growing, key=lambda at: flights[at[0]][at[1]] / wanted[at[0]][at[1]]
                 )
-                if flights[pipeline][stage] >= wanted[pipeline][stage] or growing[least] > spare:
+                shared, flight = growing[least], flights[pipeline][stage]
+                more = self._more_bytes(shared.stages[stage], shared.microbatch_size, flight)
+                if flight >= wanted[pipeline][stage] or more > spare:
                     del growing[least]
                     continue
                 flights[pipeline][stage] += 1
-                spare -= growing[least]
+                spare -= more
         return tuple(tuple(accumulate(row, min)) for row in flights)
 
     def _spare(self, places: Iterable[tuple[int, int, SharedPipeline]]) -> float:
@@ -106,23 +103,25 @@ class SharedPipelineCosts:
         stages = [(shared.stages[index], shared.microbatch_size) for _, index, shared in places]
         key = tuple(sorted((s.start, s.stop, samples, s.recompute) for s, samples in stages))
         if key not in self._least:
-            shapes = [StageShape(start, stop, 1, samples, again) for start, stop, samples, again in key]
+            shapes = [self._shape(stage, samples, 1) for stage, samples in stages]
             self._least[key] = device_memory(self.costs.problem.profile, shapes).total_bytes
         return stages[0][0].device.usable_bytes - self._least[key]
 
-    def _more_bytes(self, stage: TimedStage, samples: int) -> float:
-        """Return the bytes of one more microbatch in flight."""
-        key = (stage.start, stage.stop, samples, stage.recompute)
-        if key not in self._more:
-            one, two = (
-                device_memory(
-                    self.costs.problem.profile,
-                    [StageShape(stage.start, stage.stop, flight, samples, stage.recompute)],
-                ).total_bytes
-                for flight in (1, 2)
-            )
-            self._more[key] = two - one
-        return self._more[key]
+    def _more_bytes(self, stage: TimedStage, samples: int, in_flight: int) -> float:
+        """Return the bytes of one more microbatch than are in flight."""
+        flight = in_flight if stage.recompute else 1
+        return self._alone_bytes(stage, samples, flight + 1) - self._alone_bytes(stage, samples, flight)
+
+    def _alone_bytes(self, stage: TimedStage, samples: int, in_flight: int) -> float:
+        shape = self._shape(stage, samples, in_flight)
+        if shape not in self._alone:
+            self._alone[shape] = device_memory(self.costs.problem.profile, [shape]).total_bytes
+        return self._alone[shape]
+
+    def _shape(self, stage: TimedStage, samples: int, in_flight: int) -> StageShape:
+        planned = stage.leanest(self.costs, samples, in_flight)
+        again, each = planned.recompute, planned.segment_layers
+        return StageShape(*planned.layers, in_flight, samples, again, segment_layers=each)
 
 
 def _places(draft: Draft) -> dict[str, list[tuple[int, int, SharedPipeline]]]:

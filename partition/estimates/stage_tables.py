@@ -12,11 +12,18 @@ import numpy as np
 
 from cost_model.cluster import Device
 from cost_model.layer_costs import Prices
-from cost_model.memory import StageShape, device_memory, first_backward_bytes, working_bytes
+from cost_model.memory import (
+    StageShape,
+    device_memory,
+    first_backward_bytes,
+    segment_choices,
+    working_bytes,
+)
 from cost_model.network import Network
 from cost_model.profile import ModelProfile
-from partition.estimates.arrays import Bools, Floats
+from partition.estimates.arrays import Bools, Floats, Places
 from partition.estimates.device_classes import DeviceClasses
+from partition.estimates.segment_tables import segment_tables
 from partition.problem import Problem
 
 ALL = 1e6  # as a cap: memory takes as many in flight as there are
@@ -70,6 +77,24 @@ class LayerBytes:
 def working_table(profile: ModelProfile, samples: int) -> Floats:
     """Return `cost_model.memory.working_bytes` of layers [start, stop) by [start, stop]."""
     return _table_of(profile, samples, working_bytes)
+
+
+def leanest_table(profile: ModelProfile, samples: int) -> Places:
+    """Return the `cost_model.memory.leanest_segments` of one microbatch in flight, by [start, stop].
+
+    All of a stage at once is not among them, but for a stage of one layer.
+    """
+    held, layers = LayerBytes.of(profile), profile.num_layers
+    alone = samples * held.saved + working_table(profile, samples)
+    needs = [samples * kept + most for kept, most in segment_tables(held.inputs, samples, alone)]
+    choices, ends = segment_choices(layers), np.arange(layers + 1)
+    lengths = ends[None, :] - ends[:, None]
+    pairs = zip(choices[1:], needs, strict=True)
+    table = [
+        np.where(lengths > 1, np.inf, 0.0),
+        *(np.where(lengths > each, need, np.inf) for each, need in pairs),
+    ]
+    return np.asarray(np.array(choices)[np.argmin(table, axis=0)])
 
 
 def _table_of(
@@ -281,16 +306,23 @@ class SizeTables:
     def _count_caps(self, *, recompute: bool) -> Floats:
         held, samples = self.tables.bytes, self.samples
         optimizer = self.tables.problem.profile.optimizer_bytes_per_parameter_byte
-        fixed = held.weights + held.trained * (1 + optimizer) + self.workspace_bytes
+        states = held.weights + held.trained * (1 + optimizer)
         one = held.inputs + held.outputs
-        if recompute:
-            fixed, one = fixed + samples * held.saved, one + held.inputs
-        else:
-            one = one + held.saved
-        spare = self._usable_bytes - fixed[None]
+        if not recompute:
+            return self._caps_of(states + self.workspace_bytes, one + held.saved)
+        caps = self._caps_of(states + self.workspace_bytes + samples * held.saved, one + held.inputs)
+        for inputs, most in segment_tables(held.inputs, samples, samples * held.saved + self.workspace_bytes):
+            caps = np.maximum(caps, self._caps_of(states + most, one + inputs))
+        return caps
+
+    def _caps_of(self, fixed: Floats, one: Floats) -> Floats:
+        """Return the caps for bytes whatever is in flight, and for each sample that is."""
+        distinct, which = np.unique(self._usable_bytes, return_inverse=True)
+        spare = distinct[:, None, None] - fixed[None]
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-            caps = np.floor(spare / (samples * one))
-        return np.where(self.tables.allowed & (spare >= 0), np.fmin(caps, ALL), 0.0)
+            caps = np.floor(spare / (self.samples * one))
+        caps = np.where(spare >= 0, np.fmin(caps, ALL), 0.0)[which.ravel()]
+        return np.asarray(np.where(self.tables.allowed, caps, 0.0))
 
     def most_in_flight(self, amount: Amount, *, recompute: bool) -> Floats:
         """Return `caps`, and one more where a pipeline of this amount has no more microbatches than that.
@@ -311,12 +343,13 @@ class SizeTables:
         optimizer = self.tables.problem.profile.optimizer_bytes_per_parameter_byte
         saved, boundary = samples * held.saved, samples * (held.inputs + held.outputs)
         before, after = in_flight * saved, (in_flight - 1) * saved
+        first = np.maximum(self.first_backward_bytes - self.workspace_bytes, 0.0)
         if recompute:
             before, after = (
                 np.where(flight > 0, flight * samples * held.inputs + saved, 0.0)
                 for flight in (in_flight, in_flight - 1)
             )
-        first = 0.0 if recompute else np.maximum(self.first_backward_bytes - self.workspace_bytes, 0.0)
+            first = np.where(in_flight > 1, 0.0, first)
         peak = np.maximum(before, held.trained + after + first) + in_flight * boundary
         need = held.weights + held.trained * optimizer + self.workspace_bytes + peak
         return np.asarray(self.tables.allowed & (need <= self._usable_bytes))

@@ -33,9 +33,16 @@ class TimedStage:
     stop: int
     recompute: bool = False
 
-    def planned(self, in_flight: int) -> Stage:
+    def planned(self, in_flight: int, segment_layers: int = 0) -> Stage:
         """Return the stage of a plan."""
-        return Stage((self.device.name,), (self.start, self.stop), in_flight, self.recompute)
+        layers = (self.start, self.stop)
+        return Stage((self.device.name,), layers, in_flight, self.recompute, segment_layers)
+
+    def leanest(self, costs: PipelineCosts, samples: int, in_flight: int) -> Stage:
+        """Return the stage of a plan, recomputed by the segments that need least memory."""
+        if not self.recompute:
+            return self.planned(in_flight)
+        return self.planned(in_flight, costs.segment_layers(self.start, self.stop, samples, in_flight))
 
 
 def timed_stages(cluster: Cluster, pipeline: Pipeline) -> tuple[TimedStage, ...]:
@@ -60,7 +67,7 @@ class PipelineTiming:
         channels: Sequence[tuple[Device, Device]],
         microbatch_size: int,
     ) -> None:
-        self._costs, self.stages, self._channels = costs, tuple(stages), tuple(channels)
+        self.costs, self.stages, self._channels = costs, tuple(stages), tuple(channels)
         self.microbatch_size = microbatch_size
         self._seconds: dict[int, Seconds] = {}
         self.full = self.seconds(microbatch_size)
@@ -72,7 +79,7 @@ class PipelineTiming:
     def seconds(self, samples: int) -> Seconds:
         """Return the seconds of a microbatch."""
         if samples not in self._seconds:
-            prices, stages = self._costs.prices, self.stages
+            prices, stages = self.costs.prices, self.stages
             self._seconds[samples] = Seconds(
                 tuple(prices.forward_s(s.device, s.start, s.stop, samples) for s in stages),
                 tuple(
@@ -80,7 +87,7 @@ class PipelineTiming:
                     for s in stages
                 ),
                 tuple(
-                    self._costs.message_s(*channel, right.start, samples)
+                    self.costs.message_s(*channel, right.start, samples)
                     for channel, right in zip(self._channels, stages[1:], strict=True)
                 ),
             )
@@ -104,7 +111,7 @@ class PipelineTiming:
     def caps(self) -> tuple[int, ...]:
         """Return the in_flight of each stage that memory takes if its device serves nothing else."""
         return tuple(
-            self._costs.cap(s.device, s.start, s.stop, self.microbatch_size, s.recompute) for s in self.stages
+            self.costs.cap(s.device, s.start, s.stop, self.microbatch_size, s.recompute) for s in self.stages
         )
 
     @cached_property
@@ -115,7 +122,7 @@ class PipelineTiming:
     @cached_property
     def optimizer_s(self) -> float:
         """Return the seconds of the longest optimizer step."""
-        prices = self._costs.prices
+        prices = self.costs.prices
         return max(prices.optimizer_s(s.device, range(s.start, s.stop)) for s in self.stages)
 
     def bound_s(self, num_samples: int, in_flight: Sequence[int]) -> float:
@@ -128,7 +135,7 @@ class PipelineTiming:
             self.round_trips_s,
             num_microbatches,
             total_s=self.total_s(num_samples),
-            link_rest_s=[self._costs.link_s(*pair, right.start, others) for pair, right in messages],
+            link_rest_s=[self.costs.link_s(*pair, right.start, others) for pair, right in messages],
             in_flight=[min(flight, num_microbatches) for flight in in_flight],
         )
 
@@ -247,12 +254,10 @@ class TimedPipeline:
 
     def pipeline(self, num_samples: int) -> Pipeline:
         """Return the pipeline for these samples, with the in_flight that suits them best."""
-        flights = self.timing.best_flights(num_samples)
-        return Pipeline(
-            microbatch_size=min(self.microbatch_size, num_samples),
-            num_samples=num_samples,
-            stages=tuple(stage.planned(flight) for stage, flight in zip(self.stages, flights, strict=True)),
-        )
+        size, flights = min(self.microbatch_size, num_samples), self.timing.best_flights(num_samples)
+        placed = zip(self.stages, flights, strict=True)
+        stages = tuple(stage.leanest(self.timing.costs, size, flight) for stage, flight in placed)
+        return Pipeline(microbatch_size=size, num_samples=num_samples, stages=stages)
 
 
 class TimingCache:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cost_model.errors import InfeasibleError
+from cost_model.memory import StageShape, leanest_segments
 from partition.constraints.wishes import describe
 from partition.estimates.pipeline_costs import missing_error
 from partition.estimates.timed_pipeline import TimedStage
@@ -32,9 +33,13 @@ class LeastPipelines:
         pipelines = []
         for place, chain in enumerate(self.stages):
             samples = batch // number + (place < batch % number)
-            stages = (stage.planned(in_flight=1) for stage in chain)
+            stages = (stage.planned(1, self._segment_layers(stage, problem)) for stage in chain)
             pipelines.append(Pipeline(min(self.microbatch_size, samples), samples, tuple(stages)))
         return Plan(strategy, problem.profile.model, batch, tuple(pipelines))
+
+    def _segment_layers(self, stage: TimedStage, problem: Problem) -> int:
+        shape = StageShape(stage.start, stage.stop, 1, self.microbatch_size, recompute=True)
+        return leanest_segments(problem.profile, shape, whole=False) if stage.recompute else 0
 
     def error(self, problem: Problem, programme: MemoryProgramme) -> InfeasibleError:
         """Return why none fits, of pipelines that lack something."""
@@ -79,7 +84,9 @@ def least_pipelines(problem: Problem) -> LeastPipelines:
             best, of_best = _named(programme, cuts), programme
             best = replace(best, proven=best.proven and len(kinds) == 1)
     if best is None:
-        raise InfeasibleError("no single pipeline respects what is forced; force less")
+        if kinds == [MemoryProgramme]:
+            raise InfeasibleError("no single pipeline respects what is forced; force less")
+        raise InfeasibleError(f"no plan with {describe(problem.forced)} was found; force less")
     if best.missing_bytes > 0:
         raise best.error(problem, of_best)
     return best

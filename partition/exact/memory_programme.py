@@ -19,6 +19,7 @@ complexity: states, product of (count + 1) over the classes, times classes. Beyo
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import groupby, islice, pairwise
 
@@ -26,8 +27,10 @@ import numpy as np
 import numpy.typing as npt
 
 from cost_model.cluster import Device
-from cost_model.memory import StageShape, device_memory
+from cost_model.memory import StageShape, device_memory, leanest_segments
+from cost_model.profile import ModelProfile
 from partition.estimates.arrays import Floats
+from partition.estimates.stage_tables import leanest_table
 from partition.problem import Problem
 
 MOST_WORDS, MOST_SEVERAL = 2**21, 2**17  # of several pipelines all states are gone through
@@ -40,21 +43,28 @@ Cut = tuple[int, int, int]
 """A stage as (index of the members, start, stop)."""
 
 
-def stage_needs(problem: Problem, start: int, stop: int, samples: int) -> tuple[float, float]:
-    """Return bytes of a stage of the only pipeline, one microbatch in flight, without and with recompute.
+def stage_needs(
+    profile: ModelProfile, plain: StageShape, segment_layers: int | None = None
+) -> tuple[float, float]:
+    """Return bytes of a stage of which one microbatch is in flight, without and with recompute.
 
-    A single microbatch needs less: gradients and activations do not peak together. Then the gradients of
-    tied weights whose other layer is elsewhere are there from the start (`Plan.memory`).
+    Recompute of a whole stage saves nothing then; segment_layers: those that need least, if they are known. A
+    single microbatch needs less: gradients and activations do not peak together. Then the gradients of tied
+    weights whose other layer is elsewhere are there from the start (`Plan.memory`).
     """
-    profile, count = problem.profile, -(-problem.global_batch_size // samples)
-    summed = 0.0
-    for layer in range(profile.num_layers) if count == 1 else ():
+    start, stop, summed = plain.start, plain.stop, 0.0
+    for layer in range(profile.num_layers) if plain.num_microbatches == 1 else ():
         home = profile.tied_home(layer)
         if (start <= home < stop) != (start <= layer < stop):
             summed += profile.tied_bytes(layer)
-    shapes = [StageShape(start, stop, 1, samples, recompute, count) for recompute in (False, True)]
-    plain, again = (device_memory(profile, [shape], summed_bytes=summed).total_bytes for shape in shapes)
-    return plain, again
+    again = replace(plain, recompute=True)
+    if segment_layers is None:
+        segment_layers = leanest_segments(profile, again, whole=False)
+    shapes = plain, replace(again, segment_layers=segment_layers)
+    plain_bytes, again_bytes = (
+        device_memory(profile, [shape], summed_bytes=summed).total_bytes for shape in shapes
+    )
+    return plain_bytes, again_bytes
 
 
 class MemoryProgramme:
@@ -100,9 +110,11 @@ class MemoryProgramme:
     def lacking(self) -> Floats:
         """Return bytes that a class lacks, inf where it may not have the layers: [class, start, stop]."""
         needs = np.full((self.ends, self.ends), np.inf)
+        again = leanest_table(self.problem.profile, self.samples)
         for start in range(self.ends):
             for stop in range(start + 1, self.ends):
-                needs[start, stop] = min(self.stage_needs(start, stop))
+                each = int(again[start, stop])
+                needs[start, stop] = min(self.stage_needs(start, stop, each))
         # the least of a class counts for all of it
         tables = np.array([needs - group[-1].usable_bytes for group in self.members])
         for pin in self.pins:
@@ -113,16 +125,14 @@ class MemoryProgramme:
             tables[place, pin.start, pin.stop] = least
         return tables
 
-    def stage_needs(self, start: int, stop: int) -> tuple[float, float]:
+    def stage_needs(self, start: int, stop: int, segment_layers: int | None = None) -> tuple[float, float]:
         """Return bytes of a stage, one microbatch in flight, without and with recompute.
 
         Where several pipelines sum their gradients, a single microbatch needs no less.
         """
-        if not self.several:
-            return stage_needs(self.problem, start, stop, self.samples)
-        shapes = [StageShape(start, stop, 1, self.samples, recompute) for recompute in (False, True)]
-        plain, again = (device_memory(self.problem.profile, [shape]).total_bytes for shape in shapes)
-        return plain, again
+        count = None if self.several else -(-self.problem.global_batch_size // self.samples)
+        stage = StageShape(start, stop, 1, self.samples, num_microbatches=count)
+        return stage_needs(self.problem.profile, stage, segment_layers)
 
     @cached_property
     def _pinned_lacking(self) -> list[float]:
@@ -154,7 +164,7 @@ class MemoryProgramme:
     def pipelines(self, missing_bytes: float) -> Iterator[tuple[tuple[int, ...], list[Cut]]]:
         """Give (devices of each class, stages) of pipelines whose devices lack no more than that.
 
-        Short ones first; none whose devices are as many or as good as another's, and more or better.
+        Short ones first; none that does without one of its devices or, if it is alone, with a lesser one.
         """
         fits = self.lacking[: len(self.counts)] <= missing_bytes
         unions = [self._unions(self._with_pins(table, missing_bytes)) for table in fits]
@@ -196,7 +206,7 @@ class MemoryProgramme:
             used = np.flatnonzero(self._digit(states, place) > 0)
             without = states[used] - self.strides[place]
             layers[used] |= labels[without]
-            if place + 1 < self.num_free:
+            if place + 1 < self.num_free and not self.several:  # others may need the lesser ones
                 spare = self._digit(without, place + 1) < self.counts[place + 1]
                 layers[used[spare]] |= labels[without[spare] + self.strides[place + 1]]
         return layers

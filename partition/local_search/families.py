@@ -24,7 +24,7 @@ from itertools import combinations_with_replacement, pairwise, permutations
 
 import numpy as np
 
-from cost_model.cluster import Device
+from cost_model.cluster import Device, Node
 from partition.estimates.device_classes import ClassOrder
 from partition.estimates.gradient_sync import PACE_BYTES
 from partition.local_search.starts import SearchSpace
@@ -34,6 +34,8 @@ Counts = tuple[int, ...]
 Cut = tuple[int, int, bool]
 """A stage's first layer, the layer after its last one, and whether it recomputes."""
 TOGETHER = 3  # exponent: messages queue at a card the more, the more of the time it is busy
+FASTER_INSIDE = 4
+"""Times as fast as cards, from which on the links of nodes make it worth it to sum inside of them first."""
 FEW_CLASSES = 3  # of a chain, up to which it is tried in all orders of its classes
 
 
@@ -142,6 +144,8 @@ class FamilySpace:
         self.class_s_per_byte = tuple(
             max(self.card_s_per_byte[device.node] for device in group) for group in self.members
         )
+        inside = max((_inside_s_per_byte(space, node) for node in self.problem.cluster.nodes), default=0.0)
+        self.inside_first = FASTER_INSIDE * inside <= min(self.card_s_per_byte.values()) / 2
         profile = self.problem.profile
         inner = profile.layers[1:-1] or profile.layers
         self._boundary_bytes = sum(layer.output_bytes_per_sample for layer in inner) / len(inner)
@@ -272,6 +276,14 @@ def _by_node(group: Sequence[Device]) -> tuple[Device, ...]:
     for device in group:
         nodes.setdefault(device.node, []).append(device)
     return tuple(device for devices in sorted(nodes.values(), key=lambda ds: -len(ds)) for device in devices)
+
+
+def _inside_s_per_byte(space: SearchSpace, node: Node) -> float:
+    """Return what a byte occupies the link between two devices of a node; 0 of a lone device."""
+    if len(node.devices) < 2:
+        return 0.0
+    link = space.costs.network.route(node.devices[0].name, node.devices[1].name).link
+    return link.occupancy_s(PACE_BYTES) / PACE_BYTES
 
 
 def _card_s_per_byte(space: SearchSpace) -> dict[str, float]:

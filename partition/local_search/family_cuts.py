@@ -20,6 +20,7 @@ from partition.exact.cut_dp import CutOptimizer
 from partition.local_search.families import Family, FamilySet, FamilySpace, Layout, Outline, together_s
 from partition.local_search.starts import SearchSpace
 
+MOST_COUNTED = 4  # nodes of a layer that are told apart
 TOLERANCE = 1e-3  # relative: how exactly samples are shared out for an estimate
 
 
@@ -125,23 +126,30 @@ class FamilyCutter:
         Of a chain that has several places on a node, the sums of the later ones begin sooner, and what the
         first one sends back waits behind them: so sums of earlier nodes come after those of later ones.
         """
-        once = several = 0
+        on_nodes = [0] * MOST_COUNTED  # layers on one node and more, on two and more, ...
         for layers in held.values():
-            several |= once & layers
-            once |= layers
-        if not several:
+            for fewer in reversed(range(MOST_COUNTED - 1)):
+                on_nodes[fewer + 1] |= on_nodes[fewer] & layers
+            on_nodes[0] |= layers
+        if not on_nodes[1]:
             return 0.0
         pace = self.space.card_s_per_byte
-        cluster = self.search.problem.cluster
-        sums_s = max(self._bytes(layers & several) * pace[node] for node, layers in held.items())
+        members = min(copies, len(held)) if self.space.inside_first else copies
+        shares = _ring_shares(members, count_nodes=self.space.inside_first)
+
+        def passed(layers: int) -> float:
+            """Return half of the bytes that pass a card in each direction."""
+            return sum(share * self._bytes(layers & on_nodes[least]) for least, share in shares)
+
+        sums_s = max(passed(layers) * pace[node] for node, layers in held.items())
         for family, layout, _ in parts:
             late_s = 0.0
             places = zip(reversed(layout.row), reversed(family.cuts), strict=True)
             for node, group in groupby(places, key=lambda place: place[0].node):
-                masks = [((1 << stop) - (1 << start)) & several for _, (start, stop, _) in group]
-                sums_s = max(sums_s, late_s + self._bytes(sum(masks)) * pace[node])
-                late_s += self._bytes(sum(masks[:-1])) * pace[node]
-        return sums_s * (copies - 1) / copies + 2 * (copies - 1) * cluster.network.latency_s
+                masks = [(1 << stop) - (1 << start) for _, (start, stop, _) in group]
+                sums_s = max(sums_s, late_s + passed(sum(masks)) * pace[node])
+                late_s += passed(sum(masks[:-1])) * pace[node]
+        return sums_s + 2 * (members - 1) * self.search.problem.cluster.network.latency_s
 
     def _bytes(self, layers: int) -> float:
         if layers not in self._sums:
@@ -192,6 +200,19 @@ class FamilyCutter:
 def _timed(timings: TimingCache, family: Family, row: Sequence[Device]) -> TimedPipeline:
     stages = tuple(TimedStage(device, *cut) for device, cut in zip(row, family.cuts, strict=True))
     return timings.pipeline(stages, family.outline.microbatch_size)
+
+
+def _ring_shares(members: int, *, count_nodes: bool) -> list[tuple[int, float]]:
+    """Return pairs (least, share): a byte passes a card 2 (n - 1) / n times in the sum of a layer on n nodes.
+
+    A layer on more than `least` nodes adds share; all shares of n nodes make (n - 1) / n. From MOST_COUNTED
+    nodes on, and where nodes do not count since all copies are in the ring, n is the members of the ring.
+    """
+    most = (members - 1) / members
+    if not count_nodes:
+        return [(1, most)]
+    steps = [1 / 2, *(1 / n - 1 / (n + 1) for n in range(2, MOST_COUNTED - 1))]
+    return [*enumerate(steps, 1), (MOST_COUNTED - 1, max(0.0, most - sum(steps)))]
 
 
 def _shared_links(cluster: Cluster, at_once: int) -> Cluster:

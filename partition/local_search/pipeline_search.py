@@ -7,6 +7,7 @@ from functools import cached_property
 
 from partition.column_generation.column_generation import Columns
 from partition.column_generation.pipeline_pool import PipelinePool
+from partition.constraints.dealt_devices import NUMBERS
 from partition.estimates.batch_split import share_out
 from partition.estimates.effort import Walks
 from partition.estimates.network_cards import CardLoad
@@ -15,6 +16,7 @@ from partition.local_search.moves import EvaluateSet, LocalSearch, PipelineSet
 from partition.local_search.starts import (
     SearchSpace,
     chain,
+    dealt_sets,
     from_columns,
     from_counts,
     realise,
@@ -24,7 +26,7 @@ from partition.local_search.starts import (
 )
 from partition.local_search.threshold_accepting import improve_with_simulator, threshold_accepting
 from partition.plan import Plan
-from partition.problem import Problem
+from partition.problem import Forced, Problem
 
 DEALT = "dealt"  # what starts of dealt devices are called: all are simulated
 
@@ -56,6 +58,11 @@ class PipelineSearch(SearchSpace):
         if sets:
             sets += self._of_fewer_pipelines(_best(sets), evaluate)
             sets += self._walked_and_recombined(_best(sets), evaluate)
+            # only now, so that where they are no better the walks begin where they would without them
+            others = list(self._of_other_numbers(_best(sets), evaluate))
+            if others and _best(others).step_s < _best(sets).step_s:
+                others += self._walked_and_recombined(_best(others), evaluate)
+            sets += others
         dealt = [start for start in starts if start.start.startswith(DEALT)]
         best = [start for start in starts[: self.effort.search.climbed_starts] if start not in dealt]
         return sorted([*sets, *best, *dealt], key=_order)
@@ -150,6 +157,27 @@ class PipelineSearch(SearchSpace):
                 if step_s <= effort.hopeless * best.step_s:
                     step_s, timed = self._climb(timed, evaluate, effort.climb_tries // 3)
                     yield PipelineSet(step_s, tuple(timed), "fewer")
+
+    def _of_other_numbers(self, best: PipelineSet, evaluate: EvaluateSet) -> Iterator[PipelineSet]:
+        """Give the best sets of devices dealt out to other numbers of pipelines, in steps.
+
+        Where a step is not near what the relaxed programme promises, so that sums or messages may have made
+        the number wrong.
+        """
+        effort, columns_s = self.effort.search, self.columns.step_s if self.columns else math.inf
+        if self.problem.forced != Forced() or best.step_s <= effort.near * columns_s:
+            return
+        sizes = sorted({pipeline.microbatch_size for pipeline in best.timed})
+        found = []
+        for number in NUMBERS:
+            if number != len(best.timed):
+                sets = [(self.clock_s(timed), timed) for _, timed in dealt_sets(self, number, sizes)]
+                steps = [(evaluate(timed, clock_s), timed) for clock_s, timed in sets if clock_s < math.inf]
+                found += sorted(steps, key=lambda pair: pair[0])[:1]
+        for step_s, timed in sorted(found, key=lambda pair: pair[0])[: effort.other_numbers]:
+            if step_s <= effort.hopeless * best.step_s:
+                climbed_s, climbed = self._climb(timed, evaluate, effort.climb_tries // 3)
+                yield PipelineSet(climbed_s, tuple(climbed), f"{len(timed)} dealt")
 
     def _of_at_most(self, most: int, within_s: float) -> list[list[TimedPipeline]]:
         """Return sets of so many pipelines; none where they need longer even relaxed."""

@@ -8,7 +8,7 @@ from cost_model.cluster import Device
 from partition.column_generation.column_generation import ROUNDS, Columns, generate
 from partition.column_generation.master_problem import Limits
 from partition.column_generation.rounding import rounded
-from partition.constraints.dealt_devices import NUMBERS, dealt
+from partition.constraints.dealt_devices import EACH, NUMBERS, dealt
 from partition.constraints.wished_sets import WishedSets
 from partition.estimates.batch_split import share_out
 from partition.estimates.class_pipeline import ClassPipeline
@@ -28,7 +28,8 @@ class SearchSpace:
     """The arrays of a problem and the timings of the pipelines made so far."""
 
     def __init__(self, problem: Problem) -> None:
-        self.problem, self.effort = problem, effort_for(len(problem.cluster.devices))
+        self.problem = problem
+        self.effort = effort_for(len(problem.cluster.devices), forced=problem.forced != Forced())
         self.costs = PipelineCosts(problem)
         self.wishes = WishedSets(problem)
         self.classes = equal_devices(problem.cluster, [pin.device for pin in problem.forced.pins])
@@ -111,22 +112,35 @@ def _whole_s(space: SearchSpace) -> dict[str, float]:
 
 def wished(space: SearchSpace) -> list[list[TimedPipeline]]:
     """Return sets of devices dealt out to pipelines, where something is forced; best closed forms first."""
-    forced, batch = space.problem.forced, space.problem.global_batch_size
+    forced = space.problem.forced
     if forced == Forced():
         return []
-    most = min(len(space.problem.cluster.devices), batch, forced.max_devices or batch)
-    found: list[tuple[float, list[TimedPipeline]]] = []
-    for number in [forced.num_pipelines or 0] if forced.num_pipelines else [n for n in NUMBERS if n <= most]:
-        for arrangement in dealt(space.problem, number, _whole_s(space)):
-            for size in space.problem.microbatch_sizes:
-                count = max(1, batch // number // size)
-                cuts = [space.cut_optimizer.recut(devices, size, count * size) for devices in arrangement]
-                timed = [pipeline for pipeline in cuts if pipeline is not None and pipeline.timing.fits]
-                if len(timed) == number:
-                    pace = sum(count * size / pipeline.timing.quick_s(count) for pipeline in timed)
-                    found.append((batch / pace, timed))
+    numbers = [forced.num_pipelines] if forced.num_pipelines else NUMBERS
+    found = [
+        pair for number in numbers for pair in dealt_sets(space, number, space.problem.microbatch_sizes, EACH)
+    ]
     found.sort(key=lambda pair: pair[0])
     return [timed for _, timed in found[: space.effort.starts.dealt]]
+
+
+def dealt_sets(
+    space: SearchSpace, number: int, sizes: Sequence[int], each: Sequence[int] = ()
+) -> Iterator[tuple[float, list[TimedPipeline]]]:
+    """Give (closed form of a step in which all are busy, set) of devices dealt out to so many pipelines.
+
+    each: see `dealt`.
+    """
+    problem, batch = space.problem, space.problem.global_batch_size
+    if number > min(len(problem.cluster.devices), batch, problem.forced.max_devices or batch):
+        return
+    for arrangement in dealt(problem, number, _whole_s(space), each):
+        for size in sizes:
+            count = max(1, batch // number // size)
+            cuts = [space.cut_optimizer.recut(devices, size, count * size) for devices in arrangement]
+            timed = [pipeline for pipeline in cuts if pipeline is not None and pipeline.timing.fits]
+            if len(timed) == number:
+                pace = sum(count * size / pipeline.timing.quick_s(count) for pipeline in timed)
+                yield batch / pace, timed
 
 
 def relaxed(space: SearchSpace, known: Columns | None, limits: Limits) -> Columns:

@@ -27,9 +27,9 @@ GAIN = 0.005  # relative: less is not worth a second pipeline
 
 
 def memory_binds(problem: Problem, costs: PipelineCosts) -> bool:
-    """Return whether some device cannot hold the whole model, not even with recompute."""
+    """Return whether some device cannot hold the whole model without recompute."""
     layers, size = problem.profile.num_layers, min(problem.microbatch_sizes)
-    return any(costs.cap(device, 0, layers, size, recompute=True) < 1 for device in problem.cluster.devices)
+    return any(costs.cap(device, 0, layers, size, recompute=False) < 1 for device in problem.cluster.devices)
 
 
 def shared_plans(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cost_model.cluster import Cluster, Device, Link, Node, NodeLink
+from cost_model.cluster import Cluster, Device, Link, Node, NodeAllReduce, NodeLink
 from cost_model.cluster_file import read_cluster
 from cost_model.errors import InputError
 from places import ROOT
@@ -96,6 +96,38 @@ def test_the_same_link_twice_is_refused(tmp_path: Path):
     link = '\n[[links]]\nnodes = {}\nbandwidth = "1 Gbit/s"\nlatency = "1 ms"\n'
     with pytest.raises(InputError, match="the link between big and old is given twice"):
         read(tmp_path, GOOD + link.format('["big", "old"]') + link.format('["old", "big"]'))
+
+
+SUMS = 'name = "big"\nall_reduces = [{ devices = 2, bandwidth = "4 GB/s", latency = "30 us" }, %s]'
+
+
+def test_a_node_says_how_long_its_devices_sum(tmp_path: Path):
+    three = '{ devices = 3, bandwidth = "2 GB/s", latency = "50 us" }'
+    told = read(tmp_path, GOOD.replace('name = "big"', SUMS % three))
+    expected = (NodeAllReduce(2, Link(3e-5, 4e9)), NodeAllReduce(3, Link(5e-5, 2e9)))
+    assert [node.all_reduces for node in told.nodes] == [expected, ()]
+    plain = read(tmp_path, GOOD)
+    assert "all_reduces" not in plain.to_json()["nodes"][0]
+    assert told.sha256 != plain.sha256
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("devices = 4", "node 'big': all_reduces has 4 devices, the node 3; take that entry out"),
+        (
+            "devices = 2",
+            "node 'big': all_reduces are of 2, 2 devices; give each number once, the numbers rising",
+        ),
+        ("devices = 1", "nodes[0].all_reduces[1].devices: input should be greater than or equal to 2"),
+        ("device = 3", 'unknown key "nodes[0].all_reduces[1].device"; did you mean "devices"?'),
+    ],
+)
+def test_sums_of_a_node_that_it_cannot_have_are_refused(tmp_path: Path, entry: str, message: str):
+    wrong = SUMS % f'{{ {entry}, bandwidth = "2 GB/s", latency = "50 us" }}'
+    with pytest.raises(InputError) as caught:
+        read(tmp_path, GOOD.replace('name = "big"', wrong))
+    assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_missing_file_and_unknown_device_are_named(tmp_path: Path):

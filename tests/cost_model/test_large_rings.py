@@ -7,19 +7,13 @@ from itertools import permutations
 import pytest
 
 from cost_model.cluster import Cluster, Device, Link, Node, NodeLink
+from cost_model.collective_choice import cheaper_collective, ring_order
 from cost_model.collectives import Collective, ring_all_reduce
 from cost_model.large_rings import MOST_ROUNDS, ring_ends_s
 from cost_model.measured_links import MeasuredAllReduce
-from cost_model.network import (
-    LARGE_RING,
-    Network,
-    all_reduce_due,
-    all_reduce_s,
-    cheaper_collective,
-    idle,
-    reserve,
-)
-from cost_model.ring_estimates import all_reduce_estimate_s
+from cost_model.network import Network, idle, reserve
+from cost_model.ring_estimates import all_reduce_estimate_s, sum_estimate_s
+from cost_model.sum_times import LARGE_RING, all_reduce_due, all_reduce_s
 
 FAST = Link(1e-5, 1e10)
 
@@ -115,9 +109,44 @@ def test_the_cheaper_collective_is_that_of_both_gone_through(seed: int):
     for order in ("by node", "shuffled", "by index"):
         members = ordered([device.name for device in made.devices], order, rng)
         for num_bytes in (32.0, 1e4, 1e6, 1e9):
-            ring_s, tree_s = (all_reduce_s(network, num_bytes, members, entry) for entry in Collective)
-            expected = Collective.TREE if tree_s < ring_s * (1 - 1e-9) else Collective.RING
+            expected, least_s = Collective.RING, all_reduce_s(network, num_bytes, members)
+            for entry in (Collective.TREE, Collective.HIERARCHICAL):
+                seconds = all_reduce_s(network, num_bytes, members, entry)
+                if seconds < least_s * (1 - 1e-9):
+                    expected, least_s = entry, seconds
             assert cheaper_collective(network, num_bytes, members) is expected
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_order_of_a_ring_is_that_of_both_gone_through(seed: int):
+    rng = random.Random(seed)
+    network = Network(made := cluster(rng.randint(1, 12), 8, rng))
+    for order in ("by node", "shuffled", "by index"):
+        members = ordered([device.name for device in made.devices], order, rng)
+        by_node = [name for group in network.by_node(members) for name in group]
+        for num_bytes in (32.0, 1e4, 1e6, 1e9):
+            found = ring_order(network, num_bytes, members)
+            assert found in (members, by_node)
+            sooner_s = min(all_reduce_s(network, num_bytes, order) for order in (members, by_node))
+            assert all_reduce_s(network, num_bytes, found) == pytest.approx(sooner_s, rel=2e-9)
+            if found != members:
+                assert sooner_s < all_reduce_s(network, num_bytes, members)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_estimate_of_a_sum_is_near_where_it_goes_inside_nodes_first(seed: int):
+    rng = random.Random(seed)
+    network = Network(made := cluster(rng.randint(2, 12), 8, rng))
+    names = [device.name for device in made.devices]
+    for num_bytes in (1e6, 1e8):
+        members = ordered(names, "shuffled", rng)
+        estimate_s, ring = sum_estimate_s(network, num_bytes, members)
+        assert estimate_s <= all_reduce_estimate_s(network, num_bytes, members)
+        best_ring = ring_order(network, num_bytes, members)
+        if cheaper_collective(network, num_bytes, best_ring) is Collective.HIERARCHICAL:
+            exact_s = all_reduce_s(network, num_bytes, members, Collective.HIERARCHICAL)
+            assert 0.8 * exact_s <= estimate_s <= 1.8 * exact_s
+            assert list(ring) in ([group[0] for group in network.by_node(members)], best_ring)
 
 
 def test_an_estimate_counts_what_was_measured():

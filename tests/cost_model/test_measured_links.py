@@ -11,11 +11,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost_model.cluster import CPU, EMULATED, Cluster, Device, Link, Node
+from cost_model.cluster import CPU, EMULATED, Cluster, Device, Link, Node, NodeAllReduce
+from cost_model.collective_choice import cheaper_collective
+from cost_model.collectives import Collective
 from cost_model.errors import InputError
 from cost_model.measured_links import MeasuredAllReduce, MeasuredLink, slower
-from cost_model.network import Network, Route, all_reduce_due, all_reduce_s, reserve
+from cost_model.network import Network, Route, idle, reserve
 from cost_model.profile import ModelProfile, profile_from_data, profile_text, read_profile
+from cost_model.ring_estimates import all_reduce_estimate_s, sum_estimate_s
+from cost_model.sum_times import (
+    all_reduce_due,
+    all_reduce_resources,
+    all_reduce_s,
+    broadcast_due,
+    measured_all_reduce_s,
+    reduce_due,
+)
 from hetpipe.commands.profile import link_sentences
 from hetpipe.profiling.profile_cache import cache_key, merge
 from hetpipe.runs.settings import Settings
@@ -121,10 +132,10 @@ def test_the_sum_of_few_bytes_takes_what_the_smallest_measured_one_takes():
 def test_the_measured_group_is_the_same_or_the_next_larger_of_the_same_kinds():
     mixed = MeasuredAllReduce((CPU, CPU, "gpu"), (8,), (7.0,))
     network = Network(devices([*[CPU] * 5, "gpu"]), all_reduces=[FOUR, mixed, TWO])
-    found = [network.measured_all_reduce_s(8.0, names(count)) for count in (2, 3, 4, 5)]
+    found = [measured_all_reduce_s(network, 8.0, names(count)) for count in (2, 3, 4, 5)]
     assert found == [2.0, 5.0, 5.0, None]
-    assert network.measured_all_reduce_s(8.0, ["n/0", "n/5"]) == 7.0
-    assert network.measured_all_reduce_s(8.0, names(6)) is None
+    assert measured_all_reduce_s(network, 8.0, ["n/0", "n/5"]) == 7.0
+    assert measured_all_reduce_s(network, 8.0, names(6)) is None
 
 
 def test_a_measured_all_reduce_is_never_faster_than_the_ring_over_the_files_links():
@@ -140,6 +151,70 @@ def test_emulated_devices_keep_the_ring(num_bytes: float):
     plain, measured = Network(cluster), Network(cluster, all_reduces=groups)
     for group in (["n/0", "n/1"], ["n/1", "n/2"], ["n/0", "n/1", "n/2"]):
         assert all_reduce_s(measured, num_bytes, group) == all_reduce_s(plain, num_bytes, group)
+
+
+# ---- all-reduces that a node says
+
+
+INSIDE = (NodeAllReduce(2, Link(1.0, 8.0)), NodeAllReduce(4, Link(2.0, 4.0)))
+"""8 bytes take 2 s between two devices of a node, and 4 s between three or four."""
+
+
+def two_nodes(kind: str = EMULATED, count: int = 5) -> Cluster:
+    """Return nodes m and n: inside 1 B/s, between them 0.5 B/s, no latency; m says how long it sums."""
+    nodes = [
+        Node(name, tuple(Device(f"{name}/{i}", name, kind, 1.0) for i in range(count)), Link(0.0, 1.0))
+        for name in "mn"
+    ]
+    return Cluster("two", Link(0.0, 0.5), (replace(nodes[0], all_reduces=INSIDE), nodes[1]))
+
+
+def of_node(name: str, count: int) -> list[str]:
+    return [f"{name}/{index}" for index in range(count)]
+
+
+def test_a_sum_inside_a_node_takes_what_the_node_says_for_as_many_or_the_next_larger_number():
+    network = Network(two_nodes())
+    assert [all_reduce_s(network, 8.0, of_node("m", count)) for count in (2, 3, 4)] == [2.0, 4.0, 4.0]
+    # five, of which it says nothing, and the other node: 2 (n - 1) rounds of 8 / n s
+    assert all_reduce_s(network, 8.0, of_node("m", 5)) == pytest.approx(12.8)
+    assert all_reduce_s(network, 8.0, of_node("n", 2)) == 8.0
+    assert all_reduce_estimate_s(network, 8.0, of_node("m", 3)) == 4.0
+    # nobody measured the tree
+    assert cheaper_collective(network, 1e-6, of_node("m", 4)) is Collective.RING
+
+
+def test_a_sum_over_nodes_counts_what_a_node_says_inside_of_it():
+    # reduced in m in 2 s as it says, in n in 8 s; 2 rounds of 4 bytes at 0.5 B/s between them; and back
+    network, names = Network(two_nodes()), [*of_node("m", 2), *of_node("n", 2)]
+    free_at = idle()
+    due = all_reduce_due(free_at, network, 8.0, dict.fromkeys(names, 0.0), Collective.HIERARCHICAL)
+    assert due == {"m/0": 26.0, "m/1": 26.0, "n/0": 24.0, "n/1": 32.0}
+    used = {index for index, free_s in free_at.items() if free_s}
+    assert used == all_reduce_resources(network, names, Collective.HIERARCHICAL)
+    # a tree sends all 8 bytes between the nodes, 16 s each way
+    assert all_reduce_s(network, 8.0, names, Collective.TREE) == 8 + 16 + 16 + 8
+    ready_s = dict.fromkeys(names, 0.0)
+    assert reduce_due(idle(), network, 8.0, ready_s, "m/1")["m/1"] == 8 + 16
+    # m/1 sends to n/0 from 0 on; what follows inside its node is not held up by that
+    told = broadcast_due(idle(), network, 8.0, ready_s, "m/1")
+    assert told == {"m/1": 2.0, "m/0": 2.0, "n/0": 16.0, "n/1": 24.0}
+    # both say it, of four devices: 4 + 16 + 4 s, where a ring of eight takes 14 rounds of 2 s
+    made = two_nodes()
+    both = Network(replace(made, nodes=tuple(replace(node, all_reduces=INSIDE) for node in made.nodes)))
+    eight = [*of_node("m", 4), *of_node("n", 4)]
+    assert sum_estimate_s(both, 8.0, eight) == (24.0, ["m/0", "n/0"])
+    assert all_reduce_s(both, 8.0, eight, Collective.HIERARCHICAL) == 24.0
+    assert cheaper_collective(both, 8.0, eight) is Collective.HIERARCHICAL
+
+
+def test_between_real_devices_the_slower_of_node_and_profile_counts():
+    quick = MeasuredAllReduce((CPU, CPU), (8,), (1.0,))
+    slow = MeasuredAllReduce((CPU, CPU), (8,), (3.0,))
+    for entry, expected_s in ((quick, 2.0), (slow, 3.0)):
+        network = Network(two_nodes(CPU), all_reduces=[entry])
+        assert all_reduce_s(network, 8.0, of_node("m", 2)) == expected_s
+        assert all_reduce_estimate_s(network, 8.0, of_node("m", 2)) == expected_s
 
 
 # ---- the file

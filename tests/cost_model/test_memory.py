@@ -1,9 +1,19 @@
 from dataclasses import replace
+from itertools import combinations
 
 import pytest
 
 from cost_model.errors import InfeasibleError
-from cost_model.memory import StageShape, device_memory, stage_activation_bytes, trained_bytes, working_bytes
+from cost_model.memory import (
+    StageShape,
+    device_memory,
+    leanest_segments,
+    segment_choices,
+    stage_activation_bytes,
+    trained_bytes,
+    working_bytes,
+)
+from cost_model.profile import LayerProfile
 from hetpipe.program.costs import check_memory
 from partition.estimates.plan_memory import plan_memory, summed_bytes
 from small_case import plan_of, small_cluster, small_plan, small_profile
@@ -24,6 +34,42 @@ def test_recompute_keeps_inputs_and_one_microbatch():
     # 3 x 2 x 10 of inputs and one microbatch of 2 x 100
     saved, boundary = stage_activation_bytes(small_profile(), StageShape(1, 3, 3, 2, recompute=True))
     assert (saved, boundary) == (60 + 200, 120)
+
+
+def test_recompute_by_segments_keeps_their_inputs_and_the_largest_one():
+    profile = small_profile()
+    # By layer: 3 x 2 x (10 + 10) of inputs. Block0 works with its 2 x 50, a workspace of 5, and its output
+    # and the gradient of that, 2 x 10 each; block1's input of 2 x 10 has gone by then.
+    by_layer = StageShape(1, 3, 3, 2, recompute=True, segment_layers=1)
+    need = device_memory(profile, [by_layer])
+    assert (need.saved_bytes, need.boundary_bytes) == (120 + 100 + 5 + 40 - 20, 120)
+    assert need.workspace_bytes == 0  # counted above, with the segment that needs it
+    whole = replace(by_layer, segment_layers=2)
+    assert device_memory(profile, [whole]) == device_memory(profile, [replace(whole, segment_layers=0)])
+    # all gradients but block0's are there while block0 is run again: having all in flight gains nothing
+    assert device_memory(profile, [replace(by_layer, num_microbatches=3)]) == need
+
+
+def test_segments_of_least_memory_are_longer_the_more_is_in_flight():
+    layers = tuple(LayerProfile(f"block{index}", 0.0, 1.0, 20.0) for index in range(64))
+    profile = replace(small_profile(), layers=layers, kinds={})
+
+    def leanest(in_flight: int) -> int:
+        return leanest_segments(profile, StageShape(0, 64, in_flight, 1, recompute=True))
+
+    # k layers a segment: in_flight x 64 / k inputs, and 20 k
+    assert [leanest(in_flight) for in_flight in (1, 6, 30, 200, 2000)] == [2, 4, 8, 32, 0]
+    choices = [StageShape(0, 64, 6, 1, True, segment_layers=each) for each in segment_choices(64)]
+    needs = {shape.segment_layers: device_memory(profile, [shape]).total_bytes for shape in choices}
+    assert min(needs, key=needs.__getitem__) == 4 and needs[4] < needs[0] / 7
+
+
+def test_recompute_of_a_whole_stage_saves_nothing_of_a_single_microbatch():
+    profile = small_profile()
+    for start, stop in combinations(range(5), 2):
+        plain = StageShape(start, stop, 1, 2, num_microbatches=1)
+        again = device_memory(profile, [replace(plain, recompute=True)])
+        assert again.total_bytes >= device_memory(profile, [plain]).total_bytes
 
 
 def test_ends_of_the_pipeline_have_no_boundary_buffers():

@@ -5,18 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cost_model.cluster import EMULATED, Cluster, Device, Link, Node, NodeLink
+from cost_model.collective_choice import cheaper_collective, ring_order
 from cost_model.collectives import Collective, ring_all_reduce, tree_all_reduce
 from cost_model.measured_links import MeasuredAllReduce
-from cost_model.network import (
-    Network,
-    Route,
-    all_reduce_due,
-    all_reduce_s,
-    cheaper_collective,
-    idle,
-    reserve,
-)
-from small_case import small_cluster
+from cost_model.network import Network, Route, idle, reserve
+from cost_model.sum_times import all_reduce_due, all_reduce_resources, all_reduce_s
+from small_case import INSTANT, small_cluster
 
 SLOW = Link(latency_s=1.0, bandwidth_bytes_per_s=1.0)
 FAST = Link(latency_s=0.0, bandwidth_bytes_per_s=10.0)
@@ -96,10 +90,10 @@ def test_all_reduce_grows_with_bytes(factor: int):
     assert all_reduce_s(network, 80.0 * factor, ["a/0", "b/0"]) == pytest.approx(2.0 * factor)
 
 
-def four_devices() -> Network:
+def four_devices(inside: Link = INSTANT) -> Network:
     """Two nodes of two devices; inside a node messages take no time, between them 1 s and 1 s per byte."""
     nodes = tuple(
-        Node(name, tuple(Device(f"{name}/{index}", name, "gpu", 1.0) for index in range(2)), Link(0.0, 1e30))
+        Node(name, tuple(Device(f"{name}/{index}", name, "gpu", 1.0) for index in range(2)), inside)
         for name in "ab"
     )
     return Network(Cluster("four", Link(1.0, 1.0), nodes))
@@ -145,16 +139,63 @@ def test_a_tree_by_hand():
     assert all_reduce_s(network, 1.0, NAMES) > 6.0
 
 
+@pytest.mark.parametrize("names", [NAMES, sorted(NAMES)], ids=["taking turns", "node by node"])
+def test_a_sum_inside_nodes_first_by_hand(names: list[str]):
+    # 8 bytes. Inside a node 8 B/s: 1 s to a/0 and to b/0, the last from 3 s on, as b/1 is late. Between these
+    # 2 rounds of 4 bytes at 1 B/s and 1 s of latency: from 4 to 14 s. Back inside: 1 s.
+    network = four_devices(inside=Link(0.0, 8.0))
+    ready_s = {**dict.fromkeys(names, 0.0), "b/1": 3.0}
+    due = all_reduce_due(idle(), network, 8.0, ready_s, Collective.HIERARCHICAL)
+    assert due == {"a/0": 14.0, "a/1": 15.0, "b/0": 14.0, "b/1": 15.0}
+    # nobody late: 1 + 10 + 1 s; the ring: 6 rounds of 2 s on each card and a latency; the tree: 20 s
+    assert all_reduce_s(network, 8.0, names, Collective.HIERARCHICAL) == 12.0
+    assert all_reduce_s(network, 8.0, names) >= 13.0
+    assert all_reduce_s(network, 8.0, names, Collective.TREE) == 20.0
+    assert cheaper_collective(network, 8.0, names) is Collective.HIERARCHICAL
+
+
+def test_the_cards_are_held_by_the_sum_between_the_nodes_alone():
+    network = four_devices(inside=Link(0.0, 8.0))
+    free_at = idle()
+    all_reduce_due(free_at, network, 8.0, dict.fromkeys(NAMES, 0.0), Collective.HIERARCHICAL)
+    names = list(network.resources)
+    # between the nodes two messages of 4 s each, 1 s apart, from 1 s on; inside the first and the last second
+    assert {names[index]: free_s for index, free_s in free_at.items() if free_s} == {
+        **dict.fromkeys(["card a out", "card a in", "card b out", "card b in"], 10.0),
+        **dict.fromkeys(["link a>b", "link b>a"], 10.0),
+        **dict.fromkeys(["link a/1>a/0", "link b/1>b/0"], 1.0),
+        **dict.fromkeys(["link a/0>a/1", "link b/0>b/1"], 12.0),
+    }
+    used = all_reduce_resources(network, NAMES, Collective.HIERARCHICAL)
+    assert used == {index for index, free_s in free_at.items() if free_s}
+
+
 def test_the_cheaper_collective_depends_on_bytes_and_latency():
-    network = four_devices()
-    by_node = sorted(NAMES)
-    # the ring takes 3 latencies and 6/4 of the bytes at most, the tree 2 latencies and twice the bytes
-    assert cheaper_collective(network, 0.1, by_node) is Collective.TREE
-    assert cheaper_collective(network, 100.0, by_node) is Collective.RING
-    assert (
-        cheaper_collective(network, 100.0, NAMES) is Collective.TREE
-    )  # each card passes two messages a round
+    nodes = tuple(Node(name, (Device(f"{name}/0", name, "gpu", 1.0),)) for name in "abcd")
+    apart = Network(Cluster("four", Link(1.0, 1.0), nodes))
+    names = [f"{name}/0" for name in "abcd"]
+    # the ring takes 6 latencies and 6/4 of the bytes, the tree 4 latencies and four times the bytes
+    assert cheaper_collective(apart, 0.1, names) is Collective.TREE
+    assert cheaper_collective(apart, 100.0, names) is Collective.RING
+    # inside nodes first, with 1 B/s there too: 2 latencies and 3 times the bytes
+    network = four_devices(inside=Link(0.0, 1.0))
+    assert cheaper_collective(network, 0.1, sorted(NAMES)) is Collective.HIERARCHICAL
+    assert cheaper_collective(network, 100.0, sorted(NAMES)) is Collective.RING
     assert cheaper_collective(network, 1.0, NAMES[:2]) is Collective.RING
+
+
+def test_a_ring_goes_node_by_node_where_that_is_sooner():
+    # 8 bytes in messages of 2; between nodes 1 B/s and 1 s: each card carries two messages a round, or one
+    network = four_devices()
+    assert all_reduce_s(network, 8.0, sorted(NAMES)) == pytest.approx(13.0)
+    assert all_reduce_s(network, 8.0, NAMES) > 24.0
+    assert ring_order(network, 8.0, NAMES) == sorted(NAMES)
+    assert ring_order(network, 8.0, ["b/1", "a/1", "b/0", "a/0"]) == ["b/1", "b/0", "a/1", "a/0"]
+    # node by node already, or one device of each: they stay
+    for names in (["b/0", "b/1", "a/0"], ["b/1", "a/0"], ["a/1", "a/0"]):
+        assert ring_order(network, 8.0, names) == names
+    # inside a node 2 s a byte: a ring that is never inside is sooner
+    assert ring_order(four_devices(inside=Link(0.0, 0.25)), 8.0, NAMES) == NAMES
 
 
 def test_a_measured_all_reduce_stays():

@@ -117,6 +117,11 @@ CASES = {
         "llama", r"layers\.[23]\.|^model\.norm|lm_head",
         chain_plan("mine", [0, 3, 6], 4, BATCH, recompute=True),
     ),
+    # segments of which one trains nothing, or a norm alone
+    "segments": (
+        "llama", r"embed_tokens|layers\.(0|2)\.|q_proj|lm_head",
+        chain_plan("mine", [0, 3, 6], 4, BATCH, recompute=True, segment_layers=1),
+    ),
     "embeddings": ("llama", "embed_tokens", replicas(6)),
     "all but a head": ("llama", r"^model\.", replicas(6, zero=1)),
     "single tensors": ("llama", r"layers\.1\.self_attn\.q_proj|layers\.2\.mlp\.up_proj|norm", replicas(6)),

@@ -29,6 +29,7 @@ def sums_of_two_and_of_three(collective: Collective) -> Case:
         (Collective.RING, Sync(1), r"rank 2 \(n/2\)"),
         # whoever waits first, rank 0 or 1
         (Collective.TREE, Sync(0), r"rank \d \(n/\d\), rank 2 \(n/2\)"),
+        (Collective.HIERARCHICAL, Sync(0), r"rank \d \(n/\d\), rank 2 \(n/2\)"),
         (Collective.RING, Norm(), r"rank \d \(n/\d\), rank 2 \(n/2\)"),
     ],
 )

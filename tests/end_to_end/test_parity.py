@@ -13,12 +13,15 @@ NUM_PLANS = {1: 16, 2: 44, 3: 60, 4: 90}
 """By number of ranks. A single one: check(4, [17])."""
 
 
-def check(num_ranks: int, seeds: list[int]) -> list[dict[str, Any]]:
-    """Run the plans of these seeds, one after another in the same processes; gives what each differs by."""
+def check(num_ranks: int, seeds: list[int], over_nodes: bool = False) -> list[dict[str, Any]]:
+    """Run the plans of these seeds, one after another in the same processes; gives what each differs by.
+
+    over_nodes: with sums inside nodes first in most of them.
+    """
     names = tuple(f"n/{rank}" for rank in range(num_ranks))
     group = RankGroup(names, (1,) * num_ranks, preload=MODULES, timeout_s=120.0)
     cases: list[dict[str, Any]] = []
-    run_ranks(check_cases, (seeds, num_ranks), group, cases.append)
+    run_ranks(check_cases, (seeds, num_ranks, over_nodes), group, cases.append)
     wrong = {case["name"]: case["worst"] for case in cases if not case["worst"] <= LIMIT}
     assert not wrong
     assert len(cases) == len(seeds)
@@ -33,3 +36,9 @@ def test_gradients_of_random_plans_equal_one_process(num_ranks):
         too_few_layers = {"interleaved"} if num_ranks == 4 else set()
         for feature in cases[0].keys() - {"event", "name", "worst"} - too_few_layers:
             assert sum(case[feature] for case in cases) >= 4, feature
+
+
+@pytest.mark.slow
+def test_gradients_with_sums_inside_nodes_first_equal_one_process():
+    cases = check(4, list(range(10)), over_nodes=True)
+    assert sum(case["over nodes, one with several"] for case in cases) >= 4

@@ -65,9 +65,9 @@ def _convolutions() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3))
 
 
-def deep(model: str, num_microbatches: int, *, recompute: bool = False) -> Case:
+def deep(model: str, num_microbatches: int, **recompute: Any) -> Case:
     entries = ((0, 0, 2, 3), (1, 2, 4, 2), (2, 4, 6, 1))
-    return case_of(model, Pipeline(2, 2 * num_microbatches, stages(*entries, recompute=recompute)))
+    return case_of(model, Pipeline(2, 2 * num_microbatches, stages(*entries, **recompute)))
 
 
 def interleaved(model: str, num_microbatches: int) -> Case:
@@ -83,9 +83,10 @@ def interleaved(model: str, num_microbatches: int) -> Case:
     [
         (deep, 1.0),
         (lambda *arguments: deep(*arguments, recompute=True), 1.0),
+        (lambda *arguments: deep(*arguments, recompute=True, segment_layers=1), 1.0),
         (interleaved, 1.5),  # how many of their in_flight two stages hold at once depends on the order
     ],
-    ids=["chain", "recompute", "interleaved"],
+    ids=["chain", "recompute", "by layer", "interleaved"],
 )
 def test_memory_does_not_grow_with_the_microbatches(make, most):
     cases = [make("pairs", count) for count in (8, 64)]

@@ -141,13 +141,23 @@ def test_a_device_a_thousand_times_slower_does_no_harm(memory: float) -> None:
 
 
 def test_memory_that_takes_several_in_flight_only_with_recompute() -> None:
-    # a layer has 4 bytes of states and saves 10: 19 bytes hold one layer with one in flight, two need 24,
+    # a layer has 4 bytes of states and saves 10: 15 bytes hold one layer with one in flight, two need 24,
     # with recompute 14 whatever is in flight. One at a time takes 8 * 6 s; stage 0 with recompute F 1, B 3
     # and no idle time, since stage 1 is faster
-    plan = solved(even(2, [(1.0, 19.0)] * 2, saved_bytes=10.0))
+    plan = solved(even(2, [(1.0, 15.0)] * 2, saved_bytes=10.0))
     stage = plan.pipelines[0].stages[0]
     assert stage.recompute and stage.in_flight > 1
     assert step_s(plan) == pytest.approx(8 * 4, rel=1e-6)
+
+
+def test_memory_that_takes_the_model_only_layer_by_layer() -> None:
+    # both layers' 8 bytes of states and the 10 that one saves; each forward is run again, F 1, B 2
+    plan = solved(even(2, [(1.0, 18.0)], saved_bytes=10.0))
+    (stage,) = plan.pipelines[0].stages
+    assert (stage.recompute, stage.segment_layers) == (True, 1)
+    assert step_s(plan) == pytest.approx(8 * 2 * 4, rel=1e-6)
+    with pytest.raises(InfeasibleError):
+        solved(even(2, [(1.0, 17.9)], saved_bytes=10.0))
 
 
 def test_what_fits_nowhere_is_infeasible_and_says_how_much() -> None:

@@ -44,6 +44,16 @@ def test_round_trip() -> None:
     assert plan_from_data(json.loads(plan_text(plan)), "plan.json") == plan
 
 
+def test_segments_are_in_the_file_only_where_there_are_several() -> None:
+    plan = plan_from_data(with_stage(0, recompute=True, segment_layers=2), "plan.json")
+    assert plan.pipelines[0].stages[0].segments == ((0, 2), (2, 3))
+    assert plan_from_data(json.loads(plan_text(plan)), "plan.json") == plan
+    whole = plan_from_data(with_stage(0, recompute=True, segment_layers=0), "plan.json")
+    assert "segment_layers" not in plan_text(whole)
+    assert whole == plan_from_data(with_stage(0, recompute=True), "plan.json")
+    assert whole.pipelines[0].stages[0].segments == ((0, 3),) and whole.sha256 != plan.sha256
+
+
 def test_round_trip_ignores_the_derived_figures(tmp_path: Path) -> None:
     problem = random_problem(3)
     plan = solve(problem, closed_form(problem))
@@ -101,6 +111,10 @@ REFUSED = [
     (with_stage(0, layers=[2, 2]), "layers [2, 2] are not a range [start, stop) of at least one layer"),
     (with_stage(0, layers=[-1, 3]), "layers [-1, 3] are not a range [start, stop) of at least one layer"),
     (with_stage(0, in_flight=0), "in_flight is 0; give at least 1"),
+    (with_stage(0, segment_layers=2), "segment_layers is 2 and recompute is false; set recompute true"),
+    (with_stage(1, segment_layers=3), "segment_layers is 3; give 1, 2, 4, 8 or another power of two"),
+    (with_stage(1, segment_layers=-1), "segment_layers is -1; give 1, 2, 4, 8 or another power of two"),
+    (with_stage(1, segment_layers=True), "pipelines[0].stages[1].segment_layers: "),
     (with_stage(0, in_flight=1.5), "pipelines[0].stages[0].in_flight: "),
     (
         with_stage(1, layers=[2, 4]),

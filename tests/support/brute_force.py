@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import combinations, pairwise, permutations, product
 
-from cost_model.memory import StageShape, device_memory
+from cost_model.memory import StageShape, device_memory, segment_choices
 from partition.estimates.class_pipeline import ColumnStage
 from partition.estimates.device_classes import equal_devices
 from partition.estimates.stage_tables import ProblemTables
@@ -58,7 +59,10 @@ class BruteForce:
             shape = StageShape(
                 stage.start, stage.stop, in_flight, self.first, stage.recompute, num_microbatches
             )
-            return device_memory(self.problem.profile, [shape]).total_bytes <= usable * (1 + 1e-9)
+            choices = segment_choices(stage.stop - stage.start) if stage.recompute else (0,)
+            shapes = [replace(shape, segment_layers=each) for each in choices]
+            needs = [device_memory(self.problem.profile, [shape]).total_bytes for shape in shapes]
+            return min(needs) <= usable * (1 + 1e-9)
 
         most = max((flight for flight in range(1, MOST) if fits(flight, None)), default=0)
         return max(most, self.num_microbatches if fits(self.num_microbatches, self.num_microbatches) else 0)

@@ -50,6 +50,8 @@ class Case:
             yield "smaller last microbatch"
         if cluster.network.latency_s == 0:
             yield "no latency"
+        if any(bucket.nodes for bucket in self.program.buckets):
+            yield "sums inside nodes first"
         if plan.zero:
             yield "sharded states"
         if any(layer.tied_to for layer in profile.layers):

@@ -1,6 +1,7 @@
 """Make interleaved plans, and read the first moments of a finished run."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -9,7 +10,7 @@ from hetpipe.training import checkpoint
 from partition.plan import Pipeline, Plan, Stage
 
 
-def interleaved(model: str, devices: tuple[int, ...] = (0, 1, 0, 1), **stage: bool) -> Plan:
+def interleaved(model: str, devices: tuple[int, ...] = (0, 1, 0, 1), **stage: Any) -> Plan:
     cuts, in_flight = (0, 2, 4, 6, 8), (4, 3, 2, 1)
     stages = tuple(
         Stage((f"here/{device}",), (cuts[index], cuts[index + 1]), in_flight[index], **stage)

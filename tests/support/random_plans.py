@@ -178,14 +178,12 @@ def _pipeline(rng: random.Random, problem: Problem, devices: Sequence[Device], n
     many = -(-num_samples // size)
     flights = sorted((rng.choice([1, 2, many, rng.randint(1, many)]) for _ in range(stages)), reverse=True)
     again = rng.random() < 0.3
-    return Pipeline(
-        size,
-        num_samples,
-        tuple(
-            Stage((device.name,), cut, flight, again and rng.random() < 0.7)
-            for device, cut, flight in zip(devices, pairwise(cuts), flights, strict=False)
-        ),
-    )
+    stages = []
+    for device, cut, flight in zip(devices, pairwise(cuts), flights, strict=False):
+        recompute = again and rng.random() < 0.7
+        each = (0, 1, 2)[(sum(cut) + flight) % 3] if recompute else 0
+        stages.append(Stage((device.name,), cut, flight, recompute, each))
+    return Pipeline(size, num_samples, tuple(stages))
 
 
 def with_tight_memory(rng: random.Random, problem: Problem, plan: Plan) -> Problem:

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 from cost_model.cluster import CPU, Cluster
 from cost_model.cluster_file import read_cluster
@@ -33,6 +34,9 @@ latency = "50 us"
 name = "here"
 devices = [{ kind = "cpu", count = 4, memory = "4 GiB" }]
 """
+
+RECOMPUTE = ({}, {"recompute": True}, {"recompute": True, "segment_layers": 1})
+"""What stages do: nothing again, all at once, layer by layer."""
 
 
 def cluster_file(folder: Path, text: str = CPU_CLUSTER) -> Path:
@@ -82,7 +86,12 @@ def made_up_profile_of(
 
 
 def chain_plan(
-    model: str, cuts: list[int], microbatch_size: int, batch: int = 16, node: str = "here", **stage: bool
+    model: str,
+    cuts: list[int],
+    microbatch_size: int,
+    batch: int = 16,
+    node: str = "here",
+    **stage: Any,
 ) -> Plan:
     """One pipeline over node/0, node/1, ...: stage s holds layers [cuts[s], cuts[s + 1])."""
     num_stages = len(cuts) - 1

@@ -1,5 +1,6 @@
 """What the ranks of runtime tests run: whole steps of small models under plans by hand."""
 
+import hashlib
 import os
 import random
 import signal
@@ -12,6 +13,8 @@ import torch.distributed as dist
 
 from cost_model.cluster import CPU, Cluster, Device, Link, Node
 from cost_model.collectives import Collective
+from cost_model.network import Network
+from hetpipe.program.gradient_buckets import summed_by
 from hetpipe.program.instructions import Norm, Sync
 from hetpipe.runtime.byte_counter import ByteCounter
 from hetpipe.runtime.rank_setup import slices
@@ -29,17 +32,17 @@ def case_of(model: str, *pipelines: Pipeline, collective: Collective = Collectiv
     total = sum(pipeline.num_samples for pipeline in pipelines)
     plan = Plan("manual", model, total, pipelines)
     profile = profile_of(random.Random(0), model)
-    devices = tuple(Device(f"n/{index}", "n", CPU, 1e12) for index in range(4))
-    cluster = Cluster("four", Link(0.0, 1e9), (Node("n", devices),))
+    devices = tuple(Device(f"n/{index}", "nm"[index % 2], CPU, 1e12) for index in range(4))
+    cluster = Cluster("four", Link(0.0, 1e9), (Node("n", devices[::2]), Node("m", devices[1::2])))
     program = lower(plan, profile, cluster)
-    buckets = tuple(replace(bucket, collective=collective) for bucket in program.buckets)
+    buckets = tuple(summed_by(bucket, collective, plan, Network(cluster)) for bucket in program.buckets)
     return Case("by hand", replace(program, buckets=buckets), profile, cluster, (8,))
 
 
-def stages(*entries: tuple[int, int, int, int], recompute: bool = False) -> tuple[Stage, ...]:
+def stages(*entries: tuple[int, int, int, int], **recompute: Any) -> tuple[Stage, ...]:
     """(device, start, stop, in_flight) of each."""
     return tuple(
-        Stage((f"n/{device}",), (start, stop), flight, recompute) for device, start, stop, flight in entries
+        Stage((f"n/{device}",), (start, stop), flight, **recompute) for device, start, stop, flight in entries
     )
 
 
@@ -124,3 +127,16 @@ def peak_bytes(cases: Sequence[Case], *, rank: int, emit: Emit) -> None:
             )
         emit({"event": "peak", "case": index, "rank": rank, "bytes": counter.peak_bytes - before})
         runner.executor.close()
+
+
+def summed_gradients(case: Case, *, rank: int, emit: Emit) -> None:
+    """Digests of the bytes of this rank's summed gradients in two steps; how far from one process's."""
+    runner = Rank.open(case, rank)
+    one = OneProcess(case.model) if rank == 0 else None
+    steps, worst = [], 0.0
+    for step in range(2):
+        worst = max(worst, compare(runner, one, step, 8, 0.0, 1e30))
+        buffers = runner.executor.gradient_buffers()
+        steps.append([hashlib.sha256(buffer.numpy().tobytes()).hexdigest() for buffer in buffers])
+    runner.executor.close()
+    emit({"event": "summed", "rank": rank, "steps": steps, "worst": worst})

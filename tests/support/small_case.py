@@ -84,6 +84,19 @@ def plan_of(stages: Sequence[tuple[str, int, int, int]], num_samples: int, micro
     return Plan("manual", "made-up", num_samples, (Pipeline(microbatch_size, num_samples, entries),))
 
 
+def whole_model_on_two_nodes_of_two() -> tuple[Plan, ModelProfile, Cluster]:
+    """Pipelines of one stage, their nodes taking turns; inside nodes 1 GB/s."""
+    inside = Link(0.0, 1e9)
+    nodes = tuple(
+        Node(name, tuple(Device(f"{name}/{index}", name, kind, 1e4) for index in range(2)), inside)
+        for name, kind in (("a", "fast"), ("b", "slow"))
+    )
+    names = ("a/0", "b/0", "a/1", "b/1")
+    pipelines = tuple(Pipeline(1, 1, (Stage((name,), (0, 4), 1),)) for name in names)
+    plan = Plan("manual", "made-up", 4, pipelines)
+    return plan, small_profile(), Cluster("two", Link(0.25, 40.0), nodes)
+
+
 def equal_stages(
     count: int, forward_s: float = 1.0, backward_s: float = 2.0, link: Link = INSTANT
 ) -> tuple[ModelProfile, Cluster]:

@@ -1,7 +1,9 @@
 """The clusters and plans whose predictions are put to the test."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from cost_model.cluster import Cluster
 from cost_model.cluster_file import cluster_from_data
@@ -155,3 +157,16 @@ COMBINATIONS = (
 
 def cluster_of(combination: Combination) -> Cluster:
     return cluster_from_data(CLUSTERS[combination.cluster], combination.cluster)
+
+
+def toml_of(data: Mapping[str, Any]) -> str:
+    """Return the TOML of a cluster's data; strings and numbers look alike in JSON."""
+
+    def inline(value: Any) -> str:
+        if isinstance(value, dict):
+            return "{ " + ", ".join(f"{key} = {inline(entry)}" for key, entry in value.items()) + " }"
+        if isinstance(value, list):
+            return "[" + ", ".join(map(inline, value)) + "]"
+        return json.dumps(value)
+
+    return "\n".join(f"{key} = {inline(value)}" for key, value in data.items()) + "\n"

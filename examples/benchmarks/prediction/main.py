@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from combinations import BERT, CLUSTERS, COMBINATIONS, GPT, Combination, cluster_of
+from combinations import BERT, CLUSTERS, COMBINATIONS, GPT, Combination, cluster_of, toml_of
 
 from cost_model.profile import ModelProfile, profile_text, read_profile
 from hetpipe.profiling.profile_cache import processor_name, profile_model
@@ -73,7 +73,7 @@ def _measure(
     settings = Settings.of(plan, profile, steps=options.steps, clock=clock)
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "cluster.toml"
-        path.write_text(_toml(CLUSTERS[combination.cluster]))
+        path.write_text(toml_of(CLUSTERS[combination.cluster]))
         for _ in range(options.retries + 1):
             report = measure(settings, path, profile, plan)
             if not report.host_overloaded or clock is Clock.CPU:
@@ -106,19 +106,6 @@ def _measure(
 
 def _layers(plan: Plan) -> str:
     return " + ".join("/".join(str(stage.num_layers) for stage in p.stages) for p in plan.pipelines)
-
-
-def _toml(data: dict[str, Any]) -> str:
-    """TOML of a cluster's data; strings and numbers look alike in JSON."""
-
-    def inline(value: Any) -> str:
-        if isinstance(value, dict):
-            return "{ " + ", ".join(f"{key} = {inline(entry)}" for key, entry in value.items()) + " }"
-        if isinstance(value, list):
-            return "[" + ", ".join(map(inline, value)) + "]"
-        return json.dumps(value)
-
-    return "\n".join(f"{key} = {inline(value)}" for key, value in data.items()) + "\n"
 
 
 def _table(rows: Sequence[dict[str, Any]], title: str) -> str:

@@ -14,11 +14,13 @@ from torch import Tensor, nn
 from cost_model.cluster import CPU, Cluster, Device, Link, Node
 from cost_model.collectives import Collective
 from cost_model.errors import InputError
+from cost_model.network import Network
 from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.huggingface import model_spec
 from hetpipe.models.loss import Loss, loss_sum
-from hetpipe.program.instructions import Program, Schedule
+from hetpipe.program.gradient_buckets import summed_by
+from hetpipe.program.instructions import Bucket, Program, Schedule
 from hetpipe.program.verification import verify
 from hetpipe.simulation.schedule_selection import lower
 from partition.plan import Pipeline, Plan, Stage
@@ -47,24 +49,38 @@ class Case:
         return self.program.plan.model
 
 
-def random_case(seed: int, num_ranks: int) -> Case:
-    """A verified program on so many devices, a pure function of the two numbers."""
+def random_case(seed: int, num_ranks: int, *, over_nodes: bool = False) -> Case:
+    """A verified program on so many devices, a pure function of the arguments.
+
+    over_nodes: sums of three ranks and more go inside nodes first in most of them.
+    """
     rng = random.Random(f"{seed} {num_ranks}")
     model = rng.choice(MODELS)
     profile = profile_of(rng, model)
     speeds = [rng.choice([0.5, 1.0, 2.0]) for _ in range(num_ranks)]
-    devices = tuple(Device(f"n/{i}", "n", CPU, 1e12, speed=speed) for i, speed in enumerate(speeds))
-    cluster = Cluster("random", Link(rng.choice([0.0, 1e-3]), rng.choice([1e5, 1e9])), (Node("n", devices),))
-    plan = _plan(rng, model, num_ranks)
-    program = _lowered(rng, plan, profile, cluster)
-    ways = list(Collective)
-    buckets = tuple(
-        bucket if bucket.state_owner is not None else replace(bucket, collective=rng.choice(ways))
-        for bucket in program.buckets
+    names = [rng.choice("mn") for _ in speeds]
+    if over_nodes and len(set(names)) == 1:
+        names[seed % num_ranks] = "o"
+    devices = [Device(f"n/{i}", names[i], CPU, 1e12, speed=speed) for i, speed in enumerate(speeds)]
+    nodes = tuple(
+        Node(name, tuple(device for device in devices if device.node == name)) for name in sorted(set(names))
     )
+    cluster = Cluster("random", Link(rng.choice([0.0, 1e-3]), rng.choice([1e5, 1e9])), nodes)
+    plan = _with_segments(random.Random(f"{seed} {num_ranks} segments"), _plan(rng, model, num_ranks))
+    program = _lowered(rng, plan, profile, cluster)
+    ways, network = list(Collective) + 9 * [Collective.HIERARCHICAL] * over_nodes, Network(cluster)
+
+    def summed(bucket: Bucket) -> Bucket:
+        if bucket.state_owner is not None:
+            return bucket
+        made = summed_by(bucket, rng.choice(ways), program.plan, network)
+        ring = made.collective is Collective.RING  # which goes over its ranks in any order
+        return replace(made, ranks=tuple(rng.sample(made.ranks, len(made.ranks)))) if ring else made
+
+    buckets = tuple(map(summed, program.buckets))
     program = replace(program, buckets=buckets)
     verify(program, profile, cluster)
-    name = f"random_case({seed}, {num_ranks}): {model}"
+    name = f"random_case({seed}, {num_ranks}{', over_nodes=True' if over_nodes else ''}): {model}"
     return Case(name, program, profile, cluster, rng.choice(SEQUENCE_LENGTHS))
 
 
@@ -111,6 +127,20 @@ def _pipeline(rng: random.Random, devices: Sequence[str]) -> Pipeline:
         for name, layers, flight in zip(devices, pairwise(cuts), flights, strict=True)
     )
     return Pipeline(size, num_samples, stages)
+
+
+def _with_segments(rng: random.Random, plan: Plan) -> Plan:
+    """The plan with some of the stages that recompute doing so by layer or by two, in draws of their own."""
+
+    def drawn(stage: Stage) -> Stage:
+        return replace(stage, segment_layers=rng.choice([0, 1, 2])) if stage.recompute else stage
+
+    return replace(
+        plan,
+        pipelines=tuple(
+            replace(pipeline, stages=tuple(map(drawn, pipeline.stages))) for pipeline in plan.pipelines
+        ),
+    )
 
 
 def profile_of(rng: random.Random, model: str) -> ModelProfile:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cost_model.collectives import Collective
 from hetpipe.models.keyed_dropout import KeyedDropout
 from hetpipe.models.partial_model import LayerModel
 from hetpipe.program.costs import ProgramCosts
@@ -180,11 +181,16 @@ def compare(
     return difference(outcome, found, one.step(step, count, sequence_length, learning_rate, clip))
 
 
-def check_cases(seeds: Sequence[int], num_ranks: int, *, rank: int, emit: Emit) -> None:
-    """Gradients of some plans, at the initial weights; rank 0 emits each plan's largest difference."""
+def check_cases(
+    seeds: Sequence[int], num_ranks: int, over_nodes: bool = False, *, rank: int, emit: Emit
+) -> None:
+    """Gradients of some plans, at the initial weights; rank 0 emits each plan's largest difference.
+
+    over_nodes: see `random_case`.
+    """
     references = {}
     for seed in seeds:
-        case = random_case(seed, num_ranks)
+        case = random_case(seed, num_ranks, over_nodes=over_nodes)
         try:
             runner = Rank.open(case, rank)
             if rank == 0 and case.model not in references:
@@ -214,10 +220,14 @@ def features(case: Case) -> dict[str, bool]:
         "stages in a row": bool(program.local_boundaries),
         "short last microbatch": any(p.num_samples % p.microbatch_size for p in plan.pipelines),
         "recompute": any(stage.recompute for stage in stages),
+        "recompute by segments": any(stage.recompute and len(stage.segments) > 1 for stage in stages),
         "states sharded": any(bucket.state_owner is not None for bucket in program.buckets),
         "copied through the host": any(on_gpu) and not all(on_gpu),
         "tied over ranks": any(bucket.tied for bucket in program.buckets),
-        **{name: name in collectives for name in ("ring", "tree")},
+        **{str(name): name in collectives for name in Collective},
+        "over nodes, one with several": any(
+            1 < len(bucket.nodes) < len(bucket.ranks) for bucket in program.buckets
+        ),
         **{
             str(schedule): program.schedule is schedule
             for schedule in Schedule

@@ -34,6 +34,7 @@ from hetpipe.training.user_loop import RankStages, execute
 from partition.plan import Pipeline, Plan, Stage
 from runs import (
     EMULATED_CLUSTER,
+    RECOMPUTE,
     chain_plan,
     cluster_file,
     emulated_cluster,
@@ -189,6 +190,7 @@ def test_losses_do_not_depend_on_the_plan_and_follow_those_of_float32(tmp_path):
         "one": chain_plan(MODEL, [0, 6], 4),
         "two stages": chain_plan(MODEL, [0, 2, 6], 4),
         "recompute": chain_plan(MODEL, [0, 2, 6], 4, recompute=True),
+        "by layer": chain_plan(MODEL, [0, 2, 6], 4, recompute=True, segment_layers=1),
         "two pipelines": Plan("manual", MODEL, 16, pipelines),
     }
     losses = {name: run(tmp_path / name, plan, lowered, in_bf16(profile))[1] for name, plan in plans.items()}
@@ -198,7 +200,8 @@ def test_losses_do_not_depend_on_the_plan_and_follow_those_of_float32(tmp_path):
         assert found == pytest.approx(losses["one"], rel=2e-4), name
         assert found == pytest.approx(exact, rel=5e-3), name
         assert found != exact
-    assert losses["recompute"] == pytest.approx(losses["two stages"], rel=1e-6)
+    for name in ("recompute", "by layer"):
+        assert losses[name] == pytest.approx(losses["two stages"], rel=1e-6)
     folder = checkpoint.latest(tmp_path / "two stages" / "run" / "checkpoints")
     assert folder is not None
     for path in folder.glob("*.safetensors"):
@@ -247,7 +250,7 @@ def test_a_profile_counts_the_bytes_of_bfloat16(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recompute", RECOMPUTE, ids=["plain", "recompute", "by layer"])
 def test_measured_peaks_are_near_the_predicted_ones(tmp_path, monkeypatch, recompute):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     profile = profile_model(
@@ -259,7 +262,7 @@ def test_measured_peaks_are_near_the_predicted_ones(tmp_path, monkeypatch, recom
         microbatch_sizes=(1, 4),
     )
     settings = Settings("bert-tiny", 1, dtype=BFLOAT16_AUTOCAST, save=False)
-    plan = chain_plan("bert-tiny", [0, 2, 5, 8], 4, recompute=recompute)
+    plan = chain_plan("bert-tiny", [0, 2, 5, 8], 4, **recompute)
     report, _ = run(tmp_path / "run", plan, settings, profile, EMULATED_CLUSTER)
     for name, device in report.devices.items():
         assert device.peak_bytes is not None

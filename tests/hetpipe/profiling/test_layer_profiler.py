@@ -16,7 +16,7 @@ from hetpipe.profiling.layer_timer import Bench, _Marks
 from hetpipe.profiling.profile_cache import cache_key, profile_model
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings, TaskSettings
-from runs import EMULATED_CLUSTER, chain_plan, emulated_cluster, made_up_profile, run
+from runs import EMULATED_CLUSTER, RECOMPUTE, chain_plan, emulated_cluster, made_up_profile, run
 
 
 @pytest.fixture(autouse=True)
@@ -143,10 +143,10 @@ def test_memory_counts_in_the_key_only_where_sizes_depend_on_it():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recompute", RECOMPUTE, ids=["plain", "recompute", "by layer"])
 def test_measured_peaks_are_near_the_predicted_ones(tmp_path, recompute):
     profile = measure("bert-tiny", tmp_path)
-    plan = chain_plan("bert-tiny", [0, 2, 5, 8], 2, recompute=recompute)
+    plan = chain_plan("bert-tiny", [0, 2, 5, 8], 2, **recompute)
     report, _ = run(tmp_path / "run", plan, Settings("bert-tiny", 1, save=False), profile, EMULATED_CLUSTER)
     for name, device in report.devices.items():
         assert device.peak_bytes is not None

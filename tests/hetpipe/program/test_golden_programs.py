@@ -14,7 +14,14 @@ from partition.plan import Pipeline, Plan, Stage
 from places import GOLDEN
 from shared_plans import layers_of, pipeline
 from shared_plans import plan_of as shared_plan_of
-from small_case import check_golden, plan_of, small_cluster, small_plan, small_profile
+from small_case import (
+    check_golden,
+    plan_of,
+    small_cluster,
+    small_plan,
+    small_profile,
+    whole_model_on_two_nodes_of_two,
+)
 
 Made = tuple[Plan, ModelProfile, Cluster]
 
@@ -57,6 +64,7 @@ CASES = {
         Schedule.ONE_F_ONE_B,
     ),
     "data-parallel": (small(whole_model_on_each(zero=0)), Schedule.ONE_F_ONE_B),
+    "hierarchical": (whole_model_on_two_nodes_of_two(), Schedule.ONE_F_ONE_B),
     "zero1": (small(whole_model_on_each(zero=1)), Schedule.ONE_F_ONE_B),
 }
 

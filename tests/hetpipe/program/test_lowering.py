@@ -8,6 +8,7 @@ from cost_model.cluster import Cluster, Device, Link, Node
 from cost_model.collectives import Collective
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
+from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.gradient_buckets import gradient_buckets
 from hetpipe.program.instructions import (
     Bucket,
@@ -22,14 +23,23 @@ from hetpipe.program.instructions import (
 )
 from hetpipe.program.verification import (
     observed_in_flight,
+    verify,
     verify_computations,
     verify_messages,
     verify_order,
 )
 from hetpipe.simulation.prediction import simulate_plan
 from hetpipe.simulation.schedule_selection import lower
+from hetpipe.simulation.simulator import simulate
 from partition.plan import Pipeline, Plan, Stage
-from small_case import equal_plan, equal_stages, plan_of, small_plan, small_profile
+from small_case import (
+    equal_plan,
+    equal_stages,
+    plan_of,
+    small_plan,
+    small_profile,
+    whole_model_on_two_nodes_of_two,
+)
 
 
 def words(plan: Plan, rank: int) -> str:
@@ -164,6 +174,34 @@ def test_a_tree_is_written_and_read_back():
     assert "tree" not in lower(plan, profile).text
     tied = replace(program, buckets=(replace(program.buckets[0], tied=True),))
     assert parse_program(tied.text, plan) == tied
+
+
+def test_a_bucket_over_nodes_that_is_malformed_is_refused():
+    plan, profile, cluster = data_parallel(8)
+    text = lower(plan, profile, cluster).text
+    for wrong in ("0,1//2", "0,", "", "0/a"):
+        with pytest.raises(InputError, match="is no bucket"):
+            parse_program(text.replace(" tree", f" nodes={wrong}"), plan)
+
+
+def test_the_ranks_of_a_ring_are_in_its_order():
+    # no link inside the nodes is faster than between them: a ring that passes each card once a round is best
+    plan, profile, cluster = whole_model_on_two_nodes_of_two()
+    nodes = tuple(replace(node, interconnect=None) for node in cluster.nodes)
+    cluster = replace(cluster, network=Link(0.0, 40.0), nodes=nodes)
+    program = lower(plan, profile, cluster)
+    assert [bucket.ranks for bucket in program.buckets] == [(0, 2, 1, 3)] * 2
+    assert "bucket 0: ranks=0,2,1,3 layers=" in program.text
+    assert parse_program(program.text, plan) == program
+    verify(program, profile, cluster)
+    turns = replace(program, buckets=tuple(replace(b, ranks=(0, 1, 2, 3)) for b in program.buckets))
+    node_by_node_s, turns_s = (
+        simulate(ProgramCosts(p, profile, cluster)).makespan_s for p in (program, turns)
+    )
+    # 6 messages a rank of a quarter of the bytes each; taking turns, two pass each card in a round, the last
+    # of which the next bucket does not wait for
+    quarter_s = sum(bucket.num_bytes(profile) for bucket in program.buckets) / 4 / 40
+    assert 5.8 * quarter_s < turns_s - node_by_node_s <= 6 * quarter_s
 
 
 def test_figures_in_the_plan_do_not_change_the_program():

@@ -3,12 +3,13 @@ from dataclasses import replace
 
 import pytest
 
+from cost_model.collectives import Collective
 from cost_model.errors import InfeasibleError, InputError
 from hetpipe.program.instructions import Bucket, Instruction, Norm, Program, Sync, parse_instruction
 from hetpipe.program.verification import observed_in_flight, verify
 from hetpipe.simulation.schedule_selection import lower
 from partition.plan import Pipeline, Plan, Stage
-from small_case import plan_of, small_cluster, small_plan, small_profile
+from small_case import plan_of, small_cluster, small_plan, small_profile, whole_model_on_two_nodes_of_two
 
 Words = list[str]
 
@@ -98,6 +99,22 @@ def test_gradients_that_are_not_summed_once_over_their_owners_are_refused():
         check(with_buckets(program(), tied, tied))
     with pytest.raises(InputError, match=r"of layer 1 are of ranks \[0\], .* over \[0, 1\]"):
         check(with_buckets(program(), tied, Bucket((1,), (0, 1))))
+
+
+def test_sums_over_nodes_that_are_not_those_of_the_owners_are_refused():
+    plan, profile, cluster = whole_model_on_two_nodes_of_two()
+    good = lower(plan, profile, cluster)
+    verify(good, profile, cluster)
+    assert [bucket.nodes for bucket in good.buckets] == [((0, 2), (1, 3))] * 2
+    for changes in (
+        {"nodes": ((0, 1), (2, 3))},
+        {"nodes": ((0, 2), (1,))},
+        {"nodes": ()},
+        {"collective": Collective.RING},
+    ):
+        buckets = (replace(good.buckets[0], **changes), good.buckets[1])
+        with pytest.raises(InputError, match=r"bucket 0 is summed over the nodes .*; lower the plan again"):
+            verify(replace(good, buckets=buckets), profile, cluster)
 
 
 def test_sums_of_sharded_states_that_go_elsewhere_are_refused():

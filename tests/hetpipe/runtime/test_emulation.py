@@ -9,6 +9,7 @@ import torch
 from cost_model.cluster_file import read_cluster
 from cost_model.collectives import Collective
 from hetpipe.program.costs import ProgramCosts
+from hetpipe.program.gradient_buckets import summed_by
 from hetpipe.program.instructions import Compute, Direction, Norm, Step, Sync, Transfer, incoming
 from hetpipe.runtime.byte_counter import ByteCounter
 from hetpipe.runtime.emulated_links import Board
@@ -300,7 +301,7 @@ def drive(
 def test_due_times_equal_those_of_the_simulator(tmp_path, boards, plan, collective):
     costs = costs_of(tmp_path, plan)
     assert costs.program.buckets
-    buckets = tuple(replace(bucket, collective=collective) for bucket in costs.program.buckets)
+    buckets = tuple(summed_by(bucket, collective, plan, costs.network) for bucket in costs.program.buckets)
     costs.program = replace(costs.program, buckets=buckets)
     predicted = {(event.rank, str(event.instruction)): event.end_s for event in simulate(costs).events}
     opened = boards(costs)

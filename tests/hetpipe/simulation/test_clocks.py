@@ -10,8 +10,11 @@ from dataclasses import replace
 import pytest
 
 from clock_cases import LISTED, Case, cases, compare_fast, compare_lists, enough
+from cost_model.collectives import Collective
+from hetpipe.program.gradient_buckets import summed_by
 from hetpipe.program.instructions import Broadcast, Step
-from hetpipe.simulation.fast_simulator import has_clock
+from hetpipe.simulation.fast_simulator import StepTimes, has_clock, step_times
+from hetpipe.simulation.simulator import simulate
 from partition.bounds.best_bound import fractional_bound_s, sharded_bound
 from partition.estimates.closed_forms import makespan_bound_s
 from partition.estimates.pipeline_clock import one_f_one_b_s
@@ -31,6 +34,27 @@ def test_the_fast_simulator_finds_the_times_of_the_simulator_to_the_last_bit(see
             counted.update(case.features)
     enough(counted, 12, "smaller last microbatch", "no latency", "tied weights", "measured links")
     enough(counted, 6, "measured all-reduces", "pipelines on one card")
+    enough(counted, 2, "sums inside nodes first")
+
+
+def test_sums_inside_nodes_first_are_alike_to_both_simulators_where_they_are_not_cheaper_too():
+    counted: Counter[str] = Counter()
+    for case in cases(FEW):
+        if not has_clock(case.plan) or case.plan.zero:
+            continue
+        network = case.costs.network
+        forced = tuple(
+            summed_by(bucket, Collective.HIERARCHICAL, case.plan, network) for bucket in case.program.buckets
+        )
+        costs = case.costs_of(replace(case.program, buckets=forced))
+        trace = simulate(costs)
+        busy_s = tuple(map(trace.busy_s, range(len(case.plan.device_names))))
+        assert step_times(costs) == StepTimes(trace.makespan_s, busy_s), case.seed
+        if any(1 < len(bucket.nodes) < len(bucket.ranks) for bucket in forced):
+            counted.update(["on several nodes, one of them with several", *case.features])
+        elif forced:
+            counted["on one node, or one on each"] += 1
+    enough(counted, 6, "on several nodes, one of them with several", "on one node, or one on each")
 
 
 @pytest.mark.parametrize("seeds", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])

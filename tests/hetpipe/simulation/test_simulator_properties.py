@@ -7,8 +7,9 @@ import pytest
 
 from cost_model.cluster import Cluster, Link, Node
 from cost_model.collectives import ring_all_reduce
-from cost_model.network import Network, all_reduce_due, reserve
+from cost_model.network import Network, reserve
 from cost_model.profile import ModelProfile
+from cost_model.sum_times import all_reduce_due
 from hetpipe.simulation.prediction import simulate_plan
 from partition.plan import Pipeline, Plan, Stage
 from random_problems import random_cluster, random_profile

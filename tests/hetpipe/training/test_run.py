@@ -90,9 +90,11 @@ def test_gradients_of_the_first_step_equal_one_process_in_float64(tmp_path):
         "one": chain_plan(MODEL, WHOLE, 16),
         "short last microbatch": chain_plan(MODEL, EVEN, 3),
         "recompute": chain_plan(MODEL, EVEN, 4, recompute=True),
+        "recompute by layer": chain_plan(MODEL, EVEN, 4, recompute=True, segment_layers=1),
         "a shared device": shared_device(MODEL),
+        "one device feeds three": unequal_widths(MODEL),
         "two cuts over two devices": two_cuts(MODEL),
-        "interleaved, two stages in a row": interleaved(MODEL, (0, 0, 1, 0), recompute=True),
+        "two stages in a row": interleaved(MODEL, (0, 0, 1, 0), recompute=True, segment_layers=1),
     }
     gradients = {}
     for name, plan in plans.items():
@@ -111,6 +113,15 @@ def shared_device(model: str) -> Plan:
     first = Pipeline(2, 10, (Stage(("here/0",), (0, 3), 3), Stage(("here/1",), (3, 8), 1)))
     second = Pipeline(4, 6, (Stage(("here/0",), (0, 5), 2), Stage(("here/2",), (5, 8), 1)))
     return Plan("manual", model, 16, (first, second))
+
+
+def unequal_widths(model: str) -> Plan:
+    """Of 8 samples at a time three replicas of the second stage take 4, 3 and 1; the first has no other."""
+    pipelines = tuple(
+        Pipeline(size, 2 * size, (Stage(("here/0",), (0, 4), 2), Stage((f"here/{device}",), (4, 8), 1)))
+        for device, size in enumerate((4, 3, 1), 1)
+    )
+    return Plan("manual", model, 16, pipelines)
 
 
 def two_cuts(model: str) -> Plan:

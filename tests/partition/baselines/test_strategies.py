@@ -127,11 +127,11 @@ def test_auto_leaves_out_a_device_that_does_not_pay() -> None:
 
 
 def test_infeasible_names_the_least_that_is_missing() -> None:
-    # 20 bytes of layers on 9 + 8: (2, 2) lacks 1 and 2, (1, 3) or (3, 1) lacks 6 or more
+    # 20 bytes of layers on 9 + 8: (2, 2) by layer needs 9 and 9, (1, 3) or (3, 1) lacks 4 or more
     problem = even_layers(4, [1.0, 1.0], [9.0, 8.0])
-    with pytest.raises(InfeasibleError, match=r"whatever the order: .* 2 bytes are missing") as caught:
+    with pytest.raises(InfeasibleError, match=r"whatever the order: .* 1 bytes are missing") as caught:
         STRATEGIES["auto"](problem, None)
-    assert (caught.value.device, caught.value.missing_bytes) == ("a/1", 2.0)
+    assert (caught.value.device, caught.value.missing_bytes) == ("a/1", 1.0)
 
 
 def test_simulated_steps_are_never_below_the_estimate() -> None:

@@ -2,13 +2,14 @@
 
 import dataclasses
 import random
-from itertools import product
+from dataclasses import replace
+from itertools import combinations, product
 
 import numpy as np
 import pytest
 
 from cost_model.cluster import Cluster, Device, Link, Node
-from cost_model.memory import StageShape, device_memory
+from cost_model.memory import StageShape, device_memory, leanest_segments, segment_choices
 from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
 from parallel import on_all_cores
 from partition.bounds.amount_intervals import Interval
@@ -16,7 +17,7 @@ from partition.bounds.best_bound import fractional_bound_s
 from partition.bounds.column_bound import ColumnBound
 from partition.bounds.pricing_bound import PriceBounds
 from partition.estimates.device_classes import equal_devices
-from partition.estimates.stage_tables import Amount, ProblemTables
+from partition.estimates.stage_tables import Amount, ProblemTables, leanest_table
 from partition.exact.cluster_split import ClusterSplit
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import Problem
@@ -183,6 +184,13 @@ def test_pipelines_stand_in_the_way_of_a_proof() -> None:
         check_pipelines_stand_in_the_way(seed)
 
 
+def least_bytes(profile: ModelProfile, shape: StageShape) -> float:
+    """Of all segments that a stage may be recomputed by."""
+    choices = segment_choices(shape.stop - shape.start) if shape.recompute else (0,)
+    shapes = [replace(shape, segment_layers=each) for each in choices]
+    return min(device_memory(profile, [shape]).total_bytes for shape in shapes)
+
+
 def test_most_in_flight_is_what_memory_says() -> None:
     for seed in range(30):
         problem = tight_case(seed, num_plans=4)[0]
@@ -192,14 +200,27 @@ def test_most_in_flight_is_what_memory_says() -> None:
             for (entry, group), start in product(enumerate(tables.classes.members), range(tables.num_layers)):
                 for stop in range(start + 1, tables.num_layers + 1):
                     usable = group[0].usable_bytes * (1 + 1e-9)
-                    fitting = [
-                        device_memory(
-                            problem.profile, [StageShape(start, stop, flight, samples, again, count)]
-                        ).total_bytes
-                        <= usable
+                    shapes = [
+                        StageShape(start, stop, flight, samples, again, count)
                         for flight in range(1, count + 1)
                     ]
+                    fitting = [least_bytes(problem.profile, shape) <= usable for shape in shapes]
                     assert min(caps[entry, start, stop], count) == sum(fitting), (seed, count, start, stop)
+
+
+def test_the_segments_of_a_table_are_the_leanest() -> None:
+    for seed in range(20):
+        profile = tight_case(seed, num_plans=1)[0].profile
+        for samples in (1, 3):
+            table = leanest_table(profile, samples)
+            for start, stop in combinations(range(profile.num_layers + 1), 2):
+                shape = StageShape(start, stop, 1, samples, recompute=True)
+                each = leanest_segments(profile, shape, whole=False)
+                found, least = (
+                    device_memory(profile, [replace(shape, segment_layers=k)]).total_bytes
+                    for k in (int(table[start, stop]), each)
+                )
+                assert found == pytest.approx(least, rel=1e-12), (seed, start, stop)
 
 
 def test_memory_that_just_fits_is_not_lost_by_rounding() -> None:

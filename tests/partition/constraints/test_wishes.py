@@ -224,7 +224,7 @@ def check_against_brute_force(seed: int) -> float:
 
 @pytest.mark.slow
 def test_forced_plans_are_as_good_as_the_best_of_all_plans() -> None:
-    gaps = [gap for gap in map(check_against_brute_force, range(200)) if not math.isnan(gap)]
-    assert len(gaps) > 15
+    gaps = [gap for gap in map(check_against_brute_force, range(110)) if not math.isnan(gap)]
+    assert len(gaps) > 8
     assert max(gaps) <= 0.01
     assert sum(gap <= 1e-9 for gap in gaps) >= 0.9 * len(gaps)

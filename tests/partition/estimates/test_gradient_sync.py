@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from cost_model.cluster import Cluster, Device, Link, Node
+from cost_model.cluster import Cluster, Device, Link, Node, NodeAllReduce
 from partition.estimates.gradient_sync import SyncCosts
 from partition.estimates.pipeline_costs import PipelineCosts
 from partition.plan import Pipeline, Plan, Stage
@@ -15,7 +15,7 @@ from small_case import equal_stages, small_profile
 Layers = tuple[int, int]
 
 
-def nodes_of(kind: str, names: str, devices_each: int, network: Link) -> Cluster:
+def nodes_of(kind: str, names: Sequence[str], devices_each: int, network: Link) -> Cluster:
     nodes = [
         Node(name, tuple(Device(f"{name}/{index}", name, kind, 1e6) for index in range(devices_each)))
         for name in names
@@ -50,6 +50,42 @@ def test_tied_weights_are_summed_over_the_owners_of_both_layers(
     plan = plan_of(stages)
     assert sums.of_plan_s(plan) == pytest.approx(expected)
     assert sums.exposed_of_plan_s(plan) == pytest.approx(max(expected.values(), default=0.0))
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_sums_that_go_inside_nodes_first_by_hand(count: int):
+    # The whole model of 12 bytes on 2 devices of each of n nodes; 12 B/s inside, 1 B/s between them. 1 s to
+    # the first of each node, 2 (n - 1) rounds of 12 / n s, 1 s back.
+    profile, _ = equal_stages(2)
+    layers = tuple(replace(layer, parameter_bytes=6.0) for layer in profile.layers)
+    cluster = nodes_of("one", "abc"[:count], 2, Link(0.0, 1.0))
+    nodes = tuple(replace(node, interconnect=Link(0.0, 12.0)) for node in cluster.nodes)
+    problem = Problem(replace(profile, layers=layers), replace(cluster, nodes=nodes), 2 * count, (1,))
+    sums, names = SyncCosts(PipelineCosts(problem)), [device.name for device in problem.cluster.devices]
+    plan = plan_of(*([(name, (0, 2))] for name in names))
+    expected = 2 + 2 * (count - 1) * 12 / count
+    assert sums.exposed_of_plan_s(plan) == pytest.approx(expected)
+    assert sums.of_plan_s(plan) == pytest.approx(dict.fromkeys(names, expected))
+    assert sums.ring_s(12.0, names) > expected  # of the norm, which all share, in a ring
+
+
+@pytest.mark.parametrize("count", [2, 3, 70])
+def test_sums_inside_nodes_that_say_how_long_they_take_by_hand(count: int):
+    # As above, but a pair of devices of a node says 0.02 s and 1/1200 s a byte: 0.03 s for the 12 bytes.
+    # With 70 nodes all rings are looked at at once.
+    profile, _ = equal_stages(2)
+    layers = tuple(replace(layer, parameter_bytes=6.0) for layer in profile.layers)
+    plain = nodes_of("one", [f"n{index}" for index in range(count)], 2, Link(0.0, 1.0))
+    told = (NodeAllReduce(2, Link(0.02, 1200.0)),)
+    nodes = tuple(replace(node, interconnect=Link(0.0, 12.0), all_reduces=told) for node in plain.nodes)
+    problem = Problem(replace(profile, layers=layers), replace(plain, nodes=nodes), 2 * count, (1,))
+    sums = SyncCosts(PipelineCosts(problem))
+    plan = plan_of(*([(device.name, (0, 2))] for device in problem.cluster.devices))
+    expected = 0.03 + 2 * (count - 1) * 12 / count + 0.03  # a ring of all: 2 (2n - 1) rounds of 12 / 2n s
+    assert sums.exposed_of_plan_s(plan) == pytest.approx(expected)
+    inside = plan_of(*([(device.name, (0, 2))] for device in nodes[0].devices))
+    assert sums.exposed_of_plan_s(inside) == pytest.approx(0.03)
+    assert sums.of_plan_s(inside) == pytest.approx(dict.fromkeys(("n0/0", "n0/1"), 0.03))
 
 
 @pytest.mark.parametrize("nodes", ["ab", "abc", "abcd"])

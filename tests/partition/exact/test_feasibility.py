@@ -11,6 +11,7 @@ import pytest
 
 from cost_model.cluster import Cluster, Device, Link, Node
 from cost_model.errors import InfeasibleError, InputError
+from cost_model.memory import segment_choices
 from hetpipe.simulation.prediction import evaluator
 from parallel import on_all_cores
 from partition.auto import auto
@@ -24,17 +25,21 @@ from random_problems import random_profile
 NONE_FITS = r"no pipeline fits, whatever the order: .*; [\d,]+ bytes are missing; add"
 
 
-def plan_of_stages(problem: Problem, edges: list[int], samples: int, *, recompute: bool) -> Plan:
-    """Return a pipeline over made-up devices "0", "1", ... with one microbatch in flight."""
+def plan_of_stages(problem: Problem, edges: list[int], samples: int, again: tuple[bool, int]) -> Plan:
+    """Return a pipeline over made-up devices "0", "1", ... with one microbatch in flight.
+
+    again: whether stages recompute, and by how many layers.
+    """
     batch = problem.global_batch_size
-    stages = tuple(Stage((str(at),), layers, 1, recompute) for at, layers in enumerate(pairwise(edges)))
+    stages = tuple(Stage((str(at),), layers, 1, *again) for at, layers in enumerate(pairwise(edges)))
     return Plan("test", problem.profile.model, batch, (Pipeline(min(samples, batch), batch, stages),))
 
 
 def stage_bytes(problem: Problem, start: int, stop: int, samples: int) -> float:
     """Return what a stage needs at least, by the plan of a pipeline that has it."""
     edges = sorted({0, start, stop, problem.profile.num_layers})
-    plans = [plan_of_stages(problem, edges, samples, recompute=flag) for flag in (False, True)]
+    ways = [(False, 0), *((True, each) for each in segment_choices(stop - start))]
+    plans = [plan_of_stages(problem, edges, samples, again) for again in ways]
     name = str(edges.index(start))
     return min(plan_memory(plan, problem.profile, name).total_bytes for plan in plans)
 

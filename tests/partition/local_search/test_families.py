@@ -11,7 +11,7 @@ from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfi
 from hetpipe.simulation.prediction import evaluator
 from partition.auto import auto
 from partition.local_search.families import Family, FamilySpace, Outline
-from partition.local_search.family_cuts import FamilyCutter
+from partition.local_search.family_cuts import FamilyCutter, _ring_shares
 from partition.local_search.family_moves import FamilyClimb
 from partition.local_search.family_search import FamilyStarts, best_families, families_may_win
 from partition.local_search.moves import PipelineSet
@@ -99,8 +99,8 @@ def test_a_grouped_family_sums_inside_nodes() -> None:
     # Four copies of two stages of four layers, the first stages on one node, the second ones on the other:
     # no sum crosses the network. A microbatch takes 4 * 3 s a stage, 8 of them in each copy take 108 s, which
     # is (8 + 1) * 12, and the norm 14 rounds of 16 bytes at 1 kB/s. Data parallelism computes 32 * 24 / 8 =
-    # 96 s and sums 14 rounds of 80 kB / 8: 140 s. Two pipelines inside nodes take (16 + 3) * 6 = 114 s and
-    # sum all 80 kB.
+    # 96 s and sums 2 rounds of 80 kB / 2 between the nodes: 80 s. Two pipelines inside nodes take
+    # (16 + 3) * 6 = 114 s and sum all 80 kB.
     problem = two_nodes()
     found = families_of(problem)
     assert found[0].step_s == pytest.approx(108 + 0.224, rel=1e-6)
@@ -139,6 +139,32 @@ def test_the_estimate_counts_each_layer_of_a_node_once() -> None:
     assert cutter.estimate_s((nested,), shared=False) == pytest.approx(114 + 80, rel=1e-3)
     grouped = Family(Outline((0,) * 4, 2, 1, grouped=True), cuts)
     assert cutter.estimate_s((grouped,), shared=False) == pytest.approx(114, rel=1e-3)
+
+
+def test_the_estimate_counts_nodes_where_sums_go_inside_of_them_first() -> None:
+    # Four copies, two on each node: 108 s, and 80 kB that pass each card once each way, 80 s. Where links
+    # inside nodes are no faster than the network, a ring of four passes 2 * 3 / 4 of them: 120 s.
+    problem = two_nodes()
+    nodes = tuple(replace(node, interconnect=None) for node in problem.cluster.nodes)
+    slow = replace(problem, cluster=replace(problem.cluster, nodes=nodes))
+    family = Family(Outline((0, 0), 4, 1, grouped=False), ((0, 4, False), (4, 8, False)))
+    for each, sums_s in ((problem, 80.0), (slow, 120.0)):
+        search = PipelineSearch(each)
+        cutter = FamilyCutter(search, FamilySpace(search))
+        assert cutter.estimate_s((family,), shared=False) == pytest.approx(108 + sums_s, rel=1e-3)
+        timed = cutter.timed((family,))
+        plan = search.plan("families", timed)
+        step_s = evaluator(each.profile, each.cluster)(plan).step_s
+        assert step_s == pytest.approx(108 + sums_s, rel=0.2)
+
+
+@pytest.mark.parametrize("members", [1, 2, 3, 4, 7])
+def test_the_shares_of_a_layer_make_what_its_ring_passes(members: int) -> None:
+    shares = _ring_shares(members, count_nodes=True)
+    for nodes in range(2, members + 1):
+        n = nodes if nodes < 4 else members
+        assert sum(share for least, share in shares if nodes > least) == pytest.approx((n - 1) / n)
+    assert _ring_shares(members, count_nodes=False) == [(1, (members - 1) / members)]
 
 
 def test_a_move_changes_all_copies_and_takes_no_device_twice() -> None:

@@ -1,0 +1,102 @@
+"""The choice of the collective that sums gradients soonest on an idle network."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from cost_model.collectives import Collective, ring_all_reduce, tree_all_reduce
+from cost_model.network import Network, idle
+from cost_model.sum_times import all_reduce_s, messages_due, ring_routes
+
+TIE = 1e-9  # what differs by less is one time
+
+
+def cheaper_collective(network: Network, num_bytes: float, names: Sequence[str]) -> Collective:
+    """Return which collective sums soonest on an idle network; of those that take as long the first of all.
+
+    Where the all-reduce was measured it is the ring: nobody measured the others. The hierarchical one is
+    asked for where the owners are on several nodes, on one of them at least two; bounds of the ring from
+    below and above mostly settle it.
+    """
+    flat = ring_or_tree(network, num_bytes, names)
+    if network.was_measured(names) or not 1 < len(network.by_node(names)) < len(names):
+        return flat
+    hierarchical_s = all_reduce_s(network, num_bytes, names, Collective.HIERARCHICAL)
+    if flat is Collective.RING:
+        if hierarchical_s < _ring_at_least_s(network, num_bytes, names) * (1 - TIE):
+            return Collective.HIERARCHICAL
+        if hierarchical_s >= _ring_at_most_s(network, num_bytes, names):
+            return flat
+    flat_s = all_reduce_s(network, num_bytes, names, flat)
+    return Collective.HIERARCHICAL if hierarchical_s < flat_s * (1 - TIE) else flat
+
+
+def ring_order(network: Network, num_bytes: float, names: Sequence[str]) -> list[str]:
+    """Return devices (names) in the order of their ring: node by node, where that takes less time alone.
+
+    Each node has then one edge in and one out. Else they stay in the order given.
+    """
+    given = list(names)
+    by_node = [name for group in network.by_node(names) for name in group]
+    if by_node == given or len(network.by_node(names)) in (1, len(given)):
+        return given
+    if _ring_at_most_s(network, num_bytes, by_node) <= _ring_at_least_s(network, num_bytes, given) * (
+        1 - TIE
+    ):
+        return by_node
+    by_node_s = all_reduce_s(network, num_bytes, by_node)
+    return by_node if by_node_s < all_reduce_s(network, num_bytes, given) * (1 - TIE) else given
+
+
+def ring_or_tree(network: Network, num_bytes: float, names: Sequence[str]) -> Collective:
+    """Return which of the two sums sooner; the ring where both take as long, and where it was measured.
+
+    What the first owner sends and receives bounds the tree from below, and rounds that begin when the one
+    before is over bound the ring from above: where these say enough, neither is gone through.
+    """
+    if network.was_measured(names):
+        return Collective.RING
+    if network.sums_inside:  # which are no rounds of messages
+        tree_s, ring_s = (
+            all_reduce_s(network, num_bytes, names, way) for way in (Collective.TREE, Collective.RING)
+        )
+        return Collective.TREE if tree_s < ring_s * (1 - TIE) else Collective.RING
+    rounds = tree_all_reduce(num_bytes, network.by_node(names))
+    least_s = _tree_s(network, rounds, names, of_first=True)
+    if least_s >= _ring_at_most_s(network, num_bytes, names):
+        return Collective.RING
+    ring_s = all_reduce_s(network, num_bytes, names) * (1 - TIE)
+    if least_s >= ring_s or _tree_s(network, rounds, names, of_first=False) >= ring_s:
+        return Collective.RING
+    return Collective.TREE
+
+
+def _ring_at_most_s(network: Network, num_bytes: float, names: Sequence[str]) -> float:
+    """Return no fewer seconds than the ring takes alone: a message that waits hurries no other."""
+    rounds = ring_all_reduce(num_bytes, names)
+    return len(rounds) * max(messages_due(idle(), network, rounds[:1], dict.fromkeys(names, 0.0)).values())
+
+
+def _ring_at_least_s(network: Network, num_bytes: float, names: Sequence[str]) -> float:
+    """Return no more seconds than the ring takes: its busiest resource carries a message each round."""
+    chunk = num_bytes / len(names)
+    busy_s: dict[int, float] = defaultdict(float)
+    for route in ring_routes(network, names):
+        for resource in route.resources:
+            busy_s[resource] += route.link.occupancy_s(chunk)
+    return 2 * (len(names) - 1) * max(busy_s.values())
+
+
+def _tree_s(
+    network: Network,
+    rounds: Sequence[Sequence[tuple[str, str, float]]],
+    names: Sequence[str],
+    *,
+    of_first: bool,
+) -> float:
+    """Return the seconds of the rounds on an idle network.
+
+    of_first: of those messages alone that the first one sees.
+    """
+    if of_first:
+        rounds = [[entry for entry in messages if names[0] in entry[:2]] for messages in rounds]
+    return max(messages_due(idle(), network, rounds, dict.fromkeys(names, 0.0)).values())

@@ -1,0 +1,262 @@
+"""How long sums of gradients take, message by message or as measured: R7, R8 and R10 of docs/clock.md."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import add
+
+from cost_model.collectives import (
+    Collective,
+    node_broadcast,
+    node_reduce,
+    ring_all_reduce,
+    tree_all_reduce,
+)
+from cost_model.network import FreeAt, Network, Route, idle, reserve
+
+LARGE_RING = 64
+"""Rings of more members are computed all members at a time (`large_rings`)."""
+
+
+def all_reduce_due(
+    free_at: FreeAt,
+    network: Network,
+    num_bytes: float,
+    ready_s: Mapping[str, float],
+    collective: Collective = Collective.RING,
+) -> dict[str, float]:
+    """Return when each device has the sum (R7), given when each was ready (both by device name).
+
+    The sum begins when its last member is ready, and a rank sends in a round what it received in the rounds
+    before. Where an all-reduce was measured, all have it that long after the ring's resources are free.
+    """
+    names = list(ready_s)
+    if len(names) == 1:
+        return dict(ready_s)
+    begin = max(ready_s.values())
+    start_s = dict.fromkeys(names, begin)
+    if collective is Collective.TREE:
+        groups = network.by_node(names)
+        reduced_s = _tree_reduced_due(free_at, network, num_bytes, groups, start_s)
+        return _tree_told_due(free_at, network, num_bytes, groups, reduced_s)
+    if collective is Collective.HIERARCHICAL:
+        return _hierarchical_due(free_at, network, num_bytes, start_s)
+    routes = ring_routes(network, names)
+    measured_s = measured_all_reduce_s(network, num_bytes, names)
+    if measured_s is not None:
+        return dict.fromkeys(names, _held(free_at, routes, begin, measured_s))
+    chunk = num_bytes / len(names)
+    if len(names) > LARGE_RING:
+        due = _large_ring(free_at, routes, chunk, begin)
+    elif apart(routes):
+        due = _ring_apart(free_at, routes, chunk, begin)
+    else:
+        return messages_due(free_at, network, ring_all_reduce(num_bytes, names), start_s)
+    return dict(zip(names, due, strict=True))
+
+
+def measured_all_reduce_s(network: Network, num_bytes: float, names: Sequence[str]) -> float | None:
+    """Return the seconds of an all-reduce between devices (names) as measured; None where it was not.
+
+    Inside a node that says so, what it says. Between real devices, what was measured for as many of each of
+    their kinds, else for the next larger group of these; never less than over the cluster as in the file.
+    """
+    if network.as_in_file is network and not network.sums_inside:
+        return None
+    key = (tuple(names), num_bytes)
+    if key not in network.known_s:
+        group = network.measured_group(names)
+        network.known_s[key] = (
+            network.inside_s(num_bytes, names)
+            if group is None
+            else max(group.sum_s(num_bytes), all_reduce_s(network.as_in_file, num_bytes, names))
+        )
+    return network.known_s[key]
+
+
+def _hierarchical_due(
+    free_at: FreeAt, network: Network, num_bytes: float, start_s: Mapping[str, float]
+) -> dict[str, float]:
+    """Return when each device has the sum: trees inside nodes, a ring of their first ones, trees back.
+
+    The ring begins when the last node has its sum.
+    """
+    groups = network.by_node(list(start_s))
+    due = _inside_due(free_at, network, num_bytes, groups, start_s, node_reduce)
+    due |= all_reduce_due(free_at, network, num_bytes, {group[0]: due[group[0]] for group in groups})
+    return _inside_due(free_at, network, num_bytes, groups, due, node_broadcast)
+
+
+def reduce_due(
+    free_at: FreeAt, network: Network, num_bytes: float, ready_s: Mapping[str, float], root: str
+) -> dict[str, float]:
+    """Return when a reduction by a tree is over for each device: at the root (a name) it has the sum.
+
+    As for `all_reduce_due` it begins when its last member is ready.
+    """
+    groups = network.by_node(_root_first(ready_s, root))
+    start_s = dict.fromkeys(ready_s, max(ready_s.values()))
+    return _tree_reduced_due(free_at, network, num_bytes, groups, start_s)
+
+
+def broadcast_due(
+    free_at: FreeAt, network: Network, num_bytes: float, ready_s: Mapping[str, float], root: str
+) -> dict[str, float]:
+    """Return when each device has what the root (a name) broadcasts by a tree; see `reduce_due`."""
+    groups = network.by_node(_root_first(ready_s, root))
+    start_s = dict.fromkeys(ready_s, max(ready_s.values()))
+    return _tree_told_due(free_at, network, num_bytes, groups, start_s)
+
+
+_Groups = Sequence[Sequence[str]]
+"""Devices (names) by node."""
+
+
+def _tree_reduced_due(
+    free_at: FreeAt, network: Network, num_bytes: float, groups: _Groups, start_s: Mapping[str, float]
+) -> dict[str, float]:
+    """Return when each device has given what it has to a tree, the first one has the sum."""
+    due = _inside_due(free_at, network, num_bytes, groups, start_s, node_reduce)
+    return messages_due(free_at, network, node_reduce(num_bytes, [[group[0] for group in groups]]), due)
+
+
+def _tree_told_due(
+    free_at: FreeAt, network: Network, num_bytes: float, groups: _Groups, start_s: Mapping[str, float]
+) -> dict[str, float]:
+    """Return when each device has what the first one sends through a tree."""
+    rounds = node_broadcast(num_bytes, [[group[0] for group in groups]])
+    due = messages_due(free_at, network, rounds, start_s)
+    return _inside_due(free_at, network, num_bytes, groups, due, node_broadcast)
+
+
+def _inside_due(
+    free_at: FreeAt,
+    network: Network,
+    num_bytes: float,
+    groups: _Groups,
+    start_s: Mapping[str, float],
+    rounds_of: Callable[[float, _Groups], Sequence[Sequence[tuple[str, str, float]]]],
+) -> dict[str, float]:
+    """Return when each device is done with a tree over its node.
+
+    Where the node says how long its devices sum, the tree takes as long; nobody measured it alone.
+    """
+    told = [network.inside_s(num_bytes, group) for group in groups] if network.sums_inside else [None]
+    if all(seconds is None for seconds in told):
+        return messages_due(free_at, network, rounds_of(num_bytes, groups), start_s)
+    others = [group for group, seconds in zip(groups, told, strict=True) if seconds is None]
+    due = dict(start_s)
+    if others:
+        due |= messages_due(free_at, network, rounds_of(num_bytes, others), start_s)
+    for group, seconds in zip(groups, told, strict=True):
+        if seconds is not None:
+            begin = max(start_s[name] for name in group)
+            due |= dict.fromkeys(group, _held(free_at, ring_routes(network, group), begin, seconds))
+    return due
+
+
+def _held(free_at: FreeAt, routes: Sequence[Route], begin_s: float, seconds: float) -> float:
+    """Hold all resources of some routes for so long, once they are free; return when that ends."""
+    used = [resource for route in routes for resource in route.resources]
+    end = max(begin_s, *(free_at[resource] for resource in used)) + seconds
+    for resource in used:
+        free_at[resource] = end
+    return end
+
+
+def _root_first(names: Iterable[str], root: str) -> list[str]:
+    return [root, *(name for name in names if name != root)]
+
+
+def ring_routes(network: Network, names: Sequence[str]) -> list[Route]:
+    """Return the routes from each member (a name) of a ring to the next."""
+    return [network.route(*pair) for pair in zip(names, [*names[1:], names[0]], strict=True)]
+
+
+def all_reduce_resources(network: Network, names: Sequence[str], collective: Collective) -> set[int]:
+    """Return what the messages of an all-reduce between devices (names) occupy."""
+    groups = network.by_node(names)
+    if collective is Collective.RING:
+        rounds, ring = [], names
+    elif collective is Collective.TREE:
+        rounds, ring = tree_all_reduce(0.0, groups), names[:1]
+    else:
+        rounds = node_reduce(0.0, groups) + node_broadcast(0.0, groups)
+        ring = [group[0] for group in groups]
+    routes = [network.route(source, to) for messages in rounds for source, to, _ in messages]
+    routes += ring_routes(network, ring) if len(ring) > 1 else []
+    for group in groups if network.sums_inside else []:
+        routes += ring_routes(network, group) if network.inside_s(0.0, group) is not None else []
+    return {resource for route in routes for resource in route.resources}
+
+
+def apart(routes: Sequence[Route]) -> bool:
+    """Return whether no two messages of a round share a resource."""
+    used = [resource for route in routes for resource in route.resources]
+    return len(set(used)) == len(used)
+
+
+def messages_due(
+    free_at: FreeAt,
+    network: Network,
+    rounds: Sequence[Sequence[tuple[str, str, float]]],
+    start_s: Mapping[str, float],
+) -> dict[str, float]:
+    """Return when each device has got its last message, one by one; a round's are sent before any arrives.
+
+    start_s: when each device may send first.
+    """
+    due = dict(start_s)
+    for messages in rounds:
+        arrived = [
+            (destination, reserve(free_at, network.route(source, destination), due[source], size))
+            for source, destination, size in messages
+        ]
+        for name, arrival in arrived:
+            due[name] = max(due[name], arrival)
+    return due
+
+
+def _ring_apart(free_at: FreeAt, routes: Sequence[Route], chunk: float, begin_s: float) -> list[float]:
+    """Return when each rank of a ring has the sum, if no two of its messages share a resource.
+
+    The same sums as `reserve` of each message, a round at a time: the resources of a route are then free at
+    one time.
+    """
+    free = [max(free_at[resource] for resource in route.resources) for route in routes]
+    seconds = [route.link.occupancy_s(chunk) for route in routes]
+    latencies = [route.link.latency_s for route in routes]
+    due = [begin_s] * len(routes)
+    for _ in range(2 * (len(routes) - 1)):
+        free = list(map(add, map(max, due, free), seconds))
+        arrived = list(map(add, free, latencies))
+        due = list(map(max, due, [arrived[-1], *arrived[:-1]]))
+    for route, end in zip(routes, free, strict=True):
+        for resource in route.resources:
+            free_at[resource] = end
+    return due
+
+
+def _large_ring(free_at: FreeAt, routes: Sequence[Route], chunk: float, begin_s: float) -> list[float]:
+    """Return when each rank of a ring of many has the sum, to rounding; see `ring_ends_s` for estimates."""
+    from cost_model.large_rings import ring_ends_s  # NumPy, which small rings do without
+
+    starts = [max(0.0, *(free_at[resource] - begin_s for resource in route.resources)) for route in routes]
+    ends = ring_ends_s(
+        [route.resources for route in routes],
+        [route.link.occupancy_s(chunk) for route in routes],
+        [route.link.latency_s for route in routes],
+        starts,
+        2 * (len(routes) - 1),
+    )
+    for route, end in zip(routes, ends, strict=True):
+        for resource in route.resources:  # its last message is that of the later member
+            free_at[resource] = begin_s + end
+    arrived = [begin_s + end + route.link.latency_s for route, end in zip(routes, ends, strict=True)]
+    return [arrived[-1], *arrived[:-1]]
+
+
+def all_reduce_s(
+    network: Network, num_bytes: float, names: Sequence[str], collective: Collective = Collective.RING
+) -> float:
+    """Return the seconds of an all-reduce between devices (names), alone, until the last has the sum."""
+    ready_s = dict.fromkeys(names, 0.0)
+    return max(all_reduce_due(idle(), network, num_bytes, ready_s, collective).values())

@@ -1,0 +1,154 @@
+"""How far is the predicted step from the measured one where gradients are summed inside nodes first?
+
+    python examples/benchmarks/prediction/sums.py [--retries 2] [--steps 4]
+
+Twelve plans on emulated clusters of three nodes. See README.md, "Sums inside nodes first".
+"""
+
+import argparse
+import statistics
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from combinations import cluster_data, toml_of
+
+from cost_model.cluster import Cluster
+from cost_model.cluster_file import cluster_from_data
+from cost_model.collectives import Collective
+from cost_model.profile import ModelProfile, profile_text, read_profile
+from hetpipe.profiling.profile_cache import profile_model
+from hetpipe.program.costs import ProgramCosts
+from hetpipe.runs.settings import Settings
+from hetpipe.simulation.prediction import Prediction, predict
+from hetpipe.simulation.simulator import simulate
+from hetpipe.training.run import measure
+from partition.plan import Pipeline, Plan, Stage
+
+MODEL = "bert-tiny"
+SEQUENCE_LENGTH = 64
+SAMPLES = 2  # of each pipeline, one a microbatch
+CLUSTERS = {
+    "3 x 2, 25 Mbit/s": cluster_data("three of two", [[0.04] * 2] * 3, "25 Mbit/s", "1 ms"),
+    "3 x 2, 100 Mbit/s": cluster_data("three of two", [[0.04] * 2] * 3, "100 Mbit/s", "0.2 ms"),
+    "3 + 2 + 1, 50 Mbit/s": cluster_data(
+        "three, two and one", [[0.03] * 3, [0.045] * 2, [0.08]], "50 Mbit/s", "0.5 ms"
+    ),
+}
+
+
+def main() -> None:
+    options = _options()
+    profile = _profile(options)
+    lines = [
+        "| cluster | plan | buckets inside nodes first | with rings alone, predicted s | predicted s "
+        "| measured s, median [min, max] of n | error |",
+        "|---" * 7 + "|",
+    ]
+    errors = []
+    for name, data in CLUSTERS.items():
+        cluster = cluster_from_data(data, name)
+        for shape, plan in plans_of(profile, cluster).items():
+            predicted = predict(plan, profile, cluster)
+            steps, busy = _measured(plan, profile, toml_of(data), options)
+            errors.append(statistics.median(steps) / predicted.step_s - 1)
+            cells = _row(predicted, steps, rings_s(predicted, profile, cluster))
+            lines.append(f"| {name} | {shape} | {cells} | {errors[-1]:+.1%}{busy} |")
+            print(lines[-1], file=sys.stderr, flush=True)
+    worst = max(map(abs, errors))
+    print("\n".join(lines))
+    print(f"\n{len(errors)} plans: median error {statistics.median(map(abs, errors)):.1%}, worst {worst:.1%}")
+    print("* host overloaded")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--steps", type=int, default=4, help="of a run; the first is not timed")
+    parser.add_argument("--retries", type=int, default=2, help="of a run whose host was overloaded")
+    parser.add_argument("--profile-budget", type=float, default=30.0)
+    parser.add_argument("--profile", type=Path, help="where the profile is kept for another time")
+    return parser.parse_args()
+
+
+def _profile(options: argparse.Namespace) -> ModelProfile:
+    if options.profile is not None and options.profile.exists():
+        return read_profile(options.profile)
+    cluster = cluster_from_data(next(iter(CLUSTERS.values())), "first")
+    budget_s = options.profile_budget
+    profile = profile_model(MODEL, cluster, SEQUENCE_LENGTH, budget_s=budget_s, use_cache=False)
+    if options.profile is not None:
+        options.profile.write_text(profile_text(profile))
+    return profile
+
+
+def plans_of(profile: ModelProfile, cluster: Cluster) -> dict[str, Plan]:
+    """Return four plans for six devices, in all of which several devices of a node have a layer."""
+    nodes = [[device.name for device in node.devices] for node in cluster.nodes]
+    ordered = [name for node in nodes for name in node]
+    turns = [node[index] for index in range(max(map(len, nodes))) for node in nodes if index < len(node)]
+    half, layers = profile.num_layers // 2, profile.num_layers
+    whole = (0, layers)
+    pairs = [((ordered[index], ordered[3 + index]), ((0, half), (half, layers))) for index in range(3)]
+    chain = ((ordered[0], ordered[5]), ((0, half + 1), (half + 1, layers)))
+    return {
+        "a replica on each device": _plan(profile, [((name,), (whole,)) for name in ordered]),
+        "the same, nodes taking turns": _plan(profile, [((name,), (whole,)) for name in turns]),
+        "three pipelines of two stages": _plan(profile, pairs),
+        "a pipeline, and four replicas": _plan(
+            profile, [chain, *(((name,), (whole,)) for name in ordered[1:5])]
+        ),
+    }
+
+
+def _plan(profile: ModelProfile, chains: list[tuple[tuple[str, ...], tuple[tuple[int, int], ...]]]) -> Plan:
+    pipelines = tuple(
+        Pipeline(
+            1,
+            SAMPLES,
+            tuple(
+                Stage((name,), cut, len(names) - index)
+                for index, (name, cut) in enumerate(zip(names, cuts, strict=True))
+            ),
+        )
+        for names, cuts in chains
+    )
+    return Plan("by hand", profile.model, SAMPLES * len(pipelines), pipelines)
+
+
+def _measured(
+    plan: Plan, profile: ModelProfile, cluster: str, options: argparse.Namespace
+) -> tuple[list[float], str]:
+    """Return the seconds of a run's steps but the first, and a star where the host was overloaded."""
+    settings = Settings.of(plan, profile, steps=options.steps, save=False)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "cluster.toml"
+        path.write_text(cluster, encoding="utf-8")
+        for _ in range(options.retries + 1):
+            report = measure(settings, path, profile, plan)
+            if not report.host_overloaded:
+                break
+    assert report.owners_agree
+    return list(report.step_s_all[1:]), " *" if report.host_overloaded else ""
+
+
+def rings_s(predicted: Prediction, profile: ModelProfile, cluster: Cluster) -> float:
+    """Return the predicted step with rings in the order of the ranks."""
+    program = predicted.program
+    rings = tuple(replace(bucket, collective=Collective.RING, nodes=()) for bucket in program.buckets)
+    return simulate(ProgramCosts(replace(program, buckets=rings), profile, cluster)).makespan_s
+
+
+def _row(predicted: Prediction, steps: list[float], rings: float) -> str:
+    """Return the cells of a plan; those with no sum inside nodes first have no place here."""
+    buckets = predicted.program.buckets
+    inside = [bucket.collective is Collective.HIERARCHICAL for bucket in buckets]
+    assert any(inside), list(map(str, buckets))
+    return (
+        f"{sum(inside)} of {len(buckets)} | {rings:.3f} | {predicted.step_s:.3f} "
+        f"| {statistics.median(steps):.3f} [{min(steps):.3f}, {max(steps):.3f}] of {len(steps)}"
+    )
+
+
+if __name__ == "__main__":
+    main()
