@@ -63,11 +63,14 @@ def state_home_bytes(profile: ModelProfile, layers: Iterable[int]) -> float:
     return sum(layer.parameter_bytes - layer.unreached_bytes - tied for layer, tied in pairs)
 
 
-def checkpoint_bytes(profile: ModelProfile) -> float:
-    """Return the bytes of a checkpoint: all parameters and the optimizer states of the trained ones, once."""
+def checkpoint_bytes(profile: ModelProfile, *, frozen: bool = True) -> float:
+    """Return the bytes of a checkpoint: parameters and the optimizer states of the trained ones, once.
+
+    frozen: whether it holds parameters that are not trained, too.
+    """
     layers = set(range(profile.num_layers))
     states = profile.optimizer_bytes_per_parameter_byte * trained_bytes(profile, layers)
-    return sum(_own_bytes(profile, layers, unreached=True)) + states
+    return sum(_own_bytes(profile, layers, unreached=frozen)) + states
 
 
 def _own_bytes(profile: ModelProfile, layers: set[int], *, unreached: bool) -> Iterable[float]:

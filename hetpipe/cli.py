@@ -43,7 +43,7 @@ _LINES = {
         "Train a model over the devices of a cluster file; torchrun may start it too, a process per device."
     ),
     "plot": "Draw a run or a plan: the step, memory, layers, speed-ups and losses, as PNG and SVG.",
-    "export": "Write a checkpoint as a folder that transformers loads.",
+    "export": "Write a checkpoint as a folder that transformers loads, adapters as one that peft loads.",
     "env": "Versions and hardware, for bug reports; no names of users or folders.",
 }
 VERBS: Mapping[str, Verb] = {name: Verb(name, line) for name, line in _LINES.items()}

@@ -58,6 +58,7 @@ TORCH_CHAPTERS = (
 """The running half. All other chapters load no torch, not even through what they import."""
 
 LIBRARY_HOMES = {
+    "peft": ("hetpipe.models.adapters",),
     "matplotlib": ("hetpipe.reporting.plots",),
     "pulp": ("partition.bounds.best_bound",),
     "highspy": ("partition.column_generation.master_problem",),

@@ -5,24 +5,29 @@ from typing import Annotated
 
 import typer
 
-from hetpipe.commands.options import JsonOption, RequiredModel
+from hetpipe.commands.inputs import named_model
+from hetpipe.commands.options import AdapterOptions, JsonOption, RequiredModel, with_options
 from hetpipe.commands.output import print_json
-from hetpipe.models.names import model_entry
+from hetpipe.runs.settings import Settings, TaskSettings
 
 CHECK_FAILED = 4
 
 
+@with_options
 def check_command(
+    *,
     model: RequiredModel,
+    adapters: AdapterOptions,
     full: Annotated[bool, typer.Option("--full", help="The model at full size, not a small copy.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Prove that the split model computes what the whole one does: loss and every gradient."""
-    entry = model_entry(model)
-    from hetpipe.models.huggingface import model_spec
+    entry = named_model(model, adapters)
+    from hetpipe.models.adapters import task_spec
     from hetpipe.models.split_check import check_split
 
-    report = check_split(model_spec(entry.name, entry.place), full=full)
+    settings = TaskSettings(entry.name, run=Settings(steps=1, **entry.in_settings))
+    report = check_split(task_spec(settings), full=full)
     if json:
         print_json(dataclasses.asdict(report))
     elif report.passed:

@@ -8,7 +8,7 @@ import typer
 
 from cost_model.errors import InfeasibleError
 from cost_model.profile import ModelProfile
-from hetpipe.commands.inputs import PlanRequest, plan_request, with_estimates
+from hetpipe.commands.inputs import PlanRequest, named_model, plan_request, with_estimates
 from hetpipe.commands.measure import measure_outcomes
 from hetpipe.commands.options import (
     AUTO,
@@ -27,7 +27,7 @@ from hetpipe.commands.other_devices import (
     compare_sets,
 )
 from hetpipe.commands.output import estimates_of, note, print_json
-from hetpipe.models.names import model_entry
+from hetpipe.models.names import ModelEntry
 from hetpipe.reporting.tables import (
     bound_sentence,
     comparison_table,
@@ -78,7 +78,8 @@ def compare_command(
         _show_outcomes(outcomes, gained, estimates)
     reports: Mapping[str, RunReport] = {}
     if measure:
-        reports = _measured(outcomes, profile, cluster_file, model, steps=steps, quiet=json)
+        entry = None if model is None else named_model(model, options)
+        reports = _measured(outcomes, profile, cluster_file, entry, steps=steps, quiet=json)
     if json:
         strategies = [_outcome_json(outcome, reports) for outcome in outcomes]
         print_json({"strategies": strategies, "gain": gained and gained.to_json()})
@@ -91,15 +92,14 @@ def _measured(
     outcomes: "Sequence[Outcome]",
     profile: ModelProfile,
     cluster_file: Path,
-    model: str | None,
+    model: ModelEntry | None,
     *,
     steps: int,
     quiet: bool,
 ) -> "Mapping[str, RunReport]":
     """Run the plan of each strategy that fits, and return the reports by strategy."""
     plans = {outcome.strategy: outcome.plan for outcome in outcomes if outcome.plan is not None}
-    place = None if model is None else model_entry(model).place
-    return measure_outcomes(plans, profile, cluster_file, steps, quiet=quiet, model_folder=place)
+    return measure_outcomes(plans, profile, cluster_file, steps, quiet=quiet, model=model)
 
 
 def _compared(problem: Problem, request: PlanRequest) -> "tuple[tuple[Outcome, ...], Gain | None]":

@@ -1,8 +1,8 @@
-"""export: a checkpoint as a Hugging Face folder."""
+"""export: a checkpoint as a Hugging Face folder, adapters as a PEFT folder."""
 
 import shutil
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,23 +10,30 @@ from cost_model.errors import InputError
 from cost_model.strict_files import read_json
 from hetpipe.commands.options import JsonOption
 from hetpipe.commands.output import print_json
-from hetpipe.models.huggingface_folder import described
+from hetpipe.models.huggingface_folder import CONFIG_FILE, described
 from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.settings import read_settings
+
+if TYPE_CHECKING:
+    from hetpipe.models.huggingface import ModelSpec
+    from hetpipe.training.checkpoint import Manifest
 
 
 def export_command(
     run: Annotated[Path, typer.Argument(help="A run folder, or a checkpoint of one.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="The Hugging Face folder to make.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The folder to make.")],
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Merge adapters into the weights of their base.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Write a checkpoint as a folder that transformers loads."""
+    """Write a checkpoint as a folder that transformers loads, adapters as one that peft loads."""
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise InputError(f"{output}: exists and is not an empty folder; give another -o")
     if not run.is_dir():
         raise InputError(f"{run}: no such folder; give a run folder, or a checkpoint of one")
     from transformers.utils import logging
 
-    from hetpipe.models.huggingface import folder_spec, model_spec
     from hetpipe.training import checkpoint
 
     logging.disable_progress_bar()
@@ -34,10 +41,12 @@ def export_command(
     if source is None:
         raise InputError(f"{run}: holds no complete checkpoint; train without --no-save, to the end")
     manifest = checkpoint.read_manifest(source)
-    config = source / checkpoint.CONFIG_FILE
-    spec = folder_spec(described(source, manifest.model, read_json(config))) if config.exists() else None
-    model = (spec or model_spec(manifest.model)).build()
-    checkpoint.export_huggingface(source, output, model)
+    if manifest.lora is not None:
+        _export_adapters(source, manifest, output, merge=merge)
+    elif merge:
+        raise InputError(f"{source}: holds no adapters to merge, but the whole model; leave --merge out")
+    else:
+        checkpoint.export_huggingface(source, output, _kept_spec(source, manifest.model).build())
     vocabulary = source / checkpoint.VOCABULARY_FILE
     if vocabulary.exists():
         shutil.copyfile(vocabulary, output / "tokenizer.json")
@@ -45,3 +54,35 @@ def export_command(
         print_json({"checkpoint": str(source), "step": manifest.step, "folder": str(output)})
     else:
         typer.echo(f"wrote step {manifest.step} of {manifest.model} to {output}")
+
+
+def _kept_spec(source: Path, name: str) -> "ModelSpec":
+    """Return the model of a checkpoint, by the configuration in it where it is of a folder."""
+    from hetpipe.models.huggingface import folder_spec, model_spec
+    from hetpipe.training import checkpoint
+
+    config = source / checkpoint.CONFIG_FILE
+    return folder_spec(described(source, name, read_json(config))) if config.exists() else model_spec(name)
+
+
+def _export_adapters(source: Path, manifest: "Manifest", output: Path, *, merge: bool) -> None:
+    """Write adapters alone, or the weights of their base with them.
+
+    Raises: InputError if the base is needed, and not where the run found it.
+    """
+    from hetpipe.models.huggingface import model_spec
+    from hetpipe.training.adapter_export import export_adapter, export_merged
+
+    assert manifest.lora is not None
+    name = manifest.model.removesuffix(manifest.lora.suffix)
+    config = RunFolder(source.parent.parent).config
+    place = read_settings(config).model_folder if config.exists() else None
+    if not merge:
+        export_adapter(source, output, _kept_spec(source, name), place or name)
+        return
+    if place is None and (source / CONFIG_FILE).exists():
+        raise InputError(
+            f"{source}: is in no run folder, which knows where the base lies; export without --merge, and "
+            "merge by peft"
+        )
+    export_merged(source, output, model_spec(name, place))

@@ -15,10 +15,11 @@ from cost_model.known_errors import distrust, far_off
 from cost_model.profile import ModelProfile, read_profile
 from cost_model.strict_files import did_you_mean
 from cost_model.what_if import without
-from hetpipe.commands.options import PlanOptions, ProfileOptions
+from hetpipe.commands.options import AdapterOptions, PlanOptions, ProfileOptions
 from hetpipe.commands.output import note, progress_bar, warn
-from hetpipe.models.names import model_entry
+from hetpipe.models.names import ModelEntry, model_entry
 from hetpipe.program.instructions import Schedule
+from hetpipe.runs.lora import parse_lora, read_adapter_settings
 from partition.estimates.optimizer_sharding import with_state_owners
 from partition.plan import Plan, check_plan
 from partition.problem import Problem, problem_of
@@ -111,6 +112,33 @@ def _forced_problem(problem: Problem, strategy: str, options: PlanOptions) -> Pr
     return problem
 
 
+def named_model(model: str, options: AdapterOptions) -> ModelEntry:
+    """Return the model that is meant, with its adapters if there are to be some.
+
+    Raises: InputError if there is no such model, or these adapters are none of it.
+    """
+    if options.lora is not None and options.adapter is not None:
+        raise InputError(
+            "--lora makes new adapters, --adapter goes on with those of a folder, whose settings it takes; "
+            "give one of them"
+        )
+    place = None if options.adapter is None else str(options.adapter.resolve())
+    lora = None if options.lora is None else parse_lora(options.lora)
+    if place is not None:
+        lora = read_adapter_settings(Path(place))
+    entry = model_entry(model)
+    if lora is None:
+        return entry
+    from hetpipe.models.adapter_folder import AdapterFolder
+    from hetpipe.models.adapters import with_adapters
+    from hetpipe.models.huggingface import model_spec
+
+    spec = with_adapters(model_spec(entry.name, entry.place), lora)
+    if place is not None:
+        AdapterFolder.find(Path(place), spec)
+    return entry.with_adapters(lora, place)
+
+
 def get_profile(
     model: str | None,
     cluster: Cluster,
@@ -127,7 +155,9 @@ def get_profile(
     Raises: InputError if neither is given, the file is of another model or dtype, or a device is too slow.
     """
     dtype = parse_dtype(options.dtype)
-    entry = None if model is None else model_entry(model)
+    entry = None if model is None else named_model(model, options)
+    if model is None and (options.lora or options.adapter):
+        raise InputError("--lora and --adapter are of a --model; name its base, or give the --profile alone")
     name = None if entry is None else entry.name
     note(() if entry is None or entry.folder is None else entry.folder.notes())
     if options.profile_file is not None:
@@ -144,6 +174,7 @@ def get_profile(
         return profile_model(
             model, cluster, sequence_length,
             dtype=dtype or FLOAT32, budget_s=options.profile_budget_s, progress=report,
+            lora=None if entry is None else entry.lora,
         )  # fmt: skip
 
 

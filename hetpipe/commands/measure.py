@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cost_model.profile import ModelProfile
+from hetpipe.models.names import ModelEntry
 from hetpipe.runs.run_report import RunReport
 from hetpipe.runs.settings import Settings
 from partition.plan import Plan
@@ -18,15 +19,15 @@ def measure_plan(
     steps: int,
     *,
     keep: Path | None = None,
-    model_folder: str | None = None,
+    model: ModelEntry | None = None,
 ) -> RunReport:
     """Train under a plan for a few steps and return its report; the first step is not timed.
 
-    keep: where to keep the run folder, else it is thrown away. model_folder: of a model that is not by name.
+    keep: where to keep the run folder, else it is thrown away. model: where it is more than a name.
     """
     from hetpipe.training.run import measure
 
-    settings = Settings.of(plan, profile, steps=steps, model_folder=model_folder)
+    settings = Settings.of(plan, profile, steps=steps, **({} if model is None else model.in_settings))
     return measure(settings, cluster_file, profile, plan, keep=keep)
 
 
@@ -37,7 +38,7 @@ def measure_outcomes(
     steps: int,
     *,
     quiet: bool = False,
-    model_folder: str | None = None,
+    model: ModelEntry | None = None,
 ) -> dict[str, RunReport]:
     """Return the reports of plans by strategy; equal plans are run once."""
     found: dict[str, RunReport] = {}
@@ -49,6 +50,6 @@ def measure_outcomes(
                 from hetpipe.reporting.tables import console
 
                 console(sys.stderr).print(f"running {strategy}: {steps} steps")
-            found[key] = measure_plan(plan, profile, cluster_file, steps, model_folder=model_folder)
+            found[key] = measure_plan(plan, profile, cluster_file, steps, model=model)
         reports[strategy] = dataclasses.replace(found[key], strategy=strategy)
     return reports

@@ -12,6 +12,7 @@ import typer
 
 from cost_model.expenses import Objective
 from hetpipe.program.instructions import Schedule
+from hetpipe.runs.lora import EXAMPLE as LORA_EXAMPLE
 
 AUTO = "auto"
 MODEL_HELP = "A model by name, such as bert-large, or a Hugging Face folder."
@@ -46,7 +47,20 @@ JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on std
 
 
 @dataclass(frozen=True, slots=True)
-class ProfileOptions:
+class AdapterOptions:
+    """The adapters that are trained in place of the model."""
+
+    lora: Annotated[
+        str | None,
+        typer.Option("--lora", help=f"Train adapters beside frozen weights, such as {LORA_EXAMPLE}."),
+    ] = None
+    adapter: Annotated[
+        Path | None, typer.Option("--adapter", help="Train on the adapters of this PEFT folder.")
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileOptions(AdapterOptions):
     """Where the profile of a model comes from: a file, or a measurement of this dtype within a budget."""
 
     profile_file: Annotated[

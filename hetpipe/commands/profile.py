@@ -16,8 +16,9 @@ from cost_model.errors import InputError
 from cost_model.measured_links import MeasuredLink
 from cost_model.profile import ModelProfile, profile_text, read_profile
 from cost_model.units import format_bandwidth, format_bytes, format_seconds
-from hetpipe.commands.inputs import remaining, with_estimates
+from hetpipe.commands.inputs import named_model, remaining, with_estimates
 from hetpipe.commands.options import (
+    AdapterOptions,
     AllowSlowOption,
     BudgetOption,
     DtypeOption,
@@ -28,7 +29,6 @@ from hetpipe.commands.options import (
     with_options,
 )
 from hetpipe.commands.output import note, print_json, progress_bar, warn, write_output
-from hetpipe.models.names import model_entry
 from hetpipe.profiling.calibration import calibrate
 from hetpipe.profiling.median_error import precision_text
 from hetpipe.profiling.profile_cache import MICROBATCH_SIZES, left_out, merge, profile_model
@@ -43,7 +43,7 @@ DEFAULT_SIZES = ",".join(map(str, MICROBATCH_SIZES))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class MeasureOptions:
+class MeasureOptions(AdapterOptions):
     """What is measured, where, and how long."""
 
     model: ModelOption = None
@@ -121,7 +121,10 @@ def _check_source(given: Sequence[str], files: Sequence[Path], options: MeasureO
         raise InputError(
             f"{files[0]}: to join profiles, give --merge; to go on from one, --profile {files[0]}"
         )
-    measured = (("--model", options.model), ("--cluster", options.cluster_file), ("--dtype", options.dtype))
+    measured = (
+        ("--model", options.model), ("--cluster", options.cluster_file), ("--dtype", options.dtype),
+        ("--lora", options.lora), ("--adapter", options.adapter),
+    )  # fmt: skip
     for option, value in measured:
         if given and value is not None:
             raise InputError(
@@ -159,7 +162,7 @@ def measure(options: MeasureOptions, *, estimated: Collection[str] = (), quiet: 
         if value is None:
             raise InputError(f"Missing option '{option}'; only --profile, --merge and --from-run go without")
     assert options.model is not None and options.cluster_file is not None
-    entry = model_entry(options.model)
+    entry = named_model(options.model, options)
     name = entry.name
     note(() if entry.folder is None else entry.folder.notes())
     cluster = _measurable(read_cluster(options.cluster_file), estimated)
@@ -171,6 +174,7 @@ def measure(options: MeasureOptions, *, estimated: Collection[str] = (), quiet: 
         profile = profile_model(
             options.model, cluster, options.sequence_length,
             dtype=dtype, budget_s=options.profile_budget_s, microbatch_sizes=sizes, progress=report,
+            lora=entry.lora,
         )  # fmt: skip
     for kind, missing in left_out(profile, sizes or ()).items():
         warn(f"microbatches of {', '.join(map(str, missing))} do not fit on {kind!r} and were left out")

@@ -11,7 +11,7 @@ import typer
 from cost_model.cluster import EMULATED, Cluster
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
-from hetpipe.commands.inputs import PlanRequest, plan_request, predict_given
+from hetpipe.commands.inputs import PlanRequest, named_model, plan_request, predict_given
 from hetpipe.commands.options import (
     AUTO,
     ClusterOption,
@@ -34,7 +34,7 @@ from hetpipe.commands.training import (
 )
 from hetpipe.program.verification import verify
 from hetpipe.reporting.tables import estimate_sentences, run_report_tables, show
-from hetpipe.runs.settings import Settings
+from hetpipe.runs.settings import Settings, TaskSettings
 from hetpipe.runtime.processes import under_torchrun
 from hetpipe.simulation.prediction import Prediction, predict
 from partition.plan import Plan
@@ -81,7 +81,7 @@ def run_command(
     silent = quiet or json
     request = plan_request(cluster_file, options, strategy)
     plan = None if given.plan_file is None else _given_plan(given.plan_file, given, options)
-    start = run_start(model, training, schedule, dry_run=dry_run)
+    start = run_start(named_model(model, options), training, schedule, dry_run=dry_run)
     profile = _profile(request, model, plan, given.sequence_length, quiet=silent)
     prediction, outcomes = _predict(
         plan, profile, request, start.settings, batch=given.global_batch_size, alone=silent
@@ -202,7 +202,7 @@ def _train(
     if start.entry.folder is not None:
         from hetpipe.data.task import model_notes
 
-        note(model_notes(profile.model, settings.model_folder))
+        note(model_notes(TaskSettings.of(profile, settings).base_model, settings.model_folder))
     report, folder = train_shown(settings, cluster_file, profile, prediction, start.folder, quiet=quiet)
     kept = kept_checkpoint(folder)
     result = {

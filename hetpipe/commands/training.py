@@ -12,7 +12,7 @@ import typer
 
 from cost_model.profile import ModelProfile
 from hetpipe.commands.output import note, warn
-from hetpipe.models.names import ModelEntry, model_entry
+from hetpipe.models.names import ModelEntry
 from hetpipe.program.instructions import Schedule
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Clock, Settings, read_settings
@@ -68,20 +68,24 @@ class RunStart:
     settings: Settings
 
 
-def run_start(model: str, options: TrainingOptions, schedule: Schedule | None, *, dry_run: bool) -> RunStart:
-    """Find the model, the texts, and unless it is a dry run the checkpoint to go on from.
+def run_start(
+    entry: ModelEntry, options: TrainingOptions, schedule: Schedule | None, *, dry_run: bool
+) -> RunStart:
+    """Find the texts, and unless it is a dry run the checkpoint to go on from.
 
-    Raises: InputError for an unknown model, a text that cannot be read, a setting that is none, or if there
-        is nothing to resume.
+    Raises: InputError for a text that cannot be read, a setting that is none, or if there is nothing to
+        resume.
     """
     texts = _readable(options.data or ())
-    entry = model_entry(model)
     folder = RunFolder(options.run_folder) if options.run_folder is not None else None
     source = None
     if options.resume is not None and not dry_run:
+        from hetpipe.training.checkpoint import read_manifest
+        from hetpipe.training.checkpoint_owners import check_adapters
         from hetpipe.training.run import find_checkpoint
 
         source = find_checkpoint(options.resume, folder, RUNS, entry.name)
+        check_adapters(read_manifest(source), entry.lora, source)
     before = _settings_before(source)  # what is not given is that of the run before
     settings = Settings(
         steps=options.steps,
@@ -94,7 +98,7 @@ def run_start(model: str, options: TrainingOptions, schedule: Schedule | None, *
         schedule=schedule or (before.schedule if before else None),
         data=tuple(map(str, texts)),
         resume_from=None if source is None else str(source),
-        model_folder=entry.place,
+        **entry.in_settings,
     )
     return RunStart(entry, folder, settings)
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +19,8 @@ from hetpipe.data.vocabulary import (
     train_vocabulary,
     vocabulary_sha256,
 )
+from hetpipe.models.adapter_folder import AdapterFolder
+from hetpipe.models.adapters import task_spec
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.huggingface import ModelSpec, model_spec
 from hetpipe.models.huggingface_folder import TOKENIZER_FILE
@@ -93,9 +95,10 @@ def prepare_data(folder: RunFolder, settings: TaskSettings, vocabulary_from: Pat
 
     Raises: InputError for text or a model's folder that cannot be used.
     """
-    spec = model_spec(settings.model, settings.model_folder)
+    spec = task_spec(settings)
     check_length(spec, settings.sequence_length)
     FolderWeights.of(spec)
+    _adapter_of(spec, settings)
     documents = read_corpus([Path(path) for path in settings.data])
     if vocabulary_from is not None:
         vocabulary = load_vocabulary(vocabulary_from)
@@ -115,7 +118,7 @@ def registered_task(folder: RunFolder, settings: TaskSettings) -> TrainingTask:
 
     `prepare_data` has written those.
     """
-    spec = model_spec(settings.model, settings.model_folder)
+    spec = task_spec(settings)
     dataset = _dataset(folder, settings, spec)
 
     def batch(first_sample: int, num_samples: int) -> tuple[Mapping[str, Tensor], Tensor]:
@@ -123,12 +126,23 @@ def registered_task(folder: RunFolder, settings: TaskSettings) -> TrainingTask:
         return {"input_ids": torch.from_numpy(data.input_ids)}, torch.from_numpy(data.labels)
 
     return TrainingTask(
-        chain=ChainModel.from_spec(spec),
+        chain=replace(ChainModel.from_spec(spec), adapter=_adapter_of(spec, settings)),
         loss=partial(loss_sum, spec.task),
         batch=batch,
         num_loss_tokens=dataset.num_loss_tokens,
         vocabulary_sha256=vocabulary_sha256(load_vocabulary(folder.vocabulary)),
     )
+
+
+def _adapter_of(spec: ModelSpec, settings: TaskSettings) -> AdapterFolder | None:
+    """Return the adapters that a run begins with; None where they are new, or those of a checkpoint.
+
+    Raises: InputError if they are not of this model.
+    """
+    place = settings.run.adapter
+    if place is None or settings.run.resume_from is not None:
+        return None
+    return AdapterFolder.find(Path(place), spec)
 
 
 def _dataset(folder: RunFolder, settings: TaskSettings, spec: ModelSpec) -> Dataset:

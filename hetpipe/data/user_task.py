@@ -57,6 +57,7 @@ class UserTask:
         chain = parts["chain"]
         assert isinstance(chain, ChainModel)
         self.num_layers = chain.num_layers
+        self.has_adapters = bool(chain.base)
         self._weights = chain.given
         self._has_weights = chain.given is not None
         sent = {**parts, "chain": replace(chain, given=None)}

@@ -4,13 +4,16 @@ A model comes by name, from a Hugging Face folder, or as a module (`names`, `hug
 `huggingface`). `chain` describes it without weights: `block_structure` finds its blocks, `sequential` reads
 an nn.Sequential. What a rank owns is materialised as a `LayerModel`, whose weights do not depend on the plan
 (`initialization`, `pretrained_weights`), nor does dropout (`keyed_dropout`); `placement` gives them their
-device and dtype. `split_check` proves that split equals whole.
+device and dtype. `adapters` are put beside a frozen base, and go in and out of an `adapter_folder`.
+`split_check` proves that split equals whole.
 
 Others use:
     chain: ChainModel
     partial_model: LayerModel
-    huggingface: ModelSpec, model_spec, folder_spec, preload_modules
-    names: Task, model_entry
+    huggingface: ModelSpec, model_spec, folder_spec
+    adapters: task_spec, with_adapters, preload_modules, is_adapter, merged_weights
+    adapter_folder: AdapterFolder, write_adapter_folder
+    names: Task, ModelEntry, model_entry
     huggingface_folder: described, TOKENIZER_FILE
     pretrained_weights: FolderWeights
     loss: Loss, loss_sum

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from cost_model.errors import InputError
+from hetpipe.models.adapter_folder import AdapterFolder
+from hetpipe.models.adapters import has_adapters
 from hetpipe.models.block_structure import (
     BlockStructure,
     Inputs,
@@ -63,6 +65,8 @@ class ChainModel:
     has_rule: bool  # whether weights can be initialised module by module
     given: Path | Mapping[str, Tensor] | None = None  # initial weights; None: drawn from the seed
     weights: FolderWeights | None = None  # of a Hugging Face folder: what begins with stored weights
+    adapter: AdapterFolder | None = None  # of a PEFT folder: what its adapters begin with
+    base: frozenset[str] = frozenset()  # frozen beside adapters: names of what no checkpoint holds
 
     @classmethod
     def from_spec(cls, spec: ModelSpec) -> "ChainModel":
@@ -105,7 +109,9 @@ class ChainModel:
                 template = Template(factory)
             described = _describe(name, template, shrunk or partial(copy.deepcopy, factory), inputs, example)
             return replace(described, has_rule=False, given=dict(factory.named_parameters()))
-        return _describe(name or _name_of(factory), factory, shrunk or factory, inputs, example)
+        described = _describe(name or _name_of(factory), factory, shrunk or factory, inputs, example)
+        # NOTE: the model's rule knows nothing of what peft put into it
+        return replace(described, has_rule=described.has_rule and not described.base)
 
     @property
     def num_layers(self) -> int:
@@ -220,6 +226,7 @@ class ChainModel:
 
             names = replace_parameters(model, names, allocated)
             stored = {} if self.weights is None else self.weights.load(infos)
+            stored |= {} if self.adapter is None else self.adapter.load(infos)
             initialise_by_module(model, names, infos.keys() - stored.keys(), seed)
             for parameter, name in names.items():
                 if name in stored:
@@ -280,6 +287,7 @@ def _describe(
         layer_parameters=tuple(tuple(infos) for infos in by_layer),
         example=example,
         has_rule=structure is not None and has_rule(model),
+        base=frozenset(shapes.keys() - unfrozen) if has_adapters(model) else frozenset(),
     )
 
 

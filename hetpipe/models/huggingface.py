@@ -23,6 +23,7 @@ class ModelSpec:
     build: constructs the model under whatever torch.device context is active.
     build_shrunk: the same class and flags with 4 blocks, a tiny width and shrunken_vocabulary_size tokens.
     folder: where the weights come from; None for weights drawn from the seed.
+    base: the same without the adapters that this one has (`hetpipe.models.adapters`); None: it has none.
     """
 
     name: str
@@ -33,6 +34,7 @@ class ModelSpec:
     build_shrunk: Callable[[], nn.Module]
     shrunken_vocabulary_size: int = 128
     folder: ModelFolder | None = None
+    base: "ModelSpec | None" = None
 
     def shrunk(self) -> "ModelSpec":
         """Return the tiny model of the same class: what holds for its structure holds for this one's."""

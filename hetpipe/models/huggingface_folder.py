@@ -92,7 +92,7 @@ class ModelFolder:
         """
         found: dict[str, StoredTensor] = {}
         for path in weight_files(self.path):
-            for name, tensor in _header(path).items():
+            for name, tensor in header(path).items():
                 if tensor.dtype not in TRAINABLE_DTYPES:
                     raise InputError(
                         f"{path}: {name!r} is stored as {tensor.dtype}, which cannot be trained; save the "
@@ -182,7 +182,7 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
     return ()
 
 
-def _header(path: Path) -> dict[str, StoredTensor]:
+def header(path: Path) -> dict[str, StoredTensor]:
     """Return the header of a safetensors file: 8 bytes of length, then JSON.
 
     Raises: InputError if the file is damaged.

@@ -10,6 +10,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from hetpipe.models.adapters import adapted_layers, base_alone, base_name, draw_adapters, is_adapter
 from hetpipe.models.keyed_dropout import stable_hash
 
 
@@ -52,8 +53,20 @@ def initialise_by_module(
     names: canonical names of all parameters.
 
     Each module draws from a stream of its own. A tied parameter is initialised under its canonical name only;
-    a module above it may initialise it again, as GPT-2's attention does with its projection.
+    a module above it may initialise it again, as GPT-2's attention does with its projection. Adapters change
+    no draw of the base, and are drawn by peft's rule.
     """
+    with base_alone(model):
+        base = {parameter: base_name(name) for parameter, name in names.items() if not is_adapter(name)}
+        _initialise_base(model, base, {base_name(name) for name in owned}, seed)
+    for name, layer in adapted_layers(model).items():
+        with private_random_stream(stable_hash(f"{seed},{name}.lora")):
+            draw_adapters(layer)
+
+
+def _initialise_base(
+    model: nn.Module, names: Mapping[nn.Parameter, str], owned: Collection[str], seed: int
+) -> None:
     for parameter, name in names.items():
         cast(Any, parameter)._is_hf_initialized = name not in owned
     with torch.no_grad():

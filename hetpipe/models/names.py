@@ -1,11 +1,13 @@
 """The models known by name, as a table that loads without torch, and those of folders."""
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 from cost_model.errors import InputError
 from hetpipe.models.huggingface_folder import ModelFolder, names_folder, read_model_folder
+from hetpipe.runs.lora import MARK, LoraSettings
 
 
 class Task(StrEnum):
@@ -17,17 +19,32 @@ class Task(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """A line of the table of models; folder: where a model comes from that is not of the table."""
+    """A line of the table of models, or a model of a folder, with adapters or without.
+
+    folder: where a model comes from that is not of the table. lora: of its adapters, None where it has none.
+    adapter: the PEFT folder that they begin with, None for new ones.
+    """
 
     name: str
     task: Task
     description: str
     folder: ModelFolder | None = None
+    lora: LoraSettings | None = None
+    adapter: str | None = None
+
+    def with_adapters(self, lora: LoraSettings, adapter: str | None = None) -> "ModelEntry":
+        """Return the model with adapters, which goes by another name than its base."""
+        return replace(self, name=self.name + lora.suffix, lora=lora, adapter=adapter)
 
     @property
     def place(self) -> str | None:
         """Return the folder as `Settings.model_folder` holds it."""
         return None if self.folder is None else str(self.folder.path)
+
+    @property
+    def in_settings(self) -> dict[str, Any]:
+        """Return what `Settings` hold of the model beside its name."""
+        return {"model_folder": self.place, "lora": self.lora, "adapter": self.adapter}
 
 
 MODEL_ENTRIES = (
@@ -62,6 +79,8 @@ def model_entry(name: str) -> ModelEntry:
     if names_folder(name):
         folder = read_model_folder(name)
         return ModelEntry(folder.name, Task(folder.task), folder.architecture, folder)
+    if MARK in name:
+        raise InputError(f"model {name!r} has adapters; give its base by --model, and --lora or --adapter")
     if "@" in name:
         raise InputError(f"model {name!r} comes from a folder; give it with --model FOLDER")
     names = registered_models()

@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from cost_model.errors import InputError
+from hetpipe.models.adapters import base_name
 from hetpipe.models.huggingface import ModelSpec
 from hetpipe.models.huggingface_folder import ModelFolder, StoredTensor
 
@@ -93,7 +94,16 @@ class FolderWeights:
             return None
         with torch.device("meta"):
             model = spec.build()
-        return cls.find(spec.folder, model)
+        if spec.base is None:
+            return cls.find(spec.folder, model)
+        found = cls.of(spec.base)
+        adapted = {base_name(name): name for name, _ in model.named_parameters()}
+        return None if found is None else found._renamed(adapted)
+
+    def _renamed(self, names: Mapping[str, str]) -> "FolderWeights":
+        """Return the same places under other names of the parameters."""
+        places = {names[name]: place for name, place in self.places.items()}
+        return replace(self, places=places, new=tuple(names[name] for name in self.new))
 
     def load(self, names: Iterable[str]) -> dict[str, Tensor]:
         """Return the stored ones of these parameters, in float32 on the CPU; read no other tensor.

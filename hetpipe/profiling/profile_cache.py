@@ -16,6 +16,7 @@ from cost_model.errors import InputError
 from cost_model.profile import LayerProfile, ModelProfile, profile_from_data, profile_text, read_profile
 from cost_model.strict_files import canonical_sha256, write_atomically
 from hetpipe.models.names import model_entry
+from hetpipe.runs.lora import LoraSettings
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings, TaskSettings
 from hetpipe.runtime.gpus import check_here
@@ -62,10 +63,14 @@ def cache_key(
             "sizes": list(sizes) if sizes is not None else dict(memory_bytes or {}),
             "cores": os.cpu_count(),
             "processor": processor_name(),
-            "versions": {name: importlib.metadata.version(name) for name in ("torch", "transformers")},
+            "versions": {name: importlib.metadata.version(name) for name in _libraries(settings)},
             "code": code,
         }
     )[:24]
+
+
+def _libraries(settings: TaskSettings) -> tuple[str, ...]:
+    return ("torch", "transformers") if settings.lora is None else ("torch", "transformers", "peft")
 
 
 def profile_model(
@@ -79,6 +84,7 @@ def profile_model(
     progress: Progress | None = None,
     use_cache: bool = True,
     task: Any = None,
+    lora: LoraSettings | None = None,
 ) -> ModelProfile:
     """Return the profile of a model for all kinds of the cluster's devices, from the cache if it is there.
 
@@ -86,19 +92,17 @@ def profile_model(
     budget_s: seconds of measurement over all kinds; it ends earlier where all medians are known well.
     model: a name, or a Hugging Face folder, of which the cache knows the configuration and not the path.
     microbatch_sizes: those of them that fit; None: up to the largest that fits. task: for a model of your
-    own, named by `model`: an `own_task`, or an importable `TaskFactory`; never cached.
+    own, named by `model`: an `own_task`, or an importable `TaskFactory`; never cached. lora: of adapters that
+    are trained in place of the model.
 
     Raises: InputError for an unknown model, or a GPU that this host does not have; CheckFailedError for a
     model that does not compute the same when it is split.
     """
     kinds = sorted({device.kind for device in cluster.devices})
-    known = None if task is not None else model_entry(model)
-    settings = TaskSettings(
-        model if known is None else known.name,
-        sequence_length,
-        dtype,
-        Settings(steps=1, model_folder=None if known is None else known.place),
-    )
+    settings = TaskSettings(model, sequence_length, dtype)
+    if task is None:
+        known = model_entry(model) if lora is None else model_entry(model).with_adapters(lora)
+        settings = TaskSettings(known.name, sequence_length, dtype, Settings(steps=1, **known.in_settings))
     counts = {kind: sum(device.kind == kind for device in cluster.devices) for kind in kinds}
     sharers = {kind: count if kind == CPU else 1 for kind, count in counts.items()}
     memory = {kind: max(d.memory_bytes for d in cluster.devices if d.kind == kind) for kind in kinds}
@@ -140,7 +144,7 @@ def _measure(
     """Measure the kind of a device; limits: microbatch sizes, memory_bytes and budget_s of `profile_rank`."""
     from hetpipe.data.task import prepare_data, registered_task
     from hetpipe.data.user_task import UserTask
-    from hetpipe.models.huggingface import model_spec, preload_modules
+    from hetpipe.models.adapters import preload_modules, task_spec
     from hetpipe.models.split_check import require_split
     from hetpipe.profiling.layer_profiler import profile_rank, threads_for
     from hetpipe.runtime.processes import RankGroup, run_ranks
@@ -156,11 +160,11 @@ def _measure(
     with tempfile.TemporaryDirectory(prefix="hetpipe-") as name:
         folder = RunFolder(Path(name))
         if task is None:
-            require_split(model_spec(settings.model, settings.model_folder))
+            require_split(task_spec(settings))
             prepare_data(folder, settings)
         if isinstance(task, UserTask):
             task.write_weights(folder)
-        preload = preload_modules(settings.model, settings.model_folder) if task is None else ()
+        preload = preload_modules(settings) if task is None else ()
         group = RankGroup((device.kind,), (threads_for(device.kind, count),), preload=preload)
         arguments = (name, settings, device, *limits, task or registered_task)
         run_ranks(profile_rank, arguments, group, on_event)
@@ -251,6 +255,7 @@ def _code() -> str:
         "runtime/optimizer",
         "models/mixed_precision",
         "models/partial_model",
+        "models/adapters",
         "models/chain",
         "models/placement",
         "models/huggingface",

@@ -1,11 +1,12 @@
 """The files of a run: how it was to train, what it wrote, and how it went.
 
 A run has one folder; `RunFolder` knows the name of each file in it. `Settings` is everything of a run that is
-neither model, cluster nor plan; `TaskSettings` is what its task is made from. `RunReport` sets what was
-measured beside what was predicted. No torch here.
+neither model, cluster nor plan; `TaskSettings` is what its task is made from. `lora` is what adapters a model
+is trained with. `RunReport` sets what was measured beside what was predicted. No torch here.
 
 Others use:
     run_folder: RunFolder, numbered_runs, PREDICTED, MEASURED
+    lora: LoraSettings, parse_lora, read_adapter_settings, EXAMPLE, MARK
     settings: Settings, TaskSettings, Clock, checked_settings, read_settings, settings_text
     run_report: RunReport, StageReport, DeviceReport, read_report, report_text, OVERLOADED_CORES,
         OVERLOADED_SHARE

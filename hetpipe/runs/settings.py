@@ -16,6 +16,7 @@ from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
 from cost_model.strict_files import STRICT, check_format, read_json, validate
 from hetpipe.program.instructions import Schedule
+from hetpipe.runs.lora import LoraSettings
 from partition.plan import Plan
 
 FORMAT = "hetpipe.config/2"
@@ -53,7 +54,8 @@ class Settings:
     total_steps: length of the learning-rate schedule, None: steps. every: a checkpoint each so many steps,
     0 for none; save: one at the end. resume_from: folder of the checkpoint to go on from. schedule: as asked
     for, None: `hetpipe.simulation.schedule_selection.default_schedule`. model_folder: where a model that is
-    not of the table lies, configuration and weights.
+    not of the table lies, configuration and weights. lora: of the adapters that are trained in place of the
+    model; adapter: the PEFT folder that they begin with, None for new ones.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -79,6 +81,8 @@ class Settings:
     resume_from: str | None = None
     timeout_s: float = 600.0
     model_folder: str | None = None
+    lora: LoraSettings | None = None
+    adapter: str | None = None
     stated: Mapping[str, object] = field(init=False, repr=False, compare=False)
 
     def __post_init__(
@@ -142,7 +146,7 @@ class Settings:
 
     def to_json(self) -> dict[str, Any]:
         own = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self) if entry.init}
-        return {"format": FORMAT, **own}
+        return {"format": FORMAT, **own, "lora": self.lora and dataclasses.asdict(self.lora)}
 
 
 def _decided_by(plan: Plan, profile: ModelProfile) -> dict[str, Any]:
@@ -167,6 +171,11 @@ class TaskSettings:
             raise InputError(f"sequence_length is {self.sequence_length}; give at least 1")
         if self.dtype not in DTYPES:
             raise InputError(f"dtype {self.dtype!r} is not supported; {', '.join(DTYPES)} are")
+        if self.lora is not None and not self.model.endswith(self.lora.suffix):
+            raise InputError(
+                f"{self.model!r} is no model with the adapters {self.lora.text}; profile and plan it with "
+                "the --lora of the run"
+            )
 
     @classmethod
     def of(cls, profile: ModelProfile, run: Settings) -> "TaskSettings":
@@ -187,6 +196,16 @@ class TaskSettings:
     def model_folder(self) -> str | None:
         """Return where a model that is not of the table lies."""
         return self.run.model_folder
+
+    @property
+    def lora(self) -> LoraSettings | None:
+        """Return the settings of the adapters, None where the model has none."""
+        return self.run.lora
+
+    @property
+    def base_model(self) -> str:
+        """Return the name of the model without adapters."""
+        return self.model if self.lora is None else self.model.removesuffix(self.lora.suffix)
 
 
 _ADAPTER = TypeAdapter(Settings)

@@ -17,7 +17,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from pydantic import ConfigDict, JsonValue, TypeAdapter, ValidationError, with_config
@@ -26,6 +26,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from cost_model.errors import InputError
+from hetpipe.runs.lora import LoraSettings
+from hetpipe.training.frozen_base import weight_sha256
 
 FORMAT = "hetpipe.checkpoint/1"
 MANIFEST_FILE, VOCABULARY_FILE, CONFIG_FILE = "manifest.json", "vocabulary.json", "config.json"
@@ -53,6 +55,8 @@ class Manifest:
 
     step, samples_seen: done so far, so the next step starts at sample position samples_seen.
     layers: in model order.  optimizer: its name and number of steps.  plan: what wrote it, None for none.
+    lora: of the adapters, if --lora made some.  base: of a model with adapters, the hashes of all that is
+    frozen beside them, by name; its weights are not in the checkpoint.
     """
 
     model: str
@@ -65,6 +69,8 @@ class Manifest:
     torch_version: str
     optimizer: dict[str, JsonValue]
     plan: dict[str, JsonValue] | None
+    lora: LoraSettings | None = None
+    base: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for layer, found in enumerate(self.layers):
@@ -231,16 +237,25 @@ def export_huggingface(folder: Path, target: Path, model: nn.Module) -> None:
 def load_weights(folder: Path, model: nn.Module) -> None:
     """Fill a model, on the meta device or the CPU, with the weights of a checkpoint.
 
-    Its parameters are replaced: an optimizer that holds the old ones has to be made anew.
+    Its parameters are replaced: an optimizer that holds the old ones has to be made anew. Of a model with
+    adapters the checkpoint holds these alone: the base has to be there, and is left as it is.
 
-    Raises: InputError if the checkpoint's names or shapes are not the model's.
+    Raises: InputError if the checkpoint's names or shapes are not the model's, or its base is another.
+    """
+    fill(model, read_weights(folder), folder, read_manifest(folder).base)
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """Return the parameters of a checkpoint by name, without states of the optimizer.
+
+    Raises: InputError if it is damaged.
     """
     manifest = read_manifest(folder)
     weights: dict[str, Tensor] = {}
     for layer in range(len(manifest.layers)):
         tensors = read_layer(folder, manifest, layer)
         weights |= {name: tensor for name, tensor in tensors.items() if not _is_state(name, tensors)}
-    _fill(model, weights, folder)
+    return weights
 
 
 def _is_state(name: str, names: Collection[str]) -> bool:
@@ -248,20 +263,33 @@ def _is_state(name: str, names: Collection[str]) -> bool:
     return any(name[:end] in names for end, letter in enumerate(name) if letter == ".")
 
 
-def _fill(model: nn.Module, weights: Mapping[str, Tensor], folder: Path) -> None:
+def fill(
+    model: nn.Module, weights: Mapping[str, Tensor], folder: Path, base: Mapping[str, str] | None = None
+) -> None:
     """Set every saved tensor of the model to its weight; names that share a tensor go on to.
 
-    Buffers, which no training of ours changes, keep what they have.
+    Buffers, which no training of ours changes, keep what they have, and so does the base: hashes by name.
+
+    Raises: InputError if names, shapes or the base are not the model's; nothing is changed then.
     """
     remedy = "give the model that it was made from"
     tensors = model.state_dict(keep_vars=True)
-    if unknown := sorted(weights.keys() - tensors.keys()):
+    base = base or {}
+    kept = {id(tensors[name]) for name in base.keys() & tensors.keys()}
+    for name, sha256 in base.items():
+        if name in tensors and (tensors[name].is_meta or weight_sha256(tensors[name]) != sha256):
+            raise InputError(
+                f"{folder} holds adapters alone, and {name!r} here is not that of their base; {remedy}"
+            )
+    if unknown := sorted((weights.keys() | base.keys()) - tensors.keys()):
         raise InputError(f"{folder} holds {unknown[0]!r}, which the model lacks; {remedy}")
     homes = {id(tensors[name]): name for name in weights}
     filled: dict[int, Tensor] = {}
     found: list[tuple[str, Tensor]] = []
     for name, held in tensors.items():
         if id(held) not in homes:
+            if id(held) in kept:
+                continue
             if not isinstance(held, nn.Parameter) and not held.is_meta:
                 continue
             raise InputError(f"{folder} lacks {name!r}; {remedy}")

@@ -9,10 +9,12 @@ from hetpipe.data.task import TrainingTask
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.partial_model import LayerModel
 from hetpipe.program.instructions import Program
+from hetpipe.runs.lora import LoraSettings
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import TaskSettings
 from hetpipe.runtime.optimizer import OPTIMIZER_STATES, Optimizer
 from hetpipe.training import checkpoint
+from hetpipe.training.frozen_base import base_hashes, check_base
 from hetpipe.training.meeting import gather, text_of_first
 from partition.plan import Plan
 
@@ -45,11 +47,12 @@ def save_checkpoint(
     for layer in _written_by(program.plan, names[rank]):
         tensors = {}
         for name, value in model.parameters_of(layer).items():
-            if homes[name] == layer:
+            if homes[name] == layer and name not in task.chain.base:
                 tensors[name] = value.detach()
                 tensors |= optimizer.states(name)
         files[layer] = checkpoint.write_layer(Path(target), layer, tensors)
-    merged = {layer: file for part in gather(files) for layer, file in part.items()}
+    written_files, hashes = zip(*gather((files, base_hashes(task.chain, model))), strict=True)
+    merged = {layer: file for part in written_files for layer, file in part.items()}
     written = ""
     if rank == 0:
         manifest = checkpoint.Manifest(
@@ -63,6 +66,8 @@ def save_checkpoint(
             torch_version=str(torch.__version__),
             optimizer={"name": optimizer.name, "steps": optimizer.num_steps},
             plan=program.plan.to_json(),
+            lora=settings.lora,
+            base={name: sha256 for part in hashes for name, sha256 in sorted(part.items())},
         )
         vocabulary = folder.vocabulary if folder.vocabulary.exists() else None
         config = folder.model_config if folder.model_config.exists() else None
@@ -84,6 +89,7 @@ def check_checkpoint(manifest: checkpoint.Manifest, settings: TaskSettings, sour
 
     Raises: InputError naming what differs.
     """
+    check_adapters(manifest, settings.lora, source)
     for key in ("model", "seed", "sequence_length"):
         mine, theirs = getattr(settings, key), getattr(manifest, key)
         if mine != theirs:
@@ -94,6 +100,17 @@ def check_checkpoint(manifest: checkpoint.Manifest, settings: TaskSettings, sour
         raise InputError(
             f"{source}: is at step {manifest.step}, the run ends at step {settings.run.steps}; raise --steps"
         )
+
+
+def check_adapters(manifest: checkpoint.Manifest, lora: LoraSettings | None, source: Path) -> None:
+    """Check that a run has the adapters of the checkpoint.
+
+    Raises: InputError naming both, and what to give.
+    """
+    if lora != manifest.lora:
+        mine, theirs = (found.text if found else "none" for found in (lora, manifest.lora))
+        option = f"--lora {theirs}" if manifest.lora else "no --lora"
+        raise InputError(f"{source}: its adapters are {theirs}, the run's {mine}; give {option} to resume")
 
 
 def check_optimizer(manifest: checkpoint.Manifest, name: str, source: Path) -> None:
@@ -123,7 +140,9 @@ def load_checkpoint(
         )
     check_optimizer(manifest, optimizer.name, source)
     homes = home_layers(task.chain)
-    parameters = model.owned_parameters()
+    check_base(manifest.base, base_hashes(task.chain, model), source)
+    owned = model.owned_parameters()
+    parameters = {name: value for name, value in owned.items() if name not in task.chain.base}
     found_steps = manifest.optimizer.get("steps")
     num_steps = found_steps if isinstance(found_steps, int) else manifest.step
     for layer in sorted({homes[name] for name in parameters}):

@@ -54,8 +54,12 @@ class Room:
         )
 
 
-def room_of(folder: RunFolder, settings: Settings, profile: ModelProfile) -> Room:
+def room_of(
+    folder: RunFolder, settings: Settings, profile: ModelProfile, *, adapters_alone: bool = False
+) -> Room:
     """Return the room for a run, its folder being there or not.
+
+    adapters_alone: whether what is frozen stays out of the checkpoints, as with --lora.
 
     Raises: InputError if the checkpoint that it goes on from cannot be read.
     """
@@ -66,7 +70,7 @@ def room_of(folder: RunFolder, settings: Settings, profile: ModelProfile) -> Roo
     return Room(
         folder.path,
         num_checkpoints(settings, done),
-        checkpoint_bytes(profile),
+        checkpoint_bytes(profile, frozen=not (adapters_alone or settings.lora)),
         float(free),
         every=bool(settings.every),
     )

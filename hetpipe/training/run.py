@@ -16,7 +16,7 @@ from cost_model.profile import ModelProfile, profile_text
 from cost_model.strict_files import read_text
 from hetpipe.data.task import TaskFactory, prepare_data, registered_task
 from hetpipe.data.user_task import UserTask
-from hetpipe.models.huggingface import preload_modules
+from hetpipe.models.adapters import preload_modules
 from hetpipe.profiling.layer_profiler import threads_for
 from hetpipe.program.verification import verify
 from hetpipe.runs.run_folder import RunFolder, numbered_runs
@@ -29,6 +29,7 @@ from hetpipe.simulation.prediction import Prediction, predict
 from hetpipe.training import checkpoint, torchrun
 from hetpipe.training.checkpoint_owners import check_checkpoint
 from hetpipe.training.checkpoint_room import room_of
+from hetpipe.training.frozen_base import check_stored_base
 from hetpipe.training.handover import Handover
 from hetpipe.training.rank import train_rank
 from partition.plan import Plan
@@ -71,10 +72,12 @@ def prepare(
     prediction: Prediction,
     *,
     own_data: bool = False,
+    adapters_alone: bool = False,
 ) -> None:
     """Check everything, then fill the run folder.
 
-    prediction: of a verified program. own_data: the task brings its data, no corpus is read.
+    prediction: of a verified program. own_data: the task brings its data, no corpus is read. adapters_alone:
+    as for `room_of`.
 
     Raises: InputError or InfeasibleError before anything is written, if the run cannot work.
     """
@@ -85,10 +88,11 @@ def prepare(
         source = Path(settings.resume_from)
         manifest = checkpoint.read_manifest(source)
         check_checkpoint(manifest, task_settings, source)
+        check_stored_base(manifest.base, task_settings, source)
         done = manifest.step
         vocabulary = source / checkpoint.VOCABULARY_FILE
     _check_checkpoints(folder, done, settings)
-    room_of(folder, settings, profile).check()
+    room_of(folder, settings, profile, adapters_alone=adapters_alone).check()
     cluster_text = read_text(cluster_file)
     fresh = not folder.path.exists() or not any(folder.path.iterdir())
     try:
@@ -192,7 +196,11 @@ def train_predicted(
         tempfile.TemporaryDirectory(prefix="hetpipe-run-", dir=_shared_memory()) as name,
         ExitStack() as ends,
     ):
-        prepare(folder, settings, cluster_file, profile, prediction, own_data=make_task is not None)
+        prepare(
+            folder, settings, cluster_file, profile, prediction,
+            own_data=make_task is not None,
+            adapters_alone=isinstance(make_task, UserTask) and make_task.has_adapters,
+        )  # fmt: skip
         if isinstance(make_task, UserTask):
             ends.callback(make_task.remove_weights, folder)
             make_task.write_weights(folder)
@@ -214,7 +222,7 @@ def rank_group(devices: Sequence[Device], settings: TaskSettings) -> RankGroup:
     kinds = [device.kind for device in devices]
     threads = tuple(threads_for(kind, kinds.count(CPU)) for kind in kinds)
     try:
-        preload = preload_modules(settings.model, settings.model_folder)
+        preload = preload_modules(settings)
     except InputError:
         preload = ()
     return RankGroup(

@@ -1,0 +1,183 @@
+"""Adapters (LoRA) in a model: put there by peft beside layers of a frozen base, drawn by name, merged."""
+
+import importlib
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from types import ModuleType
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from cost_model.errors import InputError
+from cost_model.strict_files import did_you_mean
+from hetpipe.models.block_structure import refused_on_error
+from hetpipe.models.huggingface import ModelSpec, model_spec
+from hetpipe.models.huggingface import preload_modules as preload_base
+from hetpipe.runs.lora import LoraSettings
+from hetpipe.runs.settings import TaskSettings
+
+ADAPTER = "default"
+"""The name that peft gives to an adapter unless told otherwise."""
+
+_LINEAR = ("Linear", "Conv1D")
+
+
+def task_spec(settings: TaskSettings) -> ModelSpec:
+    """Return the model of a run, with the adapters of its settings.
+
+    Raises: InputError as `model_spec` and `with_adapters`.
+    """
+    spec = model_spec(settings.base_model, settings.model_folder)
+    return spec if settings.lora is None else with_adapters(spec, settings.lora)
+
+
+def preload_modules(settings: TaskSettings) -> tuple[str, ...]:
+    """Return the modules that building the model of a run imports, for a server that forks ranks.
+
+    Raises: InputError if there is no such model.
+    """
+    modules = preload_base(settings.base_model, settings.model_folder)
+    return modules if settings.lora is None else (*modules, "peft")
+
+
+def with_adapters(spec: ModelSpec, lora: LoraSettings) -> ModelSpec:
+    """Return a model whose linear layers of these names have adapters, and whose base is frozen.
+
+    Raises: InputError if it has no such layers, or peft is not installed.
+    """
+    _peft()
+    _check_targets(spec, lora)
+    return replace(
+        spec,
+        name=spec.name + lora.suffix,
+        build=partial(_build, spec.build, lora),
+        build_shrunk=partial(_build, spec.build_shrunk, lora),
+        base=spec,
+    )
+
+
+def peft_config_of(spec: ModelSpec) -> Any:
+    """Return peft's LoraConfig of a model with adapters, with what peft found out about its layers."""
+    with torch.device("meta"):
+        model = spec.build()
+    return cast(Any, model).peft_config[ADAPTER]
+
+
+def _peft() -> ModuleType:
+    try:
+        return importlib.import_module("peft")
+    except ImportError as error:
+        raise InputError(f'adapters need peft ({error}); pip install "hetpipe[lora]"') from None
+
+
+def _build(build: Callable[[], nn.Module], lora: LoraSettings) -> nn.Module:
+    model = build()
+    alpha = int(lora.alpha) if lora.alpha.is_integer() else lora.alpha
+    config = _peft().LoraConfig(
+        r=lora.r, lora_alpha=alpha, lora_dropout=lora.dropout, target_modules=list(lora.targets)
+    )
+    with refused_on_error(f"adapters {lora.text}"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # peft sees by itself that GPT-2's layers lie transposed, and says so
+        _peft().inject_adapter_in_model(config, model, adapter_name=ADAPTER)
+    return model
+
+
+def _check_targets(spec: ModelSpec, lora: LoraSettings) -> None:
+    """Check that each target names linear layers, alike in all blocks.
+
+    Raises: InputError naming one that does not, and what it may have meant.
+    """
+    with torch.device("meta"):
+        model = spec.build_shrunk()
+    shared = {id(value) for value in _tied(model)}
+    names: dict[str, bool] = {}  # what a layer may be called -> whether its weights are another's too
+    for name, module in model.named_modules():
+        if type(module).__name__ in _LINEAR:
+            parts = re.split(r"\.\d+\.", f".{name}")[-1].lstrip(".").split(".")
+            for start in range(len(parts)):
+                names[".".join(parts[start:])] = id(cast(Any, module).weight) in shared
+    for target in lora.targets:
+        if target not in names:
+            near = did_you_mean(target, [name for name in names if "." not in name])
+            raise InputError(f"LoRA target {target!r}: {spec.name} has no such linear layer; {near}")
+        if names[target]:
+            raise InputError(
+                f"LoRA target {target!r}: {spec.name} shares its weights with another layer, from which "
+                "a merged adapter could not be told; leave it out"
+            )
+
+
+def _tied(model: nn.Module) -> Iterator[nn.Parameter]:
+    seen: set[int] = set()
+    for _, value in model.named_parameters(remove_duplicate=False):
+        if id(value) in seen:
+            yield value
+        seen.add(id(value))
+
+
+def has_adapters(model: nn.Module) -> bool:
+    """Return whether peft has put anything into a model, of whatever method."""
+    return any(getattr(module, "peft_config", None) for module in model.modules())
+
+
+def base_name(name: str) -> str:
+    """Return a parameter's name in the model without adapters.
+
+    >>> base_name("model.layers.0.self_attn.q_proj.base_layer.weight")
+    'model.layers.0.self_attn.q_proj.weight'
+    """
+    return name.replace(".base_layer.", ".")
+
+
+def is_adapter(name: str) -> bool:
+    """Return whether a parameter is one that `with_adapters` added."""
+    return re.search(rf"\.lora_[AB]\.{ADAPTER}\.weight$", name) is not None
+
+
+def adapted_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the layers that have adapters, by name; each holds the base's layer as `base_layer`."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if hasattr(module, "lora_A") and hasattr(module, "base_layer")
+    }
+
+
+@contextmanager
+def base_alone(model: nn.Module) -> Iterator[None]:
+    """Have the model without its adapters inside the context, on the same parameters."""
+    adapted = adapted_layers(model)
+    for name, layer in adapted.items():
+        _put(model, name, cast(nn.Module, layer.base_layer))
+    try:
+        yield
+    finally:
+        for name, layer in adapted.items():
+            _put(model, name, layer)
+
+
+def _put(model: nn.Module, name: str, module: nn.Module) -> None:
+    parent, _, leaf = name.rpartition(".")
+    model.get_submodule(parent)._modules[leaf] = module
+
+
+def draw_adapters(layer: nn.Module) -> None:
+    """Draw new adapters of a layer as peft does: A at random, B zero."""
+    cast(Any, layer).reset_lora_parameters(ADAPTER, True)
+
+
+@torch.no_grad()
+def merged_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Return the weights of the base with the adapters merged into them, by the base's names."""
+    weights = {
+        base_name(name): value.detach() for name, value in model.named_parameters() if not is_adapter(name)
+    }
+    for name, layer in adapted_layers(model).items():
+        delta = cast(Any, layer).get_delta_weight(ADAPTER)
+        weights[f"{name}.weight"] = weights[f"{name}.weight"] + delta
+    return weights

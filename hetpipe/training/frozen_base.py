@@ -1,0 +1,67 @@
+"""The base beside adapters: no checkpoint holds it, each knows its weights by their hashes."""
+
+import hashlib
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from cost_model.errors import InputError
+from hetpipe.models.adapters import task_spec
+from hetpipe.models.chain import ChainModel
+from hetpipe.models.partial_model import LayerModel
+from hetpipe.models.pretrained_weights import FolderWeights
+from hetpipe.runs.settings import TaskSettings
+
+_KNOWN: WeakKeyDictionary[LayerModel, dict[str, str]] = WeakKeyDictionary()
+
+
+def base_hashes(chain: ChainModel, model: LayerModel) -> dict[str, str]:
+    """Return the hash of each parameter of the base here, by name; worked out once, since none changes."""
+    if model not in _KNOWN:
+        owned = model.owned_parameters().items()
+        _KNOWN[model] = {name: weight_sha256(value) for name, value in owned if name in chain.base}
+    return _KNOWN[model]
+
+
+def weight_sha256(value: Tensor) -> str:
+    """Return the hash of a weight's values in float32, so that it is the same in every wider dtype."""
+    here = value.detach().to("cpu", torch.float32).contiguous()
+    return hashlib.sha256(here.view(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+
+
+def check_base(theirs: Mapping[str, str], mine: Mapping[str, str], source: Path) -> None:
+    """Check that adapters of a checkpoint meet the base that they were trained beside.
+
+    Raises: InputError naming a weight that is another.
+    """
+    for name, sha256 in mine.items():
+        if theirs.get(name) != sha256:
+            raise InputError(
+                f"{source}: its adapters were trained beside another base, {name!r} has other values there; "
+                "give the base of that run"
+            )
+
+
+def check_stored_base(
+    theirs: Mapping[str, str], settings: TaskSettings, source: Path, limit_bytes: float = 2**28
+) -> None:
+    """Check some weights of a base that lies in a folder, before anything is written; ranks check all.
+
+    Raises: InputError as `check_base`.
+    """
+    weights = None if settings.lora is None else FolderWeights.of(task_spec(settings))
+    if weights is None:
+        return
+    chosen: list[str] = []
+    sizes = {name: places[0][1].shape for name, places in weights.places.items() if name in theirs}
+    for name, shape in sorted(sizes.items(), key=lambda item: (len(item[1]) < 2, math.prod(item[1]))):
+        limit_bytes -= 4 * math.prod(shape)
+        if limit_bytes < 0:
+            break
+        chosen.append(name)
+    mine = {name: weight_sha256(value) for name, value in weights.load(chosen).items()}
+    check_base(theirs, mine, source)
