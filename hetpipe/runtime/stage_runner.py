@@ -56,8 +56,9 @@ class StageRunner:
         self, compute: Compute, microbatch: Microbatch, carried: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
         """Return what travels to the next stage; () from the last, whose result is the loss."""
+        needs_gradient = self._stages[compute.pipeline][compute.stage].start > self._model.first_trained
         for tensor in carried:
-            tensor.requires_grad_(tensor.is_floating_point())
+            tensor.requires_grad_(needs_gradient and tensor.is_floating_point())
         recompute = self._stages[compute.pipeline][compute.stage].recompute
         if recompute:
             with torch.no_grad():
