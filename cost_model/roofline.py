@@ -247,9 +247,8 @@ def layer_work(
     multiplies: False for a layer that looks its parameters up, such as an embedding.
     """
     passes = 2 if backward else 1
-    count = layer.num_parameters
-    if count is None:
-        count = layer.parameter_bytes / ELEMENT_BYTES.get(profile.dtype, 4)
+    known, width = layer.num_parameters, ELEMENT_BYTES.get(profile.dtype, 4)
+    count = layer.parameter_bytes / width if known is None else known
     tokens = samples * profile.sequence_length
     return Work(
         flops=2.0 * passes * tokens * count if multiplies else 0.0,

@@ -1,7 +1,6 @@
 """Models as chains of layers: described without weights, materialised layer by layer."""
 
 import copy
-import math
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from hetpipe.models.block_structure import (
     observe,
     refused_on_error,
 )
-from hetpipe.models.frozen_weights import NO_USE, Use, cast_where_used, may_cast
+from hetpipe.models.frozen_weights import NO_USE, Use, cast_where_used, uncast
 from hetpipe.models.huggingface import ModelSpec
 from hetpipe.models.initialization import (
     Template,
@@ -36,6 +35,7 @@ from hetpipe.models.partial_model import BlockLayers, LayerModel, SequentialLaye
 from hetpipe.models.placement import place, replace_parameters
 from hetpipe.models.pretrained_weights import FolderWeights
 from hetpipe.models.sequential import holders_of, let_inputs_be, reached_and_used, run_through
+from hetpipe.models.weight_bytes import WeightBytes
 
 __all__ = ["ChainModel", "LayerModel", "ParameterInfo", "TensorSpec"]
 
@@ -46,20 +46,6 @@ class TensorSpec:
 
     shape_per_sample: tuple[int, ...]
     dtype: torch.dtype
-
-
-@dataclass(frozen=True, slots=True)
-class WeightBytes:
-    """The bytes of a layer's weights.
-
-    stored: as they are held between steps; trained: those of them that have a gradient; lowered: copies of
-    trained ones that autocast makes in each step, and keeps to its end.
-    """
-
-    stored: float
-    trained: float
-    lowered: float
-    num_parameters: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,7 +138,7 @@ class ChainModel:
 
         dtype: of trained weights; lowered: what autocast computes in, None for no autocast.
         """
-        return tuple(_bytes_of(infos, dtype, lowered) for infos in self.layer_parameters)
+        return tuple(WeightBytes.of(infos, dtype, lowered) for infos in self.layer_parameters)
 
     def initial_weights(self, layer: int, names: Collection[str], seed: int) -> dict[str, Tensor]:
         """Return the weights with which parameters of a layer begin, in the dtype in which they are given."""
@@ -277,26 +263,6 @@ class ChainModel:
         return model, names
 
 
-def _bytes_of(
-    infos: Collection[ParameterInfo], dtype: torch.dtype, lowered: torch.dtype | None
-) -> WeightBytes:
-    counts = {info: math.prod(info.shape) for info in infos}
-    stored = {info: count * info.kept_dtype(dtype, lowered).itemsize for info, count in counts.items()}
-    copied = 0 if lowered is None else lowered.itemsize
-    return WeightBytes(
-        stored=float(sum(stored.values())),
-        trained=float(sum(num_bytes for info, num_bytes in stored.items() if info.reached)),
-        lowered=float(
-            sum(
-                copied * count
-                for info, count in counts.items()
-                if info.reached and Use.MULTIPLIED in info.uses
-            )
-        ),
-        num_parameters=sum(counts.values()),
-    )
-
-
 def _name_of(factory: Callable[[], nn.Module]) -> str:
     return getattr(factory, "__name__", type(factory).__name__)
 
@@ -342,7 +308,7 @@ def _describe(
     by_layer: list[list[ParameterInfo]] = [[] for _ in layer_names]
     # weights drawn by a model's rule are drawn in float32
     begun = dict(model.named_parameters()) if given is None and not has_rule(model) else given or {}
-    modules = _uncast(model)
+    modules = uncast(model)
     for key, layers in holders.items():
         is_trained = key in trained
         keeps = modules[key] | reduce(or_, (uses[key, layer] for layer in layers))
@@ -375,17 +341,6 @@ def _holders(name: str, path: str, num_blocks: int, seen: Observation) -> tuple[
         return (int(name.removeprefix(f"{path}.").partition(".")[0]) + 1,)
     before, after = name in seen.used_before, name in seen.used_after
     return (0,) * before + (num_blocks + 1,) * (after or not before)
-
-
-def _uncast(model: nn.Module) -> dict[str, Use]:
-    """Return OTHER for parameters that a module has which may not cast them, by name; no use for others."""
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    found = dict.fromkeys(names.values(), NO_USE)
-    for module in model.modules():
-        if not may_cast(module):
-            for parameter in module.parameters(recurse=False):
-                found[names[parameter]] = Use.OTHER
-    return found
 
 
 def _uses(name: str, layer: int, path: str, seen: Observation) -> Use:

@@ -54,6 +54,10 @@ _CASTING = frozenset(
 _HALVES = (torch.bfloat16, torch.float16)
 
 
+_View = tuple[str, torch.Size, tuple[int, ...], int]
+"""A view of a cast: the parameter's key, and shape, strides and offset in its storage."""
+
+
 def use_of(function: Callable[..., Any]) -> Use:
     """Return what an operation does with a parameter that it is given."""
     name = getattr(function, "__name__", "")
@@ -68,6 +72,17 @@ def may_cast(module: nn.Module) -> bool:
     if getattr(module, "max_norm", None) is not None:
         return False
     return f"{type(module).__module__}.{type(module).__qualname__}" in _CASTING
+
+
+def uncast(model: nn.Module) -> dict[str, Use]:
+    """Return OTHER for parameters that a module has which may not cast them, by name; no use for others."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    found = dict.fromkeys(names.values(), NO_USE)
+    for module in model.modules():
+        if not may_cast(module):
+            for parameter in module.parameters(recurse=False):
+                found[names[parameter]] = Use.OTHER
+    return found
 
 
 def kept_dtype(given: torch.dtype, uses: Use, dtype: torch.dtype, lowered: torch.dtype | None) -> torch.dtype:
@@ -128,14 +143,14 @@ def _computed(
     casts = {key: value.detach().to(dtype) for key, value in held.items() if value is not None}
     homes = {value.untyped_storage()._cdata: key for key, value in casts.items()}
 
-    def pack(tensor: Tensor) -> object:
+    def pack(tensor: Tensor) -> Tensor | _View:
         key = homes.get(tensor.untyped_storage()._cdata)
         return tensor if key is None else (key, tensor.shape, tensor.stride(), tensor.storage_offset())
 
-    def unpack(packed: object) -> Tensor:
+    def unpack(packed: Tensor | _View) -> Tensor:
         if isinstance(packed, Tensor):
             return packed
-        key, shape, stride, offset = packed  # type: ignore[misc]  # what pack gave
+        key, shape, stride, offset = packed
         value = held[key]
         assert value is not None
         return value.detach().to(dtype).as_strided(shape, stride, offset)

@@ -358,7 +358,7 @@ def test_a_profile_of_a_model_with_more_frozen_is_refused(tmp_path):
     profile = made_up_profile_of(chain, "mine", dtype="float64", sequence_length=1)
     first = replace(profile.layers[0], unreached_bytes=profile.layers[0].parameter_bytes)
     frozen = replace(profile, layers=(first, *profile.layers[1:]))
-    with pytest.raises(InputError, match=r"'0' .* trains 0 bytes, of the model 320: less .* frozen"):
+    with pytest.raises(InputError, match=r"'0' .* trains 0 bytes, of the model 1,152: less .* frozen"):
         trainers.trainer(tmp_path, model=model, profile=frozen).fit(1)
     model[0].requires_grad_(False)
     assert trainers.trainer(tmp_path, model=model, profile=frozen).fit(1).steps == 1
