@@ -33,10 +33,10 @@ def multiplied_in(dtype: str) -> str:
     return "bfloat16" if dtype == BFLOAT16_AUTOCAST else dtype
 
 
-def cast_bytes_per_parameter_byte(dtype: str) -> float:
-    """Return bytes of the lowered copies of weights, in [0, 1], which all microbatches of a step share.
+def lowered_share(dtype: str) -> float:
+    """Return bytes of a weight's lowered copy over its own, in [0, 1].
 
-    At most: embeddings and norms are not lowered.
+    Of weights that are multiplied: embeddings and norms are not lowered.
     """
     return 0.5 if dtype == BFLOAT16_AUTOCAST else 0.0
 

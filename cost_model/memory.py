@@ -59,8 +59,7 @@ def trained_bytes(profile: ModelProfile, layers: Iterable[int]) -> float:
 
 def state_home_bytes(profile: ModelProfile, layers: Iterable[int]) -> float:
     """Return trained parameter bytes of layers with states kept once: tied ones count with their home."""
-    pairs = ((profile.layers[layer], profile.tied_bytes(layer)) for layer in layers)
-    return sum(layer.parameter_bytes - layer.unreached_bytes - tied for layer, tied in pairs)
+    return sum(profile.layers[layer].trained_bytes - profile.tied_bytes(layer) for layer in layers)
 
 
 def checkpoint_bytes(profile: ModelProfile, *, frozen: bool = True) -> float:
@@ -77,7 +76,7 @@ def _own_bytes(profile: ModelProfile, layers: set[int], *, unreached: bool) -> I
     for index in layers:
         layer, home = profile.layers[index], profile.tied_home(index)
         shared = profile.tied_bytes(index) if home != index and home in layers else 0.0
-        yield layer.parameter_bytes - shared - (0.0 if unreached else layer.unreached_bytes)
+        yield (layer.parameter_bytes if unreached else layer.trained_bytes) - shared
 
 
 def segments(start: int, stop: int, segment_layers: int) -> tuple[tuple[int, int], ...]:
@@ -186,9 +185,9 @@ def device_memory(
             rows = first_backward_bytes(profile, stages[0].start, stages[0].microbatch_size, summed_bytes)
             first = max(working, rows[stages[0].stop - stages[0].start])
         gradients, saved, working = max((summed_bytes, saved, working), (trained, later, first), key=sum)
-    copies = 1 + profile.cast_bytes_per_parameter_byte
+    lowered = sum(profile.layers[layer].lowered_bytes for layer in layers)
     return DeviceMemory(
-        parameter_bytes=copies * sum(_own_bytes(profile, layers, unreached=True)),
+        parameter_bytes=sum(_own_bytes(profile, layers, unreached=True)) + lowered,
         gradient_bytes=gradients,
         optimizer_bytes=(trained if stepped_bytes is None else stepped_bytes)
         * profile.optimizer_bytes_per_parameter_byte,
@@ -239,7 +238,7 @@ def first_backward_bytes(
     most, saved, to_come = [0.0], 0.0, 0.0
     for layer in profile.layers[start:]:
         saved += samples * layer.saved_bytes_per_sample
-        to_come += layer.parameter_bytes - layer.unreached_bytes
+        to_come += layer.trained_bytes
         made = max(0.0, to_come - summed_bytes)
         most.append(max(most[-1], layer.workspace_at(samples) + saved - made))
     return tuple(most)

@@ -12,12 +12,12 @@ from pydantic import ConfigDict, GetPydanticSchema, TypeAdapter
 from pydantic_core.core_schema import no_info_after_validator_function
 
 from cost_model.cluster import Link
-from cost_model.dtypes import DTYPES, cast_bytes_per_parameter_byte
+from cost_model.dtypes import DTYPES, lowered_share
 from cost_model.errors import InputError
 from cost_model.measured_links import MeasuredAllReduce, MeasuredLink
 from cost_model.strict_files import STRICT, canonical_sha256, check_format, did_you_mean, read_json, validate
 
-FORMAT = "hetpipe.profile/1"
+FORMAT, OLD_FORMAT = "hetpipe.profile/2", "hetpipe.profile/1"
 LONGEST_LAYER_S = 3600.0
 
 
@@ -31,8 +31,11 @@ class LayerProfile:
     workspace_by_size: the same as (microbatch size, bytes), rising, where it was measured by size; see
         `workspace_at`. One of the two is given.
     tied_to: the layer that this one shares tied_bytes of its parameters with (None: with none).
-    unreached_bytes: parameters that are frozen or that the loss does not reach (no gradient, no optimizer
-        state, no sync).
+    parameter_bytes: weights as they are held between steps, each in its own dtype, frozen ones too.
+    unreached_bytes: those of them that are frozen or that the loss does not reach (no gradient, no optimizer
+        state, no sync); the others are trained, in the dtype of gradients and master weights.
+    lowered_bytes: copies of trained weights in the dtype that multiplies, which a step keeps (autocast).
+    num_parameters: frozen ones too; None where all have the width of the profile's dtype.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -46,6 +49,8 @@ class LayerProfile:
     tied_bytes: float = 0.0
     unreached_bytes: float = 0.0
     workspace_by_size: tuple[tuple[int, float], ...] = ()
+    lowered_bytes: float = 0.0
+    num_parameters: int | None = None
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -54,6 +59,16 @@ class LayerProfile:
                 raise InputError(f"{field.name} of layer {self.name!r} is {value}; give zero or more")
         if self.workspace_by_size:
             self._check_workspace()
+        if self.unreached_bytes > self.parameter_bytes:
+            raise InputError(
+                f"unreached_bytes of layer {self.name!r} is {self.unreached_bytes:,.0f}, more than its "
+                f"parameter_bytes {self.parameter_bytes:,.0f}, of which they are a part"
+            )
+
+    @property
+    def trained_bytes(self) -> float:
+        """Return the bytes of the weights that have a gradient."""
+        return self.parameter_bytes - self.unreached_bytes
 
     def _check_workspace(self) -> None:
         if self.workspace_bytes:
@@ -190,11 +205,6 @@ class ModelProfile:
     def num_layers(self) -> int:
         return len(self.layers)
 
-    @property
-    def cast_bytes_per_parameter_byte(self) -> float:
-        """Bytes of lowered copies of weights: see `cost_model.dtypes`."""
-        return cast_bytes_per_parameter_byte(self.dtype)
-
     def kind(self, name: str) -> KindProfile:
         """Return what was measured or estimated for a kind.
 
@@ -224,17 +234,23 @@ class ModelProfile:
                     f"{name!r}; profile it again"
                 )
 
-    def check_frozen(self, unreached_bytes: Sequence[float]) -> None:
-        """Check that a model at hand trains no more than was profiled; its unreached bytes by layer.
+    def check_weights(self, stored_bytes: Sequence[float], trained_bytes: Sequence[float]) -> None:
+        """Check that the weights of a model at hand take no more than was profiled, by layer.
 
-        Raises: InputError if it does: gradients and states would find no memory planned.
+        Raises: InputError if they do: weights, gradients or states would find no memory planned.
         """
-        for layer, found in zip(self.layers, unreached_bytes, strict=True):
-            if layer.unreached_bytes > found + 0.5:  # less than a byte is rounding
+        for layer, stored, trained in zip(self.layers, stored_bytes, trained_bytes, strict=True):
+            if trained > layer.trained_bytes + 0.5:  # less than a byte is rounding
                 raise InputError(
-                    f"layer {layer.name!r} of the profile of {self.model!r} has {layer.unreached_bytes:,.0f} "
-                    f"bytes that are not trained, of the model {found:,.0f}: less of it is frozen now; "
-                    "profile it again"
+                    f"layer {layer.name!r} of the profile of {self.model!r} trains "
+                    f"{layer.trained_bytes:,.0f} bytes, of the model {trained:,.0f}: less of it is frozen "
+                    "now; profile it again"
+                )
+            if stored > layer.parameter_bytes + 0.5:
+                raise InputError(
+                    f"layer {layer.name!r} of the profile of {self.model!r} holds "
+                    f"{layer.parameter_bytes:,.0f} bytes of weights, of the model {stored:,.0f}: they are in "
+                    "another dtype now; profile it again"
                 )
 
     def tied_bytes(self, layer: int) -> float:
@@ -255,9 +271,11 @@ class ModelProfile:
         for layer in data["layers"]:
             # by size where it was measured so, else the one number
             del layer["workspace_bytes" if layer["workspace_by_size"] else "workspace_by_size"]
-            for key in ("tied_bytes", "unreached_bytes"):
+            for key in ("tied_bytes", "unreached_bytes", "lowered_bytes"):
                 if layer[key] == 0.0:
                     del layer[key]
+            if layer["num_parameters"] is None:
+                del layer["num_parameters"]
         for kind in data["kinds"].values():
             for key in ("standard_error", "standard_error_of"):
                 if kind[key] is None:
@@ -282,8 +300,18 @@ _ADAPTER = TypeAdapter(ModelProfile)
 def profile_from_data(data: object, source: str) -> ModelProfile:
     """Return the profile in profile.json's data.
 
+    Version 1 counts a lowered copy of every weight under autocast, at most half of its bytes.
+
     Raises: InputError naming file, key, value and remedy.
     """
+    if isinstance(data, Mapping) and data.get("format") == OLD_FORMAT:
+        profile = validate(_ADAPTER, check_format(data, OLD_FORMAT, source), source)
+        share = lowered_share(profile.dtype)
+        layers = (
+            dataclasses.replace(layer, lowered_bytes=share * layer.parameter_bytes)
+            for layer in profile.layers
+        )
+        return dataclasses.replace(profile, layers=tuple(layers))
     return validate(_ADAPTER, check_format(data, FORMAT, source), source)
 
 

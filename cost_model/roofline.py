@@ -247,10 +247,11 @@ def layer_work(
     multiplies: False for a layer that looks its parameters up, such as an embedding.
     """
     passes = 2 if backward else 1
-    element_bytes = ELEMENT_BYTES.get(profile.dtype, 4)
+    known, width = layer.num_parameters, ELEMENT_BYTES.get(profile.dtype, 4)
+    count = layer.parameter_bytes / width if known is None else known
     tokens = samples * profile.sequence_length
     return Work(
-        flops=2.0 * passes * tokens * layer.parameter_bytes / element_bytes if multiplies else 0.0,
+        flops=2.0 * passes * tokens * count if multiplies else 0.0,
         weight_bytes=layer.parameter_bytes,
         activation_bytes=passes * samples * (layer.saved_bytes_per_sample + layer.output_bytes_per_sample),
         dtype=multiplied_in(profile.dtype),

@@ -37,7 +37,7 @@ def test_every_verb_takes_json_and_has_its_line_in_the_help(verb: cli.Verb):
 
 def test_formats_of_the_files():
     formats = {importlib.import_module(name).FORMAT for name in ("cost_model.profile", "partition.plan")}
-    assert formats | {PROGRAM_FORMAT} == {"hetpipe.profile/1", "hetpipe.plan/1", "hetpipe.program/1"}
+    assert formats | {PROGRAM_FORMAT} == {"hetpipe.profile/2", "hetpipe.plan/1", "hetpipe.program/1"}
 
 
 def test_names_of_the_files_of_a_run():

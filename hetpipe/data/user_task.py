@@ -210,26 +210,30 @@ class SummedLoss:
         self._checked = False
 
     def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        if self._checked or len(labels) < 2:
+            value = self._loss(outputs, labels)
+            if not self._checked:
+                _check_number(value)
+            return value
+        with torch.no_grad():  # before the graph of the loss, beside which it would need room of its own
+            apart = [self._loss(outputs[rows], labels[rows]) for rows in (slice(0, 1), slice(1, None))]
         value = self._loss(outputs, labels)
-        if not self._checked:
-            self._check(value, outputs, labels)
+        _check_number(value)
+        self._check_sum(value.detach(), apart[0] + apart[1], len(labels))
         return value
 
-    @torch.no_grad()
-    def _check(self, value: Tensor, outputs: Tensor, labels: Tensor) -> None:
-        if not isinstance(value, Tensor) or value.dim():
-            found = f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            raise InputError(
-                f"the loss of a microbatch is {found}; give one number, the sum over its samples"
-            )
-        if len(labels) < 2:
-            return
-        apart = self._loss(outputs[:1], labels[:1]) + self._loss(outputs[1:], labels[1:])
+    def _check_sum(self, value: Tensor, apart: Tensor, count: int) -> None:
         if not (value.isfinite() and apart.isfinite()):
             return
         if not torch.isclose(value, apart, rtol=SUM_TOLERANCE, atol=1e-6):
             raise InputError(
-                f"the loss of {len(labels)} samples is {float(value):.4g}, that of the same samples apart "
+                f"the loss of {count} samples is {float(value):.4g}, that of the same samples apart "
                 f"adds up to {float(apart):.4g}; give a sum over the samples (reduction='sum'), not a mean"
             )
         self._checked = True
+
+
+def _check_number(value: object) -> None:
+    if not isinstance(value, Tensor) or value.dim():
+        found = f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise InputError(f"the loss of a microbatch is {found}; give one number, the sum over its samples")

@@ -4,8 +4,9 @@ A model comes by name, from a Hugging Face folder, or as a module (`names`, `hug
 `huggingface`). `chain` describes it without weights: `block_structure` finds its blocks, `sequential` reads
 an nn.Sequential. What a rank owns is materialised as a `LayerModel`, whose weights do not depend on the plan
 (`initialization`, `pretrained_weights`), nor does dropout (`keyed_dropout`); `placement` gives them their
-device and dtype. `adapters` are put beside a frozen base, and go in and out of an `adapter_folder`.
-`split_check` proves that split equals whole.
+device and dtype, `frozen_weights` leaves frozen ones theirs, and `weight_bytes` counts them. `adapters` are
+put beside a frozen base, and go in and out of an `adapter_folder`. `split_check` proves that split equals
+whole.
 
 Others use:
     chain: ChainModel
@@ -18,6 +19,7 @@ Others use:
     pretrained_weights: FolderWeights
     loss: Loss, loss_sum
     keyed_dropout: KeyedDropout, PREFIX
+    frozen_weights: is_rounded
     mixed_precision: weight_dtype, lowered_dtype, boundary_dtype, kept_casts
     block_structure: logits_of, refused_on_error
     split_check: check_split, require_split

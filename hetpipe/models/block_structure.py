@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from cost_model.errors import InputError
+from hetpipe.models.frozen_weights import NO_USE, Use, is_rounded, kept_dtype, use_of
 
 Inputs = Mapping[str, Tensor]
 
@@ -23,12 +24,28 @@ class ParameterInfo:
     reached: the loss on the logits depends on it and the model trains it (requires_grad); otherwise it has
     no gradient.
     tied: another layer holds it as well, so that gradients have to be summed; never where it is not reached.
+    shared: another layer holds it as well, be it trained or not.
+    given: dtype of the weight that training begins with. uses: what this layer does with it.
+    keeps: uses of all layers where it is frozen, with OTHER where a module may not cast it; none where it is
+    not frozen.
     """
 
     name: str
     shape: tuple[int, ...]
     tied: bool
     reached: bool
+    shared: bool = False
+    given: torch.dtype = torch.float32
+    uses: Use = Use.OTHER
+    keeps: Use = NO_USE
+
+    def kept_dtype(self, dtype: torch.dtype, lowered: torch.dtype | None) -> torch.dtype:
+        """Return the dtype in which the parameter is held between steps; dtype: of trained ones."""
+        return kept_dtype(self.given, self.keeps, dtype, lowered) if self.keeps else dtype
+
+    def is_rounded(self, kept: torch.dtype) -> bool:
+        """Return whether it is frozen and kept in a dtype that cannot hold what was given."""
+        return bool(self.keeps) and is_rounded(kept, self.given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +80,9 @@ class Observation:
 
     ports: tuple[Port, ...]
     num_outputs: int | None
-    used_before: frozenset[str]
-    used_after: frozenset[str]
+    used_before: Mapping[str, Use]
+    used_after: Mapping[str, Use]
+    used_in_blocks: Mapping[str, Use]
     reached: frozenset[str]
     reached_in_blocks: frozenset[str]
 
@@ -143,20 +161,26 @@ def observe(model: nn.Module, path: str, inputs: Inputs) -> Observation:
         raise InputError(
             f"{type(model).__name__} cannot be split: it does not call every block of {path!r} in order"
         )
-    if recorder.used[_INSIDE]:
+    prefix = f"{path}."
+    if outer := sorted(name for name in recorder.used[_INSIDE] if not name.startswith(prefix)):
         raise InputError(
-            f"{type(model).__name__} cannot be split: its blocks use {sorted(recorder.used[_INSIDE])[0]!r}, "
-            "which lies outside of them"
+            f"{type(model).__name__} cannot be split: its blocks use {outer[0]!r}, which lies outside of them"
         )
+    in_blocks: dict[str, Use] = {}
+    for used in recorder.used:
+        for name, use in used.items():
+            if name.startswith(prefix):
+                inner = name.removeprefix(prefix).partition(".")[2]
+                in_blocks[inner] = in_blocks.get(inner, NO_USE) | use
     ports = _ports(model, recorder)
     logits.float().square().sum().backward()  # type: ignore[no-untyped-call]
     reached = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
-    prefix = f"{path}."
     return Observation(
         ports=ports,
         num_outputs=len(recorder.outputs[0]) if isinstance(recorder.outputs[0], tuple) else None,
-        used_before=frozenset(recorder.used[_BEFORE]),
-        used_after=frozenset(recorder.used[_AFTER]),
+        used_before=recorder.used[_BEFORE],
+        used_after=recorder.used[_AFTER],
+        used_in_blocks=in_blocks,
         reached=frozenset(name for name in reached if not name.startswith(prefix)),
         reached_in_blocks=frozenset(
             name.removeprefix(prefix).partition(".")[2] for name in reached if name.startswith(prefix)
@@ -167,21 +191,50 @@ def observe(model: nn.Module, path: str, inputs: Inputs) -> Observation:
 _BEFORE, _INSIDE, _AFTER = range(3)
 
 
-class _Recorder(TorchFunctionMode):
-    """A record of each block's arguments and outputs, and of the phase that uses each outer parameter."""
+class UseRecorder(TorchFunctionMode):
+    """A record of what is done with each parameter of a model, by phase; owns it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.used: tuple[dict[str, Use], ...] = ({},)
+        self._names = {parameter: name for name, parameter in model.named_parameters()}
+
+    def _phase(self) -> int:
+        return 0
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        # What returns no tensor (.dtype, .size()) is no use of a parameter.
+        if isinstance(result, (Tensor, tuple)) and not isinstance(result, torch.Size):
+            used = self.used[self._phase()]
+            for leaf in tree_leaves((args, kwargs)):
+                if isinstance(leaf, nn.Parameter) and leaf in self._names:
+                    name = self._names[leaf]
+                    used[name] = used.get(name, NO_USE) | use_of(func)
+        return result
+
+
+class _Recorder(UseRecorder):
+    """A record of each block's arguments and outputs, and of what each phase does with parameters."""
 
     def __init__(self, model: nn.Module, path: str, num_blocks: int) -> None:
-        super().__init__()
+        super().__init__(model)
         self.model_name = type(model).__name__
         self.path = path
         self.num_blocks = num_blocks
         self.phase = 0  # 0: before the blocks, k: in or after block k - 1, num_blocks + 1: after all
-        self.used: tuple[set[str], ...] = (set(), set(), set())
+        self.used = ({}, {}, {})
         self.arguments: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
         self.outputs: list[Any] = []
-        self._names = {
-            parameter: name for name, parameter in model.named_parameters() if not name.startswith(f"{path}.")
-        }
+
+    def _phase(self) -> int:
+        return _BEFORE if self.phase == 0 else _AFTER if self.phase > self.num_blocks else _INSIDE
 
     def before_block(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.phase != index:
@@ -195,22 +248,6 @@ class _Recorder(TorchFunctionMode):
         self.outputs.append(output)
         if index + 1 == self.num_blocks:
             self.phase = index + 2
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        # What returns no tensor (.dtype, .size()) is no use of a parameter.
-        if isinstance(result, (Tensor, tuple)) and not isinstance(result, torch.Size):
-            phase = _BEFORE if self.phase == 0 else _AFTER if self.phase > self.num_blocks else _INSIDE
-            for leaf in tree_leaves((args, kwargs)):
-                if isinstance(leaf, nn.Parameter) and leaf in self._names:
-                    self.used[phase].add(self._names[leaf])
-        return result
 
 
 @contextmanager

@@ -1,11 +1,11 @@
 """Models as chains of layers: described without weights, materialised layer by layer."""
 
 import copy
-import math
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache, partial, reduce
+from operator import or_
 from pathlib import Path
 
 import torch
@@ -23,6 +23,7 @@ from hetpipe.models.block_structure import (
     observe,
     refused_on_error,
 )
+from hetpipe.models.frozen_weights import NO_USE, Use, cast_where_used, uncast
 from hetpipe.models.huggingface import ModelSpec
 from hetpipe.models.initialization import (
     Template,
@@ -35,7 +36,8 @@ from hetpipe.models.initialization import (
 from hetpipe.models.partial_model import BlockLayers, LayerModel, SequentialLayers
 from hetpipe.models.placement import place, replace_parameters
 from hetpipe.models.pretrained_weights import FolderWeights
-from hetpipe.models.sequential import holders_of, let_inputs_be, reached_by, run_through
+from hetpipe.models.sequential import holders_of, let_inputs_be, reached_and_used, run_through
+from hetpipe.models.weight_bytes import WeightBytes
 
 __all__ = ["ChainModel", "LayerModel", "ParameterInfo", "TensorSpec"]
 
@@ -78,7 +80,12 @@ class ChainModel:
         inputs = {"input_ids": torch.arange(24).reshape(2, 12) % spec.shrunken_vocabulary_size}
         example = {"input_ids": torch.zeros(1, 12, dtype=torch.long)}
         chain = _describe(spec.name, spec.build, spec.build_shrunk, inputs, example)
-        return replace(chain, weights=weights)
+        stored = {} if weights is None else weights.dtypes()
+        layer_parameters = tuple(
+            tuple(replace(info, given=stored.get(info.name, info.given)) for info in infos)
+            for infos in chain.layer_parameters
+        )
+        return replace(chain, weights=weights, layer_parameters=layer_parameters)
 
     @classmethod
     def from_module(
@@ -107,8 +114,11 @@ class ChainModel:
             name = name or type(factory).__name__
             with refused_on_error(f"{name} cannot be split: it cannot be copied"):
                 template = Template(factory)
-            described = _describe(name, template, shrunk or partial(copy.deepcopy, factory), inputs, example)
-            return replace(described, has_rule=False, given=dict(factory.named_parameters()))
+            given = dict(factory.named_parameters())
+            described = _describe(
+                name, template, shrunk or partial(copy.deepcopy, factory), inputs, example, given
+            )
+            return replace(described, has_rule=False, given=given)
         described = _describe(name or _name_of(factory), factory, shrunk or factory, inputs, example)
         # NOTE: the model's rule knows nothing of what peft put into it
         return replace(described, has_rule=described.has_rule and not described.base)
@@ -122,12 +132,27 @@ class ChainModel:
         """Return the parameters of a layer; a tied one is listed by each of its layers."""
         return self.layer_parameters[layer]
 
-    def unreached_bytes(self, dtype: torch.dtype) -> tuple[float, ...]:
-        """Return, for each layer, the bytes of what is frozen or does not reach the loss."""
-        return tuple(
-            float(sum(math.prod(info.shape) * dtype.itemsize for info in infos if not info.reached))
-            for infos in self.layer_parameters
+    @property
+    def first_trained(self) -> int:
+        """Return the first layer that trains a parameter: no gradient is needed before it."""
+        return min(
+            layer for layer, infos in enumerate(self.layer_parameters) if any(info.reached for info in infos)
         )
+
+    def weight_bytes(self, dtype: torch.dtype, lowered: torch.dtype | None = None) -> tuple[WeightBytes, ...]:
+        """Return the bytes of each layer's weights.
+
+        dtype: of trained weights; lowered: what autocast computes in, None for no autocast.
+        """
+        return tuple(WeightBytes.of(infos, dtype, lowered) for infos in self.layer_parameters)
+
+    def initial_weights(self, layer: int, names: Collection[str], seed: int) -> dict[str, Tensor]:
+        """Return the weights with which parameters of a layer begin, in the dtype in which they are given."""
+        given = {info.name: info.given for info in self.layer_parameters[layer] if info.name in names}
+        infos = {info.name: info for info in self.layer_parameters[layer]}
+        with torch.device("cpu"):
+            _, found = self._build_owned(frozenset({layer}), infos, seed, given)
+        return {name: value.detach().to(given[name]) for value, name in found.items() if name in given}
 
     def boundary(self, layer: int, sequence_length: int | None = None) -> tuple[TensorSpec, ...]:
         """Return what travels from layer - 1 to layer for one sample.
@@ -176,15 +201,19 @@ class ChainModel:
         what its folder holds; any other model has no such rule, is built in full on the CPU and keeps what is
         owned.
 
-        lowered: what autocast computes in, on weights of dtype; see hetpipe.models.mixed_precision.
+        lowered: what autocast computes in, on weights of dtype; see hetpipe.models.mixed_precision. Frozen
+        weights are kept in their own bytes; see hetpipe.models.frozen_weights.
         """
         owned = frozenset(layers)
         if not owned <= set(range(self.num_layers)):
             raise ValueError(f"{self.name} has layers 0 to {self.num_layers - 1}, not {sorted(owned)}")
         infos = {info.name: info for layer in owned for info in self.layer_parameters[layer]}
+        kept = {name: info.kept_dtype(dtype, lowered) for name, info in infos.items()}
         with torch.device("cpu"):
-            model, names = self._build_owned(owned, infos, seed)
-        names = place(model, names, infos, dtype, torch.device(device))
+            model, names = self._build_owned(owned, infos, seed, kept)
+        names = place(model, names, infos, dtype, torch.device(device), kept)
+        frozen = {parameter: name for parameter, name in names.items() if name in infos and infos[name].keeps}
+        cast_where_used(model, frozen, dtype, lowered)
         parameters = {name: parameter for parameter, name in names.items()}
         by_layer = {
             layer: {info.name: parameters[info.name] for info in self.layer_parameters[layer]}
@@ -196,14 +225,19 @@ class ChainModel:
         else:
             layered = BlockLayers(model, self.num_layers, by_layer, self.structure)
         layered.device_type, layered.lowered = torch.device(device).type, lowered
+        layered.first_trained = self.first_trained
         return layered
 
     def _build_owned(
-        self, layers: frozenset[int], infos: Mapping[str, ParameterInfo], seed: int
+        self,
+        layers: frozenset[int],
+        infos: Mapping[str, ParameterInfo],
+        seed: int,
+        kept: Mapping[str, torch.dtype],
     ) -> tuple[nn.Module, dict[nn.Parameter, str]]:
         """Return the model on the CPU with its owned weights alone, and the names of its parameters.
 
-        Other blocks are empty.
+        Other blocks are empty. kept: dtypes of what is read from a folder.
         """
         with private_random_stream(seed), parameters_on_meta() if self.has_rule else nullcontext():
             model = self.build()
@@ -225,7 +259,7 @@ class ChainModel:
                 return nn.Parameter(torch.empty(old.shape), old.requires_grad) if name in infos else old
 
             names = replace_parameters(model, names, allocated)
-            stored = {} if self.weights is None else self.weights.load(infos)
+            stored = {} if self.weights is None else self.weights.load(infos, kept)
             stored |= {} if self.adapter is None else self.adapter.load(infos)
             initialise_by_module(model, names, infos.keys() - stored.keys(), seed)
             for parameter, name in names.items():
@@ -246,6 +280,7 @@ def _describe(
     build_small: Callable[[], nn.Module],
     inputs: Inputs,
     example: Inputs,
+    given: Mapping[str, Tensor] | None = None,
 ) -> ChainModel:
     with torch.device("meta"):
         model = build()
@@ -253,7 +288,9 @@ def _describe(
     unfrozen = {key for key, parameter in model.named_parameters() if parameter.requires_grad}
     if isinstance(model, nn.Sequential):
         structure, layer_names = None, tuple(str(index) for index in range(len(model)))
-        holders, reached = holders_of(model), reached_by(build, inputs)
+        holders = holders_of(model)
+        reached, used = reached_and_used(build, inputs)
+        uses = {(key, layer): used.get(key, NO_USE) for key, layers in holders.items() for layer in layers}
     else:
         path = find_blocks(model)
         num_blocks = len(list(model.get_submodule(path).children()))
@@ -266,6 +303,9 @@ def _describe(
         layer_names = ("embeddings", *(f"block{index}" for index in range(num_blocks)), "head")
         holders = {key: _holders(key, path, num_blocks, seen) for key in shapes}
         reached = {key for key in shapes if _is_reached(key, path, seen)}
+        uses = {
+            (key, layer): _uses(key, layer, path, seen) for key, layers in holders.items() for layer in layers
+        }
     trained = reached & unfrozen
     if not trained:
         raise InputError(
@@ -273,12 +313,24 @@ def _describe(
             "some unfrozen"
         )
     by_layer: list[list[ParameterInfo]] = [[] for _ in layer_names]
+    # weights drawn by a model's rule are drawn in float32
+    begun = dict(model.named_parameters()) if given is None and not has_rule(model) else given or {}
+    modules = uncast(model)
     for key, layers in holders.items():
         is_trained = key in trained
+        keeps = modules[key] | reduce(or_, (uses[key, layer] for layer in layers))
         for layer in layers:
-            by_layer[layer].append(
-                ParameterInfo(key, shapes[key], tied=is_trained and len(layers) > 1, reached=is_trained)
+            info = ParameterInfo(
+                key,
+                shapes[key],
+                tied=is_trained and len(layers) > 1,
+                reached=is_trained,
+                shared=len(layers) > 1,
+                given=begun[key].dtype if key in begun else torch.float32,
+                uses=uses[key, layer],
+                keeps=NO_USE if key in unfrozen else keeps,
             )
+            by_layer[layer].append(info)
     return ChainModel(
         name=name,
         build=build,
@@ -297,6 +349,12 @@ def _holders(name: str, path: str, num_blocks: int, seen: Observation) -> tuple[
         return (int(name.removeprefix(f"{path}.").partition(".")[0]) + 1,)
     before, after = name in seen.used_before, name in seen.used_after
     return (0,) * before + (num_blocks + 1,) * (after or not before)
+
+
+def _uses(name: str, layer: int, path: str, seen: Observation) -> Use:
+    if name.startswith(f"{path}."):
+        return seen.used_in_blocks.get(name.removeprefix(f"{path}.").partition(".")[2], NO_USE)
+    return (seen.used_after if layer else seen.used_before).get(name, NO_USE)
 
 
 def _is_reached(name: str, path: str, seen: Observation) -> bool:

@@ -33,8 +33,10 @@ class LayerModel(nn.Module):
     on_boundary: called with a layer and the tensors that enter it, at each boundary inside of the range that
     runs. Lives on one device in one dtype: materialise again rather than moving it.
     lowered: what autocast computes in, and tensors between layers are rounded to; None for no autocast.
+    first_trained: the first layer of the chain that trains a parameter; what enters it needs no gradient.
     """
 
+    first_trained: int = 0
     device_type: str = "cpu"
     lowered: torch.dtype | None = None
     on_layer: Callable[[int], None] | None = None

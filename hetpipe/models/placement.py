@@ -31,15 +31,19 @@ def place(
     infos: Mapping[str, ParameterInfo],
     dtype: torch.dtype,
     device: torch.device,
+    kept: Mapping[str, torch.dtype],
 ) -> dict[nn.Parameter, str]:
-    """Cast and move the owned parameters; make all others views of one zero, which cost nothing."""
+    """Cast and move the owned parameters; make all others views of one zero, which cost nothing.
+
+    kept: dtypes of the owned ones.
+    """
 
     def target(tensor: Tensor) -> torch.dtype:
         return dtype if tensor.is_floating_point() else tensor.dtype
 
     def make(name: str, old: nn.Parameter) -> nn.Parameter:
         if name in infos:
-            moved = old.detach().to(device=device, dtype=target(old))
+            moved = old.detach().to(device=device, dtype=kept[name] if old.is_floating_point() else old.dtype)
             return nn.Parameter(moved, requires_grad=old.requires_grad and infos[name].reached)
         zero = torch.zeros((), dtype=target(old), device=device)
         return nn.Parameter(zero.expand(old.shape), requires_grad=False)

@@ -13,6 +13,9 @@ from hetpipe.models.adapters import base_name
 from hetpipe.models.huggingface import ModelSpec
 from hetpipe.models.huggingface_folder import ModelFolder, StoredTensor
 
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""The dtypes of `huggingface_folder.TRAINABLE_DTYPES`."""
+
 _RENAMED = (
     (re.compile(r"LayerNorm\.gamma$"), "LayerNorm.weight"),
     (re.compile(r"LayerNorm\.beta$"), "LayerNorm.bias"),
@@ -105,8 +108,14 @@ class FolderWeights:
         places = {names[name]: place for name, place in self.places.items()}
         return replace(self, places=places, new=tuple(names[name] for name in self.new))
 
-    def load(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """Return the stored ones of these parameters, in float32 on the CPU; read no other tensor.
+    def dtypes(self) -> dict[str, torch.dtype]:
+        """Return the dtypes in which the folder holds its parameters."""
+        return {name: _DTYPES[places[0][1].dtype] for name, places in self.places.items()}
+
+    def load(self, names: Iterable[str], dtypes: Mapping[str, torch.dtype]) -> dict[str, Tensor]:
+        """Return the stored ones of these parameters on the CPU; read no other tensor.
+
+        dtypes: in which they are given; narrower ones than float32 are cast to from it.
 
         Raises: InputError if a file cannot be read, or the names of a tied parameter hold different values.
         """
@@ -120,7 +129,9 @@ class FolderWeights:
             try:
                 with safe_open(path, framework="pt") as file:
                     for name, key in members:
-                        tensor = file.get_tensor(key).to(torch.float32)
+                        tensor = file.get_tensor(key)
+                        if dtypes[name] != tensor.dtype:
+                            tensor = tensor.to(torch.float32).to(dtypes[name])
                         if name in tensors and not torch.equal(tensors[name], tensor):
                             raise InputError(
                                 f"{path}: {key!r} differs from {wanted[name][0][0]!r}, and config.json ties "

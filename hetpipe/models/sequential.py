@@ -5,7 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from hetpipe.models.block_structure import Inputs, unfreeze
+from hetpipe.models.block_structure import Inputs, UseRecorder, unfreeze
+from hetpipe.models.frozen_weights import Use
 from hetpipe.models.initialization import private_random_stream
 from hetpipe.models.partial_model import SequentialLayers
 
@@ -20,8 +21,13 @@ def holders_of(model: nn.Sequential) -> dict[str, tuple[int, ...]]:
     return {name: tuple(layers) for name, layers in holders.items()}
 
 
-def run_through(build: Callable[[], nn.Module], inputs: Inputs) -> tuple[nn.Module, list[tuple[Tensor, ...]]]:
-    """Run an nn.Sequential, on the meta device if it can; return it with the output of each child."""
+def run_through(
+    build: Callable[[], nn.Module], inputs: Inputs, recorders: list[UseRecorder] | None = None
+) -> tuple[nn.Module, list[tuple[Tensor, ...]]]:
+    """Run an nn.Sequential, on the meta device if it can; return it with the output of each child.
+
+    recorders: gets the record of each try, the last one's last.
+    """
     for device in ("meta", "cpu"):
         with private_random_stream(0), torch.device(device):
             model = build()
@@ -32,7 +38,11 @@ def run_through(build: Callable[[], nn.Module], inputs: Inputs) -> tuple[nn.Modu
             layers.on_boundary = lambda _, tensors, outputs=outputs: outputs.append(tensors)
             try:
                 moved = {key: tensor.to(device) for key, tensor in inputs.items()}
-                outputs.append(layers.compute(0, layers.num_layers, moved, ()))
+                recorder = UseRecorder(model)
+                if recorders is not None:
+                    recorders.append(recorder)
+                with recorder:
+                    outputs.append(layers.compute(0, layers.num_layers, moved, ()))
             except (NotImplementedError, RuntimeError):
                 if device == "cpu":
                     raise
@@ -53,8 +63,10 @@ def let_inputs_be(layer: nn.Module) -> None:
         first = next(first.children(), None)
 
 
-def reached_by(build: Callable[[], nn.Module], inputs: Inputs) -> set[str]:
-    """Return the names of the parameters that the first output reaches, frozen ones too."""
-    model, outputs = run_through(build, inputs)
+def reached_and_used(build: Callable[[], nn.Module], inputs: Inputs) -> tuple[set[str], dict[str, Use]]:
+    """Return the names of the parameters that the first output reaches, frozen ones too, and all uses."""
+    recorders: list[UseRecorder] = []
+    model, outputs = run_through(build, inputs, recorders)
     outputs[-1][0].sum().backward()  # type: ignore[no-untyped-call]
-    return {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+    reached = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+    return reached, recorders[-1].used[0]

@@ -5,6 +5,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -127,8 +128,9 @@ def _groups_of_alike(chain: ChainModel) -> list[list[int]]:
     last = chain.num_layers - 1
     for layer in range(chain.num_layers):
         inner = chain.structure is not None and 0 < layer < last
-        shapes = tuple((info.shape, info.tied, info.reached) for info in chain.parameters(layer))
-        groups.setdefault(shapes if inner else layer, []).append(layer)
+        infos = tuple(replace(info, name="") for info in chain.parameters(layer))
+        below = layer > chain.first_trained, layer < chain.first_trained  # what the backward comes to
+        groups.setdefault((infos, below) if inner else layer, []).append(layer)
     return list(groups.values())
 
 
@@ -224,30 +226,36 @@ def _too_large(size: int, error: Exception) -> str:
 
 def _layer_profile(bench: Bench, layer: int, measured: Sequence[int]) -> LayerProfile:
     chain, settings = bench.task.chain, bench.settings
-    width = weight_dtype(settings.dtype).itemsize
-
-    def num_bytes(which: Callable[[str, bool, bool], bool]) -> float:
-        total = 0
-        for info in chain.parameters(layer):
-            if which(info.name, info.tied, info.reached):
-                total += math.prod(info.shape) * width
-        return float(total)
-
+    dtype = weight_dtype(settings.dtype)
+    held = chain.weight_bytes(dtype, lowered_dtype(settings.dtype))[layer]
     homes = {info.name: other for other in range(layer) for info in chain.parameters(other) if info.tied}
     tied = {info.name for info in chain.parameters(layer) if info.tied and info.name in homes}
     home = min((homes[name] for name in tied), default=None)
     return LayerProfile(
         name=chain.layer_names[layer],
-        parameter_bytes=num_bytes(lambda name, tied, reached: True),
+        parameter_bytes=held.stored,
         output_bytes_per_sample=boundary_bytes(chain, layer + 1, settings),
-        saved_bytes_per_sample=max(
-            value / size for x in measured for size, value in bench.samples[x].saved_bytes.items()
-        ),
+        saved_bytes_per_sample=_saved_bytes_per_sample(bench, layer, measured),
         workspace_by_size=_workspace_by_size(bench, measured),
         tied_to=None if home is None else chain.layer_names[home],
-        tied_bytes=num_bytes(lambda name, is_tied, reached: name in tied),
-        unreached_bytes=num_bytes(lambda name, is_tied, reached: not reached),
+        tied_bytes=float(
+            sum(
+                math.prod(info.shape) * dtype.itemsize
+                for info in chain.parameters(layer)
+                if info.name in tied
+            )
+        ),
+        unreached_bytes=held.stored - held.trained,
+        lowered_bytes=held.lowered,
+        num_parameters=held.num_parameters,
     )
+
+
+def _saved_bytes_per_sample(bench: Bench, layer: int, measured: Sequence[int]) -> float:
+    """Return what autograd keeps: nothing where no gradient comes, though the model may hold its input."""
+    if layer < bench.task.chain.first_trained:
+        return 0.0
+    return max(value / size for x in measured for size, value in bench.samples[x].saved_bytes.items())
 
 
 def _workspace_by_size(bench: Bench, measured: Sequence[int]) -> tuple[tuple[int, float], ...]:

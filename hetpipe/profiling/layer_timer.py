@@ -113,6 +113,25 @@ class Bench:
                 ahead = peaks[index + 1] - forward[index + 1]
                 behind = peaks[len(forward) + (len(forward) - 1 - index)] - backward[index + 1]
                 sample.workspace_bytes[size] = max(0.0, ahead, behind)
+            if start == 0 and stop > 2:
+                self.samples[0].saved_bytes[size] = self._kept_of_first(size, counter)
+
+    def _kept_of_first(self, size: int, counter: ByteCounter) -> float:
+        """Return what layer 0 keeps once the forward has left its stage, of two layers.
+
+        While a model around blocks runs, it holds what layer 0 made before it was rounded for the boundary.
+        """
+
+        def live() -> float:
+            on_gpu = self.device.type == "cuda"
+            return float(torch.cuda.memory_allocated(self.device) if on_gpu else counter.live_bytes)
+
+        marks = _Marks()
+        with counter:
+            outputs = self._forward(0, 2, size, live, marks)
+        both = marks.forward[2] - marks.forward[0] - self._bytes(2, size)
+        del outputs
+        return max(0.0, both - self.samples[1].saved_bytes[size])
 
     def forget(self, size: int) -> None:
         """Drop what was measured of a size that turned out not to fit."""
@@ -182,11 +201,28 @@ class Bench:
 
     def _run(self, start: int, stop: int, size: int, read: Callable[[], float]) -> "_Marks":
         """Run one forward and backward of a range, reading a meter at every layer boundary."""
+        marks = _Marks()
+        outputs = self._forward(start, stop, size, read, marks)
+        targets = [value for value in outputs if value.requires_grad]
+        gradients = (
+            None if stop == self.task.chain.num_layers else [torch.ones_like(value) for value in targets]
+        )
+        del outputs
+        marks.backward[stop] = read()
+        torch.autograd.backward(targets, gradients)
+        for layer in range(stop - 1, start - 1, -1):
+            if layer not in marks.backward:  # the backward ended above it
+                marks.backward[layer] = read()
+        return marks
+
+    def _forward(
+        self, start: int, stop: int, size: int, read: Callable[[], float], marks: "_Marks"
+    ) -> tuple[Tensor, ...]:
+        """Return the outputs of a range, the loss where it ends with the model."""
         chain, model = self.task.chain, self.model
         inputs, labels = self.task.batch(0, size)
         inputs = {name: value.to(self.device) for name, value in inputs.items()}
         labels = labels.to(self.device)
-        marks = _Marks()
         carried = self._carried(start, size) if start else ()
         dropout = KeyedDropout(self.settings.seed)
         dropout.at(0, range(size))
@@ -197,9 +233,9 @@ class Bench:
                 marks.forward[layer] = read()
 
         def on_boundary(layer: int, tensors: tuple[Tensor, ...]) -> None:
-            # a stage that begins here sends gradients back, whatever is trained before it
+            # a stage that begins here sends gradients back, if anything is trained before it
             for value in tensors:
-                value.requires_grad_(value.is_floating_point())
+                value.requires_grad_(value.is_floating_point() and layer > chain.first_trained)
             watched = next((value for value in tensors if value.requires_grad), None)
             if watched is None:
                 return
@@ -215,15 +251,7 @@ class Bench:
         if stop == chain.num_layers:
             outputs = (self.task.loss(outputs[0], labels),)
         marks.forward[stop] = read()
-        targets = [value for value in outputs if value.requires_grad]
-        gradients = None if stop == chain.num_layers else [torch.ones_like(value) for value in targets]
-        del outputs
-        marks.backward[stop] = read()
-        torch.autograd.backward(targets, gradients)
-        for layer in range(stop - 1, start - 1, -1):
-            if layer not in marks.backward:  # the backward ended above it
-                marks.backward[layer] = read()
-        return marks
+        return outputs
 
     def _carried(self, layer: int, size: int) -> tuple[Tensor, ...]:
         dtype = boundary_dtype(self.settings.dtype)
@@ -231,7 +259,8 @@ class Bench:
         for spec in self.task.chain.boundary(layer, self.settings.sequence_length):
             shape = (size, *spec.shape_per_sample)
             if spec.dtype.is_floating_point:
-                tensors.append(torch.randn(shape, dtype=dtype, device=self.device).requires_grad_())
+                value = torch.randn(shape, dtype=dtype, device=self.device)
+                tensors.append(value.requires_grad_(layer > self.task.chain.first_trained))
             else:
                 tensors.append(torch.zeros(shape, dtype=spec.dtype, device=self.device))
         return tuple(tensors)

@@ -189,7 +189,7 @@ class Bucket:
             held = profile.layers[layer]
             lent = [profile.tied_bytes(other) for other, home in homes.items() if home == layer != other]
             shared = max(lent, default=0.0) + profile.tied_bytes(layer)
-            total += held.parameter_bytes - held.unreached_bytes - shared
+            total += held.trained_bytes - shared
         return total
 
 

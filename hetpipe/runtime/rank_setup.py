@@ -9,9 +9,11 @@ from torch import Tensor, nn
 
 from cost_model.cluster import EMULATED, Device
 from cost_model.errors import InputError
+from cost_model.profile import ModelProfile
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.keyed_dropout import KeyedDropout
 from hetpipe.models.loss import Loss
+from hetpipe.models.mixed_precision import lowered_dtype, weight_dtype
 from hetpipe.models.partial_model import LayerModel
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import Program
@@ -72,6 +74,15 @@ class RankLayers:
         sharded = program.plan.state_owners is not None
         stepped = {name: value for name, value in trained.items() if name in counted or not sharded}
         return cls(chain, model, place, lowered or dtype, trained, counted, stepped)
+
+
+def check_weights(profile: ModelProfile, chain: ChainModel) -> None:
+    """Check that the weights of a model at hand take no more, in the profile's dtype, than was profiled.
+
+    Raises: InputError if they do.
+    """
+    held = chain.weight_bytes(weight_dtype(profile.dtype), lowered_dtype(profile.dtype))
+    profile.check_weights([layer.stored for layer in held], [layer.trained for layer in held])
 
 
 def executor_of(

@@ -71,7 +71,7 @@ class StageRunner:
     ) -> tuple[Tensor, ...]:
         """Return what travels to the next stage; () from the last, whose result is the loss."""
         stage = self._stages[compute.pipeline][compute.stage]
-        whole = _Segment(stage.start, stage.stop, _differentiable(carried))
+        whole = _Segment(stage.start, stage.stop, self._entering(stage.start, carried))
         if stage.recompute:
             outputs, segments = self._run_to_keep(compute, microbatch, whole, stage.segments)
         else:
@@ -115,7 +115,7 @@ class StageRunner:
 
         def keep(layer: int, tensors: tuple[Tensor, ...]) -> None:
             if layer in firsts:
-                entering[layer] = _differentiable(tensor.detach() for tensor in tensors)
+                entering[layer] = self._entering(layer, (tensor.detach() for tensor in tensors))
 
         before, self._model.on_boundary = self._model.on_boundary, keep
         try:
@@ -157,13 +157,13 @@ class StageRunner:
             return outputs
         return (self._loss(outputs[0], microbatch.labels) * microbatch.weight,)
 
+    def _entering(self, layer: int, tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+        """Return leaves of autograd's graph, with a gradient where layers before this one train."""
+        needed = layer > self._model.first_trained
+        return tuple(tensor.requires_grad_(needed and tensor.is_floating_point()) for tensor in tensors)
+
     def _is_last(self, compute: Compute) -> bool:
         return compute.stage == len(self._stages[compute.pipeline]) - 1
-
-
-def _differentiable(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
-    """Return leaves of autograd's graph, with gradients where they are numbers that have one."""
-    return tuple(tensor.requires_grad_(tensor.is_floating_point()) for tensor in tensors)
 
 
 def _key(compute: Compute) -> tuple[int, int, int]:

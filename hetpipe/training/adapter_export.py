@@ -40,7 +40,7 @@ def export_merged(source: Path, target: Path, spec: ModelSpec) -> None:
     assert manifest.lora is not None
     chain = ChainModel.from_spec(with_adapters(spec, manifest.lora))
     layers = chain.materialise(range(chain.num_layers), manifest.seed)
-    check_base(manifest.base, base_hashes(chain, layers), source)
+    check_base(manifest.base, base_hashes(chain, layers, manifest.seed), source)
     parameters = layers.owned_parameters()
     with torch.no_grad():
         for name, value in _adapters(source).items():

@@ -7,6 +7,7 @@ import torch
 from cost_model.errors import InputError
 from hetpipe.data.task import TrainingTask
 from hetpipe.models.chain import ChainModel
+from hetpipe.models.frozen_weights import is_rounded
 from hetpipe.models.partial_model import LayerModel
 from hetpipe.program.instructions import Program
 from hetpipe.runs.lora import LoraSettings
@@ -45,13 +46,15 @@ def save_checkpoint(
     files: dict[int, checkpoint.LayerFile] = {}
     names = program.device_names
     for layer in _written_by(program.plan, names[rank]):
-        tensors = {}
+        tensors = _unrounded(task.chain, layer, model, settings.seed)
         for name, value in model.parameters_of(layer).items():
             if homes[name] == layer and name not in task.chain.base:
-                tensors[name] = value.detach()
+                tensors.setdefault(name, value.detach())
                 tensors |= optimizer.states(name)
+            else:
+                tensors.pop(name, None)
         files[layer] = checkpoint.write_layer(Path(target), layer, tensors)
-    written_files, hashes = zip(*gather((files, base_hashes(task.chain, model))), strict=True)
+    written_files, hashes = zip(*gather((files, base_hashes(task.chain, model, settings.seed))), strict=True)
     merged = {layer: file for part in written_files for layer, file in part.items()}
     written = ""
     if rank == 0:
@@ -73,6 +76,25 @@ def save_checkpoint(
         config = folder.model_config if folder.model_config.exists() else None
         written = str(checkpoint.commit(Path(target), manifest, vocabulary, config))
     return Path(text_of_first(written))
+
+
+def _unrounded(chain: ChainModel, layer: int, model: LayerModel, seed: int) -> dict[str, torch.Tensor]:
+    """Return the frozen weights of a layer as they were given, where the rank keeps them rounded."""
+    held = model.parameters_of(layer)
+    rounded = [info.name for info in chain.parameters(layer) if info.is_rounded(held[info.name].dtype)]
+    return chain.initial_weights(layer, rounded, seed) if rounded else {}
+
+
+def _fill_frozen(parameter: torch.Tensor, found: torch.Tensor, name: str, source: Path) -> None:
+    """Take a weight into a parameter that is kept in fewer bits: the same, or it would be another model.
+
+    Raises: InputError if it is not the one that the parameter holds.
+    """
+    if not torch.equal(parameter, found.to(parameter.device, parameter.dtype)):
+        raise InputError(
+            f"{source}: its {name!r} is not that of the model at hand, where it is frozen and kept in "
+            f"{parameter.dtype}; export the checkpoint, and begin with the exported model"
+        )
 
 
 def _written_by(plan: Plan, device: str) -> list[int]:
@@ -140,7 +162,7 @@ def load_checkpoint(
         )
     check_optimizer(manifest, optimizer.name, source)
     homes = home_layers(task.chain)
-    check_base(manifest.base, base_hashes(task.chain, model), source)
+    check_base(manifest.base, base_hashes(task.chain, model, settings.seed), source)
     owned = model.owned_parameters()
     parameters = {name: value for name, value in owned.items() if name not in task.chain.base}
     found_steps = manifest.optimizer.get("steps")
@@ -154,8 +176,11 @@ def load_checkpoint(
         names = wanted if optimizer.name == Optimizer.name else None
         tensors = checkpoint.read_layer(source, manifest, layer, names)
         for name in mine:
-            with torch.no_grad():
-                parameters[name].copy_(tensors[name])
+            if name not in reached and is_rounded(parameters[name].dtype, tensors[name].dtype):
+                _fill_frozen(parameters[name], tensors[name], name, source)
+            else:
+                with torch.no_grad():
+                    parameters[name].copy_(tensors[name])
             optimizer.load_states(name, tensors, num_steps)
     optimizer.num_steps = num_steps  # also where no parameter is trained
     return manifest.step, manifest.samples_seen

@@ -19,11 +19,20 @@ from hetpipe.runs.settings import TaskSettings
 _KNOWN: WeakKeyDictionary[LayerModel, dict[str, str]] = WeakKeyDictionary()
 
 
-def base_hashes(chain: ChainModel, model: LayerModel) -> dict[str, str]:
-    """Return the hash of each parameter of the base here, by name; worked out once, since none changes."""
+def base_hashes(chain: ChainModel, model: LayerModel, seed: int) -> dict[str, str]:
+    """Return the hash of each parameter of the base here, by name; worked out once, since none changes.
+
+    Hashed is what was given, also where the rank keeps it in a narrower dtype.
+    """
     if model not in _KNOWN:
-        owned = model.owned_parameters().items()
-        _KNOWN[model] = {name: weight_sha256(value) for name, value in owned if name in chain.base}
+        held = {name: value for name, value in model.owned_parameters().items() if name in chain.base}
+        found: dict[str, str] = {}
+        for layer in range(chain.num_layers):
+            here = {info.name: info for info in chain.parameters(layer) if info.name in held}
+            rounded = [name for name, info in here.items() if info.is_rounded(held[name].dtype)]
+            given = chain.initial_weights(layer, rounded, seed) if rounded else {}
+            found |= {name: weight_sha256(given.get(name, held[name])) for name in here}
+        _KNOWN[model] = found
     return _KNOWN[model]
 
 
@@ -63,5 +72,5 @@ def check_stored_base(
         if limit_bytes < 0:
             break
         chosen.append(name)
-    mine = {name: weight_sha256(value) for name, value in weights.load(chosen).items()}
+    mine = {name: weight_sha256(value) for name, value in weights.load(chosen, weights.dtypes()).items()}
     check_base(theirs, mine, source)

@@ -30,7 +30,14 @@ from hetpipe.runtime.gpus import is_gpu
 from hetpipe.runtime.host_load import HostLoad
 from hetpipe.runtime.optimizer import Optimizer
 from hetpipe.runtime.processes import Emit
-from hetpipe.runtime.rank_setup import RankLayers, executor_of, pace_of, slices, torch_device
+from hetpipe.runtime.rank_setup import (
+    RankLayers,
+    check_weights,
+    executor_of,
+    pace_of,
+    slices,
+    torch_device,
+)
 from hetpipe.runtime.torch_optimizer import optimizer_of
 from hetpipe.training.checkpoint_owners import load_checkpoint, save_checkpoint
 from hetpipe.training.handover import Handover
@@ -93,11 +100,9 @@ class _Run:
         place = torch_device(device)
         task = make_task(folder, task_settings)
         profile.check_layers(task.chain.layer_names)
-        profile.check_frozen(task.chain.unreached_bytes(weight_dtype(profile.dtype)))
-        layers = RankLayers.of(
-            program, rank, task.chain, settings.seed, place,
-            weight_dtype(profile.dtype), lowered_dtype(profile.dtype),
-        )  # fmt: skip
+        dtype, lowered = weight_dtype(profile.dtype), lowered_dtype(profile.dtype)
+        check_weights(profile, task.chain)
+        layers = RankLayers.of(program, rank, task.chain, settings.seed, place, dtype, lowered)
         optimizer = optimizer_of(task, layers.stepped, layers.counted, settings)
         board = handover.board(costs)
         executor = executor_of(

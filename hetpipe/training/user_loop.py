@@ -22,7 +22,14 @@ from hetpipe.program.trace import Trace
 from hetpipe.runs.settings import Clock
 from hetpipe.runtime.emulated_links import Board
 from hetpipe.runtime.executor import StepOutcome
-from hetpipe.runtime.rank_setup import RankLayers, executor_of, pace_of, slices, torch_device
+from hetpipe.runtime.rank_setup import (
+    RankLayers,
+    check_weights,
+    executor_of,
+    pace_of,
+    slices,
+    torch_device,
+)
 from hetpipe.runtime.torch_optimizer import TorchOptimizer
 from hetpipe.training.meeting import common_start, gather, same_on_all_ranks
 from partition.plan import check_plan
@@ -60,7 +67,7 @@ class RankStages:
         """
         check_plan(program.plan, profile, cluster)
         profile.check_layers(chain.layer_names)
-        profile.check_frozen(chain.unreached_bytes(dtype))
+        check_weights(profile, chain)
         self.rank = _rank_of(program)
         same_on_all_ranks(program.sha256)
         self.program, self.chain = program, chain

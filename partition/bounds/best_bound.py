@@ -280,7 +280,7 @@ def _state_bytes(problem: Problem, layer: int) -> float:
     """Return bytes of parameters, gradients and optimizer states of a layer, without what it is tied to."""
     memory = device_memory(problem.profile, [StageShape(layer, layer + 1, 0, 1)])
     profile = problem.profile
-    copies = 2 + profile.cast_bytes_per_parameter_byte + profile.optimizer_bytes_per_parameter_byte
+    copies = 2 + profile.optimizer_bytes_per_parameter_byte
     states = memory.parameter_bytes + memory.gradient_bytes + memory.optimizer_bytes
     return states - copies * profile.tied_bytes(layer)
 

@@ -78,7 +78,7 @@ def summed_bytes(profile: ModelProfile) -> Floats:
     As the buckets have them: what several layers share is summed once, in a bucket of its own.
     """
     layers = range(profile.num_layers)
-    own = np.array([layer.parameter_bytes - layer.unreached_bytes for layer in profile.layers])
+    own = np.array([layer.trained_bytes for layer in profile.layers])
     groups: dict[int, list[int]] = {}
     for layer in layers:
         home = profile.tied_home(layer)

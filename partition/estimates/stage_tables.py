@@ -62,7 +62,7 @@ class LayerBytes:
             if home != layer:
                 tied = profile.tied_bytes(layer)
                 trained[: home + 1, layer + 1 :] -= tied
-                weights[: home + 1, layer + 1 :] -= (1 + profile.cast_bytes_per_parameter_byte) * tied
+                weights[: home + 1, layer + 1 :] -= tied
         outputs = np.array([0.0, *(layer.output_bytes_per_sample for layer in profile.layers[:-1]), 0.0])
         shape = np.zeros_like(weights)
         return cls(

@@ -77,8 +77,8 @@ def with_ample_memory(problem: Problem) -> Problem:
     states = sum(layer.parameter_bytes for layer in profile.layers)
     sample = sum(layer.saved_bytes_per_sample + 2 * layer.output_bytes_per_sample for layer in profile.layers)
     rest = sum(layer.workspace_at(max(problem.microbatch_sizes)) for layer in profile.layers)
-    copies = 2 + profile.cast_bytes_per_parameter_byte + profile.optimizer_bytes_per_parameter_byte
-    needed = states * copies + rest
+    copies = 2 + profile.optimizer_bytes_per_parameter_byte
+    needed = states * copies + rest + sum(layer.lowered_bytes for layer in profile.layers)
     needed += 2 * problem.global_batch_size * sample
     nodes = tuple(
         dataclasses.replace(

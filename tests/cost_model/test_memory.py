@@ -83,6 +83,19 @@ def test_parameters_that_the_loss_does_not_reach_cost_their_weights_only():
     assert (need.parameter_bytes, need.gradient_bytes, need.optimizer_bytes) == (400, 360, 720)
 
 
+def test_frozen_weights_cost_what_they_are_stored_in_and_trained_ones_their_lowered_copies():
+    # layer 1: 100 parameters, 80 of them frozen in two bytes each; 20 in four, with a copy in two
+    profile = small_profile()
+    layer = replace(
+        profile.layers[1], parameter_bytes=160.0 + 80.0, unreached_bytes=160.0, lowered_bytes=40.0,
+        num_parameters=100,
+    )  # fmt: skip
+    profile = replace(profile, layers=(profile.layers[0], layer, *profile.layers[2:]))
+    need = device_memory(profile, [StageShape(1, 2, 1, 1), StageShape(1, 2, 1, 1)])
+    assert (need.parameter_bytes, need.gradient_bytes, need.optimizer_bytes) == (280, 80, 160)
+    assert layer.trained_bytes == trained_bytes(profile, [1]) == 80
+
+
 def test_a_tied_pair_on_one_device_counts_once():
     profile = small_profile()
     assert trained_bytes(profile, [3]) == 300

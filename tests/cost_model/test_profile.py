@@ -300,3 +300,14 @@ def test_a_plan_file_that_rises_in_flight_is_refused():
     changed["pipelines"][0]["stages"][1]["in_flight"] = 3
     with pytest.raises(InputError, match="in_flight rises from 2 to 3"):
         plan_from_data(changed, "plan.json")
+
+
+def test_a_profile_of_version_1_counts_a_lowered_copy_of_every_weight_under_autocast():
+    data = small_profile().to_json() | {"format": "hetpipe.profile/1"}
+    assert profile_from_data(data, "p") == small_profile()
+    found = profile_from_data(data | {"dtype": "bfloat16-autocast"}, "p")
+    assert [layer.lowered_bytes for layer in found.layers] == [
+        layer.parameter_bytes / 2 for layer in small_profile().layers
+    ]
+    with pytest.raises(InputError, match=r"more than its parameter_bytes 400, of which they are a part"):
+        replace(small_profile().layers[0], unreached_bytes=401.0)

@@ -9,6 +9,7 @@ from cost_model.cluster_file import read_cluster
 from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.huggingface import model_spec
+from hetpipe.models.mixed_precision import lowered_dtype, weight_dtype
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.run_report import RunReport
 from hetpipe.runs.settings import Settings
@@ -64,20 +65,23 @@ def made_up_profile_of(
     sequence_length: int = 64,
 ) -> ModelProfile:
     layers = []
+    width = weight_dtype(dtype).itemsize
+    held = chain.weight_bytes(weight_dtype(dtype), lowered_dtype(dtype))
     for index, name in enumerate(chain.layer_names):
         infos = chain.parameters(index)
-        sizes = {info.name: 4.0 * math.prod(info.shape) for info in infos}
+        sizes = {info.name: float(width * math.prod(info.shape)) for info in infos}
         before = {info.name: other for other in reversed(range(index)) for info in chain.parameters(other)}
         tied = [info.name for info in infos if info.tied and info.name in before]
         layers.append(
             LayerProfile(
                 name=name,
-                parameter_bytes=sum(sizes.values()),
+                parameter_bytes=held[index].stored,
                 output_bytes_per_sample=16384.0,
                 saved_bytes_per_sample=1e6,
                 tied_to=chain.layer_names[min(before[entry] for entry in tied)] if tied else None,
                 tied_bytes=sum(sizes[entry] for entry in tied),
-                unreached_bytes=sum(sizes[info.name] for info in infos if not info.reached),
+                unreached_bytes=held[index].stored - held[index].trained,
+                lowered_bytes=held[index].lowered,
             )
         )
     times = LayerTimes((layer_s, 2 * layer_s), (2 * layer_s, 4 * layer_s))

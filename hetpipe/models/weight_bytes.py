@@ -1,0 +1,45 @@
+"""The bytes of a layer's weights: stored, trained, and lowered for a step."""
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import torch
+
+from hetpipe.models.block_structure import ParameterInfo
+from hetpipe.models.frozen_weights import Use
+
+
+@dataclass(frozen=True, slots=True)
+class WeightBytes:
+    """The bytes of a layer's weights.
+
+    stored: as they are held between steps; trained: those of them that have a gradient; lowered: copies of
+    trained ones that autocast makes in each step, and keeps to its end.
+    """
+
+    stored: float
+    trained: float
+    lowered: float
+    num_parameters: int
+
+    @classmethod
+    def of(
+        cls, infos: Collection[ParameterInfo], dtype: torch.dtype, lowered: torch.dtype | None
+    ) -> "WeightBytes":
+        """Return the bytes of these parameters; dtype: of trained ones; lowered: None for no autocast."""
+        counts = {info: math.prod(info.shape) for info in infos}
+        stored = {info: count * info.kept_dtype(dtype, lowered).itemsize for info, count in counts.items()}
+        copied = 0 if lowered is None else lowered.itemsize
+        return cls(
+            stored=float(sum(stored.values())),
+            trained=float(sum(num_bytes for info, num_bytes in stored.items() if info.reached)),
+            lowered=float(
+                sum(
+                    copied * count
+                    for info, count in counts.items()
+                    if info.reached and Use.MULTIPLIED in info.uses
+                )
+            ),
+            num_parameters=sum(counts.values()),
+        )
