@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import peft_models
 from cost_model.errors import InputError
@@ -129,6 +129,28 @@ def test_adapters_train_as_by_peft_alone(tmp_path, architecture, names):
     report = reports["two pipelines"]
     assert report.owners_agree and report.shared_parameters
     assert max(abs(alone[0] - later) for later in alone) > 1e-3
+
+
+@pytest.mark.slow
+def test_a_base_in_bfloat16_stays_so_and_trains_as_its_values_in_float32(tmp_path):
+    here = place(tmp_path, LLAMA)
+    file = here.base / WEIGHTS_FILE
+    _ = here.adapter  # of the base in float32
+    save_file({key: value.bfloat16() for key, value in load_file(file).items()}, file, {"format": "pt"})
+    chain = peft_models.chain_of(here.base, here.lora)
+    held = chain.weight_bytes(torch.float32)
+    layers = chain.materialise(range(chain.num_layers), 0)
+    kept = {value.dtype for name, value in layers.owned_parameters().items() if name.endswith("proj.weight")}
+    assert kept == {torch.bfloat16}
+    assert sum(layer.stored for layer in held) < 0.6 * 4 * sum(layer.num_parameters for layer in held)
+    losses = {name: here.run(name, PLANS[name], here.settings())[1] for name in list(PLANS)[1:3]}
+    _, alone = here.alone("two stages")
+    for name, found in losses.items():
+        assert found == pytest.approx(alone, rel=2e-6), name
+    source = checkpoint.latest(here.folder("two stages").checkpoints)
+    assert source is not None
+    later = replace(here.settings(), steps=STEPS + 1, resume_from=str(source), adapter=None)
+    assert len(here.run("two stages", PLANS["two stages"], later)[1]) == STEPS + 1
 
 
 @pytest.mark.slow
