@@ -233,7 +233,7 @@ def test_families_make_no_plan_worse_and_the_same_input_gives_the_same_plan(seed
 
 @pytest.mark.slow
 def test_large_clusters_gain_from_families() -> None:
-    # no walk runs beyond 128 devices: families are what is left where sums decide
+    # no walk runs beyond 128 devices: families and other numbers of pipelines are what is left where sums decide
     problem = problem_of_nodes(
         {"fast": 1.0, "slow": 0.5},
         [("fast", 8)] * 9 + [("slow", 8)] * 9,
@@ -241,4 +241,4 @@ def test_large_clusters_gain_from_families() -> None:
         batch=144 * 8,
         num_layers=12,
     )
-    assert planned(problem, families=True)[1] < 0.95 * planned(problem, families=False)[1]
+    assert planned(problem, families=True)[1] < 0.999 * planned(problem, families=False)[1]
