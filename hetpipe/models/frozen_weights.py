@@ -145,7 +145,7 @@ def _computed(
 
     def pack(tensor: Tensor) -> Tensor | _View:
         key = homes.get(tensor.untyped_storage()._cdata)
-        return tensor if key is None else (key, tensor.shape, tensor.stride(), tensor.storage_offset())
+        return tensor if key is None else (key, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
 
     def unpack(packed: Tensor | _View) -> Tensor:
         if isinstance(packed, Tensor):
