@@ -241,16 +241,21 @@ class ModelProfile:
     def check_weights(self, stored_bytes: Sequence[float], trained_bytes: Sequence[float]) -> None:
         """Check that the weights of a model at hand take no more than was profiled, by layer.
 
+        Of a layer without num_parameters, written by hand, the widths may be others: only what cannot come
+        from these is refused.
+
         Raises: InputError if they do: weights, gradients or states would find no memory planned.
         """
         for layer, stored, trained in zip(self.layers, stored_bytes, trained_bytes, strict=True):
-            if trained > layer.trained_bytes + 0.5:  # less than a byte is rounding
+            is_measured = layer.num_parameters is not None
+            more_trained = trained > layer.trained_bytes + 0.5  # less than a byte is rounding
+            if more_trained and (is_measured or layer.unreached_bytes > stored - trained + 0.5):
                 raise InputError(
                     f"layer {layer.name!r} of the profile of {self.model!r} trains "
                     f"{layer.trained_bytes:,.0f} bytes, of the model {trained:,.0f}: less of it is frozen "
                     "now; profile it again"
                 )
-            if stored > layer.parameter_bytes + 0.5:
+            if stored > layer.parameter_bytes + 0.5 and (is_measured or not more_trained):
                 raise InputError(
                     f"layer {layer.name!r} of the profile of {self.model!r} holds "
                     f"{layer.parameter_bytes:,.0f} bytes of weights, of the model {stored:,.0f}: they are in "

@@ -257,8 +257,11 @@ def _shared(bench: Bench, layer: int, *, is_trained: bool) -> tuple[str | None, 
 
 
 def _saved_bytes_per_sample(bench: Bench, layer: int, measured: Sequence[int]) -> float:
-    """Return what autograd keeps: nothing where no gradient comes, though the model may hold its input."""
-    if layer < bench.task.chain.first_trained:
+    """Return what autograd keeps: nothing where no gradient comes, though the model may hold its input.
+
+    What layer 0 makes for all blocks, such as a mask, may be kept by others.
+    """
+    if 0 < layer < bench.task.chain.first_trained:
         return 0.0
     return max(value / size for x in measured for size, value in bench.samples[x].saved_bytes.items())
 
