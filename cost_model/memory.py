@@ -74,9 +74,15 @@ def checkpoint_bytes(profile: ModelProfile, *, frozen: bool = True) -> float:
 
 def _own_bytes(profile: ModelProfile, layers: set[int], *, unreached: bool) -> Iterable[float]:
     for index in layers:
-        layer, home = profile.layers[index], profile.tied_home(index)
-        shared = profile.tied_bytes(index) if home != index and home in layers else 0.0
-        yield (layer.parameter_bytes if unreached else layer.trained_bytes) - shared
+        layer = profile.layers[index]
+        if unreached:
+            shared = profile.shared_weight_bytes(index)
+            yield layer.parameter_bytes - sum(num_bytes for home, num_bytes in shared if home in layers)
+        else:
+            home = profile.tied_home(index)
+            yield layer.trained_bytes - (
+                profile.tied_bytes(index) if home != index and home in layers else 0.0
+            )
 
 
 def segments(start: int, stop: int, segment_layers: int) -> tuple[tuple[int, int], ...]:

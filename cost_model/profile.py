@@ -34,6 +34,7 @@ class LayerProfile:
     parameter_bytes: weights as they are held between steps, each in its own dtype, frozen ones too.
     unreached_bytes: those of them that are frozen or that the loss does not reach (no gradient, no optimizer
         state, no sync); the others are trained, in the dtype of gradients and master weights.
+    frozen_with: the earlier layer that this one shares frozen_with_bytes of its unreached_bytes with.
     lowered_bytes: copies of trained weights in the dtype that multiplies, which a step keeps (autocast).
     num_parameters: frozen ones too; None where all have the width of the profile's dtype.
     """
@@ -51,6 +52,8 @@ class LayerProfile:
     workspace_by_size: tuple[tuple[int, float], ...] = ()
     lowered_bytes: float = 0.0
     num_parameters: int | None = None
+    frozen_with: str | None = None
+    frozen_with_bytes: float = 0.0
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -188,9 +191,10 @@ class ModelProfile:
         for index, layer in enumerate(self.layers):
             if names.count(layer.name) > 1:
                 raise InputError(f"layers[{index}]: the name {layer.name!r} appears twice")
-            if layer.tied_to is not None and layer.tied_to not in names[:index]:
-                near = did_you_mean(layer.tied_to, names[:index])
-                raise InputError(f"layers[{index}].tied_to names {layer.tied_to!r}; {near}")
+            for key, other in (("tied_to", layer.tied_to), ("frozen_with", layer.frozen_with)):
+                if other is not None and other not in names[:index]:
+                    near = did_you_mean(other, names[:index])
+                    raise InputError(f"layers[{index}].{key} names {other!r}; {near}")
         groups = [sorted(all_reduce.kinds) for all_reduce in self.all_reduces]
         for index, group in enumerate(groups):
             if group in groups[:index]:
@@ -237,16 +241,21 @@ class ModelProfile:
     def check_weights(self, stored_bytes: Sequence[float], trained_bytes: Sequence[float]) -> None:
         """Check that the weights of a model at hand take no more than was profiled, by layer.
 
+        Of a layer without num_parameters, written by hand, the widths may be others: only what cannot come
+        from these is refused.
+
         Raises: InputError if they do: weights, gradients or states would find no memory planned.
         """
         for layer, stored, trained in zip(self.layers, stored_bytes, trained_bytes, strict=True):
-            if trained > layer.trained_bytes + 0.5:  # less than a byte is rounding
+            is_measured = layer.num_parameters is not None
+            more_trained = trained > layer.trained_bytes + 0.5  # less than a byte is rounding
+            if more_trained and (is_measured or layer.unreached_bytes > stored - trained + 0.5):
                 raise InputError(
                     f"layer {layer.name!r} of the profile of {self.model!r} trains "
                     f"{layer.trained_bytes:,.0f} bytes, of the model {trained:,.0f}: less of it is frozen "
                     "now; profile it again"
                 )
-            if stored > layer.parameter_bytes + 0.5:
+            if stored > layer.parameter_bytes + 0.5 and (is_measured or not more_trained):
                 raise InputError(
                     f"layer {layer.name!r} of the profile of {self.model!r} holds "
                     f"{layer.parameter_bytes:,.0f} bytes of weights, of the model {stored:,.0f}: they are in "
@@ -266,16 +275,29 @@ class ModelProfile:
         tied_to = self.layers[layer].tied_to
         return layer if tied_to is None else [other.name for other in self.layers].index(tied_to)
 
+    def shared_weight_bytes(self, layer: int) -> tuple[tuple[int, float], ...]:
+        """Return the earlier layers that a layer shares weights with, and the bytes, trained or frozen.
+
+        A device that holds both holds these once.
+        """
+        shared = [(self.tied_home(layer), self.tied_bytes(layer))]
+        held = self.layers[layer]
+        if held.frozen_with is not None:
+            home = [other.name for other in self.layers].index(held.frozen_with)
+            shared.append((home, held.frozen_with_bytes))
+        return tuple((home, num_bytes) for home, num_bytes in shared if home != layer)
+
     def to_json(self) -> dict[str, Any]:
         data = dataclasses.asdict(self)
         for layer in data["layers"]:
             # by size where it was measured so, else the one number
             del layer["workspace_bytes" if layer["workspace_by_size"] else "workspace_by_size"]
-            for key in ("tied_bytes", "unreached_bytes", "lowered_bytes"):
+            for key in ("tied_bytes", "unreached_bytes", "lowered_bytes", "frozen_with_bytes"):
                 if layer[key] == 0.0:
                     del layer[key]
-            if layer["num_parameters"] is None:
-                del layer["num_parameters"]
+            for key in ("num_parameters", "frozen_with"):
+                if layer[key] is None:
+                    del layer[key]
         for kind in data["kinds"].values():
             for key in ("standard_error", "standard_error_of"):
                 if kind[key] is None:

@@ -1,6 +1,5 @@
 """The measurement of a model, layer by layer, on this host's devices."""
 
-import math
 import os
 import statistics
 import time
@@ -18,6 +17,7 @@ from hetpipe.data.task import TaskFactory, TrainingTask
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.mixed_precision import kept_casts, lowered_dtype, weight_dtype
 from hetpipe.models.partial_model import LayerModel
+from hetpipe.models.weight_bytes import WeightBytes
 from hetpipe.profiling.layer_timer import Bench, Samples, boundary_bytes
 from hetpipe.profiling.median_error import TARGET, precision_text
 from hetpipe.runs.run_folder import RunFolder
@@ -226,34 +226,42 @@ def _too_large(size: int, error: Exception) -> str:
 
 def _layer_profile(bench: Bench, layer: int, measured: Sequence[int]) -> LayerProfile:
     chain, settings = bench.task.chain, bench.settings
-    dtype = weight_dtype(settings.dtype)
-    held = chain.weight_bytes(dtype, lowered_dtype(settings.dtype))[layer]
-    homes = {info.name: other for other in range(layer) for info in chain.parameters(other) if info.tied}
-    tied = {info.name for info in chain.parameters(layer) if info.tied and info.name in homes}
-    home = min((homes[name] for name in tied), default=None)
+    held = chain.weight_bytes(weight_dtype(settings.dtype), lowered_dtype(settings.dtype))[layer]
+    tied_to, tied_bytes = _shared(bench, layer, is_trained=True)
+    frozen_with, frozen_with_bytes = _shared(bench, layer, is_trained=False)
     return LayerProfile(
         name=chain.layer_names[layer],
         parameter_bytes=held.stored,
         output_bytes_per_sample=boundary_bytes(chain, layer + 1, settings),
         saved_bytes_per_sample=_saved_bytes_per_sample(bench, layer, measured),
         workspace_by_size=_workspace_by_size(bench, measured),
-        tied_to=None if home is None else chain.layer_names[home],
-        tied_bytes=float(
-            sum(
-                math.prod(info.shape) * dtype.itemsize
-                for info in chain.parameters(layer)
-                if info.name in tied
-            )
-        ),
+        tied_to=tied_to,
+        tied_bytes=tied_bytes,
         unreached_bytes=held.stored - held.trained,
         lowered_bytes=held.lowered,
         num_parameters=held.num_parameters,
+        frozen_with=frozen_with,
+        frozen_with_bytes=frozen_with_bytes,
     )
 
 
+def _shared(bench: Bench, layer: int, *, is_trained: bool) -> tuple[str | None, float]:
+    """Return the earlier layer that a layer shares trained, or other, weights with, and their bytes."""
+    chain, dtype = bench.task.chain, bench.settings.dtype
+    homes = {info.name: other for other in range(layer) for info in chain.parameters(other) if info.shared}
+    infos = [info for info in chain.parameters(layer) if info.name in homes and info.reached == is_trained]
+    if not infos:
+        return None, 0.0
+    held = WeightBytes.of(infos, weight_dtype(dtype), lowered_dtype(dtype))
+    return chain.layer_names[min(homes[info.name] for info in infos)], held.stored
+
+
 def _saved_bytes_per_sample(bench: Bench, layer: int, measured: Sequence[int]) -> float:
-    """Return what autograd keeps: nothing where no gradient comes, though the model may hold its input."""
-    if layer < bench.task.chain.first_trained:
+    """Return what autograd keeps: nothing where no gradient comes, though the model may hold its input.
+
+    What layer 0 makes for all blocks, such as a mask, may be kept by others.
+    """
+    if 0 < layer < bench.task.chain.first_trained:
         return 0.0
     return max(value / size for x in measured for size, value in bench.samples[x].saved_bytes.items())
 

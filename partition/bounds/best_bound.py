@@ -280,9 +280,10 @@ def _state_bytes(problem: Problem, layer: int) -> float:
     """Return bytes of parameters, gradients and optimizer states of a layer, without what it is tied to."""
     memory = device_memory(problem.profile, [StageShape(layer, layer + 1, 0, 1)])
     profile = problem.profile
-    copies = 2 + profile.optimizer_bytes_per_parameter_byte
+    copies = 1 + profile.optimizer_bytes_per_parameter_byte  # gradients and states
     states = memory.parameter_bytes + memory.gradient_bytes + memory.optimizer_bytes
-    return states - copies * profile.tied_bytes(layer)
+    shared = sum(num_bytes for _, num_bytes in profile.shared_weight_bytes(layer))
+    return states - shared - copies * profile.tied_bytes(layer)
 
 
 def _seconds(problem: Problem, prices: Prices, layer: int, device: Device) -> float:

@@ -58,11 +58,11 @@ class LayerBytes:
         weights = between(np.array([layer.parameter_bytes for layer in alone]))
         trained = between(np.array([layer.gradient_bytes for layer in alone]))
         for layer in layers:
+            for home, shared in profile.shared_weight_bytes(layer):
+                weights[: home + 1, layer + 1 :] -= shared
             home = profile.tied_home(layer)
             if home != layer:
-                tied = profile.tied_bytes(layer)
-                trained[: home + 1, layer + 1 :] -= tied
-                weights[: home + 1, layer + 1 :] -= tied
+                trained[: home + 1, layer + 1 :] -= profile.tied_bytes(layer)
         outputs = np.array([0.0, *(layer.output_bytes_per_sample for layer in profile.layers[:-1]), 0.0])
         shape = np.zeros_like(weights)
         return cls(

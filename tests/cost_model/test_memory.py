@@ -16,6 +16,7 @@ from cost_model.memory import (
 from cost_model.profile import LayerProfile
 from hetpipe.program.costs import check_memory
 from partition.estimates.plan_memory import plan_memory, summed_bytes
+from partition.estimates.stage_tables import LayerBytes
 from small_case import plan_of, small_cluster, small_plan, small_profile
 
 
@@ -100,6 +101,24 @@ def test_a_tied_pair_on_one_device_counts_once():
     profile = small_profile()
     assert trained_bytes(profile, [3]) == 300
     assert trained_bytes(profile, [0, 3]) == 360 + 300 - 250
+
+
+def test_frozen_weights_of_two_layers_are_on_one_device_once():
+    # the head has the 40 bytes that are not trained in the first layer, 250 that are trained, and 10 more
+    profile = small_profile()
+    head = replace(
+        profile.layers[3], parameter_bytes=300.0, unreached_bytes=50.0, frozen_with=profile.layers[0].name,
+        frozen_with_bytes=40.0,
+    )  # fmt: skip
+    profile = replace(profile, layers=(*profile.layers[:3], head))
+    need = {layers: device_memory(profile, [StageShape(*layers, 1, 1)]) for layers in ((0, 4), (1, 4))}
+    assert need[1, 4].parameter_bytes == 200 + 200 + 300
+    assert need[0, 4].parameter_bytes == need[1, 4].parameter_bytes + 400 - 250 - 40
+    assert need[0, 4].gradient_bytes == 360 + 200 + 200 + 250 - 250
+    tables = LayerBytes.of(profile)
+    for (start, stop), expected in need.items():
+        assert tables.weights[start, stop] == expected.parameter_bytes
+        assert tables.trained[start, stop] == expected.gradient_bytes
 
 
 def test_layers_of_several_stages_count_once_but_their_activations_add_up():

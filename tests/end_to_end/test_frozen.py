@@ -351,7 +351,7 @@ def test_nothing_is_planned_for_frozen_parameters_but_themselves(tmp_path):
     assert kind.optimizer_s_per_byte > 0
     # nothing is kept for the backward below the first block that is trained, and all of it above
     saved = [layer.saved_bytes_per_sample for layer in profile.layers]
-    assert saved[:3] == [0.0] * 3 and saved[4] > saved[3] > 0
+    assert saved[:3] == [0.0] * 3 and min(saved[3:]) > 0
     backwards = [times.backward_s[0] for times in kind.layers]
     assert max(backwards[:3]) < min(backwards[3:])
 

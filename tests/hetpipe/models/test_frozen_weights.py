@@ -19,6 +19,7 @@ from cost_model.cluster import CPU
 from cost_model.cluster_file import read_cluster
 from cost_model.dtypes import BFLOAT16_AUTOCAST
 from cost_model.errors import InputError
+from cost_model.memory import StageShape, device_memory
 from hetpipe.data.user_task import own_task
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.frozen_weights import NO_USE, Use
@@ -283,6 +284,26 @@ def test_a_profile_holds_stored_trained_and_lowered_bytes(tmp_path):
         assert (embedding.parameter_bytes, embedding.trained_bytes) == (rows_bytes, 0)
     plain, cast = (found[given, "float32"].layers[1].workspace_at(2) for given in (WIDE, torch.bfloat16))
     assert cast > plain  # the weight in float32, for the time of a product
+
+
+@pytest.mark.parametrize(("pattern", "tied", "frozen_with"), [("wte", 0, 1), ("ln", 1, 0)])
+def test_a_profile_counts_shared_weights_once_be_they_frozen_or_not(tmp_path, pattern, tied, frozen_with):
+    model = user_tasks.build_gpt2().to(torch.bfloat16)
+    for name, value in model.named_parameters():
+        value.requires_grad_(pattern not in name)
+    task = own_task(model, user_tasks.sequences(8), user_tasks.next_token_loss)
+    task.write_weights(RunFolder(tmp_path))
+    settings = TaskSettings("mine", user_tasks.LENGTH)
+    made = task(RunFolder(tmp_path), settings)
+    profile = profile_task(made, settings, CPU, (2,), 0.01, device=torch.device("cpu"))
+    head, shared = profile.layers[-1], 16 * user_tasks.VOCABULARY  # width x rows
+    assert (head.tied_to, head.tied_bytes) == (("embeddings", 4 * shared) if tied else (None, 0))
+    assert (head.frozen_with, head.frozen_with_bytes) == (
+        ("embeddings", 2 * shared) if frozen_with else (None, 0)
+    )
+    need = device_memory(profile, [StageShape(0, profile.num_layers, 1, 1)])
+    held = made.chain.materialise(range(made.chain.num_layers), 0).owned_parameters().values()
+    assert need.parameter_bytes == sum(value.numel() * value.element_size() for value in held)
 
 
 class Losses(Callback):
