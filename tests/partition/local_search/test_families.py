@@ -233,7 +233,7 @@ def test_families_make_no_plan_worse_and_the_same_input_gives_the_same_plan(seed
 
 @pytest.mark.slow
 def test_large_clusters_gain_from_families() -> None:
-    # no walk runs beyond 128 devices: families and other numbers of pipelines are what is left where sums decide
+    # no walk runs beyond 128 devices: families and other numbers of pipelines are left where sums decide
     problem = problem_of_nodes(
         {"fast": 1.0, "slow": 0.5},
         [("fast", 8)] * 9 + [("slow", 8)] * 9,
