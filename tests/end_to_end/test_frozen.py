@@ -356,6 +356,7 @@ def test_nothing_is_planned_for_frozen_parameters_but_themselves(tmp_path):
     assert max(backwards[:3]) < min(backwards[3:])
 
 
+@pytest.mark.slow
 def test_a_profile_of_a_model_with_more_frozen_is_refused(tmp_path):
     """It has no memory for the gradients and states of what is trained now."""
     model = user_tasks.build_plain().double()

@@ -125,6 +125,7 @@ def test_checkpoints_of_a_peft_model_hold_its_adapters_and_know_its_base(tmp_pat
         checkpoint.load_weights(first, model.to("meta"))
 
 
+@pytest.mark.slow
 def test_room_is_made_for_adapters_alone(tmp_path):
     model = model_of(LLAMA)
     made = trainer(tmp_path, chain_plan("mine", [0, 5], 4, BATCH), model)

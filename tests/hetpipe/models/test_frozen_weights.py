@@ -228,6 +228,7 @@ def tensors() -> list[Tensor]:
     return [value for value in found if not value.is_meta]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", BFLOAT16_AUTOCAST])
 @pytest.mark.parametrize("given", [torch.bfloat16, WIDE])
 def test_nobody_has_a_second_copy_a_gradient_or_a_state_of_a_frozen_weight(tmp_path, given, dtype):

@@ -285,6 +285,7 @@ def test_a_folder_that_is_not_there_is_refused(folder, capsys):
     refused(capsys, "check --model mine@12345678", "comes from a folder; give it with --model FOLDER")
 
 
+@pytest.mark.slow
 def test_a_configuration_alone_is_planned_and_trained_from_the_seed(folder, capsys):
     stored = chain_of(folder).materialise([1], seed=0)
     without(folder, "model.safetensors")

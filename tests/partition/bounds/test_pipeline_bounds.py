@@ -191,6 +191,7 @@ def least_bytes(profile: ModelProfile, shape: StageShape) -> float:
     return min(device_memory(profile, [shape]).total_bytes for shape in shapes)
 
 
+@pytest.mark.slow
 def test_most_in_flight_is_what_memory_says() -> None:
     for seed in range(30):
         problem = tight_case(seed, num_plans=4)[0]

@@ -53,6 +53,7 @@ def check_sync_case(seed: int, num_plans: int = 25) -> tuple[int, int]:
     return len(plans), int(new_s > 1.01 * old_s)
 
 
+@pytest.mark.slow
 def test_no_plan_beats_the_bound_with_sums() -> None:
     checked = [check_sync_case(seed) for seed in range(40)]
     assert sum(plans for plans, _ in checked) > 700
@@ -82,6 +83,7 @@ def test_no_plan_beats_the_bound_with_sums_in_hundreds_of_problems() -> None:
     on_all_cores(check_sync_case, range(1000, 1300))
 
 
+@pytest.mark.slow
 def test_no_plan_beats_the_bound_of_columns_with_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(best_bound, "MOST_WORK", 0.0)
     monkeypatch.setattr(best_bound, "MUCH_WORK", 0.0)

@@ -196,6 +196,7 @@ def problem_seconds(plan: Plan, problem: Problem) -> float:
     return evaluator(problem.profile, problem.cluster)(plan).step_s
 
 
+@pytest.mark.slow
 def test_large_clusters_are_planned_too():
     profile, cluster = equal_stages(30)
     devices = tuple(replace(device, speed=1 + index % 7) for index, device in enumerate(cluster.devices[:24]))

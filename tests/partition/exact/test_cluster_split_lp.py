@@ -96,5 +96,5 @@ def test_parts_are_counted():
 @pytest.mark.slow
 def test_bounds_hold_with_parts_of_pipelines(monkeypatch):
     monkeypatch.setattr(cluster_split, "MOST_COMPILED", 0)
-    gaps = [compare_with_brute_force(seed, exact=False) for seed in range(50)]
-    assert sum(not math.isnan(gap) for gap in gaps) > 25
+    gaps = [compare_with_brute_force(seed, exact=False) for seed in range(25)]
+    assert sum(not math.isnan(gap) for gap in gaps) > 10

@@ -69,6 +69,7 @@ def compare_kernels(
         np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_programme_equals_brute_force() -> None:
     compared, infeasible = zip(*(compare_with_brute_force(seed) for seed in range(40)), strict=True)
     assert sum(compared) > 400 and sum(infeasible) > 50
