@@ -15,7 +15,7 @@ from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import TaskSettings
 from hetpipe.runtime.optimizer import OPTIMIZER_STATES, Optimizer
 from hetpipe.training import checkpoint
-from hetpipe.training.frozen_base import base_hashes, check_base
+from hetpipe.training.frozen_base import base_hashes, check_base, weights_as_given
 from hetpipe.training.meeting import gather, text_of_first
 from partition.plan import Plan
 
@@ -46,13 +46,14 @@ def save_checkpoint(
     files: dict[int, checkpoint.LayerFile] = {}
     names = program.device_names
     for layer in _written_by(program.plan, names[rank]):
-        tensors = _unrounded(task.chain, layer, model, settings.seed)
-        for name, value in model.parameters_of(layer).items():
-            if homes[name] == layer and name not in task.chain.base:
-                tensors.setdefault(name, value.detach())
-                tensors |= optimizer.states(name)
-            else:
-                tensors.pop(name, None)
+        held = {
+            name: value
+            for name, value in model.parameters_of(layer).items()
+            if homes[name] == layer and name not in task.chain.base
+        }
+        tensors = weights_as_given(task.chain, layer, held, settings.seed)
+        for name in held:
+            tensors |= optimizer.states(name)
         files[layer] = checkpoint.write_layer(Path(target), layer, tensors)
     written_files, hashes = zip(*gather((files, base_hashes(task.chain, model, settings.seed))), strict=True)
     merged = {layer: file for part in written_files for layer, file in part.items()}
@@ -76,13 +77,6 @@ def save_checkpoint(
         config = folder.model_config if folder.model_config.exists() else None
         written = str(checkpoint.commit(Path(target), manifest, vocabulary, config))
     return Path(text_of_first(written))
-
-
-def _unrounded(chain: ChainModel, layer: int, model: LayerModel, seed: int) -> dict[str, torch.Tensor]:
-    """Return the frozen weights of a layer as they were given, where the rank keeps them rounded."""
-    held = model.parameters_of(layer)
-    rounded = [info.name for info in chain.parameters(layer) if info.is_rounded(held[info.name].dtype)]
-    return chain.initial_weights(layer, rounded, seed) if rounded else {}
 
 
 def _fill_frozen(parameter: torch.Tensor, found: torch.Tensor, name: str, source: Path) -> None:

@@ -28,12 +28,20 @@ def base_hashes(chain: ChainModel, model: LayerModel, seed: int) -> dict[str, st
         held = {name: value for name, value in model.owned_parameters().items() if name in chain.base}
         found: dict[str, str] = {}
         for layer in range(chain.num_layers):
-            here = {info.name: info for info in chain.parameters(layer) if info.name in held}
-            rounded = [name for name, info in here.items() if info.is_rounded(held[name].dtype)]
-            given = chain.initial_weights(layer, rounded, seed) if rounded else {}
-            found |= {name: weight_sha256(given.get(name, held[name])) for name in here}
+            given = weights_as_given(chain, layer, held, seed)
+            found |= {name: weight_sha256(value) for name, value in given.items()}
         _KNOWN[model] = found
     return _KNOWN[model]
+
+
+def weights_as_given(
+    chain: ChainModel, layer: int, held: Mapping[str, Tensor], seed: int
+) -> dict[str, Tensor]:
+    """Return those of the held weights that a layer has; frozen ones that are rounded as they were given."""
+    here = {info.name: info for info in chain.parameters(layer) if info.name in held}
+    rounded = [name for name, info in here.items() if info.is_rounded(held[name].dtype)]
+    given = chain.initial_weights(layer, rounded, seed) if rounded else {}
+    return {name: given.get(name, held[name].detach()) for name in here}
 
 
 def weight_sha256(value: Tensor) -> str:
