@@ -12,7 +12,7 @@ from pydantic import ConfigDict, GetPydanticSchema, TypeAdapter
 from pydantic_core.core_schema import no_info_after_validator_function
 
 from cost_model.cluster import Link
-from cost_model.dtypes import DTYPES, lowered_share
+from cost_model.dtypes import DTYPES, MIXED, common_dtype, lowered_share
 from cost_model.errors import InputError
 from cost_model.measured_links import MeasuredAllReduce, MeasuredLink
 from cost_model.strict_files import STRICT, canonical_sha256, check_format, did_you_mean, read_json, validate
@@ -119,6 +119,7 @@ class KindProfile:
 
     standard_error: worst relative standard error of the measured medians, None where it is not known;
         standard_error_of names the layer, pass and microbatch size of it.
+    dtype: the precision of the times, None for that of the profile.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -129,6 +130,7 @@ class KindProfile:
     optimizer_s_per_byte: float = 0.0
     standard_error: float | None = None
     standard_error_of: str | None = None
+    dtype: str | None = None
 
     def __post_init__(self) -> None:
         sizes = self.microbatch_sizes
@@ -165,6 +167,8 @@ _LinkInFile = Annotated[
 class ModelProfile:
     """Everything that planning needs to know of a model: layers, and their times on each kind of device.
 
+    dtype: the precision of all kinds; MIXED where each has its own (`dtype_of`), and bytes of layers are
+        those of the kind that has most.
     links: measured channels by "kind>kind", used where they are slower than the cluster file says, or where
         a run has calibrated them;
         never for emulated devices, whose links behave as written in the file.
@@ -183,8 +187,7 @@ class ModelProfile:
     all_reduces: tuple[MeasuredAllReduce, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise InputError(f"dtype {self.dtype!r} is unknown; known: {', '.join(DTYPES)}")
+        self._check_dtypes()
         names = [layer.name for layer in self.layers]
         if not names:
             raise InputError(f"the profile of {self.model!r} has no layers")
@@ -205,9 +208,38 @@ class ModelProfile:
                     f"kinds.{kind} has {len(profile.layers)} layers, the model {len(names)}; profile it again"
                 )
 
+    def _check_dtypes(self) -> None:
+        if self.dtype not in (*DTYPES, MIXED):
+            raise InputError(f"dtype {self.dtype!r} is unknown; known: {', '.join(DTYPES)}, {MIXED}")
+        for kind, profile in self.kinds.items():
+            if profile.dtype is None and self.dtype == MIXED:
+                raise InputError(f"kinds.{kind} has no dtype, and the profile is {MIXED}; give it one")
+            if profile.dtype is not None and profile.dtype not in DTYPES:
+                raise InputError(
+                    f"kinds.{kind}.dtype {profile.dtype!r} is unknown; known: {', '.join(DTYPES)}"
+                )
+            if profile.dtype not in (None, self.dtype) and self.dtype != MIXED:
+                raise InputError(
+                    f"kinds.{kind} is in {profile.dtype}, the profile in {self.dtype}; make it {MIXED!r}"
+                )
+        if self.dtype == MIXED:
+            common_dtype(self.dtypes)
+
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def dtypes(self) -> dict[str, str]:
+        """The precision of each kind."""
+        return {kind: profile.dtype or self.dtype for kind, profile in self.kinds.items()}
+
+    def dtype_of(self, kind: str) -> str:
+        """Return the precision in which a kind computes.
+
+        Raises: InputError if the kind was not profiled.
+        """
+        return self.kind(kind).dtype or self.dtype
 
     def kind(self, name: str) -> KindProfile:
         """Return what was measured or estimated for a kind.
@@ -299,7 +331,7 @@ class ModelProfile:
                 if layer[key] is None:
                     del layer[key]
         for kind in data["kinds"].values():
-            for key in ("standard_error", "standard_error_of"):
+            for key in ("standard_error", "standard_error_of", "dtype"):
                 if kind[key] is None:
                     del kind[key]
         for link in data["links"].values():
@@ -310,6 +342,16 @@ class ModelProfile:
         if not data["all_reduces"]:
             del data["all_reduces"]
         return {"format": FORMAT, **data}
+
+    def with_kinds(self, kinds: Mapping[str, KindProfile], dtypes: Mapping[str, str]) -> "ModelProfile":
+        """Return the profile with these kinds, each in its precision.
+
+        Raises: InputError if they cannot train one model together.
+        """
+        dtype = common_dtype({kind: dtypes[kind] for kind in kinds})
+        own = {kind: dtypes[kind] if dtype == MIXED else None for kind in kinds}
+        named = {kind: dataclasses.replace(times, dtype=own[kind]) for kind, times in kinds.items()}
+        return dataclasses.replace(self, dtype=dtype, kinds=named)
 
     @property
     def sha256(self) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from cost_model.catalogue import accelerator
 from cost_model.cluster import Cluster, Device
 from cost_model.cluster_file import read_cluster
-from cost_model.dtypes import FLOAT32, check_fast, parse_dtype
+from cost_model.dtypes import check_fast, dtypes_of
 from cost_model.errors import InputError
 from cost_model.known_errors import distrust, far_off
 from cost_model.profile import ModelProfile, read_profile
@@ -154,7 +154,7 @@ def get_profile(
 
     Raises: InputError if neither is given, the file is of another model or dtype, or a device is too slow.
     """
-    dtype = parse_dtype(options.dtype)
+    dtypes = dtypes_of(options.dtype, {device.kind for device in cluster.devices})
     entry = None if model is None else named_model(model, options)
     if model is None and (options.lora or options.adapter):
         raise InputError("--lora and --adapter are of a --model; name its base, or give the --profile alone")
@@ -162,25 +162,23 @@ def get_profile(
     note(() if entry is None or entry.folder is None else entry.folder.notes())
     if options.profile_file is not None:
         profile = read_profile(options.profile_file)
-        _check_profile(profile, options, name, dtype)
-        check_fast(profile.dtype, fast)
+        _check_profile(profile, options, name)
+        check_fast(profile.dtypes, fast)
         return profile
     if model is None:
         raise InputError("neither --model nor --profile is given; name a model, or give its profile.json")
-    check_fast(dtype or FLOAT32, fast)
+    check_fast(dtypes, fast)
     from hetpipe.profiling.profile_cache import profile_model
 
     with progress_bar(f"measuring {name}", quiet=quiet) as report:
         return profile_model(
             model, cluster, sequence_length,
-            dtype=dtype or FLOAT32, budget_s=options.profile_budget_s, progress=report,
+            dtype=dtypes, budget_s=options.profile_budget_s, progress=report,
             lora=None if entry is None else entry.lora,
         )  # fmt: skip
 
 
-def _check_profile(
-    profile: ModelProfile, options: ProfileOptions, name: str | None, dtype: str | None
-) -> None:
+def _check_profile(profile: ModelProfile, options: ProfileOptions, name: str | None) -> None:
     """Check the profile of a file.
 
     Raises: InputError if it is of another model or dtype than asked for.
@@ -190,31 +188,40 @@ def _check_profile(
             f"{options.profile_file}: a profile of {profile.model!r}, not of --model {name!r}; give the "
             "profile of that model, or leave one of the two out"
         )
-    if dtype is not None and profile.dtype != dtype:
-        raise InputError(
-            f"{options.profile_file}: a profile in {profile.dtype}, and --dtype is {options.dtype}; profile "
-            f"again with --dtype {options.dtype}, or leave the option out"
-        )
+    wanted = {} if options.dtype is None else dtypes_of(options.dtype, profile.kinds)
+    for kind, dtype in wanted.items():
+        if (found := profile.dtype_of(kind)) != dtype:
+            where = f" on {kind}" if len({*profile.dtypes.values(), *wanted.values()}) > 2 else ""
+            raise InputError(
+                f"{options.profile_file}: a profile in {found}{where}, and --dtype is {options.dtype}; "
+                f"profile again with --dtype {options.dtype}, or leave the option out"
+            )
 
 
-def with_estimates(profile: ModelProfile, kinds: Iterable[str], *, allow_slow: bool) -> ModelProfile:
+def with_estimates(
+    profile: ModelProfile, kinds: Iterable[str], *, dtype: str | None = None, allow_slow: bool
+) -> ModelProfile:
     """Return the profile with estimated kinds added, anew where it has estimates of them; warn of poor ones.
 
-    allow_slow: as for `estimate_kind`.
+    dtype: as --dtype, None for that of the kind that another is estimated from. allow_slow: as for
+    `estimate_kind`.
 
     Raises: InputError if a kind is unknown, was measured or has no units for the dtype, or no measured kind
         is in the catalogue to estimate from.
     """
+    kinds = tuple(kinds)
+    wanted = {} if dtype is None else dtypes_of(dtype, {*profile.kinds, *kinds})
     for kind in kinds:
         from cost_model.roofline import estimate_kind, nearest_kind
 
         device = accelerator(kind)
         if kind in profile.kinds and profile.kinds[kind].source == "measured":
             raise InputError(f"{kind!r} was measured; leave out --estimate {kind}")
-        nearest = nearest_kind(profile, device)
+        nearest = nearest_kind(profile, device, wanted.get(kind))
         _warn_of_source(kind, nearest, profile)
-        estimated = estimate_kind(profile, nearest, device, allow_slow=allow_slow)
-        profile = dataclasses.replace(profile, kinds={**profile.kinds, kind: estimated})
+        own = wanted.get(kind, profile.dtype_of(nearest))
+        estimated = estimate_kind(profile, nearest, device, allow_slow=allow_slow, dtype=own)
+        profile = profile.with_kinds({**profile.kinds, kind: estimated}, {**profile.dtypes, kind: own})
     return profile
 
 

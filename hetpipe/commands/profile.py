@@ -11,7 +11,7 @@ import typer
 from cost_model.catalogue import accelerator
 from cost_model.cluster import EMULATED, Cluster
 from cost_model.cluster_file import read_cluster
-from cost_model.dtypes import FLOAT32, check_estimable, check_fast, parse_dtype
+from cost_model.dtypes import check_estimable, check_fast, dtypes_of
 from cost_model.errors import InputError
 from cost_model.measured_links import MeasuredLink
 from cost_model.profile import ModelProfile, profile_text, read_profile
@@ -88,7 +88,7 @@ def profile_command(
         profile = read_profile(profile_file)
     else:
         profile = measure(options, estimated=kinds, quiet=json)
-    profile = with_estimates(profile, kinds, allow_slow=options.allow_slow_bf16)
+    profile = with_estimates(profile, kinds, dtype=options.dtype, allow_slow=options.allow_slow_bf16)
     if output is not None:
         write_output(output, profile_text(profile))
     if json:
@@ -166,14 +166,14 @@ def measure(options: MeasureOptions, *, estimated: Collection[str] = (), quiet: 
     name = entry.name
     note(() if entry.folder is None else entry.folder.notes())
     cluster = _measurable(read_cluster(options.cluster_file), estimated)
-    dtype = parse_dtype(options.dtype) or FLOAT32
+    dtypes = dtypes_of(options.dtype, {*(device.kind for device in cluster.devices), *estimated})
     if not options.allow_slow_bf16:
-        check_fast(dtype, cluster.devices)
-        check_estimable(dtype, estimated)
+        check_fast(dtypes, cluster.devices)
+        check_estimable({kind: dtypes[kind] for kind in estimated})
     with progress_bar(f"measuring {name}", quiet=quiet) as report:
         profile = profile_model(
             options.model, cluster, options.sequence_length,
-            dtype=dtype, budget_s=options.profile_budget_s, microbatch_sizes=sizes, progress=report,
+            dtype=dtypes, budget_s=options.profile_budget_s, microbatch_sizes=sizes, progress=report,
             lora=entry.lora,
         )  # fmt: skip
     for kind, missing in left_out(profile, sizes or ()).items():

@@ -93,7 +93,9 @@ def estimate_sentences(profile: ModelProfile, kinds: Iterable[str]) -> list[str]
     estimated = [kind for kind in dict.fromkeys(kinds) if is_estimated(profile, kind)]
     if not estimated:
         return []
-    doubts = [f"{kind} ({reason})" for kind in estimated if (reason := distrust(kind, profile.dtype))]
+    doubts = [
+        f"{kind} ({reason})" for kind in estimated if (reason := distrust(kind, profile.dtype_of(kind)))
+    ]
     doubt = f"; not to be trusted: {', '.join(doubts)}" if doubts else ""
     return [f"{ESTIMATED}, not measured: {', '.join(estimated)}{doubt}"]
 

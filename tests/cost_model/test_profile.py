@@ -49,7 +49,7 @@ def test_optional_keys_may_be_left_out():
         (
             ("dtype",),
             "banana",
-            "p: dtype 'banana' is unknown; known: float32, float64, bfloat16-autocast",
+            "p: dtype 'banana' is unknown; known: float32, float64, tf32, bfloat16-autocast, float16-",
         ),
         (("dtype",), "bf16", "p: dtype 'bf16' is unknown; known: float32"),
         (("modle",), "x", 'p: unknown key "modle"; did you mean "model"?'),
