@@ -103,6 +103,24 @@ def common_dtype(dtypes: Mapping[str, str]) -> str:
     return MIXED
 
 
+def check_dtypes(dtype: str, by_kind: Mapping[str, str | None]) -> None:
+    """Check the precision of a profile and those that its kinds have of their own, None for none.
+
+    Raises: InputError if one is unknown, or they do not go together.
+    """
+    if dtype not in (*DTYPES, MIXED):
+        raise InputError(f"dtype {dtype!r} is unknown; known: {', '.join(DTYPES)}, {MIXED}")
+    for kind, own in by_kind.items():
+        if own is None and dtype == MIXED:
+            raise InputError(f"kinds.{kind} has no dtype, and the profile is {MIXED}; give it one")
+        if own is not None and own not in DTYPES:
+            raise InputError(f"kinds.{kind}.dtype {own!r} is unknown; known: {', '.join(DTYPES)}")
+        if own not in (None, dtype) and dtype != MIXED:
+            raise InputError(f"kinds.{kind} is in {own}, the profile in {dtype}; make it {MIXED!r}")
+    if by_kind:
+        common_dtype({kind: own or dtype for kind, own in by_kind.items()})
+
+
 def _width(dtype: str) -> int:
     """Return bytes of what travels between layers."""
     return {FLOAT64: 8, **dict.fromkeys(_MULTIPLIED_IN, 2)}.get(dtype, 4)

@@ -12,7 +12,7 @@ from pydantic import ConfigDict, GetPydanticSchema, TypeAdapter
 from pydantic_core.core_schema import no_info_after_validator_function
 
 from cost_model.cluster import Link
-from cost_model.dtypes import DTYPES, MIXED, common_dtype, lowered_share
+from cost_model.dtypes import MIXED, check_dtypes, common_dtype, lowered_share
 from cost_model.errors import InputError
 from cost_model.measured_links import MeasuredAllReduce, MeasuredLink
 from cost_model.strict_files import STRICT, canonical_sha256, check_format, did_you_mean, read_json, validate
@@ -187,7 +187,7 @@ class ModelProfile:
     all_reduces: tuple[MeasuredAllReduce, ...] = ()
 
     def __post_init__(self) -> None:
-        self._check_dtypes()
+        check_dtypes(self.dtype, {kind: profile.dtype for kind, profile in self.kinds.items()})
         names = [layer.name for layer in self.layers]
         if not names:
             raise InputError(f"the profile of {self.model!r} has no layers")
@@ -207,23 +207,6 @@ class ModelProfile:
                 raise InputError(
                     f"kinds.{kind} has {len(profile.layers)} layers, the model {len(names)}; profile it again"
                 )
-
-    def _check_dtypes(self) -> None:
-        if self.dtype not in (*DTYPES, MIXED):
-            raise InputError(f"dtype {self.dtype!r} is unknown; known: {', '.join(DTYPES)}, {MIXED}")
-        for kind, profile in self.kinds.items():
-            if profile.dtype is None and self.dtype == MIXED:
-                raise InputError(f"kinds.{kind} has no dtype, and the profile is {MIXED}; give it one")
-            if profile.dtype is not None and profile.dtype not in DTYPES:
-                raise InputError(
-                    f"kinds.{kind}.dtype {profile.dtype!r} is unknown; known: {', '.join(DTYPES)}"
-                )
-            if profile.dtype not in (None, self.dtype) and self.dtype != MIXED:
-                raise InputError(
-                    f"kinds.{kind} is in {profile.dtype}, the profile in {self.dtype}; make it {MIXED!r}"
-                )
-        if self.dtype == MIXED:
-            common_dtype(self.dtypes)
 
     @property
     def num_layers(self) -> int:

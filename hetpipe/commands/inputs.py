@@ -1,7 +1,7 @@
 """What the verbs read and check before they do anything: devices, profile, problem, a given plan."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -154,7 +154,8 @@ def get_profile(
 
     Raises: InputError if neither is given, the file is of another model or dtype, or a device is too slow.
     """
-    dtypes = dtypes_of(options.dtype, {device.kind for device in cluster.devices})
+    kinds = () if options.profile_file is not None else {device.kind for device in cluster.devices}
+    dtypes = dtypes_of(options.dtype, kinds) if kinds else {}
     entry = None if model is None else named_model(model, options)
     if model is None and (options.lora or options.adapter):
         raise InputError("--lora and --adapter are of a --model; name its base, or give the --profile alone")
@@ -188,13 +189,24 @@ def _check_profile(profile: ModelProfile, options: ProfileOptions, name: str | N
             f"{options.profile_file}: a profile of {profile.model!r}, not of --model {name!r}; give the "
             "profile of that model, or leave one of the two out"
         )
-    wanted = {} if options.dtype is None else dtypes_of(options.dtype, profile.kinds)
-    for kind, dtype in wanted.items():
-        if (found := profile.dtype_of(kind)) != dtype:
-            where = f" on {kind}" if len({*profile.dtypes.values(), *wanted.values()}) > 2 else ""
+    if options.dtype is not None:
+        _check_dtypes(
+            profile, options.dtype, dtypes_of(options.dtype, profile.kinds), str(options.profile_file)
+        )
+
+
+def _check_dtypes(profile: ModelProfile, text: str, wanted: Mapping[str, str], source: str) -> None:
+    """Check that the kinds of a profile are in the precisions that a --dtype gives.
+
+    Raises: InputError naming one that is not.
+    """
+    for kind, found in profile.dtypes.items():
+        if wanted[kind] != found:
+            several = {*profile.dtypes.values()}, {*wanted.values()}
+            where = f" on {kind}" if any(len(each) > 1 for each in several) else ""
             raise InputError(
-                f"{options.profile_file}: a profile in {found}{where}, and --dtype is {options.dtype}; "
-                f"profile again with --dtype {options.dtype}, or leave the option out"
+                f"{source}: a profile in {found}{where}, and --dtype is {text}; profile again with --dtype "
+                f"{text}, or leave the option out"
             )
 
 
@@ -211,6 +223,8 @@ def with_estimates(
     """
     kinds = tuple(kinds)
     wanted = {} if dtype is None else dtypes_of(dtype, {*profile.kinds, *kinds})
+    if dtype is not None:
+        _check_dtypes(_without(profile, kinds), dtype, wanted, "--profile")
     for kind in kinds:
         from cost_model.roofline import estimate_kind, nearest_kind
 
@@ -223,6 +237,11 @@ def with_estimates(
         estimated = estimate_kind(profile, nearest, device, allow_slow=allow_slow, dtype=own)
         profile = profile.with_kinds({**profile.kinds, kind: estimated}, {**profile.dtypes, kind: own})
     return profile
+
+
+def _without(profile: ModelProfile, kinds: Collection[str]) -> ModelProfile:
+    left = {kind: times for kind, times in profile.kinds.items() if kind not in kinds}
+    return dataclasses.replace(profile, kinds=left)
 
 
 def _warn_of_source(kind: str, nearest: str, profile: ModelProfile) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from cost_model.catalogue import accelerator
-from cost_model.cluster import EMULATED, Cluster
+from cost_model.cluster import Cluster, is_emulated
 from cost_model.cluster_file import read_cluster
 from cost_model.dtypes import check_estimable, check_fast, dtypes_of
 from cost_model.errors import InputError
@@ -79,7 +79,8 @@ def profile_command(
     for kind in kinds:
         accelerator(kind)  # an unknown one is refused before anything slow
     given = {"--merge": merge, "--from-run": run is not None, "--profile": profile_file is not None}
-    _check_source([name for name, is_given in given.items() if is_given], files or [], options)
+    sources = [name for name, is_given in given.items() if is_given]
+    _check_source(sources, files or [], options, estimated=kinds)
     if merge:
         profile = merge_files(files or [])
     elif run is not None:
@@ -108,10 +109,13 @@ def _show(profile: ModelProfile, output: Path | None, *, layers: bool) -> None:
     typer.echo(f"{profile.model}: {profile.num_layers} layers on {', '.join(profile.kinds)}{where}")
 
 
-def _check_source(given: Sequence[str], files: Sequence[Path], options: MeasureOptions) -> None:
+def _check_source(
+    given: Sequence[str], files: Sequence[Path], options: MeasureOptions, *, estimated: Collection[str]
+) -> None:
     """Check that a profile comes from one place.
 
-    given: those of --merge, --from-run and --profile that are given.
+    given: those of --merge, --from-run and --profile that are given. estimated: kinds, which a --dtype may be
+    for.
 
     Raises: InputError if two are given, one beside what is measured, or files without --merge.
     """
@@ -122,7 +126,8 @@ def _check_source(given: Sequence[str], files: Sequence[Path], options: MeasureO
             f"{files[0]}: to join profiles, give --merge; to go on from one, --profile {files[0]}"
         )
     measured = (
-        ("--model", options.model), ("--cluster", options.cluster_file), ("--dtype", options.dtype),
+        ("--model", options.model), ("--cluster", options.cluster_file),
+        ("--dtype", None if estimated else options.dtype),
         ("--lora", options.lora), ("--adapter", options.adapter),
     )  # fmt: skip
     for option, value in measured:
@@ -228,7 +233,7 @@ def from_run(path: Path) -> ModelProfile:
 
 
 def _only_emulated(cluster: Cluster, names: Iterable[str]) -> bool:
-    return all(cluster.device(name).kind == EMULATED for name in names)
+    return all(is_emulated(cluster.device(name).kind) for name in names)
 
 
 def precision_sentences(profile: ModelProfile) -> list[str]:

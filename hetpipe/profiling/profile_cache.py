@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cost_model.cluster import CPU, EMULATED, Cluster, Device
+from cost_model.cluster import CPU, Cluster, Device, is_emulated
 from cost_model.dtypes import FLOAT32, MIXED, common_dtype
 from cost_model.errors import InputError
 from cost_model.profile import LayerProfile, ModelProfile, profile_from_data, profile_text, read_profile
@@ -195,7 +195,7 @@ def _with_links(profile: ModelProfile, cluster: Cluster) -> ModelProfile:
 
 def _real_kinds(cluster: Cluster) -> list[list[str]]:
     """Return the kinds of real devices, node by node: messages are measured between those of a node."""
-    nodes = [sorted(d.kind for d in node.devices if d.kind != EMULATED) for node in cluster.nodes]
+    nodes = [sorted(d.kind for d in node.devices if not is_emulated(d.kind)) for node in cluster.nodes]
     return [kinds for kinds in nodes if kinds]
 
 

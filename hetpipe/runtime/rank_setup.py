@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cost_model.cluster import EMULATED, Device
+from cost_model.cluster import Device, is_emulated
 from cost_model.dtypes import MIXED
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
@@ -163,6 +163,6 @@ def torch_device(device: Device) -> torch.device:
 
 def pace_of(device: Device, clock: Clock, place: torch.device) -> Pace:
     """Return the pace at which operations start and end on a device."""
-    if device.kind == EMULATED:
+    if is_emulated(device.kind):
         return EmulatedPace(device.speed if clock is Clock.CPU else None)
     return GpuPace() if place.type == "cuda" else Pace()

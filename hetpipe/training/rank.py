@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cost_model.cluster import EMULATED, Device
+from cost_model.cluster import Device, is_emulated
 from cost_model.cluster_file import read_cluster
 from cost_model.errors import InputError
 from cost_model.profile import read_profile
@@ -211,7 +211,7 @@ class _Run:
     def _counter(self) -> ByteCounter | None:
         if is_gpu(self.device):
             return None
-        cap = self.device.memory_bytes if self.device.kind == EMULATED else float("inf")
+        cap = self.device.memory_bytes if is_emulated(self.device.kind) else float("inf")
         counter = ByteCounter(cap, self.device.name)
         weights = self.model.owned_parameters().values()
         for value in (*weights, *self.optimizer.state_tensors(), *self.executor.gradient_buffers()):

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from cost_model.cluster import EMULATED, Cluster
+from cost_model.cluster import Cluster, is_emulated
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
 from hetpipe.models.chain import ChainModel
@@ -210,7 +210,7 @@ def _rank_of(program: Program) -> int:
 def _open_board(costs: ProgramCosts, cluster: Cluster) -> Board | None:
     """Open the table of emulated links, made by rank 0, on all ranks; None where nothing is emulated."""
     names = costs.program.device_names
-    if not any(cluster.device(name).kind == EMULATED for name in names):
+    if not any(is_emulated(cluster.device(name).kind) for name in names):
         return None
     path = ""
     if not dist.is_initialized() or dist.get_rank() == 0:
