@@ -51,7 +51,8 @@ def test_profiles_of_hosts_in_different_precisions_are_joined(files, capsys):
     for part in parts:
         for kind, times in part.kinds.items():
             assert profile.kinds[kind].layers == times.layers
-    assert cli.main([*compare.split(), "--json"]) == 0
+    line = "compare --profile both.json --cluster cluster.toml --no-proof --json"
+    assert cli.main(line.split()) == 0
     strategies = json.loads(capsys.readouterr().out.partition("\n")[2])["strategies"]
     assert any(entry["fits"] for entry in strategies)
 
