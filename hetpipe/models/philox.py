@@ -1,0 +1,99 @@
+"""Dropout as a pure function of a key: the counter-based random numbers of Philox 4x32-10.
+
+Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 4.3. Word j of
+the block whose counter is (i, low half of the sample, high half of the sample, 0) decides about element
+4 i + j of the sample. So every device draws the same bits, for any microbatch size, and none of them is kept:
+the backward draws them once more.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from hetpipe.models import philox_torch
+
+WORDS = 2**32
+
+
+class Draw(NamedTuple):
+    """The draw of one dropout: what its masks depend on, and how they are applied.
+
+    key and samples, the identity of each: [0, 2 ** 63). An element is kept where its word is at
+    most `last`, and is multiplied by `scale` then; all others by 0.
+    """
+
+    key: int
+    samples: tuple[int, ...]
+    last: int
+    scale: float
+
+
+def draw(key: int, samples: Sequence[int], keep_probability: float) -> Draw:
+    """Return a draw that keeps elements with this probability, more than 0; good to 2 ** -32."""
+    last = max(1, round(keep_probability * WORDS)) - 1
+    return Draw(key, tuple(samples), last, 1.0 / keep_probability)
+
+
+def dropped(x: Tensor, drawn: Draw) -> Tensor:
+    """Return x, [samples, ...] or [samples x rows, ...], with elements dropped and the others scaled.
+
+    What is lower than float32 is multiplied in float32 and rounded once.
+    """
+    if torch.is_grad_enabled() and x.requires_grad:
+        return _Dropped.apply(x, drawn)  # type: ignore[no-any-return, no-untyped-call]  # torch
+    return _applied(x, drawn)
+
+
+def kept(drawn: Draw, num_elements: int, device: torch.device) -> Tensor:
+    """Return which elements of each sample are kept: [samples, num_elements], bool."""
+    if device.type == "cpu":
+        return _compiled().kept(drawn, num_elements)
+    return philox_torch.words(drawn.key, drawn.samples, num_elements, device) <= drawn.last
+
+
+class _Dropped(torch.autograd.Function):
+    """Dropout that keeps nothing for its backward but the key."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, drawn: Draw) -> Tensor:
+        ctx.drawn = drawn
+        return _applied(x, drawn)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]  # torch
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return _applied(gradients[0], ctx.drawn), None
+
+
+def _applied(x: Tensor, drawn: Draw) -> Tensor:
+    x = x.detach().contiguous()
+    if x.device.type == "cuda" and x.dtype is not torch.float64 and _has_triton():
+        return _triton().applied(x, drawn)
+    if x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64):
+        return _compiled().applied(x, drawn)
+    num_elements = x.numel() // len(drawn.samples)
+    mask = kept(drawn, num_elements, x.device).view(x.shape)
+    return x.mul(mask).mul_(drawn.scale)
+
+
+def _compiled() -> Any:
+    # NOTE: not at the top: to load the compiler takes half a second, which a model without dropout is spared.
+    from hetpipe.models import philox_compiled
+
+    return philox_compiled
+
+
+def _triton() -> Any:
+    from hetpipe.models import philox_triton
+
+    return philox_triton
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
