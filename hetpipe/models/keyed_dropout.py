@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from cost_model.errors import InputError
 from hetpipe.models import philox
+from hetpipe.models.philox_torch import Draw, draw
 
 PREFIX = -1
 """The layer of code that is repeated only for masks and positions: see hetpipe.models.partial_model."""
@@ -116,7 +117,7 @@ class KeyedDropout:
             return x.mul_(mask).mul_(drawn.scale)
         return philox.dropped(x, drawn)
 
-    def _draw(self, x: Tensor, keep_probability: float) -> philox.Draw:
+    def _draw(self, x: Tensor, keep_probability: float) -> Draw:
         num_samples = len(self._samples)
         if x.dim() == 0 or num_samples == 0 or x.shape[0] % num_samples:
             raise InputError(
@@ -126,7 +127,7 @@ class KeyedDropout:
         # [samples, ...]; some models flatten samples and tokens, which leaves each sample's rows together.
         key = stable_hash(f"{self._seed},{self._step},{self._layer},{self._call}")
         self._call += 1
-        return philox.draw(key, self._samples, keep_probability)
+        return draw(key, self._samples, keep_probability)
 
 
 class _Interception(TorchFunctionMode):

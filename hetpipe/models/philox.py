@@ -6,37 +6,15 @@ the block whose counter is (i, low half of the sample, high half of the sample, 
 the backward draws them once more.
 """
 
-from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hetpipe.models import philox_torch
-
-WORDS = 2**32
-
-
-class Draw(NamedTuple):
-    """The draw of one dropout: what its masks depend on, and how they are applied.
-
-    key and samples, the identity of each: [0, 2 ** 63). An element is kept where its word is at
-    most `last`, and is multiplied by `scale` then; all others by 0.
-    """
-
-    key: int
-    samples: tuple[int, ...]
-    last: int
-    scale: float
-
-
-def draw(key: int, samples: Sequence[int], keep_probability: float) -> Draw:
-    """Return a draw that keeps elements with this probability, more than 0; good to 2 ** -32."""
-    last = max(1, round(keep_probability * WORDS)) - 1
-    return Draw(key, tuple(samples), last, 1.0 / keep_probability)
+from hetpipe.models.philox_torch import Draw, words
 
 
 def dropped(x: Tensor, drawn: Draw) -> Tensor:
@@ -53,7 +31,7 @@ def kept(drawn: Draw, num_elements: int, device: torch.device) -> Tensor:
     """Return which elements of each sample are kept: [samples, num_elements], bool."""
     if device.type == "cpu":
         return _compiled().kept(drawn, num_elements)
-    return philox_torch.words(drawn.key, drawn.samples, num_elements, device) <= drawn.last
+    return words(drawn.key, drawn.samples, num_elements, device) <= drawn.last
 
 
 class _Dropped(torch.autograd.Function):

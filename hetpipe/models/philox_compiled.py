@@ -9,8 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from hetpipe.models.philox import Draw
-from hetpipe.models.philox_torch import MASK, MULTIPLIERS, NUM_ROUNDS, WEYL
+from hetpipe.models.philox_torch import MASK, MULTIPLIERS, NUM_ROUNDS, WEYL, Draw
 from partition.exact.compiled import compiled
 
 Words = npt.NDArray[np.uint32]

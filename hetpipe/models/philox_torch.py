@@ -1,6 +1,7 @@
-"""Philox 4x32-10 by operations on whole numbers that torch has on every device; slow, and the reference."""
+"""The draws of Philox 4x32-10, by whole numbers, which torch has on every device: slow, and the reference."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,6 +10,26 @@ MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 WEYL = 0x9E3779B9, 0xBB67AE85
 NUM_ROUNDS = 10
 MASK = 0xFFFFFFFF
+WORDS = 2**32
+
+
+class Draw(NamedTuple):
+    """The draw of one dropout: what its masks depend on, and how they are applied.
+
+    key and samples, the identity of each: [0, 2 ** 63). An element is kept where its word is at
+    most `last`, and is multiplied by `scale` then; all others by 0.
+    """
+
+    key: int
+    samples: tuple[int, ...]
+    last: int
+    scale: float
+
+
+def draw(key: int, samples: Sequence[int], keep_probability: float) -> Draw:
+    """Return a draw that keeps elements with this probability, more than 0; good to 2 ** -32."""
+    last = max(1, round(keep_probability * WORDS)) - 1
+    return Draw(key, tuple(samples), last, 1.0 / keep_probability)
 
 
 def words(key: int, samples: Sequence[int], num_elements: int, device: torch.device) -> Tensor:

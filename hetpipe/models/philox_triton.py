@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hetpipe.models.philox import Draw
+from hetpipe.models.philox_torch import Draw
 
 BLOCKS = 256
 """Blocks of four elements that one program of the kernel draws."""

@@ -29,9 +29,9 @@ KEY = 0x123456789ABCDEF
 INTERPRETED = """
 import sys
 import torch
-from hetpipe.models import philox, philox_triton
+from hetpipe.models import philox_torch, philox_triton
 cases = torch.load(sys.argv[1], weights_only=True)
-found = [philox_triton.applied(x, philox.draw(*key), num_blocks) for x, key, num_blocks in cases]
+found = [philox_triton.applied(x, philox_torch.draw(*key), num_blocks) for x, key, num_blocks in cases]
 torch.save(found, sys.argv[1])
 """
 
@@ -48,7 +48,7 @@ def by_triton(cases, folder):
 
 def expected(x, key):
     """Return what dropout is, by torch's whole numbers."""
-    drawn = philox.draw(*key)
+    drawn = philox_torch.draw(*key)
     kept = philox_torch.words(drawn.key, drawn.samples, x[0].numel(), CPU) <= drawn.last
     return torch.where(kept.view(x.shape), x.float() * torch.tensor(drawn.scale), 0.0).to(x.dtype)
 
@@ -65,7 +65,7 @@ def test_words_are_those_that_were_published(counter, key, words):
 def test_every_bit_of_a_mask_is_the_same_by_the_compiled_kernel_and_by_torch(num_elements):
     words = philox_torch.words(KEY, SAMPLES, num_elements, CPU)
     for last in [0, ONES, *(int(word) - less for word in words.flatten()[:40] for less in (0, 1))]:
-        drawn = philox.Draw(KEY, SAMPLES, last, 1.0)
+        drawn = philox_torch.Draw(KEY, SAMPLES, last, 1.0)
         assert torch.equal(philox_compiled.kept(drawn, num_elements), words <= last)
 
 
@@ -77,7 +77,7 @@ def test_a_million_elements_are_the_same_by_all_kernels(tmp_path):
         cases.append((torch.randn(len(SAMPLES), 3, 67).to(dtype), (KEY, list(SAMPLES), 0.7), 256))
     for (x, key, _), found in zip(cases, by_triton(cases, tmp_path), strict=True):
         right = expected(x, key)
-        assert torch.equal(philox.dropped(x, philox.draw(*key)), right)
+        assert torch.equal(philox.dropped(x, philox_torch.draw(*key)), right)
         if x.dtype is torch.bfloat16:  # the interpreter cuts bits off, where devices round
             torch.testing.assert_close(found, right, rtol=2**-7, atol=0.0)
             assert torch.equal(found == 0, right == 0)
@@ -87,14 +87,14 @@ def test_a_million_elements_are_the_same_by_all_kernels(tmp_path):
 
 def test_float64_on_the_cpu_and_what_is_not_contiguous():
     x = torch.randn(6, len(SAMPLES), dtype=torch.float64).t()
-    drawn = philox.draw(KEY, SAMPLES, 0.5)
+    drawn = philox_torch.draw(KEY, SAMPLES, 0.5)
     kept = philox_torch.words(KEY, SAMPLES, 6, CPU) <= drawn.last
     assert torch.equal(philox.dropped(x, drawn), x * kept * 2.0)
 
 
 def test_the_backward_draws_the_same_again_and_keeps_nothing():
     x = torch.randn(len(SAMPLES), 50, requires_grad=True)
-    drawn, gradient = philox.draw(KEY, SAMPLES, 0.6), torch.randn(len(SAMPLES), 50)
+    drawn, gradient = philox_torch.draw(KEY, SAMPLES, 0.6), torch.randn(len(SAMPLES), 50)
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(
         lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor
@@ -114,7 +114,7 @@ def test_words_are_spread_evenly_and_draws_are_independent():
         chi_square = float(((counts - expected) ** 2 / expected).sum())
         assert abs(chi_square - 255) < 5 * math.sqrt(2 * 255)  # 255 degrees of freedom
     masks = [
-        philox.kept(philox.draw(key, (sample,), 0.9), n, CPU).double().flatten()
+        philox.kept(philox_torch.draw(key, (sample,), 0.9), n, CPU).double().flatten()
         for key, sample in ((1, 0), (1, 1), (2, 0), (1, 2**32))
     ]
     for mask in masks:
