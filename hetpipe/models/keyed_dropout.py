@@ -1,7 +1,8 @@
 """Dropout whose masks belong to samples, not to microbatches, devices or the order of execution."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
+from functools import lru_cache
 from types import TracebackType
 from typing import Any, Self
 
@@ -25,7 +26,8 @@ class KeyedDropout:
     backward needs no context. The masks are the same for every device, dtype and microbatch size: see
     `philox`. Whatever else draws random numbers inside is refused, since it would depend on the plan.
 
-    Calls of torch are looked at in layers that are new or have dropped something before; others cost nothing.
+    In the first forward of a layer all calls of torch are looked at, and in later ones where that was needed,
+    as it slows each down. Else `torch.nn.functional.dropout` is another function inside the context.
 
     >>> with KeyedDropout(seed=0) as dropout:
     ...     dropout.at(step=0, samples=(7, 8))
@@ -41,9 +43,10 @@ class KeyedDropout:
         """device: where layers compute, if not on the CPU; its generator is looked after, too."""
         self._seed = seed
         self._generators = _Generators(device)
-        self._mode = _Interception(self._dropout)
+        self._mode = _Interception({_DROPOUT, self._dropout}, self._unexpected)
         self._watching = False
-        self._quiet: set[int] = set()  # layers that were watched and dropped nothing
+        self._quiet: set[int] = set()  # layers in which no call went past the attribute
+        self._replaced = functional.dropout
         self._step = 0
         self._samples: tuple[int, ...] = ()
         self._layers: frozenset[int] | None = None
@@ -71,16 +74,18 @@ class KeyedDropout:
     def __enter__(self) -> Self:
         self._generators.remember()
         self._watching = self._layers is None or not self._layers <= self._quiet
+        self._replaced, functional.dropout = functional.dropout, self._dropout
         if self._watching:
             self._quiet.add(PREFIX)
-            self._mode.__enter__()
+            self._mode.__enter__()  # type: ignore[no-untyped-call]  # torch
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._watching:
-            self._mode.__exit__(kind, error, traceback)
+            self._mode.__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]  # torch
+        functional.dropout = self._replaced
         if error is None:
             self._leave_layer()
         self._watching = False
@@ -103,19 +108,21 @@ class KeyedDropout:
             f"{where} {what}, so they would depend on the plan; take them out, or use nn.Dropout"
         )
 
-    def _dropout(self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-        if p == 0.0:
-            return x
+    def _unexpected(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Do what `_dropout` does where torch's function was called by another name than its own."""
         self._quiet.discard(self._layer)
-        if not training or self._layer == PREFIX:
-            return x
+        return self._dropout(*args, **kwargs)
+
+    def _dropout(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        if not training or p == 0.0 or self._layer == PREFIX:
+            return input
         if p == 1.0:
-            return x.mul_(0.0) if inplace else x * 0.0
-        drawn = self._draw(x, 1.0 - p)
+            return input.mul_(0.0) if inplace else input * 0.0
+        drawn = self._draw(input, 1.0 - p)
         if inplace:
-            mask = philox.kept(drawn, x.numel() // len(drawn.samples), x.device).view(x.shape)
-            return x.mul_(mask).mul_(drawn.scale)
-        return philox.dropped(x, drawn)
+            mask = philox.kept(drawn, input.numel() // len(drawn.samples), input.device).view(input.shape)
+            return input.mul_(mask).mul_(drawn.scale)
+        return philox.dropped(input, drawn)
 
     def _draw(self, x: Tensor, keep_probability: float) -> Draw:
         num_samples = len(self._samples)
@@ -125,17 +132,18 @@ class KeyedDropout:
                 f"dimension is not made of the {num_samples} samples of the microbatch; set its dropout to 0"
             )
         # [samples, ...]; some models flatten samples and tokens, which leaves each sample's rows together.
-        key = stable_hash(f"{self._seed},{self._step},{self._layer},{self._call}")
+        drawn = draw(_key(self._seed, self._step, self._layer), self._call, self._samples, keep_probability)
         self._call += 1
-        return draw(key, self._samples, keep_probability)
+        return drawn
 
 
 class _Interception(TorchFunctionMode):
     """Calls another dropout instead of torch's, and refuses what draws masks of its own."""
 
-    def __init__(self, dropout: Callable[..., Tensor]) -> None:
+    def __init__(self, names: Container[Callable[..., Any]], dropout: Callable[..., Tensor]) -> None:
+        """names: functions in place of which `dropout` is called; torch passes that of its attribute."""
         super().__init__()
-        self._dropout = dropout
+        self._names, self._dropout = names, dropout
 
     def __torch_function__(
         self,
@@ -145,7 +153,7 @@ class _Interception(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if func is functional.dropout:
+        if func in self._names:
             return self._dropout(*args, **kwargs)
         if func in _FORBIDDEN:
             _FORBIDDEN[func](func.__name__, args, kwargs)
@@ -173,6 +181,11 @@ class _Generators:
             return state, 0
         index = torch.cuda.current_device() if self._device.index is None else self._device.index
         return state, torch.cuda.default_generators[index].get_offset()
+
+
+@lru_cache(maxsize=256)
+def _key(seed: int, step: int, layer: int) -> int:
+    return stable_hash(f"{seed},{step},{layer}")
 
 
 def stable_hash(key: str) -> int:
@@ -203,6 +216,8 @@ def _refuse_other_dropout(name: str, args: tuple[Any, ...], kwargs: dict[str, An
             f"{name} draws a mask that cannot be keyed by sample; use torch.nn.functional.dropout"
         )
 
+
+_DROPOUT = functional.dropout
 
 _FORBIDDEN: dict[Callable[..., Any], Callable[[str, tuple[Any, ...], dict[str, Any]], None]] = {
     functional.scaled_dot_product_attention: _refuse_attention_dropout,

@@ -16,30 +16,31 @@ WORDS = 2**32
 class Draw(NamedTuple):
     """The draw of one dropout: what its masks depend on, and how they are applied.
 
-    key and samples, the identity of each: [0, 2 ** 63). An element is kept where its word is at
-    most `last`, and is multiplied by `scale` then; all others by 0.
+    key and samples, the identity of each: [0, 2 ** 63). call: which draw of this key, [0, 2 ** 32). An
+    element is kept where its word is at most `last`, and is multiplied by `scale` then; all others by 0.
     """
 
     key: int
+    call: int
     samples: tuple[int, ...]
     last: int
     scale: float
 
 
-def draw(key: int, samples: Sequence[int], keep_probability: float) -> Draw:
+def draw(key: int, call: int, samples: Sequence[int], keep_probability: float) -> Draw:
     """Return a draw that keeps elements with this probability, more than 0; good to 2 ** -32."""
     last = max(1, round(keep_probability * WORDS)) - 1
-    return Draw(key, tuple(samples), last, 1.0 / keep_probability)
+    return Draw(key, call, tuple(samples), last, 1.0 / keep_probability)
 
 
-def words(key: int, samples: Sequence[int], num_elements: int, device: torch.device) -> Tensor:
+def words(drawn: Draw, num_elements: int, device: torch.device) -> Tensor:
     """Return the word of each element of each sample: [samples, num_elements], int64 in [0, 2 ** 32)."""
     blocks = torch.arange(-(-num_elements // 4), device=device)
-    low = torch.tensor([sample & MASK for sample in samples], device=device)
-    high = torch.tensor([sample >> 32 for sample in samples], device=device)
-    counter = [blocks[None, :], low[:, None], high[:, None], torch.zeros_like(low)[:, None]]
-    drawn = torch.stack(rounds(counter, (key & MASK, key >> 32)), dim=-1)
-    return drawn.view(len(samples), -1)[:, :num_elements]
+    low = torch.tensor([sample & MASK for sample in drawn.samples], device=device)
+    high = torch.tensor([sample >> 32 for sample in drawn.samples], device=device)
+    counter = [blocks[None, :], low[:, None], high[:, None], torch.full_like(low, drawn.call)[:, None]]
+    found = torch.stack(rounds(counter, (drawn.key & MASK, drawn.key >> 32)), dim=-1)
+    return found.view(len(drawn.samples), -1)[:, :num_elements]
 
 
 def rounds(counter: Sequence[Tensor], key: tuple[int, int]) -> list[Tensor]:

@@ -14,12 +14,13 @@ BLOCKS = 256
 """Blocks of four elements that one program of the kernel draws."""
 
 
-@triton.jit(do_not_specialize=["sample", "key", "last"])  # type: ignore[untyped-decorator]  # triton
+@triton.jit(do_not_specialize=["sample", "call", "key", "last"])  # type: ignore[untyped-decorator]  # triton
 def _apply(
     x: Any,
     out: Any,
     num_elements: Any,
     sample: Any,
+    call: Any,
     key: Any,
     last: Any,
     scale: Any,
@@ -31,7 +32,7 @@ def _apply(
     identity = sample.to(tl.int64) + place
     zero = tl.zeros([num_blocks], tl.uint32)
     low, high = zero + (identity & 0xFFFFFFFF).to(tl.uint32), zero + (identity >> 32).to(tl.uint32)
-    w0, w1, w2, w3 = tl.philox(key.to(tl.uint64), block.to(tl.uint32), low, high, zero)
+    w0, w1, w2, w3 = tl.philox(key.to(tl.uint64), block.to(tl.uint32), low, high, zero + call.to(tl.uint32))
     first, at = place * num_elements, 4 * block
     _store(x, out, first, at, w0, last, num_elements, scale)
     _store(x, out, first, at + 1, w1, last, num_elements, scale)
@@ -60,7 +61,8 @@ def applied(x: Tensor, draw: Draw, num_blocks: int = BLOCKS) -> Tensor:
     for start, stop in _runs(draw.samples):
         grid = (stop - start, triton.cdiv(num_elements, 4 * num_blocks))
         part = rows[start:stop], out[start:stop], num_elements
-        _apply[grid](*part, draw.samples[start], draw.key, draw.last, draw.scale, num_blocks)
+        identity = draw.samples[start], draw.call, draw.key
+        _apply[grid](*part, *identity, draw.last, draw.scale, num_blocks)
     return out.view(x.shape)
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.functional import dropout as imported_by_name
 
 from cost_model.errors import InputError
 from hetpipe.models.chain import ChainModel
@@ -122,34 +123,35 @@ def test_dropout_between_the_layers_of_an_lstm_is_refused():
         lstm(torch.ones(2, 5, 3))
 
 
-def test_layers_that_dropped_nothing_are_watched_no_more():
-    seen = []
-    with KeyedDropout(0) as dropout:
-        pass
+def test_calls_of_torch_are_watched_in_the_first_forward_alone():
+    seen, dropout, x = [], KeyedDropout(0), torch.ones(2, 64)
 
-    def step(number, p):
+    def step(number, drop, **options):
         dropout.at(number, (0, 1), range(2))
         with dropout:
             for layer in range(2):
                 dropout.enter_layer(layer)
-                seen.append(torch.overrides._get_current_function_mode_stack())
-                F.dropout(torch.ones(2, 4), p)
+                seen.append(len(torch.overrides._get_current_function_mode_stack()))
+                found = drop(x, **options)
+        return found
 
-    step(0, 0.0)
-    step(1, 0.0)
-    assert [len(modes) for modes in seen] == [1, 1, 0, 0]
+    step(0, nn.Dropout(0.0))
+    step(1, nn.Dropout(0.3))
+    assert torch.equal(step(2, nn.Dropout(0.5)), draw(x, samples=(0, 1), step=2))
+    assert seen == [1, 1, 0, 0, 0, 0]
     with pytest.raises(InputError, match="drew none in its first forward"):
-        step(2, 0.5)
+        step(3, torch.nn.functional.alpha_dropout, training=True)
 
 
-def test_layers_that_drop_in_evaluation_alone_stay_watched():
+def test_dropout_that_was_imported_by_name_is_keyed_too():
     dropout, x = KeyedDropout(0), torch.ones(2, 64)
-    for training in (False, True):
-        dropout.at(0, (0, 1), (0,))
+    for training in (False, True, True):
+        dropout.at(0, (0, 1), (1,))
         with dropout:
-            dropout.enter_layer(0)
-            found = F.dropout(x, 0.5, training)
-    assert torch.equal(found, draw(x, samples=(0, 1), layer=0))
+            dropout.enter_layer(1)
+            found = imported_by_name(x, 0.5, training)
+        assert torch.equal(found, draw(x, samples=(0, 1)) if training else x)
+    assert F.dropout is imported_by_name
 
 
 def test_dropout_in_place_is_the_same_dropout():

@@ -49,7 +49,7 @@ def by_triton(cases, folder):
 def expected(x, key):
     """Return what dropout is, by torch's whole numbers."""
     drawn = philox_torch.draw(*key)
-    kept = philox_torch.words(drawn.key, drawn.samples, x[0].numel(), CPU) <= drawn.last
+    kept = philox_torch.words(drawn, x[0].numel(), CPU) <= drawn.last
     return torch.where(kept.view(x.shape), x.float() * torch.tensor(drawn.scale), 0.0).to(x.dtype)
 
 
@@ -63,18 +63,18 @@ def test_words_are_those_that_were_published(counter, key, words):
 
 @pytest.mark.parametrize("num_elements", [1, 3, 4, 1003])
 def test_every_bit_of_a_mask_is_the_same_by_the_compiled_kernel_and_by_torch(num_elements):
-    words = philox_torch.words(KEY, SAMPLES, num_elements, CPU)
+    words = philox_torch.words(philox_torch.Draw(KEY, 5, SAMPLES, 0, 1.0), num_elements, CPU)
     for last in [0, ONES, *(int(word) - less for word in words.flatten()[:40] for less in (0, 1))]:
-        drawn = philox_torch.Draw(KEY, SAMPLES, last, 1.0)
+        drawn = philox_torch.Draw(KEY, 5, SAMPLES, last, 1.0)
         assert torch.equal(philox_compiled.kept(drawn, num_elements), words <= last)
 
 
 @pytest.mark.slow
 def test_a_million_elements_are_the_same_by_all_kernels(tmp_path):
     """Values of few bits are multiplied in float32 and rounded once."""
-    cases = [(torch.randn(4, 2**18 - 1), (KEY, [3, 4, 5, 9], 0.9), 2**14)]
+    cases = [(torch.randn(4, 2**18 - 1), (KEY, 0, [3, 4, 5, 9], 0.9), 2**14)]
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
-        cases.append((torch.randn(len(SAMPLES), 3, 67).to(dtype), (KEY, list(SAMPLES), 0.7), 256))
+        cases.append((torch.randn(len(SAMPLES), 3, 67).to(dtype), (KEY, 3, list(SAMPLES), 0.7), 256))
     for (x, key, _), found in zip(cases, by_triton(cases, tmp_path), strict=True):
         right = expected(x, key)
         assert torch.equal(philox.dropped(x, philox_torch.draw(*key)), right)
@@ -87,14 +87,14 @@ def test_a_million_elements_are_the_same_by_all_kernels(tmp_path):
 
 def test_float64_on_the_cpu_and_what_is_not_contiguous():
     x = torch.randn(6, len(SAMPLES), dtype=torch.float64).t()
-    drawn = philox_torch.draw(KEY, SAMPLES, 0.5)
-    kept = philox_torch.words(KEY, SAMPLES, 6, CPU) <= drawn.last
+    drawn = philox_torch.draw(KEY, 1, SAMPLES, 0.5)
+    kept = philox_torch.words(drawn, 6, CPU) <= drawn.last
     assert torch.equal(philox.dropped(x, drawn), x * kept * 2.0)
 
 
 def test_the_backward_draws_the_same_again_and_keeps_nothing():
     x = torch.randn(len(SAMPLES), 50, requires_grad=True)
-    drawn, gradient = philox_torch.draw(KEY, SAMPLES, 0.6), torch.randn(len(SAMPLES), 50)
+    drawn, gradient = philox_torch.draw(KEY, 1, SAMPLES, 0.6), torch.randn(len(SAMPLES), 50)
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(
         lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor
@@ -107,17 +107,17 @@ def test_the_backward_draws_the_same_again_and_keeps_nothing():
 
 def test_words_are_spread_evenly_and_draws_are_independent():
     n = 2**18
-    words = philox_torch.words(KEY, (0, 1), n, CPU)
+    words = philox_torch.words(philox_torch.draw(KEY, 0, (0, 1), 0.5), n, CPU)
     for shift in (0, 8, 16, 24):
         counts = torch.bincount((words >> shift & 255).flatten(), minlength=256)
         expected = 2 * n / 256
         chi_square = float(((counts - expected) ** 2 / expected).sum())
         assert abs(chi_square - 255) < 5 * math.sqrt(2 * 255)  # 255 degrees of freedom
     masks = [
-        philox.kept(philox_torch.draw(key, (sample,), 0.9), n, CPU).double().flatten()
-        for key, sample in ((1, 0), (1, 1), (2, 0), (1, 2**32))
+        philox.kept(philox_torch.draw(key, call, (sample,), 0.9), n, CPU).double().flatten()
+        for key, call, sample in ((1, 0, 0), (1, 0, 1), (2, 0, 0), (1, 0, 2**32), (1, 1, 0))
     ]
     for mask in masks:
         assert abs(float(mask.mean()) - 0.9) < 5 * math.sqrt(0.09 / n)
-    correlations = torch.corrcoef(torch.stack([*masks, masks[0].roll(1)])) - torch.eye(5)
+    correlations = torch.corrcoef(torch.stack([*masks, masks[0].roll(1)])) - torch.eye(6)
     assert correlations.abs().max() < 5 / math.sqrt(n)
