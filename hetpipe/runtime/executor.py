@@ -160,8 +160,9 @@ class Executor:
                     end = self._start_broadcast(instruction, step)
             events.append((instruction, begin, end))
         self._finish_broadcasts()
-        settled = self._pace.settle()
+        self._pace.finish()
         end_s = time.monotonic()
+        settled = self._pace.settle()
         self._transport.finish()
         return StepOutcome(
             loss=float(totals[2]),

@@ -103,7 +103,7 @@ def executor_of(
     return Executor(
         costs,
         rank,
-        stages=StageRunner(program, layers.model, KeyedDropout(seed), loss),
+        stages=StageRunner(program, layers.model, KeyedDropout(seed, layers.place), loss),
         transport=DistributedTransport(program, rank, layers.place, timeout_s, staging),
         sync=GradientSync(program, rank, layers.chain, layers.trained, timeout_s, staging),
         optimizer=optimizer,

@@ -150,7 +150,7 @@ class StageRunner:
     def _run(self, compute: Compute, microbatch: Microbatch, segment: _Segment) -> tuple[Tensor, ...]:
         if self._model.on_layer is not self._enter_layer:  # the model may serve several programs
             self._model.on_layer = self._enter_layer
-        self._dropout.at(microbatch.step, microbatch.samples)
+        self._dropout.at(microbatch.step, microbatch.samples, range(segment.start, segment.stop))
         with self._dropout:
             outputs = self._model.run(segment.start, segment.stop, microbatch.inputs, segment.carried)
         if segment.stop < self._model.num_layers:
