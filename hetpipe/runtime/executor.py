@@ -201,7 +201,8 @@ class Executor:
         for index, compute in enumerate(self._program.ranks[self._rank]):
             if isinstance(compute, Compute):
                 num_stages = self._costs.num_stages[compute.pipeline]
-                message, made = incoming(compute, num_stages), outgoing(compute, num_stages)
+                first_backward = self._program.first_backward[compute.pipeline]
+                message, made = incoming(compute, num_stages), outgoing(compute, num_stages, first_backward)
                 receive = None
                 if message is not None and message[1:3] not in local:
                     receive = Transfer(
