@@ -14,6 +14,7 @@ from pydantic_core.core_schema import no_info_after_validator_function
 from cost_model.cluster import Link
 from cost_model.dtypes import MIXED, check_dtypes, common_dtype, lowered_share
 from cost_model.errors import InputError
+from cost_model.interpolation import interpolate
 from cost_model.measured_links import MeasuredAllReduce, MeasuredLink
 from cost_model.strict_files import STRICT, canonical_sha256, check_format, did_you_mean, read_json, validate
 
@@ -218,11 +219,20 @@ class ModelProfile:
         return {kind: profile.dtype or self.dtype for kind, profile in self.kinds.items()}
 
     def dtype_of(self, kind: str) -> str:
-        """Return the precision in which a kind computes.
-
-        Raises: InputError if the kind was not profiled.
-        """
+        """Return the precision in which a profiled kind computes."""
         return self.kind(kind).dtype or self.dtype
+
+    @property
+    def first_trained(self) -> int:
+        """Return the first layer with a trained weight, which a later one may share: no gradient comes below.
+
+        0 where no layer has any.
+        """
+        trained = (index for index, layer in enumerate(self.layers) if layer.trained_bytes > 0)
+        first = next(trained, 0)
+        return (
+            min((self.tied_home(index) for index in range(first, self.num_layers)), default=0) if first else 0
+        )
 
     def kind(self, name: str) -> KindProfile:
         """Return what was measured or estimated for a kind.
@@ -373,24 +383,3 @@ def read_profile(path: Path) -> ModelProfile:
 def profile_text(profile: ModelProfile) -> str:
     """Return the text of a profile.json."""
     return json.dumps(profile.to_json(), indent=1) + "\n"
-
-
-def interpolate(sizes: Sequence[int], values: Sequence[float], size: float) -> float:
-    """Return a value measured at some microbatch sizes, at any size.
-
-    Exact at the measured sizes and linear between them; beyond the last the last segment goes on, never
-    falling; below the first, and with one size, proportional.
-
-    >>> interpolate([1, 2, 4], [1.0, 1.5, 2.5], 3), interpolate([2], [6.0], 3)
-    (2.0, 9.0)
-    """
-    if size <= sizes[0]:
-        return values[0] * (size / sizes[0])
-    if len(sizes) == 1:
-        return values[0] * (size / sizes[0])
-    upper = next((index for index, measured in enumerate(sizes) if measured >= size), len(sizes) - 1)
-    lower = upper - 1
-    slope = (values[upper] - values[lower]) / (sizes[upper] - sizes[lower])
-    if size > sizes[-1]:
-        return values[-1] + max(0.0, slope) * (size - sizes[-1])
-    return values[upper] if size == sizes[upper] else values[lower] + slope * (size - sizes[lower])

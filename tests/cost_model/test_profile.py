@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from cost_model.cluster import Link
 from cost_model.errors import InputError
+from cost_model.interpolation import interpolate
 from cost_model.layer_costs import Prices
-from cost_model.profile import interpolate, profile_from_data, profile_text, read_profile
+from cost_model.profile import profile_from_data, profile_text, read_profile
 from hetpipe.simulation.prediction import predict
 from partition.plan_file import plan_from_data, plan_text, read_plan
 from places import GOLDEN
