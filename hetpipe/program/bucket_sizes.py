@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from cost_model.collective_choice import BUCKET_BYTES, MOST_PARTS
 from cost_model.layer_costs import Prices
 from cost_model.network import Network, idle
 from cost_model.profile import ModelProfile
@@ -12,10 +13,6 @@ from hetpipe.program.instructions import Bucket
 from hetpipe.program.sync_starts import after_layer_s
 from partition.plan import Plan, Stage
 
-BUCKET_BYTES = 25 * 2.0**20
-"""The least that a bucket is cut at: smaller sums are mostly latency."""
-MOST_PARTS = 16
-"""Of a run of layers: what the last one leaves to be waited for hardly shrinks any more."""
 LEAST_GAIN = 0.01
 """Of the seconds of the sum: what finer parts must save over coarser ones."""
 
@@ -25,13 +22,14 @@ def cut_buckets(
     buckets: Sequence[Bucket],
     profile: ModelProfile,
     network: Network,
-    most_bytes: float = BUCKET_BYTES,
+    most_bytes: float | None = None,
 ) -> list[Bucket]:
     """Return the buckets, cut between layers where the sum of the first parts hides behind the last backward.
 
-    A part has at most most_bytes, or twice, four times, ... as many where the latency of more parts would
-    cost what they gain, by an estimate; a layer is never cut.
+    A part has at most most_bytes (None: BUCKET_BYTES), or more, up to all, where the latency of more parts
+    would cost what they gain, by an estimate; a layer is never cut.
     """
+    most_bytes = BUCKET_BYTES if most_bytes is None else most_bytes
     prices, found = Prices(profile), []
     for bucket in buckets:
         if bucket.tied or len(bucket.layers) == 1 or bucket.num_bytes(profile) <= most_bytes:

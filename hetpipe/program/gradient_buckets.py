@@ -7,7 +7,7 @@ from cost_model.collective_choice import cheaper_collective, ring_or_tree, ring_
 from cost_model.collectives import Collective
 from cost_model.network import Network
 from cost_model.profile import ModelProfile
-from hetpipe.program.bucket_sizes import BUCKET_BYTES, cut_buckets, order_of_layers
+from hetpipe.program.bucket_sizes import cut_buckets, order_of_layers
 from hetpipe.program.instructions import Bucket
 from partition.plan import Plan
 
@@ -54,7 +54,7 @@ def with_collectives(
     buckets: Sequence[Bucket],
     profile: ModelProfile,
     network: Network,
-    most_bytes: float = BUCKET_BYTES,
+    most_bytes: float | None = None,
 ) -> tuple[Bucket, ...]:
     """Return the buckets, cut, each with the collective that is cheapest for its owners on the idle network.
 

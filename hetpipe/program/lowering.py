@@ -6,7 +6,6 @@ from cost_model.cluster import Cluster
 from cost_model.errors import InputError
 from cost_model.network import Network
 from cost_model.profile import ModelProfile
-from hetpipe.program.bucket_sizes import BUCKET_BYTES
 from hetpipe.program.compute_orders import Order, compute_orders
 from hetpipe.program.gradient_buckets import gradient_buckets, in_order_of_backwards, with_collectives
 from hetpipe.program.instructions import (
@@ -39,7 +38,7 @@ def lower_as(
     cluster: Cluster | None,
     schedule: Schedule,
     *,
-    most_bytes: float = BUCKET_BYTES,
+    most_bytes: float | None = None,
 ) -> Program:
     """Lower a plan under one schedule that is named, never `auto`; see `schedule_selection.lower`.
 

@@ -83,7 +83,7 @@ class _Watch:
     def __init__(self, inside: list[_Inner], start_s: float, pace: Pace, begin: BeginSum) -> None:
         self._inside, self._start_s, self._pace, self._begin = inside, start_s, pace, begin
         self._left = [sum(times for _, times in entry.given) for entry in inside]
-        self._ready_s = [start_s + entry.part_s for entry in inside]  # of those complete
+        self._ready_s: dict[int, float] = {}  # of those complete
         self._begun = 0
 
     def made(self, index: int, value: Tensor) -> None:
@@ -96,13 +96,19 @@ class _Watch:
                 "(use_reentrant=True)? Switch that off"
             )
         if self._left[index] == 0:
-            self._ready_s[index] = self._pace.part(self._start_s, self._inside[index].part_s)
+            self._ready_at(index)
             self.begin_due()
+
+    def _ready_at(self, index: int) -> float:
+        """Return since when a complete bucket is ready; one without gradients once it is looked at."""
+        if index not in self._ready_s:
+            self._ready_s[index] = self._pace.part(self._start_s, self._inside[index].part_s)
+        return self._ready_s[index]
 
     def begin_due(self, *, wait: bool = False) -> None:
         """Begin the sums that are complete and due, up to the first that is not; wait for those to be due."""
         while self._begun < len(self._inside) and self._left[self._begun] == 0:
-            ready_s = self._ready_s[self._begun]
+            ready_s = self._ready_at(self._begun)
             if wait:
                 sleep_until(ready_s)
             elif ready_s > time.monotonic():

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cost_model.cluster import CPU, Cluster, Device, Link, Node
+from cost_model.collective_choice import BUCKET_BYTES
 from cost_model.collectives import Collective
 from cost_model.errors import InputError
 from cost_model.network import Network
@@ -19,7 +20,6 @@ from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfi
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.huggingface import model_spec
 from hetpipe.models.loss import Loss, loss_sum
-from hetpipe.program.bucket_sizes import BUCKET_BYTES
 from hetpipe.program.gradient_buckets import summed_by
 from hetpipe.program.instructions import Bucket, Program, Schedule
 from hetpipe.program.lowering import lower_as
