@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from cost_model.errors import InputError
 from hetpipe.models.adapter_folder import AdapterFolder
-from hetpipe.models.adapters import has_adapters
+from hetpipe.models.adapters import has_adapters, packings_of
 from hetpipe.models.block_structure import (
     BlockStructure,
     Inputs,
@@ -28,14 +28,15 @@ from hetpipe.models.huggingface import ModelSpec
 from hetpipe.models.initialization import (
     Template,
     has_rule,
-    initialise_by_module,
     parameters_on_meta,
     private_random_stream,
     take_weights,
 )
+from hetpipe.models.owned_weights import begin_weights
 from hetpipe.models.partial_model import BlockLayers, LayerModel, SequentialLayers
-from hetpipe.models.placement import place, replace_parameters
+from hetpipe.models.placement import place
 from hetpipe.models.pretrained_weights import FolderWeights
+from hetpipe.models.quantized_weights import Packing
 from hetpipe.models.sequential import holders_of, let_inputs_be, reached_and_used, run_through
 from hetpipe.models.weight_bytes import WeightBytes
 
@@ -81,8 +82,11 @@ class ChainModel:
         example = {"input_ids": torch.zeros(1, 12, dtype=torch.long)}
         chain = _describe(spec.name, spec.build, spec.build_shrunk, inputs, example)
         stored = {} if weights is None else weights.dtypes()
+        packed = packings_of(spec)
+        if weights is not None:
+            weights.check_scales(packed)
         layer_parameters = tuple(
-            tuple(replace(info, given=stored.get(info.name, info.given)) for info in infos)
+            tuple(_held(replace(info, given=stored.get(info.name, info.given)), packed) for info in infos)
             for infos in chain.layer_parameters
         )
         return replace(chain, weights=weights, layer_parameters=layer_parameters)
@@ -148,11 +152,11 @@ class ChainModel:
 
     def initial_weights(self, layer: int, names: Collection[str], seed: int) -> dict[str, Tensor]:
         """Return the weights with which parameters of a layer begin, in the dtype in which they are given."""
-        given = {info.name: info.given for info in self.layer_parameters[layer] if info.name in names}
+        given = {info.name: info.given for info in self.layer_parameters[layer]}
         infos = {info.name: info for info in self.layer_parameters[layer]}
         with torch.device("cpu"):
             _, found = self._build_owned(frozenset({layer}), infos, seed, given)
-        return {name: value.detach().to(given[name]) for value, name in found.items() if name in given}
+        return {name: value.detach().to(given[name]) for value, name in found.items() if name in names}
 
     def boundary(self, layer: int, sequence_length: int | None = None) -> tuple[TensorSpec, ...]:
         """Return what travels from layer - 1 to layer for one sample.
@@ -254,20 +258,28 @@ class ChainModel:
                 for members in (block._modules, block._parameters, block._buffers):
                     members.clear()
         if self.has_rule:
-
-            def allocated(name: str, old: nn.Parameter) -> nn.Parameter:
-                return nn.Parameter(torch.empty(old.shape), old.requires_grad) if name in infos else old
-
-            names = replace_parameters(model, names, allocated)
-            stored = {} if self.weights is None else self.weights.load(infos, kept)
-            stored |= {} if self.adapter is None else self.adapter.load(infos)
-            initialise_by_module(model, names, infos.keys() - stored.keys(), seed)
-            for parameter, name in names.items():
-                if name in stored:
-                    parameter.data = stored[name]
+            names = begin_weights(model, names, infos, kept, seed, weights=self.weights, adapter=self.adapter)
         elif self.given is not None:
             take_weights(names, infos, self.given)
         return model, names
+
+
+def _held(info: ParameterInfo, packed: Mapping[str, Packing]) -> ParameterInfo:
+    """Return a parameter as it is held beside quantized ones.
+
+    A bias is given as float32 there: its layer adds it as it is, in the dtype in which it computes.
+
+    Raises: InputError if a matrix that is to be quantized is trained, shared, or not only multiplied.
+    """
+    if info.name not in packed:
+        weight = f"{info.name.removesuffix('.bias')}.weight"
+        return replace(info, given=torch.float32) if weight in packed else info
+    if info.reached or info.shared or info.keeps != Use.MULTIPLIED:
+        raise InputError(
+            f"{info.name!r} cannot be held in {packed[info.name].quantization.bits} bits: it is trained, "
+            "shared, or used otherwise than in products; name it in llm_int8_skip_modules"
+        )
+    return replace(info, packing=packed[info.name])
 
 
 def _name_of(factory: Callable[[], nn.Module]) -> str:

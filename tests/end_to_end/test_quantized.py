@@ -1,0 +1,116 @@
+"""Adapters beside a base in 4 or 8 bits train under any plan as by peft and bitsandbytes alone."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import peft_models
+from folders import tiny_model
+from hetpipe.data.task import TrainingTask, registered_task
+from hetpipe.runs.lora import LoraSettings
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.settings import Settings, TaskSettings
+from hetpipe.training import checkpoint
+from hetpipe.training.run import train
+from partition.plan import Pipeline, Plan, Stage
+from runs import chain_plan, cluster_file, made_up_profile_of
+
+BATCH, STEPS, LENGTH = 8, 3, 12
+LLAMA, GPT2, BERT = peft_models.TARGETS
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder with a base, a PEFT folder of random adapters for it, and runs that begin with them."""
+
+    path: Path
+    architecture: str
+    load_in: str | None
+
+    @property
+    def lora(self) -> LoraSettings:
+        return LoraSettings(4, 8.0, peft_models.TARGETS[self.architecture])
+
+    @cached_property
+    def base(self) -> Path:
+        return peft_models.base_folder(self.path, self.architecture)
+
+    @cached_property
+    def adapter(self) -> Path:
+        folder = self.path / "adapter"
+        base = tiny_model(self.architecture)
+        peft_models.peft_model(base, self.lora).save_pretrained(str(folder))
+        return folder
+
+    @property
+    def name(self) -> str:
+        return peft_models.name_of(self.base, self.lora, self.load_in)
+
+    def settings(self, **others: Any) -> Settings:
+        chosen: dict[str, Any] = {"adapter": str(self.adapter), "learning_rate": 0.01, "steps": STEPS}
+        chosen |= {"load_in": self.load_in, "total_steps": STEPS + 2}
+        return peft_models.settings_of(self.base, self.lora, **{**chosen, **others})
+
+    def run(self, run: str, plan: Plan, settings: Settings) -> list[float]:
+        chain = peft_models.chain_of(self.base, self.lora, self.load_in)
+        profile = made_up_profile_of(chain, self.name, sequence_length=LENGTH)
+        report = train(
+            settings, cluster_file(self.path), profile, replace(plan, model=self.name), self.folder(run)
+        )
+        assert report.owners_agree
+        return [entry["loss"] for entry in self.folder(run).read_metrics()]
+
+    def folder(self, run: str) -> RunFolder:
+        return RunFolder(self.path / run)
+
+    def task(self, run: str) -> TrainingTask:
+        return registered_task(self.folder(run), TaskSettings(self.name, LENGTH, run=self.settings()))
+
+    def alone(self, run: str, base: Any, microbatch: int = 0) -> tuple[Any, list[float]]:
+        """The training of a run by peft beside a base that bitsandbytes holds."""
+        model = peft_models.loaded(self.base, self.architecture, self.adapter, base)
+        steps = range(STEPS)
+        return model, peft_models.train_alone(
+            model, self.task(run), self.settings(), BATCH, steps, microbatch
+        )
+
+    def weights(self, run: str) -> dict[str, torch.Tensor]:
+        found = checkpoint.latest(self.folder(run).checkpoints)
+        assert found is not None
+        return checkpoint.read_weights(found)
+
+
+def two_pipelines() -> Plan:
+    one = Pipeline(2, 5, (Stage(("here/0",), (0, 5), 3),))
+    two = Pipeline(1, 3, (Stage(("here/1",), (0, 2), 2), Stage(("here/2",), (2, 5), 1, recompute=True)))
+    return Plan("manual", "", BATCH, (one, two))
+
+
+PLANS = {"three stages": chain_plan("", [0, 1, 3, 5], 2, BATCH), "two pipelines": two_pipelines()}
+CASES = [(LLAMA, "4bit"), (LLAMA, "8bit"), (GPT2, "4bit"), (BERT, "8bit")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("architecture", "load_in"), CASES)
+def test_adapters_beside_a_quantized_base_train_as_by_peft_alone(tmp_path, architecture, load_in):
+    here = Place(tmp_path, architecture, load_in)
+    losses = {name: here.run(name, plan, here.settings()) for name, plan in PLANS.items()}
+    model, alone = here.alone("three stages", peft_models.quantized_base(here.base, architecture, load_in))
+    _, in_microbatches = here.alone(
+        "three stages", peft_models.quantized_base(here.base, architecture, load_in), microbatch=1
+    )
+    assert in_microbatches == pytest.approx(alone, rel=5e-7)  # what one process differs from itself
+    expected = peft_models.adapters_of(model)
+    for name, found in losses.items():
+        assert found == pytest.approx(alone, rel=5e-7), name
+        weights = here.weights(name)
+        assert weights.keys() == expected.keys()
+        for key, value in weights.items():
+            torch.testing.assert_close(value, expected[key], rtol=2e-4, atol=2e-6, msg=key)
+    full = replace(here, load_in=None)
+    _, unquantized = full.alone("three stages", peft_models.loaded_base(here.base, architecture))
+    assert abs(unquantized[0] - alone[0]) > 1e-5  # 4 and 8 bits are not the weights that were given
