@@ -1,7 +1,7 @@
 """Models as chains of layers: described without weights, materialised layer by layer."""
 
 import copy
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial, reduce
@@ -30,13 +30,13 @@ from hetpipe.models.initialization import (
     has_rule,
     parameters_on_meta,
     private_random_stream,
-    take_weights,
 )
-from hetpipe.models.owned_weights import begin_weights
+from hetpipe.models.owned_weights import begin_weights, take_weights
 from hetpipe.models.partial_model import BlockLayers, LayerModel, SequentialLayers
 from hetpipe.models.placement import place
 from hetpipe.models.pretrained_weights import FolderWeights
-from hetpipe.models.quantized_weights import Packing
+from hetpipe.models.quantized_modules import matrices_in
+from hetpipe.models.quantized_weights import Packing, QuantizedParameter
 from hetpipe.models.sequential import holders_of, let_inputs_be, reached_and_used, run_through
 from hetpipe.models.weight_bytes import WeightBytes
 
@@ -86,10 +86,10 @@ class ChainModel:
         if weights is not None:
             weights.check_scales(packed)
         layer_parameters = tuple(
-            tuple(_held(replace(info, given=stored.get(info.name, info.given)), packed) for info in infos)
+            tuple(replace(info, given=stored.get(info.name, info.given)) for info in infos)
             for infos in chain.layer_parameters
         )
-        return replace(chain, weights=weights, layer_parameters=layer_parameters)
+        return replace(chain, weights=weights, layer_parameters=_all_held(layer_parameters, packed))
 
     @classmethod
     def from_module(
@@ -118,11 +118,22 @@ class ChainModel:
             name = name or type(factory).__name__
             with refused_on_error(f"{name} cannot be split: it cannot be copied"):
                 template = Template(factory)
-            given = dict(factory.named_parameters())
-            described = _describe(
-                name, template, shrunk or partial(copy.deepcopy, factory), inputs, example, given
+            given: dict[str, nn.Parameter] = dict(factory.named_parameters())
+            matrices = matrices_in(factory)
+            if matrices and not has_adapters(factory):
+                raise InputError(
+                    f"{name} is quantized, and what is trained are adapters; give peft.get_peft_model of it"
+                )
+            given |= {key: QuantizedParameter(matrix) for key, matrix in matrices.items()}
+            small = shrunk or (template if matrices else partial(copy.deepcopy, factory))
+            described = _describe(name, template, small, inputs, example, given)
+            packed = {key: matrix.packing for key, matrix in matrices.items()}
+            return replace(
+                described,
+                has_rule=False,
+                given=given,
+                layer_parameters=_all_held(described.layer_parameters, packed),
             )
-            return replace(described, has_rule=False, given=given)
         described = _describe(name or _name_of(factory), factory, shrunk or factory, inputs, example)
         # NOTE: the model's rule knows nothing of what peft put into it
         return replace(described, has_rule=described.has_rule and not described.base)
@@ -260,8 +271,14 @@ class ChainModel:
         if self.has_rule:
             names = begin_weights(model, names, infos, kept, seed, weights=self.weights, adapter=self.adapter)
         elif self.given is not None:
-            take_weights(names, infos, self.given)
+            names = take_weights(model, names, infos, self.given)
         return model, names
+
+
+def _all_held(
+    layers: Sequence[Sequence[ParameterInfo]], packed: Mapping[str, Packing]
+) -> tuple[tuple[ParameterInfo, ...], ...]:
+    return tuple(tuple(_held(info, packed) for info in infos) for infos in layers)
 
 
 def _held(info: ParameterInfo, packed: Mapping[str, Packing]) -> ParameterInfo:

@@ -1,16 +1,18 @@
-"""The weights that the owned layers of a model begin with: stored in its folder, or drawn by its own rule."""
+"""The weights that the owned layers of a model begin with: of a folder, drawn by its own rule, or given."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
-from torch import nn
+from safetensors import safe_open
+from torch import Tensor, nn
 
 from hetpipe.models.adapter_folder import AdapterFolder
 from hetpipe.models.block_structure import ParameterInfo
 from hetpipe.models.initialization import initialise_by_module
 from hetpipe.models.placement import replace_parameters
 from hetpipe.models.pretrained_weights import FolderWeights
-from hetpipe.models.quantized_weights import QuantizedParameter, quantized
+from hetpipe.models.quantized_weights import QuantizedParameter, from_parts, quantized
 
 
 def begin_weights(
@@ -53,3 +55,38 @@ def begin_weights(
         return QuantizedParameter(quantized(old, packings[name]))
 
     return replace_parameters(model, names, packed)
+
+
+def take_weights(
+    model: nn.Module,
+    names: Mapping[nn.Parameter, str],
+    infos: Mapping[str, ParameterInfo],
+    weights: Path | Mapping[str, Tensor],
+) -> dict[nn.Parameter, str]:
+    """Fill the owned parameters with weights, by name in memory or in a safetensors file, as `parts_of` says.
+
+    Returns the names of all parameters, new ones among them.
+    """
+    plain = {name for name, info in infos.items() if info.packing is None}
+    packings = {name: info.packing for name, info in infos.items() if info.packing is not None}
+    held: dict[str, Tensor] = {}
+    if isinstance(weights, Path):
+        with safe_open(weights, framework="pt") as file:
+            keys = file.keys()
+            found: Mapping[str, Tensor] = {name: file.get_tensor(name) for name in plain}
+            for name, packing in packings.items():
+                shape = infos[name].shape
+                held[name] = QuantizedParameter(from_parts(name, keys, file.get_tensor, packing, shape))
+    else:
+        found, held = weights, {name: weights[name] for name in packings}
+    with torch.no_grad():
+        for parameter, name in names.items():
+            if name in plain:
+                parameter.copy_(found[name])
+
+    def quantized_or_old(name: str, old: nn.Parameter) -> nn.Parameter:
+        new = held.get(name, old)
+        assert isinstance(new, nn.Parameter)
+        return new
+
+    return replace_parameters(model, names, quantized_or_old)

@@ -9,7 +9,7 @@ inputs to 8 bits, too, but for columns that depend on what else is in the microb
 import hashlib
 import importlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, cast
@@ -165,6 +165,25 @@ def _scales_of(state: Any) -> dict[str, Tensor]:
     }
 
 
+def parts_of(name: str, value: Tensor) -> dict[str, Tensor]:
+    """Return copies on the CPU of what holds a weight, by names in a file."""
+    if not isinstance(value, QuantizedParameter):
+        return {name: value.detach().cpu().clone()}
+    parts = {"values": value.matrix.values, **value.matrix.scales}
+    return {f"{name}.{part}": tensor.detach().cpu().clone() for part, tensor in parts.items()}
+
+
+def from_parts(
+    name: str, names: Collection[str], read: Callable[[str], Tensor], packing: Packing, shape: tuple[int, ...]
+) -> QuantizedMatrix:
+    """Return the matrix that `parts_of` took apart.
+
+    names: in the file, of which `read` gives the tensors. shape: of the parameter.
+    """
+    parts = {key.removeprefix(f"{name}."): read(key) for key in names if key.startswith(f"{name}.")}
+    return QuantizedMatrix(packing, parts.pop("values"), parts, packing.rows_and_columns(shape))
+
+
 _PARTS = re.compile(
     r"^(?P<weight>.*\.weight)\.(?P<part>absmax|quant_map|nested_absmax|nested_quant_map|"
     r"quant_state\.bitsandbytes__(nf4|fp4))$|^(?P<module>.*)\.(?P<of_8>SCB|weight_format)$"
@@ -199,14 +218,31 @@ def from_stored(values: Tensor, parts: Mapping[str, Tensor], packing: Packing, w
         rows, columns = values.shape
         return QuantizedMatrix(packing, values, {"SCB": parts["SCB"].float()}, (int(rows), int(columns)))
     state = bitsandbytes().functional.QuantState.from_dict(dict(parts), torch.device("cpu"))
+    found = matrix_of(state, values, where)
+    if found.packing.quantization != replace(chosen, skip=None):
+        said, is_so = (
+            f"{each.quant_type}{' with quantized scales' if each.double_quant else ''}"
+            for each in (chosen, found.packing.quantization)
+        )
+        raise InputError(f"{where} is stored in {is_so}, by config.json in {said}; make them agree")
+    return replace(found, packing=packing)
+
+
+def matrix_of(state: Any, values: Tensor, where: str) -> QuantizedMatrix:
+    """Return the matrix that bitsandbytes holds as values and a QuantState.
+
+    Raises: InputError if it is held in blocks of another size; names where.
+    """
     nested = state.state2.blocksize if state.nested else NESTED_BLOCK
-    stored = (state.quant_type, state.nested, state.blocksize, nested)
-    if stored != (chosen.quant_type, chosen.double_quant, BLOCK, NESTED_BLOCK):
+    if (state.blocksize, nested) != (BLOCK, NESTED_BLOCK):
         raise InputError(
-            f"{where} is stored in {state.quant_type}, blocks of {state.blocksize}, scales "
-            f"{'quantized' if state.nested else 'as they are'}; {chosen.quant_type}, {BLOCK} and "
-            f"{'quantized' if chosen.double_quant else 'as they are'} is needed"
+            f"{where} is in blocks of {state.blocksize} values and {nested} scales, and those of {BLOCK} and "
+            f"{NESTED_BLOCK} are taken; quantize it again"
         )
     rows, columns = state.shape
-    packed = values.view(torch.uint8).reshape(-1, 1)
-    return QuantizedMatrix(packing, packed, _scales_of(state), (int(rows), int(columns)))
+    return QuantizedMatrix(
+        Packing(Quantization(FOUR_BIT, state.quant_type, state.nested)),
+        values.detach().view(torch.uint8).reshape(-1, 1),
+        _scales_of(state),
+        (int(rows), int(columns)),
+    )

@@ -57,7 +57,7 @@ def check_load_in(text: str | None) -> str | None:
     Raises: InputError if it is none.
     """
     if text is not None and text not in LOAD_IN:
-        raise InputError(f"--load-in {text!r} is not supported; {did_you_mean(text, LOAD_IN)}")
+        raise InputError(f"--load-in {text!r} is not supported; give {' or '.join(LOAD_IN)}")
     return text
 
 

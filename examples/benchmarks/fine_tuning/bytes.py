@@ -1,4 +1,4 @@
-"""Is the memory of fine-tuning predicted? Full training, LoRA and QLoRA, rank by rank. See README.md.
+"""Is the memory of fine-tuning predicted? Full training, LoRA and QLoRA, rank by rank. See bytes.md.
 
 Emulated devices count the bytes of every live tensor; the prediction comes from a profile of a few layers.
 """
@@ -112,7 +112,9 @@ def rows(mode: Mode, place: Path, budget_s: float) -> Iterator[Row]:
         lora=mode.lora, load_in=mode.load_in,
     )  # fmt: skip
     for name, pipelines in PIPELINES.items():
-        yield from _rows_of(mode, name, Plan("manual", entry.name, BATCH, pipelines), entry, profile, cluster_file)
+        yield from _rows_of(
+            mode, name, Plan("manual", entry.name, BATCH, pipelines), entry, profile, cluster_file
+        )
 
 
 def _entry(mode: Mode, place: Path) -> ModelEntry:
