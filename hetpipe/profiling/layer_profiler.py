@@ -242,6 +242,7 @@ def _layer_profile(bench: Bench, layer: int, measured: Sequence[int]) -> LayerPr
         num_parameters=held.num_parameters,
         frozen_with=frozen_with,
         frozen_with_bytes=frozen_with_bytes,
+        dequantized_bytes=held.dequantized,
     )
 
 
