@@ -130,10 +130,12 @@ def named_model(model: str, options: AdapterOptions) -> ModelEntry:
     if lora is None:
         return entry
     from hetpipe.models.adapter_folder import AdapterFolder
-    from hetpipe.models.adapters import with_adapters
+    from hetpipe.models.adapters import with_adapters, with_named_targets
     from hetpipe.models.huggingface import model_spec
 
-    spec = with_adapters(model_spec(entry.name, entry.place), lora)
+    base = model_spec(entry.name, entry.place)
+    lora = with_named_targets(base, lora)
+    spec = with_adapters(base, lora)
     if place is not None:
         AdapterFolder.find(Path(place), spec)
     return entry.with_adapters(lora, place)

@@ -11,6 +11,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from cost_model.expenses import Objective
+from hetpipe.commands.run_file import RunFileOption
 from hetpipe.program.instructions import Schedule
 from hetpipe.runs.lora import EXAMPLE as LORA_EXAMPLE
 
@@ -57,6 +58,7 @@ class AdapterOptions:
     adapter: Annotated[
         Path | None, typer.Option("--adapter", help="Train on the adapters of this PEFT folder.")
     ] = None
+    run_file: RunFileOption = None
 
 
 @dataclass(frozen=True, slots=True)
