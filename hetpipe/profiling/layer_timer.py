@@ -86,8 +86,9 @@ class Bench:
         for start, stop in self.runs():
             self._run(start, stop, size, time.perf_counter)  # gradients exist from here on
             counter = ByteCounter()
+            for held in self.model.held_tensors():
+                counter.add(held)
             for value in self.model.owned_parameters().values():
-                counter.add(value)
                 if value.grad is not None:
                     counter.add(value.grad)
             if self.model.lowered is not None:
