@@ -15,6 +15,15 @@ EMULATED = "emulated"
 CPU = "cpu"
 
 
+def is_emulated(kind: str) -> bool:
+    """Return whether devices of a kind are emulated: "emulated", or "emulated-" and a name of its own.
+
+    >>> is_emulated("emulated"), is_emulated("emulated-V100"), is_emulated("V100")
+    (True, True, False)
+    """
+    return kind.partition("-")[0] == EMULATED
+
+
 @dataclass(frozen=True, slots=True)
 class Link:
     """A directed channel: latency plus bytes over bandwidth (alpha-beta model, Hockney, 1994)."""

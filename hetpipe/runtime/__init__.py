@@ -13,6 +13,7 @@ Others use:
     transport: DistributedTransport, TensorShape
     gradient_sync: GradientSync, counted_names
     optimizer: Optimizer, OPTIMIZER_STATES
+    loss_scale: LossScale
     torch_optimizer: TorchOptimizer, optimizer_of, make_checked, optimizer_name
     peer_errors: PeerError, peer_error
     gpus: is_gpu, cuda_gpus, check_here

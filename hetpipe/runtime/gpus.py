@@ -5,13 +5,13 @@ import re
 from collections.abc import Iterable
 
 from cost_model.catalogue import accelerator
-from cost_model.cluster import CPU, EMULATED, Device
+from cost_model.cluster import CPU, Device, is_emulated
 from cost_model.errors import InputError
 
 
 def is_gpu(device: Device) -> bool:
     """Return whether a device is a GPU: neither a CPU nor emulated."""
-    return device.kind not in (CPU, EMULATED)
+    return device.kind != CPU and not is_emulated(device.kind)
 
 
 def gpu_index(device_name: str) -> int:

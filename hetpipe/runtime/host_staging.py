@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cost_model.cluster import CPU, EMULATED, Device
+from cost_model.cluster import Device, is_emulated
 from cost_model.errors import InputError
 from hetpipe.runtime.gpus import is_gpu
 
@@ -33,7 +33,7 @@ class Staging:
         Raises: InputError for GPUs beside emulated devices.
         """
         kinds = {device.kind for device in devices}
-        if EMULATED in kinds and kinds - {CPU, EMULATED}:
+        if any(map(is_emulated, kinds)) and any(map(is_gpu, devices)):
             raise InputError(
                 f"the plan mixes GPUs with emulated devices ({', '.join(sorted(kinds))}), whose seconds are "
                 "made up; leave one of them out with --exclude"
