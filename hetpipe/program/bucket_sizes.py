@@ -1,4 +1,4 @@
-"""How finely gradients are summed: buckets are cut where a part of the sum can begin inside the last backward."""
+"""How finely gradients are summed: buckets are cut where parts can begin inside a backward."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -98,7 +98,7 @@ def _of_at_most(
 def _left_s(plan: Plan, bucket: Bucket, prices: Prices, network: Network) -> list[float]:
     """Return the least seconds of a last backward that come after each layer of a bucket, over its owners.
 
-    Of those that have the first stage of a pipeline: they come last, and send nothing that sums would hold up.
+    Of those that have the first stage of a pipeline: they come last, and send nothing that sums could delay.
     """
     found: set[tuple[str, float, int, Stage]] = set()
     left_s = [float("inf")] * len(bucket.layers)

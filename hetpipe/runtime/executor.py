@@ -234,9 +234,7 @@ class Executor:
                 received[index] = (layer, self._program.samples(transfer), transfer.op)
         return sent, received
 
-    def _compute(
-        self, place: int, microbatch: Callable[[int, int], Microbatch]
-    ) -> tuple[float, float]:
+    def _compute(self, place: int, microbatch: Callable[[int, int], Microbatch]) -> tuple[float, float]:
         work = self._computations[place]
         compute = work.compute
         received: tuple[Tensor, ...] = ()
