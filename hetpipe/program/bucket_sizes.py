@@ -98,7 +98,8 @@ def _of_at_most(
 def _left_s(plan: Plan, bucket: Bucket, prices: Prices, network: Network) -> list[float]:
     """Return the least seconds of a last backward that come after each layer of a bucket, over its owners.
 
-    Of those that have the first stage of a pipeline: they come last, and send nothing that sums could delay.
+    Of those that have the first stage of a pipeline with a backward: they come last, and send nothing that
+    sums could delay.
     """
     found: set[tuple[str, float, int, Stage]] = set()
     left_s = [float("inf")] * len(bucket.layers)
@@ -109,9 +110,10 @@ def _left_s(plan: Plan, bucket: Bucket, prices: Prices, network: Network) -> lis
         device = network.device(name)
         for index, place in plan.places[name]:
             pipeline = plan.pipelines[index]
-            if place > 0:
+            if place != pipeline.first_backward(prices.profile.first_trained):
                 continue
-            stage, samples = pipeline.stages[0], pipeline.microbatch_samples(pipeline.num_microbatches - 1)
+            stage = pipeline.stages[place]
+            samples = pipeline.microbatch_samples(pipeline.num_microbatches - 1)
             key = (device.kind, device.speed, samples, replace(stage, devices=("",), in_flight=1))
             if key in found:
                 continue

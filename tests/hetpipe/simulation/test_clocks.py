@@ -11,7 +11,8 @@ import pytest
 
 from clock_cases import LISTED, Case, cases, compare_fast, compare_lists, enough
 from cost_model.collectives import Collective
-from hetpipe.program.gradient_buckets import summed_by
+from hetpipe.program import bucket_sizes
+from hetpipe.program.gradient_buckets import gradient_buckets, summed_by
 from hetpipe.program.instructions import Broadcast, Step
 from hetpipe.simulation.fast_simulator import StepTimes, has_clock, step_times
 from hetpipe.simulation.simulator import simulate
@@ -33,8 +34,18 @@ def test_the_fast_simulator_finds_the_times_of_the_simulator_to_the_last_bit(see
             compare_fast(case)
             counted.update(case.features)
     enough(counted, 12, "smaller last microbatch", "no latency", "tied weights", "measured links")
-    enough(counted, 6, "measured all-reduces", "pipelines on one card")
-    enough(counted, 2, "sums inside nodes first")
+    enough(counted, 6, "measured all-reduces", "pipelines on one card", "no backward below")
+    enough(counted, 2, "sums inside nodes first", "sums inside a backward")
+
+
+def test_sums_cut_into_single_layers_are_alike_to_both_simulators(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(bucket_sizes, "BUCKET_BYTES", 1.0)
+    cut = 0
+    for case in cases(FEW):
+        if has_clock(case.plan) and "sums inside a backward" in case.features:
+            compare_fast(case)
+            cut += len(case.program.buckets) > len(gradient_buckets(case.plan, case.problem.profile))
+    assert cut >= 10
 
 
 def test_sums_inside_nodes_first_are_alike_to_both_simulators_where_they_are_not_cheaper_too():
@@ -74,6 +85,7 @@ def test_an_order_made_by_the_list_scheduler_lasts_as_long_as_it_says(seeds: ran
         "measured links",
         "pipelines on one card",
     )
+    enough(counted, 5, "no backward below")
 
 
 def compare_pipeline(case: Case, index: int) -> tuple[float, float]:
@@ -83,7 +95,7 @@ def compare_pipeline(case: Case, index: int) -> tuple[float, float]:
     rest = pipeline.microbatch_samples(count - 1)
     planned_s = one_f_one_b_s(
         case.seconds(pipeline, pipeline.microbatch_size),
-        [pipeline.in_flight(stage) for stage in range(len(pipeline.stages))],
+        [case.program.plan.pipelines[index].in_flight(stage) for stage in range(len(pipeline.stages))],
         count,
         None if rest == pipeline.microbatch_size else case.seconds(pipeline, rest),
     )
@@ -117,6 +129,7 @@ def test_the_planners_clock_is_the_simulator_for_a_pipeline_alone_and_never_abov
                 assert least_s <= planned_s * SLACK, case.seed
                 counted["above its closed form"] += 1
     enough(counted, 20, "1 stages alone", "2 stages alone", "smaller last microbatch", "no latency")
+    enough(counted, 5, "no backward below")
     enough(counted, 10, "3 stages alone", "measured links", "delayed by others", "above its closed form")
 
 
@@ -135,6 +148,7 @@ def test_no_step_is_below_its_bounds(seeds: range):
         assert trace.makespan_s == max(ends)
         counted.update(case.features)
     enough(counted, 20, "shared devices", "sharded states", "tied weights", "measured links", "no latency")
+    enough(counted, 10, "no backward below")
 
 
 def test_the_code_cites_rules_that_are_on_the_page():
