@@ -128,7 +128,8 @@ CASES = {
     # two stages only forward, the last one takes no gradient of its input
     "nothing but a head": ("llama", r"^model\.", chain_plan("mine", [0, 2, 5, 6], 1, BATCH, recompute=True)),
     "a middle block": (
-        "llama", r"embed_tokens|layers\.[013]\.|^model\.norm|lm_head", chain_plan("mine", [0, 2, 4, 6], 1, BATCH)
+        "llama", r"embed_tokens|layers\.[013]\.|^model\.norm|lm_head",
+        chain_plan("mine", [0, 2, 4, 6], 1, BATCH),
     ),
     "single tensors": ("llama", r"layers\.1\.self_attn\.q_proj|layers\.2\.mlp\.up_proj|norm", replicas(6)),
     # the shared matrix is on both devices
