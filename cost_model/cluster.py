@@ -66,6 +66,11 @@ class Device:
             )
 
     @property
+    def is_gpu(self) -> bool:
+        """Whether it is a GPU: neither a CPU nor emulated."""
+        return self.kind not in (CPU, EMULATED)
+
+    @property
     def usable_bytes(self) -> float:
         """The bytes that a plan may fill: memory less reserve."""
         return self.memory_bytes - self.reserve_bytes

@@ -26,7 +26,6 @@ from hetpipe.runs.settings import Settings, TaskSettings, read_settings
 from hetpipe.runtime.byte_counter import ByteCounter
 from hetpipe.runtime.emulated_links import Board
 from hetpipe.runtime.executor import Executor, StepOutcome
-from hetpipe.runtime.gpus import is_gpu
 from hetpipe.runtime.host_load import HostLoad
 from hetpipe.runtime.optimizer import Optimizer
 from hetpipe.runtime.processes import Emit
@@ -155,7 +154,7 @@ class _Run:
             outcomes=tuple(self.outcomes),
             load=load.lap(),
             shared=shared_parameters(self.costs.program, self.task.chain, self.model),
-            on_gpu=is_gpu(self.device),
+            on_gpu=self.device.is_gpu,
         )
         summaries = gather(summary)
         if self.rank == 0 and self.outcomes:
@@ -205,7 +204,7 @@ class _Run:
         return self._record(outcome, count)
 
     def _counter(self) -> ByteCounter | None:
-        if is_gpu(self.device):
+        if self.device.is_gpu:
             return None
         cap = self.device.memory_bytes if self.device.kind == EMULATED else float("inf")
         counter = ByteCounter(cap, self.device.name)
