@@ -75,6 +75,11 @@ class Device:
             )
 
     @property
+    def is_gpu(self) -> bool:
+        """Whether it is a GPU: neither a CPU nor emulated."""
+        return self.kind != CPU and not is_emulated(self.kind)
+
+    @property
     def usable_bytes(self) -> float:
         """The bytes that a plan may fill: memory less reserve."""
         return self.memory_bytes - self.reserve_bytes

@@ -208,7 +208,7 @@ def get_profile(
 
 def none_here(cluster: Cluster) -> bool:
     """Return whether this host has none of the devices."""
-    from hetpipe.runtime.gpus import check_here, is_gpu
+    from hetpipe.runtime.gpus import check_here
 
     def is_here(device: Device) -> bool:
         try:
@@ -217,7 +217,7 @@ def none_here(cluster: Cluster) -> bool:
             return False
         return True
 
-    return all(map(is_gpu, cluster.devices)) and not any(map(is_here, cluster.devices))
+    return all(device.is_gpu for device in cluster.devices) and not any(map(is_here, cluster.devices))
 
 
 def estimate_all(

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from cost_model.cluster import Device, is_emulated
 from cost_model.errors import InputError
-from hetpipe.runtime.gpus import is_gpu
 
 BACKEND = "cpu:gloo,cuda:nccl"
 NCCL_TIMES = 3
@@ -38,7 +37,7 @@ class Staging:
                 f"the plan mixes GPUs with emulated devices ({', '.join(sorted(kinds))}), whose seconds are "
                 "made up; leave one of them out with --exclude"
             )
-        return cls(tuple(map(is_gpu, devices)))
+        return cls(tuple(device.is_gpu for device in devices))
 
     @property
     def backend(self) -> str:

@@ -22,7 +22,7 @@ from hetpipe.runs.settings import Clock
 from hetpipe.runtime.cuda_events import GpuPace
 from hetpipe.runtime.emulated_links import Board
 from hetpipe.runtime.executor import Boundaries, Executor
-from hetpipe.runtime.gpus import before_cuda, gpu_index, is_gpu
+from hetpipe.runtime.gpus import before_cuda, gpu_index
 from hetpipe.runtime.gradient_sync import GradientSync, counted_names
 from hetpipe.runtime.host_staging import Staging
 from hetpipe.runtime.optimizer import Optimizer
@@ -159,7 +159,7 @@ def boundaries_of(chain: ChainModel, dtype: torch.dtype) -> Boundaries:
 
 def torch_device(device: Device) -> torch.device:
     """Return the GPU with the device's index on its node; the CPU for emulated and CPU devices."""
-    if not is_gpu(device):
+    if not device.is_gpu:
         return torch.device("cpu")
     before_cuda()
     place = torch.device("cuda", gpu_index(device.name))

@@ -26,7 +26,6 @@ from hetpipe.runs.settings import Settings, TaskSettings, read_settings
 from hetpipe.runtime.byte_counter import ByteCounter
 from hetpipe.runtime.emulated_links import Board
 from hetpipe.runtime.executor import Executor, StepOutcome
-from hetpipe.runtime.gpus import is_gpu
 from hetpipe.runtime.host_load import HostLoad
 from hetpipe.runtime.optimizer import Optimizer
 from hetpipe.runtime.processes import Emit
@@ -159,7 +158,7 @@ class _Run:
             outcomes=tuple(self.outcomes),
             load=load.lap(),
             shared=shared_parameters(self.costs.program, self.task.chain, self.model),
-            on_gpu=is_gpu(self.device),
+            on_gpu=self.device.is_gpu,
         )
         summaries = gather(summary)
         if self.rank == 0 and self.outcomes:
@@ -209,7 +208,7 @@ class _Run:
         return self._record(outcome, count)
 
     def _counter(self) -> ByteCounter | None:
-        if is_gpu(self.device):
+        if self.device.is_gpu:
             return None
         cap = self.device.memory_bytes if is_emulated(self.device.kind) else float("inf")
         counter = ByteCounter(cap, self.device.name)
