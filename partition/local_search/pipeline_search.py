@@ -19,6 +19,7 @@ from partition.local_search.starts import (
     dealt_sets,
     from_columns,
     from_counts,
+    least_dealt_s,
     realise,
     relaxed,
     singles,
@@ -162,7 +163,7 @@ class PipelineSearch(SearchSpace):
         """Give the best sets of devices dealt out to other numbers of pipelines, in steps.
 
         Where a step is not near what the relaxed programme promises, so that sums or messages may have made
-        the number wrong.
+        the number wrong. Numbers that would be slower even if all stages were equal are not dealt.
         """
         effort, columns_s = self.effort.search, self.columns.step_s if self.columns else math.inf
         if self.problem.forced != Forced() or best.step_s <= effort.near * columns_s:
@@ -170,8 +171,10 @@ class PipelineSearch(SearchSpace):
         sizes = sorted({pipeline.microbatch_size for pipeline in best.timed})
         found = []
         for number in NUMBERS:
-            if number != len(best.timed):
-                sets = [(self.clock_s(timed), timed) for _, timed in dealt_sets(self, number, sizes)]
+            most_s = best.step_s / effort.dealt_over_least
+            short = [size for size in sizes if least_dealt_s(self, number, size) <= most_s]
+            if number != len(best.timed) and short:
+                sets = [(self.clock_s(timed), timed) for _, timed in dealt_sets(self, number, short)]
                 steps = [(evaluate(timed, clock_s), timed) for clock_s, timed in sets if clock_s < math.inf]
                 found += sorted(steps, key=lambda pair: pair[0])[:1]
         for step_s, timed in sorted(found, key=lambda pair: pair[0])[: effort.other_numbers]:
