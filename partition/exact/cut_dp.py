@@ -133,13 +133,13 @@ class CutOptimizer:
         recompute: bool,
     ) -> list["_Place"]:
         """Return what the cuts of an order choose from, whatever the period."""
-        places = []
+        first_trained, places = self.tables.prices.first_trained, []
         for place, class_index in enumerate(class_indices):
             band = self._band(class_index, size, recompute)
             link_trip_s, link = self._no_link, self._no_link
             if place + 1 < len(class_indices):
                 link_trip_s, link = self._link(devices[place], devices[place + 1], size)
-            places.append(_Place(band, link_trip_s, link, count))
+            places.append(_Place(band, link_trip_s, link, count, first_trained))
         return places
 
     def _cut_for(
@@ -222,13 +222,14 @@ class _Place:
     """A place in an order of devices: the stages it takes, by [start, any], and the link after each.
 
     trip_s, link_s: a microbatch over the link both ways, and in its slower direction, by [layer]. count:
-    microbatches.
+    microbatches; all are in flight in stages in front of the first trained layer.
     """
 
     band: _Band
     trip_s: Floats
     link_s: Floats
     count: float
+    first_trained: int
 
     @cached_property
     def pass_s(self) -> Floats:
@@ -245,9 +246,11 @@ class _Place:
         band, ends, wait = self.band, len(makespan) - 1, max(self.count - 1, 0.0)
         beyond = np.maximum(makespan, wait * self.link_s if wait else 0.0)
         round_trip_s = self.pass_s + window[band.stop]
+        most = max(1.0, np.ceil(self.count))
         needed = np.maximum(np.ceil(round_trip_s / period - 1e-6), 1.0)
+        needed[band.stop <= self.first_trained] = most
         value = np.maximum(self.total_s, self.pass_s + beyond[band.stop])
-        value[np.minimum(needed, max(1.0, np.ceil(self.count))) > band.caps] = np.inf
+        value[np.minimum(needed, most) > band.caps] = np.inf
         pick = value.argmin(axis=1)
         at = np.arange(ends), pick
         longest, windows = np.append(value[at], np.inf), np.zeros(ends + 1)
@@ -261,5 +264,7 @@ class _Place:
 
         band = self.band
         arrays = (band.stop, band.busy_s, band.optimizer_s, band.caps, self.trip_s, self.link_s)
-        found: _Cuts = place_cuts(*arrays, makespan, window, self.count, period)
+        found: _Cuts = place_cuts(
+            *arrays, makespan, window, self.count, period, self.first_trained
+        )
         return found

@@ -21,6 +21,7 @@ def place_cuts(
     window_s: Floats,
     count: float,
     period_s: float,
+    first_trained: int,
 ) -> tuple[Floats, Floats, _WholeNumbers]:
     """Return (makespan bound, window, pick) by first layer once one more place in front holds a stage.
 
@@ -48,6 +49,8 @@ def place_cuts(
                 continue
             round_trip = through + window_s[after]
             needed = max(np.ceil(round_trip / period_s - 1e-6), 1.0)
+            if after <= first_trained:
+                needed = most
             if min(needed, most) > held:
                 continue
             best, best_needed, best_trip, picks[start] = value, needed, round_trip, choice
