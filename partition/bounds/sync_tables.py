@@ -67,7 +67,6 @@ class _SyncSizeTables(SizeTables):
             end_s=made.end_s + end_s,
         )
 
-
     @cached_property
     def longest_s(self) -> tuple[Floats, Floats]:
         """The most seconds that the forward of a layer takes on a device of each class, and the backward."""

@@ -146,6 +146,8 @@ class FamilyEffort:
     """Share of that step that a card must take at least to sum the whole model."""
     near: float = 1.01
     """Times the relaxed step: the best simulated step must be above, else there is little to gain."""
+    walk_lead: float = 0.04
+    """Relative: families that are better than the sets from which walks would begin by more: nothing walks."""
     clear_lead: float = 0.01
     """Relative: families that are better by more, where there is much sync, end the search: small changes of
     single pipelines are left out."""

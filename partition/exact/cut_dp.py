@@ -264,7 +264,5 @@ class _Place:
 
         band = self.band
         arrays = (band.stop, band.busy_s, band.optimizer_s, band.caps, self.trip_s, self.link_s)
-        found: _Cuts = place_cuts(
-            *arrays, makespan, window, self.count, period, self.first_trained
-        )
+        found: _Cuts = place_cuts(*arrays, makespan, window, self.count, period, self.first_trained)
         return found

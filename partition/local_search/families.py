@@ -208,11 +208,10 @@ class FamilySpace:
 
             compute = B / rate * (1 + (S - 1) * size / (B / k) + (S - 1) / (2 L)),  rate = k * sum m_c r_c
             load    = devices of a node * b * samples of a copy * a / 2 * (2 if S > 2 else 1)
-            sync    = a * W * (n - 1) / n * max r_c / sum m_c r_c,  times the stages of a node if nested
+            sync    = a * W * (k - 1) / k * max r_c / sum m_c r_c,  times the stages of a node if nested
             step    = (compute^3 + load^3)^(1/3) + sync
 
-        Filling and uneven cuts are in compute. n is k, or where sums go inside nodes first the nodes of most
-        devices of a class. others: samples a second that other pipelines do.
+        Filling and uneven cuts are in compute. others: samples a second that other pipelines do.
         """
         used, num_stages = [c for c, m in enumerate(vector) if m], sum(vector)
         batch, rate = self.problem.global_batch_size, copies * self.rate(vector)
@@ -222,9 +221,7 @@ class FamilySpace:
         compute_s = batch / (rate + others) * (1 + filling + uneven)
         largest = copies * max(self.rates[c] for c in used) / rate
         pace = max(self.class_s_per_byte)
-        nodes = max(-(-copies * vector[c] // self.on_node[c]) for c in used)
-        members = min(copies, nodes) if self.inside_first else copies
-        sync_s = pace * self.model_bytes * largest * (members - 1) / members
+        sync_s = pace * self.model_bytes * largest * (copies - 1) / copies
         if num_stages == 1:
             return compute_s + sync_s
         run = max(min(vector[c], self.on_node[c]) for c in used)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from partition.column_generation.column_generation import Columns
@@ -32,6 +32,20 @@ from partition.problem import Forced, Problem
 DEALT = "dealt"  # what starts of dealt devices are called: all are simulated
 
 
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """Sets from which a search walks on: climbed starts, those of other numbers, and starts as they were."""
+
+    climbed: list[PipelineSet]
+    others: list[PipelineSet]
+    starts: list[PipelineSet]
+
+    @property
+    def sets(self) -> list[PipelineSet]:
+        """Return all, least step first."""
+        return sorted([*self.climbed, *self.others, *self.starts], key=_order)
+
+
 class PipelineSearch(SearchSpace):
     """A search and what it knows so far, for its own later steps and for a bound.
 
@@ -52,21 +66,31 @@ class PipelineSearch(SearchSpace):
 
         known: see `starts`.
         """
+        return self.walked(self.begun(evaluate, known), evaluate)
+
+    def begun(self, evaluate: EvaluateSet, known: Sequence[list[TimedPipeline]] = ()) -> "Begun":
+        """Return the best starts after a short local search each. known: see `starts`."""
         evaluate = self._with_cards(evaluate)
         starts = [replace(start, step_s=evaluate(start.timed, start.step_s)) for start in self.starts(known)]
         starts.sort(key=_order)
         sets = self._climbed(starts, evaluate)
         if sets:
             sets += self._of_fewer_pipelines(_best(sets), evaluate)
-            sets += self._walked_and_recombined(_best(sets), evaluate)
-            # only now, so that where they are no better the walks begin where they would without them
-            others = list(self._of_other_numbers(_best(sets), evaluate))
-            if others and _best(others).step_s < _best(sets).step_s:
-                others += self._walked_and_recombined(_best(others), evaluate)
-            sets += others
+        others = list(self._of_other_numbers(_best(sets), evaluate)) if sets else []
         dealt = [start for start in starts if start.start.startswith(DEALT)]
         best = [start for start in starts[: self.effort.search.climbed_starts] if start not in dealt]
-        return sorted([*sets, *best, *dealt], key=_order)
+        return Begun(sets, others, [*best, *dealt])
+
+    def walked(self, begun: "Begun", evaluate: EvaluateSet) -> list[PipelineSet]:
+        """Return what was begun with, and sets that walks from there lead to, while they pay."""
+        evaluate = self._with_cards(evaluate)
+        sets, others = list(begun.climbed), list(begun.others)
+        if sets:
+            sets += self._walked_and_recombined(_best(sets), evaluate)
+            # apart, so that where they are no better the walks begin where they would without them
+            if others and _best(others).step_s < _best(sets).step_s:
+                others += self._walked_and_recombined(_best(others), evaluate)
+        return sorted([*sets, *others, *begun.starts], key=_order)
 
     def starts(self, known: Sequence[list[TimedPipeline]] = ()) -> list[PipelineSet]:
         """Return sets of pipelines from every source there is, least step by their clocks first.
