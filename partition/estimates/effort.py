@@ -121,7 +121,7 @@ class ChoiceEffort:
     sharded_for_speed: bool
     """Whether sharded optimizer states are searched for where memory does not ask for them."""
     far_from_columns: float
-    """Times the relaxed step: a best plan above it is searched for once more, with its number of pipelines."""
+    """Times the relaxed step: a best plan above is searched for once more, with its number of pipelines."""
     least_sharding_gain: float = 0.02
     """Relative, that the fractional bound must promise then."""
     always_simulated: int = 3
@@ -147,7 +147,7 @@ class FamilyEffort:
     near: float = 1.01
     """Times the relaxed step: the best simulated step must be above, else there is little to gain."""
     walk_lead: float = 0.04
-    """Relative: families that are better than the sets from which walks would begin by more: nothing walks."""
+    """Relative: families ahead of the sets from which walks would begin by more than this: nothing walks."""
     clear_lead: float = 0.01
     """Relative: families that are better by more, where there is much sync, end the search: small changes of
     single pipelines are left out."""
