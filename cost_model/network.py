@@ -23,7 +23,7 @@ class FreeAt(Protocol):
     def __setitem__(self, resource: int, free_s: float, /) -> None: ...
 
 
-def idle() -> FreeAt:
+def idle() -> defaultdict[int, float]:
     """Return all resources, free from the start; it holds those that were asked for."""
     return defaultdict(float)
 
@@ -64,6 +64,9 @@ class Network:
         self.as_in_file = Network(cluster) if all_reduces else self
         self._sums = {node.name: node.all_reduces for node in cluster.nodes if node.all_reduces}
         self.known_s: dict[tuple[tuple[str, ...], float], float | None] = {}  # of measured all-reduces
+        self.alone_s: dict[object, float] = {}  # of sums on the idle network
+        # due and free seconds of norms, see `sum_times.norm_due`
+        self.norms: dict[tuple[str, ...], tuple[tuple[float, ...], defaultdict[int, float]]] = {}
         self._routes: dict[tuple[str, str], Route] = {}
         self.resources = Resources(cluster.nodes)
 

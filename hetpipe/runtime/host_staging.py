@@ -32,7 +32,7 @@ class Staging:
         Raises: InputError for GPUs beside emulated devices.
         """
         kinds = {device.kind for device in devices}
-        if any(map(is_emulated, kinds)) and any(map(is_gpu, devices)):
+        if any(map(is_emulated, kinds)) and any(device.is_gpu for device in devices):
             raise InputError(
                 f"the plan mixes GPUs with emulated devices ({', '.join(sorted(kinds))}), whose seconds are "
                 "made up; leave one of them out with --exclude"
