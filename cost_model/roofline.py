@@ -250,6 +250,8 @@ def layer_work(
 ) -> Work:
     """Return a layer's work: each parameter multiplies each token once forward, twice backward.
 
+    Quantized weights are read as they are stored; each pass writes what it dequantizes, and reads that.
+
     multiplies: False for a layer that looks its parameters up, such as an embedding.
     """
     passes = 2 if backward else 1
@@ -259,7 +261,8 @@ def layer_work(
     return Work(
         flops=2.0 * passes * tokens * count if multiplies else 0.0,
         weight_bytes=layer.parameter_bytes,
-        activation_bytes=passes * samples * (layer.saved_bytes_per_sample + layer.output_bytes_per_sample),
+        activation_bytes=passes * samples * (layer.saved_bytes_per_sample + layer.output_bytes_per_sample)
+        + 2 * layer.dequantized_bytes,
         dtype=multiplied_in(profile.dtype),
         backward=backward,
     )

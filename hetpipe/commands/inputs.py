@@ -20,6 +20,7 @@ from hetpipe.commands.output import note, progress_bar, warn
 from hetpipe.models.names import ModelEntry, model_entry
 from hetpipe.program.instructions import Schedule
 from hetpipe.runs.lora import parse_lora, read_adapter_settings
+from hetpipe.runs.quantization import check_load_in
 from hetpipe.runs.settings import Settings, TaskSettings
 from partition.estimates.optimizer_sharding import with_state_owners
 from partition.plan import Plan, check_plan
@@ -133,23 +134,34 @@ def named_model(model: str, options: AdapterOptions) -> ModelEntry:
             "--lora makes new adapters, --adapter goes on with those of a folder, whose settings it takes; "
             "give one of them"
         )
+    load_in = check_load_in(options.load_in)
+    if load_in is not None and options.lora is None and options.adapter is None:
+        raise InputError(
+            f"--load-in {load_in}: weights in {load_in} cannot be trained, only adapters beside them; give "
+            "--lora or --adapter"
+        )
     place = None if options.adapter is None else str(options.adapter.resolve())
     lora = None if options.lora is None else parse_lora(options.lora)
     if place is not None:
         lora = read_adapter_settings(Path(place))
     entry = model_entry(model)
     if lora is None:
+        if entry.folder is not None and entry.folder.quantization is not None:
+            from hetpipe.models.adapters import check_trainable
+
+            check_trainable(entry.name, entry.folder.quantization)
         return entry
     from hetpipe.models.adapter_folder import AdapterFolder
-    from hetpipe.models.adapters import with_adapters, with_named_targets
+    from hetpipe.models.adapters import held_in, with_adapters, with_named_targets
     from hetpipe.models.huggingface import model_spec
 
     base = model_spec(entry.name, entry.place)
     lora = with_named_targets(base, lora)
-    spec = with_adapters(base, lora)
+    chosen = entry.with_adapters(lora, place, load_in)
+    spec = with_adapters(held_in(base, chosen.load_in), lora)
     if place is not None:
         AdapterFolder.find(Path(place), spec)
-    return entry.with_adapters(lora, place)
+    return chosen
 
 
 def get_profile(
@@ -169,8 +181,10 @@ def get_profile(
     """
     dtype = parse_dtype(options.dtype)
     entry = None if model is None else named_model(model, options)
-    if model is None and (options.lora or options.adapter):
-        raise InputError("--lora and --adapter are of a --model; name its base, or give the --profile alone")
+    if model is None and (options.lora or options.adapter or options.load_in):
+        raise InputError(
+            "--lora, --adapter and --load-in are of a --model; name its base, or give the --profile alone"
+        )
     name = None if entry is None else entry.name
     note(() if entry is None or entry.folder is None else entry.folder.notes())
     if options.profile_file is not None:
@@ -187,7 +201,7 @@ def get_profile(
         return profile_model(
             model, cluster, sequence_length,
             dtype=dtype or FLOAT32, budget_s=options.profile_budget_s, progress=report,
-            lora=None if entry is None else entry.lora,
+            lora=None if entry is None else entry.lora, load_in=None if entry is None else entry.load_in,
         )  # fmt: skip
 
 

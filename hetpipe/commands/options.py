@@ -58,6 +58,10 @@ class AdapterOptions:
     adapter: Annotated[
         Path | None, typer.Option("--adapter", help="Train on the adapters of this PEFT folder.")
     ] = None
+    load_in: Annotated[
+        str | None,
+        typer.Option("--load-in", help="4bit or 8bit: hold the matrices beside adapters so (bitsandbytes)."),
+    ] = None
     run_file: RunFileOption = None
 
 

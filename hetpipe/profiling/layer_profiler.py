@@ -244,6 +244,7 @@ def layer_profile(bench: Bench, layer: int, measured: Sequence[int]) -> LayerPro
         num_parameters=held.num_parameters,
         frozen_with=frozen_with,
         frozen_with_bytes=frozen_with_bytes,
+        dequantized_bytes=held.dequantized,
     )
 
 
