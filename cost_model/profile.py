@@ -217,6 +217,18 @@ class ModelProfile:
     def num_layers(self) -> int:
         return len(self.layers)
 
+    @property
+    def first_trained(self) -> int:
+        """Return the first layer with a trained weight, which a later one may share: no gradient comes below.
+
+        0 where no layer has any.
+        """
+        trained = (index for index, layer in enumerate(self.layers) if layer.trained_bytes > 0)
+        first = next(trained, 0)
+        return (
+            min((self.tied_home(index) for index in range(first, self.num_layers)), default=0) if first else 0
+        )
+
     def kind(self, name: str) -> KindProfile:
         """Return what was measured or estimated for a kind.
 

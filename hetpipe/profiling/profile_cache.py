@@ -271,6 +271,10 @@ def _code() -> str:
         "models/placement",
         "models/huggingface",
         "models/keyed_dropout",
+        "models/philox",
+        "models/philox_compiled",
+        "models/philox_torch",
+        "models/philox_triton",
         "models/loss",
     )
     package = Path(__file__).parents[1]

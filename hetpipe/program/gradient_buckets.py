@@ -38,8 +38,8 @@ def gradient_buckets(plan: Plan, profile: ModelProfile) -> tuple[Bucket, ...]:
         for home in sorted({profile.tied_home(layer) for layer in tied})
     ]
     buckets = [bucket_of(layers, owners(*layers), tied=True) for layers in groups]
-    start = 0
-    for stop in range(1, profile.num_layers + 1):
+    start = profile.first_trained  # those below it have no gradients
+    for stop in range(start + 1, profile.num_layers + 1):
         last = stop == profile.num_layers
         if last or holders[stop] != holders[start] or (states and states[stop] != states[start]):
             buckets.append(bucket_of(tuple(range(start, stop)), owners(start)))

@@ -160,8 +160,9 @@ class Executor:
                     end = self._start_broadcast(instruction, step)
             events.append((instruction, begin, end))
         self._finish_broadcasts()
-        settled = self._pace.settle()
+        self._pace.finish()
         end_s = time.monotonic()
+        settled = self._pace.settle()
         self._transport.finish()
         return StepOutcome(
             loss=float(totals[2]),
@@ -200,7 +201,8 @@ class Executor:
         for index, compute in enumerate(self._program.ranks[self._rank]):
             if isinstance(compute, Compute):
                 num_stages = self._costs.num_stages[compute.pipeline]
-                message, made = incoming(compute, num_stages), outgoing(compute, num_stages)
+                first_backward = self._program.first_backward[compute.pipeline]
+                message, made = incoming(compute, num_stages), outgoing(compute, num_stages, first_backward)
                 receive = None
                 if message is not None and message[1:3] not in local:
                     receive = Transfer(

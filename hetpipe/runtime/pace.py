@@ -38,8 +38,11 @@ class Pace:
         self.now_s = time.monotonic()
         return self.now_s
 
+    def finish(self) -> None:
+        """Wait, at the end of a step, until the device has done all of it."""
+
     def settle(self) -> dict[float, float]:
-        """Return, at the end of a step, the right times in place of those not known when they were given."""
+        """Return, after `finish`, the right times in place of those not known when they were given."""
         return {}
 
 

@@ -8,6 +8,7 @@ from hetpipe.program.instructions import Compute, Direction, Pass, Transfer
 from hetpipe.program.schedules import one_f_one_b
 from hetpipe.simulation.fast_kernel import NONE, SimulationArrays
 
+NO_BACKWARD = 0  # in the place of in_flight
 SimulationLists = SimulationArrays[list[int], list[float]]
 
 
@@ -16,15 +17,18 @@ def simulation_lists(costs: ProgramCosts) -> SimulationLists:
     pipelines = costs.program.plan.pipelines
     places = [places[0] for places in costs.program.plan.places.values()]
     work = _empty()
-    orders: dict[tuple[int, int], int] = {}
+    orders: dict[tuple[int, int], tuple[int, int]] = {}
     for index, stage in places:
         pipeline = pipelines[index]
-        order = (pipeline.num_microbatches, pipeline.in_flight(stage))
+        in_flight = pipeline.in_flight(stage) if stage >= costs.program.first_backward[index] else NO_BACKWARD
+        order = (pipeline.num_microbatches, in_flight)
         if order not in orders:
-            orders[order] = len(work.computations)
+            begin = len(work.computations)
             work.computations.extend(_one_f_one_b(*order))
-        work.next_place.append(orders[order])
-        work.end_place.append(orders[order] + 2 * pipeline.num_microbatches)
+            orders[order] = begin, len(work.computations)
+        begin, end = orders[order]
+        work.next_place.append(begin)
+        work.end_place.append(end)
         work.last_microbatch.append(pipeline.num_microbatches - 1)
         work.clock_s.append(0.0)
         work.busy_s.append(0.0)
@@ -41,7 +45,7 @@ def _empty() -> SimulationLists:
 
 
 def _one_f_one_b(num_microbatches: int, in_flight: int) -> list[int]:
-    order = one_f_one_b(range(num_microbatches), in_flight)
+    order = one_f_one_b(range(num_microbatches), in_flight, backward=in_flight != NO_BACKWARD)
     return [microbatch if op is Pass.FORWARD else ~microbatch for op, microbatch in order]
 
 
@@ -54,6 +58,7 @@ def _add_tasks(work: SimulationLists, costs: ProgramCosts, places: list[tuple[in
         for index, pipeline in enumerate(pipelines)
         for boundary in range(1, len(pipeline.stages))
         for op in Pass
+        if op is Pass.FORWARD or boundary > costs.program.first_backward[index]
     ]
     counts = [pipelines[index].num_microbatches for _, index, _ in boundaries]
     slots = dict(zip(boundaries, accumulate(counts, initial=0), strict=False))

@@ -35,7 +35,7 @@ def lone_layer_bound_s(tables: ProblemTables) -> float:
     All pipelines have a stage on that node: those that are on it alone do what its devices can, the others
     pass its card.
     """
-    batch, boundaries = tables.problem.global_batch_size, _boundary_bytes(tables)[1:-1]
+    batch, boundaries = tables.problem.global_batch_size, _gradient_bytes(tables)[1:-1]
     least = []
     for shape in _shapes(tables):
         done = shape.rate if shape.holds_model else 0.0
@@ -64,14 +64,15 @@ def summed_layers_bound_s(tables: ProblemTables, low_s: float, high_s: float) ->
 
 def _done(tables: ProblemTables, shapes: Sequence[_NodeShape]) -> Callable[[float], float]:
     """Return the function from a step to the samples' work that all nodes can do in it."""
-    num_layers, outputs = tables.num_layers, _boundary_bytes(tables)
+    num_layers, outputs, gradients = tables.num_layers, _boundary_bytes(tables), _gradient_bytes(tables)
     runs = tables.stages.copy()
     runs[0, -1] = False
     start, stop = np.nonzero(runs)
     summed = np.maximum(summed_bytes(tables.problem.profile), 0.0)
     share = np.concatenate([[0.0], np.cumsum(_shares(tables))])
     work, sums = share[stop] - share[start], summed[start, stop]
-    each = outputs[start] + outputs[stop]  # into the node, a sample: forward in front, backward behind
+    # into the node, a sample: forward in front, backward behind; out of it the other way round
+    each = np.minimum(outputs[start] + gradients[stop], gradients[start] + outputs[stop])
     with np.errstate(divide="ignore"):
         work_per_byte = np.where(each > 0, work / each, np.inf)
 
@@ -94,6 +95,12 @@ def _boundary_bytes(tables: ProblemTables) -> Floats:
     """Return bytes a sample that pass in front of each layer and at the end of the model, where none do."""
     outputs = [layer.output_bytes_per_sample for layer in tables.problem.profile.layers[:-1]]
     return np.array([0.0, *outputs, 0.0])
+
+
+def _gradient_bytes(tables: ProblemTables) -> Floats:
+    """Return `_boundary_bytes` that also come back, as gradients: none below the first trained layer."""
+    back = np.arange(tables.num_layers + 1) > tables.prices.first_trained
+    return np.asarray(np.where(back, _boundary_bytes(tables), 0.0))
 
 
 def _layer_s(tables: ProblemTables) -> Floats:

@@ -88,7 +88,8 @@ class StepEstimate:
                 name = pipeline.stages[index].device.name
                 before_s[name] = min(ahead_s, before_s.get(name, ahead_s))
                 after_s[name] = min(behind_s, after_s.get(name, behind_s))
-                bound_s = max(bound_s, ahead_s + behind_s + count * round_trip_s / entry.in_flight(index))
+                flight = entry.in_flight(index) if index >= pipeline.timing.first_backward else count
+                bound_s = max(bound_s, ahead_s + behind_s + count * round_trip_s / flight)
                 there_s, back_s = forward_s + (link[0] + link[2]), backward_s + (link[1] + link[3])
                 ahead_s, behind_s = ahead_s + there_s, behind_s + back_s
                 round_trip_s -= there_s + back_s
@@ -120,7 +121,8 @@ class StepEstimate:
                 if one == other:
                     continue
                 num_bytes = prices.boundary_bytes(right.start, num_samples)
-                for route in (network.route(one, other), network.route(other, one)):
+                back = [network.route(other, one)] if prices.takes_gradient(right.start) else []
+                for route in (network.route(one, other), *back):
                     seconds = route.link.occupancy_s(num_bytes)
                     for resource in route.resources:
                         loads[resource] = loads.get(resource, 0.0) + seconds
