@@ -193,7 +193,7 @@ def test_nothing_of_a_frozen_weight_is_alive_twice_on_any_rank(tmp_path):
     assert values == sum(math.prod(info.shape) // 2 for info in packed)
     # a trained weight with its gradient and two states; all others once
     once = [info.shape for info in plain] + [(math.prod(info.shape) // 64,) for info in packed]  # and scales
-    for shape in set(once):
+    for shape in set(once) - {(16,)}:  # the 16 values of 4 bits are a table of bitsandbytes
         assert whole.count(shape) == once.count(shape), shape
     for shape in {info.shape for info in trained}:
         assert whole.count(shape) == 4 * sum(info.shape == shape for info in trained), shape
@@ -237,6 +237,7 @@ def test_a_run_goes_on_and_its_adapters_come_out_merged(hetpipe: Shell):
 def test_memory_beside_a_quantized_base_is_predicted(hetpipe: Shell):
     (hetpipe.folder / "base").mkdir()
     config = tiny_model(LLAMA, hidden_size=128, intermediate_size=352).config
+    config.architectures = [LLAMA]
     config.save_pretrained(hetpipe.folder / "base")  # no weights: drawn, and quantized
     (hetpipe.folder / "cluster.toml").write_text(runs.EMULATED_CLUSTER)
     options = "--model ./base --cluster cluster.toml --lora r=4,targets=q_proj,down_proj --load-in 4bit"
