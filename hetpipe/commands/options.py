@@ -11,6 +11,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from cost_model.expenses import Objective
+from hetpipe.commands.run_file import RunFileOption
 from hetpipe.program.instructions import Schedule
 from hetpipe.runs.lora import EXAMPLE as LORA_EXAMPLE
 
@@ -61,6 +62,7 @@ class AdapterOptions:
         str | None,
         typer.Option("--load-in", help="4bit or 8bit: hold the matrices beside adapters so (bitsandbytes)."),
     ] = None
+    run_file: RunFileOption = None
 
 
 @dataclass(frozen=True, slots=True)

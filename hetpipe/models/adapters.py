@@ -20,7 +20,7 @@ from hetpipe.models.block_structure import refused_on_error
 from hetpipe.models.huggingface import ModelSpec, model_spec
 from hetpipe.models.huggingface import preload_modules as preload_base
 from hetpipe.models.quantized_weights import Packing, bitsandbytes, dense
-from hetpipe.runs.lora import LoraSettings
+from hetpipe.runs.lora import ALL_LINEAR, LoraSettings
 from hetpipe.runs.quantization import Quantization, load_in_suffix
 from hetpipe.runs.settings import TaskSettings
 
@@ -153,6 +153,25 @@ def _build(build: Callable[[], nn.Module], lora: LoraSettings) -> nn.Module:
         warnings.simplefilter("ignore")  # peft sees by itself that GPT-2's layers lie transposed, and says so
         _peft().inject_adapter_in_model(config, model, adapter_name=ADAPTER)
     return model
+
+
+def with_named_targets(spec: ModelSpec, lora: LoraSettings) -> LoraSettings:
+    """Return settings whose targets are names: of ALL_LINEAR, those that peft takes it for.
+
+    Raises: InputError if there is more beside it, or a name is of the head as well.
+    """
+    if ALL_LINEAR not in lora.targets:
+        return lora
+    if lora.targets != (ALL_LINEAR,):
+        raise InputError(f"LoRA target {ALL_LINEAR!r} is all there are; leave the others out, or it")
+    with torch.device("meta"):
+        model: Any = spec.build_shrunk()
+    head = model.get_output_embeddings()
+    linear = {name: module for name, module in model.named_modules() if type(module).__name__ in _LINEAR}
+    targets = {name.rpartition(".")[-1] for name, module in linear.items() if module is not head}
+    if any(module is head and name.rpartition(".")[-1] in targets for name, module in linear.items()):
+        raise InputError(f"LoRA target {ALL_LINEAR!r}: {spec.name} calls its head as others; name them")
+    return replace(lora, targets=tuple(targets))
 
 
 def _check_targets(spec: ModelSpec, lora: LoraSettings) -> None:

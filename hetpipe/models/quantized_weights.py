@@ -109,7 +109,7 @@ class QuantizedParameter(nn.Parameter):
         """Make the parameter of a matrix."""
         made = super().__new__(cls, matrix.values, requires_grad=False)
         made.matrix = matrix
-        return cast("QuantizedParameter", made)
+        return made
 
 
 def tensors_of(value: Tensor) -> tuple[Tensor, ...]:

@@ -33,8 +33,18 @@ RECEIVE_AHEAD = 1
 two ranks carries its messages in the order in which they are sent."""
 
 
-def lower_as(plan: Plan, profile: ModelProfile, cluster: Cluster | None, schedule: Schedule) -> Program:
-    """Lower a plan under one schedule that is named, never `auto`; see `schedule_selection.lower`."""
+def lower_as(
+    plan: Plan,
+    profile: ModelProfile,
+    cluster: Cluster | None,
+    schedule: Schedule,
+    *,
+    most_bytes: float | None = None,
+) -> Program:
+    """Lower a plan under one schedule that is named, never `auto`; see `schedule_selection.lower`.
+
+    most_bytes: see `cut_buckets`; without a cluster no bucket is cut.
+    """
     if plan.zero and plan.state_owners is None:
         if cluster is None:
             raise InputError("the plan leaves open who has the optimizer states; give the cluster")
@@ -42,7 +52,7 @@ def lower_as(plan: Plan, profile: ModelProfile, cluster: Cluster | None, schedul
     buckets = gradient_buckets(plan, profile)
     if cluster is not None:
         network = Network(cluster, profile.links, profile.all_reduces)
-        buckets = with_collectives(plan, buckets, profile, network)
+        buckets = with_collectives(plan, buckets, profile, network, most_bytes)
     ordered = compute_orders(plan, profile, cluster, schedule)
     if ordered.last_backward_s:
         buckets = in_order_of_backwards(plan, buckets, ordered.last_backward_s)

@@ -58,6 +58,10 @@ class GpuPace(Pace):
         self._spans.append((start_s, end_s))
         return end_s
 
+    def part(self, start_s: float, nominal_s: float) -> float:
+        del start_s, nominal_s
+        return self._mark()
+
     def wait(self, due_s: float) -> float:
         del due_s
         return self._mark()
