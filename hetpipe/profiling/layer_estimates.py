@@ -117,8 +117,8 @@ class LayerWork:
     """What a layer multiplies and moves for each sample.
 
     forward_flops, backward_flops: of a sample; no backward where nothing is trained at or below the layer.
-    weight_bytes: of what is multiplied; frozen_bytes: those of it that have no gradient. dequantized_bytes: what
-    each pass makes of weights in 4 or 8 bits, and reads.
+    weight_bytes: of what is multiplied; frozen_bytes: those of it that have no gradient. dequantized_bytes:
+    what each pass makes of weights in 4 or 8 bits, and reads.
     """
 
     forward_flops: float
