@@ -1,6 +1,6 @@
 """How far is the predicted step from the measured one where gradients are summed inside nodes first?
 
-    python examples/benchmarks/prediction/sums.py [--retries 2] [--steps 4] [--bucket-bytes 2e6]
+    python examples/benchmarks/prediction/sums.py [--retries 2] [--steps 4] [--bucket-bytes 2e5]
 
 Twelve plans on emulated clusters of three nodes. See README.md, "Sums inside nodes first".
 """
@@ -46,8 +46,8 @@ def main() -> None:
         bucket_sizes.BUCKET_BYTES = options.bucket_bytes  # this process lowers the plans, the ranks read them
     profile = _profile(options)
     lines = [
-        "| cluster | plan | buckets inside nodes first | sums inside a backward | with rings alone, predicted s | predicted s "
-        "| measured s, median [min, max] of n | error |",
+        "| cluster | plan | buckets inside nodes first | sums inside a backward "
+        "| with rings alone, predicted s | predicted s | measured s, median [min, max] of n | error |",
         "|---" * 8 + "|",
     ]
     errors = []
