@@ -117,7 +117,8 @@ class LayerWork:
     """What a layer multiplies and moves for each sample.
 
     forward_flops, backward_flops: of a sample; no backward where nothing is trained at or below the layer.
-    weight_bytes: of what is multiplied; frozen_bytes: those of it that have no gradient.
+    weight_bytes: of what is multiplied; frozen_bytes: those of it that have no gradient. dequantized_bytes:
+    what each pass makes of weights in 4 or 8 bits, and reads.
     """
 
     forward_flops: float
@@ -125,6 +126,7 @@ class LayerWork:
     weight_bytes: float
     frozen_bytes: float
     activation_bytes: float
+    dequantized_bytes: float
     dtype: str
     has_backward: bool
 
@@ -137,7 +139,7 @@ class LayerWork:
         dtype, lowered = weight_dtype(settings.dtype), lowered_dtype(settings.dtype)
 
         def num_bytes(info: ParameterInfo) -> float:
-            return float(math.prod(info.shape) * info.kept_dtype(dtype, lowered).itemsize)
+            return float(info.kept_bytes(dtype, lowered))
 
         return cls(
             forward_flops=token_flops * _count(weights),
@@ -145,6 +147,7 @@ class LayerWork:
             weight_bytes=sum(map(num_bytes, weights)),
             frozen_bytes=sum(num_bytes(info) for info in weights if not info.reached),
             activation_bytes=counted.saved_bytes_per_sample + counted.output_bytes_per_sample,
+            dequantized_bytes=counted.dequantized_bytes,
             dtype=multiplied_in(settings.dtype),
             has_backward=layer >= chain.first_trained,
         )
@@ -156,7 +159,8 @@ class LayerWork:
         work = Work(
             flops=samples * (self.backward_flops if backward else self.forward_flops),
             weight_bytes=self.weight_bytes,
-            activation_bytes=(2 if backward else 1) * samples * self.activation_bytes,
+            activation_bytes=(2 if backward else 1) * samples * self.activation_bytes
+            + 2 * self.dequantized_bytes,
             dtype=self.dtype,
             backward=backward,
             frozen_bytes=self.frozen_bytes,
