@@ -14,9 +14,10 @@ Others use:
     transport: DistributedTransport, TensorShape
     gradient_sync: GradientSync, counted_names
     optimizer: Optimizer, OPTIMIZER_STATES
+    loss_scale: LossScale
     torch_optimizer: TorchOptimizer, optimizer_of, make_checked, optimizer_name
     peer_errors: PeerError, peer_error
-    gpus: is_gpu, cuda_gpus, check_here
+    gpus: cuda_gpus, check_here
     host_staging: Staging, room_on_host
     pace: Pace, EmulatedPace, sleep_until
     cuda_events: GpuPace
