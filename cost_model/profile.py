@@ -12,13 +12,19 @@ from pydantic import ConfigDict, GetPydanticSchema, TypeAdapter
 from pydantic_core.core_schema import no_info_after_validator_function
 
 from cost_model.cluster import Link
-from cost_model.dtypes import DTYPES, lowered_share
+from cost_model.dtypes import MIXED, check_dtypes, common_dtype, lowered_share
 from cost_model.errors import InputError
+from cost_model.interpolation import interpolate
 from cost_model.measured_links import MeasuredAllReduce, MeasuredLink
 from cost_model.strict_files import STRICT, canonical_sha256, check_format, did_you_mean, read_json, validate
 
 FORMAT, OLD_FORMAT = "hetpipe.profile/2", "hetpipe.profile/1"
 LONGEST_LAYER_S = 3600.0
+
+
+_LEFT_OUT_AT_ZERO = (
+    "tied_bytes", "unreached_bytes", "lowered_bytes", "frozen_with_bytes", "dequantized_bytes",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +43,8 @@ class LayerProfile:
     frozen_with: the earlier layer that this one shares frozen_with_bytes of its unreached_bytes with.
     lowered_bytes: copies of trained weights in the dtype that multiplies, which a step keeps (autocast).
     num_parameters: frozen ones too; None where all have the width of the profile's dtype.
+    dequantized_bytes: copies of weights in 4 or 8 bits, each made for the time of one operation: forward and
+        backward write and read them, and the workspace holds one.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -54,6 +62,7 @@ class LayerProfile:
     num_parameters: int | None = None
     frozen_with: str | None = None
     frozen_with_bytes: float = 0.0
+    dequantized_bytes: float = 0.0
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -119,6 +128,7 @@ class KindProfile:
 
     standard_error: worst relative standard error of the measured medians, None where it is not known;
         standard_error_of names the layer, pass and microbatch size of it.
+    dtype: the precision of the times, None for that of the profile.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -129,6 +139,7 @@ class KindProfile:
     optimizer_s_per_byte: float = 0.0
     standard_error: float | None = None
     standard_error_of: str | None = None
+    dtype: str | None = None
 
     def __post_init__(self) -> None:
         sizes = self.microbatch_sizes
@@ -165,6 +176,8 @@ _LinkInFile = Annotated[
 class ModelProfile:
     """Everything that planning needs to know of a model: layers, and their times on each kind of device.
 
+    dtype: the precision of all kinds; MIXED where each has its own (`dtype_of`), and bytes of layers are
+        those of the kind that has most.
     links: measured channels by "kind>kind", used where they are slower than the cluster file says, or where
         a run has calibrated them;
         never for emulated devices, whose links behave as written in the file.
@@ -183,8 +196,7 @@ class ModelProfile:
     all_reduces: tuple[MeasuredAllReduce, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise InputError(f"dtype {self.dtype!r} is unknown; known: {', '.join(DTYPES)}")
+        check_dtypes(self.dtype, {kind: profile.dtype for kind, profile in self.kinds.items()})
         names = [layer.name for layer in self.layers]
         if not names:
             raise InputError(f"the profile of {self.model!r} has no layers")
@@ -208,6 +220,15 @@ class ModelProfile:
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def dtypes(self) -> dict[str, str]:
+        """The precision of each kind."""
+        return {kind: profile.dtype or self.dtype for kind, profile in self.kinds.items()}
+
+    def dtype_of(self, kind: str) -> str:
+        """Return the precision in which a profiled kind computes."""
+        return self.kind(kind).dtype or self.dtype
 
     @property
     def first_trained(self) -> int:
@@ -304,14 +325,14 @@ class ModelProfile:
         for layer in data["layers"]:
             # by size where it was measured so, else the one number
             del layer["workspace_bytes" if layer["workspace_by_size"] else "workspace_by_size"]
-            for key in ("tied_bytes", "unreached_bytes", "lowered_bytes", "frozen_with_bytes"):
+            for key in _LEFT_OUT_AT_ZERO:
                 if layer[key] == 0.0:
                     del layer[key]
             for key in ("num_parameters", "frozen_with"):
                 if layer[key] is None:
                     del layer[key]
         for kind in data["kinds"].values():
-            for key in ("standard_error", "standard_error_of"):
+            for key in ("standard_error", "standard_error_of", "dtype"):
                 if kind[key] is None:
                     del kind[key]
         for link in data["links"].values():
@@ -322,6 +343,16 @@ class ModelProfile:
         if not data["all_reduces"]:
             del data["all_reduces"]
         return {"format": FORMAT, **data}
+
+    def with_kinds(self, kinds: Mapping[str, KindProfile], dtypes: Mapping[str, str]) -> "ModelProfile":
+        """Return the profile with these kinds, each in its precision.
+
+        Raises: InputError if they cannot train one model together.
+        """
+        dtype = common_dtype({kind: dtypes[kind] for kind in kinds})
+        own = {kind: dtypes[kind] if dtype == MIXED else None for kind in kinds}
+        named = {kind: dataclasses.replace(times, dtype=own[kind]) for kind, times in kinds.items()}
+        return dataclasses.replace(self, dtype=dtype, kinds=named)
 
     @property
     def sha256(self) -> str:
@@ -360,24 +391,3 @@ def read_profile(path: Path) -> ModelProfile:
 def profile_text(profile: ModelProfile) -> str:
     """Return the text of a profile.json."""
     return json.dumps(profile.to_json(), indent=1) + "\n"
-
-
-def interpolate(sizes: Sequence[int], values: Sequence[float], size: float) -> float:
-    """Return a value measured at some microbatch sizes, at any size.
-
-    Exact at the measured sizes and linear between them; beyond the last the last segment goes on, never
-    falling; below the first, and with one size, proportional.
-
-    >>> interpolate([1, 2, 4], [1.0, 1.5, 2.5], 3), interpolate([2], [6.0], 3)
-    (2.0, 9.0)
-    """
-    if size <= sizes[0]:
-        return values[0] * (size / sizes[0])
-    if len(sizes) == 1:
-        return values[0] * (size / sizes[0])
-    upper = next((index for index, measured in enumerate(sizes) if measured >= size), len(sizes) - 1)
-    lower = upper - 1
-    slope = (values[upper] - values[lower]) / (sizes[upper] - sizes[lower])
-    if size > sizes[-1]:
-        return values[-1] + max(0.0, slope) * (size - sizes[-1])
-    return values[upper] if size == sizes[upper] else values[lower] + slope * (size - sizes[lower])

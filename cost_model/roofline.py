@@ -41,13 +41,17 @@ LAUNCH_BOUND_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one forward or backward of a layer does, whatever the device."""
+    """What one forward or backward of a layer does, whatever the device.
+
+    frozen_bytes: those of weight_bytes that have no gradient.
+    """
 
     flops: float
     weight_bytes: float
     activation_bytes: float
     dtype: str
     backward: bool = False
+    frozen_bytes: float = 0.0
 
     def __post_init__(self) -> None:
         if self.dtype not in ELEMENT_BYTES:
@@ -105,7 +109,7 @@ class _Columns:
     flops: Floats
     weight_bytes: Floats
     activation_bytes: Floats
-    backward: Floats
+    gradient_bytes: Floats
     peak_flops: Floats
     tensor_cores: NDArray[np.bool_]
     element_bytes: Floats
@@ -120,7 +124,9 @@ def _columns(pairs: Sequence[tuple[Accelerator, Work]]) -> _Columns:
         flops=np.array([work.flops for _, work in pairs], dtype=float),
         weight_bytes=np.array([work.weight_bytes for _, work in pairs], dtype=float),
         activation_bytes=np.array([work.activation_bytes for _, work in pairs], dtype=float),
-        backward=np.array([work.backward for _, work in pairs], dtype=float),
+        gradient_bytes=np.array(
+            [work.backward * (work.weight_bytes - work.frozen_bytes) for _, work in pairs], dtype=float
+        ),
         peak_flops=np.array([peak for peak, _ in peaks]),
         tensor_cores=np.array([tensor for _, tensor in peaks]),
         element_bytes=np.array([ELEMENT_BYTES[work.dtype] for _, work in pairs], dtype=float),
@@ -146,7 +152,7 @@ def _log_seconds(parameters: Floats, work: _Columns) -> Floats:
     compute = (clock**4 + power**4) ** 0.25
     bandwidth = work.bandwidth * p.bandwidth_efficiency
     multiplications = np.maximum(compute, np.where(work.flops > 0, work.weight_bytes, 0.0) / bandwidth)
-    other_bytes = work.activation_bytes + p.gradient_traffic * work.backward * work.weight_bytes
+    other_bytes = work.activation_bytes + p.gradient_traffic * work.gradient_bytes
     result: Floats = np.log(multiplications + other_bytes / bandwidth + p.overhead_s)
     return result
 
@@ -202,19 +208,21 @@ FITTED = Roofline(
 """Fitted to all measurements of examples/benchmarks/roofline, which prints it anew."""
 
 
-def nearest_kind(profile: ModelProfile, target: Accelerator) -> str:
+def nearest_kind(profile: ModelProfile, target: Accelerator, dtype: str | None = None) -> str:
     """Return the measured kind to estimate another from: the one whose peak rate is nearest, as a ratio.
 
-    One of which estimates are known to be far off is taken only where there is no other.
+    One of which estimates are known to be far off is taken only where there is no other. dtype: of the
+    target, None for that of the kind that it is estimated from.
 
     Raises: InputError if no measured kind is in the catalogue.
     """
-    distances, dtype = {}, multiplied_in(profile.dtype)
+    distances = {}
     for kind, profiled in profile.kinds.items():
         if profiled.source == "measured":
             with contextlib.suppress(InputError):
-                peak = accelerator(kind).peak(dtype)[0]
-                distances[kind] = abs(math.log(peak / target.peak(dtype)[0]))
+                own = profile.dtype_of(kind)
+                peak = accelerator(kind).peak(multiplied_in(own))[0]
+                distances[kind] = abs(math.log(peak / target.peak(multiplied_in(dtype or own))[0]))
     if not distances:
         raise InputError(
             f"no measured kind ({', '.join(profile.kinds)}) is in the catalogue to estimate {target.name} "
@@ -240,11 +248,20 @@ def launch_bound(measured: KindProfile) -> str | None:
 
 
 def layer_work(
-    layer: LayerProfile, profile: ModelProfile, samples: int, *, backward: bool, multiplies: bool = True
+    layer: LayerProfile,
+    profile: ModelProfile,
+    samples: int,
+    *,
+    backward: bool,
+    multiplies: bool = True,
+    dtype: str | None = None,
 ) -> Work:
     """Return a layer's work: each parameter multiplies each token once forward, twice backward.
 
-    multiplies: False for a layer that looks its parameters up, such as an embedding.
+    Quantized weights are read as they are stored; each pass writes what it dequantizes, and reads that.
+
+    multiplies: False for a layer that looks its parameters up, such as an embedding. dtype: None for the
+    profile's.
     """
     passes = 2 if backward else 1
     known, width = layer.num_parameters, ELEMENT_BYTES.get(profile.dtype, 4)
@@ -253,8 +270,9 @@ def layer_work(
     return Work(
         flops=2.0 * passes * tokens * count if multiplies else 0.0,
         weight_bytes=layer.parameter_bytes,
-        activation_bytes=passes * samples * (layer.saved_bytes_per_sample + layer.output_bytes_per_sample),
-        dtype=multiplied_in(profile.dtype),
+        activation_bytes=passes * samples * (layer.saved_bytes_per_sample + layer.output_bytes_per_sample)
+        + 2 * layer.dequantized_bytes,
+        dtype=multiplied_in(dtype or profile.dtype),
         backward=backward,
     )
 
@@ -266,12 +284,14 @@ def estimate_kind(
     *,
     roofline: Roofline = FITTED,
     allow_slow: bool = False,
+    dtype: str | None = None,
 ) -> KindProfile:
     """Estimate times of another kind: those measured, times the ratio of the two devices' rooflines.
 
     A layer whose forward was measured faster than the peak would multiply by all its parameters is one that
     looks them up; it is scaled by its traffic alone.
-    allow_slow: price a kind that has no units for the profile's dtype at its float32 rate.
+    allow_slow: price a kind that has no units for its dtype at its float32 rate. dtype: in which the target
+    computes, of as many bits as the measured kind's; None for the same.
 
     Raises: InputError if the kind was not measured or is not in the catalogue, or one of the two has no units
         for the dtype.
@@ -279,17 +299,21 @@ def estimate_kind(
     measured = profile.kind(measured_kind)
     if measured.source != "measured":
         raise InputError(f"the times of {measured_kind!r} are estimated; estimate from a measured kind")
-    check_estimable(profile.dtype, () if allow_slow else (target.name, measured_kind))
+    own = profile.dtype_of(measured_kind)
+    dtype = dtype or own
+    if not allow_slow:
+        check_estimable({target.name: dtype, measured_kind: own})
     source = accelerator(measured_kind)
     sizes = measured.microbatch_sizes
 
     def scaled(layer: LayerProfile, times: LayerTimes) -> LayerTimes:
-        whole = layer_work(layer, profile, sizes[-1], backward=False)
-        multiplies = whole.flops / source.peak(multiplied_in(profile.dtype))[0] <= times.forward_s[-1]
+        whole = layer_work(layer, profile, sizes[-1], backward=False, dtype=own)
+        multiplies = whole.flops / source.peak(multiplied_in(own))[0] <= times.forward_s[-1]
 
         def ratio(samples: int, backward: bool) -> float:
-            work = layer_work(layer, profile, samples, backward=backward, multiplies=multiplies)
-            return roofline.seconds(work, target) / roofline.seconds(work, source)
+            here = layer_work(layer, profile, samples, backward=backward, multiplies=multiplies, dtype=own)
+            there = dataclasses.replace(here, dtype=multiplied_in(dtype))
+            return roofline.seconds(there, target) / roofline.seconds(here, source)
 
         return LayerTimes(
             forward_s=tuple(s * ratio(b, False) for b, s in zip(sizes, times.forward_s, strict=True)),

@@ -15,7 +15,7 @@ from partition.estimates.timed_pipeline import TimedPipeline
 from partition.exact.chain_search import AUTO, search_chains
 from partition.exact.feasibility import least_pipelines
 from partition.local_search.family_search import best_families, families_may_win, sync_share
-from partition.local_search.moves import PipelineSet
+from partition.local_search.moves import EvaluateSet, PipelineSet
 from partition.local_search.pipeline_search import PipelineSearch
 from partition.plan import Plan
 from partition.problem import Evaluate, Problem
@@ -53,13 +53,19 @@ def _enter_pipelines(
 ) -> None:
     """Enter the plans of a search, of shared devices and of interleaved pipelines. known: further starts."""
     problem, costs = search.problem, search.costs
-    found = _improved_starts(search, known)
+    evaluate = _with_sync(search)
+    begun = search.begun(evaluate, known)
+    found = _each_once(begun.sets)
     contest.enter(by_estimate(costs, _plans_of_sets(search, found)))
     single_s = contest.step_s
-    families: list[PipelineSet] = []
-    if families_may_win(search, single_s):
-        families = best_families(search, _step_of(ranking), single_s)
-    contest.enter_all(_plans_of(search, families[:1]))
+    families_tried = _enter_families(contest, search, ranking, single_s)
+    if contest.step_s >= (1 - search.effort.families.walk_lead) * single_s and search.effort.search.walks:
+        found = _each_once(search.walked(begun, evaluate))
+        plans = by_estimate(costs, _plans_of(search, found))
+        contest.enter(plans)
+        single_s = min([single_s, *(ranking(plan)[0] for plan in plans[:1])])
+        if not families_tried:
+            _enter_families(contest, search, ranking, single_s)
     clear = contest.step_s < (1 - search.effort.families.clear_lead) * single_s
     if not clear or sync_share(search, single_s) < search.effort.search.much_sync:
         contest.enter_all(_improved_with_simulator(search, found, ranking))
@@ -67,6 +73,37 @@ def _enter_pipelines(
         shared = shared_plans(search.tables, costs, contest.best, contest.step_s)
         contest.enter(shared, most_lost=search.effort.choice.most_lost)
     contest.enter(interleaved_plans(problem, costs, contest.step_s))
+    _enter_same_number(contest, search, ranking, known)
+
+
+def _enter_families(contest: Contest, search: PipelineSearch, ranking: Ranking, single_s: float) -> bool:
+    """Enter the best families if they may be better than a step of single pipelines; return whether."""
+    if not families_may_win(search, single_s):
+        return False
+    contest.enter_all(_plans_of(search, best_families(search, _step_of(ranking), single_s)[:1]))
+    return True
+
+
+def _enter_same_number(
+    contest: Contest, search: PipelineSearch, ranking: Ranking, known: Sequence[list[TimedPipeline]]
+) -> None:
+    """Enter what a search for as many pipelines as the best plan has finds, where that is far from its bound.
+
+    There sums, messages or memory decide. All starts of that search have as many pipelines, of which the one
+    that may change the number has few; and the simulator changes those that the clocks find best, which
+    often are others.
+    """
+    problem, best, columns = search.problem, contest.best, search.columns
+    if best is None or columns is None or problem.forced.num_pipelines is not None:
+        return
+    if contest.step_s <= search.effort.choice.far_from_columns * columns.step_s:
+        return
+    number = len(best.pipelines)
+    forced = dataclasses.replace(problem.forced, num_pipelines=number)
+    wished = PipelineSearch(dataclasses.replace(problem, forced=forced))
+    found = _improved_starts(wished, [timed for timed in known if len(timed) == number])
+    contest.enter(by_estimate(search.costs, _plans_of(wished, found)))
+    contest.enter_all(_improved_with_simulator(wished, found, ranking))
 
 
 def _from_least(contest: Contest, search: PipelineSearch, ranking: Ranking) -> Iterator[Plan]:
@@ -103,9 +140,18 @@ def _named_auto(plan: Plan) -> Plan:
 
 def _improved_starts(search: PipelineSearch, known: Sequence[list[TimedPipeline]] = ()) -> list[PipelineSet]:
     """Return the sets of a search, each once, by their clocks and gradient sync; least step first."""
+    return _each_once(search.search(_with_sync(search), known))
+
+
+def _with_sync(search: PipelineSearch) -> EvaluateSet:
+    """Return the evaluation of sets by their clocks and gradient sync."""
     sync = SyncCosts(search.costs)
+    return lambda timed, seconds: seconds + sync.exposed_s(timed)
+
+
+def _each_once(sets: Iterable[PipelineSet]) -> list[PipelineSet]:
     found: dict[object, PipelineSet] = {}
-    for pipelines in search.search(lambda timed, seconds: seconds + sync.exposed_s(timed), known):
+    for pipelines in sets:
         found.setdefault(tuple(pipeline.stages for pipeline in pipelines.timed), pipelines)
     return list(found.values())
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from cost_model.expenses import Objective
+from hetpipe.commands.run_file import RunFileOption
 from hetpipe.program.instructions import Schedule
 from hetpipe.runs.lora import EXAMPLE as LORA_EXAMPLE
 
@@ -33,10 +34,10 @@ ScheduleOption = Annotated[
 ]
 DtypeOption = Annotated[
     str | None,
-    typer.Option("--dtype", help="float32 (default), or bf16: bfloat16 autocast on float32 weights."),
+    typer.Option("--dtype", help="float32 (default), tf32, bf16, fp16, auto; or V100=fp16,A100=bf16."),
 ]
 AllowSlowOption = Annotated[
-    bool, typer.Option("--allow-slow-bf16", help="Also on devices that have no units for bfloat16.")
+    bool, typer.Option("--allow-slow", "--allow-slow-bf16", help="Also on devices without units for --dtype.")
 ]
 BudgetOption = Annotated[float, typer.Option("--profile-budget", help="Seconds to spend on measuring.")]
 EstimateOption = Annotated[
@@ -57,6 +58,11 @@ class AdapterOptions:
     adapter: Annotated[
         Path | None, typer.Option("--adapter", help="Train on the adapters of this PEFT folder.")
     ] = None
+    load_in: Annotated[
+        str | None,
+        typer.Option("--load-in", help="4bit or 8bit: hold the matrices beside adapters so (bitsandbytes)."),
+    ] = None
+    run_file: RunFileOption = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from cost_model.cluster import EMULATED, Cluster
+from cost_model.cluster import Cluster, is_emulated
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
 from hetpipe.commands.inputs import PlanRequest, named_model, plan_request, predict_given
@@ -134,7 +134,7 @@ def _profile(
     Raises: InputError if it is of another sequence length than asked for.
     """
     used = None if plan is None else [request.cluster.device(name) for name in plan.device_names]
-    profile = request.profile(model, sequence_length or 64, used=used, quiet=quiet)
+    profile = request.profile(model, sequence_length or 64, used=used, trains=True, quiet=quiet)
     if sequence_length is not None and sequence_length != profile.sequence_length:
         raise InputError(
             f"--sequence-length is {sequence_length}, the profile is of {profile.sequence_length}; "
@@ -174,7 +174,7 @@ def _verified(prediction: Prediction, profile: ModelProfile, cluster: Cluster) -
     """
     verify(prediction.program, profile, cluster)
     used = prediction.costs.devices
-    warn_if_too_fast(device.speed for device in used if device.kind == EMULATED)
+    warn_if_too_fast(device.speed for device in used if is_emulated(device.kind))
     return estimate_sentences(profile, (device.kind for device in used))
 
 

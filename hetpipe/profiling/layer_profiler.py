@@ -15,7 +15,7 @@ from cost_model.errors import InputError
 from cost_model.profile import KindProfile, LayerProfile, ModelProfile
 from hetpipe.data.task import TaskFactory, TrainingTask
 from hetpipe.models.chain import ChainModel
-from hetpipe.models.mixed_precision import kept_casts, lowered_dtype, weight_dtype
+from hetpipe.models.mixed_precision import kept_casts, lowered_dtype, set_products, weight_dtype
 from hetpipe.models.partial_model import LayerModel
 from hetpipe.models.weight_bytes import WeightBytes
 from hetpipe.profiling.layer_timer import Bench, Samples, boundary_bytes
@@ -88,9 +88,10 @@ def profile_task(
     Raises: InputError if not even the smallest microbatch fits.
     """
     chain = task.chain
-    groups = _groups_of_alike(chain)
+    groups = groups_of_alike(chain)
     chosen = sorted({layer for group in groups for layer in (group[0], group[-1])})
     lowered = lowered_dtype(settings.dtype)
+    set_products(settings.dtype, device)
     model = chain.materialise(chosen, settings.seed, weight_dtype(settings.dtype), device, lowered)
     model.train()
     for layer in chosen:
@@ -109,7 +110,7 @@ def profile_task(
         model=settings.model,
         sequence_length=settings.sequence_length,
         dtype=settings.dtype,
-        layers=tuple(_layer_profile(bench, layer, by_layer[layer]) for layer in range(chain.num_layers)),
+        layers=tuple(layer_profile(bench, layer, by_layer[layer]) for layer in range(chain.num_layers)),
         kinds={
             kind: KindProfile(
                 source="measured",
@@ -123,7 +124,8 @@ def profile_task(
     )
 
 
-def _groups_of_alike(chain: ChainModel) -> list[list[int]]:
+def groups_of_alike(chain: ChainModel) -> list[list[int]]:
+    """Return the layers, those together that cost the same."""
     groups: dict[object, list[int]] = {}
     last = chain.num_layers - 1
     for layer in range(chain.num_layers):
@@ -224,7 +226,8 @@ def _too_large(size: int, error: Exception) -> str:
     return f"a microbatch of {size} does not fit this device ({error})"
 
 
-def _layer_profile(bench: Bench, layer: int, measured: Sequence[int]) -> LayerProfile:
+def layer_profile(bench: Bench, layer: int, measured: Sequence[int]) -> LayerProfile:
+    """Return the bytes of a layer, of which the measured ones are; with none of its times."""
     chain, settings = bench.task.chain, bench.settings
     held = chain.weight_bytes(weight_dtype(settings.dtype), lowered_dtype(settings.dtype))[layer]
     tied_to, tied_bytes = _shared(bench, layer, is_trained=True)
@@ -242,6 +245,7 @@ def _layer_profile(bench: Bench, layer: int, measured: Sequence[int]) -> LayerPr
         num_parameters=held.num_parameters,
         frozen_with=frozen_with,
         frozen_with_bytes=frozen_with_bytes,
+        dequantized_bytes=held.dequantized,
     )
 
 

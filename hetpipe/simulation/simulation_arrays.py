@@ -4,8 +4,9 @@ from collections import Counter
 from itertools import accumulate
 
 from hetpipe.program.costs import ProgramCosts
-from hetpipe.program.instructions import Compute, Direction, Pass, Transfer
+from hetpipe.program.instructions import Bucket, Compute, Direction, Pass, Transfer
 from hetpipe.program.schedules import one_f_one_b
+from hetpipe.program.sync_starts import layers_reached
 from hetpipe.simulation.fast_kernel import NONE, SimulationArrays
 
 NO_BACKWARD = 0  # in the place of in_flight
@@ -33,11 +34,29 @@ def simulation_lists(costs: ProgramCosts) -> SimulationLists:
         work.clock_s.append(0.0)
         work.busy_s.append(0.0)
     _add_tasks(work, costs, places)
+    _add_pauses(work, costs, places)
     users = Counter(work.resources)
     users.update(costs.summed_resources())
     for begin, end in zip(work.resources_begin, work.resources_end, strict=True):
         work.is_shared.append(any(users[resource] > 1 for resource in work.resources[begin:end]))
     return work
+
+
+def _add_pauses(work: SimulationLists, costs: ProgramCosts, places: list[tuple[int, int]]) -> None:
+    """Add where sums begin inside the last backward of a rank: of one that sends no gradient after it."""
+    pipelines, buckets = costs.program.plan.pipelines, costs.program.buckets
+    buckets_of: list[list[Bucket]] = [[] for _ in places]
+    for bucket in buckets:
+        for rank in bucket.ranks:
+            buckets_of[rank].append(bucket)
+    for rank, (index, stage) in enumerate(places):
+        work.next_pause.append(len(work.pause_s))
+        held, last = pipelines[index].stages[stage], pipelines[index].num_microbatches - 1
+        if stage == costs.program.first_backward[index]:
+            compute = Compute(Pass.BACKWARD, index, stage, last)
+            inner = (layer for layer in layers_reached(held, buckets_of[rank]) if layer > held.start)
+            work.pause_s.extend(costs.after_layer_s(rank, compute, layer) for layer in inner)
+        work.end_pause.append(len(work.pause_s))
 
 
 def _empty() -> SimulationLists:

@@ -26,7 +26,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from cost_model.errors import InputError
+from hetpipe.models.quantized_modules import matrices_in
+from hetpipe.models.quantized_weights import QuantizedParameter
 from hetpipe.runs.lora import LoraSettings
+from hetpipe.runtime.loss_scale import LossScale
 from hetpipe.training.frozen_base import weight_sha256
 
 FORMAT = "hetpipe.checkpoint/1"
@@ -56,7 +59,8 @@ class Manifest:
     step, samples_seen: done so far, so the next step starts at sample position samples_seen.
     layers: in model order.  optimizer: its name and number of steps.  plan: what wrote it, None for none.
     lora: of the adapters, if --lora made some.  base: of a model with adapters, the hashes of all that is
-    frozen beside them, by name; its weights are not in the checkpoint.
+    frozen beside them, by name; its weights are not in the checkpoint. loss_scale: of the next step, None
+    where losses are not scaled.
     """
 
     model: str
@@ -71,6 +75,7 @@ class Manifest:
     plan: dict[str, JsonValue] | None
     lora: LoraSettings | None = None
     base: dict[str, str] = field(default_factory=dict)
+    loss_scale: LossScale | None = None
 
     def __post_init__(self) -> None:
         for layer, found in enumerate(self.layers):
@@ -276,8 +281,10 @@ def fill(
     tensors = model.state_dict(keep_vars=True)
     base = base or {}
     kept = {id(tensors[name]) for name in base.keys() & tensors.keys()}
+    matrices = {name: QuantizedParameter(matrix) for name, matrix in matrices_in(model).items()}
     for name, sha256 in base.items():
-        if name in tensors and (tensors[name].is_meta or weight_sha256(tensors[name]) != sha256):
+        held = matrices.get(name, tensors.get(name))
+        if held is not None and (held.is_meta or weight_sha256(held) != sha256):
             raise InputError(
                 f"{folder} holds adapters alone, and {name!r} here is not that of their base; {remedy}"
             )

@@ -1,8 +1,8 @@
 """Tables of stages for a bound that counts gradient sync: every layer is on two nodes or more.
 
-Then all gradients of a stage pass its node's card after its last backward, in each direction at least once
-(docs/planning.md, "The bound", has the proof). Beside these sums the backwards of the stages before it go on:
-whichever takes longer counts.
+Then all gradients of a stage pass its node's card, in each direction at least once, those of a layer after
+its last backward there (docs/planning.md, "The bound", has the proof). Beside these sums the backwards of the
+layers and of the stages before it go on: whichever takes longer counts.
 """
 
 from collections.abc import Iterator
@@ -37,6 +37,37 @@ class SyncTables(ProblemTables):
         summed = np.maximum(summed_bytes(self.problem.profile), 0.0)
         return np.array(per_byte)[:, None, None] * summed * (1 - SAFETY)
 
+    def left_over_s(self, size: int, least: int, most: int) -> tuple[Floats, Floats]:
+        """Return `left_over_s` of the stages without and with recompute, whatever the last microbatch has.
+
+        size: of the others; least to most: samples of the last one.
+        """
+        key = (size, least, most)
+        if key not in self._left_over:
+            longest = [self._longest_s(samples) for samples in {size, *range(least, most + 1)}]
+            forward_s, backward_s = np.max(longest, axis=0)
+            # with recompute by segments forwards may come between, too
+            found = [left_over_s(self.sums_s, each) for each in (backward_s, backward_s + forward_s)]
+            self._left_over[key] = (found[0], found[1])
+        return self._left_over[key]
+
+    @cached_property
+    def _left_over(self) -> dict[tuple[int, int, int], tuple[Floats, Floats]]:
+        return {}
+
+    def _longest_s(self, samples: int) -> Floats:
+        """Return the most seconds of the forward of a layer and of its backward: [pass, class, layer]."""
+        layers = range(self.num_layers)
+        return np.array(
+            [
+                [
+                    [max(stage_s(device, at, at + 1, samples) for device in devices) for at in layers]
+                    for devices in self.unlike
+                ]
+                for stage_s in (self.prices.forward_s, self.prices.backward_s)
+            ]
+        )
+
 
 class _SyncSizeTables(SizeTables):
     """The arrays for one microbatch size."""
@@ -50,16 +81,36 @@ class _SyncSizeTables(SizeTables):
         first = self if amount.full else None
         forward_s = first.forward_s if first else np.min([last.forward_s for last in lasts], axis=0)
         link_s = first.transfer_s[0] if first else np.min([last.transfer_s[0] for last in lasts], axis=0)
-        end_s = np.maximum(self.tables.sums_s, _way_back_s(lasts)[:, :, None])
+        way_s = _way_back_s(lasts)[:, :, None]
+        left_s, again_left_s = self.tables.left_over_s(self.samples, amount.least, amount.most)
+        end_s, again_end_s = np.maximum(left_s, way_s), np.maximum(again_left_s, way_s)
         return replace(
             made,
             total_s=made.total_s + end_s,
-            again_total_s=made.again_total_s + end_s,
+            again_total_s=made.again_total_s + again_end_s,
             before_s=forward_s,
             again_before_s=forward_s,
             link_s=link_s,
             end_s=made.end_s + end_s,
         )
+
+
+def left_over_s(sums_s: Floats, layer_s: Floats) -> Floats:
+    """Return for how long sums go on at least after the last backward of a stage: [class, start, stop].
+
+    The gradients of layers [start, q] are summed after the backward of layer q, behind which that of layers
+    [start, q) comes: what their sums take beyond that, for the q for which it is most.
+
+    sums_s: of layers [start, stop); layer_s: no less than a backward takes, by [class, layer].
+    """
+    num_layers = layer_s.shape[1]
+    way_s = np.concatenate([np.zeros((len(layer_s), 1)), np.cumsum(layer_s, axis=1)], axis=1)
+    found = np.full_like(sums_s, -np.inf)
+    for last in range(num_layers):
+        behind_s = way_s[:, last, None] - way_s[:, : last + 1]  # by start, up to the last layer
+        beyond_s = sums_s[:, : last + 1, last + 1] - behind_s * (1 + SAFETY)
+        found[:, : last + 1, last + 1] = np.maximum(found[:, : last + 1, last], beyond_s)
+    return np.maximum(found, 0.0)
 
 
 def _way_back_s(lasts: list[SizeTables]) -> Floats:

@@ -63,12 +63,14 @@ class StepEstimate:
         ]
 
     def _apart_s(self, plan: Plan, timed: Timed) -> tuple[float, float]:
-        """Return (longest Z or busiest device, gradient sync of who has most of it); nothing overlaps."""
+        """Return (longest Z or busiest device, gradient sync after it of who has most of it)."""
         longest_s = max(
             pipeline.timing.bound_s(num_samples, [stage.in_flight for stage in entry.stages])
             for (pipeline, num_samples), entry in zip(timed, plan.pipelines, strict=True)
         )
-        return max(longest_s, *busy_s(timed).values()), self._sync.exposed_of_plan_s(plan)
+        pipelines = [pipeline for pipeline, _ in timed]
+        sync_s = self._sync.after_backwards_s(self._sync.spent_of_plan_s(plan), pipelines)
+        return max(longest_s, *busy_s(timed).values()), sync_s
 
     def _crossing_s(self, plan: Plan, timed: Timed) -> tuple[float, float]:
         """Return (the largest load of a device, and the way there and back; no sync after it).
