@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from cost_model.cluster import EMULATED, Cluster, Device, Link
+from cost_model.cluster import Cluster, Device, Link, is_emulated
 from cost_model.measured_links import MeasuredAllReduce, slower
 from cost_model.network_resources import Resources
 
@@ -86,7 +86,7 @@ class Network:
         link = self._interconnects[here]
         if here != there:
             link = self._between.get(frozenset((here, there)), self._network)
-        if EMULATED not in (source.kind, destination.kind):
+        if not (is_emulated(source.kind) or is_emulated(destination.kind)):
             link = slower(link, self._measured.get(f"{source.kind}>{destination.kind}"))
         return Route(link, self.resources.of_route(source.name, destination.name))
 
@@ -124,7 +124,7 @@ class Network:
         if not self._all_reduces:
             return None
         kinds = Counter(self._devices[name].kind for name in names)
-        if EMULATED in kinds:
+        if any(map(is_emulated, kinds)):
             return None
         large_enough = (
             entry

@@ -40,6 +40,11 @@ class ProgramCosts:
         self._route = cache(self._find_route)
         self._boundary_bytes = cache(self._message_bytes)
 
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The precision in which each rank computes."""
+        return tuple(self._profile.dtype_of(device.kind) for device in self.devices)
+
     def of(self, program: Program) -> "ProgramCosts":
         """Return the costs of another program for the same plan."""
         return ProgramCosts(program, self._profile, self._cluster, self.network)

@@ -121,7 +121,7 @@ class ChoiceEffort:
     sharded_for_speed: bool
     """Whether sharded optimizer states are searched for where memory does not ask for them."""
     far_from_columns: float
-    """Times the relaxed step: a best plan above is searched for once more, with its number of pipelines."""
+    """Times the relaxed step: above it a search for as many pipelines as the best plan has follows."""
     least_sharding_gain: float = 0.02
     """Relative, that the fractional bound must promise then."""
     always_simulated: int = 3

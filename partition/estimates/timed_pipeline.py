@@ -123,6 +123,8 @@ class PipelineTiming:
 
     def room(self, limit: int) -> int:
         """Return the most samples, at most `limit`, whose outputs memory takes where all are in flight."""
+        if not self.fits:
+            return 0
         return min(limit, min(self.caps[: self.first_backward], default=MANY) * self.microbatch_size)
 
     def _behind(self, num_microbatches: int, in_flight: Sequence[int]) -> tuple[int, ...]:
