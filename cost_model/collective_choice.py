@@ -8,6 +8,10 @@ from cost_model.network import Network, idle
 from cost_model.sum_times import all_reduce_s, messages_due, ring_routes
 
 TIE = 1e-9  # what differs by less is one time
+BUCKET_BYTES = 25 * 2.0**20
+"""The least bytes at which the sum of a run of layers is cut into parts: smaller ones are mostly latency."""
+MOST_PARTS = 16
+"""Of a run of layers: what the last one leaves to be waited for hardly shrinks any more."""
 
 
 def cheaper_collective(network: Network, num_bytes: float, names: Sequence[str]) -> Collective:

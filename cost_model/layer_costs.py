@@ -16,7 +16,7 @@ class Prices:
     """
 
     def __init__(self, profile: ModelProfile) -> None:
-        self.profile = profile
+        self.profile, self.first_trained = profile, profile.first_trained
         self._prefix: dict[tuple[str, int], tuple[list[float], list[float]]] = {}
 
     def _sums(self, kind: str, samples: int) -> tuple[list[float], list[float]]:
@@ -31,6 +31,7 @@ class Prices:
             else:
                 forward = [interpolate(sizes, layer.forward_s, samples) for layer in measured.layers]
                 backward = [interpolate(sizes, layer.backward_s, samples) for layer in measured.layers]
+            backward[: self.first_trained] = [0.0] * self.first_trained
             self._prefix[key] = (
                 list(accumulate(forward, initial=0.0)),
                 list(accumulate(backward, initial=0.0)),
@@ -45,7 +46,9 @@ class Prices:
     def backward_s(
         self, device: Device, start: int, stop: int, samples: int, *, recompute: bool = False
     ) -> float:
-        """Return seconds of the backward; with recompute the forward is run once more first."""
+        """Return seconds of the backward, 0 where there is none; with recompute the forward is run again."""
+        if stop <= self.first_trained:
+            return 0.0
         forward, backward = self._sums(device.kind, samples)
         seconds = backward[stop] - backward[start]
         if recompute:
@@ -61,5 +64,9 @@ class Prices:
         return self.profile.kind(device.kind).optimizer_s_per_byte * num_bytes / device.speed
 
     def boundary_bytes(self, layer: int, samples: int) -> float:
-        """Return bytes that travel from layer - 1 to layer, and back as gradients, for one microbatch."""
+        """Return bytes that travel from layer - 1 to layer for one microbatch, and maybe back."""
         return samples * self.profile.layers[layer - 1].output_bytes_per_sample
+
+    def takes_gradient(self, layer: int) -> bool:
+        """Return whether the gradient of what enters a layer is needed by those before it."""
+        return layer > self.first_trained

@@ -11,7 +11,8 @@ from cost_model.profile import ModelProfile
 class StageShape:
     """What memory needs to know of one stage: layers [start, stop) and what is in flight there.
 
-    num_microbatches: of the pipeline in a step; None for more than are in flight.
+    num_microbatches: of the pipeline in a step; None for more than are in flight. All are in flight below
+        the first trained layer, where no gradient says that an output has arrived.
     segment_layers: with recompute, layers whose forward is run again at once; 0: all of the stage.
     """
 
@@ -25,7 +26,7 @@ class StageShape:
 
     @property
     def segmented(self) -> bool:
-        """Whether several segments of the stage are recomputed one after the other."""
+        """Whether several segments of the stage are recomputed one after the other, if it has a backward."""
         return self.recompute and 0 < self.segment_layers < self.stop - self.start
 
 
@@ -120,13 +121,18 @@ def stage_activation_bytes(profile: ModelProfile, stage: StageShape) -> tuple[fl
     """Return (saved, boundary) bytes of a stage with all its microbatches in flight.
 
     Saved: in_flight microbatches of what autograd keeps; with recompute, in_flight inputs of each segment and
-    one microbatch of the largest (`segment_bytes`). Boundary: in_flight inputs and outputs
-    (docs/planning.md, "Memory").
+    one microbatch of the largest (`segment_bytes`). Boundary: in_flight inputs and outputs. Without a
+    backward: one microbatch, the inputs of it and of the next, and all outputs (docs/planning.md, "Memory").
     """
     samples = stage.microbatch_size
     input_bytes = samples * _input_bytes_per_sample(profile, stage.start)
     last = stage.stop == profile.num_layers
     output_bytes = 0.0 if last else samples * profile.layers[stage.stop - 1].output_bytes_per_sample
+    if stage.stop <= profile.first_trained:
+        one = samples * sum(
+            layer.saved_bytes_per_sample for layer in profile.layers[stage.start : stage.stop]
+        )
+        return one, 2 * input_bytes + (stage.num_microbatches or stage.in_flight) * output_bytes
     boundary = stage.in_flight * (input_bytes + output_bytes)
     if stage.segmented:
         inputs, most = segment_bytes(profile, stage)
@@ -181,9 +187,14 @@ def device_memory(
     layers = {layer for stage in stages for layer in range(stage.start, stage.stop)}
     trained = trained_bytes(profile, layers)
     activations = [stage_activation_bytes(profile, stage) for stage in stages]
+    backward = [stage for stage in stages if stage.stop > profile.first_trained]
     gradients, saved = trained, sum(saved for saved, _ in activations)
     working = max((_stage_working_bytes(profile, stage) for stage in stages), default=0.0)
-    if len(stages) == 1 and stages[0].num_microbatches == stages[0].in_flight and not stages[0].segmented:
+    if (
+        len(stages) == len(backward) == 1
+        and stages[0].num_microbatches == stages[0].in_flight
+        and not stages[0].segmented
+    ):
         later = _saved_after_first_backward(profile, stages[0])
         first = working
         if not stages[0].recompute or stages[0].in_flight == 1:
@@ -227,7 +238,7 @@ def working_bytes(
 
 
 def _stage_working_bytes(profile: ModelProfile, stage: StageShape) -> float:
-    if stage.segmented:
+    if stage.segmented and stage.stop > profile.first_trained:
         return 0.0
     return working_bytes(profile, stage.start, stage.microbatch_size, stage.stop)[-1]
 

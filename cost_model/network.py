@@ -67,6 +67,10 @@ class Network:
         self._routes: dict[tuple[str, str], Route] = {}
         self.resources = Resources(cluster.nodes)
 
+    def device(self, name: str) -> Device:
+        """Return the device of a name."""
+        return self._devices[name]
+
     def route(self, source: str, destination: str) -> Route:
         """Return the route between two devices (names), which differ."""
         key = (source, destination)

@@ -21,6 +21,11 @@ FORMAT, OLD_FORMAT = "hetpipe.profile/2", "hetpipe.profile/1"
 LONGEST_LAYER_S = 3600.0
 
 
+_LEFT_OUT_AT_ZERO = (
+    "tied_bytes", "unreached_bytes", "lowered_bytes", "frozen_with_bytes", "dequantized_bytes",
+)  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class LayerProfile:
     """What a layer holds and keeps, whatever the device.
@@ -37,6 +42,8 @@ class LayerProfile:
     frozen_with: the earlier layer that this one shares frozen_with_bytes of its unreached_bytes with.
     lowered_bytes: copies of trained weights in the dtype that multiplies, which a step keeps (autocast).
     num_parameters: frozen ones too; None where all have the width of the profile's dtype.
+    dequantized_bytes: copies of weights in 4 or 8 bits, each made for the time of one operation: forward and
+        backward write and read them, and the workspace holds one.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -54,6 +61,7 @@ class LayerProfile:
     num_parameters: int | None = None
     frozen_with: str | None = None
     frozen_with_bytes: float = 0.0
+    dequantized_bytes: float = 0.0
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -209,6 +217,18 @@ class ModelProfile:
     def num_layers(self) -> int:
         return len(self.layers)
 
+    @property
+    def first_trained(self) -> int:
+        """Return the first layer with a trained weight, which a later one may share: no gradient comes below.
+
+        0 where no layer has any.
+        """
+        trained = (index for index, layer in enumerate(self.layers) if layer.trained_bytes > 0)
+        first = next(trained, 0)
+        return (
+            min((self.tied_home(index) for index in range(first, self.num_layers)), default=0) if first else 0
+        )
+
     def kind(self, name: str) -> KindProfile:
         """Return what was measured or estimated for a kind.
 
@@ -292,7 +312,7 @@ class ModelProfile:
         for layer in data["layers"]:
             # by size where it was measured so, else the one number
             del layer["workspace_bytes" if layer["workspace_by_size"] else "workspace_by_size"]
-            for key in ("tied_bytes", "unreached_bytes", "lowered_bytes", "frozen_with_bytes"):
+            for key in _LEFT_OUT_AT_ZERO:
                 if layer[key] == 0.0:
                     del layer[key]
             for key in ("num_parameters", "frozen_with"):

@@ -41,13 +41,17 @@ LAUNCH_BOUND_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one forward or backward of a layer does, whatever the device."""
+    """What one forward or backward of a layer does, whatever the device.
+
+    frozen_bytes: those of weight_bytes that have no gradient.
+    """
 
     flops: float
     weight_bytes: float
     activation_bytes: float
     dtype: str
     backward: bool = False
+    frozen_bytes: float = 0.0
 
     def __post_init__(self) -> None:
         if self.dtype not in ELEMENT_BYTES:
@@ -105,7 +109,7 @@ class _Columns:
     flops: Floats
     weight_bytes: Floats
     activation_bytes: Floats
-    backward: Floats
+    gradient_bytes: Floats
     peak_flops: Floats
     tensor_cores: NDArray[np.bool_]
     element_bytes: Floats
@@ -120,7 +124,9 @@ def _columns(pairs: Sequence[tuple[Accelerator, Work]]) -> _Columns:
         flops=np.array([work.flops for _, work in pairs], dtype=float),
         weight_bytes=np.array([work.weight_bytes for _, work in pairs], dtype=float),
         activation_bytes=np.array([work.activation_bytes for _, work in pairs], dtype=float),
-        backward=np.array([work.backward for _, work in pairs], dtype=float),
+        gradient_bytes=np.array(
+            [work.backward * (work.weight_bytes - work.frozen_bytes) for _, work in pairs], dtype=float
+        ),
         peak_flops=np.array([peak for peak, _ in peaks]),
         tensor_cores=np.array([tensor for _, tensor in peaks]),
         element_bytes=np.array([ELEMENT_BYTES[work.dtype] for _, work in pairs], dtype=float),
@@ -146,7 +152,7 @@ def _log_seconds(parameters: Floats, work: _Columns) -> Floats:
     compute = (clock**4 + power**4) ** 0.25
     bandwidth = work.bandwidth * p.bandwidth_efficiency
     multiplications = np.maximum(compute, np.where(work.flops > 0, work.weight_bytes, 0.0) / bandwidth)
-    other_bytes = work.activation_bytes + p.gradient_traffic * work.backward * work.weight_bytes
+    other_bytes = work.activation_bytes + p.gradient_traffic * work.gradient_bytes
     result: Floats = np.log(multiplications + other_bytes / bandwidth + p.overhead_s)
     return result
 
@@ -244,6 +250,8 @@ def layer_work(
 ) -> Work:
     """Return a layer's work: each parameter multiplies each token once forward, twice backward.
 
+    Quantized weights are read as they are stored; each pass writes what it dequantizes, and reads that.
+
     multiplies: False for a layer that looks its parameters up, such as an embedding.
     """
     passes = 2 if backward else 1
@@ -253,7 +261,8 @@ def layer_work(
     return Work(
         flops=2.0 * passes * tokens * count if multiplies else 0.0,
         weight_bytes=layer.parameter_bytes,
-        activation_bytes=passes * samples * (layer.saved_bytes_per_sample + layer.output_bytes_per_sample),
+        activation_bytes=passes * samples * (layer.saved_bytes_per_sample + layer.output_bytes_per_sample)
+        + 2 * layer.dequantized_bytes,
         dtype=multiplied_in(profile.dtype),
         backward=backward,
     )

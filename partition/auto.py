@@ -67,6 +67,29 @@ def _enter_pipelines(
         shared = shared_plans(search.tables, costs, contest.best, contest.step_s)
         contest.enter(shared, most_lost=search.effort.choice.most_lost)
     contest.enter(interleaved_plans(problem, costs, contest.step_s))
+    _enter_same_number(contest, search, ranking, known)
+
+
+def _enter_same_number(
+    contest: Contest, search: PipelineSearch, ranking: Ranking, known: Sequence[list[TimedPipeline]]
+) -> None:
+    """Enter what a search for as many pipelines as the best plan has finds, where that is far from its bound.
+
+    There sums, messages or memory decide. All starts of that search have as many pipelines, of which the one
+    that may change the number has few; and the simulator changes those that the clocks find best, which
+    often are others.
+    """
+    problem, best, columns = search.problem, contest.best, search.columns
+    if best is None or columns is None or problem.forced.num_pipelines is not None:
+        return
+    if contest.step_s <= search.effort.choice.far_from_columns * columns.step_s:
+        return
+    number = len(best.pipelines)
+    forced = dataclasses.replace(problem.forced, num_pipelines=number)
+    wished = PipelineSearch(dataclasses.replace(problem, forced=forced))
+    found = _improved_starts(wished, [timed for timed in known if len(timed) == number])
+    contest.enter(by_estimate(search.costs, _plans_of(wished, found)))
+    contest.enter_all(_improved_with_simulator(wished, found, ranking))
 
 
 def _from_least(contest: Contest, search: PipelineSearch, ranking: Ranking) -> Iterator[Plan]:

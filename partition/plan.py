@@ -24,7 +24,8 @@ MOST_SAMPLES = 2**20
 class Stage:
     """The layers [start, stop) on a device; devices holds one name (several: a later tensor-parallel group).
 
-    in_flight: microbatches from the start of their forward to the end of their backward here.
+    in_flight: microbatches from the start of their forward to the end of their backward here; a stage that
+    has no backward has all of a step, as outputs that wait.
     recompute: keep stage inputs only, run the forward again before the backward.
     segment_layers: with recompute, keep the input of every so many layers (a power of two), and run the
     forward of so many again at once; 0: of the whole stage.
@@ -136,6 +137,10 @@ class Pipeline:
     def in_flight(self, stage: int) -> int:
         """Return the in_flight of a stage, clamped to the number of microbatches."""
         return min(self.stages[stage].in_flight, self.num_microbatches)
+
+    def first_backward(self, first_trained: int) -> int:
+        """Return the first stage with a backward: that of the first layer of the model that is trained."""
+        return next(index for index, stage in enumerate(self.stages) if stage.stop > first_trained)
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ def compare_command(
     """All strategies side by side."""
     request = plan_request(cluster_file, options, AUTO)
     check_what_if(request.usable, other_devices, measure=measure)
-    profile = request.profile(model, sequence_length, quiet=json)
+    profile = request.profile(model, sequence_length, trains=measure, quiet=json)
     profile = with_estimates(profile, other_devices.estimate or (), allow_slow=options.allow_slow_bf16)
     if other_devices.what_if:
         compare_changes(request, profile, global_batch_size, other_devices, json=json)

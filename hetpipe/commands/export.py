@@ -11,6 +11,7 @@ from cost_model.strict_files import read_json
 from hetpipe.commands.options import JsonOption
 from hetpipe.commands.output import print_json
 from hetpipe.models.huggingface_folder import CONFIG_FILE, described
+from hetpipe.runs.quantization import split_load_in
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import read_settings
 
@@ -70,11 +71,12 @@ def _export_adapters(source: Path, manifest: "Manifest", output: Path, *, merge:
 
     Raises: InputError if the base is needed, and not where the run found it.
     """
+    from hetpipe.models.adapters import held_in
     from hetpipe.models.huggingface import model_spec
     from hetpipe.training.adapter_export import export_adapter, export_merged
 
     assert manifest.lora is not None
-    name = manifest.model.removesuffix(manifest.lora.suffix)
+    name, load_in = split_load_in(manifest.model.removesuffix(manifest.lora.suffix))
     config = RunFolder(source.parent.parent).config
     place = read_settings(config).model_folder if config.exists() else None
     if not merge:
@@ -85,4 +87,4 @@ def _export_adapters(source: Path, manifest: "Manifest", output: Path, *, merge:
             f"{source}: is in no run folder, which knows where the base lies; export without --merge, and "
             "merge by peft"
         )
-    export_merged(source, output, model_spec(name, place))
+    export_merged(source, output, held_in(model_spec(name, place), load_in))

@@ -20,6 +20,8 @@ from hetpipe.commands.output import note, progress_bar, warn
 from hetpipe.models.names import ModelEntry, model_entry
 from hetpipe.program.instructions import Schedule
 from hetpipe.runs.lora import parse_lora, read_adapter_settings
+from hetpipe.runs.quantization import check_load_in
+from hetpipe.runs.settings import Settings, TaskSettings
 from partition.estimates.optimizer_sharding import with_state_owners
 from partition.plan import Plan, check_plan
 from partition.problem import Problem, problem_of
@@ -42,16 +44,26 @@ class PlanRequest:
     proof_s: float | None
 
     def profile(
-        self, model: str | None, sequence_length: int, *, used: Iterable[Device] | None = None, quiet: bool
+        self,
+        model: str | None,
+        sequence_length: int,
+        *,
+        used: Iterable[Device] | None = None,
+        trains: bool = False,
+        quiet: bool,
     ) -> ModelProfile:
         """Return the profile of a file, or measure the model on the usable devices.
 
-        used: devices that have to be made for its dtype, None for all usable ones.
+        used: devices that have to be made for its dtype, None for all usable ones. trains: they have to be
+        here; else, if none is, all are estimated.
 
         Raises: InputError as `get_profile`.
         """
         fast = () if self.options.allow_slow_bf16 else self.usable.devices if used is None else used
-        return get_profile(model, self.usable, sequence_length, self.options, fast=fast, quiet=quiet)
+        if trains or self.options.profile_file is not None or not none_here(self.usable):
+            return get_profile(model, self.usable, sequence_length, self.options, fast=fast, quiet=quiet)
+        check_fast(parse_dtype(self.options.dtype) or FLOAT32, fast)
+        return estimate_all(model, self.usable, sequence_length, self.options)
 
     def problem(self, profile: ModelProfile, global_batch_size: int) -> Problem:
         """Return the problem with what is forced.
@@ -122,21 +134,34 @@ def named_model(model: str, options: AdapterOptions) -> ModelEntry:
             "--lora makes new adapters, --adapter goes on with those of a folder, whose settings it takes; "
             "give one of them"
         )
+    load_in = check_load_in(options.load_in)
+    if load_in is not None and options.lora is None and options.adapter is None:
+        raise InputError(
+            f"--load-in {load_in}: weights in {load_in} cannot be trained, only adapters beside them; give "
+            "--lora or --adapter"
+        )
     place = None if options.adapter is None else str(options.adapter.resolve())
     lora = None if options.lora is None else parse_lora(options.lora)
     if place is not None:
         lora = read_adapter_settings(Path(place))
     entry = model_entry(model)
     if lora is None:
+        if entry.folder is not None and entry.folder.quantization is not None:
+            from hetpipe.models.adapters import check_trainable
+
+            check_trainable(entry.name, entry.folder.quantization)
         return entry
     from hetpipe.models.adapter_folder import AdapterFolder
-    from hetpipe.models.adapters import with_adapters
+    from hetpipe.models.adapters import held_in, with_adapters, with_named_targets
     from hetpipe.models.huggingface import model_spec
 
-    spec = with_adapters(model_spec(entry.name, entry.place), lora)
+    base = model_spec(entry.name, entry.place)
+    lora = with_named_targets(base, lora)
+    chosen = entry.with_adapters(lora, place, load_in)
+    spec = with_adapters(held_in(base, chosen.load_in), lora)
     if place is not None:
         AdapterFolder.find(Path(place), spec)
-    return entry.with_adapters(lora, place)
+    return chosen
 
 
 def get_profile(
@@ -156,8 +181,10 @@ def get_profile(
     """
     dtype = parse_dtype(options.dtype)
     entry = None if model is None else named_model(model, options)
-    if model is None and (options.lora or options.adapter):
-        raise InputError("--lora and --adapter are of a --model; name its base, or give the --profile alone")
+    if model is None and (options.lora or options.adapter or options.load_in):
+        raise InputError(
+            "--lora, --adapter and --load-in are of a --model; name its base, or give the --profile alone"
+        )
     name = None if entry is None else entry.name
     note(() if entry is None or entry.folder is None else entry.folder.notes())
     if options.profile_file is not None:
@@ -174,8 +201,42 @@ def get_profile(
         return profile_model(
             model, cluster, sequence_length,
             dtype=dtype or FLOAT32, budget_s=options.profile_budget_s, progress=report,
-            lora=None if entry is None else entry.lora,
+            lora=None if entry is None else entry.lora, load_in=None if entry is None else entry.load_in,
         )  # fmt: skip
+
+
+def none_here(cluster: Cluster) -> bool:
+    """Return whether this host has none of the devices."""
+    from hetpipe.runtime.gpus import check_here, is_gpu
+
+    def is_here(device: Device) -> bool:
+        try:
+            check_here([device], "")
+        except InputError:
+            return False
+        return True
+
+    return all(map(is_gpu, cluster.devices)) and not any(map(is_here, cluster.devices))
+
+
+def estimate_all(
+    model: str | None, cluster: Cluster, sequence_length: int, options: PlanOptions
+) -> ModelProfile:
+    """Return a profile of a cluster's kinds by estimates alone, from the configuration of a model.
+
+    Raises: InputError if there is no such model, or a kind is not in the catalogue.
+    """
+    if model is None:
+        raise InputError("neither --model nor --profile is given; name a model, or give its profile.json")
+    for device in cluster.devices:
+        accelerator(device.kind)
+    entry = named_model(model, options)
+    from hetpipe.profiling.layer_estimates import estimated_profile
+
+    dtype = parse_dtype(options.dtype) or FLOAT32
+    settings = TaskSettings(entry.name, sequence_length, dtype, Settings(steps=1, **entry.in_settings))
+    kinds = tuple(dict.fromkeys(device.kind for device in cluster.devices))
+    return estimated_profile(settings, kinds, allow_slow=options.allow_slow_bf16)
 
 
 def _check_profile(

@@ -11,6 +11,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from cost_model.expenses import Objective
+from hetpipe.commands.run_file import RunFileOption
 from hetpipe.program.instructions import Schedule
 from hetpipe.runs.lora import EXAMPLE as LORA_EXAMPLE
 
@@ -57,6 +58,11 @@ class AdapterOptions:
     adapter: Annotated[
         Path | None, typer.Option("--adapter", help="Train on the adapters of this PEFT folder.")
     ] = None
+    load_in: Annotated[
+        str | None,
+        typer.Option("--load-in", help="4bit or 8bit: hold the matrices beside adapters so (bitsandbytes)."),
+    ] = None
+    run_file: RunFileOption = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ from hetpipe.commands.output import (
 )
 from hetpipe.program.costs import check_memory
 from hetpipe.program.verification import verify
+from hetpipe.reporting.memory_tables import memory_json, memory_table, mostly_frozen
 from hetpipe.reporting.tables import comparison_table, plan_sentences, plan_table, show
 from hetpipe.simulation.prediction import evaluator, predict
 from partition.plan import Plan
@@ -80,10 +81,13 @@ def plan_command(
         extra: dict[str, object] = {"program": text} if program else {}
         extra |= choice_json(prediction.choice) if schedule is not None else {}
         extra |= plan_expenses(plan, cluster) if objective.given else {}
+        extra |= {"memory": memory_json(prediction.plan, profile, cluster)} if mostly_frozen(profile) else {}
         print_json({**prediction.plan.to_json(), **extra})
         note(estimates_of(profile, cluster))
         return
     show_plan(prediction.plan, outcomes, profile, cluster)
+    if mostly_frozen(profile):
+        show([memory_table(prediction.plan, profile, cluster)])
     show([*sentences, *choice_sentences(prediction.choice, schedule)])
     sys.stdout.write(text)
 

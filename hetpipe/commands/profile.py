@@ -123,7 +123,7 @@ def _check_source(given: Sequence[str], files: Sequence[Path], options: MeasureO
         )
     measured = (
         ("--model", options.model), ("--cluster", options.cluster_file), ("--dtype", options.dtype),
-        ("--lora", options.lora), ("--adapter", options.adapter),
+        ("--lora", options.lora), ("--adapter", options.adapter), ("--load-in", options.load_in),
     )  # fmt: skip
     for option, value in measured:
         if given and value is not None:
@@ -175,6 +175,7 @@ def measure(options: MeasureOptions, *, estimated: Collection[str] = (), quiet: 
             options.model, cluster, options.sequence_length,
             dtype=dtype, budget_s=options.profile_budget_s, microbatch_sizes=sizes, progress=report,
             lora=entry.lora,
+            load_in=entry.load_in,
         )  # fmt: skip
     for kind, missing in left_out(profile, sizes or ()).items():
         warn(f"microbatches of {', '.join(map(str, missing))} do not fit on {kind!r} and were left out")

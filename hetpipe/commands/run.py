@@ -134,7 +134,7 @@ def _profile(
     Raises: InputError if it is of another sequence length than asked for.
     """
     used = None if plan is None else [request.cluster.device(name) for name in plan.device_names]
-    profile = request.profile(model, sequence_length or 64, used=used, quiet=quiet)
+    profile = request.profile(model, sequence_length or 64, used=used, trains=True, quiet=quiet)
     if sequence_length is not None and sequence_length != profile.sequence_length:
         raise InputError(
             f"--sequence-length is {sequence_length}, the profile is of {profile.sequence_length}; "

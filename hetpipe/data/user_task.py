@@ -18,6 +18,7 @@ from hetpipe.models.block_structure import refused_on_error
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.loss import Loss
 from hetpipe.models.mixed_precision import weight_dtype
+from hetpipe.models.quantized_weights import parts_of
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import TaskSettings
 
@@ -70,7 +71,9 @@ class UserTask:
         """Write the initial weights, if they are given ones, to where the ranks read theirs."""
         if self._weights is not None:
             assert isinstance(self._weights, Mapping)
-            weights = {name: value.detach().cpu().clone() for name, value in self._weights.items()}
+            weights = dict(
+                part for key, value in self._weights.items() for part in parts_of(key, value).items()
+            )
             folder.path.mkdir(parents=True, exist_ok=True)
             save_file(weights, folder.path / WEIGHTS_FILE)
 

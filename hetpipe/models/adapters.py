@@ -1,6 +1,7 @@
 """Adapters (LoRA) in a model: put there by peft beside layers of a frozen base, drawn by name, merged."""
 
 import importlib
+import importlib.util
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -18,7 +19,9 @@ from cost_model.strict_files import did_you_mean
 from hetpipe.models.block_structure import refused_on_error
 from hetpipe.models.huggingface import ModelSpec, model_spec
 from hetpipe.models.huggingface import preload_modules as preload_base
-from hetpipe.runs.lora import LoraSettings
+from hetpipe.models.quantized_weights import Packing, bitsandbytes, dense
+from hetpipe.runs.lora import ALL_LINEAR, LoraSettings
+from hetpipe.runs.quantization import Quantization, load_in_suffix
 from hetpipe.runs.settings import TaskSettings
 
 ADAPTER = "default"
@@ -28,12 +31,74 @@ _LINEAR = ("Linear", "Conv1D")
 
 
 def task_spec(settings: TaskSettings) -> ModelSpec:
-    """Return the model of a run, with the adapters of its settings.
+    """Return the model of a run, with the adapters of its settings, beside a base held as they say.
 
-    Raises: InputError as `model_spec` and `with_adapters`.
+    Raises: InputError as `model_spec`, `held_in` and `with_adapters`.
     """
-    spec = model_spec(settings.base_model, settings.model_folder)
-    return spec if settings.lora is None else with_adapters(spec, settings.lora)
+    spec = held_in(model_spec(settings.base_model, settings.model_folder), settings.run.load_in)
+    if settings.lora is None:
+        check_trainable(spec.name, spec.quantization)
+        return spec
+    return with_adapters(spec, settings.lora)
+
+
+def held_in(spec: ModelSpec, load_in: str | None) -> ModelSpec:
+    """Return a model whose frozen matrices are held in "4bit" or "8bit"; None: as they are given.
+
+    Raises: InputError if bitsandbytes is not installed.
+    """
+    if load_in is not None:
+        quantization = Quantization(load_in)
+        spec = replace(spec, name=spec.name + load_in_suffix(load_in), quantization=quantization)
+    if spec.quantization is not None:
+        bitsandbytes()
+    return spec
+
+
+def packings_of(spec: ModelSpec) -> dict[str, Packing]:
+    """Return which parameters of a model are held in 4 or 8 bits, by name: those that transformers takes.
+
+    That is the weights of all linear layers but the output embeddings, what is tied to others, and what the
+    quantization skips.
+
+    Raises: InputError if there are none.
+    """
+    if spec.quantization is None:
+        return {}
+    from transformers.pytorch_utils import Conv1D
+    from transformers.quantizers.base import HfQuantizer
+    from transformers.quantizers.quantizers_utils import should_convert_module
+
+    with torch.device("meta"):
+        model = spec.build()
+    names = {id(value): name for name, value in model.named_parameters()}
+    skip = None if spec.quantization.skip is None else list(spec.quantization.skip)
+    with base_alone(model):
+        left = HfQuantizer.get_modules_to_not_convert(
+            cast(Any, model), skip, getattr(model, "_keep_in_fp32_modules", None)
+        )
+        found = {
+            names[id(module.weight)]: Packing(spec.quantization, isinstance(module, Conv1D))
+            for name, module in model.named_modules()
+            if (type(module) is nn.Linear or isinstance(module, Conv1D)) and should_convert_module(name, left)
+        }
+    if not found:
+        raise InputError(
+            f"{spec.name} has no linear layer to hold in {spec.quantization.bits} bits; leave --load-in out"
+        )
+    return found
+
+
+def check_trainable(name: str, quantization: Quantization | None) -> None:
+    """Check that the weights of a model without adapters are not quantized.
+
+    Raises: InputError if they are.
+    """
+    if quantization is not None:
+        raise InputError(
+            f"{name}: weights in {quantization.bits} bits cannot be trained, only adapters beside them; give "
+            "--lora or --adapter"
+        )
 
 
 def preload_modules(settings: TaskSettings) -> tuple[str, ...]:
@@ -42,7 +107,10 @@ def preload_modules(settings: TaskSettings) -> tuple[str, ...]:
     Raises: InputError if there is no such model.
     """
     modules = preload_base(settings.base_model, settings.model_folder)
-    return modules if settings.lora is None else (*modules, "peft")
+    # NOTE: bitsandbytes, which peft loads, starts CUDA when it is loaded, where it finds a GPU; see
+    # bitsandbytes/cuda_specs.py. It would be lost to the ranks that the server forks.
+    starts_cuda = importlib.util.find_spec("bitsandbytes") is not None and torch.cuda.is_available()
+    return modules if settings.lora is None or starts_cuda else (*modules, "peft")
 
 
 def with_adapters(spec: ModelSpec, lora: LoraSettings) -> ModelSpec:
@@ -85,6 +153,25 @@ def _build(build: Callable[[], nn.Module], lora: LoraSettings) -> nn.Module:
         warnings.simplefilter("ignore")  # peft sees by itself that GPT-2's layers lie transposed, and says so
         _peft().inject_adapter_in_model(config, model, adapter_name=ADAPTER)
     return model
+
+
+def with_named_targets(spec: ModelSpec, lora: LoraSettings) -> LoraSettings:
+    """Return settings whose targets are names: of ALL_LINEAR, those that peft takes it for.
+
+    Raises: InputError if there is more beside it, or a name is of the head as well.
+    """
+    if ALL_LINEAR not in lora.targets:
+        return lora
+    if lora.targets != (ALL_LINEAR,):
+        raise InputError(f"LoRA target {ALL_LINEAR!r} is all there are; leave the others out, or it")
+    with torch.device("meta"):
+        model: Any = spec.build_shrunk()
+    head = model.get_output_embeddings()
+    linear = {name: module for name, module in model.named_modules() if type(module).__name__ in _LINEAR}
+    targets = {name.rpartition(".")[-1] for name, module in linear.items() if module is not head}
+    if any(module is head and name.rpartition(".")[-1] in targets for name, module in linear.items()):
+        raise InputError(f"LoRA target {ALL_LINEAR!r}: {spec.name} calls its head as others; name them")
+    return replace(lora, targets=tuple(targets))
 
 
 def _check_targets(spec: ModelSpec, lora: LoraSettings) -> None:
@@ -173,9 +260,14 @@ def draw_adapters(layer: nn.Module) -> None:
 
 @torch.no_grad()
 def merged_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return the weights of the base with the adapters merged into them, by the base's names."""
+    """Return the weights of the base with the adapters merged into them, by the base's names.
+
+    Quantized ones are dequantized, and stay so.
+    """
     weights = {
-        base_name(name): value.detach() for name, value in model.named_parameters() if not is_adapter(name)
+        base_name(name): dense(value, value.dtype)
+        for name, value in model.named_parameters()
+        if not is_adapter(name)
     }
     for name, layer in adapted_layers(model).items():
         delta = cast(Any, layer).get_delta_weight(ADAPTER)

@@ -1,5 +1,6 @@
 """The structure of an unchanged model: its chain of blocks, what they exchange, who uses which parameter."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from cost_model.errors import InputError
 from hetpipe.models.frozen_weights import NO_USE, Use, is_rounded, kept_dtype, use_of
+from hetpipe.models.quantized_weights import Packing
 
 Inputs = Mapping[str, Tensor]
 
@@ -27,7 +29,7 @@ class ParameterInfo:
     shared: another layer holds it as well, be it trained or not.
     given: dtype of the weight that training begins with. uses: what this layer does with it.
     keeps: uses of all layers where it is frozen, with OTHER where a module may not cast it; none where it is
-    not frozen.
+    not frozen. packing: how it is held in 4 or 8 bits, None: in a dtype.
     """
 
     name: str
@@ -38,10 +40,17 @@ class ParameterInfo:
     given: torch.dtype = torch.float32
     uses: Use = Use.OTHER
     keeps: Use = NO_USE
+    packing: Packing | None = None
 
     def kept_dtype(self, dtype: torch.dtype, lowered: torch.dtype | None) -> torch.dtype:
         """Return the dtype in which the parameter is held between steps; dtype: of trained ones."""
         return kept_dtype(self.given, self.keeps, dtype, lowered) if self.keeps else dtype
+
+    def kept_bytes(self, dtype: torch.dtype, lowered: torch.dtype | None) -> int:
+        """Return the bytes that the parameter takes between steps; dtype: of trained ones."""
+        if self.packing is not None:
+            return self.packing.stored_bytes(self.shape)
+        return math.prod(self.shape) * self.kept_dtype(dtype, lowered).itemsize
 
     def is_rounded(self, kept: torch.dtype) -> bool:
         """Return whether it is frozen and kept in a dtype that cannot hold what was given."""

@@ -1,7 +1,7 @@
 """Models as chains of layers: described without weights, materialised layer by layer."""
 
 import copy
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial, reduce
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from cost_model.errors import InputError
 from hetpipe.models.adapter_folder import AdapterFolder
-from hetpipe.models.adapters import has_adapters
+from hetpipe.models.adapters import has_adapters, packings_of
 from hetpipe.models.block_structure import (
     BlockStructure,
     Inputs,
@@ -28,14 +28,15 @@ from hetpipe.models.huggingface import ModelSpec
 from hetpipe.models.initialization import (
     Template,
     has_rule,
-    initialise_by_module,
     parameters_on_meta,
     private_random_stream,
-    take_weights,
 )
+from hetpipe.models.owned_weights import begin_weights, take_weights
 from hetpipe.models.partial_model import BlockLayers, LayerModel, SequentialLayers
-from hetpipe.models.placement import place, replace_parameters
+from hetpipe.models.placement import place
 from hetpipe.models.pretrained_weights import FolderWeights
+from hetpipe.models.quantized_modules import matrices_in
+from hetpipe.models.quantized_weights import Packing, QuantizedParameter
 from hetpipe.models.sequential import holders_of, let_inputs_be, reached_and_used, run_through
 from hetpipe.models.weight_bytes import WeightBytes
 
@@ -81,11 +82,14 @@ class ChainModel:
         example = {"input_ids": torch.zeros(1, 12, dtype=torch.long)}
         chain = _describe(spec.name, spec.build, spec.build_shrunk, inputs, example)
         stored = {} if weights is None else weights.dtypes()
+        packed = packings_of(spec)
+        if weights is not None:
+            weights.check_scales(packed)
         layer_parameters = tuple(
             tuple(replace(info, given=stored.get(info.name, info.given)) for info in infos)
             for infos in chain.layer_parameters
         )
-        return replace(chain, weights=weights, layer_parameters=layer_parameters)
+        return replace(chain, weights=weights, layer_parameters=_all_held(layer_parameters, packed))
 
     @classmethod
     def from_module(
@@ -114,11 +118,22 @@ class ChainModel:
             name = name or type(factory).__name__
             with refused_on_error(f"{name} cannot be split: it cannot be copied"):
                 template = Template(factory)
-            given = dict(factory.named_parameters())
-            described = _describe(
-                name, template, shrunk or partial(copy.deepcopy, factory), inputs, example, given
+            given: dict[str, nn.Parameter] = dict(factory.named_parameters())
+            matrices = matrices_in(factory)
+            if matrices and not has_adapters(factory):
+                raise InputError(
+                    f"{name} is quantized, and what is trained are adapters; give peft.get_peft_model of it"
+                )
+            given |= {key: QuantizedParameter(matrix) for key, matrix in matrices.items()}
+            small = shrunk or (template if matrices else partial(copy.deepcopy, factory))
+            described = _describe(name, template, small, inputs, example, given)
+            packed = {key: matrix.packing for key, matrix in matrices.items()}
+            return replace(
+                described,
+                has_rule=False,
+                given=given,
+                layer_parameters=_all_held(described.layer_parameters, packed),
             )
-            return replace(described, has_rule=False, given=given)
         described = _describe(name or _name_of(factory), factory, shrunk or factory, inputs, example)
         # NOTE: the model's rule knows nothing of what peft put into it
         return replace(described, has_rule=described.has_rule and not described.base)
@@ -148,11 +163,11 @@ class ChainModel:
 
     def initial_weights(self, layer: int, names: Collection[str], seed: int) -> dict[str, Tensor]:
         """Return the weights with which parameters of a layer begin, in the dtype in which they are given."""
-        given = {info.name: info.given for info in self.layer_parameters[layer] if info.name in names}
+        given = {info.name: info.given for info in self.layer_parameters[layer]}
         infos = {info.name: info for info in self.layer_parameters[layer]}
         with torch.device("cpu"):
             _, found = self._build_owned(frozenset({layer}), infos, seed, given)
-        return {name: value.detach().to(given[name]) for value, name in found.items() if name in given}
+        return {name: value.detach().to(given[name]) for value, name in found.items() if name in names}
 
     def boundary(self, layer: int, sequence_length: int | None = None) -> tuple[TensorSpec, ...]:
         """Return what travels from layer - 1 to layer for one sample.
@@ -254,20 +269,34 @@ class ChainModel:
                 for members in (block._modules, block._parameters, block._buffers):
                     members.clear()
         if self.has_rule:
-
-            def allocated(name: str, old: nn.Parameter) -> nn.Parameter:
-                return nn.Parameter(torch.empty(old.shape), old.requires_grad) if name in infos else old
-
-            names = replace_parameters(model, names, allocated)
-            stored = {} if self.weights is None else self.weights.load(infos, kept)
-            stored |= {} if self.adapter is None else self.adapter.load(infos)
-            initialise_by_module(model, names, infos.keys() - stored.keys(), seed)
-            for parameter, name in names.items():
-                if name in stored:
-                    parameter.data = stored[name]
+            names = begin_weights(model, names, infos, kept, seed, weights=self.weights, adapter=self.adapter)
         elif self.given is not None:
-            take_weights(names, infos, self.given)
+            names = take_weights(model, names, infos, self.given)
         return model, names
+
+
+def _all_held(
+    layers: Sequence[Sequence[ParameterInfo]], packed: Mapping[str, Packing]
+) -> tuple[tuple[ParameterInfo, ...], ...]:
+    return tuple(tuple(_held(info, packed) for info in infos) for infos in layers)
+
+
+def _held(info: ParameterInfo, packed: Mapping[str, Packing]) -> ParameterInfo:
+    """Return a parameter as it is held beside quantized ones.
+
+    A bias is given as float32 there: its layer adds it as it is, in the dtype in which it computes.
+
+    Raises: InputError if a matrix that is to be quantized is trained, shared, or not only multiplied.
+    """
+    if info.name not in packed:
+        weight = f"{info.name.removesuffix('.bias')}.weight"
+        return replace(info, given=torch.float32) if weight in packed else info
+    if info.reached or info.shared or info.keeps != Use.MULTIPLIED:
+        raise InputError(
+            f"{info.name!r} cannot be held in {packed[info.name].quantization.bits} bits: it is trained, "
+            "shared, or used otherwise than in products; name it in llm_int8_skip_modules"
+        )
+    return replace(info, packing=packed[info.name])
 
 
 def _name_of(factory: Callable[[], nn.Module]) -> str:

@@ -5,9 +5,11 @@ one that multiplies:
 
     under autocast, in matrix products alone     kept as autocast would cast it, once (lowered)
     given in 16 bits, in products or looked up   kept as given, cast for the time of one operation (given)
+    in 4 or 8 bits, in products alone            kept so, dequantized for the time of one operation
     anything else (norms, unusual modules)       kept as trained weights are
 
-The operation that casts saves the kept weight for its backward, which casts it again.
+The operation that casts saves the kept weight for its backward, which casts it again. See
+hetpipe.models.quantized_weights for 4 and 8 bits.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+
+from hetpipe.models.quantized_weights import dense
 
 
 class Use(Flag):
@@ -140,7 +144,7 @@ def _computed(
     saves the transposed weight.
     """
     held = {key: module._parameters[key] for key in keys}
-    casts = {key: value.detach().to(dtype) for key, value in held.items() if value is not None}
+    casts = {key: dense(value, dtype) for key, value in held.items() if value is not None}
     homes = {value.untyped_storage()._cdata: key for key, value in casts.items()}
 
     def pack(tensor: Tensor) -> Tensor | _View:
@@ -153,7 +157,7 @@ def _computed(
         key, shape, stride, offset = packed
         value = held[key]
         assert value is not None
-        return value.detach().to(dtype).as_strided(shape, stride, offset)
+        return dense(value, dtype).as_strided(shape, stride, offset)
 
     try:
         module._parameters.update(casts)  # type: ignore[arg-type]  # tensors for the time of one operation

@@ -12,6 +12,7 @@ from torch import nn
 from cost_model.errors import InputError
 from hetpipe.models.huggingface_folder import ModelFolder, read_model_folder
 from hetpipe.models.names import Task, model_entry, registered_models
+from hetpipe.runs.quantization import Quantization
 
 __all__ = ["ModelSpec", "Task", "model_spec", "registered_models"]
 
@@ -24,6 +25,7 @@ class ModelSpec:
     build_shrunk: the same class and flags with 4 blocks, a tiny width and shrunken_vocabulary_size tokens.
     folder: where the weights come from; None for weights drawn from the seed.
     base: the same without the adapters that this one has (`hetpipe.models.adapters`); None: it has none.
+    quantization: of its frozen matrices; None: they are held as they are given.
     """
 
     name: str
@@ -35,6 +37,7 @@ class ModelSpec:
     shrunken_vocabulary_size: int = 128
     folder: ModelFolder | None = None
     base: "ModelSpec | None" = None
+    quantization: Quantization | None = None
 
     def shrunk(self) -> "ModelSpec":
         """Return the tiny model of the same class: what holds for its structure holds for this one's."""
@@ -186,10 +189,14 @@ def folder_spec(folder: ModelFolder) -> ModelSpec:
     config = {key: value for key, value in folder.config.items() if key not in _LOADING}
     sizes = _config(family, config)
     config |= {"vocab_size": sizes.vocab_size, family.max_positions: getattr(sizes, family.max_positions)}
-    return _spec(folder.name, Task(folder.task), family, folder.architecture, config, folder)
+    spec = _spec(folder.name, Task(folder.task), family, folder.architecture, config, folder)
+    return replace(spec, quantization=folder.quantization)
 
 
-_LOADING = ("model_type", "dtype", "torch_dtype", "architectures", "auto_map", "transformers_version")
+_LOADING = (
+    *("model_type", "dtype", "torch_dtype", "architectures", "auto_map", "transformers_version"),
+    "quantization_config",
+)
 """Keys of config.json that say how to load the model, not what it is."""
 
 _SHRUNK_TOKENS = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}

@@ -9,6 +9,7 @@ from typing import Any
 
 from cost_model.errors import InputError
 from cost_model.strict_files import canonical_sha256, did_you_mean, read_json
+from hetpipe.runs.quantization import Quantization, read_quantization
 
 CONFIG_FILE, TOKENIZER_FILE = "config.json", "tokenizer.json"
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
@@ -64,6 +65,11 @@ class ModelFolder:
         return ARCHITECTURES[self.architecture][1]
 
     @property
+    def quantization(self) -> Quantization | None:
+        """Return how the folder's matrices are quantized; None: they are not."""
+        return read_quantization(self.path / CONFIG_FILE, self.config)
+
+    @property
     def tokenizer(self) -> Path | None:
         """Return the vocabulary that the weights were trained with, None where it is missing."""
         path = self.path / TOKENIZER_FILE
@@ -93,7 +99,7 @@ class ModelFolder:
         found: dict[str, StoredTensor] = {}
         for path in weight_files(self.path):
             for name, tensor in header(path).items():
-                if tensor.dtype not in TRAINABLE_DTYPES:
+                if tensor.dtype not in TRAINABLE_DTYPES and self.quantization is None:
                     raise InputError(
                         f"{path}: {name!r} is stored as {tensor.dtype}, which cannot be trained; save the "
                         "model as float32, float16 or bfloat16"
@@ -140,10 +146,7 @@ def described(path: Path, base_name: str, config: object) -> ModelFolder:
     if architecture not in ARCHITECTURES:
         near = did_you_mean(str(architecture), ARCHITECTURES)
         raise InputError(f"{where}: architecture {architecture!r} is not supported; {near}")
-    if config.get("quantization_config"):
-        raise InputError(
-            f"{where}: the weights are quantized, which cannot be trained; save the model unquantized"
-        )
+    read_quantization(where, config)
     content = {key: value for key, value in config.items() if key not in _VOLATILE}
     name = f"{base_name}@{canonical_sha256(content)[:8]}"
     return ModelFolder(path, name, architecture, config)

@@ -3,15 +3,14 @@
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors import safe_open
-from torch import Tensor, nn
+from torch import nn
 
 from hetpipe.models.adapters import adapted_layers, base_alone, base_name, draw_adapters, is_adapter
 from hetpipe.models.keyed_dropout import stable_hash
+from hetpipe.models.quantized_modules import linear_layers
 
 
 @contextmanager
@@ -106,7 +105,7 @@ class Template:
     def __init__(self, module: nn.Module) -> None:
         self._module = _copy_with(
             module, lambda value: nn.Parameter(value.detach().to("meta"), value.requires_grad)
-        )
+        )  # matrices in 4 or 8 bits are given by themselves, and have linear layers here
         for part in self._module.modules():
             part._buffers.update(
                 {key: value.cpu() for key, value in part._buffers.items() if value is not None}
@@ -121,21 +120,14 @@ class Template:
 
 
 def _copy_with(module: nn.Module, make: Callable[[nn.Parameter], nn.Parameter]) -> nn.Module:
-    """Return a deep copy of a module with other parameters, one for each."""
-    return copy.deepcopy(module, {id(value): make(value) for value in module.parameters()})
+    """Return a deep copy of a module with other parameters, one for each, and without quantized ones."""
+    made: dict[int, nn.Parameter] = {}
 
+    def once(value: nn.Parameter) -> nn.Parameter:
+        return made.setdefault(id(value), make(value))
 
-def take_weights(
-    names: Mapping[nn.Parameter, str], wanted: Collection[str], weights: Path | Mapping[str, Tensor]
-) -> None:
-    """Fill the wanted parameters with weights, by name in memory or in a safetensors file.
-
-    names: canonical names of all parameters.
-    """
-    if isinstance(weights, Path):
-        with safe_open(weights, framework="pt") as file:
-            weights = {name: file.get_tensor(name) for name in wanted}
-    with torch.no_grad():
-        for parameter, name in names.items():
-            if name in wanted:
-                parameter.copy_(weights[name])
+    layers, weights = linear_layers(module, once)
+    for value in module.parameters():
+        if id(value) not in weights:
+            once(value)
+    return copy.deepcopy(module, {**made, **layers})

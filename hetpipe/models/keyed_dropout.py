@@ -1,8 +1,10 @@
 """Dropout whose masks belong to samples, not to microbatches, devices or the order of execution."""
 
 import hashlib
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Container, Iterable, Sequence
+from functools import lru_cache
+from types import TracebackType
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -10,17 +12,22 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from cost_model.errors import InputError
+from hetpipe.models import philox
+from hetpipe.models.philox_torch import Draw, draw
 
 PREFIX = -1
 """The layer of code that is repeated only for masks and positions: see hetpipe.models.partial_model."""
 
 
-class KeyedDropout(TorchFunctionMode):
+class KeyedDropout:
     """Dropout masks drawn per sample from (seed, step, sample, layer, call within the layer).
 
     Replaces `torch.nn.functional.dropout`, hence `nn.Dropout`, in every forward inside the context; the
-    backward needs no context. Masks are drawn on the CPU in float32, so they are the same for every device
-    and dtype.
+    backward needs no context. The masks are the same for every device, dtype and microbatch size: see
+    `philox`. Whatever else draws random numbers inside is refused, since it would depend on the plan.
+
+    In the first forward of a layer all calls of torch are looked at, and in later ones where that was needed,
+    as it slows each down. Else `torch.nn.functional.dropout` is another function inside the context.
 
     >>> with KeyedDropout(seed=0) as dropout:
     ...     dropout.at(step=0, samples=(7, 8))
@@ -32,25 +39,111 @@ class KeyedDropout(TorchFunctionMode):
     True
     """
 
-    def __init__(self, seed: int) -> None:
-        super().__init__()
+    def __init__(self, seed: int, device: torch.device | None = None) -> None:
+        """device: where layers compute, if not on the CPU; its generator is looked after, too."""
         self._seed = seed
+        self._generators = _Generators(device)
+        self._mode = _Interception({_DROPOUT, self._dropout}, self._unexpected)
+        self._watching = False
+        self._quiet: set[int] = set()  # layers in which no call went past the attribute
+        self._replaced = functional.dropout
         self._step = 0
         self._samples: tuple[int, ...] = ()
+        self._layers: frozenset[int] | None = None
         self._layer = PREFIX
         self._call = 0
-        self._generator = torch.Generator()
 
-    def at(self, step: int, samples: Sequence[int]) -> None:
-        """Announce a microbatch: the training step, and the identity of each of its samples."""
+    def at(self, step: int, samples: Sequence[int], layers: Iterable[int] | None = None) -> None:
+        """Announce a microbatch: the training step, and the identity of each of its samples.
+
+        layers: those that compute in the next context, if no others do.
+        """
         self._step = step
         self._samples = tuple(samples)
+        self._layers = None if layers is None else frozenset((PREFIX, *layers))
         self._layer = PREFIX
 
     def enter_layer(self, layer: int) -> None:
         """Announce the layer that computes next (`LayerModel.on_layer`); PREFIX turns dropout off."""
+        if self._watching:
+            self._leave_layer()
+            self._quiet.add(layer)
         self._layer = layer
         self._call = 0
+
+    def __enter__(self) -> Self:
+        self._generators.remember()
+        self._watching = self._layers is None or not self._layers <= self._quiet
+        self._replaced, functional.dropout = functional.dropout, self._dropout
+        if self._watching:
+            self._quiet.add(PREFIX)
+            self._mode.__enter__()  # type: ignore[no-untyped-call]  # torch
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._watching:
+            self._mode.__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]  # torch
+        functional.dropout = self._replaced
+        if error is None:
+            self._leave_layer()
+        self._watching = False
+
+    def _leave_layer(self) -> None:
+        """Check that the layer drew nothing by a generator.
+
+        Raises:
+            InputError: it did.
+        """
+        if not self._generators.moved():
+            return
+        if self._watching:
+            where = "the model before its first layer" if self._layer == PREFIX else f"layer {self._layer}"
+            what = "draws random numbers other than by torch.nn.functional.dropout"
+        else:
+            where = f"a layer up to {self._layer}"
+            what = "draws random numbers and drew none in its first forward"
+        raise InputError(
+            f"{where} {what}, so they would depend on the plan; take them out, or use nn.Dropout"
+        )
+
+    def _unexpected(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Do what `_dropout` does where torch's function was called by another name than its own."""
+        self._quiet.discard(self._layer)
+        return self._dropout(*args, **kwargs)
+
+    def _dropout(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        if not training or p == 0.0 or self._layer == PREFIX:
+            return input
+        if p == 1.0:
+            return input.mul_(0.0) if inplace else input * 0.0
+        drawn = self._draw(input, 1.0 - p)
+        if inplace:
+            mask = philox.kept(drawn, input.numel() // len(drawn.samples), input.device).view(input.shape)
+            return input.mul_(mask).mul_(drawn.scale)
+        return philox.dropped(input, drawn)
+
+    def _draw(self, x: Tensor, keep_probability: float) -> Draw:
+        num_samples = len(self._samples)
+        if x.dim() == 0 or num_samples == 0 or x.shape[0] % num_samples:
+            raise InputError(
+                f"layer {self._layer} drops entries of a tensor of shape {tuple(x.shape)}, whose first "
+                f"dimension is not made of the {num_samples} samples of the microbatch; set its dropout to 0"
+            )
+        # [samples, ...]; some models flatten samples and tokens, which leaves each sample's rows together.
+        drawn = draw(_key(self._seed, self._step, self._layer), self._call, self._samples, keep_probability)
+        self._call += 1
+        return drawn
+
+
+class _Interception(TorchFunctionMode):
+    """Calls another dropout instead of torch's, and refuses what draws masks of its own."""
+
+    def __init__(self, names: Container[Callable[..., Any]], dropout: Callable[..., Tensor]) -> None:
+        """names: functions in place of which `dropout` is called; torch passes that of its attribute."""
+        super().__init__()
+        self._names, self._dropout = names, dropout
 
     def __torch_function__(
         self,
@@ -60,40 +153,39 @@ class KeyedDropout(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if func is functional.dropout:
+        if func in self._names:
             return self._dropout(*args, **kwargs)
         if func in _FORBIDDEN:
             _FORBIDDEN[func](func.__name__, args, kwargs)
         return func(*args, **kwargs)
 
-    def _dropout(self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-        if not training or p == 0.0 or self._layer == PREFIX:
-            return x
-        keep_probability = 1.0 - p
-        if x.dtype.itemsize < 4 and keep_probability > 0.0:  # the scale itself would be rounded
-            x = x.div_(keep_probability) if inplace else x / keep_probability
-            keep = self._masks(x, keep_probability).sign_()
-        else:
-            keep = self._masks(x, keep_probability)
-        return x.mul_(keep) if inplace else x * keep
 
-    def _masks(self, x: Tensor, keep_probability: float) -> Tensor:
-        num_samples = len(self._samples)
-        if x.dim() == 0 or num_samples == 0 or x.shape[0] % num_samples:
-            raise InputError(
-                f"layer {self._layer} drops entries of a tensor of shape {tuple(x.shape)}, whose first "
-                f"dimension is not made of the {num_samples} samples of the microbatch; set its dropout to 0"
-            )
-        # [samples, ...]; some models flatten samples and tokens, which leaves each sample's rows together.
-        masks = torch.empty((num_samples, x.numel() // num_samples), dtype=torch.float32, device="cpu")
-        key = f"{self._seed},{self._step},{self._layer},{self._call},"
-        self._call += 1
-        for mask, sample in zip(masks, self._samples, strict=True):
-            self._generator.manual_seed(stable_hash(f"{key}{sample}"))
-            mask.bernoulli_(keep_probability, generator=self._generator)
-        if keep_probability > 0.0:
-            masks /= keep_probability
-        return masks.view(x.shape).to(device=x.device, dtype=x.dtype)
+class _Generators:
+    """The states of torch's generators, from which nothing may be drawn."""
+
+    def __init__(self, device: torch.device | None) -> None:
+        self._device = device if device is not None and device.type == "cuda" else None
+        self._state: tuple[bytes, int] = (b"", 0)
+
+    def remember(self) -> None:
+        self._state = self._now()
+
+    def moved(self) -> bool:
+        """Return whether anything was drawn since the last `remember`."""
+        return self._now() != self._state
+
+    def _now(self) -> tuple[bytes, int]:
+        """Return the state of the CPU's generator, and how far the device's has gone; waits for nothing."""
+        state = torch.default_generator.get_state().numpy().tobytes()
+        if self._device is None:
+            return state, 0
+        index = torch.cuda.current_device() if self._device.index is None else self._device.index
+        return state, torch.cuda.default_generators[index].get_offset()
+
+
+@lru_cache(maxsize=256)
+def _key(seed: int, step: int, layer: int) -> int:
+    return stable_hash(f"{seed},{step},{layer}")
 
 
 def stable_hash(key: str) -> int:
@@ -124,6 +216,8 @@ def _refuse_other_dropout(name: str, args: tuple[Any, ...], kwargs: dict[str, An
             f"{name} draws a mask that cannot be keyed by sample; use torch.nn.functional.dropout"
         )
 
+
+_DROPOUT = functional.dropout
 
 _FORBIDDEN: dict[Callable[..., Any], Callable[[str, tuple[Any, ...], dict[str, Any]], None]] = {
     functional.scaled_dot_product_attention: _refuse_attention_dropout,

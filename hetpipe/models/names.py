@@ -8,6 +8,7 @@ from typing import Any
 from cost_model.errors import InputError
 from hetpipe.models.huggingface_folder import ModelFolder, names_folder, read_model_folder
 from hetpipe.runs.lora import MARK, LoraSettings
+from hetpipe.runs.quantization import load_in_suffix
 
 
 class Task(StrEnum):
@@ -22,7 +23,7 @@ class ModelEntry:
     """A line of the table of models, or a model of a folder, with adapters or without.
 
     folder: where a model comes from that is not of the table. lora: of its adapters, None where it has none.
-    adapter: the PEFT folder that they begin with, None for new ones.
+    adapter: the PEFT folder that they begin with, None for new ones. load_in: as `Settings` hold it.
     """
 
     name: str
@@ -31,10 +32,25 @@ class ModelEntry:
     folder: ModelFolder | None = None
     lora: LoraSettings | None = None
     adapter: str | None = None
+    load_in: str | None = None
 
-    def with_adapters(self, lora: LoraSettings, adapter: str | None = None) -> "ModelEntry":
-        """Return the model with adapters, which goes by another name than its base."""
-        return replace(self, name=self.name + lora.suffix, lora=lora, adapter=adapter)
+    def with_adapters(
+        self, lora: LoraSettings, adapter: str | None = None, load_in: str | None = None
+    ) -> "ModelEntry":
+        """Return the model with adapters, which goes by another name than its base.
+
+        load_in: "4bit" or "8bit", in which the matrices of the base are held; None: as they are given.
+
+        Raises: InputError if they are given in another way.
+        """
+        given = None if self.folder is None else self.folder.quantization
+        if given is not None and load_in not in (None, given.load_in):
+            raise InputError(
+                f"--load-in {load_in}: {self.name} is in {given.load_in} already; leave the option out"
+            )
+        chosen = load_in if given is None else None
+        name = f"{self.name}{load_in_suffix(chosen)}{lora.suffix}"
+        return replace(self, name=name, lora=lora, adapter=adapter, load_in=chosen)
 
     @property
     def place(self) -> str | None:
@@ -44,7 +60,12 @@ class ModelEntry:
     @property
     def in_settings(self) -> dict[str, Any]:
         """Return what `Settings` hold of the model beside its name."""
-        return {"model_folder": self.place, "lora": self.lora, "adapter": self.adapter}
+        return {
+            "model_folder": self.place,
+            "lora": self.lora,
+            "adapter": self.adapter,
+            "load_in": self.load_in,
+        }
 
 
 MODEL_ENTRIES = (

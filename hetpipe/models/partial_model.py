@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from hetpipe.models.block_structure import BlockStructure, Inputs, call_options, logits_of
 from hetpipe.models.keyed_dropout import PREFIX
+from hetpipe.models.quantized_weights import tensors_of
 
 Carried = tuple[Tensor, ...]
 
@@ -81,6 +82,10 @@ class LayerModel(nn.Module):
     def owned_parameters(self) -> dict[str, nn.Parameter]:
         """Return the parameters of all owned layers by name, each once, in the order of the layers."""
         return {name: value for layer in self._by_layer.values() for name, value in layer.items()}
+
+    def held_tensors(self) -> list[Tensor]:
+        """Return the tensors that hold the weights of all owned layers; several of one that is quantized."""
+        return [tensor for value in self.owned_parameters().values() for tensor in tensors_of(value)]
 
     def _rounded(self, tensors: Carried) -> Carried:
         """Return what leaves a layer as the next one gets it, be it on this rank or another."""

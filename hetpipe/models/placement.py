@@ -5,9 +5,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from hetpipe.models.block_structure import (
-    ParameterInfo,
-)
+from hetpipe.models.block_structure import ParameterInfo
+from hetpipe.models.quantized_weights import QuantizedParameter
 
 
 def replace_parameters(
@@ -42,6 +41,8 @@ def place(
         return dtype if tensor.is_floating_point() else tensor.dtype
 
     def make(name: str, old: nn.Parameter) -> nn.Parameter:
+        if isinstance(old, QuantizedParameter):
+            return QuantizedParameter(old.matrix.to(device))
         if name in infos:
             moved = old.detach().to(device=device, dtype=kept[name] if old.is_floating_point() else old.dtype)
             return nn.Parameter(moved, requires_grad=old.requires_grad and infos[name].reached)

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from cost_model.errors import InputError
 from hetpipe.models.adapters import base_name
 from hetpipe.models.huggingface import ModelSpec
-from hetpipe.models.huggingface_folder import ModelFolder, StoredTensor
+from hetpipe.models.huggingface_folder import TRAINABLE_DTYPES, ModelFolder, StoredTensor
+from hetpipe.models.quantized_weights import Packing, QuantizedMatrix, from_stored, quantized, split_key
 
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """The dtypes of `huggingface_folder.TRAINABLE_DTYPES`."""
@@ -36,12 +37,15 @@ class FolderWeights:
 
     places: by canonical name, the tensor's header with its name in the file, for each of the names that the
         parameter has (several if it is tied); parameters that the folder lacks are not in it.
+    scales: by canonical name, of each parameter that is stored in 4 or 8 bits, the place of each part of its
+        scales.
     new: parameters that begin at random, since the folder holds a model without this head.
     unused: tensors of the folder that belong to heads that this architecture does not have.
     """
 
     folder: ModelFolder
     places: Mapping[str, tuple[tuple[str, StoredTensor], ...]]
+    scales: Mapping[str, Mapping[str, tuple[str, StoredTensor]]]
     new: tuple[str, ...]
     unused: tuple[str, ...]
 
@@ -59,7 +63,14 @@ class FolderWeights:
         stored = folder.tensors()
         base = str(getattr(model, "base_model_prefix", ""))
         places: dict[str, list[tuple[str, StoredTensor]]] = {}
+        scales: dict[str, dict[str, tuple[str, StoredTensor]]] = {}
         unused = []
+        if folder.quantization is not None:
+            for key in tuple(stored):
+                weight, part = split_key(key)
+                if part is not None and weight in stored:
+                    name = _model_name(weight, base, aliases)
+                    scales.setdefault(name, {})[part] = (key, stored.pop(key))
         ignored = [*_BUFFERS, *(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())]
         for key, tensor in sorted(stored.items()):
             name = _model_name(key, base, aliases)
@@ -73,7 +84,11 @@ class FolderWeights:
                     )
                 continue
             shape = tuple(aliases[name].shape)
-            if tensor.shape != shape:
+            if name not in scales and tensor.dtype not in TRAINABLE_DTYPES:
+                raise InputError(
+                    f"{tensor.file}: {key!r} is stored as {tensor.dtype} without scales; copy it again"
+                )
+            if tensor.shape != shape and name not in scales:
                 raise InputError(
                     f"{tensor.file}: {key!r} has shape {list(tensor.shape)}, by config.json {list(shape)}; "
                     "make config.json and weights agree"
@@ -85,7 +100,7 @@ class FolderWeights:
                 raise InputError(
                     f"{folder.path}: lacks {name!r}, which {folder.architecture} has; is the folder complete?"
                 )
-        return cls(folder, {name: tuple(found) for name, found in places.items()}, new, tuple(unused))
+        return cls(folder, {name: tuple(found) for name, found in places.items()}, scales, new, tuple(unused))
 
     @classmethod
     def of(cls, spec: ModelSpec) -> "FolderWeights | None":
@@ -106,11 +121,27 @@ class FolderWeights:
     def _renamed(self, names: Mapping[str, str]) -> "FolderWeights":
         """Return the same places under other names of the parameters."""
         places = {names[name]: place for name, place in self.places.items()}
-        return replace(self, places=places, new=tuple(names[name] for name in self.new))
+        scales = {names[name]: parts for name, parts in self.scales.items()}
+        return replace(self, places=places, scales=scales, new=tuple(names[name] for name in self.new))
 
     def dtypes(self) -> dict[str, torch.dtype]:
-        """Return the dtypes in which the folder holds its parameters."""
-        return {name: _DTYPES[places[0][1].dtype] for name, places in self.places.items()}
+        """Return the dtypes in which the folder holds its parameters, but for those in 4 or 8 bits."""
+        return {
+            name: _DTYPES[places[0][1].dtype]
+            for name, places in self.places.items()
+            if name not in self.scales
+        }
+
+    def check_scales(self, packed: Collection[str]) -> None:
+        """Check that what the folder holds in 4 or 8 bits is what is held so here.
+
+        Raises: InputError naming what is not.
+        """
+        if others := sorted(self.scales.keys() - packed):
+            raise InputError(
+                f"{self.folder.path}: {others[0]!r} is stored quantized, and transformers would not quantize "
+                "it; make config.json and weights agree"
+            )
 
     def load(self, names: Iterable[str], dtypes: Mapping[str, torch.dtype]) -> dict[str, Tensor]:
         """Return the stored ones of these parameters on the CPU; read no other tensor.
@@ -141,6 +172,24 @@ class FolderWeights:
             except (OSError, SafetensorError) as error:
                 raise InputError(f"{path}: cannot be read ({error}); copy it again") from error
         return tensors
+
+    def load_quantized(self, name: str, packing: Packing) -> QuantizedMatrix:
+        """Return a stored parameter on the CPU, quantized; read no other tensor.
+
+        Raises: InputError if a file cannot be read, or holds it quantized in another way.
+        """
+        if name not in self.scales:
+            return quantized(self.load([name], self.dtypes())[name], packing)
+        places = {**self.scales[name], "": self.places[name][0]}
+        parts: dict[str, Tensor] = {}
+        for part, (key, stored) in places.items():
+            try:
+                with safe_open(stored.file, framework="pt") as file:
+                    parts[part] = file.get_tensor(key)
+            except (OSError, SafetensorError) as error:
+                raise InputError(f"{stored.file}: cannot be read ({error}); copy it again") from error
+        key, stored = places[""]
+        return from_stored(parts.pop(""), parts, packing, f"{stored.file}: {key!r}")
 
     def notes(self) -> list[str]:
         """Return what a user should know: parameters that begin at random, tensors that are not used."""

@@ -17,6 +17,7 @@ from hetpipe.models.huggingface import ModelSpec
 from hetpipe.models.initialization import private_random_stream
 from hetpipe.models.keyed_dropout import KeyedDropout
 from hetpipe.models.loss import IGNORED_LABEL, loss_sum
+from hetpipe.models.quantized_weights import dense
 
 SPLIT_TOLERANCE = 1e-12
 """Largest difference of the loss, relative to it, and of gradients, relative to the largest one."""
@@ -229,7 +230,7 @@ def _whole_model(chain: ChainModel, seed: int) -> nn.Module:
     weights = chain.materialise(range(chain.num_layers), seed).owned_parameters()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(weights[name])
+            parameter.copy_(dense(weights[name], torch.float64))
     return model
 
 

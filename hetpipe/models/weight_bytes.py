@@ -1,4 +1,4 @@
-"""The bytes of a layer's weights: stored, trained, and lowered for a step."""
+"""The bytes of a layer's weights: stored, trained, lowered for a step, dequantized for an operation."""
 
 import math
 from collections.abc import Collection
@@ -15,13 +15,15 @@ class WeightBytes:
     """The bytes of a layer's weights.
 
     stored: as they are held between steps; trained: those of them that have a gradient; lowered: copies of
-    trained ones that autocast makes in each step, and keeps to its end.
+    trained ones that autocast makes in each step, and keeps to its end; dequantized: copies of quantized
+    ones, each made for the time of one operation.
     """
 
     stored: float
     trained: float
     lowered: float
     num_parameters: int
+    dequantized: float = 0.0
 
     @classmethod
     def of(
@@ -29,7 +31,7 @@ class WeightBytes:
     ) -> "WeightBytes":
         """Return the bytes of these parameters; dtype: of trained ones; lowered: None for no autocast."""
         counts = {info: math.prod(info.shape) for info in infos}
-        stored = {info: count * info.kept_dtype(dtype, lowered).itemsize for info, count in counts.items()}
+        stored = {info: info.kept_bytes(dtype, lowered) for info in counts}
         copied = 0 if lowered is None else lowered.itemsize
         return cls(
             stored=float(sum(stored.values())),
@@ -42,4 +44,11 @@ class WeightBytes:
                 )
             ),
             num_parameters=sum(counts.values()),
+            dequantized=float(
+                sum(
+                    count * (lowered or dtype).itemsize
+                    for info, count in counts.items()
+                    if info.packing is not None
+                )
+            ),
         )

@@ -88,7 +88,7 @@ def profile_task(
     Raises: InputError if not even the smallest microbatch fits.
     """
     chain = task.chain
-    groups = _groups_of_alike(chain)
+    groups = groups_of_alike(chain)
     chosen = sorted({layer for group in groups for layer in (group[0], group[-1])})
     lowered = lowered_dtype(settings.dtype)
     model = chain.materialise(chosen, settings.seed, weight_dtype(settings.dtype), device, lowered)
@@ -109,7 +109,7 @@ def profile_task(
         model=settings.model,
         sequence_length=settings.sequence_length,
         dtype=settings.dtype,
-        layers=tuple(_layer_profile(bench, layer, by_layer[layer]) for layer in range(chain.num_layers)),
+        layers=tuple(layer_profile(bench, layer, by_layer[layer]) for layer in range(chain.num_layers)),
         kinds={
             kind: KindProfile(
                 source="measured",
@@ -123,7 +123,8 @@ def profile_task(
     )
 
 
-def _groups_of_alike(chain: ChainModel) -> list[list[int]]:
+def groups_of_alike(chain: ChainModel) -> list[list[int]]:
+    """Return the layers, those together that cost the same."""
     groups: dict[object, list[int]] = {}
     last = chain.num_layers - 1
     for layer in range(chain.num_layers):
@@ -224,7 +225,8 @@ def _too_large(size: int, error: Exception) -> str:
     return f"a microbatch of {size} does not fit this device ({error})"
 
 
-def _layer_profile(bench: Bench, layer: int, measured: Sequence[int]) -> LayerProfile:
+def layer_profile(bench: Bench, layer: int, measured: Sequence[int]) -> LayerProfile:
+    """Return the bytes of a layer, of which the measured ones are; with none of its times."""
     chain, settings = bench.task.chain, bench.settings
     held = chain.weight_bytes(weight_dtype(settings.dtype), lowered_dtype(settings.dtype))[layer]
     tied_to, tied_bytes = _shared(bench, layer, is_trained=True)
@@ -242,6 +244,7 @@ def _layer_profile(bench: Bench, layer: int, measured: Sequence[int]) -> LayerPr
         num_parameters=held.num_parameters,
         frozen_with=frozen_with,
         frozen_with_bytes=frozen_with_bytes,
+        dequantized_bytes=held.dequantized,
     )
 
 

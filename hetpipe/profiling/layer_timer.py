@@ -51,6 +51,10 @@ class Bench:
     model: LayerModel
     device: torch.device
     samples: Mapping[int, Samples]
+    dropout: KeyedDropout = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.dropout = KeyedDropout(self.settings.seed, self.device)
 
     def runs(self) -> list[tuple[int, int]]:
         """Return the maximal ranges [start, stop) of the chosen layers."""
@@ -82,8 +86,9 @@ class Bench:
         for start, stop in self.runs():
             self._run(start, stop, size, time.perf_counter)  # gradients exist from here on
             counter = ByteCounter()
+            for held in self.model.held_tensors():
+                counter.add(held)
             for value in self.model.owned_parameters().values():
-                counter.add(value)
                 if value.grad is not None:
                     counter.add(value.grad)
             if self.model.lowered is not None:
@@ -224,11 +229,10 @@ class Bench:
         inputs = {name: value.to(self.device) for name, value in inputs.items()}
         labels = labels.to(self.device)
         carried = self._carried(start, size) if start else ()
-        dropout = KeyedDropout(self.settings.seed)
-        dropout.at(0, range(size))
+        self.dropout.at(0, range(size), range(start, stop))
 
         def on_layer(layer: int) -> None:
-            dropout.enter_layer(layer)
+            self.dropout.enter_layer(layer)
             if layer != PREFIX:
                 marks.forward[layer] = read()
 
@@ -246,7 +250,7 @@ class Bench:
             watched.register_hook(on_gradient)  # type: ignore[no-untyped-call]  # torch
 
         model.on_layer, model.on_boundary = on_layer, on_boundary
-        with dropout:
+        with self.dropout:
             outputs = model.run(start, stop, inputs, carried)
         if stop == chain.num_layers:
             outputs = (self.task.loss(outputs[0], labels),)

@@ -70,7 +70,11 @@ def cache_key(
 
 
 def _libraries(settings: TaskSettings) -> tuple[str, ...]:
-    return ("torch", "transformers") if settings.lora is None else ("torch", "transformers", "peft")
+    of_adapters = () if settings.lora is None else ("peft",)
+    spec = model_entry(settings.model_folder) if settings.model_folder else None
+    is_quantized = spec is not None and spec.folder is not None and spec.folder.quantization is not None
+    of_weights = ("bitsandbytes",) if is_quantized or settings.run.load_in else ()
+    return ("torch", "transformers", *of_adapters, *of_weights)
 
 
 def profile_model(
@@ -85,6 +89,7 @@ def profile_model(
     use_cache: bool = True,
     task: Any = None,
     lora: LoraSettings | None = None,
+    load_in: str | None = None,
 ) -> ModelProfile:
     """Return the profile of a model for all kinds of the cluster's devices, from the cache if it is there.
 
@@ -93,7 +98,7 @@ def profile_model(
     model: a name, or a Hugging Face folder, of which the cache knows the configuration and not the path.
     microbatch_sizes: those of them that fit; None: up to the largest that fits. task: for a model of your
     own, named by `model`: an `own_task`, or an importable `TaskFactory`; never cached. lora: of adapters that
-    are trained in place of the model.
+    are trained in place of the model. load_in: "4bit" or "8bit", in which the matrices beside them are held.
 
     Raises: InputError for an unknown model, or a GPU that this host does not have; CheckFailedError for a
     model that does not compute the same when it is split.
@@ -101,7 +106,8 @@ def profile_model(
     kinds = sorted({device.kind for device in cluster.devices})
     settings = TaskSettings(model, sequence_length, dtype)
     if task is None:
-        known = model_entry(model) if lora is None else model_entry(model).with_adapters(lora)
+        known = model_entry(model)
+        known = known if lora is None else known.with_adapters(lora, load_in=load_in)
         settings = TaskSettings(known.name, sequence_length, dtype, Settings(steps=1, **known.in_settings))
     counts = {kind: sum(device.kind == kind for device in cluster.devices) for kind in kinds}
     sharers = {kind: count if kind == CPU else 1 for kind, count in counts.items()}
@@ -259,11 +265,16 @@ def _code() -> str:
         "models/chain",
         "models/block_structure",
         "models/frozen_weights",
+        "models/quantized_weights",
         "models/weight_bytes",
         "models/pretrained_weights",
         "models/placement",
         "models/huggingface",
         "models/keyed_dropout",
+        "models/philox",
+        "models/philox_compiled",
+        "models/philox_torch",
+        "models/philox_triton",
         "models/loss",
     )
     package = Path(__file__).parents[1]

@@ -10,7 +10,7 @@ from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import Compute, Instruction, Pass, Program, Schedule
 from hetpipe.program.list_scheduling import last_backward_s, list_schedule
 from hetpipe.program.schedules import interleaved_one_f_one_b, one_f_one_b
-from partition.plan import Plan
+from partition.plan import Pipeline, Plan, Stage
 
 Order = tuple[Compute, ...]
 Places = Mapping[tuple[int, int], int]
@@ -38,20 +38,20 @@ def compute_orders(
     Raises: InputError if the schedule is not for this plan, or needs a cluster and none is given.
     """
     if schedule is Schedule.INTERLEAVED:
-        ranks = _interleaved(plan)
+        ranks = _interleaved(plan, profile.first_trained)
         return Orders(with_in_flight(plan, most_in_flight(ranks)), ranks, {})
-    if schedule is Schedule.GPIPE:
-        plan = with_in_flight(
-            plan, {place: plan.pipelines[place[0]].num_microbatches for place in _stages(plan)}
-        )
+    if schedule is Schedule.GPIPE or profile.first_trained:
+        plan = with_in_flight(plan, _in_flight(plan, profile.first_trained, schedule))
     shared = next((name for name, places in plan.places.items() if len(places) > 1), None)
     if shared is None and schedule is not Schedule.LIST:
-        return Orders(plan, tuple(_one_f_one_b(plan, *place) for place in _stages(plan)), {})
+        orders = (_one_f_one_b(plan, profile.first_trained, *place) for place in _stages(plan))
+        return Orders(plan, tuple(orders), {})
     if cluster is None:
         count = len(plan.places[shared]) if shared else 0
         what = f"device {shared!r} serves {count} stages" if shared else f"the schedule is {schedule!s}"
         raise InputError(f"{what}, whose order depends on their seconds; give the cluster")
-    scheduled = list_schedule(ProgramCosts(Program(plan, (), ()), profile, cluster), schedule)
+    program = Program(plan, (), (), first_trained=profile.first_trained)
+    scheduled = list_schedule(ProgramCosts(program, profile, cluster), schedule)
     ranks = tuple(tuple(compute for compute, _ in computations) for computations in scheduled)
     return Orders(plan, ranks, last_backward_s(scheduled))
 
@@ -61,21 +61,39 @@ def _stages(plan: Plan) -> list[tuple[int, int]]:
     return [place for places in plan.places.values() for place in places]
 
 
-def _one_f_one_b(plan: Plan, index: int, stage: int) -> Order:
+def _in_flight(plan: Plan, first_trained: int, schedule: Schedule) -> dict[tuple[int, int], int]:
+    """Return the in_flight of each stage: as planned, but all in GPipe and where there is no backward."""
+
+    def in_flight(pipeline: Pipeline, stage: Stage) -> int:
+        if schedule is Schedule.GPIPE:
+            return pipeline.num_microbatches
+        return max(stage.in_flight, pipeline.num_microbatches if stage.stop <= first_trained else 1)
+
+    return {
+        (index, number): in_flight(pipeline, stage)
+        for index, pipeline in enumerate(plan.pipelines)
+        for number, stage in enumerate(pipeline.stages)
+    }
+
+
+def _one_f_one_b(plan: Plan, first_trained: int, index: int, stage: int) -> Order:
     pipeline = plan.pipelines[index]
-    order = one_f_one_b(range(pipeline.num_microbatches), pipeline.in_flight(stage))
+    backward = pipeline.stages[stage].stop > first_trained
+    order = one_f_one_b(range(pipeline.num_microbatches), pipeline.in_flight(stage), backward=backward)
     return tuple(Compute(op, index, stage, microbatch) for op, microbatch in order)
 
 
-def _interleaved(plan: Plan) -> tuple[Order, ...]:
+def _interleaved(plan: Plan, first_trained: int) -> tuple[Order, ...]:
     num_devices, num_chunks = _rounds(plan)
     (pipeline,) = plan.pipelines
+    first_backward = pipeline.first_backward(first_trained)
     return tuple(
         tuple(
             Compute(op, 0, chunk * num_devices + place, microbatch)
             for op, chunk, microbatch in interleaved_one_f_one_b(
                 place, num_devices, num_chunks, pipeline.num_microbatches
             )
+            if op is Pass.FORWARD or chunk * num_devices + place >= first_backward
         )
         for place in range(num_devices)
     )

@@ -13,6 +13,7 @@ from cost_model.network import NORM_BYTES, FreeAt, Network, Route, reserve
 from cost_model.profile import ModelProfile
 from cost_model.sum_times import all_reduce_due, all_reduce_resources, broadcast_due, reduce_due
 from hetpipe.program.instructions import Compute, Pass, Program, Transfer
+from hetpipe.program.sync_starts import after_layer_s
 from partition.estimates.plan_memory import plan_memory, stepped_bytes
 from partition.plan import Plan
 
@@ -53,6 +54,12 @@ class ProgramCosts:
         if op is Pass.FORWARD:
             return self._prices.forward_s(device, entry.start, entry.stop, samples)
         return self._prices.backward_s(device, entry.start, entry.stop, samples, recompute=entry.recompute)
+
+    def after_layer_s(self, rank: int, compute: Compute, layer: int) -> float:
+        """Return the seconds of a backward that come after that of one of its stage's layers."""
+        pipeline = self._pipelines[compute.pipeline]
+        stage, samples = pipeline.stages[compute.stage], pipeline.microbatch_samples(compute.microbatch)
+        return after_layer_s(self._prices, self.devices[rank], stage, samples, layer)
 
     def step_s(self, rank: int) -> float:
         """Return the seconds of the optimizer on a rank."""

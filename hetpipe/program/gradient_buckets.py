@@ -7,6 +7,7 @@ from cost_model.collective_choice import cheaper_collective, ring_or_tree, ring_
 from cost_model.collectives import Collective
 from cost_model.network import Network
 from cost_model.profile import ModelProfile
+from hetpipe.program.bucket_sizes import cut_buckets, order_of_layers
 from hetpipe.program.instructions import Bucket
 from partition.plan import Plan
 
@@ -38,37 +39,48 @@ def gradient_buckets(plan: Plan, profile: ModelProfile) -> tuple[Bucket, ...]:
         for home in sorted({profile.tied_home(layer) for layer in tied})
     ]
     buckets = [bucket_of(layers, owners(*layers), tied=True) for layers in groups]
-    start = 0
-    for stop in range(1, profile.num_layers + 1):
+    start = profile.first_trained  # those below it have no gradients
+    for stop in range(start + 1, profile.num_layers + 1):
         last = stop == profile.num_layers
         if last or holders[stop] != holders[start] or (states and states[stop] != states[start]):
             buckets.append(bucket_of(tuple(range(start, stop)), owners(start)))
             start = stop
     several = [bucket for bucket in buckets if len(bucket.ranks) > 1]
-    return tuple(sorted(several, key=lambda bucket: (-bucket.layers[0], bucket.tied)))
+    return tuple(sorted(several, key=order_of_layers))
 
 
 def with_collectives(
-    plan: Plan, buckets: Iterable[Bucket], profile: ModelProfile, network: Network
+    plan: Plan,
+    buckets: Sequence[Bucket],
+    profile: ModelProfile,
+    network: Network,
+    most_bytes: float | None = None,
 ) -> tuple[Bucket, ...]:
-    """Return the buckets with the collective that is cheapest for its owners on the idle network.
+    """Return the buckets, cut, each with the collective that is cheapest for its owners on the idle network.
 
-    The owners of a ring are in its order, in which the library sums, too.
+    The owners of a ring are in its order, in which the library sums, too. most_bytes: see `cut_buckets`.
     """
     names = plan.device_names
     ranks = {name: rank for rank, name in enumerate(names)}
+    known: dict[tuple[tuple[int, ...], float], Bucket] = {}  # many parts are alike
 
     def summed(bucket: Bucket) -> Bucket:
         if bucket.state_owner is not None:
             return bucket  # reduced to the owner, whatever is cheaper
         num_bytes = bucket.num_bytes(profile)
+        alike = known.get((bucket.ranks, num_bytes))
+        if alike is None:
+            alike = known[bucket.ranks, num_bytes] = chosen(bucket, num_bytes)
+        return replace(bucket, ranks=alike.ranks, collective=alike.collective, nodes=alike.nodes)
+
+    def chosen(bucket: Bucket, num_bytes: float) -> Bucket:
         ring = ring_order(network, num_bytes, [names[rank] for rank in bucket.ranks])
         collective = cheaper_collective(network, num_bytes, ring)
         if collective is Collective.RING:
             return replace(bucket, ranks=tuple(ranks[name] for name in ring))
         return summed_by(bucket, collective, plan, network)
 
-    return tuple(map(summed, buckets))
+    return tuple(map(summed, cut_buckets(plan, buckets, profile, network, most_bytes)))
 
 
 def not_by_nodes(

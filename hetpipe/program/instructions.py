@@ -199,12 +199,15 @@ class Program:
 
     Between neighbouring stages on one rank no message is sent: the tensors stay where they are, and the order
     of the two computations in the list is all that shows it.
+
+    first_trained: the layer of the model below which a stage has no backward, and gets no gradient.
     """
 
     plan: Plan
     buckets: tuple[Bucket, ...]
     ranks: tuple[tuple[Instruction, ...], ...]
     schedule: Schedule = Schedule.ONE_F_ONE_B  # never AUTO
+    first_trained: int = 0
 
     @property
     def device_names(self) -> tuple[str, ...]:
@@ -219,6 +222,11 @@ class Program:
     def samples(self, instruction: Compute | Transfer) -> int:
         """Return how many samples the instruction's microbatch has."""
         return self.pipeline(instruction).microbatch_samples(instruction.microbatch)
+
+    @cached_property
+    def first_backward(self) -> tuple[int, ...]:
+        """Return the first stage of each pipeline that has a backward: it and all after it have one."""
+        return tuple(pipeline.first_backward(self.first_trained) for pipeline in self.plan.pipelines)
 
     @cached_property
     def _ranks(self) -> dict[str, int]:
@@ -240,11 +248,15 @@ class Program:
     @property
     def text(self) -> str:
         """Return the content of program.txt: readable, and with the plan all that `parse_program` needs."""
-        lines = [_head(self.plan, self.schedule)]
+        lines = [_head(self.plan, self.schedule) + self._first_trained_text]
         lines += [f"bucket {index}: {bucket}" for index, bucket in enumerate(self.buckets)]
         for rank, (name, instructions) in enumerate(zip(self.device_names, self.ranks, strict=True)):
             lines.append(f"rank {rank} {name}: {' '.join(map(str, instructions))}")
         return "\n".join(lines) + "\n"
+
+    @property
+    def _first_trained_text(self) -> str:
+        return f" first_trained={self.first_trained}" if self.first_trained else ""
 
     @property
     def sha256(self) -> str:
@@ -266,11 +278,14 @@ def incoming(compute: Compute, num_stages: int) -> Message | None:
     return (compute.op, compute.pipeline, boundary, compute.microbatch) if boundary < num_stages else None
 
 
-def outgoing(compute: Compute, num_stages: int) -> Message | None:
-    """Return the message that a computation makes for its microbatch's next one; None at the ends."""
+def outgoing(compute: Compute, num_stages: int, first_backward: int) -> Message | None:
+    """Return the message that a computation makes for its microbatch's next one; None at the ends.
+
+    first_backward: the first stage that has a backward; none before it takes a gradient.
+    """
     forward = compute.op is Pass.FORWARD
     boundary = compute.stage + 1 if forward else compute.stage
-    if not 0 < boundary < num_stages:
+    if not (0 if forward else first_backward) < boundary < num_stages:
         return None
     return (compute.op, compute.pipeline, boundary, compute.microbatch)
 
@@ -313,8 +328,9 @@ def parse_program(text: str, plan: Plan) -> Program:
     """
     lines = text.splitlines()
     found = lines[0] if lines else ""
-    schedule = next((candidate for candidate in Schedule if found == _head(plan, candidate)), None)
-    if schedule is None:
+    head, _, first_trained = found.partition(" first_trained=")
+    schedule = next((candidate for candidate in Schedule if head == _head(plan, candidate)), None)
+    if schedule is None or not (first_trained or "0").isdigit():
         raise InputError(f"program.txt begins with {found!r}, which is not format {FORMAT!r} of this plan")
     buckets = [_parse_bucket(line) for line in lines[1:] if line.startswith("bucket ")]
     ranks: list[tuple[Instruction, ...]] = []
@@ -325,7 +341,7 @@ def parse_program(text: str, plan: Plan) -> Program:
         ranks.append(tuple(parse_instruction(word) for word in words.split()))
     if len(ranks) != len(plan.device_names) or len(lines) != 1 + len(buckets) + len(ranks):
         raise InputError(f"program.txt has {len(ranks)} ranks, the plan {len(plan.device_names)} devices")
-    return Program(plan, tuple(buckets), tuple(ranks), schedule)
+    return Program(plan, tuple(buckets), tuple(ranks), schedule, int(first_trained or 0))
 
 
 def _parse_bucket(line: str) -> Bucket:

@@ -45,6 +45,7 @@ class _StageState:
     num_microbatches: int
     in_flight: int
     order: Iterator[tuple[Pass, int]] | None  # 1F1B where the device serves no other stage
+    has_backward: bool
     due: dict[Pass, list[float]] = field(default_factory=lambda: {op: [] for op in Pass})
     upcoming: dict[Pass, int] = field(default_factory=lambda: dict.fromkeys(Pass, 0))
     wanted: Pass | None = None
@@ -63,7 +64,7 @@ class _StageState:
         if self.order is not None:
             return op is self.wanted
         if op is Pass.BACKWARD:
-            return self.upcoming[op] < self.upcoming[Pass.FORWARD]
+            return self.has_backward and self.upcoming[op] < self.upcoming[Pass.FORWARD]
         alive = self.upcoming[op] - self.upcoming[Pass.BACKWARD]
         return alive < self.in_flight and self.upcoming[op] < self.num_microbatches
 
@@ -88,16 +89,21 @@ class _Scheduler:
         plan = costs.program.plan
         self._local = costs.program.local_boundaries
         self._free_at = idle()
+        self._first_backward = first_backward = costs.program.first_backward
         self._stages: list[list[_StageState]] = [[] for _ in plan.pipelines]
         for index, pipeline in enumerate(plan.pipelines):
             for stage, entry in enumerate(pipeline.stages):
                 limit = pipeline.in_flight(stage)
                 alone = len(plan.places[entry.device]) == 1 and schedule is not Schedule.LIST
-                order = one_f_one_b(range(pipeline.num_microbatches), limit) if alone else None
-                state = _StageState(index, stage, pipeline.num_microbatches, limit, order)
+                microbatches, has_backward = range(pipeline.num_microbatches), stage >= first_backward[index]
+                order = one_f_one_b(microbatches, limit, backward=has_backward) if alone else None
+                state = _StageState(index, stage, len(microbatches), limit, order, has_backward)
                 self._stages[index].append(state)
         self._of_rank = [[self._stages[p][s] for p, s in places] for places in plan.places.values()]
-        self._totals = [2 * p.num_microbatches * len(p.stages) for p in plan.pipelines]
+        self._totals = [
+            p.num_microbatches * (2 * len(p.stages) - first)
+            for p, first in zip(plan.pipelines, first_backward, strict=True)
+        ]
         self._done = [0] * len(plan.pipelines)
         self._running: list[Compute | None] = [None] * len(self._of_rank)
         self._clock = [0.0] * len(self._of_rank)
@@ -128,7 +134,7 @@ class _Scheduler:
         assert compute is not None
         self._running[rank] = None
         stages = self._stages[compute.pipeline]
-        made = outgoing(compute, len(stages))
+        made = outgoing(compute, len(stages), self._first_backward[compute.pipeline])
         if made is None:
             if compute.op is Pass.FORWARD:
                 stages[compute.stage].due[Pass.BACKWARD].append(now)
@@ -179,7 +185,7 @@ class _Scheduler:
             f"stage {state.stage} of pipeline {state.pipeline} with {state.in_flight} in flight"
             for stages in self._stages
             for state in stages
-            if state.upcoming[Pass.BACKWARD] < state.num_microbatches
+            if state.upcoming[Pass.BACKWARD if state.has_backward else Pass.FORWARD] < state.num_microbatches
         ]
         if waiting:
             raise InputError(

@@ -1,6 +1,7 @@
 """The lowering of a plan to the instruction lists that run."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from cost_model.cluster import Cluster
 from cost_model.errors import InputError
@@ -32,8 +33,18 @@ RECEIVE_AHEAD = 1
 two ranks carries its messages in the order in which they are sent."""
 
 
-def lower_as(plan: Plan, profile: ModelProfile, cluster: Cluster | None, schedule: Schedule) -> Program:
-    """Lower a plan under one schedule that is named, never `auto`; see `schedule_selection.lower`."""
+def lower_as(
+    plan: Plan,
+    profile: ModelProfile,
+    cluster: Cluster | None,
+    schedule: Schedule,
+    *,
+    most_bytes: float | None = None,
+) -> Program:
+    """Lower a plan under one schedule that is named, never `auto`; see `schedule_selection.lower`.
+
+    most_bytes: see `cut_buckets`; without a cluster no bucket is cut.
+    """
     if plan.zero and plan.state_owners is None:
         if cluster is None:
             raise InputError("the plan leaves open who has the optimizer states; give the cluster")
@@ -41,15 +52,15 @@ def lower_as(plan: Plan, profile: ModelProfile, cluster: Cluster | None, schedul
     buckets = gradient_buckets(plan, profile)
     if cluster is not None:
         network = Network(cluster, profile.links, profile.all_reduces)
-        buckets = with_collectives(plan, buckets, profile, network)
+        buckets = with_collectives(plan, buckets, profile, network, most_bytes)
     ordered = compute_orders(plan, profile, cluster, schedule)
     if ordered.last_backward_s:
         buckets = in_order_of_backwards(plan, buckets, ordered.last_backward_s)
-    program = Program(ordered.plan, buckets, ())
+    program = Program(ordered.plan, buckets, (), schedule, profile.first_trained)
     lists = _with_messages(program, ordered.ranks)
     syncs = sync_points(program, ordered.ranks)
     broadcasts = [parameter_broadcasts(program, rank) for rank in range(len(ordered.ranks))]
-    return Program(ordered.plan, buckets, tuple(map(_with_syncs, lists, syncs, broadcasts)), schedule)
+    return replace(program, ranks=tuple(map(_with_syncs, lists, syncs, broadcasts)))
 
 
 def _with_messages(program: Program, orders: Sequence[Order]) -> Iterator[list[Instruction]]:
@@ -93,7 +104,8 @@ def _merged(
 
 def _send(program: Program, compute: Compute) -> Transfer | None:
     """Return the send of a computation's result; None at the ends, and where it stays on the rank."""
-    message = outgoing(compute, len(program.pipeline(compute).stages))
+    stages = program.pipeline(compute).stages
+    message = outgoing(compute, len(stages), program.first_backward[compute.pipeline])
     if message is None or message[1:3] in program.local_boundaries:
         return None
     return Transfer(Direction.SEND, compute.op, compute.pipeline, compute.stage, compute.microbatch)

@@ -6,7 +6,9 @@ from itertools import pairwise
 from hetpipe.program.instructions import Pass
 
 
-def one_f_one_b(microbatches: Iterable[int], in_flight: int) -> Iterator[tuple[Pass, int]]:
+def one_f_one_b(
+    microbatches: Iterable[int], in_flight: int, *, backward: bool = True
+) -> Iterator[tuple[Pass, int]]:
     """Yield the passes of 1F1B with any number in flight.
 
     PipeDream-Flush (Narayanan et al., ICML 2021, section 2.2); GPipe (Huang et al., NeurIPS 2019) is
@@ -17,7 +19,12 @@ def one_f_one_b(microbatches: Iterable[int], in_flight: int) -> Iterator[tuple[P
 
     >>> " ".join(f"{op}{m}" for op, m in one_f_one_b(range(4), in_flight=2))
     'F0 F1 B0 F2 B1 F3 B2 B3'
+
+    backward: False for a stage that has none, and so goes on with its forwards.
     """
+    if not backward:
+        yield from ((Pass.FORWARD, microbatch) for microbatch in microbatches)
+        return
     waiting: list[int] = []
     for microbatch in microbatches:
         if len(waiting) == in_flight:

@@ -36,6 +36,11 @@ def verify(program: Program, profile: ModelProfile, cluster: Cluster) -> None:
     Raises: InputError naming the instruction that is wrong; InfeasibleError if a device lacks memory.
     """
     check_plan(program.plan, profile, cluster)
+    if program.first_trained != profile.first_trained:
+        raise InputError(
+            f"the program goes back to layer {program.first_trained}, the first that the profile trains is "
+            f"{profile.first_trained}; lower the plan again"
+        )
     verify_messages(program)
     verify_computations(program)
     verify_buckets(program, profile)
@@ -48,7 +53,8 @@ def verify(program: Program, profile: ModelProfile, cluster: Cluster) -> None:
 def verify_messages(program: Program) -> None:
     """Check that every send has its receive, and both ends of each directed edge have one order.
 
-    Each is on the right rank; nothing is sent between stages of one rank.
+    Each is on the right rank; nothing is sent between stages of one rank, and no gradient below the first
+    trained layer.
     """
     edges: dict[tuple[Direction, int, int], list[object]] = defaultdict(list)
     for rank, instructions in enumerate(program.ranks):
@@ -59,6 +65,8 @@ def verify_messages(program: Program) -> None:
                 peer = program.rank_of(entry.pipeline, entry.peer_stage)
                 if peer == rank:
                     raise InputError(f"rank {rank} has {entry}, whose tensors stay on this rank")
+                if entry.op is Pass.BACKWARD and _ends(program, entry.pipeline, entry.boundary):
+                    raise InputError(f"rank {rank} has {entry}, a gradient that no layer before it needs")
                 edge = (rank, peer) if entry.direction is Direction.SEND else (peer, rank)
                 edges[entry.direction, *edge].append(entry.message)
     for source, destination in sorted({(source, destination) for _, source, destination in edges}):
@@ -71,8 +79,16 @@ def verify_messages(program: Program) -> None:
             )
 
 
+def _ends(program: Program, pipeline: int, stage: int) -> bool:
+    """Return whether no layer before a stage is trained."""
+    return program.plan.pipelines[pipeline].stages[stage].start <= program.first_trained
+
+
 def verify_computations(program: Program) -> None:
-    """Check that each stage runs the forward and then the backward of each microbatch once, on its rank."""
+    """Check that each stage runs the forward and then the backward of each microbatch once, on its rank.
+
+    The backward is left out of stages that train nothing, nor any stage before them.
+    """
     done: set[Compute] = set()
     for rank, instructions in enumerate(program.ranks):
         for entry in instructions:
@@ -83,8 +99,14 @@ def verify_computations(program: Program) -> None:
                 raise InputError(f"rank {rank} has {entry}, which runs elsewhere or before already")
             if entry.op is Pass.BACKWARD and forward not in done:
                 raise InputError(f"rank {rank} has {entry} before {forward}")
+            if entry.op is Pass.BACKWARD and program.stage(entry).stop <= program.first_trained:
+                raise InputError(f"rank {rank} has {entry}, where nothing is trained; lower the plan again")
             done.add(entry)
-    expected = sum(2 * p.num_microbatches * len(p.stages) for p in program.plan.pipelines)
+    expected = sum(
+        p.num_microbatches * (1 + (stage.stop > program.first_trained))
+        for p in program.plan.pipelines
+        for stage in p.stages
+    )
     if len(done) != expected:
         raise InputError(f"the program has {len(done)} computations, the plan needs {expected}")
 
@@ -110,6 +132,8 @@ def verify_buckets(program: Program, profile: ModelProfile) -> None:
         for layer in bucket.layers[:1] if bucket.tied else bucket.layers:
             summed.setdefault((layer, bucket.tied), []).append(bucket)
     for (layer, tied), ranks in owners.items():
+        if layer < profile.first_trained:
+            ranks = set()  # it has no gradient
         buckets = summed.get((layer, tied), [])
         if [set(bucket.ranks) for bucket in buckets] != ([ranks] if len(ranks) > 1 else []):
             found = " and ".join(str(list(bucket.ranks)) for bucket in buckets) or "none"
@@ -179,10 +203,11 @@ def verify_order(program: Program) -> None:
                 entry = instructions[position[rank]]
                 if isinstance(entry, Compute):
                     num_stages = len(program.pipeline(entry).stages)
+                    first_backward = program.first_backward[entry.pipeline]
                     message = incoming(entry, num_stages)
                     if message is not None and (message not in sent or (rank, message) not in received):
                         break
-                    made = outgoing(entry, num_stages)
+                    made = outgoing(entry, num_stages, first_backward)
                     if made is not None and made[1:3] in program.local_boundaries:
                         sent.add(made)
                         received.add((rank, made))

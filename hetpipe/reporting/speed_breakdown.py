@@ -85,7 +85,7 @@ class _Computed:
                 continue
             end_s = max(end_s, event.end_s)
             longer_s += event.duration_s
-            if compute.op is Pass.BACKWARD:
+            if compute.op is Pass.FORWARD:
                 stage = program.stage(compute)
                 sums = best_s[stage.device]
                 longer_s -= program.samples(compute) * (sums[stage.stop] - sums[stage.start])

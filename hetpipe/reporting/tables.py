@@ -29,6 +29,7 @@ ESTIMATED = "estimated"
 WIDTH_IN_A_PIPE = 160
 SMALLEST_SHARE = 0.01
 MOST_CAUSES = 4
+ROOFLINE_ALONE = "; from no measured kind: times of kinds are better known in proportion than in seconds"
 EMULATION_NOTE = (
     "compute time of emulated devices is predicted by construction; order, hops, contention, bubbles, sync "
     "and step are what is tested"
@@ -95,7 +96,8 @@ def estimate_sentences(profile: ModelProfile, kinds: Iterable[str]) -> list[str]
         return []
     doubts = [f"{kind} ({reason})" for kind in estimated if (reason := distrust(kind, profile.dtype))]
     doubt = f"; not to be trusted: {', '.join(doubts)}" if doubts else ""
-    return [f"{ESTIMATED}, not measured: {', '.join(estimated)}{doubt}"]
+    alone = "" if any(kind.source != ESTIMATED for kind in profile.kinds.values()) else ROOFLINE_ALONE
+    return [f"{ESTIMATED}, not measured: {', '.join(estimated)}{doubt}{alone}"]
 
 
 def is_estimated(profile: ModelProfile, kind: str) -> bool:

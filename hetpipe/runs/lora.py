@@ -11,6 +11,8 @@ from cost_model.strict_files import canonical_sha256, did_you_mean, read_json
 
 ADAPTER_CONFIG_FILE = "adapter_config.json"
 EXAMPLE = "r=16,alpha=32,targets=q_proj,v_proj"
+ALL_LINEAR = "all-linear"
+"""As a target: every linear layer but the head, as peft takes it."""
 MARK = "+lora@"
 """Stands in a model's name between that of the base and a hash of the adapters' settings."""
 

@@ -17,6 +17,7 @@ from cost_model.profile import ModelProfile
 from cost_model.strict_files import STRICT, check_format, read_json, validate
 from hetpipe.program.instructions import Schedule
 from hetpipe.runs.lora import LoraSettings
+from hetpipe.runs.quantization import check_load_in, load_in_suffix
 from partition.plan import Plan
 
 FORMAT = "hetpipe.config/2"
@@ -55,7 +56,8 @@ class Settings:
     0 for none; save: one at the end. resume_from: folder of the checkpoint to go on from. schedule: as asked
     for, None: `hetpipe.simulation.schedule_selection.default_schedule`. model_folder: where a model that is
     not of the table lies, configuration and weights. lora: of the adapters that are trained in place of the
-    model; adapter: the PEFT folder that they begin with, None for new ones.
+    model; adapter: the PEFT folder that they begin with, None for new ones. load_in: "4bit" or "8bit", in
+    which the matrices of their base are held; None: as they are given.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -83,6 +85,7 @@ class Settings:
     model_folder: str | None = None
     lora: LoraSettings | None = None
     adapter: str | None = None
+    load_in: str | None = None
     stated: Mapping[str, object] = field(init=False, repr=False, compare=False)
 
     def __post_init__(
@@ -95,6 +98,11 @@ class Settings:
         values = (model, global_batch_size, sequence_length, dtype)
         stated = {key: value for key, value in zip(DECIDED, values, strict=True) if value is not None}
         object.__setattr__(self, "stated", stated)
+        if check_load_in(self.load_in) is not None and self.lora is None:
+            raise InputError(
+                f"weights in {self.load_in} cannot be trained, only adapters beside them; give --lora or "
+                "--adapter"
+            )
         for name in ("learning_rate", "warmup", "weight_decay", "clip_norm", "timeout_s"):
             if not math.isfinite(getattr(self, name)):
                 raise InputError(f"{name} is {getattr(self, name)}; give a finite number")
@@ -171,10 +179,11 @@ class TaskSettings:
             raise InputError(f"sequence_length is {self.sequence_length}; give at least 1")
         if self.dtype not in DTYPES:
             raise InputError(f"dtype {self.dtype!r} is not supported; {', '.join(DTYPES)} are")
-        if self.lora is not None and not self.model.endswith(self.lora.suffix):
+        if self.lora is not None and not self.model.endswith(self._suffix):
+            held = "" if self.run.load_in is None else f" beside weights in {self.run.load_in}"
             raise InputError(
-                f"{self.model!r} is no model with the adapters {self.lora.text}; profile and plan it with "
-                "the --lora of the run"
+                f"{self.model!r} is no model with the adapters {self.lora.text}{held}; profile and plan it "
+                "with the --lora and the --load-in of the run"
             )
 
     @classmethod
@@ -204,8 +213,12 @@ class TaskSettings:
 
     @property
     def base_model(self) -> str:
-        """Return the name of the model without adapters."""
-        return self.model if self.lora is None else self.model.removesuffix(self.lora.suffix)
+        """Return the name of the model without adapters, as it is given."""
+        return self.model.removesuffix(self._suffix)
+
+    @property
+    def _suffix(self) -> str:
+        return load_in_suffix(self.run.load_in) + (self.lora.suffix if self.lora else "")
 
 
 _ADAPTER = TypeAdapter(Settings)

@@ -26,6 +26,7 @@ from hetpipe.program.instructions import (
 from hetpipe.program.trace import Event
 from hetpipe.runtime.emulated_links import Board
 from hetpipe.runtime.gradient_sync import GradientSync
+from hetpipe.runtime.inner_sums import InnerSums
 from hetpipe.runtime.optimizer import Optimizer
 from hetpipe.runtime.pace import Pace
 from hetpipe.runtime.peer_errors import PeerTimeout
@@ -107,6 +108,9 @@ class Executor:
         self._outgoing: dict[Message, tuple[Tensor, ...]] = {}
         self._shapes: dict[_Shaped, tuple[TensorShape, ...]] = {}  # of the step at hand
         self._sync_ends: dict[Instruction, float] = {}
+        self._step = 0
+        self._begun: dict[int, float] = {}  # buckets whose sums began inside a backward, and when
+        self._inner = InnerSums(costs, rank, sync, pace, self._begin_sum)
 
     def prepare(self) -> None:
         """Forget the gradients of the step before; not part of a step, and before its common start."""
@@ -135,6 +139,7 @@ class Executor:
         """
         events: list[tuple[Instruction, float, float]] = []
         self._shapes.clear()
+        self._step = step
         totals = torch.zeros(3, dtype=torch.float64)
         self._pace.start_step(start_s)
         for index, instruction in enumerate(self._program.ranks[self._rank]):
@@ -142,7 +147,7 @@ class Executor:
             end = begin
             match instruction:
                 case Compute():
-                    begin, end = self._compute(self._computations[index], microbatch)
+                    begin, end = self._compute(index, microbatch)
                 case Transfer():
                     if index in self._sent:
                         end = self._send(instruction, self._sent[index])
@@ -150,7 +155,7 @@ class Executor:
                         self._post_receive(instruction, self._received[index], microbatch)
                         continue
                 case Sync():
-                    end = self._start_sync(instruction, step)
+                    begin = end = self._start_sync(instruction)
                 case Norm():
                     totals = self._norm_of_all(step)
                     end = self._pace.now_s
@@ -160,8 +165,9 @@ class Executor:
                     end = self._start_broadcast(instruction, step)
             events.append((instruction, begin, end))
         self._finish_broadcasts()
-        settled = self._pace.settle()
+        self._pace.finish()
         end_s = time.monotonic()
+        settled = self._pace.settle()
         self._transport.finish()
         return StepOutcome(
             loss=float(totals[2]),
@@ -200,7 +206,8 @@ class Executor:
         for index, compute in enumerate(self._program.ranks[self._rank]):
             if isinstance(compute, Compute):
                 num_stages = self._costs.num_stages[compute.pipeline]
-                message, made = incoming(compute, num_stages), outgoing(compute, num_stages)
+                first_backward = self._program.first_backward[compute.pipeline]
+                message, made = incoming(compute, num_stages), outgoing(compute, num_stages, first_backward)
                 receive = None
                 if message is not None and message[1:3] not in local:
                     receive = Transfer(
@@ -230,8 +237,9 @@ class Executor:
         return sent, received
 
     def _compute(
-        self, work: _Computation, microbatch: Callable[[int, int], Microbatch]
+        self, place: int, microbatch: Callable[[int, int], Microbatch]
     ) -> tuple[float, float]:
+        work = self._computations[place]
         compute = work.compute
         received: tuple[Tensor, ...] = ()
         ready_s = 0.0
@@ -248,7 +256,8 @@ class Executor:
         if compute.op is Pass.FORWARD:
             result = self._stages.forward(compute, microbatch(compute.pipeline, compute.microbatch), received)
         else:
-            result = self._stages.backward(compute, received)
+            with self._inner.during(place, start):
+                result = self._stages.backward(compute, received)
         if work.kept:
             # the stages' graphs stay apart, as if the tensors had been sent
             result = tuple(tensor.detach() for tensor in result)
@@ -273,10 +282,17 @@ class Executor:
             self._shapes[shaped] = shapes
         self._transport.post_receive(transfer, shapes)
 
-    def _start_sync(self, sync: Sync, step: int) -> float:
-        self._join(sync.bucket, step)
-        self._sync.start(sync.bucket)
-        return self._pace.now_s
+    def _start_sync(self, sync: Sync) -> float:
+        """Begin a sum, unless that was inside a backward; return when it was ready."""
+        if sync.bucket not in self._begun:
+            self._begin_sum(sync.bucket, self._pace.now_s)
+        return self._begun.pop(sync.bucket)
+
+    def _begin_sum(self, bucket: int, ready_s: float) -> None:
+        self._begun[bucket] = ready_s
+        if self._board is not None:
+            self._board.join(bucket, self._rank, self._step, ready_s)
+        self._sync.start(bucket)
 
     def _start_broadcast(self, broadcast: Broadcast, step: int) -> float:
         self._join(self._norm + 1 + broadcast.bucket, step)

@@ -19,18 +19,23 @@ def gpu_index(device_name: str) -> int:
     return int(device_name.rpartition("/")[2])
 
 
-def before_cuda() -> None:
+def before_cuda(num_processes: int | None = None) -> None:
     """Set what one of several processes has to set before it uses its GPU for the first time.
+
+    num_processes: how many there are; None for those of torchrun, or of the process group.
 
     NOTE: the driver loads a kernel when it is first used, for which it may wait until the GPU is idle (CUDA
     programming guide, "Lazy Loading"): for ever, where NCCL waits on it for a message that comes of what that
     kernel computes. Loaded at the start all kernels take some hundreds of MB of the GPU's memory. And NCCL
-    connects a group for an algorithm when it first chooses it, for which all members must be there.
+    connects a group for an algorithm when it first chooses it, for which all members must be there. The
+    driver reads the first when a process first counts its GPUs, which joining a group of NCCL does.
     """
-    import torch.distributed as dist
+    if num_processes is None:
+        import torch.distributed as dist
 
-    started = int(os.environ.get("WORLD_SIZE", "1"))  # by torchrun
-    if max(started, dist.get_world_size() if dist.is_initialized() else 1) > 1:
+        started = int(os.environ.get("WORLD_SIZE", "1"))  # by torchrun
+        num_processes = max(started, dist.get_world_size() if dist.is_initialized() else 1)
+    if num_processes > 1:
         os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
         os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
 

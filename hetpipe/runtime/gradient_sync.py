@@ -1,6 +1,7 @@
 """Sums of gradients over the owners of each bucket."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
@@ -18,6 +19,7 @@ from hetpipe.runtime.collectives import Begin, begin, begins, in_turn, open_grou
 from hetpipe.runtime.cuda_events import wait_for_gpu
 from hetpipe.runtime.host_staging import Staging, room_on_host
 from hetpipe.runtime.peer_errors import PeerTimeout
+from partition.plan import Stage
 
 
 class GradientSync:
@@ -43,6 +45,7 @@ class GradientSync:
         _check_shared(program, rank, chain, parameters)
         on_host = [not staging.in_streams(bucket.ranks) for bucket in program.buckets]
         self._program, self._rank, self._timeout_s = program, rank, timeout_s
+        self._chain, self._parameters = chain, parameters
         indexed = list(enumerate(program.buckets))
         sums = [sum_parts(index, bucket, on_host=on_host[index]) for index, bucket in indexed]
         self._broadcasts = [
@@ -100,6 +103,24 @@ class GradientSync:
             buffer.zero_()
             for value, part in self._parts(bucket):
                 value.grad = part
+
+    def may_begin_inside(self, bucket: int) -> bool:
+        """Return whether a sum may begin while a backward runs: one that is not copied to the host first."""
+        return self._moved[bucket] is self._buffers[bucket]
+
+    def given(self, bucket: int, stage: Stage) -> list[tuple[nn.Parameter, int]]:
+        """Return the parameters of a bucket to whose gradients a backward of a stage adds, each with how often.
+
+        Once in each run of autograd: what is run again by segments is differentiated one by one.
+        """
+        held = self._program.buckets[bucket]
+        runs = stage.segments if stage.recompute else (stage.layers,)
+        used: Counter[str] = Counter()
+        for run in runs:
+            layers = set(held.layers).intersection(range(*run))
+            used.update({info.name for layer in layers for info in self._chain.parameters(layer)})
+        names = bucket_names(self._program, bucket, self._chain)
+        return [(self._parameters[name], used[name]) for name in names if used[name]]
 
     def start(self, bucket: int) -> None:
         """Begin to sum the bucket's gradients over its owners, or for the owner of its states only."""

@@ -32,14 +32,28 @@ class Pace:
         self.busy_s += self.now_s - start_s
         return self.now_s
 
+    def part(self, start_s: float, nominal_s: float) -> float:
+        """Return when what is done so far of an operation is over on the device's clock.
+
+        nominal_s: what that should take of the operation that began at start_s.
+        """
+        del start_s, nominal_s
+        return time.monotonic()
+
+    def leave_out(self, cpu_s: float) -> None:
+        """Take so many CPU seconds of this thread for none of the operation at hand."""
+
     def wait(self, due_s: float) -> float:
         """Wait for something that is due; return the time."""
         sleep_until(due_s)
         self.now_s = time.monotonic()
         return self.now_s
 
+    def finish(self) -> None:
+        """Wait, at the end of a step, until the device has done all of it."""
+
     def settle(self) -> dict[float, float]:
-        """Return, at the end of a step, the right times in place of those not known when they were given."""
+        """Return, after `finish`, the right times in place of those not known when they were given."""
         return {}
 
 
@@ -69,6 +83,15 @@ class EmulatedPace(Pace):
         end = self._reach(start_s + nominal_s)
         self.busy_s += end - start_s
         return end
+
+    def part(self, start_s: float, nominal_s: float) -> float:
+        if self._cpu_speed is not None:
+            nominal_s = (time.thread_time() - self._cpu_s) / self._cpu_speed
+        now_s, target_s = time.monotonic(), start_s + nominal_s
+        return target_s if now_s - target_s <= CARRY_S else now_s
+
+    def leave_out(self, cpu_s: float) -> None:
+        self._cpu_s += cpu_s
 
     def wait(self, due_s: float) -> float:
         target_s = max(self.now_s, due_s)

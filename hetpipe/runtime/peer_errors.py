@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from types import TracebackType
 
+import torch
+
 from hetpipe.program.instructions import Instruction, Program
 
 _PLACE = re.compile(r"^\[\S+:\d+\] ")
@@ -19,6 +21,8 @@ class PeerError(RuntimeError):
 @dataclass(slots=True)
 class PeerTimeout:
     """A context that turns the error of a communication begun at since_s into a PeerError.
+
+    But not that of this rank's own memory.
 
     since_s is on the monotonic clock. A class, and not a frozen one, since every message has some: a
     generator takes three times as long.
@@ -36,7 +40,7 @@ class PeerTimeout:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, RuntimeError):
+        if isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError):
             others = ", ".join(_name(self.program, peer) for peer in self.peers if peer != self.rank)
             waited = f"{_name(self.program, self.rank)} waited at {self.instruction} for {others}"
             raise peer_error(waited, self.since_s, error) from error

@@ -15,9 +15,13 @@ from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from cost_model.errors import InfeasibleError, InputError
+from hetpipe.runtime.gpus import before_cuda
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 Emit = Callable[[dict[str, Any]], object]
 """Takes an event. What a rank emits is taken in the launcher's process, and the rank gets back whether the
@@ -260,20 +264,23 @@ def _die_with_launcher() -> None:
 def join_group(rank: int, group: RankGroup, store: str) -> None:
     """Join torch's process group over a file in a folder that only this host sees, on loopback."""
     import torch
-    import torch.distributed as dist
     from torch._C._distributed_c10d import FileStore
 
     torch.set_num_threads(group.threads[rank])
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     world = len(group.names)
     if world > 1:
-        dist.init_process_group(
-            group.backend,
-            store=FileStore(store, world),
-            rank=rank,
-            world_size=world,
-            timeout=timedelta(seconds=group.timeout_s),
-        )
+        open_default_group(group.backend, FileStore(store, world), rank, world, group.timeout_s)
+
+
+def open_default_group(backend: str, store: "Store", rank: int, world: int, timeout_s: float) -> None:
+    """Join the process group of all ranks, on loopback unless GLOO_SOCKET_IFNAME says otherwise."""
+    import torch.distributed as dist
+
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if "nccl" in backend:
+        before_cuda(world)
+    timeout = timedelta(seconds=timeout_s)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
 
 
 def leave_group() -> None:

@@ -62,7 +62,15 @@ class RankLayers:
         """Materialise the layers of a rank.
 
         lowered: what autocast computes in, None for no autocast.
+
+        Raises: InputError if the model trains layers of which the program has no backward.
         """
+        if chain.first_trained < program.first_trained:
+            first = chain.first_trained
+            raise InputError(
+                f"layer {first} ({chain.layer_names[first]!r}) is trained, and the program has backwards "
+                f"from layer {program.first_trained} on: less is frozen than was profiled; profile it again"
+            )
         layers = program.plan.layers_of(program.device_names[rank])
         model = chain.materialise(layers, seed, dtype, place, lowered)
         model.train()
@@ -103,7 +111,7 @@ def executor_of(
     return Executor(
         costs,
         rank,
-        stages=StageRunner(program, layers.model, KeyedDropout(seed), loss),
+        stages=StageRunner(program, layers.model, KeyedDropout(seed, layers.place), loss),
         transport=DistributedTransport(program, rank, layers.place, timeout_s, staging),
         sync=GradientSync(program, rank, layers.chain, layers.trained, timeout_s, staging),
         optimizer=optimizer,

@@ -60,6 +60,7 @@ class StageRunner:
         self._loss = loss
         self._alive: dict[tuple[int, int, int], _InFlight] = {}
         self._stages = [pipeline.stages for pipeline in program.plan.pipelines]
+        self._first_backward = program.first_backward
         self._loss_so_far: Tensor | None = None
 
     @property
@@ -72,6 +73,8 @@ class StageRunner:
         """Return what travels to the next stage; () from the last, whose result is the loss."""
         stage = self._stages[compute.pipeline][compute.stage]
         whole = _Segment(stage.start, stage.stop, self._entering(stage.start, carried))
+        if compute.stage < self._first_backward[compute.pipeline]:
+            return self._run(compute, microbatch, whole)
         if stage.recompute:
             outputs, segments = self._run_to_keep(compute, microbatch, whole, stage.segments)
         else:
@@ -90,6 +93,7 @@ class StageRunner:
     def backward(self, compute: Compute, gradients: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return the gradients of the forward's inputs, for the stage before; one per floating tensor.
 
+        () where no stage before it needs them.
         gradients: one per floating output of the forward, none at the last stage.
         """
         kept = self._alive.pop(_key(compute))
@@ -97,6 +101,8 @@ class StageRunner:
         first = kept.segments[0]
         while kept.segments:  # the later ones are let go of before the next is run again
             found = self._segment_backward(compute, kept.microbatch, kept.segments.pop(), found)
+        if compute.stage <= self._first_backward[compute.pipeline]:
+            return ()
         carried = (tensor for tensor in first.carried if tensor.is_floating_point())
         pairs = zip(carried, found, strict=True)
         return tuple(torch.zeros_like(tensor) if grad is None else grad for tensor, grad in pairs)
@@ -150,7 +156,7 @@ class StageRunner:
     def _run(self, compute: Compute, microbatch: Microbatch, segment: _Segment) -> tuple[Tensor, ...]:
         if self._model.on_layer is not self._enter_layer:  # the model may serve several programs
             self._model.on_layer = self._enter_layer
-        self._dropout.at(microbatch.step, microbatch.samples)
+        self._dropout.at(microbatch.step, microbatch.samples, range(segment.start, segment.stop))
         with self._dropout:
             outputs = self._model.run(segment.start, segment.stop, microbatch.inputs, segment.carried)
         if segment.stop < self._model.num_layers:

@@ -39,6 +39,9 @@ class SimulationArrays(NamedTuple, Generic[N, S]):
     machine code old.
     """
 
+    next_pause: N  # [rank] in pause_s, of what begins next inside the rank's last computation
+    end_pause: N  # [rank] in pause_s, behind the rank's last
+    pause_s: S  # [place] how long before the end of the rank's last computation sums begin
     computations: N  # [place] a microbatch for its forward, ~ of it for its backward; orders one by one
     next_place: N  # [rank] in computations, of what the rank does next; ranks of equal order share one
     end_place: N  # [rank] in computations, behind the rank's last
@@ -64,6 +67,8 @@ class SimulationArrays(NamedTuple, Generic[N, S]):
 def ranks_as_they_finish(work: SimulationArrays[N, S], free_at: FreeAt) -> Iterator[int]:
     """Run all computations (R1 to R6 of docs/clock.md); yield each rank once it has done its own.
 
+    A rank with pauses, whose last computation sends nothing, is yielded at each of them before that (R7).
+
     free_at: from when on each resource is free, which the caller may change between two ranks. Of equal times
     the lower rank is first (R5). A rank is in the queue with the time from which it may send what it has
     made, or awaits a message; a route that shares nothing needs no queue.
@@ -80,6 +85,7 @@ def ranks_as_they_finish(work: SimulationArrays[N, S], free_at: FreeAt) -> Itera
     resources_begin, resources_end, resources = work.resources_begin, work.resources_end, work.resources
     occupied_s, last_occupied_s, latency_s = work.occupied_s, work.last_occupied_s, work.latency_s
     arrival_slot, receiver = work.arrival_slot, work.receiver
+    next_pause, end_pause, pause_s = work.next_pause, work.end_pause, work.pause_s
     num_ranks = len(last_microbatch)
     awaited, made = (
         [NONE] * num_ranks,
@@ -97,6 +103,11 @@ def ranks_as_they_finish(work: SimulationArrays[N, S], free_at: FreeAt) -> Itera
             send = made[rank]
             if send == NONE:
                 yield rank
+                if next_pause[rank] < end_pause[rank]:
+                    pause = next_pause[rank] + 1
+                    next_pause[rank] = pause
+                    now = clock_s[rank]
+                    heappush(queue, (now - pause_s[pause] if pause < end_pause[rank] else now, rank))
                 continue
         at, stop, last, spent = next_place[rank], end_place[rank], last_microbatch[rank], busy_s[rank]
         microbatch = computations[at - 1]
@@ -118,7 +129,8 @@ def ranks_as_they_finish(work: SimulationArrays[N, S], free_at: FreeAt) -> Itera
                     todo.append(other)
             if at == stop:
                 made[rank] = NONE
-                heappush(queue, (now, rank))
+                pause = next_pause[rank]
+                heappush(queue, (now - pause_s[pause] if pause < end_pause[rank] else now, rank))
                 break
             microbatch, task = computations[at], 2 * rank
             if microbatch < 0:

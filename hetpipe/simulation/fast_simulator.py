@@ -55,7 +55,11 @@ def _step_times(
     """Return the times of a step once all computations are run: gradient sums, the norm and the optimizer."""
     sums = _GradientSums(costs, free_at)
     for rank in finished_ranks:
-        sums.join(rank, float(work.clock_s[rank]))
+        pause = work.next_pause[rank]
+        if pause < work.end_pause[rank]:
+            sums.join_next(rank, float(work.clock_s[rank]) - float(work.pause_s[pause]))
+        else:
+            sums.join(rank, float(work.clock_s[rank]))
     ranks = range(len(costs.device_names))
     assert all(work.next_place[rank] == work.end_place[rank] for rank in ranks), "1F1B does not deadlock"
     ready_s = {rank: max([float(work.clock_s[rank]), *sums.of_rank(rank)]) for rank in ranks}
@@ -80,16 +84,23 @@ class _GradientSums:
         for index, bucket in enumerate(buckets):
             for rank in bucket.ranks:
                 self._buckets_of[rank].append(index)
+        self._joined = [0] * len(costs.device_names)  # [rank] how many of its buckets
         self._ready_s: list[dict[int, float]] = [{} for _ in buckets]
         self._due_s: list[dict[int, float]] = [{} for _ in buckets]
 
     def join(self, rank: int, now_s: float) -> None:
-        """Take the SYNCs of a rank, all after its last backward; the last owner's starts the sum."""
-        for index in self._buckets_of[rank]:
-            ready_s = self._ready_s[index]
-            ready_s[rank] = now_s
-            if len(ready_s) == len(self._costs.program.buckets[index].ranks):
-                self._due_s[index] = self._costs.sync_due(self._free_at, index, ready_s)
+        """Take the SYNCs of a rank that are left at the end of its last backward."""
+        while self._joined[rank] < len(self._buckets_of[rank]):
+            self.join_next(rank, now_s)
+
+    def join_next(self, rank: int, now_s: float) -> None:
+        """Take the next SYNC of a rank; the last owner's starts the sum."""
+        index = self._buckets_of[rank][self._joined[rank]]
+        self._joined[rank] += 1
+        ready_s = self._ready_s[index]
+        ready_s[rank] = now_s
+        if len(ready_s) == len(self._costs.program.buckets[index].ranks):
+            self._due_s[index] = self._costs.sync_due(self._free_at, index, ready_s)
 
     def of_rank(self, rank: int) -> list[float]:
         """Return when each sum of a rank is over for it, in seconds."""

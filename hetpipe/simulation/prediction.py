@@ -135,7 +135,9 @@ def _running(plan: Plan, profile: ModelProfile, cluster: Cluster, network: Netwo
             program = lower(plan, profile, cluster)
             return program.plan, _times_of(simulate(ProgramCosts(program, profile, cluster)))
         buckets = with_collectives(plan, gradient_buckets(plan, profile), profile, network)
-        costs = ProgramCosts(Program(plan, buckets, ()), profile, cluster, network)
+        costs = ProgramCosts(
+            Program(plan, buckets, (), first_trained=profile.first_trained), profile, cluster, network
+        )
         _, times = with_best_collectives(costs)
         return plan, times or step_times(costs)
 

@@ -4,10 +4,12 @@ from collections import Counter
 from itertools import accumulate
 
 from hetpipe.program.costs import ProgramCosts
-from hetpipe.program.instructions import Compute, Direction, Pass, Transfer
+from hetpipe.program.instructions import Bucket, Compute, Direction, Pass, Transfer
 from hetpipe.program.schedules import one_f_one_b
+from hetpipe.program.sync_starts import layers_reached
 from hetpipe.simulation.fast_kernel import NONE, SimulationArrays
 
+NO_BACKWARD = 0  # in the place of in_flight
 SimulationLists = SimulationArrays[list[int], list[float]]
 
 
@@ -16,19 +18,23 @@ def simulation_lists(costs: ProgramCosts) -> SimulationLists:
     pipelines = costs.program.plan.pipelines
     places = [places[0] for places in costs.program.plan.places.values()]
     work = _empty()
-    orders: dict[tuple[int, int], int] = {}
+    orders: dict[tuple[int, int], tuple[int, int]] = {}
     for index, stage in places:
         pipeline = pipelines[index]
-        order = (pipeline.num_microbatches, pipeline.in_flight(stage))
+        in_flight = pipeline.in_flight(stage) if stage >= costs.program.first_backward[index] else NO_BACKWARD
+        order = (pipeline.num_microbatches, in_flight)
         if order not in orders:
-            orders[order] = len(work.computations)
+            begin = len(work.computations)
             work.computations.extend(_one_f_one_b(*order))
-        work.next_place.append(orders[order])
-        work.end_place.append(orders[order] + 2 * pipeline.num_microbatches)
+            orders[order] = begin, len(work.computations)
+        begin, end = orders[order]
+        work.next_place.append(begin)
+        work.end_place.append(end)
         work.last_microbatch.append(pipeline.num_microbatches - 1)
         work.clock_s.append(0.0)
         work.busy_s.append(0.0)
     _add_tasks(work, costs, places)
+    _add_pauses(work, costs, places)
     users = Counter(work.resources)
     users.update(costs.summed_resources())
     for begin, end in zip(work.resources_begin, work.resources_end, strict=True):
@@ -36,12 +42,29 @@ def simulation_lists(costs: ProgramCosts) -> SimulationLists:
     return work
 
 
+def _add_pauses(work: SimulationLists, costs: ProgramCosts, places: list[tuple[int, int]]) -> None:
+    """Add where sums begin inside the last backward of a rank: of one that sends nothing after it."""
+    pipelines, buckets = costs.program.plan.pipelines, costs.program.buckets
+    buckets_of: list[list[Bucket]] = [[] for _ in places]
+    for bucket in buckets:
+        for rank in bucket.ranks:
+            buckets_of[rank].append(bucket)
+    for rank, (index, stage) in enumerate(places):
+        work.next_pause.append(len(work.pause_s))
+        held, last = pipelines[index].stages[stage], pipelines[index].num_microbatches - 1
+        if work.route_of[2 * rank + 1] == NONE:
+            compute = Compute(Pass.BACKWARD, index, stage, last)
+            inner = (layer for layer in layers_reached(held, buckets_of[rank]) if layer > held.start)
+            work.pause_s.extend(costs.after_layer_s(rank, compute, layer) for layer in inner)
+        work.end_pause.append(len(work.pause_s))
+
+
 def _empty() -> SimulationLists:
     return SimulationArrays(*([] for _ in SimulationArrays._fields))
 
 
 def _one_f_one_b(num_microbatches: int, in_flight: int) -> list[int]:
-    order = one_f_one_b(range(num_microbatches), in_flight)
+    order = one_f_one_b(range(num_microbatches), in_flight, backward=in_flight != NO_BACKWARD)
     return [microbatch if op is Pass.FORWARD else ~microbatch for op, microbatch in order]
 
 
@@ -54,6 +77,7 @@ def _add_tasks(work: SimulationLists, costs: ProgramCosts, places: list[tuple[in
         for index, pipeline in enumerate(pipelines)
         for boundary in range(1, len(pipeline.stages))
         for op in Pass
+        if op is Pass.FORWARD or boundary > costs.program.first_backward[index]
     ]
     counts = [pipelines[index].num_microbatches for _, index, _ in boundaries]
     slots = dict(zip(boundaries, accumulate(counts, initial=0), strict=False))

@@ -20,10 +20,22 @@ from hetpipe.program.instructions import (
     Transfer,
     incoming,
 )
+from hetpipe.program.sync_starts import inner_syncs
 from hetpipe.program.trace import Event, Trace
 
 _BY_TIME = attrgetter("start_s", "end_s")
 _SEND = Direction.SEND
+
+
+def inner_starts_s(costs: ProgramCosts, rank: int) -> dict[int, float]:
+    """Return, by the place of each SYNC that begins inside a backward, how long before its end it does (R7)."""
+    instructions = costs.program.ranks[rank]
+    found: dict[int, float] = {}
+    for place, syncs in inner_syncs(costs.program, rank).items():
+        compute = instructions[place]
+        assert isinstance(compute, Compute)
+        found.update({sync.place: costs.after_layer_s(rank, compute, sync.layer) for sync in syncs})
+    return found
 
 
 def simulate(costs: ProgramCosts) -> Trace:
@@ -43,6 +55,7 @@ class _Simulation:
     """Owns the virtual clock of one step. A rank is in the queue, or waits for a key in `parked`.
 
     clock, position, events, buckets_of: [rank]. sync_ready, sync_due, broadcast_ready: [bucket], by rank.
+    inner: [rank] by the place of a SYNC that begins inside a backward, how long before its end.
     """
 
     costs: ProgramCosts
@@ -59,6 +72,8 @@ class _Simulation:
     queue: list[tuple[float, int]] = field(init=False)
     events: list[list[Event]] = field(init=False)
     buckets_of: list[list[int]] = field(init=False)
+    inner: list[dict[int, float]] = field(init=False)
+    ends: list[float] = field(init=False)
     local: frozenset[tuple[int, int]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -67,6 +82,8 @@ class _Simulation:
         self.local = program.local_boundaries
         self.clock = [0.0] * count
         self.position = [0] * count
+        self.ends = [0.0] * count
+        self.inner = [inner_starts_s(self.costs, rank) for rank in range(count)]
         self.sync_ready = [{} for _ in program.buckets]
         self.sync_due = [{} for _ in program.buckets]
         self.broadcast_ready = [{} for _ in program.buckets]
@@ -144,7 +161,14 @@ class _Simulation:
                 return message
             start = max(start, self.due.pop(message))  # R1, R3
         self._record(rank, compute, start, self.costs.compute_s(rank, compute))
+        self.ends[rank] = self.clock[rank]
+        self._to_next_start(rank)
         return None
+
+    def _to_next_start(self, rank: int) -> None:
+        """Put the clock of a rank to where the next SYNC begins, if that is inside its last computation."""
+        if self.inner[rank]:
+            self.clock[rank] = self.ends[rank] - self.inner[rank].get(self.position[rank] + 1, 0.0)
 
     def _send(self, rank: int, send: Transfer) -> None:
         ready = self.clock[rank]
@@ -157,6 +181,8 @@ class _Simulation:
     def _sync(self, rank: int, sync: Sync) -> None:
         ready = self.sync_ready[sync.bucket]
         ready[rank] = self.clock[rank]
+        if self.position[rank] in self.inner[rank]:
+            self._to_next_start(rank)
         if len(ready) < len(self.costs.program.buckets[sync.bucket].ranks):
             return  # R7: the last owner's starts the sum
         due = self.costs.sync_due(self.free_at, sync.bucket, ready)

@@ -26,6 +26,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from cost_model.errors import InputError
+from hetpipe.models.quantized_modules import matrices_in
+from hetpipe.models.quantized_weights import QuantizedParameter
 from hetpipe.runs.lora import LoraSettings
 from hetpipe.training.frozen_base import weight_sha256
 
@@ -276,8 +278,10 @@ def fill(
     tensors = model.state_dict(keep_vars=True)
     base = base or {}
     kept = {id(tensors[name]) for name in base.keys() & tensors.keys()}
+    matrices = {name: QuantizedParameter(matrix) for name, matrix in matrices_in(model).items()}
     for name, sha256 in base.items():
-        if name in tensors and (tensors[name].is_meta or weight_sha256(tensors[name]) != sha256):
+        held = matrices.get(name, tensors.get(name))
+        if held is not None and (held.is_meta or weight_sha256(held) != sha256):
             raise InputError(
                 f"{folder} holds adapters alone, and {name!r} here is not that of their base; {remedy}"
             )

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from cost_model.errors import InputError
-from hetpipe.models.adapters import task_spec
+from hetpipe.models.adapters import packings_of, task_spec
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.partial_model import LayerModel
 from hetpipe.models.pretrained_weights import FolderWeights
+from hetpipe.models.quantized_weights import QuantizedParameter
 from hetpipe.runs.settings import TaskSettings
 
 _KNOWN: WeakKeyDictionary[LayerModel, dict[str, str]] = WeakKeyDictionary()
@@ -41,11 +42,16 @@ def weights_as_given(
     here = {info.name: info for info in chain.parameters(layer) if info.name in held}
     rounded = [name for name, info in here.items() if info.is_rounded(held[name].dtype)]
     given = chain.initial_weights(layer, rounded, seed) if rounded else {}
-    return {name: given.get(name, held[name].detach()) for name in here}
+    return {name: given.get(name, held[name]) for name in here}
 
 
 def weight_sha256(value: Tensor) -> str:
-    """Return the hash of a weight's values in float32, so that it is the same in every wider dtype."""
+    """Return the hash of a weight's values in float32, so that it is the same in every wider dtype.
+
+    Of a quantized one, of all that it is held as.
+    """
+    if isinstance(value, QuantizedParameter):
+        return value.matrix.sha256()
     here = value.detach().to("cpu", torch.float32).contiguous()
     return hashlib.sha256(here.view(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
 
@@ -70,15 +76,19 @@ def check_stored_base(
 
     Raises: InputError as `check_base`.
     """
-    weights = None if settings.lora is None else FolderWeights.of(task_spec(settings))
+    spec = task_spec(settings)
+    weights = None if settings.lora is None else FolderWeights.of(spec)
     if weights is None:
         return
     chosen: list[str] = []
+    packed = packings_of(spec)
     sizes = {name: places[0][1].shape for name, places in weights.places.items() if name in theirs}
     for name, shape in sorted(sizes.items(), key=lambda item: (len(item[1]) < 2, math.prod(item[1]))):
         limit_bytes -= 4 * math.prod(shape)
         if limit_bytes < 0:
             break
         chosen.append(name)
-    mine = {name: weight_sha256(value) for name, value in weights.load(chosen, weights.dtypes()).items()}
+    plain = [name for name in chosen if name not in packed]
+    mine = {name: weight_sha256(value) for name, value in weights.load(plain, weights.dtypes()).items()}
+    mine |= {name: weights.load_quantized(name, packed[name]).sha256() for name in chosen if name in packed}
     check_base(theirs, mine, source)

@@ -209,8 +209,8 @@ class _Run:
             return None
         cap = self.device.memory_bytes if self.device.kind == EMULATED else float("inf")
         counter = ByteCounter(cap, self.device.name)
-        weights = self.model.owned_parameters().values()
-        for value in (*weights, *self.optimizer.state_tensors(), *self.executor.gradient_buffers()):
+        states, gradients = self.optimizer.state_tensors(), self.executor.gradient_buffers()
+        for value in (*self.model.held_tensors(), *states, *gradients):
             counter.add(value)
         return counter
 

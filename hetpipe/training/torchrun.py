@@ -15,7 +15,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from cost_model.errors import InputError
 from hetpipe.data.task import TaskFactory
-from hetpipe.runtime.processes import Emit, RankGroup
+from hetpipe.runtime.processes import Emit, RankGroup, open_default_group
 from hetpipe.training.rank import train_rank
 
 _KEY = "run"
@@ -71,14 +71,8 @@ def _name_of(make_task: TaskFactory) -> list[str] | None:
 def _train(store: Store, what: dict[str, Any], on_event: Emit, make_task: TaskFactory | None) -> None:
     rank = int(os.environ["RANK"])
     torch.set_num_threads(what["threads"][rank])
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group(
-        what["backend"],
-        store=store,
-        rank=rank,
-        world_size=int(os.environ["WORLD_SIZE"]),
-        timeout=timedelta(seconds=what["timeout_s"]),
-    )
+    world = int(os.environ["WORLD_SIZE"])
+    open_default_group(what["backend"], store, rank, world, what["timeout_s"])
     try:
         if make_task is None:
             if what["task"] is None:

@@ -118,7 +118,12 @@ def as_if_equal(costs: PipelineCosts, samples: int) -> EqualDevices:
         most_replicas=min(len(devices), problem.global_batch_size),
         layer_s=tuple(harmonic_mean(row, weights=classes.counts) for row in busy_s),
         sync_s=tuple(link_s(trained_bytes(profile, [layer])) / num_microbatches for layer in layers),
-        hop_s=tuple(2 * link_s(costs.prices.boundary_bytes(k, samples)) if k else 0.0 for k in layers),
+        hop_s=tuple(
+            (1 + costs.prices.takes_gradient(k)) * link_s(costs.prices.boundary_bytes(k, samples))
+            if k
+            else 0.0
+            for k in layers
+        ),
     )
 
 

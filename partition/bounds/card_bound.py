@@ -41,7 +41,7 @@ def lone_layer_bound_s(tables: ProblemTables) -> float:
     All pipelines have a stage on that node. Where none of them is there with all its layers, all samples pass
     its card.
     """
-    boundaries = boundary_bytes(tables)[1:-1]
+    boundaries = gradient_bytes(tables)[1:-1]
     passing_s = np.inf
     if len(boundaries):
         each = min(shape.s_per_byte for shape in node_shapes(tables))
@@ -56,11 +56,8 @@ def whole_pipeline_bound_s(tables: ProblemTables) -> float:
     have of it, it sums with them, and their samples pass its card beside these sums.
     """
     batch = tables.problem.global_batch_size
-    own, shares, inner = (
-        own_bytes(tables.problem.profile),
-        work_shares(tables),
-        boundary_bytes(tables)[1:-1],
-    )
+    own, shares = own_bytes(tables.problem.profile), work_shares(tables)
+    inner = gradient_bytes(tables)[1:-1]
     order = np.argsort(-shares / np.maximum(own, 1e-300), kind="stable")  # most work for a byte summed
     num_bytes, work = (np.concatenate([[0.0], np.cumsum(each[order])]) for each in (own, shares))
     least = [np.inf]
@@ -114,14 +111,14 @@ def summed_layers_bound_s(tables: ProblemTables, low_s: float, high_s: float) ->
 
 def _done(tables: ProblemTables, shapes: Sequence[NodeShape]) -> Callable[[float], float]:
     """Return the function from a step to the samples' work that all nodes can do in it."""
-    num_layers, outputs = tables.num_layers, boundary_bytes(tables)
+    num_layers = tables.num_layers
     runs = tables.stages.copy()
     runs[0, -1] = False
     start, stop = np.nonzero(runs)
     summed = np.maximum(summed_bytes(tables.problem.profile), 0.0)
     share = np.concatenate([[0.0], np.cumsum(work_shares(tables))])
     work, sums = share[stop] - share[start], summed[start, stop]
-    each = outputs[start] + outputs[stop]  # into the node, a sample: forward in front, backward behind
+    each = card_bytes(tables)[start, stop]
     with np.errstate(divide="ignore"):
         work_per_byte = np.where(each > 0, work / each, np.inf)
 
@@ -140,10 +137,25 @@ def _done(tables: ProblemTables, shapes: Sequence[NodeShape]) -> Callable[[float
     return done
 
 
-def boundary_bytes(tables: ProblemTables) -> Floats:
+def card_bytes(tables: ProblemTables) -> Floats:
+    """Return bytes a sample of layers [start, stop) that pass a card in the direction of fewer of them.
+
+    Into the node come the forward in front and the backward behind, out of it go the others.
+    """
+    outputs, gradients = _boundary_bytes(tables), gradient_bytes(tables)
+    return np.minimum(outputs[:, None] + gradients, gradients[:, None] + outputs)
+
+
+def _boundary_bytes(tables: ProblemTables) -> Floats:
     """Return bytes a sample that pass in front of each layer and at the end of the model, where none do."""
     outputs = [layer.output_bytes_per_sample for layer in tables.problem.profile.layers[:-1]]
     return np.array([0.0, *outputs, 0.0])
+
+
+def gradient_bytes(tables: ProblemTables) -> Floats:
+    """Return the bytes a sample in front of each layer that also come back: none below the first trained."""
+    back = np.arange(tables.num_layers + 1) > tables.prices.first_trained
+    return np.asarray(np.where(back, _boundary_bytes(tables), 0.0))
 
 
 def _layer_s(tables: ProblemTables) -> Floats:

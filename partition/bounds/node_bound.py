@@ -23,7 +23,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from partition.bounds.card_bound import SAFETY, NodeShape, boundary_bytes, node_shapes, work_shares
+from partition.bounds.card_bound import (
+    SAFETY,
+    NodeShape,
+    card_bytes,
+    gradient_bytes,
+    node_shapes,
+    work_shares,
+)
 from partition.bounds.node_samples import most_samples
 from partition.bounds.node_values import NodeRuns
 from partition.bounds.sync_tables import own_bytes, summed_bytes
@@ -111,15 +118,16 @@ class NodeBound:
 
     def _kinds(self, step_s: float, *, spanning: bool) -> list[_Kind]:
         """Return the nodes in a step; none has a layer for itself where its card does not take the batch."""
-        batch, outputs = self.tables.problem.global_batch_size, boundary_bytes(self.tables)
-        summed, inner = np.maximum(summed_bytes(self.tables.problem.profile), 0.0), outputs[1:-1]
+        batch, passing = self.tables.problem.global_batch_size, card_bytes(self.tables)
+        summed = np.maximum(summed_bytes(self.tables.problem.profile), 0.0)
+        least = float(gradient_bytes(self.tables)[1:-1].min(initial=np.inf))
         kinds = []
         for shape in self.shapes:
-            card_s = batch * shape.s_per_byte * (outputs[:, None] + outputs[None, :])
+            card_s = batch * shape.s_per_byte * passing
             kind = _Kind(
                 shape, self._runs(shape, card_s, step_s, shape.s_per_byte * summed, whole=not spanning)
             )
-            least_s = batch * shape.s_per_byte * float(inner.min(initial=np.inf))
+            least_s = batch * shape.s_per_byte * least
             if spanning and step_s >= least_s:
                 lone = self._runs(shape, card_s, step_s, 0 * summed, whole=False)
                 kind = _Kind(shape, kind.runs, lone, step_s < 2 * least_s)

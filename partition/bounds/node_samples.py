@@ -97,6 +97,7 @@ def _layer_times(tables: ProblemTables, classes: tuple[int, ...]) -> Iterator[_L
     optimizer_s = tables.optimizer_s[some][:, layers, layers + 1].min(axis=0)
     if optimizer_s.sum() > tables.optimizer_s[some, 0, -1].min() * SLACK:  # tied layers step once
         optimizer_s = np.zeros_like(optimizer_s)
+    trained = layers >= tables.prices.first_trained  # below it nothing is run again
     sizes = sorted(tables.problem.microbatch_sizes)
     above = [size for size in sizes if size > batch][:1]  # single microbatches may be as large as the batch
     for size in dict.fromkeys([*(one for one in sizes if one <= batch), *(batch for _ in above)]):
@@ -105,7 +106,7 @@ def _layer_times(tables: ProblemTables, classes: tuple[int, ...]) -> Iterator[_L
         backward_s = np.array([part.backward_s[:, layers, layers + 1] for part in parts])
         before_s, behind_s = forward_s[-1].min(axis=0), backward_s.min(axis=(0, 1))
         for again in (0, 1):
-            each_s = forward_s[:, some] * (1 + again) + backward_s[:, some]
+            each_s = forward_s[:, some] * (1 + again * trained) + backward_s[:, some]
             busy_s = (each_s / np.arange(1, size + 1)[:, None, None]).min(axis=(0, 1))
             last_s = (backward_s + again * forward_s)[:, some].max(axis=(0, 1))
             fits = _fits(tables, some, size, recompute=bool(again))

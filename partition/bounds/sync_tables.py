@@ -1,8 +1,8 @@
 """Tables of stages for a bound that counts gradient sync: every layer is on two nodes or more.
 
-Then all gradients of a stage pass its node's card after its last backward, in each direction at least once
-(docs/planning.md, "The bound", has the proof). Beside these sums the backwards of the stages before it go on:
-whichever takes longer counts.
+Then all gradients of a stage pass its node's card, in each direction at least once, those of a layer after
+its last backward there (docs/planning.md, "The bound", has the proof). Beside these sums the backwards of the
+layers and of the stages before it go on: whichever takes longer counts.
 """
 
 from collections.abc import Iterator
@@ -50,16 +50,54 @@ class _SyncSizeTables(SizeTables):
         first = self if amount.full else None
         forward_s = first.forward_s if first else np.min([last.forward_s for last in lasts], axis=0)
         link_s = first.transfer_s[0] if first else np.min([last.transfer_s[0] for last in lasts], axis=0)
-        end_s = np.maximum(self.tables.sums_s, _way_back_s(lasts)[:, :, None])
+        way_s = _way_back_s(lasts)[:, :, None]
+        longest = [last.longest_s for last in (self, *lasts)]
+        backward_s = np.max([seconds for _, seconds in longest], axis=0)
+        # with recompute by segments forwards may come between, too
+        again_s = backward_s + np.max([seconds for seconds, _ in longest], axis=0)
+        end_s = np.maximum(left_over_s(self.tables.sums_s, backward_s), way_s)
+        again_end_s = np.maximum(left_over_s(self.tables.sums_s, again_s), way_s)
         return replace(
             made,
             total_s=made.total_s + end_s,
-            again_total_s=made.again_total_s + end_s,
+            again_total_s=made.again_total_s + again_end_s,
             before_s=forward_s,
             again_before_s=forward_s,
             link_s=link_s,
             end_s=made.end_s + end_s,
         )
+
+    @cached_property
+    def longest_s(self) -> tuple[Floats, Floats]:
+        """The most seconds that the forward of a layer takes on a device of each class, and the backward."""
+        prices, layers = self.tables.prices, range(self.tables.num_layers)
+        found = (
+            [
+                [max(stage_s(device, at, at + 1, self.samples) for device in devices) for at in layers]
+                for devices in self.tables.unlike
+            ]
+            for stage_s in (prices.forward_s, prices.backward_s)
+        )
+        forward_s, backward_s = found
+        return np.array(forward_s), np.array(backward_s)
+
+
+def left_over_s(sums_s: Floats, layer_s: Floats) -> Floats:
+    """Return for how long sums go on at least after the last backward of a stage: [class, start, stop].
+
+    The gradients of layers [start, q] are summed after the backward of layer q, behind which that of layers
+    [start, q) comes: what their sums take beyond that, for the q for which it is most.
+
+    sums_s: of layers [start, stop); layer_s: no less than a backward takes, by [class, layer].
+    """
+    num_layers = layer_s.shape[1]
+    way_s = np.concatenate([np.zeros((len(layer_s), 1)), np.cumsum(layer_s, axis=1)], axis=1)
+    found = np.full_like(sums_s, -np.inf)
+    for last in range(num_layers):
+        behind_s = way_s[:, last, None] - way_s[:, : last + 1]  # by start, up to the last layer
+        beyond_s = sums_s[:, : last + 1, last + 1] - behind_s * (1 + SAFETY)
+        found[:, : last + 1, last + 1] = np.maximum(found[:, : last + 1, last], beyond_s)
+    return np.maximum(found, 0.0)
 
 
 def _way_back_s(lasts: list[SizeTables]) -> Floats:

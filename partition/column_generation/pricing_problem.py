@@ -90,7 +90,9 @@ class PricingProblem:
         lowest = step_s * (1 - min(1.0, FILL / min(counts)))
         self._grid_s = (step_s - lowest) / levels
         self._left_s = lowest + self._grid_s * np.arange(1, levels + 1)
-        caps, caps_again = (self._at_cuts(size.caps(recompute=flag)) for flag in (False, True))
+        caps, caps_again = (
+            self._at_cuts(size.caps_for(min(counts), recompute=flag)) for flag in (False, True)
+        )
         short = (caps < max(counts)) & (self._at_cuts(size.busy_s) <= step_s)
         self._ample = not short.any()
         classes = list(range(len(caps)))

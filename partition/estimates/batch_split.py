@@ -24,7 +24,7 @@ def share_out(
         timing, count = counts.get(id(pipeline.timing), (pipeline.timing, 0))
         counts[id(pipeline.timing)] = (timing, count + 1)
     able = [(timing, count) for timing, count in counts.values() if timing.fits]
-    if not able:
+    if sum(count * timing.room(batch) for timing, count in able) < batch:
         return math.inf, [0] * len(timed)
 
     def done(step_s: float) -> int:
@@ -41,6 +41,8 @@ def share_out(
         # a little more than one pipeline alone needs, so that rounding does not take a sample from it
         high = (1 + tolerance) * min(timing.time_s(batch) for timing, _ in able)
         low, more = high / (2 * len(timed)), batch
+        while done(high) < batch:  # one pipeline alone has no room for all
+            high *= 2
     less = done(low)
     while less >= batch and low > 0:
         low, high = low / 2, low

@@ -118,6 +118,8 @@ class ChoiceEffort:
     """Single pipelines over all orders of the devices, by the exact programme, each with other in_flight."""
     sharded_for_speed: bool
     """Whether sharded optimizer states are searched for where memory does not ask for them."""
+    far_from_columns: float
+    """Times the relaxed step: a best plan above it is searched for once more, with its number of pipelines."""
     least_sharding_gain: float = 0.02
     """Relative, that the fractional bound must promise then."""
     always_simulated: int = 3
@@ -235,5 +237,6 @@ def effort_for(num_devices: int, *, forced: bool = False) -> Effort:
             simulated_baselines=few,
             exact_chains=16 if num_devices <= 5 else 0,
             sharded_for_speed=num_devices <= 12,
+            far_from_columns=1.1 if few else math.inf,
         ),
     )

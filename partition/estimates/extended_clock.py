@@ -65,7 +65,8 @@ class ExtendedClock:
         stages = len(self._busy_s)
         if stages == 1:
             return 1
-        warm = WARM * max(stages, self._in_flight[0]) + WARM_EXTRA
+        most = max(flight for flight in self._in_flight if flight < MANY)  # MANY where there is no backward
+        warm = WARM * max(stages, most) + WARM_EXTRA
         return min(warm, max(stages + WARM_EXTRA, MOST_TICKS // stages))
 
     def _pace_s(self, num_microbatches: int) -> float:

@@ -6,6 +6,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from cost_model.collective_choice import BUCKET_BYTES, MOST_PARTS
 from cost_model.memory import trained_bytes
 from cost_model.ring_estimates import all_reduce_estimate_s, sum_estimate_s
 from cost_model.sum_times import LARGE_RING
@@ -40,16 +41,34 @@ class SyncCosts:
         self._most_chains = LARGE_RING if measured else FEW_CHAINS
 
     def exposed_s(self, timed: Sequence[TimedPipeline]) -> float:
-        """Return the seconds that the busiest device or card spends in sums, as if none were hidden."""
-        return self._exposed_s(
-            [[(stage.device.name, stage.stop) for stage in pipeline.stages] for pipeline in timed]
-        )
+        """Return the seconds that the busiest device or card spends in sums after the last backwards.
 
-    def exposed_of_plan_s(self, plan: Plan) -> float:
-        """Return `exposed_s` of a plan, whose pipelines may share devices."""
+        What comes after the backwards of other stages counts in full.
+        """
+        chains = [[(stage.device.name, stage.stop) for stage in pipeline.stages] for pipeline in timed]
+        return self.after_backwards_s(self.spent_s(chains), timed)
+
+    def after_backwards_s(self, seconds: float, timed: Iterable[TimedPipeline]) -> float:
+        """Return what is left of sums that begin inside the last backwards of the first stages.
+
+        Of a stage that sums n buckets there is the first one after an n-th of its backward, and the last one
+        is not summed before its end. The pipeline counts in which least is hidden.
+        """
+        hidden_s, left = float("inf"), 0.0
+        for pipeline in timed:
+            stop = pipeline.stages[0].stop
+            parts = min(stop, MOST_PARTS, int(self._trained(tuple(range(stop))) / BUCKET_BYTES))
+            if parts < 2:
+                return seconds
+            left = max(left, 1 / parts)
+            hidden_s = min(hidden_s, pipeline.timing.full.backward_s[0] * (1 - 1 / parts))
+        return max(seconds * left, seconds - hidden_s)
+
+    def spent_of_plan_s(self, plan: Plan) -> float:
+        """Return `spent_s` of a plan, whose pipelines may share devices."""
         if sum(len(pipeline.stages) for pipeline in plan.pipelines) > len(plan.device_names):
             return max(self.of_plan_s(plan).values(), default=0.0)
-        return self._exposed_s(
+        return self.spent_s(
             [[(stage.device, stage.stop) for stage in pipeline.stages] for pipeline in plan.pipelines]
         )
 
@@ -75,8 +94,8 @@ class SyncCosts:
         owners = np.array([[self._rings.index[name] for name in names]])
         return float(self._rings.sums(owners, np.array([num_bytes]))[0][0]), names
 
-    def _exposed_s(self, chains: Sequence[_Chain]) -> float:
-        """Return `exposed_s` of pipelines that share no device."""
+    def spent_s(self, chains: Sequence[_Chain]) -> float:
+        """Return the seconds that the busiest device or card spends in sums; chains share no device."""
         if len(chains) > self._most_chains:
             return self._large_s(chains)
         holders: list[list[str]] = [[] for _ in self._profile.layers]
@@ -138,7 +157,7 @@ class SyncCosts:
         return self._large
 
     def _large_s(self, chains: Sequence[_Chain]) -> float:
-        """Return `exposed_s`, all rings at once, one of the owners of each range of layers between cuts."""
+        """Return `spent_s`, all rings at once, one of the owners of each range of layers between cuts."""
         cuts = sorted({0} | {stop for chain in chains for _, stop in chain})
         place = {cut: index for index, cut in enumerate(cuts)}
         index = self._rings.index

@@ -54,9 +54,10 @@ class PipelineCosts:
     def hop_s(self, source: Device, destination: Device, layer: int, samples: int) -> float:
         """Return the seconds of one microbatch on the link in front of a layer, both ways, with latency."""
         num_bytes = self.prices.boundary_bytes(layer, samples)
-        forward = self.network.route(source.name, destination.name).link
-        backward = self.network.route(destination.name, source.name).link
-        return forward.transfer_s(num_bytes) + backward.transfer_s(num_bytes)
+        forward_s = self.network.route(source.name, destination.name).link.transfer_s(num_bytes)
+        if not self.prices.takes_gradient(layer):
+            return forward_s
+        return forward_s + self.network.route(destination.name, source.name).link.transfer_s(num_bytes)
 
     def link_s(self, source: Device, destination: Device, layer: int, samples: int) -> float:
         """Return the seconds for which one microbatch occupies the link, in the slower direction."""
@@ -85,7 +86,10 @@ class PipelineCosts:
         return self._sync[key]
 
     def cap(self, device: Device, start: int, stop: int, samples: int, recompute: bool = False) -> int:
-        """Return the most microbatches in flight that memory takes, however many there are; 0 if none."""
+        """Return the most microbatches in flight that memory takes, however many there are; 0 if none.
+
+        A stage without a backward needs them all.
+        """
         key = (start, stop, samples, recompute)
         if key not in self._stage_bytes:
             self._stage_bytes[key] = self._one_and_more_bytes(StageShape(start, stop, 1, samples, recompute))
@@ -102,7 +106,8 @@ class PipelineCosts:
         more = sum(stage_activation_bytes(profile, replace(shape, in_flight=2)))
         pairs = [(memory.total_bytes, more - memory.saved_bytes - memory.boundary_bytes)]
         states = memory.total_bytes - memory.saved_bytes - memory.workspace_bytes
-        for each in segment_choices(shape.stop - shape.start)[1:] if shape.recompute else ():
+        again = shape.recompute and shape.stop > self.prices.first_trained
+        for each in segment_choices(shape.stop - shape.start)[1:] if again else ():
             inputs, most = segment_bytes(profile, replace(shape, segment_layers=each))
             pairs.append((states + inputs + most, memory.boundary_bytes + inputs))
         return pairs
@@ -121,12 +126,14 @@ class PipelineCosts:
         """Return (forward, backward, latency forward, latency backward) of the link in front of a layer.
 
         Forward and backward are the seconds for which one microbatch's message occupies its direction; within
-        a device it takes none.
+        a device it takes none, nor backward where nothing before it is trained.
         """
         if source.name == destination.name:
             return (0.0, 0.0, 0.0, 0.0)
         num_bytes = self.prices.boundary_bytes(layer, samples)
         forward = self.network.route(source.name, destination.name).link
+        if not self.prices.takes_gradient(layer):
+            return (forward.occupancy_s(num_bytes), 0.0, forward.latency_s, 0.0)
         backward = self.network.route(destination.name, source.name).link
         occupied_s = forward.occupancy_s(num_bytes), backward.occupancy_s(num_bytes)
         return (*occupied_s, forward.latency_s, backward.latency_s)
@@ -135,19 +142,30 @@ class PipelineCosts:
         return tuple((self.problem.cluster.device(stage.device), *stage.layers) for stage in pipeline.stages)
 
     def plan(self, strategy: str, layout: Layout, samples: int, in_flight: Sequence[int]) -> Plan:
-        """Return the plan of one pipeline; each in_flight must be at least 1."""
-        batch = self.problem.global_batch_size
+        """Return the plan of one pipeline; each in_flight must be at least 1.
+
+        All are in flight where there is no backward.
+        """
+        batch, first_trained = self.problem.global_batch_size, self.prices.first_trained
+        every = self.num_microbatches(samples)
         stages = tuple(
-            Stage(devices=(device.name,), layers=(start, stop), in_flight=flight)
+            Stage((device.name,), (start, stop), flight if stop > first_trained else max(flight, every))
             for (device, start, stop), flight in zip(layout, in_flight, strict=True)
         )
         pipeline = Pipeline(microbatch_size=samples, num_samples=batch, stages=stages)
         return Plan(strategy, self.problem.profile.model, batch, (pipeline,))
 
     def shortfall(self, layout: Layout, samples: int) -> InfeasibleError | None:
-        """Return the largest lack of memory with one microbatch in flight; None where all stages fit."""
-        profile = self.problem.profile
-        shapes = [StageShape(start, stop, 1, samples) for _, start, stop in layout]
+        """Return the largest lack of memory with one microbatch in flight; None where all stages fit.
+
+        All are where there is no backward.
+        """
+        profile, first_trained = self.problem.profile, self.prices.first_trained
+        flights = [1 if stop > first_trained else self.num_microbatches(samples) for _, _, stop in layout]
+        shapes = [
+            StageShape(start, stop, flight, samples)
+            for (_, start, stop), flight in zip(layout, flights, strict=True)
+        ]
         needs = [device_memory(profile, [shape]).total_bytes for shape in shapes]
         missing, index = max(
             (need - device.usable_bytes, -index)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from partition.estimates.closed_forms import cap_in_flight
 from partition.estimates.effort import ChoiceEffort
 from partition.estimates.pipeline_costs import PipelineCosts
+from partition.estimates.plan_memory import plan_memories
 from partition.estimates.step_estimate import StepEstimate
 from partition.plan import Plan
 from partition.problem import Evaluate, Problem
@@ -71,9 +72,22 @@ class Contest:
 
     def __init__(self, ranking: Ranking, costs: PipelineCosts, effort: ChoiceEffort) -> None:
         self._ranking, self._effort = ranking, effort
-        self._estimate, self._allows = StepEstimate(costs), costs.problem.forced.allows
+        self._estimate, self._costs = StepEstimate(costs), costs
         self.best: Plan | None = None
         self.step_s = math.inf
+
+    def _allows(self, plan: Plan) -> bool:
+        """Return whether a plan is as the user wants it; and fits, where all outputs of a stage wait."""
+        problem = self._costs.problem
+        if not problem.forced.allows(plan):
+            return False
+        if not self._costs.prices.first_trained:
+            return True  # made to fit
+        memories = plan_memories(plan, problem.profile)
+        return all(
+            memory.total_bytes <= problem.cluster.device(name).usable_bytes
+            for name, memory in memories.items()
+        )
 
     def enter(
         self, plans: Iterable[Plan], *, always: int | None = None, most_lost: int | None = None

@@ -81,7 +81,9 @@ class SharedPipelineCosts:
             most = min(shared.num_microbatches, MOST_IN_FLIGHT)
             needed = each.timing.windows(step_s / shared.num_microbatches)
             wanted.append([*(min(need + extra, most) for need in needed[:-1]), min(needed[-1], most)])
-        flights = [[1] * len(shared.stages) for shared in draft]
+        flights = [
+            [self._least_in_flight(shared, stage) for stage in range(len(shared.stages))] for shared in draft
+        ]
         for places in _places(draft).values():
             spare = self._spare(places)
             growing = {(pipeline, stage): shared for pipeline, stage, shared in places}
@@ -99,13 +101,21 @@ class SharedPipelineCosts:
         return tuple(tuple(accumulate(row, min)) for row in flights)
 
     def _spare(self, places: Iterable[tuple[int, int, SharedPipeline]]) -> float:
-        """Return the bytes left on a device with one microbatch of each of its stages in flight."""
-        stages = [(shared.stages[index], shared.microbatch_size) for _, index, shared in places]
-        key = tuple(sorted((s.start, s.stop, samples, s.recompute) for s, samples in stages))
+        """Return the bytes left on a device with the fewest microbatches in flight of each of its stages."""
+        stages = [
+            (shared.stages[index], shared.microbatch_size, self._least_in_flight(shared, index))
+            for _, index, shared in places
+        ]
+        key = tuple(sorted((s.start, s.stop, *numbers, s.recompute) for s, *numbers in stages))
         if key not in self._least:
-            shapes = [self._shape(stage, samples, 1) for stage, samples in stages]
+            shapes = [self._shape(*entry) for entry in stages]
             self._least[key] = device_memory(self.costs.problem.profile, shapes).total_bytes
         return stages[0][0].device.usable_bytes - self._least[key]
+
+    def _least_in_flight(self, shared: SharedPipeline, stage: int) -> int:
+        """Return 1, but all microbatches where there is no backward."""
+        has_backward = shared.stages[stage].stop > self.costs.prices.first_trained
+        return 1 if has_backward else shared.num_microbatches
 
     def _more_bytes(self, stage: TimedStage, samples: int, in_flight: int) -> float:
         """Return the bytes of one more microbatch than are in flight."""

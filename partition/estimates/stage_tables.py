@@ -178,6 +178,13 @@ class ProblemTables:
         return SizeTables(self, samples)
 
     @cached_property
+    def without_backward(self) -> Bools:
+        """A mask of the [start, stop) with no trained layer in them nor before them."""
+        return np.asarray(
+            np.tile(np.arange(self.num_layers + 1) <= self.prices.first_trained, (self.num_layers + 1, 1))
+        )
+
+    @cached_property
     def optimizer_s(self) -> Floats:
         """The seconds of the optimizer step."""
         profile = self.problem.profile
@@ -298,22 +305,35 @@ class SizeTables:
         return self.tables.usable_bytes[:, None, None] * (1 + MEMORY_SLACK)
 
     def caps(self, *, recompute: bool) -> Floats:
-        """Return the most microbatches in flight that memory takes; 0 where not even one, at most ALL."""
+        """Return the most microbatches in flight that memory takes; 0 where not even one, at most ALL.
+
+        Of a stage without a backward they are all of the pipeline's (`caps_for`).
+        """
         if recompute not in self._caps:
             self._caps[recompute] = self._count_caps(recompute=recompute)
         return self._caps[recompute]
+
+    def caps_for(self, num_microbatches: float, *, recompute: bool) -> Floats:
+        """Return `caps`, where there is no backward ALL or, if so many do not fit, 0."""
+        caps, all_there = self.caps(recompute=recompute), self.tables.without_backward
+        return np.where(all_there, np.where(caps >= max(1.0, num_microbatches), ALL, 0.0), caps)
 
     def _count_caps(self, *, recompute: bool) -> Floats:
         held, samples = self.tables.bytes, self.samples
         optimizer = self.tables.problem.profile.optimizer_bytes_per_parameter_byte
         states = held.weights + held.trained * (1 + optimizer)
         one = held.inputs + held.outputs
+        # without a backward the inputs of two microbatches are there, and what one saves while it runs
+        ahead = self._caps_of(
+            states + self.workspace_bytes + samples * (held.saved + 2 * held.inputs), held.outputs
+        )
         if not recompute:
-            return self._caps_of(states + self.workspace_bytes, one + held.saved)
+            caps = self._caps_of(states + self.workspace_bytes, one + held.saved)
+            return np.where(self.tables.without_backward, ahead, caps)
         caps = self._caps_of(states + self.workspace_bytes + samples * held.saved, one + held.inputs)
         for inputs, most in segment_tables(held.inputs, samples, samples * held.saved + self.workspace_bytes):
             caps = np.maximum(caps, self._caps_of(states + most, one + inputs))
-        return caps
+        return np.where(self.tables.without_backward, ahead, caps)
 
     def _caps_of(self, fixed: Floats, one: Floats) -> Floats:
         """Return the caps for bytes whatever is in flight, and for each sample that is."""
@@ -330,9 +350,9 @@ class SizeTables:
         Where all are in flight gradients and activations do not peak together, and one more may fit (see
         `cost_model.memory.device_memory`).
         """
-        caps = self.caps(recompute=recompute)
         fewest, most = amount.num_microbatches(self.samples)
-        near = (caps >= fewest - 1) & (caps < most)
+        caps = self.caps_for(fewest, recompute=recompute)
+        near = (caps >= fewest - 1) & (caps < most) & ~self.tables.without_backward
         if not near.any():
             return caps
         return np.where(near & self._fits_all(caps + 1, recompute=recompute), caps + 1, caps)
@@ -380,6 +400,7 @@ class SizeTables:
         """The seconds of a message forward and of one backward, [first class, second class, layer after it].
 
         Over the best channel that the classes have between them; inf at the ends and where there is none.
+        Nothing goes back to layers before which nothing is trained.
         """
         classes, ends = self.tables.classes, self.tables.num_layers
         count = len(classes.members)
@@ -395,4 +416,6 @@ class SizeTables:
                     for table, link in ((forward_s, forward), (backward_s, backward)):
                         row = [link.transfer_s(size) for size in num_bytes]
                         table[first, second, 1:ends] = np.minimum(table[first, second, 1:ends], row)
+        until = self.tables.prices.first_trained + 1
+        backward_s[..., 1:until] = np.where(np.isfinite(forward_s[..., 1:until]), 0.0, np.inf)
         return forward_s, backward_s

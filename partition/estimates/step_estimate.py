@@ -63,12 +63,14 @@ class StepEstimate:
         ]
 
     def _apart_s(self, plan: Plan, timed: Timed) -> tuple[float, float]:
-        """Return (longest Z or busiest device, gradient sync of who has most of it); nothing overlaps."""
+        """Return (longest Z or busiest device, gradient sync after it of who has most of it)."""
         longest_s = max(
             pipeline.timing.bound_s(num_samples, [stage.in_flight for stage in entry.stages])
             for (pipeline, num_samples), entry in zip(timed, plan.pipelines, strict=True)
         )
-        return max(longest_s, *busy_s(timed).values()), self._sync.exposed_of_plan_s(plan)
+        pipelines = [pipeline for pipeline, _ in timed]
+        sync_s = self._sync.after_backwards_s(self._sync.spent_of_plan_s(plan), pipelines)
+        return max(longest_s, *busy_s(timed).values()), sync_s
 
     def _crossing_s(self, plan: Plan, timed: Timed) -> tuple[float, float]:
         """Return (the largest load of a device, and the way there and back; no sync after it).
@@ -88,7 +90,8 @@ class StepEstimate:
                 name = pipeline.stages[index].device.name
                 before_s[name] = min(ahead_s, before_s.get(name, ahead_s))
                 after_s[name] = min(behind_s, after_s.get(name, behind_s))
-                bound_s = max(bound_s, ahead_s + behind_s + count * round_trip_s / entry.in_flight(index))
+                flight = entry.in_flight(index) if index >= pipeline.timing.first_backward else count
+                bound_s = max(bound_s, ahead_s + behind_s + count * round_trip_s / flight)
                 there_s, back_s = forward_s + (link[0] + link[2]), backward_s + (link[1] + link[3])
                 ahead_s, behind_s = ahead_s + there_s, behind_s + back_s
                 round_trip_s -= there_s + back_s
@@ -120,7 +123,8 @@ class StepEstimate:
                 if one == other:
                     continue
                 num_bytes = prices.boundary_bytes(right.start, num_samples)
-                for route in (network.route(one, other), network.route(other, one)):
+                back = [network.route(other, one)] if prices.takes_gradient(right.start) else []
+                for route in (network.route(one, other), *back):
                     seconds = route.link.occupancy_s(num_bytes)
                     for resource in route.resources:
                         loads[resource] = loads.get(resource, 0.0) + seconds

@@ -15,7 +15,7 @@ from partition.estimates.closed_forms import (
 )
 from partition.estimates.extended_clock import ExtendedClock
 from partition.estimates.pipeline_clock import Seconds, one_f_one_b_s
-from partition.estimates.pipeline_costs import PipelineCosts
+from partition.estimates.pipeline_costs import MANY, PipelineCosts
 from partition.plan import Pipeline, Stage
 
 EXTRA_IN_FLIGHT = (0, 1, 2, 4, 8, 16)
@@ -69,6 +69,8 @@ class PipelineTiming:
     ) -> None:
         self.costs, self.stages, self._channels = costs, tuple(stages), tuple(channels)
         self.microbatch_size = microbatch_size
+        first_trained = costs.prices.first_trained
+        self.first_backward = sum(stage.stop <= first_trained for stage in stages)
         self._seconds: dict[int, Seconds] = {}
         self.full = self.seconds(microbatch_size)
         self.busy_s, self.round_trips_s = self.full.busy_s, self.full.round_trips_s
@@ -119,6 +121,14 @@ class PipelineTiming:
         """Return whether memory takes a microbatch if each device serves one stage."""
         return min(self.caps) >= 1
 
+    def room(self, limit: int) -> int:
+        """Return the most samples, at most `limit`, whose outputs memory takes where all are in flight."""
+        return min(limit, min(self.caps[: self.first_backward], default=MANY) * self.microbatch_size)
+
+    def _behind(self, num_microbatches: int, in_flight: Sequence[int]) -> tuple[int, ...]:
+        """Return in_flight of all stages, given those with a backward: before them are all microbatches."""
+        return (num_microbatches,) * self.first_backward + tuple(in_flight)
+
     @cached_property
     def optimizer_s(self) -> float:
         """Return the seconds of the longest optimizer step."""
@@ -130,6 +140,7 @@ class PipelineTiming:
         num_microbatches = -(-num_samples // self.microbatch_size)
         others = max(0, num_samples - self.microbatch_size)
         messages = zip(self._channels, self.stages[1:], strict=True)
+        in_flight = self._behind(num_microbatches, in_flight[self.first_backward :])
         return makespan_bound_s(
             self.busy_s,
             self.round_trips_s,
@@ -142,32 +153,38 @@ class PipelineTiming:
     def most_in_flight(self, num_microbatches: int) -> tuple[int, ...]:
         """Return the in_flight of all that fits."""
         caps = self._caps_of(num_microbatches)
-        return cap_in_flight(caps, caps)
+        return self._behind(num_microbatches, cap_in_flight(caps, caps))
 
     def needed_in_flight(self, num_microbatches: int) -> tuple[int, ...]:
         """Return the in_flight that the pipeline's own period needs, as far as memory allows it."""
-        return cap_in_flight(self._needed, self._caps_of(num_microbatches))
+        wanted = cap_in_flight(self._needed[self.first_backward :], self._caps_of(num_microbatches))
+        return self._behind(num_microbatches, wanted)
 
     def flights(self, num_microbatches: int) -> list[tuple[int, ...]]:
         """Return in_flight worth trying, within memory: what the period needs, a few more, all that fit."""
         caps = self._caps_of(num_microbatches)
-        tries = [self._spread(caps, extra) for extra in (*EXTRA_IN_FLIGHT, num_microbatches)]
+        tries = [
+            self._behind(num_microbatches, self._spread(caps, extra))
+            for extra in (*EXTRA_IN_FLIGHT, num_microbatches)
+        ]
         return list(dict.fromkeys([*tries, self.most_in_flight(num_microbatches)]))
 
     def _caps_of(self, num_microbatches: int) -> list[int]:
-        return [min(cap, num_microbatches) for cap in self.caps]
+        """Return the caps of the stages that have a backward."""
+        return [min(cap, num_microbatches) for cap in self.caps[self.first_backward :]]
 
     @cached_property
     def usual(self) -> tuple[int, ...]:
         """Return in_flight for any number of microbatches: what the period needs and more, within memory."""
-        return self._spread(self.caps, USUAL)
+        return self._behind(MANY, self._spread(self.caps[self.first_backward :], USUAL))
 
     @cached_property
     def _needed(self) -> tuple[int, ...]:
         return self.windows(self.period_s)
 
     def _spread(self, caps: Sequence[int], more: int) -> tuple[int, ...]:
-        return spread_in_flight([*self._needed[:-1], 1], [*caps[:-1], 1], more)
+        needed = self._needed[self.first_backward :]
+        return spread_in_flight([*needed[:-1], 1], [*caps[:-1], 1], more)
 
     def best_flights(self, num_samples: int) -> tuple[int, ...]:
         """Return the in_flight with which these samples take least time."""
@@ -180,7 +197,7 @@ class PipelineTiming:
         rest = num_samples - (num_microbatches - 1) * self.microbatch_size
         last = None if rest == self.microbatch_size else self.seconds(rest)
         if num_microbatches > MOST_EXACT:
-            return self.usual
+            return self._behind(num_microbatches, self.usual[self.first_backward :])
         return min(
             self.flights(num_microbatches),
             key=lambda flights: (one_f_one_b_s(self.full, flights, num_microbatches, last), flights),
@@ -219,6 +236,7 @@ class PipelineTiming:
         """Return the most samples, at most `limit`, that take no longer than a step of step_s seconds."""
         if not self.fits:
             return 0
+        limit = self.room(limit)
         whole = self.clock.most_whole(step_s)
         before = self.clock.whole_s(whole) if whole else self.optimizer_s
         share = (step_s - before) / max(self.clock.whole_s(whole + 1) - before, 1e-300)
@@ -234,7 +252,7 @@ class PipelineTiming:
         if not self.fits or self.clock.asked:
             return self.most(step_s, limit)
         whole = self.clock.no_more(step_s, limit)
-        return min(limit, (max(0, int(whole)) + 1) * self.microbatch_size - 1)
+        return min(self.room(limit), (max(0, int(whole)) + 1) * self.microbatch_size - 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,11 @@ class StageBytes:
         held = LayerBytes.of(profile)
         states = held.weights + held.trained * (1 + profile.optimizer_bytes_per_parameter_byte)
         fixed = states + working_table(profile, samples)
-        return cls(fixed.T, (held.saved + held.inputs + held.outputs).T, held.trained.T)
+        each = held.saved + held.inputs + held.outputs
+        until = profile.first_trained + 1  # no backward: see `SizeTables.caps`
+        fixed[:, :until] += samples * (held.saved + 2 * held.inputs)[:, :until]
+        each[:, :until] = held.outputs[:, :until]
+        return cls(fixed.T, each.T, held.trained.T)
 
 
 def _between(prefix: Sequence[float] | Floats) -> Floats:
@@ -130,6 +134,9 @@ class ChainProgramme:
             spare = device.usable_bytes - self._bytes.fixed
             whole = np.floor(np.maximum(spare, 0.0) / np.where(one > 0, one, np.inf))
             caps.append(np.where((self._num_microbatches * one <= spare) & (spare >= 0), np.inf, whole))
+        for cap in caps:  # without a backward all are in flight
+            until = self.costs.prices.first_trained + 1
+            cap[:until] = np.where(np.isinf(cap[:until]), np.inf, 0.0)
         return caps
 
     def _link(self, first: int, second: int) -> tuple[Floats, Floats, Floats]:

@@ -156,6 +156,7 @@ class CutOptimizer:
             beyond = np.maximum(makespan, place.wait_s)
             round_trip_s = place.pass_s + window[band.stop]
             needed = np.maximum(np.ceil(round_trip_s / period - 1e-6), 1.0)
+            needed[band.stop <= self.tables.prices.first_trained] = most
             value = np.maximum(place.total_s, place.pass_s + beyond[band.stop])
             value[np.minimum(needed, most) > band.caps] = np.inf
             pick = value.argmin(axis=1)

@@ -203,6 +203,8 @@ class _Explainer:
             if one == other or not self.step_s:
                 continue
             layer = pipeline.stages[max(source, destination)].start
+            if source > destination and not self.prices.takes_gradient(layer):
+                continue
             message_s = self.network.route(one, other).link.occupancy_s(
                 self.prices.boundary_bytes(layer, samples)
             )

@@ -175,7 +175,7 @@ class _Programme:
         self._rates = [
             np.stack([(1 / busy[unit]).sum(axis=0) for unit in self._classes]) for busy in self._busy_s
         ]
-        self._caps = [at.caps(recompute=recompute) for recompute in (False, True)]
+        self._caps = [at.caps_for(1, recompute=recompute) for recompute in (False, True)]
         self._choices = [self._choices_from(first) for first in range(len(units))]
         self._links = [self._link(unit) for unit in range(1, len(units))]
 

@@ -59,6 +59,9 @@ def parse(command: str) -> None:
     """Parse a command as the program would, without running it; files need not exist."""
     verb, *words = shlex.split(command.partition(" #")[0])[1:]
     assert verb in verbs(), f"no verb {verb!r}"
+    if "--run-file" in words:  # which gives what is needed
+        place = words.index("--run-file")
+        words[place : place + 2] = ["--model", "m", "--cluster", "c.toml"]
     verbs()[verb].make_context(verb, words)
 
 

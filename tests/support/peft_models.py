@@ -14,6 +14,7 @@ from hetpipe.models.adapters import task_spec
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.huggingface_folder import read_model_folder
 from hetpipe.runs.lora import LoraSettings
+from hetpipe.runs.quantization import load_in_suffix
 from hetpipe.runs.settings import Settings, TaskSettings
 
 TARGETS = {
@@ -53,11 +54,27 @@ def loaded_base(folder: Path, architecture: str) -> Any:
     return model_class(architecture).from_pretrained(folder)
 
 
-def loaded(folder: Path, architecture: str, adapter: Path) -> Any:
-    """What peft loads from a PEFT folder."""
+def quantized_base(folder: Path, architecture: str, load_in: str, **others: Any) -> Any:
+    """What transformers and bitsandbytes load from a folder, or have in it already."""
+    import transformers
+
+    config = transformers.BitsAndBytesConfig(
+        load_in_4bit=load_in == "4bit", load_in_8bit=load_in == "8bit",
+        **{"bnb_4bit_quant_type": "nf4", **others},
+    )  # fmt: skip
+    return model_class(architecture).from_pretrained(
+        folder, quantization_config=config, device_map="cpu", dtype=torch.float32
+    )
+
+
+def loaded(folder: Path, architecture: str, adapter: Path, base: Any = None) -> Any:
+    """What peft loads from a PEFT folder; base: where it is not the folder's."""
     import peft
 
-    return peft.PeftModel.from_pretrained(loaded_base(folder, architecture), str(adapter), is_trainable=True)
+    base = loaded_base(folder, architecture) if base is None else base
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that GPT-2's layers lie transposed
+        return peft.PeftModel.from_pretrained(base, str(adapter), is_trainable=True)
 
 
 def adapters_of(model: nn.Module) -> dict[str, Tensor]:
@@ -73,20 +90,22 @@ def settings_of(folder: Path, lora: LoraSettings, **others: Any) -> Settings:
     return Settings(model_folder=str(folder), lora=lora, **others)
 
 
-def name_of(folder: Path, lora: LoraSettings) -> str:
-    return read_model_folder(folder).name + lora.suffix
+def name_of(folder: Path, lora: LoraSettings, load_in: str | None = None) -> str:
+    return read_model_folder(folder).name + load_in_suffix(load_in) + lora.suffix
 
 
-def chain_of(folder: Path, lora: LoraSettings) -> ChainModel:
-    return ChainModel.from_spec(
-        task_spec(TaskSettings(name_of(folder, lora), run=settings_of(folder, lora, steps=1)))
-    )
+def chain_of(folder: Path, lora: LoraSettings, load_in: str | None = None) -> ChainModel:
+    settings = settings_of(folder, lora, steps=1, load_in=load_in)
+    return ChainModel.from_spec(task_spec(TaskSettings(name_of(folder, lora, load_in), run=settings)))
 
 
 def train_alone(
-    model: Any, task: TrainingTask, settings: Settings, batch: int, steps: Sequence[int]
+    model: Any, task: TrainingTask, settings: Settings, batch: int, steps: Sequence[int], microbatch: int = 0
 ) -> list[float]:
-    """The training of the settings by torch and peft alone, in place; gives the losses."""
+    """The training of the settings by torch and peft alone, in place; gives the losses.
+
+    microbatch: samples at once, 0 for all of a step.
+    """
     trained = [value for value in model.parameters() if value.requires_grad]
     optimizer = torch.optim.AdamW(
         trained, lr=0.0, betas=settings.betas, eps=settings.epsilon, weight_decay=settings.weight_decay
@@ -95,11 +114,16 @@ def train_alone(
     losses = []
     for step in steps:
         inputs, labels = task.batch(step * batch, batch)
-        loss = task.loss(model(**inputs).logits, labels) * task.term_weight(labels)
         optimizer.zero_grad()
-        loss.backward()
+        total = 0.0
+        for first in range(0, batch, microbatch or batch):
+            part = slice(first, first + (microbatch or batch))
+            logits = model(**{name: value[part] for name, value in inputs.items()}).logits
+            loss = task.loss(logits, labels[part]) * task.term_weight(labels)
+            loss.backward()
+            total += loss.item()
         torch.nn.utils.clip_grad_norm_(trained, settings.clip_norm)
         optimizer.param_groups[0]["lr"] = settings.learning_rate_at(step)
         optimizer.step()
-        losses.append(loss.item())
+        losses.append(total)
     return losses

@@ -59,6 +59,15 @@ def _kind(rng: random.Random, num_layers: int, optimizer: float) -> KindProfile:
     return KindProfile("measured", SIZES, layers, optimizer_s_per_byte=optimizer)
 
 
+def frozen_below(profile: ModelProfile, first_trained: int) -> ModelProfile:
+    """The profile of a model whose first layers are not trained."""
+    layers = (
+        replace(layer, unreached_bytes=layer.parameter_bytes) if index < first_trained else layer
+        for index, layer in enumerate(profile.layers)
+    )
+    return replace(profile, layers=tuple(layers))
+
+
 def random_cluster(rng: random.Random, num_devices: int, memory_bytes: float, kinds: int = 2) -> Cluster:
     """Devices on one or two nodes, some of them equal; memory about as given."""
     split = rng.randint(1, num_devices)

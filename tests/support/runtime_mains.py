@@ -10,15 +10,16 @@ from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
+from torch import Tensor
 
 from cost_model.cluster import CPU, Cluster, Device, Link, Node
 from cost_model.collectives import Collective
 from cost_model.network import Network
 from hetpipe.program.gradient_buckets import summed_by
-from hetpipe.program.instructions import Norm, Sync
+from hetpipe.program.instructions import Compute, Norm, Schedule, Sync
+from hetpipe.program.lowering import lower_as
 from hetpipe.runtime.byte_counter import ByteCounter
 from hetpipe.runtime.rank_setup import slices
-from hetpipe.simulation.schedule_selection import lower
 from hetpipe.training.meeting import gather, text_of_first
 from partition.plan import Pipeline, Plan, Stage
 from random_cases import Case, batch_of, profile_of
@@ -27,14 +28,19 @@ from stress_ranks import OneProcess, Rank, compare, executor_of
 Emit = Callable[[dict[str, Any]], None]
 
 
-def case_of(model: str, *pipelines: Pipeline, collective: Collective = Collective.RING) -> Case:
-    """The plan of these pipelines over devices n/0 to n/3."""
+def case_of(
+    model: str,
+    *pipelines: Pipeline,
+    collective: Collective = Collective.RING,
+    most_bytes: float | None = None,
+) -> Case:
+    """The plan of these pipelines over devices n/0 to n/3. most_bytes: of a bucket."""
     total = sum(pipeline.num_samples for pipeline in pipelines)
     plan = Plan("manual", model, total, pipelines)
     profile = profile_of(random.Random(0), model)
     devices = tuple(Device(f"n/{index}", "nm"[index % 2], CPU, 1e12) for index in range(4))
     cluster = Cluster("four", Link(0.0, 1e9), (Node("n", devices[::2]), Node("m", devices[1::2])))
-    program = lower(plan, profile, cluster)
+    program = lower_as(plan, profile, cluster, Schedule.ONE_F_ONE_B, most_bytes=most_bytes)
     buckets = tuple(summed_by(bucket, collective, plan, Network(cluster)) for bucket in program.buckets)
     return Case("by hand", replace(program, buckets=buckets), profile, cluster, (8,))
 
@@ -127,6 +133,32 @@ def peak_bytes(cases: Sequence[Case], *, rank: int, emit: Emit) -> None:
             )
         emit({"event": "peak", "case": index, "rank": rank, "bytes": counter.peak_bytes - before})
         runner.executor.close()
+
+
+def inner_starts(case: Case, *, rank: int, emit: Emit) -> None:
+    """In which backward each sum of two steps begins, if inside one; how far gradients are from one process's."""
+    runner = Rank.open(case, rank)
+    one = OneProcess(case.model) if rank == 0 else None
+    stages, sync = runner.executor._stages, runner.executor._sync
+    running: list[Compute] = []
+    starts: list[tuple[int, str]] = []
+    backward, start = stages.backward, sync.start
+
+    def watched_backward(compute: Compute, gradients: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        running.append(compute)
+        try:
+            return backward(compute, gradients)
+        finally:
+            running.pop()
+
+    def watched_start(bucket: int) -> None:
+        starts.append((bucket, str(running[-1]) if running else ""))
+        start(bucket)
+
+    stages.backward, sync.start = watched_backward, watched_start
+    worst = max(compare(runner, one, step, 8, 0.0, 1e30) for step in range(2))
+    runner.executor.close()
+    emit({"event": "starts", "rank": rank, "starts": starts, "worst": worst})
 
 
 def summed_gradients(case: Case, *, rank: int, emit: Emit) -> None:

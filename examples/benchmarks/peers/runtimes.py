@@ -130,7 +130,7 @@ class Common:
             return 0.0 if message is None else board.due_s(message)
 
         def ended(op: Pass, call: int, end_s: float) -> None:
-            if outgoing(Compute(op, 0, rank, call), num_stages) is not None:
+            if outgoing(Compute(op, 0, rank, call), num_stages, 0) is not None:
                 board.send(Transfer(Direction.SEND, op, 0, rank, call), end_s)
 
         return SlowedModule(module, pace, nominal_s, ready_s=ready_s, ended=ended)

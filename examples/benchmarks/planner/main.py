@@ -129,7 +129,8 @@ def chosen(search: PipelineSearch, found: Sequence[PipelineSet]) -> list[Plan]:
 
 def clock_s(plan: Plan, problem: Problem) -> float:
     """About `without_sync_s`, sooner."""
-    return step_times(ProgramCosts(Program(plan, (), ()), problem.profile, problem.cluster)).step_s
+    program = Program(plan, (), (), first_trained=problem.profile.first_trained)
+    return step_times(ProgramCosts(program, problem.profile, problem.cluster)).step_s
 
 
 def without_sync_s(plan: Plan, problem: Problem) -> float:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cost_model.cluster import CPU, Cluster, Device, Link, Node
+from cost_model.collective_choice import BUCKET_BYTES
 from cost_model.collectives import Collective
 from cost_model.errors import InputError
 from cost_model.network import Network
@@ -21,8 +22,8 @@ from hetpipe.models.huggingface import model_spec
 from hetpipe.models.loss import Loss, loss_sum
 from hetpipe.program.gradient_buckets import summed_by
 from hetpipe.program.instructions import Bucket, Program, Schedule
+from hetpipe.program.lowering import lower_as
 from hetpipe.program.verification import verify
-from hetpipe.simulation.schedule_selection import lower
 from partition.plan import Pipeline, Plan, Stage
 
 MODELS = ("gpt2-tiny", "bert-tiny", "pairs")
@@ -67,7 +68,8 @@ def random_case(seed: int, num_ranks: int, *, over_nodes: bool = False) -> Case:
     )
     cluster = Cluster("random", Link(rng.choice([0.0, 1e-3]), rng.choice([1e5, 1e9])), nodes)
     plan = _with_segments(random.Random(f"{seed} {num_ranks} segments"), _plan(rng, model, num_ranks))
-    program = _lowered(rng, plan, profile, cluster)
+    most_bytes = random.Random(f"{seed} {num_ranks} buckets").choice([1.0, 20.0, BUCKET_BYTES])
+    program = _lowered(rng, plan, profile, cluster, most_bytes)
     ways, network = list(Collective) + 9 * [Collective.HIERARCHICAL] * over_nodes, Network(cluster)
 
     def summed(bucket: Bucket) -> Bucket:
@@ -84,13 +86,15 @@ def random_case(seed: int, num_ranks: int, *, over_nodes: bool = False) -> Case:
     return Case(name, program, profile, cluster, rng.choice(SEQUENCE_LENGTHS))
 
 
-def _lowered(rng: random.Random, plan: Plan, profile: ModelProfile, cluster: Cluster) -> Program:
-    """Under one of the schedules that are for the plan; 1F1B always is."""
+def _lowered(
+    rng: random.Random, plan: Plan, profile: ModelProfile, cluster: Cluster, most_bytes: float
+) -> Program:
+    """Under one of the schedules that are for the plan; 1F1B always is. most_bytes: of a bucket."""
     for schedule in (Schedule.INTERLEAVED, Schedule.GPIPE, Schedule.LIST):
         if rng.random() < 0.4:
             with suppress(InputError):
-                return lower(plan, profile, cluster, schedule)
-    return lower(plan, profile, cluster, Schedule.ONE_F_ONE_B)
+                return lower_as(plan, profile, cluster, schedule, most_bytes=most_bytes)
+    return lower_as(plan, profile, cluster, Schedule.ONE_F_ONE_B, most_bytes=most_bytes)
 
 
 def _plan(rng: random.Random, model: str, num_ranks: int) -> Plan:

@@ -17,7 +17,9 @@ from cost_model.collectives import Collective
 from hetpipe.models.keyed_dropout import KeyedDropout
 from hetpipe.models.partial_model import LayerModel
 from hetpipe.program.costs import ProgramCosts
+from hetpipe.program.gradient_buckets import gradient_buckets
 from hetpipe.program.instructions import Schedule
+from hetpipe.program.sync_starts import inner_syncs
 from hetpipe.runtime.executor import Executor, StepOutcome
 from hetpipe.runtime.gradient_sync import GradientSync, counted_names
 from hetpipe.runtime.host_staging import Staging
@@ -223,6 +225,10 @@ def features(case: Case) -> dict[str, bool]:
         "recompute by segments": any(stage.recompute and len(stage.segments) > 1 for stage in stages),
         "states sharded": any(bucket.state_owner is not None for bucket in program.buckets),
         "copied through the host": any(on_gpu) and not all(on_gpu),
+        "sums begin inside a backward": any(
+            inner_syncs(program, rank) for rank in range(len(program.ranks))
+        ),
+        "sums cut": len(program.buckets) > len(gradient_buckets(plan, case.profile)),
         "tied over ranks": any(bucket.tied for bucket in program.buckets),
         **{str(name): name in collectives for name in Collective},
         "over nodes, one with several": any(

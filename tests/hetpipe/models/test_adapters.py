@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from cost_model.errors import InputError
-from hetpipe.models.adapters import adapted_layers, base_name, is_adapter, merged_weights, with_adapters
+from hetpipe.models.adapters import (
+    adapted_layers,
+    base_name,
+    is_adapter,
+    merged_weights,
+    with_adapters,
+    with_named_targets,
+)
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.huggingface import model_spec
 from hetpipe.models.split_check import check_split
@@ -101,3 +108,20 @@ def test_a_target_that_is_none_is_refused(name, target, reason):
         with_adapters(model_spec(name), parse_lora(f"r=2,targets={target}"))
     assert reason in str(caught.value) and "\n" not in str(caught.value)
     with_adapters(model_spec("llama-tiny"), parse_lora("r=2,targets=self_attn.q_proj"))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_all_linear_are_the_layers_that_peft_takes_for_it(name):
+    peft = pytest.importorskip("peft")
+    spec = model_spec(name)
+    settings = parse_lora("r=2,targets=all-linear")
+    with torch.device("meta"):
+        ours = with_adapters(spec, with_named_targets(spec, settings)).build()
+        theirs = peft.get_peft_model(
+            spec.build(),
+            peft.LoraConfig(r=2, target_modules="all-linear", fan_in_fan_out=name == "gpt2-tiny"),
+        )
+    expected = {layer.removeprefix("base_model.model.") for layer in adapted_layers(theirs)}
+    assert set(adapted_layers(ours)) == expected
+    with pytest.raises(InputError, match=r"'all-linear' is all there are"):
+        with_named_targets(spec, parse_lora("r=2,targets=all-linear,query"))

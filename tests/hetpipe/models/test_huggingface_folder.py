@@ -221,7 +221,14 @@ WRONG = [
         "architecture 'T5Model' is not supported",
     ),
     (lambda folder: edit_config(folder, architectures=None), "architecture None is not supported"),
-    (lambda folder: edit_config(folder, quantization_config={"bits": 4}), "the weights are quantized"),
+    (
+        lambda folder: edit_config(folder, quantization_config={"quant_method": "gptq", "bits": 4}),
+        "quant_method 'gptq', and weights in 4 or 8 bits are taken by bitsandbytes alone",
+    ),
+    (
+        lambda folder: edit_config(folder, quantization_config={"load_in_4bit": True}),
+        "weights in 4 bits cannot be trained, only adapters beside them",
+    ),
     (
         lambda folder: (folder / "model.safetensors").rename(folder / "weights.safetensors"),
         "weights.safetensors: weights are read from model.safetensors (or by model.safetensors.index.json)",

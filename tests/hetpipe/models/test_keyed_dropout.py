@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.functional import dropout as imported_by_name
 
 from cost_model.errors import InputError
 from hetpipe.models.chain import ChainModel
@@ -78,6 +79,7 @@ def test_nothing_is_dropped_in_evaluation_or_outside_of_layers():
 
 def test_dropout_that_cannot_be_keyed_is_refused():
     x = torch.ones(2, 3, 4, 4)
+    attention = nn.MultiheadAttention(4, 1, dropout=0.1)
     with KeyedDropout(seed=0) as dropout:
         dropout.at(0, (0, 1))
         dropout.enter_layer(1)
@@ -87,9 +89,78 @@ def test_dropout_that_cannot_be_keyed_is_refused():
         with pytest.raises(InputError, match="alpha_dropout"):
             nn.AlphaDropout(0.1)(x)
         with pytest.raises(InputError, match="multi_head_attention_forward"):
-            nn.MultiheadAttention(4, 1, dropout=0.1)(x[0], x[0], x[0])
+            attention(x[0], x[0], x[0])
         with pytest.raises(InputError, match="not made of the 2 samples"):
             F.dropout(torch.ones(3, 4))
+
+
+@pytest.mark.parametrize(
+    "random",
+    [
+        torch.randn_like,
+        F.gumbel_softmax,
+        lambda x: x * torch.empty_like(x).bernoulli_(),
+        lambda x: F.rrelu(x, training=True),
+    ],
+)
+def test_other_random_numbers_are_refused_with_the_name_of_the_layer(random):
+    x = torch.ones(2, 4)
+    with (
+        pytest.raises(InputError, match=r"layer 3 draws random numbers other than by"),
+        KeyedDropout(0) as dropout,
+    ):
+        dropout.at(0, (0, 1), range(5))
+        for layer in range(5):
+            dropout.enter_layer(layer)
+            x = random(x) if layer == 3 else F.dropout(x)
+
+
+def test_dropout_between_the_layers_of_an_lstm_is_refused():
+    lstm = nn.LSTM(3, 3, num_layers=2, dropout=0.5)
+    with pytest.raises(InputError, match="layer 1 draws random numbers"), KeyedDropout(0) as dropout:
+        dropout.at(0, (0, 1))
+        dropout.enter_layer(1)
+        lstm(torch.ones(2, 5, 3))
+
+
+def test_calls_of_torch_are_watched_in_the_first_forward_alone():
+    seen, dropout, x = [], KeyedDropout(0), torch.ones(2, 64)
+
+    def step(number, drop, **options):
+        dropout.at(number, (0, 1), range(2))
+        with dropout:
+            for layer in range(2):
+                dropout.enter_layer(layer)
+                seen.append(len(torch.overrides._get_current_function_mode_stack()))
+                found = drop(x, **options)
+        return found
+
+    step(0, nn.Dropout(0.0))
+    step(1, nn.Dropout(0.3))
+    assert torch.equal(step(2, nn.Dropout(0.5)), draw(x, samples=(0, 1), step=2))
+    assert seen == [1, 1, 0, 0, 0, 0]
+    with pytest.raises(InputError, match="drew none in its first forward"):
+        step(3, torch.nn.functional.alpha_dropout, training=True)
+
+
+def test_dropout_that_was_imported_by_name_is_keyed_too():
+    dropout, x = KeyedDropout(0), torch.ones(2, 64)
+    for training in (False, True, True):
+        dropout.at(0, (0, 1), (1,))
+        with dropout:
+            dropout.enter_layer(1)
+            found = imported_by_name(x, 0.5, training)
+        assert torch.equal(found, draw(x, samples=(0, 1)) if training else x)
+    assert F.dropout is imported_by_name
+
+
+def test_dropout_in_place_is_the_same_dropout():
+    x = torch.ones(2, 8)
+    with KeyedDropout(0) as dropout:
+        dropout.at(0, (0, 1))
+        dropout.enter_layer(1)
+        assert F.dropout(x, 0.5, inplace=True) is x
+    assert torch.equal(x, draw(torch.ones(2, 8), samples=(0, 1)))
 
 
 def test_model_with_dropout_gives_the_same_logits_for_every_microbatch_size(bert_tiny):

@@ -13,7 +13,7 @@ import gpu_mains
 from hetpipe.program.instructions import Direction, Pass, Transfer
 from hetpipe.runtime import cuda_events
 from hetpipe.runtime.cuda_events import GpuPace, wait_for_gpu
-from hetpipe.runtime.peer_errors import PeerError
+from hetpipe.runtime.peer_errors import PeerError, PeerTimeout
 from hetpipe.runtime.processes import RankGroup, run_ranks
 from hetpipe.runtime.transport import DistributedTransport, TensorShape
 from hetpipe.simulation.schedule_selection import lower
@@ -64,6 +64,7 @@ def test_times_are_those_of_the_gpu_and_the_host_waits_once():
             spans.append((begin, pace.end(begin, 0.1)))
             stream.now_s += 1.0
         after = pace.wait(0.0)
+        pace.finish()
         settled = pace.settle()
         assert settled.keys() >= {after, *spans[0], *spans[1]} and len(settled) == 6
         found = [(settled[begin] - start_s, settled[end] - start_s) for begin, end in spans]
@@ -220,3 +221,37 @@ def test_a_step_on_the_clock_of_events_is_told_as_it_was():
         computed = [end - begin for _, computes, begin, end in spans if computes]
         assert event["busy_s"] == pytest.approx(sum(computed))
         assert sum(end > begin for name, _, begin, end in spans if name.startswith("SYNC")) > 0
+
+
+def test_running_out_of_memory_is_not_called_waiting_for_a_peer():
+    program = lower(chain_plan("bert-tiny", [0, 4, 8], 1, 1), made_up_profile("bert-tiny"))
+    send = Transfer(Direction.SEND, Pass.FORWARD, 0, 0, 0)
+    with pytest.raises(torch.OutOfMemoryError, match=r"^no room$"), PeerTimeout(program, 0, send, (1,), 0.0):
+        raise torch.OutOfMemoryError("no room")
+    with (
+        pytest.raises(PeerError, match=r"rank 0 .* waited at .* for rank 1"),
+        PeerTimeout(program, 0, send, (1,), 0.0),
+    ):
+        raise RuntimeError("gone")
+
+
+def test_the_step_ends_before_the_times_of_its_events_are_read(monkeypatch):
+    order = []
+
+    class Timed:
+        def record(self) -> None: ...
+
+        def synchronize(self) -> None:
+            order.append("done")
+
+        def elapsed_time(self, end_event: Any) -> float:
+            order.append("read")
+            return 1.0
+
+    pace = GpuPace(Timed)
+    pace.start_step(time.monotonic())
+    pace.end(pace.begin(0.0), 0.1)
+    pace.finish()
+    assert order == ["done"]
+    pace.settle()
+    assert order == ["done", "read", "read", "read"]

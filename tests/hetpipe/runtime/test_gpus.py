@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from cost_model.cluster import Device
 from cost_model.cluster_file import read_cluster
@@ -15,6 +16,8 @@ from hetpipe.profiling import profile_cache
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings, TaskSettings
 from hetpipe.runtime import gpus
+from hetpipe.runtime.host_staging import BACKEND
+from hetpipe.runtime.processes import open_default_group
 from hetpipe.training.rank_results import RankSummary, SharedParameter, owners_agree
 from hetpipe.training.run import train
 from runs import chain_plan, cluster_file, made_up_profile
@@ -162,6 +165,22 @@ def test_kernels_are_loaded_at_the_start_where_others_send_meanwhile(monkeypatch
     gpus.cuda_gpus()
     assert os.environ.get("CUDA_MODULE_LOADING") == after
     assert os.environ.get("NCCL_RUNTIME_CONNECT") == ("0" if after else None)
+
+
+def test_kernels_are_to_be_loaded_before_a_group_counts_the_gpus(monkeypatch):
+    """NCCL's group does when it is made, and the driver reads the variable then."""
+    found = []
+
+    def joined(backend, **_):
+        found.append((backend, os.environ.get("CUDA_MODULE_LOADING"), os.environ.get("NCCL_RUNTIME_CONNECT")))
+
+    monkeypatch.setattr(dist, "init_process_group", joined)
+    for backend in ("gloo", BACKEND):
+        for name in ("CUDA_MODULE_LOADING", "NCCL_RUNTIME_CONNECT"):
+            monkeypatch.setenv(name, "")
+            monkeypatch.delenv(name)
+        open_default_group(backend, dist.HashStore(), 0, 2, 60.0)
+    assert found == [("gloo", None, None), (BACKEND, "EAGER", "0")]
 
 
 def shared(on_gpu: bool, *values: float, others: tuple[float, ...] = ()) -> RankSummary:

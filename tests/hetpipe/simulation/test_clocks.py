@@ -33,7 +33,7 @@ def test_the_fast_simulator_finds_the_times_of_the_simulator_to_the_last_bit(see
             compare_fast(case)
             counted.update(case.features)
     enough(counted, 12, "smaller last microbatch", "no latency", "tied weights", "measured links")
-    enough(counted, 6, "measured all-reduces", "pipelines on one card")
+    enough(counted, 6, "measured all-reduces", "pipelines on one card", "no backward below")
     enough(counted, 2, "sums inside nodes first")
 
 
@@ -74,6 +74,7 @@ def test_an_order_made_by_the_list_scheduler_lasts_as_long_as_it_says(seeds: ran
         "measured links",
         "pipelines on one card",
     )
+    enough(counted, 5, "no backward below")
 
 
 def compare_pipeline(case: Case, index: int) -> tuple[float, float]:
@@ -83,7 +84,7 @@ def compare_pipeline(case: Case, index: int) -> tuple[float, float]:
     rest = pipeline.microbatch_samples(count - 1)
     planned_s = one_f_one_b_s(
         case.seconds(pipeline, pipeline.microbatch_size),
-        [pipeline.in_flight(stage) for stage in range(len(pipeline.stages))],
+        [case.program.plan.pipelines[index].in_flight(stage) for stage in range(len(pipeline.stages))],
         count,
         None if rest == pipeline.microbatch_size else case.seconds(pipeline, rest),
     )
@@ -117,6 +118,7 @@ def test_the_planners_clock_is_the_simulator_for_a_pipeline_alone_and_never_abov
                 assert least_s <= planned_s * SLACK, case.seed
                 counted["above its closed form"] += 1
     enough(counted, 20, "1 stages alone", "2 stages alone", "smaller last microbatch", "no latency")
+    enough(counted, 5, "no backward below")
     enough(counted, 10, "3 stages alone", "measured links", "delayed by others", "above its closed form")
 
 
@@ -135,6 +137,7 @@ def test_no_step_is_below_its_bounds(seeds: range):
         assert trace.makespan_s == max(ends)
         counted.update(case.features)
     enough(counted, 20, "shared devices", "sharded states", "tied weights", "measured links", "no latency")
+    enough(counted, 10, "no backward below")
 
 
 def test_the_code_cites_rules_that_are_on_the_page():

@@ -11,7 +11,7 @@ from cost_model.collectives import Collective
 from cost_model.network import Network
 from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
 from hetpipe.program.costs import ProgramCosts
-from hetpipe.program.gradient_buckets import gradient_buckets, summed_by
+from hetpipe.program.gradient_buckets import gradient_buckets, summed_by, with_collectives
 from hetpipe.program.instructions import Program
 from hetpipe.simulation.fast_simulator import has_clock, step_times
 from hetpipe.simulation.prediction import evaluator
@@ -139,16 +139,19 @@ def check_thirty(seed: int) -> Counter[str]:
     return check_cards(seed, 30)
 
 
-def two_nodes(megabytes: float) -> Problem:
-    """Return a layer of F 1 s and B 1 s a sample on two nodes of two devices, 1 MB/s between; batch 8."""
-    layer = LayerProfile("only", megabytes * 1e6, 0.0, 1.0)
-    kinds = {"kind": KindProfile("measured", (1,), (LayerTimes((1.0,), (1.0,)),))}
-    profile = ModelProfile("one layer", 8, "float32", (layer,), kinds)
+def two_nodes(megabytes: float, num_layers: int = 1, bytes_per_s: float = 1e6) -> Problem:
+    """Return a model of F 1 s and B 1 s a sample on two nodes of two devices, 1 MB/s between; batch 8."""
+    layers = tuple(
+        LayerProfile(f"layer {at}", megabytes * 1e6 / num_layers, 0.0, 1.0) for at in range(num_layers)
+    )
+    times = LayerTimes((1 / num_layers,), (1 / num_layers,))
+    kinds = {"kind": KindProfile("measured", (1,), (times,) * num_layers)}
+    profile = ModelProfile("one layer", 8, "float32", layers, kinds)
     nodes = tuple(
         Node(name, tuple(Device(f"{name}/{index}", name, "kind", 1e9) for index in range(2)), Link(0.0, 1e12))
         for name in "ab"
     )
-    return Problem(profile, Cluster("two nodes", Link(0.0, 1e6), nodes), 8, (1,))
+    return Problem(profile, Cluster("two nodes", Link(0.0, bytes_per_s), nodes), 8, (1,))
 
 
 @pytest.mark.parametrize(
@@ -171,6 +174,47 @@ def test_sums_between_two_nodes_by_hand(megabytes, expected_s, devices):
     old_s, new_s = bounds_s(problem, 20.0)
     assert old_s == pytest.approx(4.0, rel=1e-3)
     assert new_s == pytest.approx(expected_s, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("megabytes", "expected_s"),
+    [
+        # of 4 s the last is one of backwards, of four layers; 150 MB pass each card in 1.5 s. After each layer's
+        # backward a quarter of it is there: the first sum begins 0.75 s before the end, the last is over 0.75 s
+        # after it
+        (1.5, 4.75),
+        # each sum takes less than the next layer's backward: only the last one comes after it, for 0.2 s
+        (0.8, 4.2),
+    ],
+)
+def test_sums_that_begin_inside_the_last_backward_by_hand(megabytes, expected_s):
+    problem = two_nodes(100 * megabytes, 4, 1e8)
+    network = Network(problem.cluster)
+    names = [device.name for device in problem.cluster.devices]
+    plan = Plan(
+        "manual", "one layer", 8, tuple(Pipeline(1, 2, (Stage((name,), (0, 4), 1),)) for name in names)
+    )
+    buckets = with_collectives(plan, gradient_buckets(plan, problem.profile), problem.profile, network, 1.0)
+    assert [bucket.layers for bucket in buckets] == [(3,), (2,), (1,), (0,)]
+    costs = ProgramCosts(Program(plan, buckets, ()), problem.profile, problem.cluster, network)
+    assert step_times(costs).step_s == pytest.approx(expected_s, rel=1e-3)
+    assert bounds_s(problem, 20.0)[1] == pytest.approx(expected_s, rel=1e-3)
+
+
+def test_no_plan_of_small_buckets_beats_the_bound_with_sums() -> None:
+    inside = 0
+    for seed in range(20):
+        rng, problem = random.Random(seed), sync_case(seed)
+        profile, cluster = problem.profile, problem.cluster
+        network = Network(cluster, profile.links, profile.all_reduces)
+        steps = []
+        for plan in (plan for plan in (random_plan(rng, problem) for _ in range(12)) if has_clock(plan)):
+            whole = gradient_buckets(plan, profile)
+            cut = with_collectives(plan, whole, profile, network, 1.0)
+            steps.append(step_times(ProgramCosts(Program(plan, cut, ()), profile, cluster, network)).step_s)
+            inside += len(cut) > len(whole)
+        assert max(bounds_s(problem, min(steps))) <= min(steps) * SLACK, seed
+    assert inside >= 20
 
 
 def test_the_printed_bound_says_whether_sums_are_counted():

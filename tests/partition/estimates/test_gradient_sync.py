@@ -49,7 +49,7 @@ def test_tied_weights_are_summed_over_the_owners_of_both_layers(
     sums = SyncCosts(PipelineCosts(Problem(small_profile(), cluster, 1, (1,))))
     plan = plan_of(stages)
     assert sums.of_plan_s(plan) == pytest.approx(expected)
-    assert sums.exposed_of_plan_s(plan) == pytest.approx(max(expected.values(), default=0.0))
+    assert sums.spent_of_plan_s(plan) == pytest.approx(max(expected.values(), default=0.0))
 
 
 @pytest.mark.parametrize("count", [2, 3])
@@ -64,7 +64,7 @@ def test_sums_that_go_inside_nodes_first_by_hand(count: int):
     sums, names = SyncCosts(PipelineCosts(problem)), [device.name for device in problem.cluster.devices]
     plan = plan_of(*([(name, (0, 2))] for name in names))
     expected = 2 + 2 * (count - 1) * 12 / count
-    assert sums.exposed_of_plan_s(plan) == pytest.approx(expected)
+    assert sums.spent_of_plan_s(plan) == pytest.approx(expected)
     assert sums.of_plan_s(plan) == pytest.approx(dict.fromkeys(names, expected))
     assert sums.ring_s(12.0, names) > expected  # of the norm, which all share, in a ring
 
@@ -82,9 +82,9 @@ def test_sums_inside_nodes_that_say_how_long_they_take_by_hand(count: int):
     sums = SyncCosts(PipelineCosts(problem))
     plan = plan_of(*([(device.name, (0, 2))] for device in problem.cluster.devices))
     expected = 0.03 + 2 * (count - 1) * 12 / count + 0.03  # a ring of all: 2 (2n - 1) rounds of 12 / 2n s
-    assert sums.exposed_of_plan_s(plan) == pytest.approx(expected)
+    assert sums.spent_of_plan_s(plan) == pytest.approx(expected)
     inside = plan_of(*([(device.name, (0, 2))] for device in nodes[0].devices))
-    assert sums.exposed_of_plan_s(inside) == pytest.approx(0.03)
+    assert sums.spent_of_plan_s(inside) == pytest.approx(0.03)
     assert sums.of_plan_s(inside) == pytest.approx(dict.fromkeys(("n0/0", "n0/1"), 0.03))
 
 
@@ -108,4 +108,4 @@ def test_a_card_carries_all_rounds_of_the_rings_of_its_devices(nodes: str):
         for index, num_bytes in ((0, 8), (1, 4))
     }
     assert SyncCosts(costs).of_plan_s(plan) == pytest.approx(each)
-    assert SyncCosts(costs).exposed_of_plan_s(plan) == pytest.approx(rounds * (8 + 4) / count)
+    assert SyncCosts(costs).spent_of_plan_s(plan) == pytest.approx(rounds * (8 + 4) / count)

@@ -1,0 +1,92 @@
+"""The weights that the owned layers of a model begin with: of a folder, drawn by its own rule, or given."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from hetpipe.models.adapter_folder import AdapterFolder
+from hetpipe.models.block_structure import ParameterInfo
+from hetpipe.models.initialization import initialise_by_module
+from hetpipe.models.placement import replace_parameters
+from hetpipe.models.pretrained_weights import FolderWeights
+from hetpipe.models.quantized_weights import QuantizedParameter, from_parts, quantized
+
+
+def begin_weights(
+    model: nn.Module,
+    names: Mapping[nn.Parameter, str],
+    infos: Mapping[str, ParameterInfo],
+    kept: Mapping[str, torch.dtype],
+    seed: int,
+    *,
+    weights: FolderWeights | None,
+    adapter: AdapterFolder | None,
+) -> dict[nn.Parameter, str]:
+    """Give the owned parameters their values on the CPU; return the names of all, new ones among them.
+
+    Matrices that are held in 4 or 8 bits are read and quantized one after the other.
+
+    names: of the model's parameters, without storage. infos: of the owned ones. kept: dtypes of those that
+    are read. weights: of a folder, adapter: of a PEFT folder; None for none.
+    """
+    packings = {name: info.packing for name, info in infos.items() if info.packing is not None}
+    read = set() if weights is None else weights.places.keys() & packings.keys()
+
+    def allocated(name: str, old: nn.Parameter) -> nn.Parameter:
+        here = name in infos and name not in read
+        return nn.Parameter(torch.empty(old.shape), old.requires_grad) if here else old
+
+    names = replace_parameters(model, names, allocated)
+    stored = {} if weights is None else weights.load(infos.keys() - packings.keys(), kept)
+    stored |= {} if adapter is None else adapter.load(infos)
+    initialise_by_module(model, names, infos.keys() - stored.keys() - read, seed)
+    for parameter, name in names.items():
+        if name in stored:
+            parameter.data = stored[name]
+
+    def packed(name: str, old: nn.Parameter) -> nn.Parameter:
+        if name not in packings:
+            return old
+        if weights is not None and name in read:
+            return QuantizedParameter(weights.load_quantized(name, packings[name]))
+        return QuantizedParameter(quantized(old, packings[name]))
+
+    return replace_parameters(model, names, packed)
+
+
+def take_weights(
+    model: nn.Module,
+    names: Mapping[nn.Parameter, str],
+    infos: Mapping[str, ParameterInfo],
+    weights: Path | Mapping[str, Tensor],
+) -> dict[nn.Parameter, str]:
+    """Fill the owned parameters with weights, by name in memory or in a safetensors file, as `parts_of` says.
+
+    Returns the names of all parameters, new ones among them.
+    """
+    plain = {name for name, info in infos.items() if info.packing is None}
+    packings = {name: info.packing for name, info in infos.items() if info.packing is not None}
+    held: dict[str, Tensor] = {}
+    if isinstance(weights, Path):
+        with safe_open(weights, framework="pt") as file:
+            keys = file.keys()
+            found: Mapping[str, Tensor] = {name: file.get_tensor(name) for name in plain}
+            for name, packing in packings.items():
+                shape = infos[name].shape
+                held[name] = QuantizedParameter(from_parts(name, keys, file.get_tensor, packing, shape))
+    else:
+        found, held = weights, {name: weights[name] for name in packings}
+    with torch.no_grad():
+        for parameter, name in names.items():
+            if name in plain:
+                parameter.copy_(found[name])
+
+    def quantized_or_old(name: str, old: nn.Parameter) -> nn.Parameter:
+        new = held.get(name, old)
+        assert isinstance(new, nn.Parameter)
+        return new
+
+    return replace_parameters(model, names, quantized_or_old)

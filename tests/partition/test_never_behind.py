@@ -1,0 +1,54 @@
+"""`auto` against every plan of small problems, and against what it answers itself where wishes are given."""
+
+import pytest
+
+from every_plan import least_step_below, small_problem_with_sync
+from parallel import on_all_cores
+from wish_cases import forced_steps, step_s, wish_case
+
+
+def behind_every_plan(seed: int) -> float | None:
+    """How far the plan of `auto` is behind the best of two pipelines at most, relative; None: none fits."""
+    problem = small_problem_with_sync(seed)
+    ours_s = step_s(problem)
+    if ours_s is None:
+        assert least_step_below(problem, float("inf"))[1] is None
+        return None
+    return ours_s / least_step_below(problem, ours_s)[0] - 1
+
+
+def behind_itself(seed: int) -> float | None:
+    """How far `auto` is behind the best of its answers to wished numbers of pipelines; None: none fits."""
+    problem = wish_case(seed)
+    ours_s, forced_s = step_s(problem), forced_steps(problem).values()
+    if ours_s is None:
+        assert not forced_s
+        return None
+    return ours_s / min([ours_s, *forced_s]) - 1
+
+
+@pytest.mark.slow
+def test_no_plan_of_two_pipelines_is_better() -> None:
+    behind = [gap for seed in (1, 5, 7, 9, 13, 24, 35, 38) if (gap := behind_every_plan(seed)) is not None]
+    assert len(behind) > 5 and max(behind) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_in_hundreds_of_small_problems_no_plan_of_two_pipelines_is_better() -> None:
+    behind = [gap for gap in on_all_cores(behind_every_plan, range(360)) if gap is not None]
+    assert len(behind) >= 300
+    assert sum(gap > 0 for gap in behind) <= 0.05 * len(behind) and max(behind) <= 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 3, 4, 5, 8, 18, 90])
+def test_no_wish_for_a_number_of_pipelines_finds_a_better_plan(seed: int) -> None:
+    assert behind_itself(seed) == 0  # 18 and 90: chains of eight devices, behind by 0.8 and 8.7 % before
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_in_150_problems_no_wish_for_a_number_of_pipelines_finds_a_better_plan() -> None:
+    behind = [gap for gap in on_all_cores(behind_itself, range(150)) if gap is not None]
+    assert len(behind) > 100 and max(behind) <= 1e-3
