@@ -19,6 +19,7 @@ spanning    some layer is on one node only, and each pipeline is on two nodes or
 
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -37,8 +38,9 @@ from partition.bounds.sync_tables import own_bytes, summed_bytes
 from partition.estimates.arrays import Floats
 from partition.estimates.stage_tables import ProblemTables
 
-BYTE_SHARES = (0.0, 0.5, 1.0)  # of the bytes in a layer's price, beside its work
+BYTE_SHARES = (0.5, 0.0, 1.0)  # of the bytes in a layer's price, beside its work
 SUM_PRICES = (0.0, 0.1, 0.2, 0.4, 0.8, 1.2, 1.6, 2.2)  # of all cards in a step, over the batch
+FAR = 1.1  # worth with good prices for sums, from which on other layers' prices help no more
 MOST_LONE = 2  # nodes with a layer for themselves where cards are slow
 STEPS = 10  # of the search for the largest step
 CLOSE = 0.004  # relative: of the step searched for
@@ -65,7 +67,8 @@ class NodeBound:
     shapes: list[NodeShape] = field(init=False)
     own: Floats = field(init=False)  # bytes that each layer sums, what is tied left out
     most_moved: float = field(init=False)
-    prices: dict[bool, list[tuple[Floats, float]]] = field(init=False)
+    layers: list[Floats] = field(init=False)  # prices
+    good: dict[bool, tuple[Floats, float]] = field(init=False)
 
     def __post_init__(self) -> None:
         self.shapes, self.own = node_shapes(self.tables), own_bytes(self.tables.problem.profile)
@@ -73,10 +76,8 @@ class NodeBound:
         self.most_moved = float(max(2, math.ceil(math.log2(len(self.tables.problem.cluster.nodes)))))
         work, held = work_shares(self.tables), self.own / max(float(self.own.sum()), 1e-300)
         layers = [(1 - share) * work + share * held for share in BYTE_SHARES]
-        pairs = [(each / each.sum(), price) for each in layers for price in SUM_PRICES if each.sum() > 0]
-        # what a node with a layer for itself sums of others is left out: that must not earn anything
-        plain = [pair for pair in pairs if pair[1] == 0 or self.most_moved <= 2]
-        self.prices = {False: pairs, True: plain}
+        self.layers = [each / each.sum() for each in layers if each.sum() > 0]
+        self.good = dict.fromkeys((False, True), (self.layers[0], 0.0))
 
     def bound_s(self, summed_s: float, lone_s: float, high_s: float, whole_s: float, end_s: float) -> float:
         """Return a step that no plan undercuts, high_s at the most.
@@ -93,36 +94,47 @@ class NodeBound:
             begin_s = time.monotonic()
             if high <= low * (1 + CLOSE) or begin_s > end_s:
                 break
-            proven = trial <= summed_s or self.rules_out(trial, spanning=False)
-            proven = proven and (trial <= lone_s or self.rules_out(trial, spanning=True))
+            proven = trial <= summed_s or self.rules_out(trial, spanning=False, end_s=end_s)
+            proven = proven and (trial <= lone_s or self.rules_out(trial, spanning=True, end_s=end_s))
             low, high = (trial, high) if proven else (low, trial)
             trial = math.sqrt(low * high)
             if 2 * time.monotonic() - begin_s > end_s:
                 break
         return low
 
-    def rules_out(self, step_s: float, *, spanning: bool) -> bool:
-        """Return whether some prices prove that no nodes do the batch in a step, in one of the two cases."""
-        kinds = self._kinds(step_s * (1 + SAFETY), spanning=spanning)
+    def rules_out(self, step_s: float, *, spanning: bool, end_s: float = math.inf) -> bool:
+        """Return whether some prices prove that no nodes do the batch in a step, in one of the two cases.
+
+        end_s: on the monotonic clock, from when on it gives up.
+        """
+        kinds = list(self._kinds(step_s * (1 + SAFETY), end_s, spanning=spanning))
+        if len(kinds) < len(self.shapes):
+            return False
         if spanning and not any(kind.lone for kind in kinds):
             return True
-        known = self.prices[spanning]
-        for index, (layers, price) in enumerate(known):
-            if (
-                self._worth(kinds, layers, price / (len(self.tables.problem.cluster.nodes) * step_s))
-                < 1 - SAFETY
-            ):
-                known.insert(0, known.pop(index))
-                return True
+        # what a node with a layer for itself sums of others is left out: that must not earn anything
+        sums = SUM_PRICES if not spanning or self.most_moved <= 2 else SUM_PRICES[:1]
+        cards_s = len(self.tables.problem.cluster.nodes) * step_s
+        least = math.inf
+        for turn, layers in enumerate([self.good[spanning][0], *self.layers]):
+            for price in sums if turn else self.good[spanning][1:]:
+                worth = self._worth(kinds, layers, price / cards_s)
+                if worth < 1 - SAFETY:
+                    self.good[spanning] = layers, price
+                    return True
+                least = min(least, worth)
+            if turn and least > FAR:
+                break
         return False
 
-    def _kinds(self, step_s: float, *, spanning: bool) -> list[_Kind]:
-        """Return the nodes in a step; none has a layer for itself where its card does not take the batch."""
+    def _kinds(self, step_s: float, end_s: float, *, spanning: bool) -> Iterator[_Kind]:
+        """Yield the nodes in a step; none has a layer for itself where its card does not take the batch."""
         batch, passing = self.tables.problem.global_batch_size, card_bytes(self.tables)
         summed = np.maximum(summed_bytes(self.tables.problem.profile), 0.0)
         least = float(gradient_bytes(self.tables)[1:-1].min(initial=np.inf))
-        kinds = []
         for shape in self.shapes:
+            if time.monotonic() > end_s:
+                return
             card_s = batch * shape.s_per_byte * passing
             kind = _Kind(
                 shape, self._runs(shape, card_s, step_s, shape.s_per_byte * summed, whole=not spanning)
@@ -131,8 +143,7 @@ class NodeBound:
             if spanning and step_s >= least_s:
                 lone = self._runs(shape, card_s, step_s, 0 * summed, whole=False)
                 kind = _Kind(shape, kind.runs, lone, step_s < 2 * least_s)
-            kinds.append(kind)
-        return kinds
+            yield kind
 
     def _runs(
         self, shape: NodeShape, card_s: Floats, step_s: float, sums_s: Floats, *, whole: bool

@@ -117,22 +117,23 @@ def check_cards(seed: int, num_plans: int) -> Counter[str]:
         if case != "whole":
             spanning = case == "spanning"
             assert not nodes_bound.rules_out(step_s, spanning=spanning), (seed, case)
-            cases[f"{case}, eighth"] += nodes_bound.rules_out(step_s / 8, spanning=spanning)
+            if not cases[case]:
+                cases[f"{case}, eighth"] += nodes_bound.rules_out(step_s / 8, spanning=spanning)
         cases[case] += 1
     return cases
 
 
 def test_no_plan_beats_the_bounds_of_cards() -> None:
-    cases = sum((check_cards(seed, 6) for seed in range(18)), Counter[str]())
-    assert min(cases[case] for case in ("summed", "whole", "spanning")) >= 8
-    assert min(cases[f"{case}, eighth"] for case in ("summed", "spanning")) >= 5
+    cases = sum((check_cards(seed, 6) for seed in range(12)), Counter[str]())
+    assert min(cases[case] for case in ("summed", "whole", "spanning")) >= 5
+    assert min(cases[f"{case}, eighth"] for case in ("summed", "spanning")) >= 2
 
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_no_plan_beats_the_bounds_of_cards_in_thousands() -> None:
-    cases = sum(on_all_cores(check_thirty, range(2000, 2220)), Counter[str]())
-    assert min(cases[case] for case in ("summed", "whole", "spanning")) >= 1000
+    cases = sum(on_all_cores(check_thirty, range(2000, 2070)), Counter[str]())
+    assert min(cases[case] for case in ("summed", "whole", "spanning")) >= 300
 
 
 def check_thirty(seed: int) -> Counter[str]:
