@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hetpipe.models.philox_torch import MASK, MULTIPLIERS, NUM_ROUNDS, WEYL, Draw
-from partition.exact.compiled import compiled
+from partition.estimates.compiled import compiled
 
 Words = npt.NDArray[np.uint32]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cost_model.cluster import EMULATED
+from cost_model.cluster import is_emulated
 from cost_model.profile import ModelProfile, read_profile
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.partial_model import LayerModel
@@ -108,7 +108,7 @@ def _report(
         model=plan.model,
         strategy=plan.strategy,
         clock=str(settings.clock),
-        emulated=any(device.kind == EMULATED for device in costs.devices),
+        emulated=any(is_emulated(device.kind) for device in costs.devices),
         steps=len(step_s),
         predicted_step_s=predicted.makespan_s,
         measured_step_s=statistics.median(timed_s),

@@ -225,9 +225,7 @@ def features(case: Case) -> dict[str, bool]:
         "recompute by segments": any(stage.recompute and len(stage.segments) > 1 for stage in stages),
         "states sharded": any(bucket.state_owner is not None for bucket in program.buckets),
         "copied through the host": any(on_gpu) and not all(on_gpu),
-        "sums begin inside a backward": any(
-            inner_syncs(program, rank) for rank in range(len(program.ranks))
-        ),
+        "sums begin inside a backward": any(inner_syncs(program, rank) for rank in range(len(program.ranks))),
         "sums cut": len(program.buckets) > len(gradient_buckets(plan, case.profile)),
         "tied over ranks": any(bucket.tied for bucket in program.buckets),
         **{str(name): name in collectives for name in Collective},
