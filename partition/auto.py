@@ -40,6 +40,7 @@ def auto(problem: Problem, evaluate: Evaluate | None = None, *, search: Pipeline
     contest = Contest(ranking, search.costs, search.effort.choice)
     _enter_pipelines(contest, search, ranking)
     contest.enter(_baselines(search, evaluate), always=len(BASELINES))
+    contest.enter(by_estimate(search.costs, on_one_node(search, contest.step_s)))
     alone = problem.forced.num_pipelines == 1  # then no layer has states to share
     if not alone and (contest.best is None or memory_binds(problem, search.costs)):
         contest.enter(by_estimate(search.costs, _sharded(search, contest.step_s)))
@@ -188,6 +189,30 @@ def _baselines(search: PipelineSearch, evaluate: Evaluate | None) -> Iterator[Pl
         try:
             yield baseline(search.problem, chosen_by)
         except (InfeasibleError, TooManyStagesError):
+            continue
+
+
+def on_one_node(search: PipelineSearch, step_s: float) -> Iterator[Plan]:
+    """Give plans of single nodes whose devices could do the batch alone in less than a step that is known.
+
+    Over a slow network each sum or message may cost more than the devices of the other nodes add.
+    """
+    problem = search.problem
+    if len(problem.cluster.nodes) == 1 or problem.forced.pins or math.isinf(step_s):
+        return
+    shapes = {
+        (tuple((one.kind, one.speed, one.usable_bytes) for one in node.devices), node.interconnect): node
+        for node in reversed(problem.cluster.nodes)
+    }
+    for node in shapes.values():
+        alone = dataclasses.replace(
+            problem, cluster=dataclasses.replace(problem.cluster, nodes=(node,), links=())
+        )
+        try:
+            if fractional_bound_s(alone) < step_s:
+                smaller = PipelineSearch(alone)
+                yield from _plans_of(smaller, _improved_starts(smaller))
+        except InfeasibleError:
             continue
 
 

@@ -11,9 +11,10 @@ from cost_model.cluster import Device
 from cost_model.errors import InfeasibleError
 from cost_model.layer_costs import Prices
 from cost_model.memory import StageShape, device_memory
-from partition.bounds.card_bound import lone_layer_bound_s, summed_layers_bound_s
+from partition.bounds.card_bound import lone_layer_bound_s, summed_layers_bound_s, whole_pipeline_bound_s
 from partition.bounds.column_bound import ColumnBound
 from partition.bounds.merged_classes import merged
+from partition.bounds.node_bound import NodeBound
 from partition.bounds.sync_tables import SyncTables
 from partition.column_generation.master_problem import Limits
 from partition.estimates.optimizer_sharding import unsharded
@@ -146,13 +147,14 @@ def sync_bound_s(search: PipelineSearch, low_s: float, step_s: float, seconds: f
     most = most if number is None else min(most, number)
     summed_s = summed_layers_bound_s(tables, low_s, max(low_s, step_s))
     summed_s, _ = pipeline_bound_s(
-        search, summed_s, seconds / 2, ceiling_s=step_s, most_pipelines=number, sums=True
+        search, summed_s, seconds / 3, ceiling_s=step_s, most_pipelines=number, sums=True
     )
     lone_s = max(low_s, lone_layer_bound_s(tables))
-    if lone_s < summed_s:
-        left_s = max(0.0, end_s - time.monotonic())
-        lone_s, _ = pipeline_bound_s(search, lone_s, left_s, ceiling_s=summed_s, most_pipelines=most)
-    return min(summed_s, lone_s)
+    if lone_s < step_s:
+        left_s = (end_s - time.monotonic()) / 2
+        lone_s, _ = pipeline_bound_s(search, lone_s, left_s, ceiling_s=step_s, most_pipelines=most)
+    whole_s = whole_pipeline_bound_s(tables)
+    return NodeBound(tables).bound_s(summed_s, lone_s, max(low_s, step_s), whole_s, end_s)
 
 
 def pipeline_bound_s(

@@ -11,39 +11,86 @@ from dataclasses import dataclass
 import numpy as np
 
 from cost_model.cluster import Node
-from partition.bounds.sync_tables import card_s_per_byte, summed_bytes
+from partition.bounds.sync_tables import card_s_per_byte, own_bytes, summed_bytes
 from partition.estimates.arrays import Floats
 from partition.estimates.stage_tables import ProblemTables
 
 SAFETY = 1e-6  # relative: for rounding
 STEPS = 60  # of a bisection
+GRID = 400  # of bytes summed
 
 
 @dataclass(frozen=True, slots=True)
-class _NodeShape:
-    """Equal nodes: how many, samples' work a second, seconds a byte on the card, whether the model fits."""
+class NodeShape:
+    """Equal nodes: how many, samples' work a second, seconds a byte on the card, whether the model fits.
+
+    classes: of its devices; width: how many devices it has.
+    """
 
     count: int
     rate: float
     s_per_byte: float
     holds_model: bool
+    classes: tuple[int, ...]
+    width: int
 
 
 def lone_layer_bound_s(tables: ProblemTables) -> float:
     """Return seconds that no plan undercuts in which some layer is on one node only.
 
-    All pipelines have a stage on that node: those that are on it alone do what its devices can, the others
-    pass its card.
+    All pipelines have a stage on that node. Where none of them is there with all its layers, all samples pass
+    its card.
     """
-    batch, boundaries = tables.problem.global_batch_size, _gradient_bytes(tables)[1:-1]
-    least = []
-    for shape in _shapes(tables):
-        done = shape.rate if shape.holds_model else 0.0
-        if len(boundaries):
-            card_s = shape.s_per_byte * float(boundaries.min())
-            done += 1 / card_s if card_s > 0 else np.inf
-        least.append(batch / done if done > 0 else np.inf)
+    boundaries = gradient_bytes(tables)[1:-1]
+    passing_s = np.inf
+    if len(boundaries):
+        each = min(shape.s_per_byte for shape in node_shapes(tables))
+        passing_s = tables.problem.global_batch_size * each * float(boundaries.min()) * (1 - SAFETY)
+    return min(passing_s, whole_pipeline_bound_s(tables))
+
+
+def whole_pipeline_bound_s(tables: ProblemTables) -> float:
+    """Return seconds that no plan undercuts with a layer on one node only, where some pipeline is whole.
+
+    So all others have a stage there, too, and none is whole elsewhere. The node has all layers: what others
+    have of it, it sums with them, and their samples pass its card beside these sums.
+    """
+    batch = tables.problem.global_batch_size
+    own, shares = own_bytes(tables.problem.profile), work_shares(tables)
+    inner = gradient_bytes(tables)[1:-1]
+    order = np.argsort(-shares / np.maximum(own, 1e-300), kind="stable")  # most work for a byte summed
+    num_bytes, work = (np.concatenate([[0.0], np.cumsum(each[order])]) for each in (own, shares))
+    least = [np.inf]
+    for shape in node_shapes(tables):
+        if not shape.holds_model:
+            continue
+
+        def done(step_s: float, shape: NodeShape = shape) -> float:
+            here = shape.rate * step_s * (1 + SAFETY)
+            if not len(inner):
+                return here
+            if shape.s_per_byte == 0:
+                return np.inf
+            left = step_s * (1 + SAFETY) / shape.s_per_byte
+            summed = np.linspace(0.0, min(left, num_bytes[-1]), GRID)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                passed = np.minimum(batch, np.nan_to_num((left - summed[:-1]) / float(inner.min()), nan=0.0))
+            return here + float((passed * np.interp(summed[1:], num_bytes, work)).max())
+
+        least.append(_least_step_s(done, batch))
     return min(least) * (1 - SAFETY)
+
+
+def _least_step_s(done: Callable[[float], float], batch: float) -> float:
+    """Return the most seconds known in which less than the batch is done; done: rises with the seconds."""
+    high_s = 1.0
+    while done(high_s) < batch:
+        high_s *= 2
+    low_s = 0.0
+    for _ in range(STEPS):
+        middle = (low_s + high_s) / 2
+        low_s, high_s = (low_s, middle) if done(middle) >= batch else (middle, high_s)
+    return low_s
 
 
 def summed_layers_bound_s(tables: ProblemTables, low_s: float, high_s: float) -> float:
@@ -52,7 +99,7 @@ def summed_layers_bound_s(tables: ProblemTables, low_s: float, high_s: float) ->
     A node that holds the whole model sums all of it. The pipelines of another node come in and go out there,
     with all their samples: the fewer layers it holds and sums, the less work comes with a byte.
     """
-    shapes, batch = _shapes(tables), tables.problem.global_batch_size
+    shapes, batch = node_shapes(tables), tables.problem.global_batch_size
     done = _done(tables, shapes)
     if done(low_s) >= batch:
         return low_s
@@ -62,17 +109,16 @@ def summed_layers_bound_s(tables: ProblemTables, low_s: float, high_s: float) ->
     return low_s
 
 
-def _done(tables: ProblemTables, shapes: Sequence[_NodeShape]) -> Callable[[float], float]:
+def _done(tables: ProblemTables, shapes: Sequence[NodeShape]) -> Callable[[float], float]:
     """Return the function from a step to the samples' work that all nodes can do in it."""
-    num_layers, outputs, gradients = tables.num_layers, _boundary_bytes(tables), _gradient_bytes(tables)
+    num_layers = tables.num_layers
     runs = tables.stages.copy()
     runs[0, -1] = False
     start, stop = np.nonzero(runs)
     summed = np.maximum(summed_bytes(tables.problem.profile), 0.0)
-    share = np.concatenate([[0.0], np.cumsum(_shares(tables))])
+    share = np.concatenate([[0.0], np.cumsum(work_shares(tables))])
     work, sums = share[stop] - share[start], summed[start, stop]
-    # into the node, a sample: forward in front, backward behind; out of it the other way round
-    each = np.minimum(outputs[start] + gradients[stop], gradients[start] + outputs[stop])
+    each = card_bytes(tables)[start, stop]
     with np.errstate(divide="ignore"):
         work_per_byte = np.where(each > 0, work / each, np.inf)
 
@@ -91,14 +137,23 @@ def _done(tables: ProblemTables, shapes: Sequence[_NodeShape]) -> Callable[[floa
     return done
 
 
+def card_bytes(tables: ProblemTables) -> Floats:
+    """Return bytes a sample of layers [start, stop) that pass a card in the direction of fewer of them.
+
+    Into the node come the forward in front and the backward behind, out of it go the others.
+    """
+    outputs, gradients = _boundary_bytes(tables), gradient_bytes(tables)
+    return np.minimum(outputs[:, None] + gradients, gradients[:, None] + outputs)
+
+
 def _boundary_bytes(tables: ProblemTables) -> Floats:
     """Return bytes a sample that pass in front of each layer and at the end of the model, where none do."""
     outputs = [layer.output_bytes_per_sample for layer in tables.problem.profile.layers[:-1]]
     return np.array([0.0, *outputs, 0.0])
 
 
-def _gradient_bytes(tables: ProblemTables) -> Floats:
-    """Return `_boundary_bytes` that also come back, as gradients: none below the first trained layer."""
+def gradient_bytes(tables: ProblemTables) -> Floats:
+    """Return the bytes a sample in front of each layer that also come back: none below the first trained."""
     back = np.arange(tables.num_layers + 1) > tables.prices.first_trained
     return np.asarray(np.where(back, _boundary_bytes(tables), 0.0))
 
@@ -113,17 +168,17 @@ def _layer_s(tables: ProblemTables) -> Floats:
     return np.asarray(np.min(each, axis=0))
 
 
-def _shares(tables: ProblemTables) -> Floats:
+def work_shares(tables: ProblemTables) -> Floats:
     """Return each layer's share of a sample's work: any make a bound, those of the times a good one."""
     mean = (np.array(tables.classes.counts)[:, None] / np.maximum(_layer_s(tables), 1e-300)).sum(axis=0)
     seconds = 1 / mean
     return np.asarray(seconds / seconds.sum())
 
 
-def _shapes(tables: ProblemTables) -> list[_NodeShape]:
+def node_shapes(tables: ProblemTables) -> list[NodeShape]:
     """Return the nodes, equal ones together."""
     with np.errstate(divide="ignore"):
-        rates = (_shares(tables) / _layer_s(tables)).max(axis=1)
+        rates = (work_shares(tables) / _layer_s(tables)).max(axis=1)
     classes, cluster = tables.classes.class_indices(), tables.problem.cluster
     own = {name for link in cluster.links for name in link.nodes}
     alike: dict[object, list[Node]] = {}
@@ -134,11 +189,13 @@ def _shapes(tables: ProblemTables) -> list[_NodeShape]:
     optimizer = tables.problem.profile.optimizer_bytes_per_parameter_byte
     states = tables.bytes.weights[0, -1] + tables.bytes.trained[0, -1] * (1 + optimizer)
     return [
-        _NodeShape(
+        NodeShape(
             len(nodes),
             float(sum(rates[classes[device.name]] for device in nodes[0].devices)),
             card_s_per_byte(cluster, tables.network, nodes[0].devices),
             sum(device.usable_bytes for device in nodes[0].devices) * (1 + SAFETY) >= states,
+            tuple(sorted({classes[device.name] for device in nodes[0].devices})),
+            len(nodes[0].devices),
         )
         for nodes in alike.values()
     ]

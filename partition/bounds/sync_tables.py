@@ -128,22 +128,33 @@ def summed_bytes(profile: ModelProfile) -> Floats:
 
     As the buckets have them: what several layers share is summed once, in a bucket of its own.
     """
-    layers = range(profile.num_layers)
-    own = np.array([layer.trained_bytes for layer in profile.layers])
+    groups = _tied_groups(profile)
+    summed = between(own_bytes(profile))
+    for home, tied in groups.items():
+        members = (home, *tied)
+        held = between(np.array([float(layer in members) for layer in range(profile.num_layers)])) > 0
+        summed = summed + max(map(profile.tied_bytes, tied)) * held
+    return np.asarray(summed)
+
+
+def own_bytes(profile: ModelProfile) -> Floats:
+    """Return bytes of gradients of each layer that it shares with no other."""
+    own = np.array([layer.trained_bytes for layer in profile.layers], dtype=np.float64)
+    for home, tied in _tied_groups(profile).items():
+        for layer in tied:
+            own[layer] -= profile.tied_bytes(layer)
+        own[home] -= max(map(profile.tied_bytes, tied))
+    return np.maximum(own, 0.0)
+
+
+def _tied_groups(profile: ModelProfile) -> dict[int, list[int]]:
+    """Return the layers tied to each home."""
     groups: dict[int, list[int]] = {}
-    for layer in layers:
+    for layer in range(profile.num_layers):
         home = profile.tied_home(layer)
         if home != layer:
-            own[layer] -= profile.tied_bytes(layer)
             groups.setdefault(home, []).append(layer)
-    shared = {home: max(map(profile.tied_bytes, tied)) for home, tied in groups.items()}
-    for home, num_bytes in shared.items():
-        own[home] -= num_bytes
-    summed = between(own)
-    for home, num_bytes in shared.items():
-        held = between(np.array([float(layer in (home, *groups[home])) for layer in layers])) > 0
-        summed = summed + num_bytes * held
-    return np.asarray(summed)
+    return groups
 
 
 def card_s_per_byte(cluster: Cluster, network: Network, devices: tuple[Device, ...]) -> float:

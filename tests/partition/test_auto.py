@@ -11,7 +11,9 @@ from cost_model.errors import InfeasibleError, InputError
 from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
 from hetpipe.simulation.prediction import evaluator
 from parallel import on_all_cores
+from partition.auto import on_one_node
 from partition.baselines.layer_splits import BASELINES
+from partition.local_search.pipeline_search import PipelineSearch
 from partition.plan import Plan
 from partition.problem import Problem
 from partition.solver import compare, solve
@@ -237,6 +239,19 @@ def test_nodes_as_good_as_disconnected_work_apart() -> None:
     plan = solved(problem)
     assert len({problem.cluster.device(name).node for name in plan.device_names}) == 1
     assert step_s(plan) == pytest.approx(8 * 12 / 2, rel=1e-6)
+
+
+def test_nodes_alone_are_planned_for_where_they_could_win() -> None:
+    # 12 s of work a sample, 8 samples: 48 s on the two devices of a or of b, 96 s on the one of c
+    nodes = ["a", "a", "b", "b", "c"]
+    problem = even(4, [(1.0, 1e6)] * 5, link=Link(1.0, 1.0), nodes=nodes, output_bytes=1.0)
+    steps = {step_s: list(on_one_node(PipelineSearch(problem), step_s)) for step_s in (40.0, 60.0, 200.0)}
+    used = {
+        step_s: {frozenset(problem.cluster.device(name).node for name in plan.device_names) for plan in plans}
+        for step_s, plans in steps.items()
+    }
+    assert used == {40.0: set(), 60.0: {frozenset("a")}, 200.0: {frozenset("a"), frozenset("c")}}
+    assert not list(on_one_node(PipelineSearch(problem), float("inf")))
 
 
 def test_baselines_are_those_compared() -> None:

@@ -18,7 +18,8 @@ from hetpipe.simulation.prediction import evaluator
 from parallel import on_all_cores
 from partition.bounds import best_bound
 from partition.bounds.best_bound import Bound, fractional_bound_s, pipeline_bound_s, sync_bound_s
-from partition.bounds.card_bound import lone_layer_bound_s, summed_layers_bound_s
+from partition.bounds.card_bound import lone_layer_bound_s, summed_layers_bound_s, whole_pipeline_bound_s
+from partition.bounds.node_bound import NodeBound
 from partition.bounds.sync_tables import summed_bytes
 from partition.estimates.device_classes import equal_devices
 from partition.estimates.stage_tables import ProblemTables
@@ -90,24 +91,53 @@ def test_no_plan_beats_the_bound_of_columns_with_sums(monkeypatch: pytest.Monkey
     assert sum(check_sync_case(seed, 10)[1] for seed in range(6)) >= 1
 
 
+def check_cards(seed: int, num_plans: int) -> Counter[str]:
+    """Hold random plans against the bound of cards that speaks about each; return plans by case."""
+    rng, problem = random.Random(seed), sync_case(seed)
+    tables = ProblemTables(problem, equal_devices(problem.cluster).merged())
+    lone_s, summed_s = lone_layer_bound_s(tables), summed_layers_bound_s(tables, 1e-3, 1e4)
+    whole_s, nodes_bound = whole_pipeline_bound_s(tables), NodeBound(tables)
+    evaluate = evaluator(problem.profile, problem.cluster)
+    cases: Counter[str] = Counter()
+    for plan in (random_plan(rng, problem) for _ in range(num_plans)):
+        step_s = evaluate(plan).step_s * SLACK
+        node_of = {name: problem.cluster.device(name).node for name in plan.device_names}
+        stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
+        nodes = [
+            {node_of[stage.device] for stage in stages if layer in range(*stage.layers)}
+            for layer in range(plan.num_layers)
+        ]
+        if min(map(len, nodes)) > 1:
+            case, known_s = "summed", summed_s
+        else:
+            inside = [len({node_of[stage.device] for stage in one.stages}) == 1 for one in plan.pipelines]
+            case, known_s = ("whole", whole_s) if any(inside) else ("spanning", lone_s)
+            assert lone_s <= step_s, seed
+        assert known_s <= step_s, (seed, case)
+        if case != "whole":
+            spanning = case == "spanning"
+            assert not nodes_bound.rules_out(step_s, spanning=spanning), (seed, case)
+            if not cases[case]:
+                cases[f"{case}, eighth"] += nodes_bound.rules_out(step_s / 8, spanning=spanning)
+        cases[case] += 1
+    return cases
+
+
 def test_no_plan_beats_the_bounds_of_cards() -> None:
-    lifted = 0
-    for seed in range(60):
-        rng, problem = random.Random(seed), sync_case(seed)
-        tables = ProblemTables(problem, equal_devices(problem.cluster))
-        evaluate = evaluator(problem.profile, problem.cluster)
-        plans = [random_plan(rng, problem) for _ in range(25)]
-        lone_s, summed_s = lone_layer_bound_s(tables), summed_layers_bound_s(tables, 1e-3, 1e4)
-        for plan in plans:
-            stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
-            nodes = [
-                {problem.cluster.device(s.device).node for s in stages if layer in range(*s.layers)}
-                for layer in range(plan.num_layers)
-            ]
-            least_s = lone_s if min(map(len, nodes)) == 1 else summed_s
-            assert least_s <= evaluate(plan).step_s * SLACK, seed
-        lifted += min(lone_s, summed_s) > fractional_bound_s(problem)
-    assert lifted >= 5
+    cases = sum((check_cards(seed, 6) for seed in range(12)), Counter[str]())
+    assert min(cases[case] for case in ("summed", "whole", "spanning")) >= 5
+    assert min(cases[f"{case}, eighth"] for case in ("summed", "spanning")) >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_no_plan_beats_the_bounds_of_cards_in_thousands() -> None:
+    cases = sum(on_all_cores(check_thirty, range(2000, 2070)), Counter[str]())
+    assert min(cases[case] for case in ("summed", "whole", "spanning")) >= 300
+
+
+def check_thirty(seed: int) -> Counter[str]:
+    return check_cards(seed, 30)
 
 
 def two_nodes(megabytes: float, num_layers: int = 1, bytes_per_s: float = 1e6) -> Problem:
