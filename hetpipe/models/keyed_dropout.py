@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from cost_model.errors import InputError
 from hetpipe.models import philox
@@ -176,7 +177,8 @@ class _Generators:
 
     def _now(self) -> tuple[bytes, int]:
         """Return the state of the CPU's generator, and how far the device's has gone; waits for nothing."""
-        state = torch.default_generator.get_state().numpy().tobytes()
+        with _disable_current_modes():  # type: ignore[no-untyped-call]  # under one that has no memory it is noise
+            state = torch.default_generator.get_state().numpy().tobytes()
         if self._device is None:
             return state, 0
         index = torch.cuda.current_device() if self._device.index is None else self._device.index

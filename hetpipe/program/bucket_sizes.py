@@ -72,7 +72,8 @@ class _Knife:
                 done_s = max(done_s, -left_s[layers[0] - first]) + each_s + per_byte * size
             return max(0.0, done_s)
 
-        best, best_s, cap = whole, exposed_s(whole), total / 2
+        best: Parts = whole
+        best_s, cap = exposed_s(whole), total / 2
         most = MOST_PARTS if len(bucket.ranks) <= LARGE_RING else FEW_PARTS
         while cap >= self._most_bytes / 2:
             parts = _of_at_most(max(cap, self._most_bytes), bucket.layers, sizes)

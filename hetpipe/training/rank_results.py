@@ -12,7 +12,7 @@ from cost_model.cluster import is_emulated
 from cost_model.profile import ModelProfile, read_profile
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.partial_model import LayerModel
-from hetpipe.models.quantized_weights import QuantizedParameter, dense
+from hetpipe.models.quantized_weights import dense, matrix_held
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import Program
 from hetpipe.program.trace import Trace, chrome_trace
@@ -51,8 +51,9 @@ class SharedParameter:
 
     @classmethod
     def of(cls, value: Tensor) -> "SharedParameter":
-        if isinstance(value, QuantizedParameter):
-            return cls(value.matrix.sha256(), float(torch.linalg.vector_norm(dense(value, torch.float32))))
+        matrix = matrix_held(value)
+        if matrix is not None:
+            return cls(matrix.sha256(), float(torch.linalg.vector_norm(dense(value, torch.float32))))
         here = value.detach().cpu().contiguous()
         data = here.view(-1).view(torch.uint8).numpy().tobytes()
         return cls(
