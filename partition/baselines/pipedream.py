@@ -21,11 +21,12 @@ from cost_model.errors import InfeasibleError
 from cost_model.memory import trained_bytes
 from partition.estimates.arrays import Floats
 from partition.estimates.device_classes import equal_devices
+from partition.estimates.layer_bytes import between
 from partition.estimates.pipeline_costs import PipelineCosts
 from partition.estimates.plan_memory import plan_memory
 from partition.estimates.ranking import best_plan
 from partition.estimates.shared_pipelines import Draft, SharedPipeline, SharedPipelineCosts
-from partition.estimates.stage_tables import ProblemTables, between
+from partition.estimates.stage_tables import ProblemTables
 from partition.estimates.step_estimate import StepEstimate
 from partition.estimates.timed_pipeline import TimedStage
 from partition.plan import Plan

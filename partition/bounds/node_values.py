@@ -16,7 +16,7 @@ holds it, and others of no longer sums. Each r has the least over a grid of mult
 import numpy as np
 
 from partition.estimates.arrays import Floats
-from partition.estimates.stage_tables import between
+from partition.estimates.layer_bytes import between
 
 MULTIPLIERS = 24
 TINY = 1e-300

@@ -16,7 +16,8 @@ from cost_model.measured_links import MeasuredLink
 from cost_model.network import Network
 from cost_model.profile import ModelProfile
 from partition.estimates.arrays import Floats
-from partition.estimates.stage_tables import Amount, AmountTables, ProblemTables, SizeTables, between
+from partition.estimates.layer_bytes import between
+from partition.estimates.stage_tables import Amount, AmountTables, ProblemTables, SizeTables
 
 SAFETY = 1e-9  # relative: of sums of many messages, for rounding
 

@@ -14,7 +14,7 @@ For others:
     arrays: Floats, Singles, Integers, Places, Bools
     effort: effort_for, LARGE, SimulatorEffort, Sweeps, Walks
     device_classes: DeviceClasses, ClassOrder, equal_devices
-    stage_tables: ProblemTables, SizeTables, Amount, LayerBytes, between, working_table, FAR_S
+    stage_tables: ProblemTables, SizeTables, Amount, working_table, FAR_S; layer_bytes: LayerBytes, between
     class_pipeline: ClassPipeline, ColumnStage
     closed_forms: cap_in_flight, TOLERANCE
     timed_pipeline: TimedPipeline, PipelineTiming, TimedStage, TimingCache, timed_stages

@@ -7,17 +7,13 @@ Tables are indexed [class, start, stop] for layers [start, stop); empty stages a
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations
 
 import numpy as np
 
 from cost_model.cluster import Device
 from cost_model.layer_costs import Prices
 from cost_model.memory import (
-    StageShape,
-    device_memory,
     first_backward_bytes,
-    passing_bytes_per_sample,
     segment_choices,
     working_bytes,
 )
@@ -25,60 +21,13 @@ from cost_model.network import Network
 from cost_model.profile import ModelProfile
 from partition.estimates.arrays import Bools, Floats, Places
 from partition.estimates.device_classes import DeviceClasses
+from partition.estimates.layer_bytes import LayerBytes
 from partition.estimates.segment_tables import segment_tables
 from partition.problem import Problem
 
 ALL = 1e6  # as a cap: memory takes as many in flight as there are
 FAR_S = 1e30  # longer than any round trip
 MEMORY_SLACK = 1e-9  # relative: a stage that just fits, but for rounding, fits
-
-
-def between(per_layer: Floats) -> Floats:
-    """Return sums over layers [start, stop) by [start, stop]."""
-    prefix = np.concatenate([[0.0], np.cumsum(per_layer)])
-    return np.asarray(prefix[None, :] - prefix[:, None])
-
-
-@dataclass(frozen=True, slots=True)
-class LayerBytes:
-    """The bytes of layers [start, stop) by [start, stop]; saved and boundaries are per sample in flight.
-
-    passing: per sample, where there is no backward; else 0.
-    weights, trained: parameters (with lowered copies), and those with a gradient, a tied pair inside
-    counting once.
-    """
-
-    weights: Floats
-    trained: Floats
-    saved: Floats
-    inputs: Floats
-    outputs: Floats
-    passing: Floats
-
-    @classmethod
-    def of(cls, profile: ModelProfile) -> "LayerBytes":
-        layers = range(profile.num_layers)
-        alone = [device_memory(profile, [StageShape(layer, layer + 1, 0, 1)]) for layer in layers]
-        weights = between(np.array([layer.parameter_bytes for layer in alone]))
-        trained = between(np.array([layer.gradient_bytes for layer in alone]))
-        for layer in layers:
-            for home, shared in profile.shared_weight_bytes(layer):
-                weights[: home + 1, layer + 1 :] -= shared
-            home = profile.tied_home(layer)
-            if home != layer:
-                trained[: home + 1, layer + 1 :] -= profile.tied_bytes(layer)
-        outputs = np.array([0.0, *(layer.output_bytes_per_sample for layer in profile.layers[:-1]), 0.0])
-        shape, passing = np.zeros_like(weights), np.zeros_like(weights)
-        for start, stop in combinations(range(profile.first_trained + 1), 2):
-            passing[start, stop] = passing_bytes_per_sample(profile, start, stop)
-        return cls(
-            weights,
-            trained,
-            between(np.array([layer.saved_bytes_per_sample for layer in profile.layers])),
-            shape + outputs[:, None],
-            shape + outputs[None, :],
-            passing,
-        )
 
 
 def working_table(profile: ModelProfile, samples: int) -> Floats:

@@ -23,8 +23,9 @@ from cost_model.profile import ModelProfile
 from partition.estimates.arrays import Floats
 from partition.estimates.closed_forms import TOLERANCE
 from partition.estimates.device_classes import ClassOrder, DeviceClasses
+from partition.estimates.layer_bytes import LayerBytes
 from partition.estimates.pipeline_costs import Layout, PipelineCosts
-from partition.estimates.stage_tables import LayerBytes, working_table
+from partition.estimates.stage_tables import working_table
 
 Indices = npt.NDArray[np.int64]
 FOREVER_S = 1e18  # as a period: one microbatch in flight is enough everywhere

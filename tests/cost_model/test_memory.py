@@ -15,8 +15,8 @@ from cost_model.memory import (
 )
 from cost_model.profile import LayerProfile
 from hetpipe.program.costs import check_memory
+from partition.estimates.layer_bytes import LayerBytes
 from partition.estimates.plan_memory import plan_memory, summed_bytes
-from partition.estimates.stage_tables import LayerBytes
 from small_case import plan_of, small_cluster, small_plan, small_profile
 
 

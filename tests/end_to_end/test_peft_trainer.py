@@ -26,9 +26,9 @@ BATCH, SEED = 8, 5
 LLAMA, GPT2, BERT = peft_models.TARGETS
 
 
-def model_of(architecture: str, dropout: float = 0.0) -> Any:
+def model_of(architecture: str, dropout: float = 0.0, blocks: Any = None) -> Any:
     lora = LoraSettings(4, 8.0, peft_models.TARGETS[architecture], dropout)
-    return peft_models.peft_model(tiny_model(architecture), lora).double()
+    return peft_models.peft_model(tiny_model(architecture), lora, blocks=blocks).double()
 
 
 def trainer(place: Path, plan: Plan, model: Any) -> Trainer:
@@ -66,15 +66,21 @@ PLANS = {
     GPT2: chain_plan("mine", [0, 1, 4, 5], 2, BATCH, recompute=True),
     BERT: chain_plan("mine", [0, 3, 5], 4, BATCH),
 }
+CASES = [
+    *((architecture, None, plan) for architecture, plan in PLANS.items()),
+    # adapters of the last block alone: two stages only forward
+    (LLAMA, [2], chain_plan("mine", [0, 2, 3, 5], 2, BATCH)),
+    (BERT, [2], chain_plan("mine", [0, 1, 2, 5], 1, BATCH, recompute=True, segment_layers=1)),
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", PLANS)
-def test_gradients_of_adapters_are_those_of_peft_alone(tmp_path, architecture):
-    model = model_of(architecture)
+@pytest.mark.parametrize(("architecture", "blocks", "plan"), CASES)
+def test_gradients_of_adapters_are_those_of_peft_alone(tmp_path, architecture, blocks, plan):
+    model = model_of(architecture, blocks=blocks)
     before = copy.deepcopy(model)
     expected = one_gradient(copy.deepcopy(model).train())
-    made = trainer(tmp_path, PLANS[architecture], model)
+    made = trainer(tmp_path, plan, model)
     made.fit(1)
     assert made.checkpoint is not None
     stored = checkpoint.read_weights(made.checkpoint)

@@ -24,12 +24,16 @@ TARGETS = {
 }
 
 
-def peft_model(base: nn.Module, lora: LoraSettings, seed: int = 3) -> Any:
-    """A model that peft made, with adapters that are random, B too."""
+def peft_model(base: nn.Module, lora: LoraSettings, seed: int = 3, blocks: Any = None) -> Any:
+    """A model that peft made, with adapters that are random, B too; blocks: that get any, None for all."""
     import peft
 
     config = peft.LoraConfig(
-        r=lora.r, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=list(lora.targets)
+        r=lora.r,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=list(lora.targets),
+        layers_to_transform=blocks,
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that GPT-2's layers lie transposed

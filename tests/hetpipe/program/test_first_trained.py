@@ -55,11 +55,11 @@ def words(program: Program, rank: int) -> str:
 
 def test_a_stage_below_only_forwards_and_the_first_trained_one_sends_nothing_back():
     profile, cluster = of_three(1)
-    program = lower(equal_plan([2, 2, 1], 3), profile)
+    program = lower(equal_plan([2, 2, 1], 3), profile, cluster)
     assert words(program, 0) == "0F0 0SEND_F0 0F1 0SEND_F1 0F2 0SEND_F2 NORM STEP"
     assert words(program, 1) == (
-        "1RECV_F0 1RECV_F1 1F0 1SEND_F0 1RECV_B0 1F1 1SEND_F1 1RECV_F2 1B0 1RECV_B1 1F2 1SEND_F2 "
-        "1RECV_B2 1B1 1B2 NORM STEP"
+        "1RECV_F0 1F0 1SEND_F0 1RECV_F1 1F1 1SEND_F1 1RECV_B0 1B0 1RECV_F2 1F2 1SEND_F2 "
+        "1RECV_B1 1B1 1RECV_B2 1B2 NORM STEP"
     )
     assert [stage.in_flight for stage in program.plan.pipelines[0].stages] == [3, 2, 1]
     assert parse_program(program.text, program.plan) == program
@@ -105,7 +105,7 @@ def test_without_a_backward_all_outputs_wait_and_nothing_else_does():
         )
     )  # fmt: skip
     with pytest.raises(InfeasibleError, match="'n/1', which has 40 usable; 31 bytes are missing"):
-        verify(lower(plan, profile), profile, tight)
+        verify(lower(plan, profile, tight), profile, tight)
 
 
 def changed(program: Program, rank: int, old: str, *new: str) -> Program:
@@ -117,7 +117,7 @@ def changed(program: Program, rank: int, old: str, *new: str) -> Program:
 
 def test_more_than_is_needed_is_refused():
     profile, cluster = of_three(1)
-    program = lower(equal_plan([3, 2, 1], 3), profile)
+    program = lower(equal_plan([3, 2, 1], 3), profile, cluster)
     sends = changed(program, 1, "1B0", "1B0", "1SEND_B0")
     for broken, message in (
         (changed(sends, 0, "0F2", "0F2", "0RECV_B0"), "0RECV_B0, a gradient that no layer before it needs"),
@@ -127,7 +127,7 @@ def test_more_than_is_needed_is_refused():
     ):
         with pytest.raises(InputError, match=message):
             verify(broken, profile, cluster)
-    whole = lower(equal_plan([3, 2, 1], 3), of_three(0)[0])
+    whole = lower(equal_plan([3, 2, 1], 3), *of_three(0))
     with pytest.raises(InputError, match="goes back to layer 0"):
         verify(whole, profile, cluster)
 

@@ -22,7 +22,9 @@ def steps_s(problem: Problem, plan: Plan) -> tuple[float, float]:
     profile, cluster = problem.profile, problem.cluster
     network = Network(cluster, profile.links, profile.all_reduces)
     alone = with_collectives(plan, gradient_buckets(plan, profile), profile, network)
-    costs = ProgramCosts(Program(plan, alone, ()), profile, cluster, network)
+    costs = ProgramCosts(
+        Program(plan, alone, (), first_trained=profile.first_trained), profile, cluster, network
+    )
     plain = not_by_nodes(plan, alone, costs.sync_bytes, network)
     other = costs.of(replace(costs.program, buckets=plain))
     return step_times(costs).step_s, step_times(other).step_s

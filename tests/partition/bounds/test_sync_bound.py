@@ -71,7 +71,12 @@ def test_no_way_to_sum_beats_the_bound_with_sums() -> None:
             buckets = gradient_buckets(plan, problem.profile)
             for collective in Collective:
                 summed = tuple(summed_by(bucket, collective, plan, network) for bucket in buckets)
-                costs = ProgramCosts(Program(plan, summed, ()), problem.profile, problem.cluster, network)
+                costs = ProgramCosts(
+                    Program(plan, summed, (), first_trained=problem.profile.first_trained),
+                    problem.profile,
+                    problem.cluster,
+                    network,
+                )
                 steps.append(step_times(costs).step_s)
                 tried[collective] += any(1 < len(bucket.nodes) < len(bucket.ranks) for bucket in summed)
         assert max(bounds_s(problem, min(steps))) <= min(steps) * SLACK, seed
@@ -197,7 +202,12 @@ def test_sums_that_begin_inside_the_last_backward_by_hand(megabytes, expected_s)
     )
     buckets = with_collectives(plan, gradient_buckets(plan, problem.profile), problem.profile, network, 1.0)
     assert [bucket.layers for bucket in buckets] == [(3,), (2,), (1,), (0,)]
-    costs = ProgramCosts(Program(plan, buckets, ()), problem.profile, problem.cluster, network)
+    costs = ProgramCosts(
+        Program(plan, buckets, (), first_trained=problem.profile.first_trained),
+        problem.profile,
+        problem.cluster,
+        network,
+    )
     assert step_times(costs).step_s == pytest.approx(expected_s, rel=1e-3)
     assert bounds_s(problem, 20.0)[1] == pytest.approx(expected_s, rel=1e-3)
 
@@ -212,7 +222,13 @@ def test_no_plan_of_small_buckets_beats_the_bound_with_sums() -> None:
         for plan in (plan for plan in (random_plan(rng, problem) for _ in range(12)) if has_clock(plan)):
             whole = gradient_buckets(plan, profile)
             cut = with_collectives(plan, whole, profile, network, 1.0)
-            steps.append(step_times(ProgramCosts(Program(plan, cut, ()), profile, cluster, network)).step_s)
+            steps.append(
+                step_times(
+                    ProgramCosts(
+                        Program(plan, cut, (), first_trained=profile.first_trained), profile, cluster, network
+                    )
+                ).step_s
+            )
             inside += len(cut) > len(whole)
         assert max(bounds_s(problem, min(steps))) <= min(steps) * SLACK, seed
     assert inside >= 20

@@ -1,0 +1,58 @@
+"""The bytes of runs of layers, in tables by [start, stop]."""
+
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from cost_model.memory import StageShape, device_memory, passing_bytes_per_sample
+from cost_model.profile import ModelProfile
+from partition.estimates.arrays import Floats
+
+
+def between(per_layer: Floats) -> Floats:
+    """Return sums over layers [start, stop) by [start, stop]."""
+    prefix = np.concatenate([[0.0], np.cumsum(per_layer)])
+    return np.asarray(prefix[None, :] - prefix[:, None])
+
+
+@dataclass(frozen=True, slots=True)
+class LayerBytes:
+    """The bytes of layers [start, stop) by [start, stop]; saved and boundaries are per sample in flight.
+
+    passing: per sample, where there is no backward; else 0.
+    weights, trained: parameters (with lowered copies), and those with a gradient, a tied pair inside
+    counting once.
+    """
+
+    weights: Floats
+    trained: Floats
+    saved: Floats
+    inputs: Floats
+    outputs: Floats
+    passing: Floats
+
+    @classmethod
+    def of(cls, profile: ModelProfile) -> "LayerBytes":
+        layers = range(profile.num_layers)
+        alone = [device_memory(profile, [StageShape(layer, layer + 1, 0, 1)]) for layer in layers]
+        weights = between(np.array([layer.parameter_bytes for layer in alone]))
+        trained = between(np.array([layer.gradient_bytes for layer in alone]))
+        for layer in layers:
+            for home, shared in profile.shared_weight_bytes(layer):
+                weights[: home + 1, layer + 1 :] -= shared
+            home = profile.tied_home(layer)
+            if home != layer:
+                trained[: home + 1, layer + 1 :] -= profile.tied_bytes(layer)
+        outputs = np.array([0.0, *(layer.output_bytes_per_sample for layer in profile.layers[:-1]), 0.0])
+        shape, passing = np.zeros_like(weights), np.zeros_like(weights)
+        for start, stop in combinations(range(profile.first_trained + 1), 2):
+            passing[start, stop] = passing_bytes_per_sample(profile, start, stop)
+        return cls(
+            weights,
+            trained,
+            between(np.array([layer.saved_bytes_per_sample for layer in profile.layers])),
+            shape + outputs[:, None],
+            shape + outputs[None, :],
+            passing,
+        )
