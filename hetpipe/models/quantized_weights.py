@@ -100,7 +100,14 @@ class QuantizedMatrix:
         return found.hexdigest()
 
 
-class QuantizedParameter(nn.Parameter):
+class _ByMatrix(type(nn.Parameter)):  # type: ignore[misc]  # torch does not name its class
+    """Knows a parameter by its matrix: of tensors without memory torch makes no subclass."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(getattr(instance, "matrix", None), QuantizedMatrix)
+
+
+class QuantizedParameter(nn.Parameter, metaclass=_ByMatrix):
     """A frozen parameter that is held quantized; as a tensor it is the packed values."""
 
     matrix: QuantizedMatrix

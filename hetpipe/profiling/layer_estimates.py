@@ -117,16 +117,16 @@ class LayerWork:
     """What a layer multiplies and moves for each sample.
 
     forward_flops, backward_flops: of a sample; no backward where nothing is trained at or below the layer.
-    weight_bytes: of what is multiplied; frozen_bytes: those of it that have no gradient. dequantized_bytes:
-    what each pass makes of weights in 4 or 8 bits, and reads.
+    weight_bytes: of what is multiplied, as it is multiplied; frozen_bytes: those of it that have no gradient.
+    cast_bytes: read and written in each pass to make that of what is held in other bytes, 4 bits included.
     """
 
     forward_flops: float
     backward_flops: float
     weight_bytes: float
     frozen_bytes: float
+    cast_bytes: float
     activation_bytes: float
-    dequantized_bytes: float
     dtype: str
     has_backward: bool
 
@@ -137,17 +137,20 @@ class LayerWork:
         trained = [info for info in weights if info.reached]
         token_flops = 2.0 * settings.sequence_length
         dtype, lowered = weight_dtype(settings.dtype), lowered_dtype(settings.dtype)
-
-        def num_bytes(info: ParameterInfo) -> float:
-            return float(info.kept_bytes(dtype, lowered))
-
+        width = (lowered or dtype).itemsize
+        cast = [
+            info
+            for info in weights
+            if not info.reached
+            and (info.packing is not None or info.kept_dtype(dtype, lowered).itemsize != width)
+        ]
         return cls(
             forward_flops=token_flops * _count(weights),
             backward_flops=token_flops * (_count(weights) + _count(trained)),
-            weight_bytes=sum(map(num_bytes, weights)),
-            frozen_bytes=sum(num_bytes(info) for info in weights if not info.reached),
+            weight_bytes=float(width * _count(weights)),
+            frozen_bytes=float(width * (_count(weights) - _count(trained))),
+            cast_bytes=float(sum(info.kept_bytes(dtype, lowered) for info in cast) + width * _count(cast)),
             activation_bytes=counted.saved_bytes_per_sample + counted.output_bytes_per_sample,
-            dequantized_bytes=counted.dequantized_bytes,
             dtype=multiplied_in(settings.dtype),
             has_backward=layer >= chain.first_trained,
         )
@@ -159,8 +162,7 @@ class LayerWork:
         work = Work(
             flops=samples * (self.backward_flops if backward else self.forward_flops),
             weight_bytes=self.weight_bytes,
-            activation_bytes=(2 if backward else 1) * samples * self.activation_bytes
-            + 2 * self.dequantized_bytes,
+            activation_bytes=(2 if backward else 1) * samples * self.activation_bytes + self.cast_bytes,
             dtype=self.dtype,
             backward=backward,
             frozen_bytes=self.frozen_bytes,

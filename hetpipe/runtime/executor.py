@@ -38,7 +38,7 @@ from hetpipe.runtime.transport import TensorShape, Transport, release_points
 Boundaries = Callable[[int, Microbatch], tuple[TensorShape, ...]]
 """(layer, microbatch) -> the tensors that travel from layer - 1 to layer for it."""
 
-_Shaped = tuple[int, int, Pass, torch.dtype]
+_Shaped = tuple[int, int, Pass, torch.dtype | None]
 """Layer, samples, direction and dtype of a received message: what its shapes depend on within a step."""
 
 
@@ -96,13 +96,14 @@ class Executor:
         sync: GradientSync,
         optimizer: Optimizer,
         boundaries: Boundaries,
-        wires: Sequence[torch.dtype],
         pace: Pace,
         board: Board | None,
+        wires: Sequence[torch.dtype] = (),
     ) -> None:
         """Look up what each instruction of the list needs.
 
-        wires: by rank, the dtype in which its stages take tensors, and give back their gradients.
+        wires: by rank, the dtype in which its stages take tensors, and give back their gradients; () where
+        all do as boundaries says.
         """
         self.loss_scale = LossScale() if scales_loss(costs.dtypes) else None
         self._costs = costs
@@ -254,7 +255,7 @@ class Executor:
             elif isinstance(transfer, Transfer):
                 layer = self._program.pipeline(transfer).stages[transfer.boundary].start
                 taker = self._program.rank_of(transfer.pipeline, transfer.boundary)
-                wire = self._wires[taker]
+                wire = self._wires[taker] if self._wires else None
                 received[index] = (layer, self._program.samples(transfer), transfer.op, wire)
         return sent, received
 
@@ -298,9 +299,10 @@ class Executor:
         if shapes is None:
             layer, _, _, wire = shaped
             shapes = self._boundaries(layer, microbatch(transfer.pipeline, transfer.microbatch))
-            shapes = tuple(
-                replace(shape, dtype=wire) if shape.dtype.is_floating_point else shape for shape in shapes
-            )
+            if wire is not None:
+                shapes = tuple(
+                    replace(shape, dtype=wire) if shape.dtype.is_floating_point else shape for shape in shapes
+                )
             if transfer.op is Pass.BACKWARD:
                 shapes = tuple(shape for shape in shapes if shape.dtype.is_floating_point)
             self._shapes[shaped] = shapes

@@ -77,8 +77,10 @@ def check_stored_base(
 
     Raises: InputError as `check_base`.
     """
+    if settings.lora is None:  # a model of the user's own has no other description
+        return
     spec = task_spec(settings)
-    weights = None if settings.lora is None else FolderWeights.of(spec)
+    weights = FolderWeights.of(spec)
     if weights is None:
         return
     chosen: list[str] = []

@@ -167,7 +167,7 @@ class FamilyEffort:
     """Starts that are simulated at most."""
     always_simulated: int = 16
     """Starts that are simulated whatever they take."""
-    most_starts_in_vain: int = 24
+    most_starts_in_vain: int = 36
     """Of them in a row that are no better, after which no other is simulated."""
     most_start_ticks: int = 400_000
     """Microbatches x stages of starts, after which no other is simulated."""

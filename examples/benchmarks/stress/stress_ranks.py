@@ -80,8 +80,8 @@ class RecordingOptimizer(Optimizer):
 
     gradients: dict[str, Tensor]
 
-    def step(self, learning_rate: float, scale: float) -> None:
-        super().step(learning_rate, scale)
+    def step(self, learning_rate: float, scale: float, loss_scale: float = 1.0) -> None:
+        super().step(learning_rate, scale, loss_scale)
         found = {name: value.grad for name, value in self.parameters.items()}
         self.gradients = {name: value.clone() for name, value in found.items() if value is not None}
 

@@ -12,10 +12,12 @@ from cost_model.cluster import Cluster
 from cost_model.layer_costs import Prices
 from cost_model.profile import ModelProfile
 from hetpipe.program.trace import Trace
+from hetpipe.reporting.memory_tables import memory_uses, mostly_frozen
 from hetpipe.reporting.plots.style import (
     BAR,
     BLACK,
     BLUE,
+    FROZEN,
     GIB,
     GREEN,
     IDLE,
@@ -60,6 +62,7 @@ def memory(
         ("boundary buffers", "boundary_bytes", YELLOW),
         ("workspace", "workspace_bytes", PURPLE),
     )
+    frozen = memory_uses(plan, profile, cluster) if mostly_frozen(profile) else {}
     small = max(cluster.device(name).memory_bytes for name in names) < 2 * GIB
     unit = MIB if small else GIB
     for row, name in enumerate(names):
@@ -72,7 +75,11 @@ def memory(
             width = getattr(need, field) / unit
             ax.barh(row, width, BAR * 0.8, start, color=colour, linewidth=0)
             start += width
+        if frozen:  # the first part of the parameters
+            ax.barh(row, frozen[name].frozen_bytes / unit, BAR * 0.8, color=FROZEN, linewidth=0)
     legend = [(colour, label) for label, _, colour in terms] + [(IDLE, "reserve")]
+    if frozen:
+        legend[:1] = [(FROZEN, "frozen parameters"), (BLUE, "trained parameters")]
     if measured_bytes:
         rows = [row for row, name in enumerate(names) if name in measured_bytes]
         peaks = [measured_bytes[names[row]] / unit for row in rows]

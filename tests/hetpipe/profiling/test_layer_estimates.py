@@ -31,23 +31,26 @@ interconnect = {{ bandwidth = "12 GB/s", latency = "10 us" }}
 """
 
 
-def settings_of(model: str, lora: str | None = None, dtype: str = "float32") -> TaskSettings:
+def settings_of(
+    model: str, lora: str | None = None, dtype: str = "float32", load_in: str | None = None
+) -> TaskSettings:
     entry = model_entry(model)
-    entry = entry if lora is None else entry.with_adapters(parse_lora(lora))
+    entry = entry if lora is None else entry.with_adapters(parse_lora(lora), load_in=load_in)
     return TaskSettings(entry.name, 16, dtype, Settings(steps=1, **entry.in_settings))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model", "lora", "dtype"),
+    ("model", "lora", "dtype", "load_in"),
     [
-        ("llama-tiny", "r=4,dropout=0.1,targets=q_proj,v_proj", "bfloat16-autocast"),
-        ("gpt2-tiny", None, "float32"),
-        ("bert-tiny", "r=2,targets=query,dense", "float32"),
+        ("llama-tiny", "r=4,dropout=0.1,targets=q_proj,v_proj", "bfloat16-autocast", None),
+        ("llama-tiny", "r=4,targets=q_proj", "float32", "4bit"),
+        ("gpt2-tiny", None, "float32", None),
+        ("bert-tiny", "r=2,targets=query,dense", "float32", None),
     ],
 )
-def test_bytes_are_those_that_a_measurement_counts(model, lora, dtype):
-    settings = settings_of(model, lora, dtype)
+def test_bytes_are_those_that_a_measurement_counts(model, lora, dtype, load_in):
+    settings = settings_of(model, lora, dtype, load_in)
     spec = task_spec(settings)
     task = contentless_task(ChainModel.from_spec(spec), spec, settings.sequence_length)
     measured = profile_task(task, settings, CPU, (1, 2), 0.0, device=torch.device("cpu"))

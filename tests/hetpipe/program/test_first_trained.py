@@ -91,9 +91,11 @@ def test_without_a_backward_all_outputs_wait_and_nothing_else_does():
     profile, cluster = of_three(2, output_bytes=10.0)
     plan = equal_plan([4, 1, 1], 4)
     first, second = (plan_memory(plan, profile, f"n/{index}") for index in range(2))
-    # 4 outputs; the input of a microbatch and of the next one; what one saves while it runs
+    # 4 outputs; the input of a microbatch and of the next one; what one keeps while it runs
     assert (first.parameter_bytes, first.boundary_bytes, first.saved_bytes) == (4, 4 * 10, 7)
     assert (second.boundary_bytes, second.gradient_bytes, second.optimizer_bytes) == (2 * 10 + 4 * 10, 0, 0)
+    both = device_memory(profile, [StageShape(0, 2, 1, 1, num_microbatches=4)])
+    assert both.saved_bytes == 2 * 7 + 10  # and what the first layer hands to the second
     again = StageShape(0, 2, 1, 1, recompute=True, num_microbatches=4, segment_layers=1)
     assert device_memory(profile, [again]) == device_memory(profile, [replace(again, recompute=False)])
     tight = replace(
