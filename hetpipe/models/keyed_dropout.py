@@ -177,7 +177,7 @@ class _Generators:
 
     def _now(self) -> tuple[bytes, int]:
         """Return the state of the CPU's generator, and how far the device's has gone; waits for nothing."""
-        with _disable_current_modes():  # type: ignore[no-untyped-call]  # under one that has no memory it is noise
+        with _disable_current_modes():  # where tensors have no memory it is noise
             state = torch.default_generator.get_state().numpy().tobytes()
         if self._device is None:
             return state, 0
