@@ -11,6 +11,8 @@ from cost_model.profile import profile_text, read_profile
 from hetpipe import cli
 from small_case import CLUSTER_TOML, small_profile
 
+GPUS = {"RTX-3090": "bfloat16", "T4": "float16"}
+
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -74,3 +76,17 @@ def test_what_does_not_go_together_is_refused_in_one_line(files, capsys, line, m
     assert cli.main([*line.split(), *options]) == 2
     out, err = capsys.readouterr()
     assert message in err and err.count("\n") == 1 and out == ""
+
+
+@pytest.mark.slow
+def test_cards_that_are_not_here_are_planned_for_each_in_its_own(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    kinds = (
+        f'[[nodes]]\nname = "{kind}"\ndevices = [{{ kind = "{kind}", memory = "16 GiB" }}]\n' for kind in GPUS
+    )
+    network = '[network]\nbandwidth = "10 Gbit/s"\nlatency = "50 us"\n'
+    (tmp_path / "cluster.toml").write_text(network + "".join(kinds))
+    line = "plan --model llama-tiny --sequence-length 8 --cluster cluster.toml --no-proof --dtype auto"
+    for kind, dtype in GPUS.items():
+        assert cli.main([*line.split(), "--pin", f"{kind}/0=0-5"]) == 0, capsys.readouterr().err
+        assert f"{kind} in {dtype} (estimated)" in " ".join(capsys.readouterr().out.split())
