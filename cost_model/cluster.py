@@ -15,6 +15,15 @@ EMULATED = "emulated"
 CPU = "cpu"
 
 
+def is_emulated(kind: str) -> bool:
+    """Return whether devices of a kind are emulated: "emulated", or "emulated-" and a name of its own.
+
+    >>> is_emulated("emulated"), is_emulated("emulated-V100"), is_emulated("V100")
+    (True, True, False)
+    """
+    return kind.partition("-")[0] == EMULATED
+
+
 @dataclass(frozen=True, slots=True)
 class Link:
     """A directed channel: latency plus bytes over bandwidth (alpha-beta model, Hockney, 1994)."""
@@ -64,6 +73,11 @@ class Device:
                 f"device {self.name!r}: a reserve of {self.reserve_bytes:,.0f} bytes leaves nothing of its "
                 f"{self.memory_bytes:,.0f}; lower `reserve`"
             )
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether it is a GPU: neither a CPU nor emulated."""
+        return self.kind != CPU and not is_emulated(self.kind)
 
     @property
     def usable_bytes(self) -> float:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from cost_model.catalogue import accelerator
-from cost_model.dtypes import FLOAT32, lacks_units
+from cost_model.dtypes import FLOAT32, lacks_units, multiplied_in
 from cost_model.errors import InputError
 
 
@@ -87,7 +87,7 @@ def far_off(kind: str) -> bool:
 def distrust(kind: str, dtype: str = FLOAT32) -> str | None:
     """Return why estimates of a kind, by name, are not to be trusted in a precision; None if they are."""
     if lacks_units(dtype, kind):
-        return "no units for bfloat16, priced at its float32 rate"
+        return f"no units for {multiplied_in(dtype)}, priced at its float32 rate"
     try:
         error = known_error(kind)
     except InputError:

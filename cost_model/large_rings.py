@@ -5,6 +5,7 @@ Apart from `network`, which starts without NumPy.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -46,7 +47,7 @@ def ring_ends_s(
     >>> ring_ends_s([(0,), (1,)], [1.0, 2.0], [0.5, 0.0], [0.0, 0.0], num_rounds=3)
     [5.0, 6.0]
     """
-    order = _Order.of(users)
+    order = _order_of(tuple(users))
     state = _State(order, *(np.asarray(entry, np.float64) for entry in (occupied_s, latency_s, start_s)))
     limit = num_rounds if order.apart else min(num_rounds, most_rounds, max(16, MOST_LEVELS // order.depth))
     anchor, anchored, power = state.ends.copy(), 1, 1
@@ -126,6 +127,12 @@ class _Order:
             earlier=tuple(place[column[members]] for column in _columns(earlier, count)),
             last=tuple(place[column[members]] for column in _columns(last, count)),
         )
+
+
+@lru_cache(maxsize=200)
+def _order_of(users: tuple[tuple[int, ...], ...]) -> _Order:
+    """Return the order of a ring; the same rings are asked for again and again, with other bytes."""
+    return _Order.of(users)
 
 
 def _columns(rows: Sequence[Sequence[int]], none: int) -> list[Indices]:

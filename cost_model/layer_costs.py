@@ -4,8 +4,9 @@ from collections.abc import Iterable
 from itertools import accumulate
 
 from cost_model.cluster import Device
+from cost_model.interpolation import interpolate
 from cost_model.memory import trained_bytes
-from cost_model.profile import ModelProfile, interpolate
+from cost_model.profile import ModelProfile
 
 
 class Prices:

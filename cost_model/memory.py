@@ -122,16 +122,15 @@ def stage_activation_bytes(profile: ModelProfile, stage: StageShape) -> tuple[fl
 
     Saved: in_flight microbatches of what autograd keeps; with recompute, in_flight inputs of each segment and
     one microbatch of the largest (`segment_bytes`). Boundary: in_flight inputs and outputs. Without a
-    backward: one microbatch, the inputs of it and of the next, and all outputs (docs/planning.md, "Memory").
+    backward: what one microbatch keeps while it runs, the inputs of it and of the next, and all outputs
+    (docs/planning.md, "Memory").
     """
     samples = stage.microbatch_size
     input_bytes = samples * _input_bytes_per_sample(profile, stage.start)
     last = stage.stop == profile.num_layers
     output_bytes = 0.0 if last else samples * profile.layers[stage.stop - 1].output_bytes_per_sample
     if stage.stop <= profile.first_trained:
-        one = samples * sum(
-            layer.saved_bytes_per_sample for layer in profile.layers[stage.start : stage.stop]
-        )
+        one = samples * passing_bytes_per_sample(profile, stage.start, stage.stop)
         return one, 2 * input_bytes + (stage.num_microbatches or stage.in_flight) * output_bytes
     boundary = stage.in_flight * (input_bytes + output_bytes)
     if stage.segmented:
@@ -141,6 +140,16 @@ def stage_activation_bytes(profile: ModelProfile, stage: StageShape) -> tuple[fl
     if stage.recompute:
         return stage.in_flight * input_bytes + saved, boundary
     return stage.in_flight * saved, boundary
+
+
+def passing_bytes_per_sample(profile: ModelProfile, start: int, stop: int) -> float:
+    """Return what a forward through layers [start, stop) keeps at its worst moment if nothing is saved.
+
+    That is what one of them hands to the next; and what layer 0 makes for all.
+    """
+    layers = profile.layers[start:stop]
+    handed = max((layer.output_bytes_per_sample for layer in layers[:-1]), default=0.0)
+    return handed + sum(layer.saved_bytes_per_sample for layer in layers)
 
 
 def _input_bytes_per_sample(profile: ModelProfile, layer: int) -> float:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from cost_model.cluster import EMULATED, Cluster, Device, Link
+from cost_model.cluster import Cluster, Device, Link, is_emulated
 from cost_model.measured_links import MeasuredAllReduce, slower
 from cost_model.network_resources import Resources
 
@@ -23,7 +23,7 @@ class FreeAt(Protocol):
     def __setitem__(self, resource: int, free_s: float, /) -> None: ...
 
 
-def idle() -> FreeAt:
+def idle() -> defaultdict[int, float]:
     """Return all resources, free from the start; it holds those that were asked for."""
     return defaultdict(float)
 
@@ -64,6 +64,9 @@ class Network:
         self.as_in_file = Network(cluster) if all_reduces else self
         self._sums = {node.name: node.all_reduces for node in cluster.nodes if node.all_reduces}
         self.known_s: dict[tuple[tuple[str, ...], float], float | None] = {}  # of measured all-reduces
+        self.alone_s: dict[object, float] = {}  # of sums on the idle network
+        # due and free seconds of norms, see `sum_times.norm_due`
+        self.norms: dict[tuple[str, ...], tuple[tuple[float, ...], defaultdict[int, float]]] = {}
         self._routes: dict[tuple[str, str], Route] = {}
         self.resources = Resources(cluster.nodes)
 
@@ -83,7 +86,7 @@ class Network:
         link = self._interconnects[here]
         if here != there:
             link = self._between.get(frozenset((here, there)), self._network)
-        if EMULATED not in (source.kind, destination.kind):
+        if not (is_emulated(source.kind) or is_emulated(destination.kind)):
             link = slower(link, self._measured.get(f"{source.kind}>{destination.kind}"))
         return Route(link, self.resources.of_route(source.name, destination.name))
 
@@ -121,7 +124,7 @@ class Network:
         if not self._all_reduces:
             return None
         kinds = Counter(self._devices[name].kind for name in names)
-        if EMULATED in kinds:
+        if any(map(is_emulated, kinds)):
             return None
         large_enough = (
             entry

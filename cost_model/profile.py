@@ -12,8 +12,9 @@ from pydantic import ConfigDict, GetPydanticSchema, TypeAdapter
 from pydantic_core.core_schema import no_info_after_validator_function
 
 from cost_model.cluster import Link
-from cost_model.dtypes import DTYPES, lowered_share
+from cost_model.dtypes import MIXED, check_dtypes, common_dtype, lowered_share
 from cost_model.errors import InputError
+from cost_model.interpolation import interpolate
 from cost_model.measured_links import MeasuredAllReduce, MeasuredLink
 from cost_model.strict_files import STRICT, canonical_sha256, check_format, did_you_mean, read_json, validate
 
@@ -127,6 +128,7 @@ class KindProfile:
 
     standard_error: worst relative standard error of the measured medians, None where it is not known;
         standard_error_of names the layer, pass and microbatch size of it.
+    dtype: the precision of the times, None for that of the profile.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -137,6 +139,7 @@ class KindProfile:
     optimizer_s_per_byte: float = 0.0
     standard_error: float | None = None
     standard_error_of: str | None = None
+    dtype: str | None = None
 
     def __post_init__(self) -> None:
         sizes = self.microbatch_sizes
@@ -173,6 +176,8 @@ _LinkInFile = Annotated[
 class ModelProfile:
     """Everything that planning needs to know of a model: layers, and their times on each kind of device.
 
+    dtype: the precision of all kinds; MIXED where each has its own (`dtype_of`), and bytes of layers are
+        those of the kind that has most.
     links: measured channels by "kind>kind", used where they are slower than the cluster file says, or where
         a run has calibrated them;
         never for emulated devices, whose links behave as written in the file.
@@ -191,8 +196,7 @@ class ModelProfile:
     all_reduces: tuple[MeasuredAllReduce, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise InputError(f"dtype {self.dtype!r} is unknown; known: {', '.join(DTYPES)}")
+        check_dtypes(self.dtype, {kind: profile.dtype for kind, profile in self.kinds.items()})
         names = [layer.name for layer in self.layers]
         if not names:
             raise InputError(f"the profile of {self.model!r} has no layers")
@@ -216,6 +220,15 @@ class ModelProfile:
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def dtypes(self) -> dict[str, str]:
+        """The precision of each kind."""
+        return {kind: profile.dtype or self.dtype for kind, profile in self.kinds.items()}
+
+    def dtype_of(self, kind: str) -> str:
+        """Return the precision in which a profiled kind computes."""
+        return self.kind(kind).dtype or self.dtype
 
     @property
     def first_trained(self) -> int:
@@ -319,7 +332,7 @@ class ModelProfile:
                 if layer[key] is None:
                     del layer[key]
         for kind in data["kinds"].values():
-            for key in ("standard_error", "standard_error_of"):
+            for key in ("standard_error", "standard_error_of", "dtype"):
                 if kind[key] is None:
                     del kind[key]
         for link in data["links"].values():
@@ -330,6 +343,16 @@ class ModelProfile:
         if not data["all_reduces"]:
             del data["all_reduces"]
         return {"format": FORMAT, **data}
+
+    def with_kinds(self, kinds: Mapping[str, KindProfile], dtypes: Mapping[str, str]) -> "ModelProfile":
+        """Return the profile with these kinds, each in its precision.
+
+        Raises: InputError if they cannot train one model together.
+        """
+        dtype = common_dtype({kind: dtypes[kind] for kind in kinds})
+        own = {kind: dtypes[kind] if dtype == MIXED else None for kind in kinds}
+        named = {kind: dataclasses.replace(times, dtype=own[kind]) for kind, times in kinds.items()}
+        return dataclasses.replace(self, dtype=dtype, kinds=named)
 
     @property
     def sha256(self) -> str:
@@ -368,24 +391,3 @@ def read_profile(path: Path) -> ModelProfile:
 def profile_text(profile: ModelProfile) -> str:
     """Return the text of a profile.json."""
     return json.dumps(profile.to_json(), indent=1) + "\n"
-
-
-def interpolate(sizes: Sequence[int], values: Sequence[float], size: float) -> float:
-    """Return a value measured at some microbatch sizes, at any size.
-
-    Exact at the measured sizes and linear between them; beyond the last the last segment goes on, never
-    falling; below the first, and with one size, proportional.
-
-    >>> interpolate([1, 2, 4], [1.0, 1.5, 2.5], 3), interpolate([2], [6.0], 3)
-    (2.0, 9.0)
-    """
-    if size <= sizes[0]:
-        return values[0] * (size / sizes[0])
-    if len(sizes) == 1:
-        return values[0] * (size / sizes[0])
-    upper = next((index for index, measured in enumerate(sizes) if measured >= size), len(sizes) - 1)
-    lower = upper - 1
-    slope = (values[upper] - values[lower]) / (sizes[upper] - sizes[lower])
-    if size > sizes[-1]:
-        return values[-1] + max(0.0, slope) * (size - sizes[-1])
-    return values[upper] if size == sizes[upper] else values[lower] + slope * (size - sizes[lower])

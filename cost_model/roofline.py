@@ -208,19 +208,21 @@ FITTED = Roofline(
 """Fitted to all measurements of examples/benchmarks/roofline, which prints it anew."""
 
 
-def nearest_kind(profile: ModelProfile, target: Accelerator) -> str:
+def nearest_kind(profile: ModelProfile, target: Accelerator, dtype: str | None = None) -> str:
     """Return the measured kind to estimate another from: the one whose peak rate is nearest, as a ratio.
 
-    One of which estimates are known to be far off is taken only where there is no other.
+    One of which estimates are known to be far off is taken only where there is no other. dtype: of the
+    target, None for that of the kind that it is estimated from.
 
     Raises: InputError if no measured kind is in the catalogue.
     """
-    distances, dtype = {}, multiplied_in(profile.dtype)
+    distances = {}
     for kind, profiled in profile.kinds.items():
         if profiled.source == "measured":
             with contextlib.suppress(InputError):
-                peak = accelerator(kind).peak(dtype)[0]
-                distances[kind] = abs(math.log(peak / target.peak(dtype)[0]))
+                own = profile.dtype_of(kind)
+                peak = accelerator(kind).peak(multiplied_in(own))[0]
+                distances[kind] = abs(math.log(peak / target.peak(multiplied_in(dtype or own))[0]))
     if not distances:
         raise InputError(
             f"no measured kind ({', '.join(profile.kinds)}) is in the catalogue to estimate {target.name} "
@@ -246,13 +248,20 @@ def launch_bound(measured: KindProfile) -> str | None:
 
 
 def layer_work(
-    layer: LayerProfile, profile: ModelProfile, samples: int, *, backward: bool, multiplies: bool = True
+    layer: LayerProfile,
+    profile: ModelProfile,
+    samples: int,
+    *,
+    backward: bool,
+    multiplies: bool = True,
+    dtype: str | None = None,
 ) -> Work:
     """Return a layer's work: each parameter multiplies each token once forward, twice backward.
 
     Quantized weights are read as they are stored; each pass writes what it dequantizes, and reads that.
 
-    multiplies: False for a layer that looks its parameters up, such as an embedding.
+    multiplies: False for a layer that looks its parameters up, such as an embedding. dtype: None for the
+    profile's.
     """
     passes = 2 if backward else 1
     known, width = layer.num_parameters, ELEMENT_BYTES.get(profile.dtype, 4)
@@ -263,7 +272,7 @@ def layer_work(
         weight_bytes=layer.parameter_bytes,
         activation_bytes=passes * samples * (layer.saved_bytes_per_sample + layer.output_bytes_per_sample)
         + 2 * layer.dequantized_bytes,
-        dtype=multiplied_in(profile.dtype),
+        dtype=multiplied_in(dtype or profile.dtype),
         backward=backward,
     )
 
@@ -275,12 +284,14 @@ def estimate_kind(
     *,
     roofline: Roofline = FITTED,
     allow_slow: bool = False,
+    dtype: str | None = None,
 ) -> KindProfile:
     """Estimate times of another kind: those measured, times the ratio of the two devices' rooflines.
 
     A layer whose forward was measured faster than the peak would multiply by all its parameters is one that
     looks them up; it is scaled by its traffic alone.
-    allow_slow: price a kind that has no units for the profile's dtype at its float32 rate.
+    allow_slow: price a kind that has no units for its dtype at its float32 rate. dtype: in which the target
+    computes, of as many bits as the measured kind's; None for the same.
 
     Raises: InputError if the kind was not measured or is not in the catalogue, or one of the two has no units
         for the dtype.
@@ -288,17 +299,21 @@ def estimate_kind(
     measured = profile.kind(measured_kind)
     if measured.source != "measured":
         raise InputError(f"the times of {measured_kind!r} are estimated; estimate from a measured kind")
-    check_estimable(profile.dtype, () if allow_slow else (target.name, measured_kind))
+    own = profile.dtype_of(measured_kind)
+    dtype = dtype or own
+    if not allow_slow:
+        check_estimable({target.name: dtype, measured_kind: own})
     source = accelerator(measured_kind)
     sizes = measured.microbatch_sizes
 
     def scaled(layer: LayerProfile, times: LayerTimes) -> LayerTimes:
-        whole = layer_work(layer, profile, sizes[-1], backward=False)
-        multiplies = whole.flops / source.peak(multiplied_in(profile.dtype))[0] <= times.forward_s[-1]
+        whole = layer_work(layer, profile, sizes[-1], backward=False, dtype=own)
+        multiplies = whole.flops / source.peak(multiplied_in(own))[0] <= times.forward_s[-1]
 
         def ratio(samples: int, backward: bool) -> float:
-            work = layer_work(layer, profile, samples, backward=backward, multiplies=multiplies)
-            return roofline.seconds(work, target) / roofline.seconds(work, source)
+            here = layer_work(layer, profile, samples, backward=backward, multiplies=multiplies, dtype=own)
+            there = dataclasses.replace(here, dtype=multiplied_in(dtype))
+            return roofline.seconds(there, target) / roofline.seconds(here, source)
 
         return LayerTimes(
             forward_s=tuple(s * ratio(b, False) for b, s in zip(sizes, times.forward_s, strict=True)),

@@ -10,10 +10,12 @@ from cost_model.collectives import (
     ring_all_reduce,
     tree_all_reduce,
 )
-from cost_model.network import FreeAt, Network, Route, idle, reserve
+from cost_model.network import NORM_BYTES, FreeAt, Network, Route, idle, reserve
 
 LARGE_RING = 64
 """Rings of more members are computed all members at a time (`large_rings`)."""
+KEPT_RING = 17
+"""Norms of so many devices are worked out once for all steps: the messages are the square of that."""
 
 
 def all_reduce_due(
@@ -51,6 +53,26 @@ def all_reduce_due(
     else:
         return messages_due(free_at, network, ring_all_reduce(num_bytes, names), start_s)
     return dict(zip(names, due, strict=True))
+
+
+def norm_due(free_at: FreeAt, network: Network, ready_s: Mapping[str, float]) -> dict[str, float]:
+    """Return when each device has the norm (R8), given when each was ready for it (both by device name).
+
+    The all-reduce of all devices, a small one: on a network that is idle by then it takes as long each time.
+    """
+    names, begin = tuple(ready_s), max(ready_s.values())
+    if len(names) < KEPT_RING:
+        return all_reduce_due(free_at, network, NORM_BYTES, ready_s)
+    if names not in network.norms:
+        free_s = idle()
+        due = all_reduce_due(free_s, network, NORM_BYTES, dict.fromkeys(names, 0.0))
+        network.norms[names] = tuple(due.values()), free_s
+    due_s, free_s = network.norms[names]
+    if any(free_at[resource] > begin for resource in free_s):
+        return all_reduce_due(free_at, network, NORM_BYTES, ready_s)
+    for resource, seconds in free_s.items():
+        free_at[resource] = begin + seconds
+    return {name: begin + seconds for name, seconds in zip(names, due_s, strict=True)}
 
 
 def measured_all_reduce_s(network: Network, num_bytes: float, names: Sequence[str]) -> float | None:
@@ -258,5 +280,9 @@ def all_reduce_s(
     network: Network, num_bytes: float, names: Sequence[str], collective: Collective = Collective.RING
 ) -> float:
     """Return the seconds of an all-reduce between devices (names), alone, until the last has the sum."""
-    ready_s = dict.fromkeys(names, 0.0)
-    return max(all_reduce_due(idle(), network, num_bytes, ready_s, collective).values())
+    key = (tuple(names), num_bytes, collective)
+    if key not in network.alone_s:
+        ready_s = dict.fromkeys(names, 0.0)
+        due = all_reduce_due(idle(), network, num_bytes, ready_s, collective)
+        network.alone_s[key] = max(due.values())
+    return network.alone_s[key]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from cost_model.catalogue import ACCELERATORS, accelerator
-from cost_model.cluster import EMULATED, Cluster, Device, Link, Node, NodeLink
+from cost_model.cluster import Cluster, Device, Link, Node, NodeLink, is_emulated
 from cost_model.errors import InputError
 from cost_model.measured_links import MeasuredLink
 from cost_model.profile import ModelProfile
@@ -99,7 +99,9 @@ def check_measured_links(before: Cluster, after: Cluster, profile: ModelProfile)
     """
     for old, new, kinds in _changed_links(before, after):
         better = new.latency_s < old.latency_s or new.bandwidth_bytes_per_s > old.bandwidth_bytes_per_s
-        for one, other in product(kinds[0] - {EMULATED}, kinds[1] - {EMULATED}):
+        for one, other in product(*kinds):
+            if is_emulated(one) or is_emulated(other):
+                continue
             for pair in (f"{one}>{other}", f"{other}>{one}"):
                 measured = profile.links.get(pair)
                 calibrated = isinstance(measured, MeasuredLink) and measured.calibrated

@@ -15,7 +15,7 @@ from partition.estimates.timed_pipeline import TimedPipeline
 from partition.exact.chain_search import AUTO, search_chains
 from partition.exact.feasibility import least_pipelines
 from partition.local_search.family_search import best_families, families_may_win, sync_share
-from partition.local_search.moves import PipelineSet
+from partition.local_search.moves import EvaluateSet, PipelineSet
 from partition.local_search.pipeline_search import PipelineSearch
 from partition.plan import Plan
 from partition.problem import Evaluate, Problem
@@ -53,13 +53,19 @@ def _enter_pipelines(
 ) -> None:
     """Enter the plans of a search, of shared devices and of interleaved pipelines. known: further starts."""
     problem, costs = search.problem, search.costs
-    found = _improved_starts(search, known)
+    evaluate = _with_sync(search)
+    begun = search.begun(evaluate, known)
+    found = _each_once(begun.sets)
     contest.enter(by_estimate(costs, _plans_of_sets(search, found)))
     single_s = contest.step_s
-    families: list[PipelineSet] = []
-    if families_may_win(search, single_s):
-        families = best_families(search, _step_of(ranking), single_s)
-    contest.enter_all(_plans_of(search, families[:1]))
+    families_tried = _enter_families(contest, search, ranking, single_s)
+    if contest.step_s >= (1 - search.effort.families.walk_lead) * single_s and search.effort.search.walks:
+        found = _each_once(search.walked(begun, evaluate))
+        plans = by_estimate(costs, _plans_of(search, found))
+        contest.enter(plans)
+        single_s = min([single_s, *(ranking(plan)[0] for plan in plans[:1])])
+        if not families_tried:
+            _enter_families(contest, search, ranking, single_s)
     clear = contest.step_s < (1 - search.effort.families.clear_lead) * single_s
     if not clear or sync_share(search, single_s) < search.effort.search.much_sync:
         contest.enter_all(_improved_with_simulator(search, found, ranking))
@@ -68,6 +74,14 @@ def _enter_pipelines(
         contest.enter(shared, most_lost=search.effort.choice.most_lost)
     contest.enter(interleaved_plans(problem, costs, contest.step_s))
     _enter_same_number(contest, search, ranking, known)
+
+
+def _enter_families(contest: Contest, search: PipelineSearch, ranking: Ranking, single_s: float) -> bool:
+    """Enter the best families if they may be better than a step of single pipelines; return whether."""
+    if not families_may_win(search, single_s):
+        return False
+    contest.enter_all(_plans_of(search, best_families(search, _step_of(ranking), single_s)[:1]))
+    return True
 
 
 def _enter_same_number(
@@ -126,9 +140,18 @@ def _named_auto(plan: Plan) -> Plan:
 
 def _improved_starts(search: PipelineSearch, known: Sequence[list[TimedPipeline]] = ()) -> list[PipelineSet]:
     """Return the sets of a search, each once, by their clocks and gradient sync; least step first."""
+    return _each_once(search.search(_with_sync(search), known))
+
+
+def _with_sync(search: PipelineSearch) -> EvaluateSet:
+    """Return the evaluation of sets by their clocks and gradient sync."""
     sync = SyncCosts(search.costs)
+    return lambda timed, seconds: seconds + sync.exposed_s(timed)
+
+
+def _each_once(sets: Iterable[PipelineSet]) -> list[PipelineSet]:
     found: dict[object, PipelineSet] = {}
-    for pipelines in search.search(lambda timed, seconds: seconds + sync.exposed_s(timed), known):
+    for pipelines in sets:
         found.setdefault(tuple(pipeline.stages for pipeline in pipelines.timed), pipelines)
     return list(found.values())
 

@@ -64,7 +64,9 @@ def compare_command(
     request = plan_request(cluster_file, options, AUTO)
     check_what_if(request.usable, other_devices, measure=measure)
     profile = request.profile(model, sequence_length, trains=measure, quiet=json)
-    profile = with_estimates(profile, other_devices.estimate or (), allow_slow=options.allow_slow_bf16)
+    profile = with_estimates(
+        profile, other_devices.estimate or (), dtype=options.dtype, allow_slow=options.allow_slow_bf16
+    )
     if other_devices.what_if:
         compare_changes(request, profile, global_batch_size, other_devices, json=json)
         return

@@ -1,7 +1,7 @@
 """What the verbs read and check before they do anything: devices, profile, problem, a given plan."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from cost_model.catalogue import accelerator
 from cost_model.cluster import Cluster, Device
 from cost_model.cluster_file import read_cluster
-from cost_model.dtypes import FLOAT32, check_fast, parse_dtype
+from cost_model.dtypes import check_fast, common_dtype, dtypes_of
 from cost_model.errors import InputError
 from cost_model.known_errors import distrust, far_off
 from cost_model.profile import ModelProfile, read_profile
@@ -62,7 +62,7 @@ class PlanRequest:
         fast = () if self.options.allow_slow_bf16 else self.usable.devices if used is None else used
         if trains or self.options.profile_file is not None or not none_here(self.usable):
             return get_profile(model, self.usable, sequence_length, self.options, fast=fast, quiet=quiet)
-        check_fast(parse_dtype(self.options.dtype) or FLOAT32, fast)
+        check_fast(dtypes_of(self.options.dtype, {device.kind for device in self.usable.devices}), fast)
         return estimate_all(model, self.usable, sequence_length, self.options)
 
     def problem(self, profile: ModelProfile, global_batch_size: int) -> Problem:
@@ -179,7 +179,8 @@ def get_profile(
 
     Raises: InputError if neither is given, the file is of another model or dtype, or a device is too slow.
     """
-    dtype = parse_dtype(options.dtype)
+    kinds = () if options.profile_file is not None else {device.kind for device in cluster.devices}
+    dtypes = dtypes_of(options.dtype, kinds) if kinds else {}
     entry = None if model is None else named_model(model, options)
     if model is None and (options.lora or options.adapter or options.load_in):
         raise InputError(
@@ -189,25 +190,25 @@ def get_profile(
     note(() if entry is None or entry.folder is None else entry.folder.notes())
     if options.profile_file is not None:
         profile = read_profile(options.profile_file)
-        _check_profile(profile, options, name, dtype)
-        check_fast(profile.dtype, fast)
+        _check_profile(profile, options, name)
+        check_fast(profile.dtypes, fast)
         return profile
     if model is None:
         raise InputError("neither --model nor --profile is given; name a model, or give its profile.json")
-    check_fast(dtype or FLOAT32, fast)
+    check_fast(dtypes, fast)
     from hetpipe.profiling.profile_cache import profile_model
 
     with progress_bar(f"measuring {name}", quiet=quiet) as report:
         return profile_model(
             model, cluster, sequence_length,
-            dtype=dtype or FLOAT32, budget_s=options.profile_budget_s, progress=report,
+            dtype=dtypes, budget_s=options.profile_budget_s, progress=report,
             lora=None if entry is None else entry.lora, load_in=None if entry is None else entry.load_in,
         )  # fmt: skip
 
 
 def none_here(cluster: Cluster) -> bool:
     """Return whether this host has none of the devices."""
-    from hetpipe.runtime.gpus import check_here, is_gpu
+    from hetpipe.runtime.gpus import check_here
 
     def is_here(device: Device) -> bool:
         try:
@@ -216,7 +217,7 @@ def none_here(cluster: Cluster) -> bool:
             return False
         return True
 
-    return all(map(is_gpu, cluster.devices)) and not any(map(is_here, cluster.devices))
+    return all(device.is_gpu for device in cluster.devices) and not any(map(is_here, cluster.devices))
 
 
 def estimate_all(
@@ -232,16 +233,19 @@ def estimate_all(
         accelerator(device.kind)
     entry = named_model(model, options)
     from hetpipe.profiling.layer_estimates import estimated_profile
+    from hetpipe.profiling.profile_cache import merge
 
-    dtype = parse_dtype(options.dtype) or FLOAT32
-    settings = TaskSettings(entry.name, sequence_length, dtype, Settings(steps=1, **entry.in_settings))
-    kinds = tuple(dict.fromkeys(device.kind for device in cluster.devices))
-    return estimated_profile(settings, kinds, allow_slow=options.allow_slow_bf16)
+    dtypes = dtypes_of(options.dtype, tuple(dict.fromkeys(device.kind for device in cluster.devices)))
+    common_dtype(dtypes)
+    run, profiles = Settings(steps=1, **entry.in_settings), []
+    for dtype in dict.fromkeys(dtypes.values()):
+        kinds = [kind for kind, own in dtypes.items() if own == dtype]
+        settings = TaskSettings(entry.name, sequence_length, dtype, run)
+        profiles.append(estimated_profile(settings, kinds, allow_slow=options.allow_slow_bf16))
+    return merge(profiles)
 
 
-def _check_profile(
-    profile: ModelProfile, options: ProfileOptions, name: str | None, dtype: str | None
-) -> None:
+def _check_profile(profile: ModelProfile, options: ProfileOptions, name: str | None) -> None:
     """Check the profile of a file.
 
     Raises: InputError if it is of another model or dtype than asked for.
@@ -251,32 +255,59 @@ def _check_profile(
             f"{options.profile_file}: a profile of {profile.model!r}, not of --model {name!r}; give the "
             "profile of that model, or leave one of the two out"
         )
-    if dtype is not None and profile.dtype != dtype:
-        raise InputError(
-            f"{options.profile_file}: a profile in {profile.dtype}, and --dtype is {options.dtype}; profile "
-            f"again with --dtype {options.dtype}, or leave the option out"
+    if options.dtype is not None:
+        _check_dtypes(
+            profile, options.dtype, dtypes_of(options.dtype, profile.kinds), str(options.profile_file)
         )
 
 
-def with_estimates(profile: ModelProfile, kinds: Iterable[str], *, allow_slow: bool) -> ModelProfile:
+def _check_dtypes(profile: ModelProfile, text: str, wanted: Mapping[str, str], source: str) -> None:
+    """Check that the kinds of a profile are in the precisions that a --dtype gives.
+
+    Raises: InputError naming one that is not.
+    """
+    for kind, found in profile.dtypes.items():
+        if wanted[kind] != found:
+            several = {*profile.dtypes.values()}, {*wanted.values()}
+            where = f" on {kind}" if any(len(each) > 1 for each in several) else ""
+            raise InputError(
+                f"{source}: a profile in {found}{where}, and --dtype is {text}; profile again with --dtype "
+                f"{text}, or leave the option out"
+            )
+
+
+def with_estimates(
+    profile: ModelProfile, kinds: Iterable[str], *, dtype: str | None = None, allow_slow: bool
+) -> ModelProfile:
     """Return the profile with estimated kinds added, anew where it has estimates of them; warn of poor ones.
 
-    allow_slow: as for `estimate_kind`.
+    dtype: as --dtype, None for that of the kind that another is estimated from. allow_slow: as for
+    `estimate_kind`.
 
     Raises: InputError if a kind is unknown, was measured or has no units for the dtype, or no measured kind
         is in the catalogue to estimate from.
     """
+    kinds = tuple(kinds)
+    wanted = {} if dtype is None else dtypes_of(dtype, {*profile.kinds, *kinds})
+    if dtype is not None:
+        _check_dtypes(_without(profile, kinds), dtype, wanted, "--profile")
     for kind in kinds:
         from cost_model.roofline import estimate_kind, nearest_kind
 
         device = accelerator(kind)
         if kind in profile.kinds and profile.kinds[kind].source == "measured":
             raise InputError(f"{kind!r} was measured; leave out --estimate {kind}")
-        nearest = nearest_kind(profile, device)
+        nearest = nearest_kind(profile, device, wanted.get(kind))
         _warn_of_source(kind, nearest, profile)
-        estimated = estimate_kind(profile, nearest, device, allow_slow=allow_slow)
-        profile = dataclasses.replace(profile, kinds={**profile.kinds, kind: estimated})
+        own = wanted.get(kind, profile.dtype_of(nearest))
+        estimated = estimate_kind(profile, nearest, device, allow_slow=allow_slow, dtype=own)
+        profile = profile.with_kinds({**profile.kinds, kind: estimated}, {**profile.dtypes, kind: own})
     return profile
+
+
+def _without(profile: ModelProfile, kinds: Collection[str]) -> ModelProfile:
+    left = {kind: times for kind, times in profile.kinds.items() if kind not in kinds}
+    return dataclasses.replace(profile, kinds=left)
 
 
 def _warn_of_source(kind: str, nearest: str, profile: ModelProfile) -> None:

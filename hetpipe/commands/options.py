@@ -34,10 +34,10 @@ ScheduleOption = Annotated[
 ]
 DtypeOption = Annotated[
     str | None,
-    typer.Option("--dtype", help="float32 (default), or bf16: bfloat16 autocast on float32 weights."),
+    typer.Option("--dtype", help="float32 (default), tf32, bf16, fp16, auto; or V100=fp16,A100=bf16."),
 ]
 AllowSlowOption = Annotated[
-    bool, typer.Option("--allow-slow-bf16", help="Also on devices that have no units for bfloat16.")
+    bool, typer.Option("--allow-slow", "--allow-slow-bf16", help="Also on devices without units for --dtype.")
 ]
 BudgetOption = Annotated[float, typer.Option("--profile-budget", help="Seconds to spend on measuring.")]
 EstimateOption = Annotated[

@@ -143,7 +143,7 @@ def _check_planned(change: str, cluster: Cluster, request: PlanRequest, profile:
                 f"({', '.join(profile.kinds)}); add --estimate {device.kind}, or measure it"
             )
     if not request.options.allow_slow_bf16:
-        check_fast(profile.dtype, cluster.devices)
+        check_fast(profile.dtypes, cluster.devices)
     try:
         check_measured_links(request.usable, cluster, profile)
     except InputError as error:

@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from cost_model.catalogue import accelerator
-from cost_model.cluster import EMULATED, Cluster
+from cost_model.cluster import Cluster, is_emulated
 from cost_model.cluster_file import read_cluster
-from cost_model.dtypes import FLOAT32, check_estimable, check_fast, parse_dtype
+from cost_model.dtypes import check_estimable, check_fast, dtypes_of
 from cost_model.errors import InputError
 from cost_model.measured_links import MeasuredLink
 from cost_model.profile import ModelProfile, profile_text, read_profile
@@ -79,7 +79,8 @@ def profile_command(
     for kind in kinds:
         accelerator(kind)  # an unknown one is refused before anything slow
     given = {"--merge": merge, "--from-run": run is not None, "--profile": profile_file is not None}
-    _check_source([name for name, is_given in given.items() if is_given], files or [], options)
+    sources = [name for name, is_given in given.items() if is_given]
+    _check_source(sources, files or [], options, estimated=kinds)
     if merge:
         profile = merge_files(files or [])
     elif run is not None:
@@ -88,7 +89,7 @@ def profile_command(
         profile = read_profile(profile_file)
     else:
         profile = measure(options, estimated=kinds, quiet=json)
-    profile = with_estimates(profile, kinds, allow_slow=options.allow_slow_bf16)
+    profile = with_estimates(profile, kinds, dtype=options.dtype, allow_slow=options.allow_slow_bf16)
     if output is not None:
         write_output(output, profile_text(profile))
     if json:
@@ -108,10 +109,13 @@ def _show(profile: ModelProfile, output: Path | None, *, layers: bool) -> None:
     typer.echo(f"{profile.model}: {profile.num_layers} layers on {', '.join(profile.kinds)}{where}")
 
 
-def _check_source(given: Sequence[str], files: Sequence[Path], options: MeasureOptions) -> None:
+def _check_source(
+    given: Sequence[str], files: Sequence[Path], options: MeasureOptions, *, estimated: Collection[str]
+) -> None:
     """Check that a profile comes from one place.
 
-    given: those of --merge, --from-run and --profile that are given.
+    given: those of --merge, --from-run and --profile that are given. estimated: kinds, which a --dtype may be
+    for.
 
     Raises: InputError if two are given, one beside what is measured, or files without --merge.
     """
@@ -122,7 +126,8 @@ def _check_source(given: Sequence[str], files: Sequence[Path], options: MeasureO
             f"{files[0]}: to join profiles, give --merge; to go on from one, --profile {files[0]}"
         )
     measured = (
-        ("--model", options.model), ("--cluster", options.cluster_file), ("--dtype", options.dtype),
+        ("--model", options.model), ("--cluster", options.cluster_file),
+        ("--dtype", None if estimated else options.dtype),
         ("--lora", options.lora), ("--adapter", options.adapter), ("--load-in", options.load_in),
     )  # fmt: skip
     for option, value in measured:
@@ -166,14 +171,14 @@ def measure(options: MeasureOptions, *, estimated: Collection[str] = (), quiet: 
     name = entry.name
     note(() if entry.folder is None else entry.folder.notes())
     cluster = _measurable(read_cluster(options.cluster_file), estimated)
-    dtype = parse_dtype(options.dtype) or FLOAT32
+    dtypes = dtypes_of(options.dtype, {*(device.kind for device in cluster.devices), *estimated})
     if not options.allow_slow_bf16:
-        check_fast(dtype, cluster.devices)
-        check_estimable(dtype, estimated)
+        check_fast(dtypes, cluster.devices)
+        check_estimable({kind: dtypes[kind] for kind in estimated})
     with progress_bar(f"measuring {name}", quiet=quiet) as report:
         profile = profile_model(
             options.model, cluster, options.sequence_length,
-            dtype=dtype, budget_s=options.profile_budget_s, microbatch_sizes=sizes, progress=report,
+            dtype=dtypes, budget_s=options.profile_budget_s, microbatch_sizes=sizes, progress=report,
             lora=entry.lora,
             load_in=entry.load_in,
         )  # fmt: skip
@@ -229,7 +234,7 @@ def from_run(path: Path) -> ModelProfile:
 
 
 def _only_emulated(cluster: Cluster, names: Iterable[str]) -> bool:
-    return all(cluster.device(name).kind == EMULATED for name in names)
+    return all(is_emulated(cluster.device(name).kind) for name in names)
 
 
 def precision_sentences(profile: ModelProfile) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from cost_model.cluster import EMULATED, Cluster
+from cost_model.cluster import Cluster, is_emulated
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
 from hetpipe.commands.inputs import PlanRequest, named_model, plan_request, predict_given
@@ -174,7 +174,7 @@ def _verified(prediction: Prediction, profile: ModelProfile, cluster: Cluster) -
     """
     verify(prediction.program, profile, cluster)
     used = prediction.costs.devices
-    warn_if_too_fast(device.speed for device in used if device.kind == EMULATED)
+    warn_if_too_fast(device.speed for device in used if is_emulated(device.kind))
     return estimate_sentences(profile, (device.kind for device in used))
 
 

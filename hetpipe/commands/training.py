@@ -162,12 +162,17 @@ def _folder_of(settings: Settings, model: str, folder: RunFolder | None) -> tupl
 
 
 def _warn_of_skipped_steps(folder: RunFolder) -> None:
-    finite = [step["finite"] for step in folder.read_metrics()]
-    if skipped := finite.count(False):
-        warn(
-            f"{skipped} of {len(finite)} steps changed nothing: their gradients were not finite; lower "
-            "--learning-rate"
+    steps = folder.read_metrics()
+    skipped = [step for step in steps if not step["finite"]]
+    if not skipped:
+        return
+    text = f"{len(skipped)} of {len(steps)} steps changed nothing: their gradients were not finite"
+    if "loss_scale" in skipped[-1]:
+        note(
+            [f"{text}, and the loss scale was halved each time, at last to {skipped[-1]['loss_scale'] / 2:g}"]
         )
+    else:
+        warn(f"{text}; lower --learning-rate")
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Models as chains of layers: described without weights, materialised layer by layer."""
 
 import copy
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial, reduce
@@ -31,12 +31,12 @@ from hetpipe.models.initialization import (
     parameters_on_meta,
     private_random_stream,
 )
-from hetpipe.models.owned_weights import begin_weights, take_weights
+from hetpipe.models.owned_weights import begin_weights, held_beside, take_weights
 from hetpipe.models.partial_model import BlockLayers, LayerModel, SequentialLayers
 from hetpipe.models.placement import place
 from hetpipe.models.pretrained_weights import FolderWeights
 from hetpipe.models.quantized_modules import matrices_in
-from hetpipe.models.quantized_weights import Packing, QuantizedParameter
+from hetpipe.models.quantized_weights import QuantizedParameter
 from hetpipe.models.sequential import holders_of, let_inputs_be, reached_and_used, run_through
 from hetpipe.models.weight_bytes import WeightBytes
 
@@ -89,7 +89,7 @@ class ChainModel:
             tuple(replace(info, given=stored.get(info.name, info.given)) for info in infos)
             for infos in chain.layer_parameters
         )
-        return replace(chain, weights=weights, layer_parameters=_all_held(layer_parameters, packed))
+        return replace(chain, weights=weights, layer_parameters=held_beside(layer_parameters, packed))
 
     @classmethod
     def from_module(
@@ -132,7 +132,7 @@ class ChainModel:
                 described,
                 has_rule=False,
                 given=given,
-                layer_parameters=_all_held(described.layer_parameters, packed),
+                layer_parameters=held_beside(described.layer_parameters, packed),
             )
         described = _describe(name or _name_of(factory), factory, shrunk or factory, inputs, example)
         # NOTE: the model's rule knows nothing of what peft put into it
@@ -273,30 +273,6 @@ class ChainModel:
         elif self.given is not None:
             names = take_weights(model, names, infos, self.given)
         return model, names
-
-
-def _all_held(
-    layers: Sequence[Sequence[ParameterInfo]], packed: Mapping[str, Packing]
-) -> tuple[tuple[ParameterInfo, ...], ...]:
-    return tuple(tuple(_held(info, packed) for info in infos) for infos in layers)
-
-
-def _held(info: ParameterInfo, packed: Mapping[str, Packing]) -> ParameterInfo:
-    """Return a parameter as it is held beside quantized ones.
-
-    A bias is given as float32 there: its layer adds it as it is, in the dtype in which it computes.
-
-    Raises: InputError if a matrix that is to be quantized is trained, shared, or not only multiplied.
-    """
-    if info.name not in packed:
-        weight = f"{info.name.removesuffix('.bias')}.weight"
-        return replace(info, given=torch.float32) if weight in packed else info
-    if info.reached or info.shared or info.keeps != Use.MULTIPLIED:
-        raise InputError(
-            f"{info.name!r} cannot be held in {packed[info.name].quantization.bits} bits: it is trained, "
-            "shared, or used otherwise than in products; name it in llm_int8_skip_modules"
-        )
-    return replace(info, packing=packed[info.name])
 
 
 def _name_of(factory: Callable[[], nn.Module]) -> str:

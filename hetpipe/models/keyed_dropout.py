@@ -8,9 +8,9 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
-from torch._guards import active_fake_mode
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from cost_model.errors import InputError
 from hetpipe.models import philox
@@ -177,9 +177,8 @@ class _Generators:
 
     def _now(self) -> tuple[bytes, int]:
         """Return the state of the CPU's generator, and how far the device's has gone; waits for nothing."""
-        if active_fake_mode() is not None:  # tensors without memory: a state has no bytes to compare
-            return b"", 0
-        state = torch.default_generator.get_state().numpy().tobytes()
+        with _disable_current_modes():  # type: ignore[no-untyped-call]  # under one that has no memory it is noise
+            state = torch.default_generator.get_state().numpy().tobytes()
         if self._device is None:
             return state, 0
         index = torch.cuda.current_device() if self._device.index is None else self._device.index

@@ -1,8 +1,12 @@
-"""Mixed precision: weights, gradients and optimizer in float32; layers compute, and send, in bfloat16.
+"""Mixed precision: weights, gradients and optimizer in float32; layers compute, and send, in 16 bits.
 
 torch.autocast decides operation by operation, as in any training loop. Besides, what enters a layer is
-rounded to bfloat16 at every boundary between layers, whether the plan cuts there or not: half the bytes
-travel, and the plan does not change what is computed. The loss is computed in float32.
+rounded to bfloat16 or float16 at every boundary between layers, whether the plan cuts there or not: half the
+bytes travel, and the plan does not change what is computed. The loss is computed in float32.
+
+Between a rank in bfloat16 and one in float16 tensors travel in the dtype of the one that takes them: its
+layers round what enters them to it anyway, and its gradients are in it, so nothing is lost on the way that
+would not be lost without it.
 """
 
 from collections.abc import Iterator
@@ -10,9 +14,11 @@ from contextlib import contextmanager
 
 import torch
 
-from cost_model.dtypes import BFLOAT16_AUTOCAST, FLOAT32, FLOAT64
+from cost_model.dtypes import BFLOAT16_AUTOCAST, FLOAT16_AUTOCAST, FLOAT32, FLOAT64, MIXED, TF32
 
-_WEIGHTS = {FLOAT32: torch.float32, FLOAT64: torch.float64, BFLOAT16_AUTOCAST: torch.float32}
+_WEIGHTS = dict.fromkeys((FLOAT32, TF32, BFLOAT16_AUTOCAST, FLOAT16_AUTOCAST, MIXED), torch.float32)
+_WEIGHTS[FLOAT64] = torch.float64
+_LOWERED = {BFLOAT16_AUTOCAST: torch.bfloat16, FLOAT16_AUTOCAST: torch.float16}
 
 
 def weight_dtype(dtype: str) -> torch.dtype:
@@ -22,12 +28,22 @@ def weight_dtype(dtype: str) -> torch.dtype:
 
 def lowered_dtype(dtype: str) -> torch.dtype | None:
     """Return the dtype to which autocast lowers; None where there is no autocast."""
-    return torch.bfloat16 if dtype == BFLOAT16_AUTOCAST else None
+    return _LOWERED.get(dtype)
 
 
 def boundary_dtype(dtype: str) -> torch.dtype:
-    """Return the dtype of floating tensors that travel from layer to layer."""
+    """Return the dtype of floating tensors that travel to a layer that computes in a dtype."""
     return lowered_dtype(dtype) or weight_dtype(dtype)
+
+
+def set_products(dtype: str, place: torch.device) -> None:
+    """Let the GPU of this process multiply float32 matrices in tf32, if that is the dtype.
+
+    A CPU goes on in float32.
+    """
+    if dtype == TF32 and place.type == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = True
+        torch.backends.cudnn.allow_tf32 = True
 
 
 @contextmanager

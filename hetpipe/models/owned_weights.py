@@ -1,18 +1,21 @@
 """The weights that the owned layers of a model begin with: of a folder, drawn by its own rule, or given."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from cost_model.errors import InputError
 from hetpipe.models.adapter_folder import AdapterFolder
 from hetpipe.models.block_structure import ParameterInfo
+from hetpipe.models.frozen_weights import Use
 from hetpipe.models.initialization import initialise_by_module
 from hetpipe.models.placement import replace_parameters
 from hetpipe.models.pretrained_weights import FolderWeights
-from hetpipe.models.quantized_weights import QuantizedParameter, from_parts, quantized
+from hetpipe.models.quantized_weights import Packing, QuantizedParameter, from_parts, quantized
 
 
 def begin_weights(
@@ -90,3 +93,29 @@ def take_weights(
         return new
 
     return replace_parameters(model, names, quantized_or_old)
+
+
+def held_beside(
+    layers: Sequence[Sequence[ParameterInfo]], packed: Mapping[str, Packing]
+) -> tuple[tuple[ParameterInfo, ...], ...]:
+    """Return the parameters of layers, those that are packed and those beside them as they are held then.
+
+    Raises: InputError if a matrix that is to be quantized is trained, shared, or not only multiplied.
+    """
+    return tuple(tuple(_held(info, packed) for info in infos) for infos in layers)
+
+
+def _held(info: ParameterInfo, packed: Mapping[str, Packing]) -> ParameterInfo:
+    """Return a parameter as it is held beside quantized ones.
+
+    A bias is given as float32 there: its layer adds it as it is, in the dtype in which it computes.
+    """
+    if info.name not in packed:
+        weight = f"{info.name.removesuffix('.bias')}.weight"
+        return replace(info, given=torch.float32) if weight in packed else info
+    if info.reached or info.shared or info.keeps != Use.MULTIPLIED:
+        raise InputError(
+            f"{info.name!r} cannot be held in {packed[info.name].quantization.bits} bits: it is trained, "
+            "shared, or used otherwise than in products; name it in llm_int8_skip_modules"
+        )
+    return replace(info, packing=packed[info.name])

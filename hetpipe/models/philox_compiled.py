@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from hetpipe.models.philox_torch import MASK, MULTIPLIERS, NUM_ROUNDS, WEYL, Draw
-from partition.exact.compiled import compiled
+from partition.estimates.compiled import compiled
 
 Words = npt.NDArray[np.uint32]
 

@@ -45,7 +45,7 @@ def words(drawn: Draw, num_elements: int, device: torch.device) -> Tensor:
 
 def rounds(counter: Sequence[Tensor], key: tuple[int, int]) -> list[Tensor]:
     """Return the four words of each counter, all of them of int64 in [0, 2 ** 32)."""
-    x0, x1, x2, x3 = torch.broadcast_tensors(*counter)
+    x0, x1, x2, x3 = torch.broadcast_tensors(*counter)  # type: ignore[no-untyped-call]  # torch
     k0, k1 = key
     for _ in range(NUM_ROUNDS):
         # int64 wraps around: the low 64 bits of a product are right, its high word as an unsigned one

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from hetpipe.models.block_structure import ParameterInfo
-from hetpipe.models.quantized_weights import QuantizedParameter
+from hetpipe.models.quantized_weights import QuantizedParameter, matrix_held
 
 
 def replace_parameters(
@@ -41,8 +41,9 @@ def place(
         return dtype if tensor.is_floating_point() else tensor.dtype
 
     def make(name: str, old: nn.Parameter) -> nn.Parameter:
-        if isinstance(old, QuantizedParameter):
-            return QuantizedParameter(old.matrix.to(device))
+        matrix = matrix_held(old)
+        if matrix is not None:
+            return QuantizedParameter(matrix.to(device))
         if name in infos:
             moved = old.detach().to(device=device, dtype=kept[name] if old.is_floating_point() else old.dtype)
             return nn.Parameter(moved, requires_grad=old.requires_grad and infos[name].reached)

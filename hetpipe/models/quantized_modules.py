@@ -69,7 +69,7 @@ def linear_layers(
         with torch.device("meta"):
             layer = nn.Linear(module.in_features, module.out_features, bias=False)
         layer.weight.requires_grad_(False)
-        layer.bias = None if module.bias is None else make(module.bias)
+        layer.register_parameter("bias", None if module.bias is None else make(module.bias))
         layers[id(module)] = layer
         weights.add(id(module.weight))
     return layers, weights

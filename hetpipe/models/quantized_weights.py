@@ -116,18 +116,29 @@ class QuantizedParameter(nn.Parameter, metaclass=_ByMatrix):
         """Make the parameter of a matrix."""
         made = super().__new__(cls, matrix.values, requires_grad=False)
         made.matrix = matrix
-        return cast("QuantizedParameter", made)
+        return made
+
+
+def matrix_held(value: Tensor) -> QuantizedMatrix | None:
+    """Return the matrix of a quantized parameter; None of any other.
+
+    Not by its class: torch makes a parameter of tensors without memory (FakeTensorMode) one of another.
+    """
+    found = getattr(value, "matrix", None)
+    return found if isinstance(found, QuantizedMatrix) else None
 
 
 def tensors_of(value: Tensor) -> tuple[Tensor, ...]:
     """Return the tensors that hold a weight, one if it is not quantized."""
-    return value.matrix.tensors() if isinstance(value, QuantizedParameter) else (value,)
+    matrix = matrix_held(value)
+    return (value,) if matrix is None else matrix.tensors()
 
 
 def dense(value: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a weight in a dtype of real numbers; a quantized one in float32 where it is another."""
-    if isinstance(value, QuantizedParameter):
-        return value.matrix.dequantized(dtype if dtype.is_floating_point else torch.float32)
+    matrix = matrix_held(value)
+    if matrix is not None:
+        return matrix.dequantized(dtype if dtype.is_floating_point else torch.float32)
     return value.detach().to(dtype)
 
 
@@ -174,9 +185,10 @@ def _scales_of(state: Any) -> dict[str, Tensor]:
 
 def parts_of(name: str, value: Tensor) -> dict[str, Tensor]:
     """Return copies on the CPU of what holds a weight, by names in a file."""
-    if not isinstance(value, QuantizedParameter):
+    matrix = matrix_held(value)
+    if matrix is None:
         return {name: value.detach().cpu().clone()}
-    parts = {"values": value.matrix.values, **value.matrix.scales}
+    parts = {"values": matrix.values, **matrix.scales}
     return {f"{name}.{part}": tensor.detach().cpu().clone() for part, tensor in parts.items()}
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import statistics
 from collections.abc import Callable, Iterator
 
-from cost_model.cluster import EMULATED, Cluster, Link
+from cost_model.cluster import Cluster, Link, is_emulated
 from cost_model.errors import InputError
 from cost_model.measured_links import MeasuredLink
 from cost_model.network import Network
@@ -108,7 +108,7 @@ def _links(profile: ModelProfile, plan: Plan, cluster: Cluster, trace: Trace) ->
     scaled: dict[str, Link] = {}
     for source, destination, num_bytes, transfer_s in _awaited_transfers(profile, plan, trace):
         kinds = cluster.device(source).kind, cluster.device(destination).kind
-        if EMULATED in kinds:
+        if any(map(is_emulated, kinds)):
             continue
         link = network.route(source, destination).link
         pair = f"{kinds[0]}>{kinds[1]}"

@@ -53,7 +53,7 @@ def estimated_profile(
         model.
     """
     devices = {kind: accelerator(kind) for kind in kinds}
-    check_estimable(settings.dtype, () if allow_slow else kinds)
+    check_estimable({} if allow_slow else dict.fromkeys(kinds, settings.dtype))
     spec = task_spec(settings)
     check_length(spec, settings.sequence_length)
     chain = _as_configured(ChainModel.from_spec(spec), spec)

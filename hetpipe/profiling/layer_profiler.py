@@ -15,7 +15,7 @@ from cost_model.errors import InputError
 from cost_model.profile import KindProfile, LayerProfile, ModelProfile
 from hetpipe.data.task import TaskFactory, TrainingTask
 from hetpipe.models.chain import ChainModel
-from hetpipe.models.mixed_precision import kept_casts, lowered_dtype, weight_dtype
+from hetpipe.models.mixed_precision import kept_casts, lowered_dtype, set_products, weight_dtype
 from hetpipe.models.partial_model import LayerModel
 from hetpipe.models.weight_bytes import WeightBytes
 from hetpipe.profiling.layer_timer import Bench, Samples, boundary_bytes
@@ -91,6 +91,7 @@ def profile_task(
     groups = groups_of_alike(chain)
     chosen = sorted({layer for group in groups for layer in (group[0], group[-1])})
     lowered = lowered_dtype(settings.dtype)
+    set_products(settings.dtype, device)
     model = chain.materialise(chosen, settings.seed, weight_dtype(settings.dtype), device, lowered)
     model.train()
     for layer in chosen:

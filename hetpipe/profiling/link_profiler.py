@@ -16,7 +16,6 @@ from cost_model.measured_links import MeasuredAllReduce, MeasuredLink
 from cost_model.network import NORM_BYTES
 from hetpipe.profiling.median_error import standard_error_of_median
 from hetpipe.program.instructions import Direction, Pass, Program, Transfer
-from hetpipe.runtime.gpus import is_gpu
 from hetpipe.runtime.host_staging import Staging, room_on_host
 from hetpipe.runtime.processes import Emit, RankGroup, run_ranks
 from hetpipe.runtime.rank_setup import torch_device
@@ -70,7 +69,7 @@ def groups_of_devices(cluster: Cluster) -> list[tuple[tuple[Device, ...], tuple[
 
 def _by_kind(cluster: Cluster) -> dict[str, list[Device]]:
     """Return the real devices of one host: CPUs, and the GPUs of the node that has most, numbered there."""
-    gpus = [[d for d in node.devices if is_gpu(d)] for node in cluster.nodes]
+    gpus = [[d for d in node.devices if d.is_gpu] for node in cluster.nodes]
     found: dict[str, list[Device]] = {}
     for device in [*(d for d in cluster.devices if d.kind == CPU), *max(gpus, key=len)]:
         found.setdefault(device.kind, []).append(device)

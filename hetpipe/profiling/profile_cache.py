@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cost_model.cluster import CPU, EMULATED, Cluster, Device
+from cost_model.cluster import CPU, Cluster, Device, is_emulated
+from cost_model.dtypes import FLOAT32, MIXED, common_dtype
 from cost_model.errors import InputError
 from cost_model.profile import LayerProfile, ModelProfile, profile_from_data, profile_text, read_profile
 from cost_model.strict_files import canonical_sha256, write_atomically
@@ -44,6 +45,7 @@ def cache_key(
     memory_bytes: Mapping[str, float] | None = None,
     *,
     real_kinds: Sequence[Sequence[str]] = (),
+    dtypes: Mapping[str, str] | None = None,
 ) -> str:
     """Return the hash of everything that a measurement depends on.
 
@@ -51,10 +53,12 @@ def cache_key(
 
     sharers: by kind, how many devices share the host's cores, which gives the threads of each.
     memory_bytes: of the largest device of each kind, where the sizes depend on it (None).
-    real_kinds: of the devices of each node between which messages are measured.
+    real_kinds: of the devices of each node between which messages are measured. dtypes: of the kinds, where
+    they differ.
     """
     return canonical_sha256(
         {
+            **({} if dtypes is None else {"dtypes": dict(dtypes)}),
             "model": settings.model,
             "sequence_length": settings.sequence_length,
             "dtype": settings.dtype,
@@ -82,7 +86,7 @@ def profile_model(
     cluster: Cluster,
     sequence_length: int,
     *,
-    dtype: str = "float32",
+    dtype: str | Mapping[str, str] = FLOAT32,
     budget_s: float = DEFAULT_BUDGET_S,
     microbatch_sizes: Sequence[int] | None = MICROBATCH_SIZES,
     progress: Progress | None = None,
@@ -96,7 +100,8 @@ def profile_model(
     Emulated devices are profiled once, unslowed, with one thread; their speed scales the price later.
     budget_s: seconds of measurement over all kinds; it ends earlier where all medians are known well.
     model: a name, or a Hugging Face folder, of which the cache knows the configuration and not the path.
-    microbatch_sizes: those of them that fit; None: up to the largest that fits. task: for a model of your
+    dtype: of all kinds, or of each. microbatch_sizes: those of them that fit; None: up to the largest that
+    fits. task: for a model of your
     own, named by `model`: an `own_task`, or an importable `TaskFactory`; never cached. lora: of adapters that
     are trained in place of the model. load_in: "4bit" or "8bit", in which the matrices beside them are held.
 
@@ -104,15 +109,20 @@ def profile_model(
     model that does not compute the same when it is split.
     """
     kinds = sorted({device.kind for device in cluster.devices})
-    settings = TaskSettings(model, sequence_length, dtype)
+    dtypes = {kind: dtype if isinstance(dtype, str) else dtype[kind] for kind in kinds}
+    settings = TaskSettings(model, sequence_length, common_dtype(dtypes))
     if task is None:
         known = model_entry(model)
         known = known if lora is None else known.with_adapters(lora, load_in=load_in)
-        settings = TaskSettings(known.name, sequence_length, dtype, Settings(steps=1, **known.in_settings))
+        own = Settings(steps=1, **known.in_settings)
+        settings = dataclasses.replace(settings, model=known.name, run=own)
     counts = {kind: sum(device.kind == kind for device in cluster.devices) for kind in kinds}
     sharers = {kind: count if kind == CPU else 1 for kind, count in counts.items()}
     memory = {kind: max(d.memory_bytes for d in cluster.devices if d.kind == kind) for kind in kinds}
-    key = cache_key(settings, sharers, microbatch_sizes, _code(), memory, real_kinds=_real_kinds(cluster))
+    key = cache_key(
+        settings, sharers, microbatch_sizes, _code(), memory,
+        real_kinds=_real_kinds(cluster), dtypes=dtypes if settings.dtype == MIXED else None,
+    )  # fmt: skip
     path = cache_folder() / f"{_file_name(settings.model)}-{key}.json"
     if use_cache and task is None and path.exists():
         try:
@@ -131,7 +141,8 @@ def profile_model(
                 progress((index + done) / len(kinds), what)
 
         limits = (microbatch_sizes, memory[kind], budget_s / len(kinds))
-        profiles.append(_measure(settings, measured[kind], counts[kind], limits, report, task))
+        task_settings = dataclasses.replace(settings, dtype=dtypes[kind])
+        profiles.append(_measure(task_settings, measured[kind], counts[kind], limits, report, task))
     merged = _with_links(merge(profiles), cluster)
     if task is None and (microbatch_sizes is None or not left_out(merged, microbatch_sizes)):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -190,7 +201,7 @@ def _with_links(profile: ModelProfile, cluster: Cluster) -> ModelProfile:
 
 def _real_kinds(cluster: Cluster) -> list[list[str]]:
     """Return the kinds of real devices, node by node: messages are measured between those of a node."""
-    nodes = [sorted(d.kind for d in node.devices if d.kind != EMULATED) for node in cluster.nodes]
+    nodes = [sorted(d.kind for d in node.devices if not is_emulated(d.kind)) for node in cluster.nodes]
     return [kinds for kinds in nodes if kinds]
 
 
@@ -204,13 +215,15 @@ def left_out(profile: ModelProfile, sizes: Sequence[int]) -> dict[str, tuple[int
 
 
 def merge(profiles: Sequence[ModelProfile]) -> ModelProfile:
-    """Join profiles of one model, length and dtype, layer by layer, into one with the kinds of all.
+    """Join profiles of one model and length, layer by layer, into one with the kinds of all.
+
+    Each kind keeps its dtype, as far as these train together.
 
     Raises: InputError naming what differs, or a kind that two of them hold with different times.
     """
     first = profiles[0]
     for other in profiles[1:]:
-        for key in ("model", "sequence_length", "dtype", "num_layers"):
+        for key in ("model", "sequence_length", "num_layers"):
             mine, theirs = getattr(first, key), getattr(other, key)
             if mine != theirs:
                 raise InputError(f"profiles of {key} {mine!r} and {theirs!r} cannot be joined")
@@ -227,16 +240,26 @@ def merge(profiles: Sequence[ModelProfile]) -> ModelProfile:
                     raise InputError(
                         f"two profiles hold kind {kind!r} with different times; give one of them"
                     )
+    differ = len({profile.dtype for profile in profiles}) > 1
+    joined_layer = _with_most_bytes if differ else _with_larger_workspace
     layers = tuple(
-        _with_larger_workspace([profile.layers[index] for profile in profiles])
-        for index in range(first.num_layers)
+        joined_layer([profile.layers[index] for profile in profiles]) for index in range(first.num_layers)
     )
     kinds = {kind: times for profile in profiles for kind, times in profile.kinds.items()}
     links = {pair: link for profile in profiles for pair, link in profile.links.items()}
     groups = {tuple(sorted(e.kinds)): e for profile in profiles for e in profile.all_reduces}
-    return dataclasses.replace(
-        first, layers=layers, kinds=kinds, links=links, all_reduces=tuple(groups.values())
-    )
+    dtypes = {kind: dtype for profile in profiles for kind, dtype in profile.dtypes.items()}
+    joined = dataclasses.replace(first, layers=layers, links=links, all_reduces=tuple(groups.values()))
+    return joined.with_kinds(kinds, dtypes)
+
+
+def _with_most_bytes(layers: Sequence[LayerProfile]) -> LayerProfile:
+    """Return the first of several profiles of a layer, with the most bytes of any.
+
+    The dtypes differ, so what they save for the backward may, too.
+    """
+    saved = max(layer.saved_bytes_per_sample for layer in layers)
+    return dataclasses.replace(_with_larger_workspace(layers), saved_bytes_per_sample=saved)
 
 
 def _with_larger_workspace(layers: Sequence[LayerProfile]) -> LayerProfile:

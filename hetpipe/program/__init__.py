@@ -11,6 +11,7 @@ Others use:
         Pass, Direction, Message, incoming, outgoing, parse_instruction, parse_program
     lowering: lower_as
     gradient_buckets: gradient_buckets, with_collectives
+    sync_starts: inner_syncs, after_layer_s, layers_reached
     collective_parts: Group, Operation, Part, sum_parts, broadcast_part
     schedules: one_f_one_b
     verification: verify

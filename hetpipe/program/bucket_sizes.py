@@ -1,20 +1,25 @@
-"""How finely gradients are summed: buckets are cut where a part of the sum can begin inside the last backward."""
+"""How finely gradients are summed: buckets are cut where parts can begin inside a backward."""
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from cost_model.collective_choice import BUCKET_BYTES, MOST_PARTS
 from cost_model.layer_costs import Prices
 from cost_model.network import Network, idle
 from cost_model.profile import ModelProfile
 from cost_model.ring_estimates import sum_estimate_s
-from cost_model.sum_times import reduce_due
+from cost_model.sum_times import LARGE_RING, reduce_due
 from hetpipe.program.instructions import Bucket
 from hetpipe.program.sync_starts import after_layer_s
 from partition.plan import Plan, Stage
 
 LEAST_GAIN = 0.01
 """Of the seconds of the sum: what finer parts must save over coarser ones."""
+FEW_PARTS = 4  # of rings so large that each takes long to simulate
+
+Parts = Sequence[tuple[int, ...]]
+"""The layers of each part of a bucket, the last layers first."""
 
 
 def cut_buckets(
@@ -29,14 +34,8 @@ def cut_buckets(
     A part has at most most_bytes (None: BUCKET_BYTES), or more, up to all, where the latency of more parts
     would cost what they gain, by an estimate; a layer is never cut.
     """
-    most_bytes = BUCKET_BYTES if most_bytes is None else most_bytes
-    prices, found = Prices(profile), []
-    for bucket in buckets:
-        if bucket.tied or len(bucket.layers) == 1 or bucket.num_bytes(profile) <= most_bytes:
-            found.append(bucket)
-            continue
-        parts = _parts(plan, bucket, prices, network, most_bytes)
-        found += [replace(bucket, layers=layers) for layers in parts]
+    knife = _Knife(plan, profile, network, BUCKET_BYTES if most_bytes is None else most_bytes)
+    found = [replace(bucket, layers=layers) for bucket in buckets for layers in knife.parts(bucket)]
     return sorted(found, key=order_of_layers)
 
 
@@ -45,88 +44,111 @@ def order_of_layers(bucket: Bucket) -> tuple[int, bool]:
     return (-bucket.layers[0], bucket.tied)
 
 
-def _parts(
-    plan: Plan, bucket: Bucket, prices: Prices, network: Network, most_bytes: float
-) -> Sequence[tuple[int, ...]]:
-    """Return the layers of each part, the last layers first."""
-    left_s = _left_s(plan, bucket, prices, network)
-    whole = [bucket.layers]
-    if not any(left_s):
-        return whole
-    num_bytes = [replace(bucket, layers=(layer,)).num_bytes(prices.profile) for layer in bucket.layers]
-    total = sum(num_bytes)
-    whole_s, part_s = (_sum_s(plan, bucket, network, size) for size in (total, total / MOST_PARTS))
-    per_byte = max(0.0, whole_s - part_s) / (total - total / MOST_PARTS)
-    each_s = max(0.0, whole_s - per_byte * total)
-    first = bucket.layers[0]
+class _Knife:
+    """Cuts the buckets of one plan; knows what comes of each layer, and when."""
 
-    def exposed_s(parts: Sequence[tuple[int, ...]]) -> float:
-        """Return for how long the sums go on after the backward."""
-        done_s = -left_s[-1]
-        for layers in parts:
-            size = sum(num_bytes[layer - first] for layer in layers)
-            done_s = max(done_s, -left_s[layers[0] - first]) + each_s + per_byte * size
-        return max(0.0, done_s)
+    def __init__(self, plan: Plan, profile: ModelProfile, network: Network, most_bytes: float) -> None:
+        self._plan, self._profile, self._network = plan, profile, network
+        self._most_bytes, self._prices = most_bytes, Prices(profile)
 
-    best, best_s, cap = whole, exposed_s(whole), total / 2
-    while cap >= most_bytes / 2:
-        parts = _of_at_most(max(cap, most_bytes), bucket.layers, num_bytes)
-        if len(parts) > MOST_PARTS:
-            break
-        seconds = exposed_s(parts)
-        if seconds < best_s - LEAST_GAIN * whole_s:
-            best, best_s = parts, seconds
-        cap /= 2
-    return best
+    def parts(self, bucket: Bucket) -> Parts:
+        """Return the parts of a bucket, or all of it."""
+        whole = [bucket.layers]
+        if bucket.tied or len(bucket.layers) == 1:
+            return whole
+        sizes = [self._layer_bytes[layer] for layer in bucket.layers]
+        total = sum(sizes)
+        if total <= self._most_bytes or not any(left_s := self._left_s(bucket)):
+            return whole
+        whole_s, part_s = self._sum_s(bucket, total), self._sum_s(bucket, total / MOST_PARTS)
+        per_byte = max(0.0, whole_s - part_s) / (total - total / MOST_PARTS)
+        each_s, first = max(0.0, whole_s - per_byte * total), bucket.layers[0]
+
+        def exposed_s(parts: Parts) -> float:
+            """Return for how long the sums go on after the backward."""
+            done_s = -left_s[-1]
+            for layers in parts:
+                size = sum(sizes[layer - first] for layer in layers)
+                done_s = max(done_s, -left_s[layers[0] - first]) + each_s + per_byte * size
+            return max(0.0, done_s)
+
+        best: Parts = whole
+        best_s, cap = exposed_s(whole), total / 2
+        most = MOST_PARTS if len(bucket.ranks) <= LARGE_RING else FEW_PARTS
+        while cap >= self._most_bytes / 2:
+            parts = _of_at_most(max(cap, self._most_bytes), bucket.layers, sizes)
+            if len(parts) > most:
+                break
+            seconds = exposed_s(parts)
+            if seconds < best_s - LEAST_GAIN * whole_s:
+                best, best_s = parts, seconds
+            cap /= 2
+        return best
+
+    @cached_property
+    def _layer_bytes(self) -> list[float]:
+        """The bytes of `Bucket.num_bytes` of each layer."""
+        profile = self._profile
+        found = [layer.trained_bytes for layer in profile.layers]
+        lent: dict[int, float] = {}
+        for layer in range(profile.num_layers):
+            home = profile.tied_home(layer)
+            if home != layer:
+                found[layer] -= profile.tied_bytes(layer)
+                lent[home] = max(lent.get(home, 0.0), profile.tied_bytes(layer))
+        for home, num_bytes in lent.items():
+            found[home] -= num_bytes
+        return found
+
+    @cached_property
+    def _first_backwards(self) -> dict[int, list[tuple[Stage, int]]]:
+        """By rank, the first stages of pipelines that have a backward, and samples of the last microbatch.
+
+        They come last, and send nothing that sums could delay.
+        """
+        ranks = {name: rank for rank, name in enumerate(self._plan.device_names)}
+        found: dict[int, list[tuple[Stage, int]]] = {}
+        for pipeline in self._plan.pipelines:
+            stage = pipeline.stages[pipeline.first_backward(self._profile.first_trained)]
+            samples = pipeline.microbatch_samples(pipeline.num_microbatches - 1)
+            found.setdefault(ranks[stage.device], []).append((stage, samples))
+        return found
+
+    def _left_s(self, bucket: Bucket) -> list[float]:
+        """Return the least seconds of a last backward that come after each layer, over the owners."""
+        known: set[tuple[object, ...]] = set()
+        left_s = [float("inf")] * len(bucket.layers)
+        firsts = self._first_backwards
+        for stage, samples in (entry for rank in bucket.ranks for entry in firsts.get(rank, ())):
+            device = self._network.device(stage.device)
+            shape = (stage.layers, stage.recompute, stage.segment_layers)
+            if (key := (device.kind, device.speed, samples, shape)) in known:
+                continue
+            known.add(key)
+            for at, layer in enumerate(bucket.layers):
+                if stage.start <= layer < stage.stop:
+                    seconds = after_layer_s(self._prices, device, stage, samples, layer)
+                    left_s[at] = min(left_s[at], seconds)
+        return [seconds if seconds < float("inf") else 0.0 for seconds in left_s]
+
+    def _sum_s(self, bucket: Bucket, num_bytes: float) -> float:
+        """Return about the seconds of a sum of so many bytes over the owners of a bucket."""
+        names = [self._plan.device_names[rank] for rank in bucket.ranks]
+        if bucket.state_owner is None:
+            return sum_estimate_s(self._network, num_bytes, names)[0]
+        root = self._plan.device_names[bucket.state_owner]
+        ready_s = dict.fromkeys(names, 0.0)
+        return max(reduce_due(idle(), self._network, num_bytes, ready_s, root).values())
 
 
-def _of_at_most(
-    most_bytes: float, layers: Sequence[int], num_bytes: Sequence[float]
-) -> list[tuple[int, ...]]:
+def _of_at_most(most_bytes: float, layers: Sequence[int], sizes: Sequence[float]) -> Parts:
     """Return parts of neighbouring layers, from the last one on, of so many bytes or of a single layer."""
     parts: list[list[int]] = []
     held = 0.0
-    for layer, size in zip(reversed(layers), reversed(num_bytes), strict=True):
+    for layer, size in zip(reversed(layers), reversed(sizes), strict=True):
         if not parts or held + size > most_bytes:
             parts.append([])
             held = 0.0
         parts[-1].insert(0, layer)
         held += size
     return list(map(tuple, parts))
-
-
-def _left_s(plan: Plan, bucket: Bucket, prices: Prices, network: Network) -> list[float]:
-    """Return the least seconds of a last backward that come after each layer of a bucket, over its owners.
-
-    Of those that have the first stage of a pipeline: they come last, and send nothing that sums would hold up.
-    """
-    found: set[tuple[str, float, int, Stage]] = set()
-    left_s = [float("inf")] * len(bucket.layers)
-    ranks = set(bucket.ranks)
-    for rank, name in enumerate(plan.device_names):
-        if rank not in ranks:
-            continue
-        device = network.device(name)
-        for index, place in plan.places[name]:
-            pipeline = plan.pipelines[index]
-            if place > 0:
-                continue
-            stage, samples = pipeline.stages[0], pipeline.microbatch_samples(pipeline.num_microbatches - 1)
-            key = (device.kind, device.speed, samples, replace(stage, devices=("",), in_flight=1))
-            if key in found:
-                continue
-            found.add(key)
-            for position, layer in enumerate(bucket.layers):
-                if stage.start <= layer < stage.stop:
-                    seconds = after_layer_s(prices, device, stage, samples, layer)
-                    left_s[position] = min(left_s[position], seconds)
-    return [seconds if seconds < float("inf") else 0.0 for seconds in left_s]
-
-
-def _sum_s(plan: Plan, bucket: Bucket, network: Network, num_bytes: float) -> float:
-    """Return about the seconds of a sum of so many bytes over the owners of a bucket."""
-    names = [plan.device_names[rank] for rank in bucket.ranks]
-    if bucket.state_owner is None:
-        return sum_estimate_s(network, num_bytes, names)[0]
-    root = plan.device_names[bucket.state_owner]
-    return max(reduce_due(idle(), network, num_bytes, dict.fromkeys(names, 0.0), root).values())

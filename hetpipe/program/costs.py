@@ -9,9 +9,9 @@ from functools import cache
 from cost_model.cluster import Cluster
 from cost_model.errors import InfeasibleError
 from cost_model.layer_costs import Prices
-from cost_model.network import NORM_BYTES, FreeAt, Network, Route, reserve
+from cost_model.network import FreeAt, Network, Route, reserve
 from cost_model.profile import ModelProfile
-from cost_model.sum_times import all_reduce_due, all_reduce_resources, broadcast_due, reduce_due
+from cost_model.sum_times import all_reduce_due, all_reduce_resources, broadcast_due, norm_due, reduce_due
 from hetpipe.program.instructions import Compute, Pass, Program, Transfer
 from hetpipe.program.sync_starts import after_layer_s
 from partition.estimates.plan_memory import plan_memory, stepped_bytes
@@ -39,6 +39,11 @@ class ProgramCosts:
         self._seconds = cache(self._stage_seconds)
         self._route = cache(self._find_route)
         self._boundary_bytes = cache(self._message_bytes)
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The precision in which each rank computes."""
+        return tuple(self._profile.dtype_of(device.kind) for device in self.devices)
 
     def of(self, program: Program) -> "ProgramCosts":
         """Return the costs of another program for the same plan."""
@@ -118,7 +123,7 @@ class ProgramCosts:
     def norm_due(self, free_at: FreeAt, ready_s: Mapping[int, float]) -> dict[int, float]:
         """Return when each rank has the norm, given when each was ready for it (by rank)."""
         ready = self._by_name(range(len(self.device_names)), ready_s)
-        due = all_reduce_due(free_at, self.network, NORM_BYTES, ready)
+        due = norm_due(free_at, self.network, ready)
         return {rank: due[name] for rank, name in enumerate(self.device_names)}
 
     def _by_name(self, ranks: Iterable[int], ready_s: Mapping[int, float]) -> dict[str, float]:

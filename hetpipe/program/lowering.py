@@ -1,6 +1,6 @@
 """The lowering of a plan to the instruction lists that run."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from cost_model.cluster import Cluster
@@ -30,7 +30,7 @@ from partition.plan import Plan
 
 RECEIVE_AHEAD = 1
 """A receive is posted this many computations before the one that waits for it, or earlier: an edge between
-two ranks carries its messages in the order in which they are sent."""
+two ranks carries its messages in the order in which they are sent. Not between GPUs: see `on_gpus`."""
 
 
 def lower_as(
@@ -57,13 +57,28 @@ def lower_as(
     if ordered.last_backward_s:
         buckets = in_order_of_backwards(plan, buckets, ordered.last_backward_s)
     program = Program(ordered.plan, buckets, (), schedule, profile.first_trained)
-    lists = _with_messages(program, ordered.ranks)
+    lists = _with_messages(program, ordered.ranks, on_gpus(program, cluster))
     syncs = sync_points(program, ordered.ranks)
     broadcasts = [parameter_broadcasts(program, rank) for rank in range(len(ordered.ranks))]
     return replace(program, ranks=tuple(map(_with_syncs, lists, syncs, broadcasts)))
 
 
-def _with_messages(program: Program, orders: Sequence[Order]) -> Iterator[list[Instruction]]:
+def on_gpus(program: Program, cluster: Cluster | None) -> tuple[bool, ...]:
+    """Return, by rank, whether its device is a GPU; without a cluster none is.
+
+    A receive between two of them runs on the GPU until its message comes. Whatever waits for the whole GPU
+    meanwhile, such as loading a kernel or giving memory back, waits for the message too, for ever where that
+    depends on what this rank has not yet handed in. So it is posted where it is needed: the host has handed
+    in all before by then, and goes ahead of the GPU, which loses no time.
+    """
+    if cluster is None:
+        return (False,) * len(program.device_names)
+    return tuple(cluster.device(name).is_gpu for name in program.device_names)
+
+
+def _with_messages(
+    program: Program, orders: Sequence[Order], gpus: Sequence[bool]
+) -> Iterator[list[Instruction]]:
     """Yield each rank's computations with the receives that they need and the sends of their results."""
     sends: list[list[Transfer | None]] = [[_send(program, compute) for compute in order] for order in orders]
     edges: dict[tuple[int, int], list[Transfer]] = {}
@@ -76,8 +91,14 @@ def _with_messages(program: Program, orders: Sequence[Order]) -> Iterator[list[I
     for messages in edges.values():
         line = iter(messages)
         edge_of.update((send.message, line) for send in messages)
+    at_need = {
+        message
+        for (rank, peer), messages in edges.items()
+        if gpus[rank] and gpus[peer]
+        for message in (send.message for send in messages)
+    }
     for order, row in zip(orders, sends, strict=True):
-        yield list(_merged(program, order, row, edge_of))
+        yield list(_merged(program, order, row, edge_of, at_need))
 
 
 def _merged(
@@ -85,18 +106,19 @@ def _merged(
     order: Order,
     sends: Sequence[Transfer | None],
     edge_of: dict[Message, Iterator[Transfer]],
+    at_need: Container[Message],
 ) -> Iterator[Instruction]:
     posted: set[Message] = set()
-    looked = 0
     for slot, compute in enumerate(order):
-        for ahead in order[looked : slot + 1 + RECEIVE_AHEAD]:
+        for distance, ahead in enumerate(order[slot : slot + 1 + RECEIVE_AHEAD]):
             wanted = incoming(ahead, len(program.pipeline(ahead).stages))
+            if distance and wanted in at_need:
+                continue
             # the messages before it on the edge go first, whoever needs them later
             while wanted in edge_of and wanted not in posted:
                 send = next(edge_of[wanted])
                 posted.add(send.message)
                 yield Transfer(Direction.RECV, send.op, send.pipeline, send.peer_stage, send.microbatch)
-        looked = slot + 1 + RECEIVE_AHEAD
         yield compute
         if (send_now := sends[slot]) is not None:
             yield send_now

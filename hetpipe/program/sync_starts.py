@@ -1,4 +1,4 @@
-"""When a SYNC begins that stands right behind a backward: inside it, once the layers of its bucket are done."""
+"""When a SYNC that stands right behind a backward begins: inside it, when its layers are done."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -66,7 +66,7 @@ def layers_reached(stage: Stage, buckets: Iterable[Bucket]) -> Iterator[int]:
 
 
 def after_layer_s(prices: Prices, device: Device, stage: Stage, samples: int, layer: int) -> float:
-    """Return the seconds of a stage's backward that come after that of one of its layers; all, from its end."""
+    """Return the seconds of a stage's backward that come after that of a layer; all of them for its end."""
     seconds = prices.backward_s(device, stage.start, layer, samples)
     if stage.recompute:
         # the layer's own segment was run again before its backward, those before it come later

@@ -4,6 +4,7 @@ What must hold is derived from the plan here, not asked of the lowering, whose f
 """
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 
 from cost_model.cluster import Cluster
@@ -27,6 +28,7 @@ from hetpipe.program.instructions import (
     incoming,
     outgoing,
 )
+from hetpipe.program.lowering import on_gpus
 from partition.plan import check_plan
 
 
@@ -45,7 +47,7 @@ def verify(program: Program, profile: ModelProfile, cluster: Cluster) -> None:
     verify_computations(program)
     verify_buckets(program, profile)
     _verify_nodes(program, cluster)
-    verify_order(program)
+    verify_order(program, on_gpus(program, cluster))
     verify_meetings(program)
     check_memory(with_in_flight(program.plan, observed_in_flight(program)), profile, cluster)
 
@@ -175,10 +177,11 @@ def verify_meetings(program: Program) -> None:
         check_meetings(meetings(program, on_host=on_host))
 
 
-def verify_order(program: Program) -> None:
+def verify_order(program: Program, gpus: Sequence[bool] = ()) -> None:
     """Check that nothing deadlocks: run all lists, a computation only after its message was sent.
 
-    Then come SYNC, NORM, STEP and the broadcasts.
+    Between two GPUs nothing after a receive is done before its message was sent: see `lowering.on_gpus`.
+    Then come SYNC, NORM, STEP and the broadcasts. gpus: by rank; () if none is.
     """
     for rank, instructions in enumerate(program.ranks):
         syncs = [index for index, bucket in enumerate(program.buckets) if rank in bucket.ranks]
@@ -215,6 +218,9 @@ def verify_order(program: Program) -> None:
                     if entry.direction is Direction.SEND:
                         sent.add(entry.message)
                     else:
+                        peer = program.rank_of(entry.pipeline, entry.peer_stage)
+                        if gpus and gpus[rank] and gpus[peer] and entry.message not in sent:
+                            break
                         received.add((rank, entry.message))
                 position[rank] += 1
                 moved = True

@@ -11,6 +11,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 from cost_model.cluster import Cluster, Device
+from cost_model.dtypes import MIXED, multiplied_in
 from cost_model.known_errors import distrust
 from cost_model.profile import ModelProfile
 from cost_model.units import format_bytes, format_seconds
@@ -83,8 +84,13 @@ def describe_layers(names: Sequence[str]) -> str:
 
 
 def describe_device(device: Device, profile: ModelProfile | None = None) -> str:
-    """Return kind and speed of a device; "estimated" where its times were not measured."""
+    """Return kind and speed of a device; "estimated" where its times were not measured.
+
+    And in which precision it computes, where not all do in the same.
+    """
     speed = "" if device.speed == 1 else f" x {device.speed:g}"
+    if profile is not None and profile.dtype == MIXED and device.kind in profile.kinds:
+        speed += f" in {multiplied_in(profile.dtype_of(device.kind))}"
     estimated = profile is not None and is_estimated(profile, device.kind)
     return f"{device.kind}{speed}{f' ({ESTIMATED})' if estimated else ''}"
 
@@ -94,7 +100,9 @@ def estimate_sentences(profile: ModelProfile, kinds: Iterable[str]) -> list[str]
     estimated = [kind for kind in dict.fromkeys(kinds) if is_estimated(profile, kind)]
     if not estimated:
         return []
-    doubts = [f"{kind} ({reason})" for kind in estimated if (reason := distrust(kind, profile.dtype))]
+    doubts = [
+        f"{kind} ({reason})" for kind in estimated if (reason := distrust(kind, profile.dtype_of(kind)))
+    ]
     doubt = f"; not to be trusted: {', '.join(doubts)}" if doubts else ""
     alone = "" if any(kind.source != ESTIMATED for kind in profile.kinds.values()) else ROOFLINE_ALONE
     return [f"{ESTIMATED}, not measured: {', '.join(estimated)}{doubt}{alone}"]

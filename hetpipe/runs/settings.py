@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from pydantic import ConfigDict, TypeAdapter
 
-from cost_model.dtypes import DTYPES, FLOAT32
+from cost_model.dtypes import DTYPES, FLOAT32, MIXED
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
 from cost_model.strict_files import STRICT, check_format, read_json, validate
@@ -177,7 +177,7 @@ class TaskSettings:
     def __post_init__(self) -> None:
         if self.sequence_length < 1:
             raise InputError(f"sequence_length is {self.sequence_length}; give at least 1")
-        if self.dtype not in DTYPES:
+        if self.dtype not in (*DTYPES, MIXED):
             raise InputError(f"dtype {self.dtype!r} is not supported; {', '.join(DTYPES)} are")
         if self.lora is not None and not self.model.endswith(self._suffix):
             held = "" if self.run.load_in is None else f" beside weights in {self.run.load_in}"

@@ -2,8 +2,9 @@
 
 `processes` starts a rank per device; `rank_setup` gives it its layers and an `Executor`, which runs the
 instruction list and leaves each resource to its owner: `stage_runner` the computations, `transport` the
-messages, `gradient_sync` the sums, `optimizer` the step, a `Pace` the clock. `emulated_links`, `pace` and
-`byte_counter` make CPUs behave as the devices and links of a cluster file.
+messages, `gradient_sync` the sums (`inner_sums`: those that begin inside a backward), `optimizer` the step, a
+`Pace` the clock. `emulated_links`, `pace` and `byte_counter` make CPUs behave as the devices and links of a
+cluster file.
 
 Others use:
     processes: run_ranks, RankGroup, Emit, WorkerLostError, ended_by_signals, under_torchrun
@@ -13,9 +14,10 @@ Others use:
     transport: DistributedTransport, TensorShape
     gradient_sync: GradientSync, counted_names
     optimizer: Optimizer, OPTIMIZER_STATES
+    loss_scale: LossScale
     torch_optimizer: TorchOptimizer, optimizer_of, make_checked, optimizer_name
     peer_errors: PeerError, peer_error
-    gpus: is_gpu, cuda_gpus, check_here
+    gpus: cuda_gpus, check_here
     host_staging: Staging, room_on_host
     pace: Pace, EmulatedPace, sleep_until
     cuda_events: GpuPace

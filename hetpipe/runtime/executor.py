@@ -1,13 +1,14 @@
 """The executor, which runs a rank's instruction list for real."""
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from cost_model.dtypes import scales_loss
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import (
     Broadcast,
@@ -27,6 +28,7 @@ from hetpipe.program.trace import Event
 from hetpipe.runtime.emulated_links import Board
 from hetpipe.runtime.gradient_sync import GradientSync
 from hetpipe.runtime.inner_sums import InnerSums
+from hetpipe.runtime.loss_scale import LossScale
 from hetpipe.runtime.optimizer import Optimizer
 from hetpipe.runtime.pace import Pace
 from hetpipe.runtime.peer_errors import PeerTimeout
@@ -36,8 +38,8 @@ from hetpipe.runtime.transport import TensorShape, Transport, release_points
 Boundaries = Callable[[int, Microbatch], tuple[TensorShape, ...]]
 """(layer, microbatch) -> the tensors that travel from layer - 1 to layer for it."""
 
-_Shaped = tuple[int, int, Pass]
-"""Layer, samples and direction of a received message: what its shapes depend on within a step."""
+_Shaped = tuple[int, int, Pass, torch.dtype | None]
+"""Layer, samples, direction and dtype of a received message: what its shapes depend on within a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +48,14 @@ class StepOutcome:
 
     start_s and end_s are read off the host's clock when the rank really starts and ends. Events are on the
     device's clock, which is the host's but for emulated devices (`EmulatedPace`) and GPUs (`GpuPace`); a
-    message lasts from its dispatch to its due time on the emulated link.
+    message lasts from its dispatch to its due time on the emulated link. loss_scale: of this step, None where
+    losses are not scaled; loss and norm are without it.
     """
 
     loss: float
     gradient_norm: float
     finite: bool
+    loss_scale: float | None
     start_s: float
     end_s: float
     busy_s: float
@@ -77,7 +81,10 @@ class _Computation:
 
 
 class Executor:
-    """The runner of one rank's list; owns nothing but the order: each part below owns its own resource."""
+    """The runner of one rank's list; owns nothing but the order: each part below owns its own resource.
+
+    loss_scale: of the next step, the same on all ranks; None where losses are not scaled.
+    """
 
     def __init__(
         self,
@@ -91,7 +98,14 @@ class Executor:
         boundaries: Boundaries,
         pace: Pace,
         board: Board | None,
+        wires: Sequence[torch.dtype] = (),
     ) -> None:
+        """Look up what each instruction of the list needs.
+
+        wires: by rank, the dtype in which its stages take tensors, and give back their gradients; () where
+        all do as boundaries says.
+        """
+        self.loss_scale = LossScale() if scales_loss(costs.dtypes) else None
         self._costs = costs
         self._program = costs.program
         self._rank = rank
@@ -100,6 +114,7 @@ class Executor:
         self._sync = sync
         self._optimizer = optimizer
         self._boundaries = boundaries
+        self._wires = tuple(wires)
         self._pace = pace
         self._board = board
         self._computations = self._looked_up()
@@ -141,6 +156,8 @@ class Executor:
         self._shapes.clear()
         self._step = step
         totals = torch.zeros(3, dtype=torch.float64)
+        scale = None if self.loss_scale is None else self.loss_scale.value
+        self._stages.loss_scale = scale
         self._pace.start_step(start_s)
         for index, instruction in enumerate(self._program.ranks[self._rank]):
             begin = self._pace.now_s
@@ -157,10 +174,10 @@ class Executor:
                 case Sync():
                     begin = end = self._start_sync(instruction)
                 case Norm():
-                    totals = self._norm_of_all(step)
+                    totals = self._norm_of_all(step, scale or 1.0)
                     end = self._pace.now_s
                 case Step():
-                    begin, end = self._update(totals, learning_rate, clip_norm)
+                    begin, end = self._update(totals, learning_rate, clip_norm, scale or 1.0)
                 case Broadcast():
                     end = self._start_broadcast(instruction, step)
             events.append((instruction, begin, end))
@@ -169,10 +186,14 @@ class Executor:
         end_s = time.monotonic()
         settled = self._pace.settle()
         self._transport.finish()
+        finite = float(totals[1]) == 0.0
+        if self.loss_scale is not None:
+            self.loss_scale = self.loss_scale.after_step(finite=finite)
         return StepOutcome(
             loss=float(totals[2]),
             gradient_norm=float(totals[0].sqrt()),
-            finite=float(totals[1]) == 0.0,
+            finite=finite,
+            loss_scale=scale,
             start_s=start_s,
             end_s=end_s,
             busy_s=self._pace.busy_s,
@@ -233,12 +254,12 @@ class Executor:
                 sent[index] = transfer.message
             elif isinstance(transfer, Transfer):
                 layer = self._program.pipeline(transfer).stages[transfer.boundary].start
-                received[index] = (layer, self._program.samples(transfer), transfer.op)
+                taker = self._program.rank_of(transfer.pipeline, transfer.boundary)
+                wire = self._wires[taker] if self._wires else None
+                received[index] = (layer, self._program.samples(transfer), transfer.op, wire)
         return sent, received
 
-    def _compute(
-        self, place: int, microbatch: Callable[[int, int], Microbatch]
-    ) -> tuple[float, float]:
+    def _compute(self, place: int, microbatch: Callable[[int, int], Microbatch]) -> tuple[float, float]:
         work = self._computations[place]
         compute = work.compute
         received: tuple[Tensor, ...] = ()
@@ -276,7 +297,12 @@ class Executor:
     ) -> None:
         shapes = self._shapes.get(shaped)
         if shapes is None:
-            shapes = self._boundaries(shaped[0], microbatch(transfer.pipeline, transfer.microbatch))
+            layer, _, _, wire = shaped
+            shapes = self._boundaries(layer, microbatch(transfer.pipeline, transfer.microbatch))
+            if wire is not None:
+                shapes = tuple(
+                    replace(shape, dtype=wire) if shape.dtype.is_floating_point else shape for shape in shapes
+                )
             if transfer.op is Pass.BACKWARD:
                 shapes = tuple(shape for shape in shapes if shape.dtype.is_floating_point)
             self._shapes[shaped] = shapes
@@ -314,12 +340,12 @@ class Executor:
         now_s = self._pace.wait(due_s)
         return due_s or now_s
 
-    def _norm_of_all(self, step: int) -> Tensor:
-        """Return [sum of squares, ranks with a non-finite one, loss] over all ranks: float64."""
+    def _norm_of_all(self, step: int, loss_scale: float) -> Tensor:
+        """Return [sum of squares, ranks with a non-finite one, loss] over all ranks, unscaled: float64."""
         self._sync_ends.clear()
         for bucket in self._sync.finish():
             self._sync_ends[Sync(bucket)] = self._wait_for(bucket)
-        squares = self._optimizer.square_sum()
+        squares = self._optimizer.square_sum() / loss_scale**2
         not_finite = 0.0 if squares.isfinite() else 1.0
         totals = torch.tensor([float(squares), not_finite, self._stages.take_loss()], dtype=torch.float64)
         if len(self._program.ranks) == 1:
@@ -331,9 +357,11 @@ class Executor:
         self._wait_for(self._norm)
         return totals
 
-    def _update(self, totals: Tensor, learning_rate: float, clip_norm: float) -> tuple[float, float]:
+    def _update(
+        self, totals: Tensor, learning_rate: float, clip_norm: float, loss_scale: float
+    ) -> tuple[float, float]:
         start = self._pace.begin(0.0)
         if float(totals[1]) == 0.0:
-            scale = min(1.0, clip_norm / (float(totals[0].sqrt()) + 1e-6))
-            self._optimizer.step(learning_rate, scale)
+            clip = min(1.0, clip_norm / (float(totals[0].sqrt()) + 1e-6))
+            self._optimizer.step(learning_rate, clip, loss_scale)
         return start, self._pace.end(start, self._costs.step_s(self._rank))

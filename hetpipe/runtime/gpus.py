@@ -5,13 +5,8 @@ import re
 from collections.abc import Iterable
 
 from cost_model.catalogue import accelerator
-from cost_model.cluster import CPU, EMULATED, Device
+from cost_model.cluster import Device
 from cost_model.errors import InputError
-
-
-def is_gpu(device: Device) -> bool:
-    """Return whether a device is a GPU: neither a CPU nor emulated."""
-    return device.kind not in (CPU, EMULATED)
 
 
 def gpu_index(device_name: str) -> int:
@@ -28,7 +23,8 @@ def before_cuda(num_processes: int | None = None) -> None:
     programming guide, "Lazy Loading"): for ever, where NCCL waits on it for a message that comes of what that
     kernel computes. Loaded at the start all kernels take some hundreds of MB of the GPU's memory. And NCCL
     connects a group for an algorithm when it first chooses it, for which all members must be there. The
-    driver reads the first when a process first counts its GPUs, which joining a group of NCCL does.
+    driver reads the first when a process first counts its GPUs, which joining a group of NCCL does. Torch's
+    allocator gives memory back by a call that waits for the GPU, too, unless its segments can grow.
     """
     if num_processes is None:
         import torch.distributed as dist
@@ -38,6 +34,8 @@ def before_cuda(num_processes: int | None = None) -> None:
     if num_processes > 1:
         os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
         os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
+        if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
+            os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 
 def cuda_gpus() -> list[tuple[str, float]]:
@@ -67,7 +65,7 @@ def check_here(devices: Iterable[Device], instead: str) -> None:
 
     Raises: InputError for a GPU that is not here, is another card than its kind says, or is named twice.
     """
-    wanted = [device for device in devices if is_gpu(device)]
+    wanted = [device for device in devices if device.is_gpu]
     here = cuda_gpus() if wanted else []
     holders: dict[int, str] = {}
     for device in wanted:

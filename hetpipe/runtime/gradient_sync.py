@@ -109,7 +109,7 @@ class GradientSync:
         return self._moved[bucket] is self._buffers[bucket]
 
     def given(self, bucket: int, stage: Stage) -> list[tuple[nn.Parameter, int]]:
-        """Return the parameters of a bucket to whose gradients a backward of a stage adds, each with how often.
+        """Return the parameters of a bucket to whose gradients a backward of a stage adds, and how often.
 
         Once in each run of autograd: what is run again by segments is differentiated one by one.
         """

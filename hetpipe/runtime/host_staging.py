@@ -8,9 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cost_model.cluster import CPU, EMULATED, Device
+from cost_model.cluster import Device, is_emulated
 from cost_model.errors import InputError
-from hetpipe.runtime.gpus import is_gpu
 
 BACKEND = "cpu:gloo,cuda:nccl"
 NCCL_TIMES = 3
@@ -33,12 +32,12 @@ class Staging:
         Raises: InputError for GPUs beside emulated devices.
         """
         kinds = {device.kind for device in devices}
-        if EMULATED in kinds and kinds - {CPU, EMULATED}:
+        if any(map(is_emulated, kinds)) and any(device.is_gpu for device in devices):
             raise InputError(
                 f"the plan mixes GPUs with emulated devices ({', '.join(sorted(kinds))}), whose seconds are "
                 "made up; leave one of them out with --exclude"
             )
-        return cls(tuple(map(is_gpu, devices)))
+        return cls(tuple(device.is_gpu for device in devices))
 
     @property
     def backend(self) -> str:

@@ -57,14 +57,14 @@ class InnerSums:
 
     @contextmanager
     def during(self, place: int, start_s: float) -> Iterator[None]:
-        """Begin the sums inside the backward at a place of the list, which starts at start_s and runs here."""
+        """Begin the sums inside the backward at a place of the list: it starts at start_s, and runs here."""
         inside = self._inside.get(place)
         if not inside:
             yield
             return
         watch = _Watch(inside, start_s, self._pace, self._begin)
         hooks = [
-            value.register_post_accumulate_grad_hook(partial(watch.made, index))
+            value.register_post_accumulate_grad_hook(partial(watch.made, index))  # type: ignore[no-untyped-call]
             for index, entry in enumerate(inside)
             for value, _ in entry.given
         ]
@@ -91,9 +91,9 @@ class _Watch:
         self._left[index] -= 1
         if self._left[index] < 0:
             raise InputError(
-                f"a parameter of shape {list(value.shape)} gets its gradient in more runs of autograd than its "
-                "layers, so that its sum began too soon: does a layer checkpoint its own parts "
-                "(use_reentrant=True)? Switch that off"
+                f"a parameter of shape {list(value.shape)} gets its gradient in more runs of autograd than "
+                "its layers, so that its sum began too soon; if a layer checkpoints its own parts with "
+                "use_reentrant=True, take use_reentrant=False"
             )
         if self._left[index] == 0:
             self._ready_at(index)

@@ -58,15 +58,18 @@ class Optimizer:
         return norms.square().sum()
 
     @torch.no_grad()
-    def step(self, learning_rate: float, scale: float) -> None:
-        """Make one step with all gradients multiplied by scale."""
-        gradients = [value.grad for value in self.parameters.values() if value.grad is not None]
-        if scale != 1.0 and gradients:
-            torch._foreach_mul_(gradients, scale)
+    def step(self, learning_rate: float, scale: float, loss_scale: float = 1.0) -> None:
+        """Make one step with all gradients multiplied by scale; they are those of losses times loss_scale."""
+        self._multiply_gradients(scale / loss_scale)
         for group in self._adamw.param_groups:
             group["lr"] = learning_rate
         self._adamw.step()
         self.num_steps += 1
+
+    def _multiply_gradients(self, factor: float) -> None:
+        gradients = [value.grad for value in self.parameters.values() if value.grad is not None]
+        if factor != 1.0 and gradients:
+            torch._foreach_mul_(gradients, factor)
 
     def state_tensors(self) -> list[Tensor]:
         """Return the states of all parameters."""

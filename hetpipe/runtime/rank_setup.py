@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cost_model.cluster import EMULATED, Device
+from cost_model.cluster import Device, is_emulated
+from cost_model.dtypes import MIXED
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
 from hetpipe.models.chain import ChainModel
@@ -21,7 +22,7 @@ from hetpipe.runs.settings import Clock
 from hetpipe.runtime.cuda_events import GpuPace
 from hetpipe.runtime.emulated_links import Board
 from hetpipe.runtime.executor import Boundaries, Executor
-from hetpipe.runtime.gpus import before_cuda, gpu_index, is_gpu
+from hetpipe.runtime.gpus import before_cuda, gpu_index
 from hetpipe.runtime.gradient_sync import GradientSync, counted_names
 from hetpipe.runtime.host_staging import Staging
 from hetpipe.runtime.optimizer import Optimizer
@@ -85,12 +86,13 @@ class RankLayers:
 
 
 def check_weights(profile: ModelProfile, chain: ChainModel) -> None:
-    """Check that the weights of a model at hand take no more, in the profile's dtype, than was profiled.
+    """Check that the weights of a model at hand take no more, in the profile's dtypes, than was profiled.
 
     Raises: InputError if they do.
     """
-    held = chain.weight_bytes(weight_dtype(profile.dtype), lowered_dtype(profile.dtype))
-    profile.check_weights([layer.stored for layer in held], [layer.trained for layer in held])
+    for dtype in sorted({profile.dtype, *profile.dtypes.values()} - {MIXED}):
+        held = chain.weight_bytes(weight_dtype(dtype), lowered_dtype(dtype))
+        profile.check_weights([layer.stored for layer in held], [layer.trained for layer in held])
 
 
 def executor_of(
@@ -108,14 +110,17 @@ def executor_of(
     """Return the executor of a rank's list; on all ranks together, since it opens their channels."""
     program = costs.program
     staging = Staging.of(costs.devices)
+    wide = layers.travels if layers.model.lowered is None else torch.float32
+    wires = [lowered_dtype(dtype) or wide for dtype in costs.dtypes]
     return Executor(
         costs,
         rank,
-        stages=StageRunner(program, layers.model, KeyedDropout(seed, layers.place), loss),
+        stages=StageRunner(program, layers.model, KeyedDropout(seed, layers.place), loss, wires),
         transport=DistributedTransport(program, rank, layers.place, timeout_s, staging),
         sync=GradientSync(program, rank, layers.chain, layers.trained, timeout_s, staging),
         optimizer=optimizer,
         boundaries=boundaries_of(layers.chain, layers.travels),
+        wires=wires,
         pace=pace,
         board=board,
     )
@@ -154,7 +159,7 @@ def boundaries_of(chain: ChainModel, dtype: torch.dtype) -> Boundaries:
 
 def torch_device(device: Device) -> torch.device:
     """Return the GPU with the device's index on its node; the CPU for emulated and CPU devices."""
-    if not is_gpu(device):
+    if not device.is_gpu:
         return torch.device("cpu")
     before_cuda()
     place = torch.device("cuda", gpu_index(device.name))
@@ -166,6 +171,6 @@ def torch_device(device: Device) -> torch.device:
 
 def pace_of(device: Device, clock: Clock, place: torch.device) -> Pace:
     """Return the pace at which operations start and end on a device."""
-    if device.kind == EMULATED:
+    if is_emulated(device.kind):
         return EmulatedPace(device.speed if clock is Clock.CPU else None)
     return GpuPace() if place.type == "cuda" else Pace()

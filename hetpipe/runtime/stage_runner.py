@@ -50,11 +50,29 @@ class _InFlight:
 class StageRunner:
     """The layers of one rank at work; owns the microbatches that are in flight there.
 
-    Gradients add up in the parameters; the loss of finished forwards in `take_loss`.
+    Gradients add up in the parameters; the loss of finished forwards in `take_loss`. loss_scale: what all
+    gradients are multiplied by, and no loss; None: by nothing.
     """
 
-    def __init__(self, program: Program, model: LayerModel, dropout: KeyedDropout, loss: Loss) -> None:
+    loss_scale: float | None = None
+
+    def __init__(
+        self,
+        program: Program,
+        model: LayerModel,
+        dropout: KeyedDropout,
+        loss: Loss,
+        wires: Sequence[torch.dtype] = (),
+    ) -> None:
+        """Take the stages of a rank; wires: as for `Executor`, () where all ranks have the same."""
         self._model = model
+        several = len(set(wires)) > 1
+        self._sent_in = {
+            (index, stage): wires[program.rank_of(index, stage + 1)]
+            for index, pipeline in enumerate(program.plan.pipelines)
+            for stage in range(len(pipeline.stages) - 1)
+            if several
+        }
         self._dropout = dropout
         self._enter_layer = dropout.enter_layer
         self._loss = loss
@@ -142,7 +160,10 @@ class StageRunner:
         outputs = segment.outputs or self._run(compute, microbatch, segment)
         targets = [tensor for tensor in outputs if tensor.is_floating_point()]
         if segment.stop == self._model.num_layers:
-            torch.autograd.backward(targets)
+            scale = self.loss_scale
+            torch.autograd.backward(
+                targets, None if scale is None else [torch.full_like(target, scale) for target in targets]
+            )
         else:
             pairs = [
                 (target, gradient)
@@ -160,8 +181,15 @@ class StageRunner:
         with self._dropout:
             outputs = self._model.run(segment.start, segment.stop, microbatch.inputs, segment.carried)
         if segment.stop < self._model.num_layers:
-            return outputs
+            return self._as_taken(compute, segment.stop, outputs)
         return (self._loss(outputs[0], microbatch.labels) * microbatch.weight,)
+
+    def _as_taken(self, compute: Compute, stop: int, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Return what ends at a layer in the dtype of the stage that takes it."""
+        wire = self._sent_in.get(_key(compute)[:2])
+        if wire is None or stop < self._stages[compute.pipeline][compute.stage].stop:
+            return outputs
+        return tuple(tensor.to(wire) if tensor.is_floating_point() else tensor for tensor in outputs)
 
     def _entering(self, layer: int, tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
         """Return leaves of autograd's graph, with a gradient where layers before this one train."""

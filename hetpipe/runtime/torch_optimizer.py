@@ -45,13 +45,15 @@ class TorchOptimizer(Optimizer):
             value.grad = None
 
     @torch.no_grad()
-    def step(self, learning_rate: float, scale: float) -> None:
-        """Make one step with all gradients multiplied by scale; without an optimizer, do nothing at all."""
+    def step(self, learning_rate: float, scale: float, loss_scale: float = 1.0) -> None:
+        """Make one step with all gradients multiplied by scale; they are those of losses times loss_scale.
+
+        Without an optimizer, leave the gradients to the user, those of the losses themselves.
+        """
         if self.optimizer is None:
+            self._multiply_gradients(1.0 / loss_scale)
             return
-        gradients = [value.grad for value in self.parameters.values() if value.grad is not None]
-        if scale != 1.0 and gradients:
-            torch._foreach_mul_(gradients, scale)
+        self._multiply_gradients(scale / loss_scale)
         if self._rate is not None:
             for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
                 group["lr"] = rate * learning_rate / self._rate

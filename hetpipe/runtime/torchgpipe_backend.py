@@ -8,7 +8,7 @@ from torch import nn
 
 from cost_model.cluster import Cluster
 from cost_model.errors import InputError
-from hetpipe.runtime.gpus import gpu_index, is_gpu
+from hetpipe.runtime.gpus import gpu_index
 from partition.plan import Plan
 
 ALWAYS, NEVER = "always", "never"
@@ -81,7 +81,7 @@ def _devices_of(plan: Plan, devices: Cluster | Sequence[torch.device | str] | No
     """Return the torch device of each stage."""
     names = [stage.device for stage in plan.pipelines[0].stages]
     if isinstance(devices, Cluster):
-        on_cpu = {name: not is_gpu(devices.device(name)) for name in names}
+        on_cpu = {name: not devices.device(name).is_gpu for name in names}
     elif devices is not None:
         if len(devices) != len(names):
             raise InputError(f"{len(devices)} devices are given for {len(names)} stages; give one for each")

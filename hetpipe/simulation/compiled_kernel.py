@@ -8,7 +8,7 @@ import numpy.typing as npt
 from cost_model.network import FreeAt, idle
 from hetpipe.simulation.fast_kernel import SimulationArrays, ranks_as_they_finish
 from hetpipe.simulation.simulation_arrays import SimulationLists
-from partition.exact.compiled import compiled
+from partition.estimates.compiled import compiled
 
 Floats = npt.NDArray[np.float64]
 WholeNumbers = npt.NDArray[np.int64]

@@ -35,6 +35,11 @@ def has_clock(plan: Plan) -> bool:
     return not plan.zero and all(len(places) == 1 for places in plan.places.values())
 
 
+def num_computations(plan: Plan) -> int:
+    """Return the forwards and backwards of a step on all devices."""
+    return 2 * sum(pipeline.num_microbatches * len(pipeline.stages) for pipeline in plan.pipelines)
+
+
 def step_times(costs: ProgramCosts, *, many: int = MANY) -> StepTimes:
     """Return what `simulate` would find for the program of these costs; its lists need not be there.
 

@@ -14,12 +14,15 @@ from hetpipe.program.gradient_buckets import gradient_buckets, with_collectives
 from hetpipe.program.instructions import Program, Schedule
 from hetpipe.program.trace import Trace
 from hetpipe.simulation.collective_selection import with_best_collectives
-from hetpipe.simulation.fast_simulator import StepTimes, has_clock, step_times
+from hetpipe.simulation.fast_simulator import MANY, StepTimes, has_clock, num_computations, step_times
 from hetpipe.simulation.schedule_selection import Choice, choose_schedule, lower
 from hetpipe.simulation.simulator import simulate
 from partition.estimates.plan_memory import plan_memories
 from partition.plan import DeviceFigures, Figures, Plan, check_plan
 from partition.problem import Evaluate, problem_of_plan
+
+LOADED_AFTER, WORTH_IT = 300_000, 2_000
+"""Computations that an evaluator has simulated from which on it compiles the loop, for plans of so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,17 +121,23 @@ def evaluator(profile: ModelProfile, cluster: Cluster) -> Evaluate:
     """Return the function that gives `partition.solver` the figures of candidates, and remembers them."""
     network = Network(cluster, profile.links, profile.all_reduces)
     known: dict[Plan, Figures] = {}
+    simulated = 0  # computations
 
     def evaluate(plan: Plan) -> Figures:
+        nonlocal simulated
         key = dataclasses.replace(plan, strategy="", predicted=None, profile_sha256=None, cluster_sha256=None)
         if key not in known:
-            known[key] = _figures(*_running(plan, profile, cluster, network), profile)
+            simulated += num_computations(plan)
+            many = WORTH_IT if simulated > LOADED_AFTER else MANY
+            known[key] = _figures(*_running(plan, profile, cluster, network, many=many), profile)
         return known[key]
 
     return evaluate
 
 
-def _running(plan: Plan, profile: ModelProfile, cluster: Cluster, network: Network) -> tuple[Plan, StepTimes]:
+def _running(
+    plan: Plan, profile: ModelProfile, cluster: Cluster, network: Network, *, many: int
+) -> tuple[Plan, StepTimes]:
     """Return the plan as it runs under the default schedule, and the times of its step."""
     with _collector_paused():
         if not has_clock(plan):
@@ -138,8 +147,8 @@ def _running(plan: Plan, profile: ModelProfile, cluster: Cluster, network: Netwo
         costs = ProgramCosts(
             Program(plan, buckets, (), first_trained=profile.first_trained), profile, cluster, network
         )
-        _, times = with_best_collectives(costs)
-        return plan, times or step_times(costs)
+        _, times = with_best_collectives(costs, many=many)
+        return plan, times or step_times(costs, many=many)
 
 
 def _times_of(trace: Trace) -> StepTimes:

@@ -43,7 +43,7 @@ def simulation_lists(costs: ProgramCosts) -> SimulationLists:
 
 
 def _add_pauses(work: SimulationLists, costs: ProgramCosts, places: list[tuple[int, int]]) -> None:
-    """Add where sums begin inside the last backward of a rank: of one that sends nothing after it."""
+    """Add where sums begin inside the last backward of a rank: of one that sends no gradient after it."""
     pipelines, buckets = costs.program.plan.pipelines, costs.program.buckets
     buckets_of: list[list[Bucket]] = [[] for _ in places]
     for bucket in buckets:
@@ -52,7 +52,7 @@ def _add_pauses(work: SimulationLists, costs: ProgramCosts, places: list[tuple[i
     for rank, (index, stage) in enumerate(places):
         work.next_pause.append(len(work.pause_s))
         held, last = pipelines[index].stages[stage], pipelines[index].num_microbatches - 1
-        if work.route_of[2 * rank + 1] == NONE:
+        if stage == costs.program.first_backward[index]:
             compute = Compute(Pass.BACKWARD, index, stage, last)
             inner = (layer for layer in layers_reached(held, buckets_of[rank]) if layer > held.start)
             work.pause_s.extend(costs.after_layer_s(rank, compute, layer) for layer in inner)

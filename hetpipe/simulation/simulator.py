@@ -28,7 +28,7 @@ _SEND = Direction.SEND
 
 
 def inner_starts_s(costs: ProgramCosts, rank: int) -> dict[int, float]:
-    """Return, by the place of each SYNC that begins inside a backward, how long before its end it does (R7)."""
+    """Return how long before the end of a backward each SYNC inside it begins (R7), by the SYNC's place."""
     instructions = costs.program.ranks[rank]
     found: dict[int, float] = {}
     for place, syncs in inner_syncs(costs.program, rank).items():

@@ -29,6 +29,7 @@ from cost_model.errors import InputError
 from hetpipe.models.quantized_modules import matrices_in
 from hetpipe.models.quantized_weights import QuantizedParameter
 from hetpipe.runs.lora import LoraSettings
+from hetpipe.runtime.loss_scale import LossScale
 from hetpipe.training.frozen_base import weight_sha256
 
 FORMAT = "hetpipe.checkpoint/1"
@@ -58,7 +59,8 @@ class Manifest:
     step, samples_seen: done so far, so the next step starts at sample position samples_seen.
     layers: in model order.  optimizer: its name and number of steps.  plan: what wrote it, None for none.
     lora: of the adapters, if --lora made some.  base: of a model with adapters, the hashes of all that is
-    frozen beside them, by name; its weights are not in the checkpoint.
+    frozen beside them, by name; its weights are not in the checkpoint. loss_scale: of the next step, None
+    where losses are not scaled.
     """
 
     model: str
@@ -73,6 +75,7 @@ class Manifest:
     plan: dict[str, JsonValue] | None
     lora: LoraSettings | None = None
     base: dict[str, str] = field(default_factory=dict)
+    loss_scale: LossScale | None = None
 
     def __post_init__(self) -> None:
         for layer, found in enumerate(self.layers):

@@ -13,6 +13,7 @@ from hetpipe.program.instructions import Program
 from hetpipe.runs.lora import LoraSettings
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import TaskSettings
+from hetpipe.runtime.loss_scale import LossScale
 from hetpipe.runtime.optimizer import OPTIMIZER_STATES, Optimizer
 from hetpipe.training import checkpoint
 from hetpipe.training.frozen_base import base_hashes, check_base, weights_as_given
@@ -39,6 +40,8 @@ def save_checkpoint(
     optimizer: Optimizer,
     step: int,
     samples_seen: int,
+    *,
+    loss_scale: LossScale | None = None,
 ) -> Path:
     """Write the state after `step` steps, complete on return, on every rank; return its folder."""
     homes = home_layers(task.chain)
@@ -72,6 +75,7 @@ def save_checkpoint(
             plan=program.plan.to_json(),
             lora=settings.lora,
             base={name: sha256 for part in hashes for name, sha256 in sorted(part.items())},
+            loss_scale=loss_scale,
         )
         vocabulary = folder.vocabulary if folder.vocabulary.exists() else None
         config = folder.model_config if folder.model_config.exists() else None

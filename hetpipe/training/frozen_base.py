@@ -14,7 +14,7 @@ from hetpipe.models.adapters import packings_of, task_spec
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.partial_model import LayerModel
 from hetpipe.models.pretrained_weights import FolderWeights
-from hetpipe.models.quantized_weights import QuantizedParameter
+from hetpipe.models.quantized_weights import matrix_held
 from hetpipe.runs.settings import TaskSettings
 
 _KNOWN: WeakKeyDictionary[LayerModel, dict[str, str]] = WeakKeyDictionary()
@@ -50,8 +50,9 @@ def weight_sha256(value: Tensor) -> str:
 
     Of a quantized one, of all that it is held as.
     """
-    if isinstance(value, QuantizedParameter):
-        return value.matrix.sha256()
+    matrix = matrix_held(value)
+    if matrix is not None:
+        return matrix.sha256()
     here = value.detach().to("cpu", torch.float32).contiguous()
     return hashlib.sha256(here.view(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
 
@@ -76,8 +77,10 @@ def check_stored_base(
 
     Raises: InputError as `check_base`.
     """
+    if settings.lora is None:  # a model of the user's own has no other description
+        return
     spec = task_spec(settings)
-    weights = None if settings.lora is None else FolderWeights.of(spec)
+    weights = FolderWeights.of(spec)
     if weights is None:
         return
     chosen: list[str] = []

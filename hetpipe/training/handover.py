@@ -4,7 +4,7 @@ import pickle
 from dataclasses import dataclass
 from pathlib import Path
 
-from cost_model.cluster import EMULATED
+from cost_model.cluster import is_emulated
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.trace import Trace
 from hetpipe.runtime.emulated_links import Board
@@ -21,7 +21,7 @@ class Handover:
     def fill(cls, path: Path, prediction: Prediction) -> "Handover":
         """Write what the ranks need of a prediction."""
         made = cls(path)
-        if any(device.kind == EMULATED for device in prediction.costs.devices):
+        if any(is_emulated(device.kind) for device in prediction.costs.devices):
             Board.create(made._board, prediction.costs)
         made._predicted.write_bytes(pickle.dumps(prediction.trace, pickle.HIGHEST_PROTOCOL))
         return made

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cost_model.cluster import EMULATED, Device
+from cost_model.cluster import Device, is_emulated
 from cost_model.cluster_file import read_cluster
 from cost_model.errors import InputError
 from cost_model.profile import read_profile
 from cost_model.strict_files import read_text
 from hetpipe.data.task import TaskFactory, TrainingTask
-from hetpipe.models.mixed_precision import kept_casts, lowered_dtype, weight_dtype
+from hetpipe.models.mixed_precision import kept_casts, lowered_dtype, set_products, weight_dtype
 from hetpipe.models.partial_model import LayerModel
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import parse_program
@@ -26,7 +26,6 @@ from hetpipe.runs.settings import Settings, TaskSettings, read_settings
 from hetpipe.runtime.byte_counter import ByteCounter
 from hetpipe.runtime.emulated_links import Board
 from hetpipe.runtime.executor import Executor, StepOutcome
-from hetpipe.runtime.gpus import is_gpu
 from hetpipe.runtime.host_load import HostLoad
 from hetpipe.runtime.optimizer import Optimizer
 from hetpipe.runtime.processes import Emit
@@ -39,6 +38,7 @@ from hetpipe.runtime.rank_setup import (
     torch_device,
 )
 from hetpipe.runtime.torch_optimizer import optimizer_of
+from hetpipe.training import checkpoint
 from hetpipe.training.checkpoint_owners import load_checkpoint, save_checkpoint
 from hetpipe.training.handover import Handover
 from hetpipe.training.meeting import WAIT, common_start, from_first, gather, keep_alive, same_on_all_ranks
@@ -100,7 +100,9 @@ class _Run:
         place = torch_device(device)
         task = make_task(folder, task_settings)
         profile.check_layers(task.chain.layer_names)
-        dtype, lowered = weight_dtype(profile.dtype), lowered_dtype(profile.dtype)
+        precision = profile.dtype_of(device.kind)
+        set_products(precision, place)
+        dtype, lowered = weight_dtype(precision), lowered_dtype(precision)
         check_weights(profile, task.chain)
         layers = RankLayers.of(program, rank, task.chain, settings.seed, place, dtype, lowered)
         optimizer = optimizer_of(task, layers.stepped, layers.counted, settings)
@@ -116,9 +118,10 @@ class _Run:
             place, emit,
         )  # fmt: skip
         if settings.resume_from is not None:
-            run.step, run.samples_seen = load_checkpoint(
-                Path(settings.resume_from), task_settings, task, model, optimizer
-            )
+            source = Path(settings.resume_from)
+            run.step, run.samples_seen = load_checkpoint(source, task_settings, task, model, optimizer)
+            if executor.loss_scale is not None:
+                executor.loss_scale = checkpoint.read_manifest(source).loss_scale or executor.loss_scale
         return run
 
     @property
@@ -155,7 +158,7 @@ class _Run:
             outcomes=tuple(self.outcomes),
             load=load.lap(),
             shared=shared_parameters(self.costs.program, self.task.chain, self.model),
-            on_gpu=is_gpu(self.device),
+            on_gpu=self.device.is_gpu,
         )
         summaries = gather(summary)
         if self.rank == 0 and self.outcomes:
@@ -166,7 +169,7 @@ class _Run:
         try:
             return save_checkpoint(
                 self.folder, self.task_settings, self.task, self.costs.program, self.rank, self.model,
-                self.optimizer, done, self.samples_seen,
+                self.optimizer, done, self.samples_seen, loss_scale=self.executor.loss_scale,
             )  # fmt: skip
         except OSError as error:
             raise InputError(
@@ -205,9 +208,9 @@ class _Run:
         return self._record(outcome, count)
 
     def _counter(self) -> ByteCounter | None:
-        if is_gpu(self.device):
+        if self.device.is_gpu:
             return None
-        cap = self.device.memory_bytes if self.device.kind == EMULATED else float("inf")
+        cap = self.device.memory_bytes if is_emulated(self.device.kind) else float("inf")
         counter = ByteCounter(cap, self.device.name)
         states, gradients = self.optimizer.state_tensors(), self.executor.gradient_buffers()
         for value in (*self.model.held_tensors(), *states, *gradients):
@@ -231,6 +234,8 @@ class _Run:
             "finite": outcome.finite,
             "samples_seen": self.samples_seen,
         }
+        if outcome.loss_scale is not None:
+            metrics["loss_scale"] = outcome.loss_scale
         with open(self.folder.metrics, "a", encoding="utf-8") as file:
             finite = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
             file.write(json.dumps(finite) + "\n")

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cost_model.cluster import EMULATED
+from cost_model.cluster import is_emulated
 from cost_model.profile import ModelProfile, read_profile
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.partial_model import LayerModel
-from hetpipe.models.quantized_weights import QuantizedParameter, dense
+from hetpipe.models.quantized_weights import dense, matrix_held
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import Program
 from hetpipe.program.trace import Trace, chrome_trace
@@ -51,8 +51,9 @@ class SharedParameter:
 
     @classmethod
     def of(cls, value: Tensor) -> "SharedParameter":
-        if isinstance(value, QuantizedParameter):
-            return cls(value.matrix.sha256(), float(torch.linalg.vector_norm(dense(value, torch.float32))))
+        matrix = matrix_held(value)
+        if matrix is not None:
+            return cls(matrix.sha256(), float(torch.linalg.vector_norm(dense(value, torch.float32))))
         here = value.detach().cpu().contiguous()
         data = here.view(-1).view(torch.uint8).numpy().tobytes()
         return cls(
@@ -108,7 +109,7 @@ def _report(
         model=plan.model,
         strategy=plan.strategy,
         clock=str(settings.clock),
-        emulated=any(device.kind == EMULATED for device in costs.devices),
+        emulated=any(is_emulated(device.kind) for device in costs.devices),
         steps=len(step_s),
         predicted_step_s=predicted.makespan_s,
         measured_step_s=statistics.median(timed_s),

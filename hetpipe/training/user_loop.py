@@ -10,18 +10,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from cost_model.cluster import EMULATED, Cluster
+from cost_model.cluster import Cluster, is_emulated
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.loss import Loss
-from hetpipe.models.mixed_precision import kept_casts, lowered_dtype, weight_dtype
+from hetpipe.models.mixed_precision import kept_casts, lowered_dtype, set_products, weight_dtype
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import Program
 from hetpipe.program.trace import Trace
 from hetpipe.runs.settings import Clock
 from hetpipe.runtime.emulated_links import Board
 from hetpipe.runtime.executor import StepOutcome
+from hetpipe.runtime.loss_scale import LossScale
 from hetpipe.runtime.rank_setup import (
     RankLayers,
     check_weights,
@@ -60,8 +61,9 @@ class RankStages:
         """Materialise the layers of this rank and open its channels.
 
         loss: (outputs, labels) of a microbatch -> the sum of its losses. profile, cluster: what the program
-        was lowered with; under a profile in bfloat16-autocast the stages compute so. seed: of initial weights
-        and dropout. timeout_s: how long a message or a sum may take.
+        was lowered with; the stages compute in the profile's precision, under float16-autocast with scaled
+        losses (`loss_scale`). seed: of initial weights and dropout. timeout_s: how long a message or a sum
+        may take.
 
         Raises: InputError if program, model, cluster and process group do not fit together.
         """
@@ -74,9 +76,11 @@ class RankStages:
         self.device_name = program.device_names[self.rank]
         device = cluster.device(self.device_name)
         self.device = torch_device(device)
-        lowered = lowered_dtype(profile.dtype)
-        if lowered is not None and dtype != weight_dtype(profile.dtype):
-            raise InputError(f"dtype is {dtype}; weights under a profile in {profile.dtype} are in float32")
+        precision = profile.dtype_of(device.kind)
+        lowered = lowered_dtype(precision)
+        if lowered is not None and dtype != weight_dtype(precision):
+            raise InputError(f"dtype is {dtype}; weights under a profile in {precision} are in float32")
+        set_products(precision, self.device)
         layers = RankLayers.of(program, self.rank, chain, seed, self.device, dtype, lowered)
         self.model = layers.model
         costs = ProgramCosts(program, profile, cluster)
@@ -98,6 +102,18 @@ class RankStages:
         All that are trained here; under zero 1 those whose states the rank owns.
         """
         return list(self._optimizer.parameters.values())
+
+    @property
+    def loss_scale(self) -> LossScale | None:
+        """Return the loss scale of the next step, to be kept in a checkpoint; None where nothing is scaled.
+
+        Set it to go on from one, on all ranks alike.
+        """
+        return self.executor.loss_scale
+
+    @loss_scale.setter
+    def loss_scale(self, scale: LossScale) -> None:
+        self.executor.loss_scale = scale
 
     def use(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Set the optimizer that the next STEP runs."""
@@ -194,7 +210,7 @@ def _rank_of(program: Program) -> int:
 def _open_board(costs: ProgramCosts, cluster: Cluster) -> Board | None:
     """Open the table of emulated links, made by rank 0, on all ranks; None where nothing is emulated."""
     names = costs.program.device_names
-    if not any(cluster.device(name).kind == EMULATED for name in names):
+    if not any(is_emulated(cluster.device(name).kind) for name in names):
         return None
     path = ""
     if not dist.is_initialized() or dist.get_rank() == 0:

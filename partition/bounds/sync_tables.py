@@ -37,6 +37,37 @@ class SyncTables(ProblemTables):
         summed = np.maximum(summed_bytes(self.problem.profile), 0.0)
         return np.array(per_byte)[:, None, None] * summed * (1 - SAFETY)
 
+    def left_over_s(self, size: int, least: int, most: int) -> tuple[Floats, Floats]:
+        """Return `left_over_s` of the stages without and with recompute, whatever the last microbatch has.
+
+        size: of the others; least to most: samples of the last one.
+        """
+        key = (size, least, most)
+        if key not in self._left_over:
+            longest = [self._longest_s(samples) for samples in {size, *range(least, most + 1)}]
+            forward_s, backward_s = np.max(longest, axis=0)
+            # with recompute by segments forwards may come between, too
+            found = [left_over_s(self.sums_s, each) for each in (backward_s, backward_s + forward_s)]
+            self._left_over[key] = (found[0], found[1])
+        return self._left_over[key]
+
+    @cached_property
+    def _left_over(self) -> dict[tuple[int, int, int], tuple[Floats, Floats]]:
+        return {}
+
+    def _longest_s(self, samples: int) -> Floats:
+        """Return the most seconds of the forward of a layer and of its backward: [pass, class, layer]."""
+        layers = range(self.num_layers)
+        return np.array(
+            [
+                [
+                    [max(stage_s(device, at, at + 1, samples) for device in devices) for at in layers]
+                    for devices in self.unlike
+                ]
+                for stage_s in (self.prices.forward_s, self.prices.backward_s)
+            ]
+        )
+
 
 class _SyncSizeTables(SizeTables):
     """The arrays for one microbatch size."""
@@ -51,12 +82,8 @@ class _SyncSizeTables(SizeTables):
         forward_s = first.forward_s if first else np.min([last.forward_s for last in lasts], axis=0)
         link_s = first.transfer_s[0] if first else np.min([last.transfer_s[0] for last in lasts], axis=0)
         way_s = _way_back_s(lasts)[:, :, None]
-        longest = [last.longest_s for last in (self, *lasts)]
-        backward_s = np.max([seconds for _, seconds in longest], axis=0)
-        # with recompute by segments forwards may come between, too
-        again_s = backward_s + np.max([seconds for seconds, _ in longest], axis=0)
-        end_s = np.maximum(left_over_s(self.tables.sums_s, backward_s), way_s)
-        again_end_s = np.maximum(left_over_s(self.tables.sums_s, again_s), way_s)
+        left_s, again_left_s = self.tables.left_over_s(self.samples, amount.least, amount.most)
+        end_s, again_end_s = np.maximum(left_s, way_s), np.maximum(again_left_s, way_s)
         return replace(
             made,
             total_s=made.total_s + end_s,
@@ -66,21 +93,6 @@ class _SyncSizeTables(SizeTables):
             link_s=link_s,
             end_s=made.end_s + end_s,
         )
-
-
-    @cached_property
-    def longest_s(self) -> tuple[Floats, Floats]:
-        """The most seconds that the forward of a layer takes on a device of each class, and the backward."""
-        prices, layers = self.tables.prices, range(self.tables.num_layers)
-        found = (
-            [
-                [max(stage_s(device, at, at + 1, self.samples) for device in devices) for at in layers]
-                for devices in self.tables.unlike
-            ]
-            for stage_s in (prices.forward_s, prices.backward_s)
-        )
-        forward_s, backward_s = found
-        return np.array(forward_s), np.array(backward_s)
 
 
 def left_over_s(sums_s: Floats, layer_s: Floats) -> Floats:

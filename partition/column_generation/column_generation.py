@@ -197,6 +197,7 @@ def least_step(
     low, high = 0.0, guess_s
     answer = master(high)
     strict = limits.demanding or limits.most_devices is not None
+    strict |= pool.tables.prices.first_trained > 0  # outputs that wait may have no room, in any time
     if strict and not done(answer) and not done(master(LONGEST * guess_s)):
         return math.inf, answer
     while not done(answer):

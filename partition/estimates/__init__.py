@@ -2,14 +2,15 @@
 
 Two families. Tables by class of devices (device_classes, stage_tables) price every stage of every class at
 once, for dynamic and linear programmes. Pipelines on named devices are timed one by one: closed_forms and
-pipeline_clock for one number of microbatches, extended_clock for any, timed_pipeline for samples;
-gradient_sync and network_cards add what pipelines do to one another, step_estimate is of whole plans, devices
-shared or not. shared_pipelines finds in_flight where they are, batch_split shares out the samples,
-optimizer_sharding the optimizer states, ranking compares plans, plan_memory counts their bytes. effort is the
-one table of how much work the planner spends at which size. No search here: every other chapter of
-`partition` builds on this one.
+pipeline_clock for one number of microbatches (compiled_clock where there are very many, as clocks says),
+extended_clock for any, timed_pipeline for samples; gradient_sync and network_cards add what pipelines do to
+one another, step_estimate is of whole plans, devices shared or not. shared_pipelines finds in_flight where
+they are, batch_split shares out the samples, optimizer_sharding the optimizer states, ranking compares plans,
+plan_memory counts their bytes. effort is the one table of how much work the planner spends at which size. No
+search here: every other chapter of `partition` builds on this one.
 
 For others:
+    clocks: Clocks; compiled: compiled
     arrays: Floats, Singles, Integers, Places, Bools
     effort: effort_for, LARGE, SimulatorEffort, Sweeps, Walks
     device_classes: DeviceClasses, ClassOrder, equal_devices

@@ -79,6 +79,8 @@ class SearchEffort:
     """Times the best set's step: a start as slow is left, local search seldom makes up for that."""
     other_numbers: int = 2
     """Numbers of pipelines, best estimates first, whose dealt devices are climbed from."""
+    dealt_over_least: float = 1.05
+    """Times what equal stages would take without messages: dealt devices are seldom faster."""
     near: float = 1.015
     """Times the step that the relaxed programme promises: sets below it are near."""
     much_sync: float = 0.1
@@ -102,7 +104,7 @@ class SimulatorEffort:
     climbed: int = 3
     """Sets that are climbed from, best first."""
     climb_tries: int = 400
-    hopeless: float = 2.0
+    hopeless: float = 1.2
     """Times the best set's step: none as slow is climbed from."""
     most_ticks: int = 800_000
     """Microbatches x stages that are simulated in all."""
@@ -119,7 +121,7 @@ class ChoiceEffort:
     sharded_for_speed: bool
     """Whether sharded optimizer states are searched for where memory does not ask for them."""
     far_from_columns: float
-    """Times the relaxed step: a best plan above it is searched for once more, with its number of pipelines."""
+    """Times the relaxed step: above it a search for as many pipelines as the best plan has follows."""
     least_sharding_gain: float = 0.02
     """Relative, that the fractional bound must promise then."""
     always_simulated: int = 3
@@ -144,6 +146,8 @@ class FamilyEffort:
     """Share of that step that a card must take at least to sum the whole model."""
     near: float = 1.01
     """Times the relaxed step: the best simulated step must be above, else there is little to gain."""
+    walk_lead: float = 0.04
+    """Relative: families ahead of the sets from which walks would begin by more than this: nothing walks."""
     clear_lead: float = 0.01
     """Relative: families that are better by more, where there is much sync, end the search: small changes of
     single pipelines are left out."""
@@ -163,6 +167,8 @@ class FamilyEffort:
     """Starts that are simulated at most."""
     always_simulated: int = 16
     """Starts that are simulated whatever they take."""
+    most_starts_in_vain: int = 36
+    """Of them in a row that are no better, after which no other is simulated."""
     most_start_ticks: int = 400_000
     """Microbatches x stages of starts, after which no other is simulated."""
     hopeless: float = 1.1

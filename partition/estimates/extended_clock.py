@@ -8,7 +8,8 @@ import math
 from collections.abc import Sequence
 from functools import cached_property
 
-from partition.estimates.pipeline_clock import PipelineClock, Seconds
+from partition.estimates.clocks import Clock, Clocks
+from partition.estimates.pipeline_clock import Seconds
 from partition.estimates.pipeline_costs import MANY
 
 WARM, WARM_EXTRA = 2, 4  # the clock runs for WARM times the stages or in_flight, and WARM_EXTRA microbatches
@@ -21,8 +22,11 @@ MOST_FILLING_TICKS = 1600  # microbatches x stages up to which the clock then go
 class ExtendedClock:
     """Seconds of equal microbatches, the optimizer step in them; owns those that it was asked for."""
 
-    def __init__(self, full: Seconds, in_flight: Sequence[int], period_s: float, optimizer_s: float) -> None:
+    def __init__(
+        self, full: Seconds, in_flight: Sequence[int], period_s: float, optimizer_s: float, clocks: Clocks
+    ) -> None:
         """Ask nothing yet. period_s: of the busiest stage, or link in one direction."""
+        self._clocks = clocks
         self._full, self._busy_s, self._in_flight = full, full.busy_s, tuple(in_flight)
         self._period_s, self._optimizer_s = period_s, optimizer_s
         self._whole: dict[int, float] = {}
@@ -45,9 +49,9 @@ class ExtendedClock:
         return self._whole[num_microbatches]
 
     @cached_property
-    def _clock(self) -> PipelineClock:
+    def _clock(self) -> Clock:
         """Return the clock with what is usually in flight."""
-        return PipelineClock(self._full, self._in_flight)
+        return self._clocks.of(self._full, self._in_flight)
 
     @cached_property
     def _warm(self) -> int:
@@ -117,10 +121,15 @@ class ExtendedClock:
             round_trip_s -= busy + sum(link)
         return lines
 
+    @cached_property
+    def _least_lines(self) -> list[tuple[float, float]]:
+        """Return the lines of Z that are not below another one everywhere."""
+        return _longest([*self._floors, *self._round_trips], from_count=0)
+
     def no_more(self, step_s: float, limit: int) -> float:
         """Return as many microbatches as `most_whole`, or more, at most about `limit`: by Z alone."""
-        late_s, lines = step_s * (1 + 1e-9), [*self._floors, *self._round_trips]
-        return min((late_s - begin) / each if each > 0 else limit for begin, each in lines)
+        late_s = step_s * (1 + 1e-9)
+        return min((late_s - begin) / each if each > 0 else limit for begin, each in self._least_lines)
 
     def most_whole(self, step_s: float) -> int:
         """Return the most full microbatches that take no longer than a step."""

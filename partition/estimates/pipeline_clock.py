@@ -54,7 +54,7 @@ class PipelineClock:
 
     def __init__(self, full: Seconds, in_flight: Sequence[int]) -> None:
         self._full, self._in_flight = full, tuple(in_flight)
-        self._forward_hops, self._backward_hops = _forward_hops(full), _backward_hops(full)
+        self._forward_hops, self._backward_hops = forward_hops(full), backward_hops(full)
         count = len(self._in_flight)
         self._arrived: list[list[float]] = [[] for _ in range(count)]  # [stage][microbatch] of gradients, s
         self._states = [([0.0] * count, [0.0] * count, [0.0] * count)]
@@ -69,8 +69,8 @@ class PipelineClock:
         while len(self._states) <= final:
             self._go_on()
         clock, forward_free, backward_free = map(list, self._states[final])
-        _forwards(_forward_hops(last) if last else self._forward_hops, clock, forward_free)
-        last_hops = _backward_hops(last) if last else self._backward_hops
+        _forwards(forward_hops(last) if last else self._forward_hops, clock, forward_free)
+        last_hops = backward_hops(last) if last else self._backward_hops
         arrived = [0.0] * min(num_microbatches, self._in_flight[-1])  # the last stage waits for nobody
         before = num_microbatches - len(arrived)
         for stage in range(len(clock) - 1, -1, -1):
@@ -114,21 +114,23 @@ class PipelineClock:
         self._states.append((clock, forward_free, backward_free))
 
 
-_Hops = list[tuple[float, float, float]]
+Hops = list[tuple[float, float, float]]
 """Of each stage and the link that it sends over: seconds, those for which it is occupied, latency."""
 
 
-def _forward_hops(seconds: Seconds) -> _Hops:
+def forward_hops(seconds: Seconds) -> Hops:
+    """Return what each stage and the link behind it take of a forward."""
     links = [(occupied_s, latency_s) for occupied_s, _, latency_s, _ in seconds.link_s]
     return [(busy, *link) for busy, link in zip(seconds.forward_s, [*links, (0.0, 0.0)], strict=True)]
 
 
-def _backward_hops(seconds: Seconds) -> _Hops:
+def backward_hops(seconds: Seconds) -> Hops:
+    """Return what each stage and the link in front of it take of a backward."""
     links = [(occupied_s, latency_s) for _, occupied_s, _, latency_s in seconds.link_s]
     return [(busy, *link) for busy, link in zip(seconds.backward_s, [(0.0, 0.0), *links], strict=True)]
 
 
-def _forwards(hops: _Hops, clock: list[float], forward_free: list[float]) -> None:
+def _forwards(hops: Hops, clock: list[float], forward_free: list[float]) -> None:
     """Send one microbatch through all stages; moves what each stage and the link behind it is free from."""
     arrived = 0.0
     for stage, (busy_s, occupied_s, latency_s) in enumerate(hops):

@@ -17,6 +17,7 @@ from cost_model.memory import (
 )
 from cost_model.network import NORM_BYTES, Network
 from cost_model.sum_times import all_reduce_s
+from partition.estimates.clocks import Clocks
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import Problem
 
@@ -26,10 +27,13 @@ Layout = tuple[tuple[Device, int, int], ...]
 
 
 class PipelineCosts:
-    """The prices, links and memory of a problem, for one pipeline whose devices serve one stage each."""
+    """The prices, links and memory of a problem, for one pipeline whose devices serve one stage each.
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
+    clocks: those of another problem in the same search; None: new ones.
+    """
+
+    def __init__(self, problem: Problem, clocks: Clocks | None = None) -> None:
+        self.problem, self.clocks = problem, clocks or Clocks()
         self.prices = Prices(problem.profile)
         self.network = Network(problem.cluster, problem.profile.links, problem.profile.all_reduces)
         self._stage_bytes: dict[tuple[int, int, int, bool], list[tuple[float, float]]] = {}

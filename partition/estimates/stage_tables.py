@@ -7,6 +7,7 @@ Tables are indexed [class, start, stop] for layers [start, stop); empty stages a
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from cost_model.memory import (
     StageShape,
     device_memory,
     first_backward_bytes,
+    passing_bytes_per_sample,
     segment_choices,
     working_bytes,
 )
@@ -41,6 +43,7 @@ def between(per_layer: Floats) -> Floats:
 class LayerBytes:
     """The bytes of layers [start, stop) by [start, stop]; saved and boundaries are per sample in flight.
 
+    passing: per sample, where there is no backward; else 0.
     weights, trained: parameters (with lowered copies), and those with a gradient, a tied pair inside
     counting once.
     """
@@ -50,6 +53,7 @@ class LayerBytes:
     saved: Floats
     inputs: Floats
     outputs: Floats
+    passing: Floats
 
     @classmethod
     def of(cls, profile: ModelProfile) -> "LayerBytes":
@@ -64,13 +68,16 @@ class LayerBytes:
             if home != layer:
                 trained[: home + 1, layer + 1 :] -= profile.tied_bytes(layer)
         outputs = np.array([0.0, *(layer.output_bytes_per_sample for layer in profile.layers[:-1]), 0.0])
-        shape = np.zeros_like(weights)
+        shape, passing = np.zeros_like(weights), np.zeros_like(weights)
+        for start, stop in combinations(range(profile.first_trained + 1), 2):
+            passing[start, stop] = passing_bytes_per_sample(profile, start, stop)
         return cls(
             weights,
             trained,
             between(np.array([layer.saved_bytes_per_sample for layer in profile.layers])),
             shape + outputs[:, None],
             shape + outputs[None, :],
+            passing,
         )
 
 
@@ -325,7 +332,7 @@ class SizeTables:
         one = held.inputs + held.outputs
         # without a backward the inputs of two microbatches are there, and what one saves while it runs
         ahead = self._caps_of(
-            states + self.workspace_bytes + samples * (held.saved + 2 * held.inputs), held.outputs
+            states + self.workspace_bytes + samples * (held.passing + 2 * held.inputs), held.outputs
         )
         if not recompute:
             caps = self._caps_of(states + self.workspace_bytes, one + held.saved)

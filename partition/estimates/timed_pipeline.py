@@ -14,7 +14,7 @@ from partition.estimates.closed_forms import (
     spread_in_flight,
 )
 from partition.estimates.extended_clock import ExtendedClock
-from partition.estimates.pipeline_clock import Seconds, one_f_one_b_s
+from partition.estimates.pipeline_clock import Seconds
 from partition.estimates.pipeline_costs import MANY, PipelineCosts
 from partition.plan import Pipeline, Stage
 
@@ -123,6 +123,8 @@ class PipelineTiming:
 
     def room(self, limit: int) -> int:
         """Return the most samples, at most `limit`, whose outputs memory takes where all are in flight."""
+        if not self.fits:
+            return 0
         return min(limit, min(self.caps[: self.first_backward], default=MANY) * self.microbatch_size)
 
     def _behind(self, num_microbatches: int, in_flight: Sequence[int]) -> tuple[int, ...]:
@@ -198,9 +200,10 @@ class PipelineTiming:
         last = None if rest == self.microbatch_size else self.seconds(rest)
         if num_microbatches > MOST_EXACT:
             return self._behind(num_microbatches, self.usual[self.first_backward :])
+        clocks = self.costs.clocks
         return min(
             self.flights(num_microbatches),
-            key=lambda flights: (one_f_one_b_s(self.full, flights, num_microbatches, last), flights),
+            key=lambda flights: (clocks.of(self.full, flights).makespan_s(num_microbatches, last), flights),
         )
 
     def quick_s(self, num_microbatches: int) -> float:
@@ -213,7 +216,7 @@ class PipelineTiming:
     @cached_property
     def clock(self) -> ExtendedClock:
         """Return the clock of equal microbatches, with what is usually in flight."""
-        return ExtendedClock(self.full, self.usual, self.period_s, self.optimizer_s)
+        return ExtendedClock(self.full, self.usual, self.period_s, self.optimizer_s, self.costs.clocks)
 
     def _rest_share(self, samples: int) -> float:
         """Return the seconds of a smaller last microbatch as a share of a full one's."""

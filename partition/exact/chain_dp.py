@@ -50,7 +50,7 @@ class StageBytes:
         fixed = states + working_table(profile, samples)
         each = held.saved + held.inputs + held.outputs
         until = profile.first_trained + 1  # no backward: see `SizeTables.caps`
-        fixed[:, :until] += samples * (held.saved + 2 * held.inputs)[:, :until]
+        fixed[:, :until] += samples * (held.passing + 2 * held.inputs)[:, :until]
         each[:, :until] = held.outputs[:, :until]
         return cls(fixed.T, each.T, held.trained.T)
 

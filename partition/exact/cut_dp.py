@@ -13,6 +13,7 @@ Complexity: O(places * layers * width) a period, width: the most layers that a d
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -89,7 +90,7 @@ class CutOptimizer:
         places = self._places(devices, class_indices, microbatch_size, count, recompute)
         best: tuple[float, tuple[TimedStage, ...]] | None = None
         for _ in range(8):
-            stages = self._cut_for(devices, places, count, period)
+            stages = self._cut_for(devices, places, period)
             if stages is None:
                 if best is not None:
                     break
@@ -132,40 +133,26 @@ class CutOptimizer:
         recompute: bool,
     ) -> list["_Place"]:
         """Return what the cuts of an order choose from, whatever the period."""
-        places = []
+        first_trained, places = self.tables.prices.first_trained, []
         for place, class_index in enumerate(class_indices):
             band = self._band(class_index, size, recompute)
             link_trip_s, link = self._no_link, self._no_link
             if place + 1 < len(class_indices):
                 link_trip_s, link = self._link(devices[place], devices[place + 1], size)
-            total = max(count, 1.0) * band.busy_s + band.optimizer_s
-            wait = (count - 1) * link if count > 1 else np.zeros_like(link)
-            places.append(_Place(band, band.busy_s + link_trip_s[band.stop], total, wait))
+            places.append(_Place(band, link_trip_s, link, count, first_trained))
         return places
 
     def _cut_for(
-        self, devices: Sequence[Device], places: Sequence["_Place"], count: float, period: float
+        self, devices: Sequence[Device], places: Sequence["_Place"], period: float
     ) -> tuple[TimedStage, ...] | None:
         ends = self.tables.num_layers
         makespan, window = np.full(ends + 1, np.inf), np.zeros(ends + 1)  # [first layer]
         makespan[ends] = 0.0
-        most, rows = max(1.0, np.ceil(count)), np.arange(ends)
         back = []
         for place in reversed(places):
-            band = place.band
-            beyond = np.maximum(makespan, place.wait_s)
-            round_trip_s = place.pass_s + window[band.stop]
-            needed = np.maximum(np.ceil(round_trip_s / period - 1e-6), 1.0)
-            needed[band.stop <= self.tables.prices.first_trained] = most
-            value = np.maximum(place.total_s, place.pass_s + beyond[band.stop])
-            value[np.minimum(needed, most) > band.caps] = np.inf
-            pick = value.argmin(axis=1)
-            at = rows, pick
-            makespan[:ends] = value[at]
-            makespan[ends] = np.inf
-            back.append((band.stop[at], pick >= band.plain))
-            window[:ends] = np.maximum(round_trip_s[at], (needed[at] - 1) * period + band.busy_s[at])
-            window[~np.isfinite(makespan)] = 0.0
+            cuts = place.compiled_cuts if self.timings.costs.clocks.many else place.cuts
+            makespan, window, pick = cuts(makespan, window, period)
+            back.append((place.band.stop[np.arange(ends), pick], pick >= place.band.plain))
         if not np.isfinite(makespan[0]):
             return None
         start, stages = 0, []
@@ -226,15 +213,56 @@ class _Band:
         )
 
 
-@dataclass(frozen=True, slots=True)
+_Cuts = tuple[Floats, Floats, npt.NDArray[np.int64]]
+"""Makespan bound and window, and which of a place's stages, by first layer."""
+
+
+@dataclass(frozen=True)
 class _Place:
     """A place in an order of devices: the stages it takes, by [start, any], and the link after each.
 
-    pass_s: a microbatch through the stage and over the link, both ways. total_s: all of them and the
-    optimizer. wait_s: the slower direction of the link, all microbatches but one, by [layer].
+    trip_s, link_s: a microbatch over the link both ways, and in its slower direction, by [layer]. count:
+    microbatches; all are in flight in stages in front of the first trained layer.
     """
 
     band: _Band
-    pass_s: Floats
-    total_s: Floats
-    wait_s: Floats
+    trip_s: Floats
+    link_s: Floats
+    count: float
+    first_trained: int
+
+    @cached_property
+    def pass_s(self) -> Floats:
+        """Return the seconds of a microbatch through the stage and over the link, both ways."""
+        return np.asarray(self.band.busy_s + self.trip_s[self.band.stop])
+
+    @cached_property
+    def total_s(self) -> Floats:
+        """Return the seconds of all microbatches and the optimizer."""
+        return np.asarray(max(self.count, 1.0) * self.band.busy_s + self.band.optimizer_s)
+
+    def cuts(self, makespan: Floats, window: Floats, period: float) -> _Cuts:
+        """Return the best stages of the place for a period; makespan, window: of what comes behind it."""
+        band, ends, wait = self.band, len(makespan) - 1, max(self.count - 1, 0.0)
+        beyond = np.maximum(makespan, wait * self.link_s if wait else 0.0)
+        round_trip_s = self.pass_s + window[band.stop]
+        most = max(1.0, np.ceil(self.count))
+        needed = np.maximum(np.ceil(round_trip_s / period - 1e-6), 1.0)
+        needed[band.stop <= self.first_trained] = most
+        value = np.maximum(self.total_s, self.pass_s + beyond[band.stop])
+        value[np.minimum(needed, most) > band.caps] = np.inf
+        pick = value.argmin(axis=1)
+        at = np.arange(ends), pick
+        longest, windows = np.append(value[at], np.inf), np.zeros(ends + 1)
+        windows[:ends] = np.maximum(round_trip_s[at], (needed[at] - 1) * period + band.busy_s[at])
+        windows[~np.isfinite(longest)] = 0.0
+        return longest, windows, pick
+
+    def compiled_cuts(self, makespan: Floats, window: Floats, period: float) -> _Cuts:
+        """Return `cuts`, compiled."""
+        from partition.exact.cut_kernel import place_cuts  # loads a compiler
+
+        band = self.band
+        arrays = (band.stop, band.busy_s, band.optimizer_s, band.caps, self.trip_s, self.link_s)
+        found: _Cuts = place_cuts(*arrays, makespan, window, self.count, period, self.first_trained)
+        return found

@@ -3,7 +3,7 @@
 import numpy as np
 
 from partition.estimates.arrays import Places
-from partition.exact.compiled import compiled
+from partition.estimates.compiled import compiled
 
 
 @compiled

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partition.estimates.arrays import Places, Singles
-from partition.exact.compiled import compiled
+from partition.estimates.compiled import compiled
 
 TILE = 128  # vectors looked at together: their labels stay in the nearest cache
 

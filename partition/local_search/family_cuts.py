@@ -180,7 +180,7 @@ class FamilyCutter:
         if at_once not in self._timings:
             problem = self.search.problem
             shared = replace(problem, cluster=_shared_links(problem.cluster, at_once))
-            self._timings[at_once] = TimingCache(PipelineCosts(shared))
+            self._timings[at_once] = TimingCache(PipelineCosts(shared, self.search.costs.clocks))
         return self._timings[at_once]
 
     def _cutter(self, times: tuple[int, ...], at_once: int) -> CutOptimizer:

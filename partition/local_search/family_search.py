@@ -53,13 +53,13 @@ def best_families(
     effort = search.effort.families
     starts = FamilyStarts(search, effort)
     simulated = _Simulated(search, starts.cutter, simulate)
-    for index, families in enumerate(starts.all()):
-        if index >= effort.simulated or (
-            index >= effort.always_simulated and simulated.ticks > effort.most_start_ticks
-        ):
+    best_s, in_vain = math.inf, 0
+    for index, families in enumerate(starts.all()[: effort.simulated]):
+        late = index >= effort.always_simulated and simulated.ticks > effort.most_start_ticks
+        if late or in_vain == effort.most_starts_in_vain:
             break
-        simulated.step_s(families)
-    best_s = min(simulated.known.values(), default=math.inf)
+        in_vain = 0 if simulated.step_s(families) < best_s else in_vain + 1
+        best_s = min(best_s, simulated.step_s(families))
     if best_s < effort.hopeless * step_s:
         simulated.ticks = 0.0
         climb = FamilyClimb(starts.cutter, simulated.step_s, effort)

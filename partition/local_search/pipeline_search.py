@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from partition.column_generation.column_generation import Columns
@@ -19,6 +19,7 @@ from partition.local_search.starts import (
     dealt_sets,
     from_columns,
     from_counts,
+    least_dealt_s,
     realise,
     relaxed,
     singles,
@@ -29,6 +30,20 @@ from partition.plan import Plan
 from partition.problem import Forced, Problem
 
 DEALT = "dealt"  # what starts of dealt devices are called: all are simulated
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """Sets from which a search walks on: climbed starts, those of other numbers, and starts as they were."""
+
+    climbed: list[PipelineSet]
+    others: list[PipelineSet]
+    starts: list[PipelineSet]
+
+    @property
+    def sets(self) -> list[PipelineSet]:
+        """Return all, least step first."""
+        return sorted([*self.climbed, *self.others, *self.starts], key=_order)
 
 
 class PipelineSearch(SearchSpace):
@@ -51,21 +66,31 @@ class PipelineSearch(SearchSpace):
 
         known: see `starts`.
         """
+        return self.walked(self.begun(evaluate, known), evaluate)
+
+    def begun(self, evaluate: EvaluateSet, known: Sequence[list[TimedPipeline]] = ()) -> "Begun":
+        """Return the best starts after a short local search each. known: see `starts`."""
         evaluate = self._with_cards(evaluate)
         starts = [replace(start, step_s=evaluate(start.timed, start.step_s)) for start in self.starts(known)]
         starts.sort(key=_order)
         sets = self._climbed(starts, evaluate)
         if sets:
             sets += self._of_fewer_pipelines(_best(sets), evaluate)
-            sets += self._walked_and_recombined(_best(sets), evaluate)
-            # only now, so that where they are no better the walks begin where they would without them
-            others = list(self._of_other_numbers(_best(sets), evaluate))
-            if others and _best(others).step_s < _best(sets).step_s:
-                others += self._walked_and_recombined(_best(others), evaluate)
-            sets += others
+        others = list(self._of_other_numbers(_best(sets), evaluate)) if sets else []
         dealt = [start for start in starts if start.start.startswith(DEALT)]
         best = [start for start in starts[: self.effort.search.climbed_starts] if start not in dealt]
-        return sorted([*sets, *best, *dealt], key=_order)
+        return Begun(sets, others, [*best, *dealt])
+
+    def walked(self, begun: "Begun", evaluate: EvaluateSet) -> list[PipelineSet]:
+        """Return what was begun with, and sets that walks from there lead to, while they pay."""
+        evaluate = self._with_cards(evaluate)
+        sets, others = list(begun.climbed), list(begun.others)
+        if sets:
+            sets += self._walked_and_recombined(_best(sets), evaluate)
+            # apart, so that where they are no better the walks begin where they would without them
+            if others and _best(others).step_s < _best(sets).step_s:
+                others += self._walked_and_recombined(_best(others), evaluate)
+        return sorted([*sets, *others, *begun.starts], key=_order)
 
     def starts(self, known: Sequence[list[TimedPipeline]] = ()) -> list[PipelineSet]:
         """Return sets of pipelines from every source there is, least step by their clocks first.
@@ -162,7 +187,7 @@ class PipelineSearch(SearchSpace):
         """Give the best sets of devices dealt out to other numbers of pipelines, in steps.
 
         Where a step is not near what the relaxed programme promises, so that sums or messages may have made
-        the number wrong.
+        the number wrong. Numbers that would be slower even if all stages were equal are not dealt.
         """
         effort, columns_s = self.effort.search, self.columns.step_s if self.columns else math.inf
         if self.problem.forced != Forced() or best.step_s <= effort.near * columns_s:
@@ -170,8 +195,10 @@ class PipelineSearch(SearchSpace):
         sizes = sorted({pipeline.microbatch_size for pipeline in best.timed})
         found = []
         for number in NUMBERS:
-            if number != len(best.timed):
-                sets = [(self.clock_s(timed), timed) for _, timed in dealt_sets(self, number, sizes)]
+            most_s = best.step_s / effort.dealt_over_least
+            short = [size for size in sizes if least_dealt_s(self, number, size) <= most_s]
+            if number != len(best.timed) and short:
+                sets = [(self.clock_s(timed), timed) for _, timed in dealt_sets(self, number, short)]
                 steps = [(evaluate(timed, clock_s), timed) for clock_s, timed in sets if clock_s < math.inf]
                 found += sorted(steps, key=lambda pair: pair[0])[:1]
         for step_s, timed in sorted(found, key=lambda pair: pair[0])[: effort.other_numbers]:

@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import permutations
 
+import numpy as np
+
 from cost_model.cluster import Device
 from partition.column_generation.column_generation import ROUNDS, Columns, generate
 from partition.column_generation.master_problem import Limits
@@ -141,6 +143,19 @@ def dealt_sets(
             if len(timed) == number:
                 pace = sum(count * size / pipeline.timing.quick_s(count) for pipeline in timed)
                 yield batch / pace, timed
+
+
+def least_dealt_s(space: SearchSpace, number: int, size: int) -> float:
+    """Return the step of so many pipelines of the fastest devices if all stages were equal, without messages.
+
+    A pipeline of S stages is filled and emptied while S - 1 microbatches pass.
+    """
+    problem = space.problem
+    busy_s = space.tables.at(size).busy_s[:, 0, -1]
+    paces = np.repeat(size / np.maximum(busy_s, 1e-300), space.classes.counts)
+    used = min(len(paces), number * problem.profile.num_layers)
+    passed = max(1, problem.global_batch_size // number // size) + used / number - 1
+    return float(passed * size * number / np.sort(paces)[-used:].sum())
 
 
 def relaxed(space: SearchSpace, known: Columns | None, limits: Limits) -> Columns:

@@ -67,10 +67,10 @@ def perturb(
     perturbations: Sequence[int],
 ) -> list[TimedPipeline]:
     """Return the pipelines after a few random changes, with which they can still do the batch."""
-    base = list(timed)
+    base, batch = list(timed), changes.cut_optimizer.tables.problem.global_batch_size
     for _ in range(rng.choice(perturbations)):
         changed = changes.change(rng, base, step_s)
-        if changed and any(pipeline.timing.fits for pipeline in changed):
+        if changed and sum(pipeline.timing.room(batch) for pipeline in changed) >= batch:
             base = changed
     return base
 

@@ -11,9 +11,9 @@ from cost_model.collective_choice import cheaper_collective, ring_order
 from cost_model.collectives import Collective, ring_all_reduce
 from cost_model.large_rings import MOST_ROUNDS, ring_ends_s
 from cost_model.measured_links import MeasuredAllReduce
-from cost_model.network import Network, idle, reserve
+from cost_model.network import NORM_BYTES, Network, idle, reserve
 from cost_model.ring_estimates import all_reduce_estimate_s, sum_estimate_s
-from cost_model.sum_times import LARGE_RING, all_reduce_due, all_reduce_s
+from cost_model.sum_times import LARGE_RING, all_reduce_due, all_reduce_s, norm_due
 
 FAST = Link(1e-5, 1e10)
 
@@ -184,3 +184,19 @@ def test_a_network_of_thousands_of_nodes_names_nothing_before_it_is_asked():
     nodes = tuple(Node(f"n{i}", (Device(f"n{i}/0", f"n{i}", "one", 1.0),)) for i in range(3000))
     network = Network(replace(cluster(1, 1, random.Random(0)), nodes=nodes, links=()))
     assert network.resources[network.route("n2999/0", "n17/0").resources[1]] == "link n2999>n17"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_norms_are_worked_out_once_and_wait_for_what_is_busy(seed: int) -> None:
+    rng = random.Random(seed)
+    made = cluster(rng.randint(5, 7), 8, rng)
+    network, names = Network(made), [device.name for device in made.devices]
+    rng.shuffle(names)
+    for late_s in (0.0, 0.5, 20.0):  # of some resource; the last device is ready within 10 s
+        ready_s = {name: 10 * rng.random() for name in names}
+        resource = rng.choice(network.route(names[0], names[1]).resources)
+        free_s, plain_s = idle(), idle()
+        free_s[resource] = plain_s[resource] = late_s
+        kept = norm_due(free_s, network, ready_s)
+        assert kept == pytest.approx(all_reduce_due(plain_s, network, NORM_BYTES, ready_s), rel=1e-9)
+        assert dict(free_s) == pytest.approx({key: plain_s[key] for key in free_s}, rel=1e-9)

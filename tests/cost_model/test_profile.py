@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from cost_model.cluster import Link
 from cost_model.errors import InputError
+from cost_model.interpolation import interpolate
 from cost_model.layer_costs import Prices
-from cost_model.profile import interpolate, profile_from_data, profile_text, read_profile
+from cost_model.profile import profile_from_data, profile_text, read_profile
 from hetpipe.simulation.prediction import predict
 from partition.plan_file import plan_from_data, plan_text, read_plan
 from places import GOLDEN
@@ -49,7 +50,7 @@ def test_optional_keys_may_be_left_out():
         (
             ("dtype",),
             "banana",
-            "p: dtype 'banana' is unknown; known: float32, float64, bfloat16-autocast",
+            "p: dtype 'banana' is unknown; known: float32, float64, tf32, bfloat16-autocast, float16-",
         ),
         (("dtype",), "bf16", "p: dtype 'bf16' is unknown; known: float32"),
         (("modle",), "x", 'p: unknown key "modle"; did you mean "model"?'),

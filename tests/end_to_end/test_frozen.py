@@ -27,6 +27,7 @@ from hetpipe.models.chain import ChainModel
 from hetpipe.models.huggingface import model_spec
 from hetpipe.models.split_check import check_split
 from hetpipe.profiling.profile_cache import profile_model
+from hetpipe.program.instructions import Compute, Direction, Pass, Program, Transfer
 from hetpipe.runtime.processes import RankGroup, run_ranks
 from hetpipe.simulation.schedule_selection import lower
 from hetpipe.training import checkpoint
@@ -124,6 +125,12 @@ CASES = {
     ),
     "embeddings": ("llama", "embed_tokens", replicas(6)),
     "all but a head": ("llama", r"^model\.", replicas(6, zero=1)),
+    # two stages only forward, the last one takes no gradient of its input
+    "nothing but a head": ("llama", r"^model\.", chain_plan("mine", [0, 2, 5, 6], 1, BATCH, recompute=True)),
+    "a middle block": (
+        "llama", r"embed_tokens|layers\.[013]\.|^model\.norm|lm_head",
+        chain_plan("mine", [0, 2, 4, 6], 1, BATCH),
+    ),
     "single tensors": ("llama", r"layers\.1\.self_attn\.q_proj|layers\.2\.mlp\.up_proj|norm", replicas(6)),
     # the shared matrix is on both devices
     "tied": ("gpt2", r"wte", chain_plan("mine", [0, 2, 4], 2, BATCH)),
@@ -227,6 +234,7 @@ def test_random_parameters_are_frozen_under_random_plans(tmp_path, kind):
     for seed, chain in chains.items():
         mine = [event for event in events if tuple(event["case"]) == (kind, seed)]
         check_case(kind, seed, chain, mine)
+        check_ran(next(program for _, other, program, _ in cases if other == seed), chain, mine)
 
 
 def check_case(kind: str, seed: int, chain: ChainModel, events: Iterable[dict[str, Any]]) -> None:
@@ -260,6 +268,24 @@ def check_case(kind: str, seed: int, chain: ChainModel, events: Iterable[dict[st
             torch.testing.assert_close(value, values[name].detach(), rtol=1e-9, atol=1e-11)
             seen.add(name)
     assert seen == values.keys()
+
+
+def check_ran(program: Program, chain: ChainModel, events: Iterable[dict[str, Any]]) -> None:
+    """Each rank ran its list, without a backward or gradient message below the first trained layer."""
+    assert program.first_trained == chain.first_trained
+    ran = {event["rank"]: event["ran"] for event in events}
+    for rank, instructions in enumerate(program.ranks):
+        expected = [
+            entry
+            for entry in instructions
+            if not (isinstance(entry, Transfer) and entry.direction is Direction.RECV)
+        ]
+        assert ran[rank] == list(map(str, expected))
+        for entry in expected:
+            if isinstance(entry, Compute) and entry.op is Pass.BACKWARD:
+                assert program.stage(entry).stop > chain.first_trained
+            if isinstance(entry, Transfer) and entry.op is Pass.BACKWARD:
+                assert program.stage(entry).start > chain.first_trained
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import peft_models
+import runs
 import user_tasks
 from cost_model.errors import InputError
 from folders import tiny_model
@@ -26,6 +27,7 @@ from hetpipe.training.trainer import Trainer
 from live_tensors import WatchedAdamW
 from partition.plan import Pipeline, Plan, Stage
 from runs import chain_plan, cluster_file, made_up_profile_of
+from shell import Shell
 
 BATCH, STEPS, LENGTH = 8, 3, 12
 LLAMA, GPT2, BERT = peft_models.TARGETS
@@ -191,7 +193,57 @@ def test_nothing_of_a_frozen_weight_is_alive_twice_on_any_rank(tmp_path):
     assert values == sum(math.prod(info.shape) // 2 for info in packed)
     # a trained weight with its gradient and two states; all others once
     once = [info.shape for info in plain] + [(math.prod(info.shape) // 64,) for info in packed]  # and scales
-    for shape in set(once):
+    for shape in set(once) - {(16,)}:  # the 16 values of 4 bits are a table of bitsandbytes
         assert whole.count(shape) == once.count(shape), shape
     for shape in {info.shape for info in trained}:
         assert whole.count(shape) == 4 * sum(info.shape == shape for info in trained), shape
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_and_its_adapters_come_out_merged(hetpipe: Shell):
+    here = Place(hetpipe.folder, LLAMA, "4bit")
+    here.run("run", PLANS["three stages"], here.settings(steps=2))
+    source = checkpoint.latest(here.folder("run").checkpoints)
+    assert source is not None
+    assert set(checkpoint.read_weights(source)) == set(here.weights("run"))
+    assert all("lora_" in name for name in here.weights("run"))
+    for line in ("export run -o peft", "export run -o merged --merge"):
+        exported = hetpipe(line)
+        assert exported.code == 0, exported.err
+
+    # another plan goes on; its first loss is that of the adapters that came out, beside the quantized base
+    losses = here.run("run", PLANS["two pipelines"], here.settings(resume_from=str(source)))
+    inputs, labels = here.task("run").batch(2 * BATCH, BATCH)
+    task = here.task("run")
+    base = peft_models.quantized_base(here.base, LLAMA, "4bit")
+    model = peft_models.loaded(here.base, LLAMA, hetpipe.folder / "peft", base)
+    merged = peft_models.loaded_base(hetpipe.folder / "merged", LLAMA)
+    for found in (model.train(), merged.train()):
+        with torch.no_grad():
+            loss = task.loss(found(**inputs).logits, labels) * task.term_weight(labels)
+        assert loss.item() == pytest.approx(losses[2], rel=1e-6)
+
+    # with the base as it was given, or in 8 bits, it would be another
+    for load_in in (None, "8bit"):
+        other = replace(here, load_in=load_in)
+        with pytest.raises(InputError, match="its model is "):
+            other.run("run", PLANS["three stages"], other.settings(steps=3, resume_from=str(source)))
+    peft_models.save_model(here.base, LLAMA, seed=8)
+    with pytest.raises(InputError, match="trained beside another base"):
+        here.run("run", PLANS["three stages"], here.settings(steps=3, resume_from=str(source)))
+
+
+@pytest.mark.slow
+def test_memory_beside_a_quantized_base_is_predicted(hetpipe: Shell):
+    (hetpipe.folder / "base").mkdir()
+    config = tiny_model(LLAMA, hidden_size=128, intermediate_size=352).config
+    config.architectures = [LLAMA]
+    config.save_pretrained(hetpipe.folder / "base")  # no weights: drawn, and quantized
+    (hetpipe.folder / "cluster.toml").write_text(runs.EMULATED_CLUSTER)
+    options = "--model ./base --cluster cluster.toml --lora r=4,targets=q_proj,down_proj --load-in 4bit"
+    planned = hetpipe(f"plan {options} --profile-budget 1 --microbatch-size 2 -o plan.json")
+    assert planned.code == 0, planned.err
+    ran = hetpipe(f"run {options} --plan plan.json --steps 1 --no-save --json --profile-budget 1")
+    assert ran.code == 0, ran.err
+    for name, device in json.loads(ran.out)["devices"].items():
+        assert device["predicted_bytes"] == pytest.approx(device["peak_bytes"], rel=0.05), name

@@ -10,6 +10,7 @@ from itertools import pairwise
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import Broadcast, Compute, Program, Schedule, Sync
 from hetpipe.program.list_scheduling import list_schedule
+from hetpipe.program.sync_starts import inner_syncs
 from hetpipe.program.trace import Trace
 from hetpipe.program.verification import (
     observed_in_flight,
@@ -53,6 +54,8 @@ class Case:
             yield "no latency"
         if any(bucket.nodes for bucket in self.program.buckets):
             yield "sums inside nodes first"
+        if any(inner_syncs(self.program, rank) for rank in range(len(self.program.ranks))):
+            yield "sums inside a backward"
         if plan.zero:
             yield "sharded states"
         if any(entry.first_backward(profile.first_trained) for entry in plan.pipelines):

@@ -106,6 +106,7 @@ def train_cases(
             "losses": [outcome.loss for outcome in found],
             "norms": [outcome.gradient_norm for outcome in found],
             "trained": sorted(stages.named_parameters()),
+            "ran": [str(event.instruction) for event in found[-1].events],
             "weights": {
                 name: value.detach().tolist() for name, value in stages.model.owned_parameters().items()
             },

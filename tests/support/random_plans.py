@@ -13,7 +13,7 @@ from hetpipe.simulation.prediction import simulate_plan
 from partition.estimates.plan_memory import plan_memory
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import Problem
-from random_problems import random_cluster, random_profile
+from random_problems import frozen_below, random_cluster, random_profile
 
 SIZE_SETS = ((1,), (2,), (3,), (4,), (1, 2), (2, 4), (1, 4), (1, 2, 4), (3, 8))
 
@@ -33,7 +33,7 @@ def fits(plan: Plan, problem: Problem) -> bool:
 
 
 def random_case(seed: int) -> Problem:
-    """One to five devices with ample memory, on one node or several; one to six layers.
+    """One to five devices with ample memory, on one node or several; one to six layers, some frozen.
 
     In half of the cases the times of a layer rise with the microbatch in any way, per sample too.
     """
@@ -43,6 +43,7 @@ def random_case(seed: int) -> Problem:
         profile = _rough(rng, profile)
     if profile.num_layers > 1 and rng.random() < 0.4:
         profile = _tied(rng, profile)
+    profile = _frozen(seed, profile)
     devices = []
     for index in range(rng.randint(1, 5)):
         node = rng.choice("abc")
@@ -116,6 +117,13 @@ def _rough(rng: random.Random, profile: ModelProfile) -> ModelProfile:
         for name, kind in profile.kinds.items()
     }
     return replace(profile, kinds=kinds)
+
+
+def _frozen(seed: int, profile: ModelProfile) -> ModelProfile:
+    """The profile, in a third of the cases with first layers that are not trained."""
+    if seed % 3 != 1 or any(layer.tied_to for layer in profile.layers):
+        return profile
+    return frozen_below(profile, random.Random(-seed).randrange(profile.num_layers))
 
 
 def _tied(rng: random.Random, profile: ModelProfile) -> ModelProfile:
@@ -221,6 +229,7 @@ def sync_case(seed: int) -> Problem:
         profile = _tied(rng, profile)
     if rng.random() < 0.25:
         profile = with_measured_links(rng, profile)
+    profile = _frozen(seed, profile)
     devices = [
         Device(f"{node}/{index}", node, f"kind {rng.randrange(2)}", 1e6, speed=rng.choice([1.0, 1.0, 2.0]))
         for node in "abc"[: rng.randint(2, 3)]

@@ -136,7 +136,7 @@ def peak_bytes(cases: Sequence[Case], *, rank: int, emit: Emit) -> None:
 
 
 def inner_starts(case: Case, *, rank: int, emit: Emit) -> None:
-    """In which backward each sum of two steps begins, if inside one; how far gradients are from one process's."""
+    """In which backward each sum of two steps begins, if in one; how far gradients are from one process's."""
     runner = Rank.open(case, rank)
     one = OneProcess(case.model) if rank == 0 else None
     stages, sync = runner.executor._stages, runner.executor._sync

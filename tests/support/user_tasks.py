@@ -75,6 +75,11 @@ def spiky_task(folder: RunFolder, settings: TaskSettings) -> TrainingTask:
     return _task(settings, build_spiky, BAD_SAMPLES)
 
 
+def overflowing_task(folder: RunFolder, settings: TaskSettings) -> TrainingTask:
+    """Three linear layers; gradients of bad samples, times 2**16, leave float16's range at the last one."""
+    return _task(settings, build_linear, BAD_SAMPLES)
+
+
 def build_plain() -> nn.Module:
     """Five layers without dropout, the second without parameters: what a plain loop of torch computes too."""
     return nn.Sequential(
@@ -157,6 +162,10 @@ def build_gpt2() -> nn.Module:
         embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
     return GPT2LMHeadModel(config)
+
+
+def gpt2_example() -> dict[str, Tensor]:
+    return {"input_ids": torch.zeros(1, LENGTH, dtype=torch.long)}
 
 
 def sequences(count: int) -> list[dict[str, Tensor]]:

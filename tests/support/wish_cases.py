@@ -1,6 +1,7 @@
 """Random problems on which what a wish finds is compared with what `auto` finds. Shared by tests."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 from cost_model.cluster import Cluster, Device, Link, Node
@@ -60,10 +61,10 @@ def step_s(problem: Problem) -> float | None:
         return None
 
 
-def forced_steps(problem: Problem) -> dict[int, float]:
+def forced_steps(problem: Problem, numbers: Sequence[int] = ()) -> dict[int, float]:
     """Return the steps of what `auto` answers where the number of pipelines is forced, by number."""
     most = min(len(problem.cluster.devices), problem.global_batch_size)
-    numbers = NUMBERS if most <= 8 else FEW
+    numbers = numbers or (NUMBERS if most <= 8 else FEW)
     wishes = {
         number: replace(problem, forced=Forced(num_pipelines=number)) for number in numbers if number <= most
     }

@@ -46,8 +46,10 @@ def random_case(seed: int, *, devices: int | None = None) -> tuple[Problem, bool
     return Problem(profile, cluster, batch, SIZES), tight
 
 
-def regular_case(num_devices: int, num_kinds: int, num_layers: int, *, seed: int = 0) -> Problem:
-    """Equally many devices of each kind on nodes of 4 to 8, memory tight, 16 samples per device."""
+def regular_case(
+    num_devices: int, num_kinds: int, num_layers: int, *, samples: int | None = None, seed: int = 0
+) -> Problem:
+    """Equally many devices of each kind on nodes of 4 to 8, memory tight; samples: 16 per device if None."""
     rng = np.random.default_rng(seed)
     layers = _layers(rng, num_layers)
     work = np.full(num_layers, 0.01)
@@ -60,7 +62,8 @@ def regular_case(num_devices: int, num_kinds: int, num_layers: int, *, seed: int
     saved = sum(layer.saved_bytes_per_sample for layer in layers)
     memory = (states + 4 * saved) * np.geomspace(0.7, 0.2, num_kinds)
     nodes = _nodes(rng, counts, memory, 25e9, size=min(4 if num_devices <= 64 else 8, int(counts[0])))
-    return Problem(profile, Cluster("regular", Link(50e-6, 25 * GBIT), nodes), 16 * num_devices, SIZES)
+    cluster = Cluster("regular", Link(50e-6, 25 * GBIT), nodes)
+    return Problem(profile, cluster, samples or 16 * num_devices, SIZES)
 
 
 def equal_case(seed: int) -> Problem:

@@ -1,6 +1,7 @@
 """How fast the planner is, and how far its plans can be from the best.
 
     python examples/benchmarks/planner/main.py speed [--devices 16 64 1024 10000]
+    python examples/benchmarks/planner/main.py grid
     python examples/benchmarks/planner/main.py growth
     python examples/benchmarks/planner/main.py quality [--first 0] [--cases 200] [--proof-seconds 60]
                                                        [--samples-per-device 2]
@@ -17,7 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,20 @@ from partition.problem import Problem
 from partition.solver import solve
 
 SHAPES = {16: (4, 26), 64: (4, 26), 1024: (8, 98), 10000: (8, 98)}
+GRID = (
+    (10000, 8, 98, 480_000),
+    (10000, 8, 98, 160_000),
+    (10000, 8, 98, 40_000),
+    (10000, 8, 26, 480_000),
+    (10000, 2, 98, 480_000),
+    (10000, 2, 26, 160_000),
+    (1000, 8, 98, 48_000),
+    (1000, 8, 98, 8_000),
+    (1000, 8, 26, 16_000),
+    (1000, 2, 98, 16_000),
+    (1000, 2, 26, 48_000),
+)
+"""Devices, kinds, layers, samples of a step; nodes have eight devices."""
 GROWTH = (16, 64, 256, 1024, 4096, 10000)
 GROWTH_SHAPE = (8, 98)
 LARGE = 0.1
@@ -49,9 +64,9 @@ GROUPS = (
 )
 
 
-def planned(num_devices: int, shape: tuple[int, int]) -> dict[str, Any]:
+def planned(num_devices: int, shape: tuple[int, int], samples: int | None = None) -> dict[str, Any]:
     """CPU seconds of the whole solve without proof, by part."""
-    problem, shares = regular_case(num_devices, *shape), Shares()
+    problem, shares = regular_case(num_devices, *shape, samples=samples), Shares()
     evaluate = shares.evaluator(evaluator(problem.profile, problem.cluster))
     begin = time.process_time()
     with shares.measured():
@@ -62,6 +77,8 @@ def planned(num_devices: int, shape: tuple[int, int]) -> dict[str, Any]:
         "devices": num_devices,
         "kinds": shape[0],
         "layers": shape[1],
+        "nodes": len(problem.cluster.nodes),
+        "samples": problem.global_batch_size,
         "plan_s": plan_s,
         "shares": shares.seconds,
         "step_s": plan.predicted.step_s,
@@ -190,6 +207,18 @@ def growth_table(rows: list[dict[str, Any]]) -> Iterator[str]:
         yield (f"| {row['devices']:,} | {row['plan_s']:.2f} s {in_parts(row)}| {row['megabytes']:.0f} MiB |")
 
 
+def grid_table(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """Seconds by kinds, layers, nodes and batch; with the step, for a comparison of versions."""
+    yield f"| devices | nodes | kinds | layers | samples | plan | {' | '.join(PARTS)} | memory | step |"
+    yield "|---" * (8 + len(PARTS)) + "|"
+    for row in rows:
+        yield (
+            f"| {row['devices']:,} | {row['nodes']:,} | {row['kinds']} | {row['layers']} "
+            f"| {row['samples']:,} | {row['plan_s']:.1f} s {in_parts(row)}| {row['megabytes']:.0f} MiB "
+            f"| {row['step_s']:.2f} s |"
+        )
+
+
 def held(rows: list[dict[str, Any]]) -> Iterator[str]:
     """What holds the large gaps: the bound, the rounding to whole pipelines, or queues at network cards."""
     large = [row for row in rows if row["gap"] is not None and row["gap"] > LARGE and "held_by" in row]
@@ -209,9 +238,21 @@ def held(rows: list[dict[str, Any]]) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument(
-        "what", choices=("speed", "growth", "quality", "table", "one-speed", "one-growth", "one-quality")
+        "what",
+        choices=(
+            "speed",
+            "grid",
+            "growth",
+            "quality",
+            "table",
+            "one-speed",
+            "one-grid",
+            "one-growth",
+            "one-quality",
+        ),
     )
     parser.add_argument("rest", nargs="*")
+    parser.add_argument("--rows", type=int, nargs="+", default=list(range(len(GRID))), help="of the grid")
     parser.add_argument("--devices", type=int, nargs="+", default=list(SHAPES))
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--cases", type=int, default=200)
@@ -220,6 +261,13 @@ def main() -> None:
     options = parser.parse_args()
     if options.what == "one-speed":
         print(json.dumps(speed(int(options.rest[0]))))
+    elif options.what == "one-grid":
+        num_devices, kinds, layers, samples = map(int, options.rest)
+        print(json.dumps(planned(num_devices, (kinds, layers), samples)))
+    elif options.what == "grid":
+        found = (alone(["one-grid", *map(str, GRID[place])]) for place in options.rows)
+        for line in grid_table(found):
+            print(line, flush=True)
     elif options.what == "one-growth":
         print(json.dumps(planned(int(options.rest[0]), GROWTH_SHAPE)))
     elif options.what == "growth":

@@ -1,6 +1,6 @@
 """How far is the predicted step from the measured one where gradients are summed inside nodes first?
 
-    python examples/benchmarks/prediction/sums.py [--retries 2] [--steps 4] [--bucket-bytes 2e6]
+    python examples/benchmarks/prediction/sums.py [--retries 2] [--steps 4] [--bucket-bytes 2e5]
 
 Twelve plans on emulated clusters of three nodes. See README.md, "Sums inside nodes first".
 """
@@ -46,8 +46,8 @@ def main() -> None:
         bucket_sizes.BUCKET_BYTES = options.bucket_bytes  # this process lowers the plans, the ranks read them
     profile = _profile(options)
     lines = [
-        "| cluster | plan | buckets inside nodes first | sums inside a backward | with rings alone, predicted s | predicted s "
-        "| measured s, median [min, max] of n | error |",
+        "| cluster | plan | buckets inside nodes first | sums inside a backward "
+        "| with rings alone, predicted s | predicted s | measured s, median [min, max] of n | error |",
         "|---" * 8 + "|",
     ]
     errors = []
@@ -72,7 +72,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--retries", type=int, default=2, help="of a run whose host was overloaded")
     parser.add_argument("--profile-budget", type=float, default=30.0)
     parser.add_argument(
-        "--bucket-bytes", type=float, help="of sums that begin inside the last backward; small models need few"
+        "--bucket-bytes",
+        type=float,
+        help="of sums that begin inside the last backward; small models need few",
     )
     parser.add_argument("--profile", type=Path, help="where the profile is kept for another time")
     return parser.parse_args()

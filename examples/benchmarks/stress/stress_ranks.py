@@ -80,8 +80,8 @@ class RecordingOptimizer(Optimizer):
 
     gradients: dict[str, Tensor]
 
-    def step(self, learning_rate: float, scale: float) -> None:
-        super().step(learning_rate, scale)
+    def step(self, learning_rate: float, scale: float, loss_scale: float = 1.0) -> None:
+        super().step(learning_rate, scale, loss_scale)
         found = {name: value.grad for name, value in self.parameters.items()}
         self.gradients = {name: value.clone() for name, value in found.items() if value is not None}
 
@@ -225,9 +225,7 @@ def features(case: Case) -> dict[str, bool]:
         "recompute by segments": any(stage.recompute and len(stage.segments) > 1 for stage in stages),
         "states sharded": any(bucket.state_owner is not None for bucket in program.buckets),
         "copied through the host": any(on_gpu) and not all(on_gpu),
-        "sums begin inside a backward": any(
-            inner_syncs(program, rank) for rank in range(len(program.ranks))
-        ),
+        "sums begin inside a backward": any(inner_syncs(program, rank) for rank in range(len(program.ranks))),
         "sums cut": len(program.buckets) > len(gradient_buckets(plan, case.profile)),
         "tied over ranks": any(bucket.tied for bucket in program.buckets),
         **{str(name): name in collectives for name in Collective},

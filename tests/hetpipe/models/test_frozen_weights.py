@@ -142,7 +142,7 @@ def results(layers: LayerModel, num_layers: int, cut: int) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("kind", BUILDERS)
-@pytest.mark.parametrize("lowered", [None, torch.bfloat16])
+@pytest.mark.parametrize("lowered", [None, *NARROW])
 @pytest.mark.parametrize("given", [*NARROW, WIDE])
 def test_the_bits_are_those_of_float32_copies(kind, lowered, given):
     chain = chain_of(frozen(kind, given), kind)

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import user_tasks
 from cost_model.cluster import CPU, Device
 from cost_model.cluster_file import read_cluster
-from cost_model.dtypes import BFLOAT16_AUTOCAST, check_fast, parse_dtype
+from cost_model.dtypes import BFLOAT16_AUTOCAST, FLOAT16_AUTOCAST, check_fast, parse_dtype
 from cost_model.errors import InputError
 from cost_model.memory import StageShape, device_memory
 from cost_model.profile import ModelProfile, profile_text
@@ -269,26 +269,31 @@ def test_measured_peaks_are_near_the_predicted_ones(tmp_path, monkeypatch, recom
         assert device.peak_bytes == pytest.approx(device.predicted_bytes, rel=0.15), name
 
 
+def bf16(*kinds: str) -> dict[str, str]:
+    return dict.fromkeys(kinds, BFLOAT16_AUTOCAST)
+
+
 def device(kind: str) -> Device:
     return Device("old/0", "old", kind, 1e9)
 
 
 @pytest.mark.parametrize("kind", ["P100", "V100", "NVIDIA GeForce GTX 1080 Ti", "Tesla T4", "RTX 2080 Ti"])
 def test_devices_without_units_for_bfloat16_are_refused(kind):
-    with pytest.raises(InputError, match=r"'old/0' is a .*gains nothing.*--exclude old/0.*--allow-slow-bf16"):
-        check_fast(BFLOAT16_AUTOCAST, [device("A100"), device(kind)])
-    check_fast("float32", [device(kind)])
+    with pytest.raises(InputError, match=r"'old/0' is a .*gains nothing.*--exclude old/0.*--allow-slow"):
+        check_fast(bf16("A100", kind), [device("A100"), device(kind)])
+    check_fast({kind: "float32"}, [device(kind)])
 
 
 @pytest.mark.parametrize("kind", ["A100", "RTX 3090", "H100", "emulated", "cpu", "unheard of"])
 def test_other_devices_are_not(kind):
-    check_fast(BFLOAT16_AUTOCAST, [device(kind)])
+    check_fast(bf16("A100", kind), [device(kind)])
 
 
 def test_precisions_have_one_name():
     assert parse_dtype("bf16") == parse_dtype(BFLOAT16_AUTOCAST) == BFLOAT16_AUTOCAST
-    with pytest.raises(InputError, match="--dtype 'fp16' is not supported; give bf16, float32"):
-        parse_dtype("fp16")
+    assert parse_dtype("fp16") == parse_dtype(FLOAT16_AUTOCAST) == FLOAT16_AUTOCAST
+    with pytest.raises(InputError, match="--dtype 'fp8' is not supported; give auto, float32, tf32, bf16, "):
+        parse_dtype("fp8")
 
 
 @pytest.fixture

@@ -169,7 +169,10 @@ def test_profiles_that_do_not_belong_together_are_not_joined():
     )
     for other, message in (
         (replace(there, model="gpt2-tiny"), "profiles of model 'bert-tiny' and 'gpt2-tiny' cannot"),
-        (replace(there, dtype="float64"), "profiles of dtype 'float32' and 'float64' cannot"),
+        (
+            replace(there, dtype="float64"),
+            "float32 on cpu, float64 on emulated: these do not train one model together",
+        ),
         (replace(there, layers=renamed), r"layers\[0\] is 'embeddings' and 'first' cannot be joined"),
         (made_up_profile("bert-tiny", CPU, 0.5), "two profiles hold kind 'cpu' with different times"),
     ):

@@ -44,11 +44,11 @@ def test_two_pipelines_take_turns_on_their_first_device():
     profile, cluster = layers_of(1, 2)
     plan = plan_of(pipeline(2, (0, 0, 1, 2), (1, 1, 2, 1)), pipeline(2, (0, 0, 1, 2), (2, 1, 2, 1)))
     assert words(plan, profile, cluster, 0) == (
-        "0F0 0SEND_F0 1:0F0 1:0SEND_F0 1:0F1 1:0SEND_F1 0RECV_B0 0F1 0SEND_F1 1:0RECV_B0 0B0 0RECV_B1 1:0B0 "
-        "1:0RECV_B1 0B1 1:0B1 NORM STEP"
+        "0F0 0SEND_F0 1:0F0 1:0SEND_F0 1:0F1 1:0SEND_F1 0F1 0SEND_F1 0RECV_B0 0B0 1:0RECV_B0 1:0B0 "
+        "0RECV_B1 0B1 1:0RECV_B1 1:0B1 NORM STEP"
     )
     # a device that serves one stage keeps its 1F1B
-    alone = lower(equal_plan((2, 1), 2), equal_stages(2)[0]).ranks[1]
+    alone = lower(equal_plan((2, 1), 2), *equal_stages(2)).ranks[1]
     assert words(plan, profile, cluster, 1) == " ".join(map(str, alone)).replace("NORM", "SYNC0 NORM")
 
 
@@ -90,7 +90,7 @@ def test_two_cuts_over_the_same_devices_balance_what_one_cut_cannot():
 def test_neighbouring_stages_on_one_device_send_nothing():
     profile, cluster = layers_of(1, 1, 1)
     plan = plan_of(pipeline(1, (0, 0, 1, 1), (0, 1, 2, 1), (1, 2, 3, 1)))
-    assert words(plan, profile, cluster, 0) == "0F0 1RECV_B0 1F0 1SEND_F0 1B0 0B0 NORM STEP"
+    assert words(plan, profile, cluster, 0) == "0F0 1F0 1SEND_F0 1RECV_B0 1B0 0B0 NORM STEP"
 
 
 def test_one_device_runs_two_stages_of_a_pipeline():

@@ -15,7 +15,7 @@ Words = list[str]
 
 
 def program() -> Program:
-    return lower(small_plan(num_samples=3), small_profile())
+    return lower(small_plan(num_samples=3), small_profile(), small_cluster())
 
 
 def changed(rank: int, change: Callable[[Words], Words]) -> Program:
@@ -133,7 +133,7 @@ def test_sums_of_sharded_states_that_go_elsewhere_are_refused():
 def test_a_swap_that_deadlocks_across_ranks_is_refused():
     # Both ends agree on the order of messages, and yet rank 0 wants a gradient that it has not made possible.
     broken = changed(0, lambda words: moved("0RECV_B0", "0F0")(moved("0B0", "0SEND_F0")(words)))
-    with pytest.raises(InputError, match="deadlocks: rank 0 at 0B0; rank 1 at 1F0"):
+    with pytest.raises(InputError, match="deadlocks: rank 0 at 0RECV_B0; rank 1 at 1RECV_F0"):
         check(broken)
 
 

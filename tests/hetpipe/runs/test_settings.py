@@ -33,7 +33,10 @@ def test_a_wrong_setting_is_refused_with_its_remedy(wrong, message):
     ("wrong", "message"),
     [
         ({"sequence_length": -1}, "sequence_length is -1; give at least 1"),
-        ({"dtype": "float16"}, "dtype 'float16' is not supported; float32, float64, bfloat16-autocast are"),
+        (
+            {"dtype": "float16"},
+            "dtype 'float16' is not supported; float32, float64, tf32, bfloat16-",
+        ),
     ],
 )
 def test_a_task_of_no_length_or_an_unknown_dtype_is_refused(wrong, message):

@@ -6,7 +6,6 @@ import pytest
 
 from cost_model.cluster import CPU, EMULATED, Device
 from cost_model.errors import InputError
-from hetpipe.runtime.gpus import is_gpu
 from hetpipe.runtime.host_staging import Staging
 
 
@@ -42,4 +41,4 @@ def test_gpus_beside_emulated_devices_are_refused_in_one_line():
 
 
 def test_every_other_kind_is_a_gpu():
-    assert [is_gpu(device) for device in devices(CPU, EMULATED, "t4")] == [False, False, True]
+    assert [device.is_gpu for device in devices(CPU, EMULATED, "t4")] == [False, False, True]

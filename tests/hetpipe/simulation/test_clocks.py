@@ -11,7 +11,8 @@ import pytest
 
 from clock_cases import LISTED, Case, cases, compare_fast, compare_lists, enough
 from cost_model.collectives import Collective
-from hetpipe.program.gradient_buckets import summed_by
+from hetpipe.program import bucket_sizes
+from hetpipe.program.gradient_buckets import gradient_buckets, summed_by
 from hetpipe.program.instructions import Broadcast, Step
 from hetpipe.simulation.fast_simulator import StepTimes, has_clock, step_times
 from hetpipe.simulation.simulator import simulate
@@ -34,7 +35,18 @@ def test_the_fast_simulator_finds_the_times_of_the_simulator_to_the_last_bit(see
             counted.update(case.features)
     enough(counted, 12, "smaller last microbatch", "no latency", "tied weights", "measured links")
     enough(counted, 6, "measured all-reduces", "pipelines on one card", "no backward below")
-    enough(counted, 2, "sums inside nodes first")
+    enough(counted, 2, "sums inside nodes first", "sums inside a backward")
+
+
+def test_sums_cut_into_single_layers_are_alike_to_both_simulators(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(bucket_sizes, "BUCKET_BYTES", 1e-9)
+    monkeypatch.setattr(bucket_sizes, "LEAST_GAIN", -1e9)  # whether it gains or not
+    cut = 0
+    for case in cases(FEW):
+        if has_clock(case.plan) and "sums inside a backward" in case.features:
+            compare_fast(case)
+            cut += len(case.program.buckets) > len(gradient_buckets(case.plan, case.problem.profile))
+    assert cut >= 5
 
 
 def test_sums_inside_nodes_first_are_alike_to_both_simulators_where_they_are_not_cheaper_too():

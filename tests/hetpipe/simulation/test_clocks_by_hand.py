@@ -53,8 +53,8 @@ def by_hand(parameter_bytes: tuple[float, ...], speed: float, *pipelines: dict[s
 
 def test_a_gradient_waits_for_the_sum_that_took_its_card_before_it():
     # a/0 does all layers until 9, the backward of layer 2 until 5; the others begin at 0, 2 and 4, and b/1 is
-    # done at 7. The sum of layer 2, 4 bytes over a/0 and b/1, holds both cards from 7 to 11. b/0 is done at 10:
-    # its gradient leaves at 11, a/1 goes on from 12 to 14. The norm: 6 rounds of 8 bytes. Layer 0 trains
+    # done at 7. The sum of layer 2, 4 bytes over a/0 and b/1, holds both cards from 7 to 11. b/0 is done at
+    # 10: its gradient leaves at 11, a/1 goes on from 12 to 14. The norm: 6 rounds of 8 bytes. Layer 0 trains
     # something, or nothing were sent back to it.
     case = by_hand((1e-300, 0.0, 4.0), 1.0, {"a/0": (0, 3)}, {"a/1": (0, 1), "b/0": (1, 2), "b/1": (2, 3)})
     assert case.trace.makespan_s == 14 + 6 * 8

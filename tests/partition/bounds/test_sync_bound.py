@@ -150,9 +150,9 @@ def test_sums_between_two_nodes_by_hand(megabytes, expected_s, devices):
 @pytest.mark.parametrize(
     ("megabytes", "expected_s"),
     [
-        # of 4 s the last is one of backwards, of four layers; 150 MB pass each card in 1.5 s. After each layer's
-        # backward a quarter of it is there: the first sum begins 0.75 s before the end, the last is over 0.75 s
-        # after it
+        # of 4 s the last is one of backwards, of four layers; 150 MB pass each card in 1.5 s. After each
+        # layer's backward a quarter is there: the first sum begins 0.75 s before the end, the last is over
+        # 0.75 s after it
         (1.5, 4.75),
         # each sum takes less than the next layer's backward: only the last one comes after it, for 0.2 s
         (0.8, 4.2),

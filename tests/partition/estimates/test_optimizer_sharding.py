@@ -113,9 +113,9 @@ def test_a_program_reduces_to_the_owner_and_broadcasts_in_order() -> None:
 
 
 def test_a_step_ends_with_its_last_broadcast() -> None:
-    # 8 layers: 24 s of computing. Links of 1 s and 8 B/s: bucket 0 (24 bytes) takes 4 s to its owner, n1, from
-    # 20 s on, when only the backwards of layers 1 and 0 are to come; bucket 1 (8 bytes) takes 2 s to n0 after
-    # them. NORM: 2 rounds of 16 bytes, 6 s. STEP of 24 bytes on n1: 12 s, on n0 4 s; n1 is ready at
+    # 8 layers: 24 s of computing. Links of 1 s and 8 B/s: bucket 0 (24 bytes) takes 4 s to its owner, n1,
+    # from 20 s on, when only the backwards of layers 1 and 0 are to come; bucket 1 (8 bytes) takes 2 s to n0
+    # after them. NORM: 2 rounds of 16 bytes, 6 s. STEP of 24 bytes on n1: 12 s, on n0 4 s; n1 is ready at
     # 24 + 2 + 6 + 12 = 44 s, and 4 s later all is over.
     plan, profile, cluster = replicas(8, (80.0, 112.0), link=Link(1.0, 8.0))
     program = lower(plan, profile, cluster)

@@ -1,0 +1,175 @@
+"""A kind in float16 beside one in bfloat16: computed as written down, resumed on other plans, by command."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import user_tasks
+from cost_model.dtypes import BFLOAT16_AUTOCAST, FLOAT16_AUTOCAST, MIXED
+from cost_model.profile import ModelProfile, read_profile
+from hetpipe import cli
+from hetpipe.models.chain import ChainModel
+from hetpipe.profiling.profile_cache import merge
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.training.checkpoint import read_manifest
+from hetpipe.training.trainer import AdamW, Trainer
+from partition.plan import Pipeline, Plan, Stage
+from runs import cluster_file, made_up_profile_of
+
+OLD, NEW = "emulated-V100", "emulated-RTX-3090"
+CLUSTER = f"""
+[network]
+bandwidth = "10 Gbit/s"
+latency = "50 us"
+[[nodes]]
+name = "old"
+devices = [{{ kind = "{OLD}", count = 2, memory = "1 GiB" }}]
+[[nodes]]
+name = "new"
+devices = [{{ kind = "{NEW}", count = 2, memory = "1 GiB" }}]
+"""
+BATCH, STEPS = 8, 4
+CUT = Plan(
+    "manual",
+    "mine",
+    BATCH,
+    (
+        Pipeline(
+            4,
+            BATCH,
+            (Stage(("new/0",), (0, 1), 3), Stage(("old/0",), (1, 3), 2), Stage(("new/1",), (3, 4), 1)),
+        ),
+    ),
+)
+REPLICAS = Plan(
+    "manual",
+    "mine",
+    BATCH,
+    (
+        Pipeline(2, 4, (Stage(("old/0",), (0, 4), 2),)),
+        Pipeline(2, 4, (Stage(("new/0",), (0, 2), 2, recompute=True), Stage(("old/1",), (2, 4), 1))),
+    ),
+    zero=1,
+    state_owners=("old/0", "new/0", "old/1", "old/0"),
+)
+
+
+def layers() -> ChainModel:
+    return ChainModel.from_module(user_tasks.build_gpt2, user_tasks.gpt2_example(), name="mine")
+
+
+def profile() -> ModelProfile:
+    length = user_tasks.LENGTH
+    parts = [
+        made_up_profile_of(layers(), "mine", kind, 1e-4, dtype=dtype, sequence_length=length)
+        for kind, dtype in ((OLD, FLOAT16_AUTOCAST), (NEW, BFLOAT16_AUTOCAST))
+    ]
+    return merge(parts)
+
+
+def trainer(folder: Path, plan: Plan, **options: Any) -> Trainer:
+    folder.mkdir(exist_ok=True)
+    return Trainer(
+        plan,
+        user_tasks.build_gpt2,
+        user_tasks.sequences(40),
+        AdamW(1e-2),
+        user_tasks.next_token_loss,
+        cluster=cluster_file(folder, CLUSTER),
+        profile=profile(),
+        count_terms=user_tasks.num_next_tokens,
+        folder=folder / "run",
+        shuffle=False,
+        total_steps=STEPS,
+        clip_norm=1e30,
+        **options,
+    )
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    return RunFolder(folder / "run").read_metrics()
+
+
+def by_hand(scale: float) -> tuple[float, float]:
+    """Return loss and gradient norm of the first step of CUT, in one process."""
+    data = user_tasks.sequences(BATCH)
+    ids = torch.stack([row["input_ids"] for row in data])
+    model = {
+        lowered: layers().materialise(held, seed=0, lowered=lowered)
+        for lowered, held in ((torch.bfloat16, (0, 3)), (torch.float16, (1, 2)))
+    }
+    total, terms = 0.0, user_tasks.num_next_tokens(ids)
+    for start in range(0, BATCH, 4):
+        part = {"input_ids": ids[start : start + 4]}
+        carried: tuple[Tensor, ...] = ()
+        for lowered, first, stop in ((torch.bfloat16, 0, 1), (torch.float16, 1, 3), (torch.bfloat16, 3, 4)):
+            taken = tuple(tensor.to(lowered) if tensor.is_floating_point() else tensor for tensor in carried)
+            carried = model[lowered].run(first, stop, part, taken)
+        loss = user_tasks.next_token_loss(carried[0], part["input_ids"]) / terms
+        (loss * scale).backward()
+        total += float(loss.detach())
+    gradients: dict[str, Tensor] = {}
+    for each in model.values():
+        for name, value in each.owned_parameters().items():
+            assert value.grad is not None
+            gradients[name] = gradients.get(name, 0) + value.grad / scale
+    return total, float(torch.cat([value.flatten() for value in gradients.values()]).norm())
+
+
+@pytest.mark.slow
+def test_a_plan_over_both_computes_what_is_written_down(tmp_path):
+    trainer(tmp_path / "cut", CUT, save=False).fit(1)
+    (first,) = metrics(tmp_path / "cut")
+    loss, norm = by_hand(first["loss_scale"])
+    assert first["finite"] and first["loss_scale"] == 2.0**16
+    assert first["loss"] == pytest.approx(loss, rel=1e-6)
+    assert first["gradient_norm"] == pytest.approx(norm, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_it_goes_on_under_other_plans(tmp_path):
+    whole = trainer(tmp_path / "whole", CUT, every=2)
+    whole.fit(STEPS)
+    exact = [step["loss"] for step in metrics(tmp_path / "whole")]
+    assert exact[-1] < exact[0]
+    source = tmp_path / "whole" / "run" / "checkpoints" / "step-000002"
+    assert read_manifest(source).loss_scale is not None
+    for name, plan in (("replicas", REPLICAS), ("same", CUT)):
+        again = trainer(tmp_path / name, plan)
+        again.fit(STEPS, resume_from=source)
+        losses = [step["loss"] for step in metrics(tmp_path / name)]
+        assert losses == pytest.approx(exact[2:], rel=2e-2)
+        assert (losses == exact[2:]) == (name == "same")
+        end = read_manifest(tmp_path / name / "run" / "checkpoints" / "step-000004").loss_scale
+        assert end is not None and (end.value, end.good_steps) == (2.0**16, 4)
+
+
+@pytest.mark.slow
+def test_auto_measures_plans_trains_and_resumes_with_each_kind_in_its_own(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    cluster_file(tmp_path, CLUSTER)
+    line = "--model bert-tiny --cluster cluster.toml --sequence-length 8 --dtype auto --profile-budget 0.1"
+    assert cli.main(["profile", *line.split(), "--microbatch-sizes", "1,2", "-o", "p.json"]) == 0
+    found = read_profile(tmp_path / "p.json")
+    assert found.dtype == MIXED
+    assert found.dtypes == {OLD: FLOAT16_AUTOCAST, NEW: BFLOAT16_AUTOCAST}
+    run = (
+        "run --model bert-tiny --cluster cluster.toml --profile p.json --dtype auto --global-batch-size 4 "
+        "--no-proof --run-folder run --json"
+    )
+    capsys.readouterr()
+    pins = ["--pin", "new/0=0-3", "--pin", "old/0=4-7", "--pipelines", "1", "--max-devices", "2"]
+    assert cli.main([*run.split(), "--steps", "2", *pins]) == 0, capsys.readouterr().err
+    report = json.loads(capsys.readouterr().out)
+    assert {stage["device"] for stage in report["stages"]} == {"new/0", "old/0"}
+    assert cli.main([*run.split(), "--steps", "3", "--resume", "run", "--pin", "new/1=0-7"]) == 0
+    steps = RunFolder(tmp_path / "run").read_metrics()
+    assert len(steps) == 3 and steps[0]["loss_scale"] == 2.0**16
+    for step, later in pairwise(steps):  # across the resume, too
+        assert later["loss_scale"] == step["loss_scale"] * (1 if step["finite"] else 0.5)

@@ -1,0 +1,76 @@
+"""The precision of each kind, from a profile to a plan."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from cost_model.dtypes import BFLOAT16_AUTOCAST, FLOAT16_AUTOCAST, MIXED
+from cost_model.profile import profile_text, read_profile
+from hetpipe import cli
+from small_case import CLUSTER_TOML, small_profile
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    text = CLUSTER_TOML.replace('"fast"', '"A100"').replace('"slow"', '"V100"')
+    (tmp_path / "cluster.toml").write_text(text)
+    profile = small_profile()
+    for name, kind, of, dtype in (
+        ("a100", "A100", "fast", BFLOAT16_AUTOCAST),
+        ("v100", "V100", "slow", FLOAT16_AUTOCAST),
+    ):
+        times = dataclasses.replace(profile.kinds[of], source="measured")
+        own = dataclasses.replace(profile, dtype=dtype, kinds={kind: times}, links={}, all_reduces=())
+        (tmp_path / f"{name}.json").write_text(profile_text(own))
+    return tmp_path
+
+
+def test_a_kind_is_added_in_its_own_precision_and_planned_for(files, capsys):
+    line = "profile --profile a100.json --dtype auto --estimate V100 -o both.json"
+    assert cli.main(line.split()) == 0, capsys.readouterr().err
+    profile = read_profile(files / "both.json")
+    assert profile.dtype == MIXED
+    assert profile.dtypes == {"A100": BFLOAT16_AUTOCAST, "V100": FLOAT16_AUTOCAST}
+    plan = "plan --profile both.json --cluster cluster.toml --no-proof"
+    capsys.readouterr()
+    assert cli.main(plan.split()) == 0
+    shown = capsys.readouterr().out
+    assert "in float16 (estimated)" in " ".join(shown.split()) and "in bfloat16" in shown
+    for dtype in ("auto", "V100=fp16,A100=bf16"):
+        assert cli.main([*plan.split(), "--dtype", dtype]) == 0
+
+
+def test_profiles_of_hosts_in_different_precisions_are_joined(files, capsys):
+    assert cli.main(["profile", "--merge", "a100.json", "v100.json", "-o", "both.json"]) == 0
+    profile = read_profile(files / "both.json")
+    assert profile.dtypes == {"A100": BFLOAT16_AUTOCAST, "V100": FLOAT16_AUTOCAST}
+    parts = [read_profile(files / f"{name}.json") for name in ("a100", "v100")]
+    for part in parts:
+        for kind, times in part.kinds.items():
+            assert profile.kinds[kind].layers == times.layers
+    line = "compare --profile both.json --cluster cluster.toml --no-proof --json"
+    assert cli.main(line.split()) == 0
+    strategies = json.loads(capsys.readouterr().out.partition("\n")[2])["strategies"]
+    assert any(entry["fits"] for entry in strategies)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("plan --profile a100.json --dtype fp8", "--dtype 'fp8' is not supported"),
+        ("plan --profile a100.json --dtype bf16,T4=fp16", "there is no kind 'T4'"),
+        ("plan --profile a100.json --dtype fp16", "a profile in bfloat16-autocast, and --dtype is fp16"),
+        ("run --model bert-tiny --dtype V100=fp16", "says nothing of kind 'A100'"),
+        ("run --model bert-tiny --dtype V100=fp16,A100=float32", "these do not train one model together"),
+        ("run --model bert-tiny --dtype tf32", "is a V100, which has no units for tf32"),
+        ("profile --profile a100.json --dtype fp16 --estimate V100", "and --dtype is fp16; profile again"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_in_one_line(files, capsys, line, message):
+    options = [] if line.startswith("profile") else ["--cluster", "cluster.toml"]
+    assert cli.main([*line.split(), *options]) == 2
+    out, err = capsys.readouterr()
+    assert message in err and err.count("\n") == 1 and out == ""

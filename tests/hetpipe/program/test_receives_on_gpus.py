@@ -1,0 +1,78 @@
+"""A receive between GPUs holds up what waits for the whole GPU: none may depend on work not handed in."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cost_model.cluster import CPU, Cluster
+from cost_model.errors import InputError
+from hetpipe.program.instructions import Direction, Program, Schedule, Transfer
+from hetpipe.program.verification import verify_order
+from hetpipe.simulation.schedule_selection import lower
+from partition.plan import Plan
+from shared_plans import layers_of, pipeline, plan_of, shared_plans
+
+SCHEDULES = [Schedule.ONE_F_ONE_B, Schedule.GPIPE, Schedule.LIST]
+
+
+def lowered(plan: Plan, *, gpus: bool, schedule: Schedule = Schedule.ONE_F_ONE_B) -> Program:
+    profile, cluster = layers_of(*(1.0,) * plan.num_layers)
+    profile = replace(profile, kinds={**profile.kinds, CPU: profile.kinds["one"]})
+    return lower(plan, profile, cluster if gpus else on_cpus(cluster), schedule=schedule)
+
+
+def on_cpus(cluster: Cluster) -> Cluster:
+    nodes = tuple(
+        replace(node, devices=tuple(replace(device, kind=CPU) for device in node.devices))
+        for node in cluster.nodes
+    )
+    return replace(cluster, nodes=nodes)
+
+
+@settings(max_examples=200)
+@given(shared_plans(), st.sampled_from(SCHEDULES))
+def test_no_receive_waits_for_what_comes_after_it(plan: Plan, schedule: Schedule):
+    """Even where everything on a GPU waits until the message of each receive before it is there."""
+    program = lowered(plan, gpus=True, schedule=schedule)
+    everywhere = (True,) * len(program.ranks)
+    verify_order(program, everywhere)
+
+
+@pytest.mark.parametrize(
+    ("plan", "schedule"),
+    [
+        (plan_of(pipeline(1, (0, 0, 1, 1), (1, 1, 2, 1))), Schedule.ONE_F_ONE_B),  # one microbatch
+        (plan_of(pipeline(4, (0, 0, 1, 1), (1, 1, 2, 1))), Schedule.ONE_F_ONE_B),  # in_flight (1, 1)
+        (plan_of(pipeline(4, (0, 0, 1, 4), (1, 1, 2, 4))), Schedule.GPIPE),
+        (plan_of(*(pipeline(2, (a, 0, 1, 2), (b, 1, 2, 1)) for a, b in ((0, 1), (1, 0)))), Schedule.LIST),
+    ],
+)
+def test_receives_posted_ahead_could_wait_for_ever(plan: Plan, schedule: Schedule):
+    program = lowered(plan, gpus=False, schedule=schedule)
+    verify_order(program)
+    with pytest.raises(InputError, match=r"the program deadlocks: rank \d at \d+RECV_"):
+        verify_order(program, (True,) * len(program.ranks))
+    verify_order(lowered(plan, gpus=True, schedule=schedule), (True,) * len(program.ranks))
+
+
+def test_a_receive_is_posted_where_it_is_needed_between_gpus_alone():
+    plan = plan_of(pipeline(3, (0, 0, 1, 2), (1, 1, 2, 1)))
+    ahead, at_need = (lowered(plan, gpus=gpus) for gpus in (False, True))
+    assert ahead.ranks != at_need.ranks
+    for early, late in zip(ahead.ranks, at_need.ranks, strict=True):
+        assert without_receives(early) == without_receives(late)
+    for instructions in at_need.ranks:
+        for entry, following in pairwise(instructions):
+            if isinstance(entry, Transfer) and entry.direction is Direction.RECV:
+                assert str(following).replace("RECV_", "") == str(entry).replace("RECV_", "")
+
+
+def without_receives(instructions: tuple[object, ...]) -> list[object]:
+    return [
+        entry
+        for entry in instructions
+        if not (isinstance(entry, Transfer) and entry.direction is Direction.RECV)
+    ]
