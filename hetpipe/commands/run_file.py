@@ -18,7 +18,7 @@ _NOT_OF_A_FILE = ("run_file", "help")
 
 @dataclass(frozen=True, slots=True)
 class _LoraTable:
-    """The [lora] table: what --lora says, or the PEFT folder of --adapter."""
+    """The [lora] table: what --lora says, or the PEFT folder of --adapter, and --load-in."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -27,22 +27,24 @@ class _LoraTable:
     dropout: float = 0.0
     targets: tuple[str, ...] | str = ()
     adapter: str | None = None
+    load_in: str | None = None
 
     def options(self, where: str) -> dict[str, str]:
         """Return the table as the options that say the same.
 
         Raises: InputError as LoraSettings, or if new adapters are described beside those of a folder.
         """
+        held = {} if self.load_in is None else {"load_in": self.load_in}
         if self.adapter is not None:
-            if self != _LoraTable(adapter=self.adapter):
+            if self != _LoraTable(adapter=self.adapter, load_in=self.load_in):
                 raise InputError(f"{where}: adapter is a folder, which has r and the others; leave those out")
-            return {"adapter": self.adapter}
+            return {"adapter": self.adapter, **held}
         if self.r is None:
             raise InputError(f'{where}: key "r" is missing; give the rank, or the adapter to go on with')
         targets = (self.targets,) if isinstance(self.targets, str) else self.targets
         alpha = float(self.r) if self.alpha is None else self.alpha
         try:
-            return {LORA: LoraSettings(self.r, alpha, targets, self.dropout).text}
+            return {LORA: LoraSettings(self.r, alpha, targets, self.dropout).text, **held}
         except InputError as error:
             raise InputError(f"{where}: {error}") from None
 

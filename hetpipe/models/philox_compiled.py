@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from hetpipe.models.philox_torch import MASK, MULTIPLIERS, NUM_ROUNDS, WEYL, Draw
 from partition.estimates.compiled import compiled
@@ -76,6 +77,8 @@ def _keep(numbers: Words, last: Any, out: Any) -> None:
 def applied(x: Tensor, draw: Draw) -> Tensor:
     """Return x with elements dropped and the others scaled; x: contiguous, float32 or float64, on the CPU."""
     out = torch.empty_like(x)
+    if isinstance(out, FakeTensor):  # has a shape and no memory: its bytes are counted
+        return out
     values, results = x.numpy(), out.numpy()
     shape = (len(draw.samples), -1)
     scale = values.dtype.type(draw.scale)
@@ -87,6 +90,8 @@ def applied(x: Tensor, draw: Draw) -> Tensor:
 def kept(draw: Draw, num_elements: int) -> Tensor:
     """Return which elements of each sample are kept: [samples, num_elements], bool."""
     out = torch.empty((len(draw.samples), num_elements), dtype=torch.bool)
+    if isinstance(out, FakeTensor):
+        return out
     _keep(_numbers(draw.key, draw.call, draw.samples), np.uint32(draw.last), out.numpy())
     return out
 

@@ -49,7 +49,8 @@ def batch(step: int) -> Tensor:
 
 
 def optimizer_of(parameters: Sequence[Tensor]) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=RATE)
+    """AdamW whose first steps do not blow up the rounding of gradients that are nearly zero."""
+    return torch.optim.AdamW(parameters, lr=RATE, eps=1e-3)
 
 
 def train_settings(

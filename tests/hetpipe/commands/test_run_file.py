@@ -48,6 +48,12 @@ def test_the_lora_table_says_what_the_option_says(hetpipe: Shell):
     assert name("--run-file run.toml") == given
     assert name("--run-file run.toml --lora r=2,targets=o_proj") != given
     hetpipe.write("run.toml", 'model = "llama-tiny"\n[lora]\nr = 4\ntargets = "all-linear"\n')
+    quantized = hetpipe.folder / "run.toml"
+    plain = quantized.read_text()
+    quantized.write_text(plain + 'load_in = "4bit"\n')
+    found = hetpipe("plan --profile profile.json --cluster cluster.toml --run-file run.toml")
+    assert (found.code, "not of --model 'llama-tiny+4bit+lora@" in found.err) == (2, True), found
+    quantized.write_text(plain)
     every = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
     assert name("--run-file run.toml") == name(f"--model llama-tiny --lora r=4,targets={every}")
 

@@ -55,8 +55,9 @@ def test_bytes_are_those_that_a_measurement_counts(model, lora, dtype, load_in):
     task = contentless_task(ChainModel.from_spec(spec), spec, settings.sequence_length)
     measured = profile_task(task, settings, CPU, (1, 2), 0.0, device=torch.device("cpu"))
     estimated = estimated_profile(settings, KINDS, (1, 2))
-    # autocast casts the thin outputs of adapters elsewhere: 2 % of so small a layer
-    rel = 0.02 if dtype != "float32" else 0.0
+    # autocast casts the thin outputs of adapters elsewhere, and packed weights make a view: 2 % of so small
+    # a layer
+    rel = 0.02 if dtype != "float32" or load_in is not None else 0.0
     for mine, theirs in zip(estimated.layers, measured.layers, strict=True):
         assert mine.saved_bytes_per_sample == pytest.approx(theirs.saved_bytes_per_sample, rel=rel)
         for size in (1, 2):
