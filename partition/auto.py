@@ -198,11 +198,12 @@ def on_one_node(search: PipelineSearch, step_s: float) -> Iterator[Plan]:
     Over a slow network each sum or message may cost more than the devices of the other nodes add.
     """
     problem = search.problem
-    if len(problem.cluster.nodes) == 1 or problem.forced.pins or math.isinf(step_s):
+    nodes = [node for node in problem.cluster.nodes if node.devices]
+    if len(nodes) == 1 or problem.forced.pins or math.isinf(step_s):
         return
     shapes = {
         (tuple((one.kind, one.speed, one.usable_bytes) for one in node.devices), node.interconnect): node
-        for node in reversed(problem.cluster.nodes)
+        for node in reversed(nodes)
     }
     for node in shapes.values():
         alone = dataclasses.replace(

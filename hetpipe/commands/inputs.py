@@ -229,9 +229,9 @@ def estimate_all(
     """
     if model is None:
         raise InputError("neither --model nor --profile is given; name a model, or give its profile.json")
+    entry = named_model(model, options)
     for device in cluster.devices:
         accelerator(device.kind)
-    entry = named_model(model, options)
     from hetpipe.profiling.layer_estimates import estimated_profile
     from hetpipe.profiling.profile_cache import merge
 

@@ -29,7 +29,7 @@ from cost_model.sum_times import (
 )
 from hetpipe.commands.profile import link_sentences
 from hetpipe.profiling.profile_cache import cache_key, merge
-from hetpipe.runs.settings import Settings
+from hetpipe.runs.settings import TaskSettings
 from small_case import check_golden, small_profile
 
 # 8 bytes take 2 s, 16 take 6 s, what is beyond goes at 4 B/s; 1 s of latency
@@ -304,7 +304,7 @@ def test_links_and_all_reduces_of_several_files_are_joined():
 
 
 def test_other_devices_to_measure_between_have_another_key():
-    settings = Settings("bert-tiny", 1, save=False)
+    settings = TaskSettings("bert-tiny", 1)
     groups: list[list[list[str]]] = [[], [["gpu"]], [["gpu", "gpu"]], [["gpu"], ["gpu"]], [["gpu"]]]
     keys = {cache_key(settings, {"gpu": 1}, (1,), "", real_kinds=kinds) for kinds in groups}
     assert len(keys) == 4

@@ -29,10 +29,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     evaluating: list[bool] = []
     evaluate = prediction._running
 
-    def not_counted(*arguments: Any) -> Any:
+    def not_counted(*arguments: Any, **named: Any) -> Any:
         evaluating.append(True)
         try:
-            return evaluate(*arguments)
+            return evaluate(*arguments, **named)
         finally:
             evaluating.pop()
 
