@@ -168,7 +168,8 @@ def test_auto_measures_plans_trains_and_resumes_with_each_kind_in_its_own(tmp_pa
     assert cli.main([*run.split(), "--steps", "2", *pins]) == 0, capsys.readouterr().err
     report = json.loads(capsys.readouterr().out)
     assert {stage["device"] for stage in report["stages"]} == {"new/0", "old/0"}
-    assert cli.main([*run.split(), "--steps", "3", "--resume", "run", "--pin", "new/1=0-7"]) == 0
+    other = ["--pin", "old/0=0-3", "--pin", "new/1=4-7", *pins[4:]]
+    assert cli.main([*run.split(), "--steps", "3", "--resume", "run", *other]) == 0
     steps = RunFolder(tmp_path / "run").read_metrics()
     assert len(steps) == 3 and steps[0]["loss_scale"] == 2.0**16
     for step, later in pairwise(steps):  # across the resume, too
