@@ -47,9 +47,11 @@ def test_a_step_with_sums_over_nodes_lasts_as_long_as_predicted(
     plan = Plan("manual", MODEL, len(names), pipelines)
     profile, path = made_up_profile(MODEL, EMULATED, layer_s=0.008), cluster_file(tmp_path, THREE_NODES)
     predicted = predict(plan, profile, read_cluster(path))
-    assert {bucket.collective for bucket in predicted.program.buckets} == {Collective.HIERARCHICAL}
-    sums_s = max(event.duration_s for event in predicted.trace.events if isinstance(event.instruction, Sync))
-    assert sums_s > 0.1 * predicted.step_s
+    buckets = predicted.program.buckets  # of cut ones some are so small that a ring is sooner
+    over_nodes = [bucket.collective is Collective.HIERARCHICAL for bucket in buckets]
+    assert any(over_nodes) and (all(over_nodes) or bucket_bytes < BUCKET_BYTES)
+    sums = [event for event in predicted.trace.events if isinstance(event.instruction, Sync)]
+    assert sum(event.duration_s for event in sums if event.rank == 0) > 0.1 * predicted.step_s
     inside = [sync for syncs in inner_syncs(predicted.program, 0).values() for sync in syncs]
     assert bool(inside) == (bucket_bytes < BUCKET_BYTES)
     for _ in range(TRIES):
