@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import is_fake
 
 from hetpipe.models.philox_torch import Draw, words
 
@@ -51,8 +50,6 @@ class _Dropped(torch.autograd.Function):
 
 def _applied(x: Tensor, drawn: Draw) -> Tensor:
     x = x.detach().contiguous()
-    if is_fake(x):  # without memory, for bytes alone
-        return torch.empty_like(x)
     kernels = None
     if x.is_cpu and (x.dtype is torch.float32 or x.dtype is torch.float64):
         kernels = _compiled()

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from itertools import pairwise, permutations
+from itertools import combinations, pairwise, permutations
 
 import pytest
 
@@ -45,17 +45,21 @@ def stage_bytes(problem: Problem, start: int, stop: int, samples: int) -> float:
     return min(plan_memory(plan, problem.profile, name).total_bytes for plan in plans)
 
 
+def bytes_of_stages(problem: Problem, samples: int) -> dict[tuple[int, int], float]:
+    """Return `stage_bytes` of all layers [start, stop)."""
+    return {
+        (start, stop): stage_bytes(problem, start, stop, samples)
+        for start, stop in combinations(range(problem.profile.num_layers + 1), 2)
+    }
+
+
 def least_missing_bytes(problem: Problem) -> float:
     """Over all ordered subsets of the devices, all cuts and microbatch sizes; inf where none is allowed."""
     forced, ends, devices = problem.forced, problem.profile.num_layers, problem.cluster.devices
     pins = {pin.device: (pin.start, pin.stop) for pin in forced.pins}
     most, best = min(ends, len(devices), forced.max_devices or ends), math.inf
     for samples in problem.microbatch_sizes:
-        needs = {
-            (start, stop): stage_bytes(problem, start, stop, samples)
-            for start in range(ends)
-            for stop in range(start + 1, ends + 1)
-        }
+        needs = bytes_of_stages(problem, samples)
 
         @cache
         def lacking(order: tuple[Device, ...], start: int) -> float:
@@ -83,11 +87,7 @@ def least_missing_by_sets(problem: Problem) -> float:
     ends, devices = problem.profile.num_layers, problem.cluster.devices
     best = math.inf
     for samples in problem.microbatch_sizes:
-        needs = {
-            (start, stop): stage_bytes(problem, start, stop, samples)
-            for start in range(ends)
-            for stop in range(start + 1, ends + 1)
-        }
+        needs = bytes_of_stages(problem, samples)
 
         @cache
         def lacking(used: int, start: int) -> float:
