@@ -114,8 +114,8 @@ def is_estimated(profile: ModelProfile, kind: str) -> bool:
 
 
 def plan_sentences(plan: Plan, profile: ModelProfile, cluster: Cluster) -> list[str]:
-    """Say what a plan is and how good: header, bound with its gap, devices left out, estimated kinds."""
-    sentences = [_header(plan, profile, cluster)]
+    """Say what a plan is and how good: header, precisions, bound, devices left out, estimated kinds."""
+    sentences = [_header(plan, profile, cluster), *_precisions(plan, profile, cluster)]
     if plan.predicted is not None and (bound := bound_sentence(plan.predicted)):
         sentences.append(bound)
     left_out = [device for device in cluster.devices if device.name not in plan.device_names]
@@ -123,6 +123,15 @@ def plan_sentences(plan: Plan, profile: ModelProfile, cluster: Cluster) -> list[
         names = ", ".join(f"{device.name} ({describe_device(device, profile)})" for device in left_out)
         sentences.append(f"left out: {names}")
     return sentences + estimate_sentences(profile, (device.kind for device in cluster.devices))
+
+
+def _precisions(plan: Plan, profile: ModelProfile, cluster: Cluster) -> list[str]:
+    """Name in which precision each kind of a plan computes, in a sentence; [] where all do in the same."""
+    if profile.dtype != MIXED:
+        return []
+    kinds = dict.fromkeys(cluster.device(name).kind for name in plan.device_names)
+    named = (f"{kind} in {multiplied_in(profile.dtype_of(kind))}" for kind in kinds)
+    return [f"computes: {', '.join(named)}"]
 
 
 def _header(plan: Plan, profile: ModelProfile, cluster: Cluster) -> str:

@@ -40,7 +40,8 @@ def test_a_kind_is_added_in_its_own_precision_and_planned_for(files, capsys):
     capsys.readouterr()
     assert cli.main(plan.split()) == 0
     shown = capsys.readouterr().out
-    assert "in float16 (estimated)" in " ".join(shown.split()) and "in bfloat16" in shown
+    assert "in float16 (estimated)" in " ".join(shown.split())
+    assert "computes: V100 in float16, A100 in bfloat16\n" in shown
     for dtype in ("auto", "V100=fp16,A100=bf16"):
         assert cli.main([*plan.split(), "--dtype", dtype]) == 0
 
