@@ -1,10 +1,11 @@
 """What one model costs on each kind of device, layer by layer: the content of profile.json."""
 
+import copy
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -128,7 +129,8 @@ class KindProfile:
 
     standard_error: worst relative standard error of the measured medians, None where it is not known;
         standard_error_of names the layer, pass and microbatch size of it.
-    dtype: the precision of the times, None for that of the profile.
+    dtype: the precision of the times, None for that of the profile. held: the layers' bytes in that
+        precision, () for those of the profile.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -140,6 +142,7 @@ class KindProfile:
     standard_error: float | None = None
     standard_error_of: str | None = None
     dtype: str | None = None
+    held: tuple[LayerProfile, ...] = ()
 
     def __post_init__(self) -> None:
         sizes = self.microbatch_sizes
@@ -176,8 +179,8 @@ _LinkInFile = Annotated[
 class ModelProfile:
     """Everything that planning needs to know of a model: layers, and their times on each kind of device.
 
-    dtype: the precision of all kinds; MIXED where each has its own (`dtype_of`), and bytes of layers are
-        those of the kind that has most.
+    layers: their bytes, on kinds that have none of their own (`on`).
+    dtype: the precision of all kinds; MIXED where each has its own (`dtype_of`).
     links: measured channels by "kind>kind", used where they are slower than the cluster file says, or where
         a run has calibrated them;
         never for emulated devices, whose links behave as written in the file.
@@ -216,6 +219,11 @@ class ModelProfile:
                 raise InputError(
                     f"kinds.{kind} has {len(profile.layers)} layers, the model {len(names)}; profile it again"
                 )
+            if profile.held and list(map(_same_on_all, profile.held)) != list(map(_same_on_all, self.layers)):
+                raise InputError(
+                    f"kinds.{kind}.held are other layers than the profile's, or train other bytes; profile "
+                    "it again"
+                )
 
     @property
     def num_layers(self) -> int:
@@ -252,6 +260,28 @@ class ModelProfile:
                 f"the profile of {self.model!r} has no kind {name!r}; {did_you_mean(name, self.kinds)}"
             )
         return self.kinds[name]
+
+    def on(self, kind: str) -> "ModelProfile":
+        """Return the profile with the bytes that layers have on a kind, itself if they have no others."""
+        layers = self._layers_on(kind)
+        if layers is self.layers:
+            return self
+        found = copy.copy(self)  # checked already
+        object.__setattr__(found, "layers", layers)
+        return found
+
+    def _layers_on(self, kind: str) -> tuple[LayerProfile, ...]:
+        return (self.kinds[kind].held if kind in self.kinds else ()) or self.layers
+
+    def message_bytes_per_sample(self, layer: int, giver: str, taker: str) -> float:
+        """Return bytes of what travels from layer - 1 on one kind to `layer` on another, and maybe back.
+
+        In the narrower of the two's precisions (`travels_in`).
+        """
+        return min(
+            self._layers_on(giver)[layer - 1].output_bytes_per_sample,
+            self._layers_on(taker)[layer - 1].output_bytes_per_sample,
+        )
 
     def check_layers(self, names: Sequence[str]) -> None:
         """Check that a model at hand has these layers, by name.
@@ -322,7 +352,7 @@ class ModelProfile:
 
     def to_json(self) -> dict[str, Any]:
         data = dataclasses.asdict(self)
-        for layer in data["layers"]:
+        for layer in chain(data["layers"], *(kind["held"] for kind in data["kinds"].values())):
             # by size where it was measured so, else the one number
             del layer["workspace_bytes" if layer["workspace_by_size"] else "workspace_by_size"]
             for key in _LEFT_OUT_AT_ZERO:
@@ -335,6 +365,8 @@ class ModelProfile:
             for key in ("standard_error", "standard_error_of", "dtype"):
                 if kind[key] is None:
                     del kind[key]
+            if not kind["held"]:
+                del kind["held"]
         for link in data["links"].values():
             if link.get("standard_error", 0.0) is None:
                 del link["standard_error"]
@@ -350,13 +382,21 @@ class ModelProfile:
         Raises: InputError if they cannot train one model together.
         """
         dtype = common_dtype({kind: dtypes[kind] for kind in kinds})
-        own = {kind: dtypes[kind] if dtype == MIXED else None for kind in kinds}
-        named = {kind: dataclasses.replace(times, dtype=own[kind]) for kind, times in kinds.items()}
-        return dataclasses.replace(self, dtype=dtype, kinds=named)
+        if dtype == MIXED:
+            mixed = {kind: dataclasses.replace(times, dtype=dtypes[kind]) for kind, times in kinds.items()}
+            return dataclasses.replace(self, dtype=dtype, kinds=mixed)
+        layers = next((times.held for times in kinds.values() if times.held), self.layers)
+        plain = {kind: dataclasses.replace(times, dtype=None, held=()) for kind, times in kinds.items()}
+        return dataclasses.replace(self, dtype=dtype, layers=layers, kinds=plain)
 
     @property
     def sha256(self) -> str:
         return canonical_sha256(self.to_json())
+
+
+def _same_on_all(layer: LayerProfile) -> tuple[str, str | None, float, float]:
+    """Return what a layer has in every precision: names, and what is summed and stepped, in float32."""
+    return layer.name, layer.tied_to, round(layer.trained_bytes), round(layer.tied_bytes)
 
 
 _ADAPTER = TypeAdapter(ModelProfile)

@@ -149,7 +149,7 @@ class FamilySpace:
         profile = self.problem.profile
         inner = profile.layers[1:-1] or profile.layers
         self._boundary_bytes = sum(layer.output_bytes_per_sample for layer in inner) / len(inner)
-        weights = float(space.tables.bytes.weights[0, -1])
+        weights = float(space.tables.bytes.weights[..., 0, -1].min())
         self._least_bytes = weights + self.model_bytes * (1 + profile.optimizer_bytes_per_parameter_byte)
         self._layouts: dict[object, Layout] = {}
 
