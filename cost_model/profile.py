@@ -25,6 +25,7 @@ LONGEST_LAYER_S = 3600.0
 
 _LEFT_OUT_AT_ZERO = (
     "tied_bytes", "unreached_bytes", "lowered_bytes", "frozen_with_bytes", "dequantized_bytes",
+    "attention_flops_per_sample", "attention_backward_flops_per_sample",
 )  # fmt: skip
 
 
@@ -46,6 +47,8 @@ class LayerProfile:
     num_parameters: frozen ones too; None where all have the width of the profile's dtype.
     dequantized_bytes: copies of weights in 4 or 8 bits, each made for the time of one operation: forward and
         backward write and read them, and the workspace holds one.
+    attention_flops_per_sample, attention_backward_flops_per_sample: of activations that multiply each other
+        (scores, and what they weigh), in a forward and in a backward; of use to estimates.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -64,6 +67,8 @@ class LayerProfile:
     frozen_with: str | None = None
     frozen_with_bytes: float = 0.0
     dequantized_bytes: float = 0.0
+    attention_flops_per_sample: float = 0.0
+    attention_backward_flops_per_sample: float = 0.0
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

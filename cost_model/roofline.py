@@ -274,6 +274,7 @@ def layer_work(
 ) -> Work:
     """Return a layer's work: each parameter multiplies each token once forward, twice backward.
 
+    Attention multiplies as the profile says; scores that it keeps are among the bytes that the layer saves.
     Quantized weights are read as they are stored; each pass writes what it dequantizes, and reads that.
 
     multiplies: False for a layer that looks its parameters up, such as an embedding. dtype: None for the
@@ -283,8 +284,9 @@ def layer_work(
     known, width = layer.num_parameters, ELEMENT_BYTES.get(profile.dtype, 4)
     count = layer.parameter_bytes / width if known is None else known
     tokens = samples * profile.sequence_length
+    attention = layer.attention_backward_flops_per_sample if backward else layer.attention_flops_per_sample
     return Work(
-        flops=2.0 * passes * tokens * count if multiplies else 0.0,
+        flops=(2.0 * passes * tokens * count if multiplies else 0.0) + samples * attention,
         weight_bytes=layer.parameter_bytes,
         activation_bytes=passes * samples * (layer.saved_bytes_per_sample + layer.output_bytes_per_sample)
         + 2 * layer.dequantized_bytes,

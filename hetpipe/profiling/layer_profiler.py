@@ -232,6 +232,7 @@ def layer_profile(bench: Bench, layer: int, measured: Sequence[int]) -> LayerPro
     held = chain.weight_bytes(weight_dtype(settings.dtype), lowered_dtype(settings.dtype))[layer]
     tied_to, tied_bytes = _shared(bench, layer, is_trained=True)
     frozen_with, frozen_with_bytes = _shared(bench, layer, is_trained=False)
+    attention = bench.samples[measured[0]].attention_flops
     return LayerProfile(
         name=chain.layer_names[layer],
         parameter_bytes=held.stored,
@@ -246,6 +247,8 @@ def layer_profile(bench: Bench, layer: int, measured: Sequence[int]) -> LayerPro
         frozen_with=frozen_with,
         frozen_with_bytes=frozen_with_bytes,
         dequantized_bytes=held.dequantized,
+        attention_flops_per_sample=attention[0],
+        attention_backward_flops_per_sample=attention[1],
     )
 
 

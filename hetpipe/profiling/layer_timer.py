@@ -15,6 +15,7 @@ from hetpipe.models.chain import ChainModel
 from hetpipe.models.keyed_dropout import PREFIX, KeyedDropout
 from hetpipe.models.mixed_precision import boundary_dtype
 from hetpipe.models.partial_model import LayerModel
+from hetpipe.profiling.attention_counter import AttentionCounter
 from hetpipe.profiling.median_error import standard_error_of_median
 from hetpipe.runs.settings import TaskSettings
 from hetpipe.runtime.byte_counter import ByteCounter
@@ -24,12 +25,16 @@ NEGLIGIBLE_SHARE = 0.01
 
 @dataclass(slots=True)
 class Samples:
-    """The measurements of one layer, by microbatch size."""
+    """The measurements of one layer, by microbatch size.
+
+    attention_flops: of a sample, in a forward and in a backward.
+    """
 
     forward_s: dict[int, list[float]] = field(default_factory=dict)
     backward_s: dict[int, list[float]] = field(default_factory=dict)
     saved_bytes: dict[int, float] = field(default_factory=dict)
     workspace_bytes: dict[int, float] = field(default_factory=dict)
+    attention_flops: tuple[float, float] = (0.0, 0.0)
 
     def forget(self, size: int) -> None:
         self.forward_s.pop(size, None)
@@ -84,7 +89,7 @@ class Bench:
         Raises: torch.OutOfMemoryError if the microbatch does not fit.
         """
         for start, stop in self.runs():
-            self._run(start, stop, size, time.perf_counter)  # gradients exist from here on
+            self._count_attention(start, stop, size)  # gradients exist from here on
             counter = ByteCounter()
             for held in self.model.held_tensors():
                 counter.add(held)
@@ -120,6 +125,20 @@ class Bench:
                 sample.workspace_bytes[size] = max(0.0, ahead, behind)
             if start == 0 and stop > 2:
                 self.samples[0].saved_bytes[size] = self._kept_of_first(size, counter)
+
+    def _count_attention(self, start: int, stop: int, size: int) -> None:
+        """Run a range and note the arithmetic of its attention, which no weight shows."""
+        counter, readings = AttentionCounter(), [(0.0, 0.0)]
+
+        def read() -> float:
+            readings.append((counter.forward_flops / size, counter.backward_flops / size))
+            return float(len(readings) - 1)
+
+        with counter:
+            marks = self._run(start, stop, size, read)
+        for layer in range(start, stop):
+            begin, end = (readings[int(marks.forward[place])] for place in (layer, layer + 1))
+            self.samples[layer].attention_flops = (end[0] - begin[0], end[1] - begin[1])
 
     def _kept_of_first(self, size: int, counter: ByteCounter) -> float:
         """Return what layer 0 keeps once the forward has left its stage, of two layers.

@@ -283,6 +283,7 @@ def _code() -> str:
         "profiling/layer_profiler",
         "profiling/link_profiler",
         "profiling/layer_timer",
+        "profiling/attention_counter",
         "profiling/median_error",
         "runtime/transport",
         "runtime/byte_counter",
