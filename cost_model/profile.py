@@ -24,6 +24,7 @@ LONGEST_LAYER_S = 3600.0
 
 _LEFT_OUT_AT_ZERO = (
     "tied_bytes", "unreached_bytes", "lowered_bytes", "frozen_with_bytes", "dequantized_bytes",
+    "rounded_bytes", "prefix_bytes_per_sample",
 )  # fmt: skip
 
 
@@ -45,6 +46,10 @@ class LayerProfile:
     num_parameters: frozen ones too; None where all have the width of the profile's dtype.
     dequantized_bytes: copies of weights in 4 or 8 bits, each made for the time of one operation: forward and
         backward write and read them, and the workspace holds one.
+    prefix_bytes_per_sample: what a stage that begins with this block keeps, beyond what its layers save, of
+        what the model makes before its blocks: masks, rotary tables.
+    rounded_bytes: how much more a checkpoint, which holds frozen weights as they were given, has of those
+        that are kept in fewer bits; of shared ones with the first layer that holds them.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -63,6 +68,8 @@ class LayerProfile:
     frozen_with: str | None = None
     frozen_with_bytes: float = 0.0
     dequantized_bytes: float = 0.0
+    rounded_bytes: float = 0.0
+    prefix_bytes_per_sample: float = 0.0
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

@@ -259,7 +259,10 @@ def _with_most_bytes(layers: Sequence[LayerProfile]) -> LayerProfile:
     The dtypes differ, so what they save for the backward may, too.
     """
     saved = max(layer.saved_bytes_per_sample for layer in layers)
-    return dataclasses.replace(_with_larger_workspace(layers), saved_bytes_per_sample=saved)
+    prefix = max(layer.prefix_bytes_per_sample for layer in layers)
+    return dataclasses.replace(
+        _with_larger_workspace(layers), saved_bytes_per_sample=saved, prefix_bytes_per_sample=prefix
+    )
 
 
 def _with_larger_workspace(layers: Sequence[LayerProfile]) -> LayerProfile:
@@ -288,6 +291,7 @@ def _code() -> str:
         "models/chain",
         "models/block_structure",
         "models/frozen_weights",
+        "models/lowered_weights",
         "models/quantized_weights",
         "models/weight_bytes",
         "models/pretrained_weights",
