@@ -26,6 +26,7 @@ LONGEST_LAYER_S = 3600.0
 _LEFT_OUT_AT_ZERO = (
     "tied_bytes", "unreached_bytes", "lowered_bytes", "frozen_with_bytes", "dequantized_bytes",
     "attention_flops_per_sample", "attention_backward_flops_per_sample",
+    "rounded_bytes", "prefix_bytes_per_sample",
 )  # fmt: skip
 
 
@@ -49,6 +50,10 @@ class LayerProfile:
         backward write and read them, and the workspace holds one.
     attention_flops_per_sample, attention_backward_flops_per_sample: of activations that multiply each other
         (scores, and what they weigh), in a forward and in a backward; of use to estimates.
+    prefix_bytes_per_sample: what a stage that begins with this block keeps, beyond what its layers save, of
+        what the model makes before its blocks: masks, rotary tables.
+    rounded_bytes: how much more a checkpoint, which holds frozen weights as they were given, has of those
+        that are kept in fewer bits; of shared ones with the first layer that holds them.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -69,6 +74,8 @@ class LayerProfile:
     dequantized_bytes: float = 0.0
     attention_flops_per_sample: float = 0.0
     attention_backward_flops_per_sample: float = 0.0
+    rounded_bytes: float = 0.0
+    prefix_bytes_per_sample: float = 0.0
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

@@ -249,6 +249,8 @@ def layer_profile(bench: Bench, layer: int, measured: Sequence[int]) -> LayerPro
         dequantized_bytes=held.dequantized,
         attention_flops_per_sample=attention[0],
         attention_backward_flops_per_sample=attention[1],
+        prefix_bytes_per_sample=_prefix_bytes_per_sample(bench, layer),
+        rounded_bytes=_rounded_bytes(bench, layer),
     )
 
 
@@ -263,6 +265,14 @@ def _shared(bench: Bench, layer: int, *, is_trained: bool) -> tuple[str | None, 
     return chain.layer_names[min(homes[info.name] for info in infos)], held.stored
 
 
+def _rounded_bytes(bench: Bench, layer: int) -> float:
+    """Return what frozen weights lack to what they were given in, of those that no earlier layer holds."""
+    chain, dtype = bench.task.chain, bench.settings.dtype
+    before = {info.name for other in range(layer) for info in chain.parameters(other)}
+    infos = [info for info in chain.parameters(layer) if info.name not in before]
+    return WeightBytes.of(infos, weight_dtype(dtype), lowered_dtype(dtype)).rounded
+
+
 def _saved_bytes_per_sample(bench: Bench, layer: int, measured: Sequence[int]) -> float:
     """Return what autograd keeps: nothing where no gradient comes, though the model may hold its input.
 
@@ -271,6 +281,12 @@ def _saved_bytes_per_sample(bench: Bench, layer: int, measured: Sequence[int]) -
     if 0 < layer < bench.task.chain.first_trained:
         return 0.0
     return max(value / size for x in measured for size, value in bench.samples[x].saved_bytes.items())
+
+
+def _prefix_bytes_per_sample(bench: Bench, layer: int) -> float:
+    if bench.task.chain.structure is None or not 0 < layer < bench.task.chain.num_layers - 1:
+        return 0.0
+    return max(value / size for size, value in bench.prefix_bytes.items())
 
 
 def _workspace_by_size(bench: Bench, measured: Sequence[int]) -> tuple[tuple[int, float], ...]:

@@ -5,6 +5,7 @@ import statistics
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -47,6 +48,8 @@ class Samples:
 class Bench:
     """A bench for runs of neighbouring chosen layers; owns their measurements.
 
+    prefix_bytes: by microbatch size, what a stage that begins with a block keeps of what is before them all.
+
     On CUDA the clock is that of events between the kernels, and bytes are those that torch's allocator gave
     out, in its blocks; what a library keeps for good (cuBLAS) is not in them.
     """
@@ -56,6 +59,7 @@ class Bench:
     model: LayerModel
     device: torch.device
     samples: Mapping[int, Samples]
+    prefix_bytes: dict[int, float] = field(default_factory=dict)
     dropout: KeyedDropout = field(init=False)
 
     def __post_init__(self) -> None:
@@ -106,9 +110,9 @@ class Bench:
                 if self.device.type == "cuda":
                     peaks.append(torch.cuda.max_memory_allocated(self.device))
                     torch.cuda.reset_peak_memory_stats(self.device)
-                    return float(torch.cuda.memory_allocated(self.device))
-                peaks.append(counter.restart_peak())
-                return float(counter.live_bytes)
+                else:
+                    peaks.append(counter.restart_peak())
+                return self._live_bytes(counter)
 
             with counter:
                 marks = self._run(start, stop, size, live)
@@ -125,6 +129,8 @@ class Bench:
                 sample.workspace_bytes[size] = max(0.0, ahead, behind)
             if start == 0 and stop > 2:
                 self.samples[0].saved_bytes[size] = self._kept_of_first(size, counter)
+            if self.task.chain.structure is not None and stop == self.task.chain.num_layers:
+                self._count_ends(size, counter)
 
     def _count_attention(self, start: int, stop: int, size: int) -> None:
         """Run a range and note the arithmetic of its attention, which no weight shows."""
@@ -145,20 +151,37 @@ class Bench:
 
         While a model around blocks runs, it holds what layer 0 made before it was rounded for the boundary.
         """
-
-        def live() -> float:
-            on_gpu = self.device.type == "cuda"
-            return float(torch.cuda.memory_allocated(self.device) if on_gpu else counter.live_bytes)
-
-        marks = _Marks()
-        with counter:
-            outputs = self._forward(0, 2, size, live, marks)
-        both = marks.forward[2] - marks.forward[0] - self._bytes(2, size)
-        del outputs
+        both = self._kept_bytes(0, 2, size, counter) - self._bytes(2, size)
         return max(0.0, both - self.samples[1].saved_bytes[size])
+
+    def _count_ends(self, size: int, counter: ByteCounter) -> None:
+        """Count what a stage that begins with a block keeps of what is before it, and what the head keeps.
+
+        While a model around blocks runs, it holds what it made before them, and lets go of it in the head.
+        """
+        block = self.task.chain.num_layers - 2
+        one = self._kept_bytes(block, block + 1, size, counter) - self._bytes(block + 1, size)
+        both = self._kept_bytes(block, block + 2, size, counter)
+        self.prefix_bytes[size] = max(0.0, one - self.samples[block].saved_bytes[size])
+        self.samples[block + 1].saved_bytes[size] = max(0.0, both - one)
+
+    def _kept_bytes(self, start: int, stop: int, size: int, counter: ByteCounter) -> float:
+        """Return what is there after a forward of a range: its input, its output, and what is saved."""
+        inputs, labels = self.task.batch(0, size)
+        data = sum(value.nbytes for value in (*inputs.values(), labels))
+        marks, before = _Marks(), self._live_bytes(counter)
+        with counter:
+            outputs = self._forward(start, stop, size, partial(self._live_bytes, counter), marks)
+        del outputs
+        return marks.forward[stop] - before - data
+
+    def _live_bytes(self, counter: ByteCounter) -> float:
+        on_gpu = self.device.type == "cuda"
+        return float(torch.cuda.memory_allocated(self.device) if on_gpu else counter.live_bytes)
 
     def forget(self, size: int) -> None:
         """Drop what was measured of a size that turned out not to fit."""
+        self.prefix_bytes.pop(size, None)
         for sample in self.samples.values():
             sample.forget(size)
         for value in self.model.owned_parameters().values():

@@ -262,6 +262,7 @@ def _with_most_bytes(layers: Sequence[LayerProfile]) -> LayerProfile:
     return dataclasses.replace(
         _with_larger_workspace([most, *layers]),
         saved_bytes_per_sample=max(layer.saved_bytes_per_sample for layer in layers),
+        prefix_bytes_per_sample=max(layer.prefix_bytes_per_sample for layer in layers),
         output_bytes_per_sample=max(layer.output_bytes_per_sample for layer in layers),
         lowered_bytes=max(layer.lowered_bytes for layer in layers),
         dequantized_bytes=max(layer.dequantized_bytes for layer in layers),
@@ -295,6 +296,7 @@ def _code() -> str:
         "models/chain",
         "models/block_structure",
         "models/frozen_weights",
+        "models/lowered_weights",
         "models/quantized_weights",
         "models/weight_bytes",
         "models/pretrained_weights",

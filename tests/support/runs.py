@@ -82,6 +82,7 @@ def made_up_profile_of(
                 tied_bytes=sum(sizes[entry] for entry in tied),
                 unreached_bytes=held[index].stored - held[index].trained,
                 lowered_bytes=held[index].lowered,
+                rounded_bytes=held[index].rounded,
             )
         )
     times = LayerTimes((layer_s, 2 * layer_s), (2 * layer_s, 4 * layer_s))
