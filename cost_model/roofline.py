@@ -28,7 +28,8 @@ from cost_model.catalogue import Accelerator, accelerator
 from cost_model.dtypes import check_estimable, is_lowered, multiplied_in
 from cost_model.errors import InputError
 from cost_model.known_errors import far_off
-from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
+from cost_model.layer_profile import LayerProfile, LayerTimes
+from cost_model.profile import KindProfile, ModelProfile
 
 Floats = NDArray[np.float64]
 

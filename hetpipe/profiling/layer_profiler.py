@@ -12,7 +12,8 @@ import torch
 
 from cost_model.cluster import CPU, Device
 from cost_model.errors import InputError
-from cost_model.profile import KindProfile, LayerProfile, ModelProfile
+from cost_model.layer_profile import LayerProfile
+from cost_model.profile import KindProfile, ModelProfile
 from hetpipe.data.task import TaskFactory, TrainingTask
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.mixed_precision import kept_casts, lowered_dtype, set_products, weight_dtype

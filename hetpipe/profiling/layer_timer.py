@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from cost_model.profile import LayerTimes
+from cost_model.layer_profile import LayerTimes
 from hetpipe.data.task import TrainingTask
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.keyed_dropout import PREFIX, KeyedDropout

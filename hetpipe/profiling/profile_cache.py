@@ -14,7 +14,8 @@ from typing import Any
 from cost_model.cluster import CPU, Cluster, Device, is_emulated
 from cost_model.dtypes import FLOAT32, MIXED, common_dtype
 from cost_model.errors import InputError
-from cost_model.profile import LayerProfile, ModelProfile, profile_from_data, profile_text, read_profile
+from cost_model.layer_profile import LayerProfile
+from cost_model.profile import ModelProfile, profile_from_data, profile_text, read_profile
 from cost_model.strict_files import canonical_sha256, write_atomically
 from hetpipe.models.names import model_entry
 from hetpipe.runs.lora import LoraSettings

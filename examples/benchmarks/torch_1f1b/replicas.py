@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from cost_model.cluster import CPU, Cluster, Device, Link, Node
-from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
+from cost_model.layer_profile import LayerProfile, LayerTimes
+from cost_model.profile import KindProfile, ModelProfile
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.keyed_dropout import KeyedDropout
 from hetpipe.program.costs import ProgramCosts

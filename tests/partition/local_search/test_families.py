@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from cost_model.cluster import Cluster, Device, Link, Node, NodeLink
-from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
+from cost_model.layer_profile import LayerProfile, LayerTimes
+from cost_model.profile import KindProfile, ModelProfile
 from hetpipe.simulation.prediction import evaluator
 from partition.auto import auto
 from partition.local_search.families import Family, FamilySpace, Outline
