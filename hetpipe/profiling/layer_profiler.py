@@ -4,6 +4,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -86,7 +87,8 @@ def profile_task(
     microbatch_sizes: those of them that fit are measured; None: 1, 2, 4, ... and the largest that fits,
     LARGEST_SIZE at most. memory_bytes: what the activations of a microbatch may take at most.
 
-    Raises: InputError if not even the smallest microbatch fits.
+    Raises: InputError if not even the smallest microbatch fits, or a layer's result would depend on the plan
+    (`check_repeatable`).
     """
     chain = task.chain
     groups = groups_of_alike(chain)
@@ -101,6 +103,8 @@ def profile_task(
     bench = Bench(task, settings, model, device, {layer: Samples() for layer in chosen})
     begin = time.monotonic()
     by_group = [{group[0], group[-1]} for group in groups]
+    with suppress(torch.OutOfMemoryError):  # which is told below
+        bench.check(min(microbatch_sizes or (1,)))
     with kept_casts():
         sizes = _fitting(bench, microbatch_sizes, memory_bytes, budget_s)
         error, where = _measure(bench, sizes, by_group, budget_s, progress, begin)

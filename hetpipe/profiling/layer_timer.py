@@ -16,6 +16,7 @@ from hetpipe.models.chain import ChainModel
 from hetpipe.models.keyed_dropout import PREFIX, KeyedDropout
 from hetpipe.models.mixed_precision import boundary_dtype
 from hetpipe.models.partial_model import LayerModel
+from hetpipe.models.repeat_check import check_repeatable
 from hetpipe.profiling.attention_counter import AttentionCounter
 from hetpipe.profiling.median_error import standard_error_of_median
 from hetpipe.runs.settings import TaskSettings
@@ -84,6 +85,17 @@ class Bench:
                 sample.backward_s.setdefault(size, []).append(
                     marks.backward[layer] - marks.backward[layer + 1]
                 )
+
+    def check(self, size: int) -> None:
+        """Check of each chosen layer that it may be run again, and apart from the others.
+
+        Raises: InputError if not; see `check_repeatable`.
+        """
+        inputs, _ = self._batch(size)
+        for layer in sorted(self.samples):
+            carried = self._carried(layer, size) if layer else ()
+            name = self.task.chain.layer_names[layer]
+            check_repeatable(self.model, layer, name, inputs, carried, dropout=self.dropout)
 
     def count(self, size: int, cap_bytes: float = float("inf")) -> None:
         """Count the bytes that each layer keeps and needs for a while; the run also warms up.
@@ -267,9 +279,7 @@ class Bench:
     ) -> tuple[Tensor, ...]:
         """Return the outputs of a range, the loss where it ends with the model."""
         chain, model = self.task.chain, self.model
-        inputs, labels = self.task.batch(0, size)
-        inputs = {name: value.to(self.device) for name, value in inputs.items()}
-        labels = labels.to(self.device)
+        inputs, labels = self._batch(size)
         carried = self._carried(start, size) if start else ()
         self.dropout.at(0, range(size), range(start, stop))
 
@@ -298,6 +308,10 @@ class Bench:
             outputs = (self.task.loss(outputs[0], labels),)
         marks.forward[stop] = read()
         return outputs
+
+    def _batch(self, size: int) -> tuple[dict[str, Tensor], Tensor]:
+        inputs, labels = self.task.batch(0, size)
+        return {name: value.to(self.device) for name, value in inputs.items()}, labels.to(self.device)
 
     def _carried(self, layer: int, size: int) -> tuple[Tensor, ...]:
         dtype = boundary_dtype(self.settings.dtype)
