@@ -28,7 +28,8 @@ from cost_model.catalogue import Accelerator, accelerator
 from cost_model.dtypes import check_estimable, is_lowered, multiplied_in
 from cost_model.errors import InputError
 from cost_model.known_errors import far_off
-from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
+from cost_model.layer_profile import LayerProfile, LayerTimes
+from cost_model.profile import KindProfile, ModelProfile
 
 Floats = NDArray[np.float64]
 
@@ -274,6 +275,7 @@ def layer_work(
 ) -> Work:
     """Return a layer's work: each parameter multiplies each token once forward, twice backward.
 
+    Attention multiplies as the profile says; scores that it keeps are among the bytes that the layer saves.
     Quantized weights are read as they are stored; each pass writes what it dequantizes, and reads that.
 
     multiplies: False for a layer that looks its parameters up, such as an embedding. dtype: None for the
@@ -283,8 +285,9 @@ def layer_work(
     known, width = layer.num_parameters, ELEMENT_BYTES.get(profile.dtype, 4)
     count = layer.parameter_bytes / width if known is None else known
     tokens = samples * profile.sequence_length
+    attention = layer.attention_backward_flops_per_sample if backward else layer.attention_flops_per_sample
     return Work(
-        flops=2.0 * passes * tokens * count if multiplies else 0.0,
+        flops=(2.0 * passes * tokens * count if multiplies else 0.0) + samples * attention,
         weight_bytes=layer.parameter_bytes,
         activation_bytes=passes * samples * (layer.saved_bytes_per_sample + layer.output_bytes_per_sample)
         + 2 * layer.dequantized_bytes,

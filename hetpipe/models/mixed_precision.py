@@ -13,8 +13,10 @@ be, and the gradients of both are in 16 bits.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
+from torch import Tensor, nn
 
 from cost_model.dtypes import BFLOAT16_AUTOCAST, FLOAT16_AUTOCAST, FLOAT32, FLOAT64, MIXED, TF32
 
@@ -61,6 +63,9 @@ def set_products(dtype: str, place: torch.device) -> None:
         torch.backends.cudnn.allow_tf32 = True
 
 
+_COPIES: ContextVar[dict[nn.Parameter, Tensor] | None] = ContextVar("lowered copies of a step", default=None)
+
+
 @contextmanager
 def kept_casts() -> Iterator[None]:
     """Keep the lowered copies of weights that are made inside to the end, for all microbatches.
@@ -68,9 +73,22 @@ def kept_casts() -> Iterator[None]:
     Without it every forward would make its own, and every microbatch in flight would keep them. Weights must
     not change inside before their last use.
     """
-    torch.autocast_increment_nesting()
+    token = _COPIES.set({})
+    torch.autocast_increment_nesting()  # for what autocast itself casts: see `lowered_weights`
     try:
         yield
     finally:
+        _COPIES.reset(token)
         if torch.autocast_decrement_nesting() == 0:
             torch.clear_autocast_cache()
+
+
+def lowered_copy(weight: nn.Parameter, lowered: torch.dtype) -> Tensor | None:
+    """Return the copy of a weight that is kept inside of `kept_casts`, with no graph; None outside."""
+    copies = _COPIES.get()
+    if copies is None:
+        return None
+    found = copies.get(weight)
+    if found is None:
+        found = copies[weight] = weight.detach().to(lowered)
+    return found

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 
 from cost_model.cluster import Cluster, Link, is_emulated
 from cost_model.errors import InputError
+from cost_model.layer_profile import LayerTimes
 from cost_model.measured_links import MeasuredLink
 from cost_model.network import Network
-from cost_model.profile import KindProfile, LayerTimes, ModelProfile
+from cost_model.profile import KindProfile, ModelProfile
 from hetpipe.program.instructions import Compute, Pass, Step
 from hetpipe.program.trace import Trace
 from hetpipe.runs.run_report import RunReport

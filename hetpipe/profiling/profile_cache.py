@@ -14,7 +14,8 @@ from typing import Any
 from cost_model.cluster import CPU, Cluster, Device, is_emulated
 from cost_model.dtypes import FLOAT32, MIXED, common_dtype
 from cost_model.errors import InputError
-from cost_model.profile import LayerProfile, ModelProfile, profile_from_data, profile_text, read_profile
+from cost_model.layer_profile import LayerProfile
+from cost_model.profile import ModelProfile, profile_from_data, profile_text, read_profile
 from cost_model.strict_files import canonical_sha256, write_atomically
 from hetpipe.models.names import model_entry
 from hetpipe.runs.lora import LoraSettings
@@ -262,6 +263,7 @@ def _with_most_bytes(layers: Sequence[LayerProfile]) -> LayerProfile:
     return dataclasses.replace(
         _with_larger_workspace([most, *layers]),
         saved_bytes_per_sample=max(layer.saved_bytes_per_sample for layer in layers),
+        prefix_bytes_per_sample=max(layer.prefix_bytes_per_sample for layer in layers),
         output_bytes_per_sample=max(layer.output_bytes_per_sample for layer in layers),
         lowered_bytes=max(layer.lowered_bytes for layer in layers),
         dequantized_bytes=max(layer.dequantized_bytes for layer in layers),
@@ -283,6 +285,7 @@ def _code() -> str:
         "profiling/layer_profiler",
         "profiling/link_profiler",
         "profiling/layer_timer",
+        "profiling/attention_counter",
         "profiling/median_error",
         "runtime/transport",
         "runtime/byte_counter",
@@ -294,6 +297,7 @@ def _code() -> str:
         "models/chain",
         "models/block_structure",
         "models/frozen_weights",
+        "models/lowered_weights",
         "models/quantized_weights",
         "models/weight_bytes",
         "models/pretrained_weights",

@@ -37,6 +37,7 @@ class ProgramCosts:
         self.devices = [by_name.get(name) or cluster.device(name) for name in self.device_names]
         self._pipelines = program.plan.pipelines
         self._seconds = cache(self._stage_seconds)
+        self._stepped: dict[tuple[int, ...], float] = {}
         self._route = cache(self._find_route)
         self._boundary_bytes = cache(self._message_bytes)
 
@@ -68,7 +69,13 @@ class ProgramCosts:
 
     def step_s(self, rank: int) -> float:
         """Return the seconds of the optimizer on a rank."""
-        num_bytes = stepped_bytes(self.program.plan, self._profile, self.device_names[rank])
+        plan, name = self.program.plan, self.device_names[rank]
+        if plan.state_owners is not None:
+            num_bytes = stepped_bytes(plan, self._profile, name)
+        elif (layers := plan.layers_of(name)) in self._stepped:
+            num_bytes = self._stepped[layers]
+        else:
+            num_bytes = self._stepped[layers] = stepped_bytes(plan, self._profile, name)
         return self._prices.update_s(self.devices[rank], num_bytes)
 
     def route(self, transfer: Transfer) -> Route:

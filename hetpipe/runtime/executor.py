@@ -133,6 +133,26 @@ class Executor:
         self._optimizer.zero_grad()
         self._sync.attach()
 
+    @torch.enable_grad()
+    def rehearse(self, microbatch: Callable[[int, int], Microbatch], layer_names: Sequence[str]) -> None:
+        """Run each stage of this rank once, forward and backward, before the first step; nothing is sent.
+
+        Weights, states, random numbers and the loss of the next step are as if it had not been.
+
+        Raises: InputError if a layer's result would depend on the plan; see `check_repeatable`.
+        """
+        self.prepare()
+        for index, pipeline in enumerate(self._program.plan.pipelines):
+            for place, stage in enumerate(pipeline.stages):
+                if self._program.rank_of(index, place) != self._rank:
+                    continue
+                data = microbatch(index, 0)
+                wire = self._wires[self._rank] if self._wires else None
+                shapes = self._boundary_shapes(stage.start, data, wire) if place else ()
+                carried = tuple(shape.filled(data.labels.device) for shape in shapes)
+                self._stages.rehearse(Compute(Pass.FORWARD, index, place, 0), data, carried, layer_names)
+        self.prepare()
+
     def gradient_buffers(self) -> list[Tensor]:
         """Return the tensors that `prepare` made room for."""
         return self._sync.buffers()
@@ -301,15 +321,22 @@ class Executor:
         shapes = self._shapes.get(shaped)
         if shapes is None:
             layer, _, _, wire = shaped
-            shapes = self._boundaries(layer, microbatch(transfer.pipeline, transfer.microbatch))
-            if wire is not None:
-                shapes = tuple(
-                    replace(shape, dtype=wire) if shape.dtype.is_floating_point else shape for shape in shapes
-                )
+            shapes = self._boundary_shapes(layer, microbatch(transfer.pipeline, transfer.microbatch), wire)
             if transfer.op is Pass.BACKWARD:
                 shapes = tuple(shape for shape in shapes if shape.dtype.is_floating_point)
             self._shapes[shaped] = shapes
         self._transport.post_receive(transfer, shapes)
+
+    def _boundary_shapes(
+        self, layer: int, data: Microbatch, wire: torch.dtype | None
+    ) -> tuple[TensorShape, ...]:
+        """Return what enters a layer; wire: the dtype of what is floating, None for that of the layers."""
+        shapes = self._boundaries(layer, data)
+        if wire is None:
+            return shapes
+        return tuple(
+            replace(shape, dtype=wire) if shape.dtype.is_floating_point else shape for shape in shapes
+        )
 
     def _start_sync(self, sync: Sync) -> float:
         """Begin a sum, unless that was inside a backward; return when it was ready."""

@@ -10,6 +10,7 @@ from hetpipe.models.keyed_dropout import KeyedDropout
 from hetpipe.models.loss import Loss
 from hetpipe.models.mixed_precision import travels_in
 from hetpipe.models.partial_model import LayerModel
+from hetpipe.models.repeat_check import check_repeatable
 from hetpipe.program.instructions import Compute, Program
 
 
@@ -86,6 +87,27 @@ class StageRunner:
     @property
     def num_in_flight(self) -> int:
         return len(self._alive)
+
+    def rehearse(
+        self, compute: Compute, microbatch: Microbatch, carried: tuple[Tensor, ...], names: Sequence[str]
+    ) -> None:
+        """Run a stage forward and backward before the first step; gradients are added up all the same.
+
+        A device loads kernels and makes room when something is first computed, for which it may wait for all
+        that was handed in before: no message is under way then. Its layers are checked by the way.
+
+        names: of all layers. Raises: InputError if a layer must not be run again.
+        """
+        entering = carried
+        stage = self._stages[compute.pipeline][compute.stage]
+        for layer in range(stage.start, stage.stop):
+            entering = check_repeatable(
+                self._model, layer, names[layer], microbatch.inputs, entering, dropout=self._dropout
+            )
+        outputs = self.forward(compute, microbatch, carried)
+        if compute.stage >= self._first_backward[compute.pipeline]:
+            self.backward(compute, [torch.ones_like(value) for value in outputs if value.is_floating_point()])
+        self._loss_so_far = None
 
     def forward(
         self, compute: Compute, microbatch: Microbatch, carried: tuple[Tensor, ...]

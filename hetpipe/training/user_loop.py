@@ -44,7 +44,10 @@ class RankStages:
     devices, "cpu:gloo,cuda:nccl" where any is a GPU. The process group stays the caller's.
 
     model: the layers of this rank in train mode, on its device. rank, device_name: of this process.
+    rehearsed: whether the first `execute` has run each stage once before its step.
     """
+
+    rehearsed: bool = False
 
     def __init__(
         self,
@@ -176,11 +179,15 @@ def execute(
     placed = {name: value.to(stages.device) for name, value in inputs.items()}
     stages.chain.know_boundaries(placed)
     stages.use(optimizer)
+    microbatch = slices(program, step, placed, labels.to(stages.device), 1 / terms)
+    if not stages.rehearsed:
+        stages.executor.rehearse(microbatch, stages.chain.layer_names)
+        stages.rehearsed = True
     stages.executor.prepare()
     with kept_casts():
         return stages.executor.step(
             step,
-            slices(program, step, placed, labels.to(stages.device), 1 / terms),
+            microbatch,
             start_s=common_start(),
             learning_rate=math.nan,  # the optimizer's own
             clip_norm=clip_norm,

@@ -142,11 +142,11 @@ def card_bytes(tables: ProblemTables) -> Floats:
 
     Into the node come the forward in front and the backward behind, out of it go the others.
     """
-    outputs, gradients = _boundary_bytes(tables), gradient_bytes(tables)
+    outputs, gradients = output_bytes(tables), gradient_bytes(tables)
     return np.minimum(outputs[:, None] + gradients, gradients[:, None] + outputs)
 
 
-def _boundary_bytes(tables: ProblemTables) -> Floats:
+def output_bytes(tables: ProblemTables) -> Floats:
     """Return the least bytes a sample that pass in front of each layer, and none at the end of the model."""
     profile = tables.problem.profile
     outputs = [
@@ -159,7 +159,7 @@ def _boundary_bytes(tables: ProblemTables) -> Floats:
 def gradient_bytes(tables: ProblemTables) -> Floats:
     """Return the bytes a sample in front of each layer that also come back: none below the first trained."""
     back = np.arange(tables.num_layers + 1) > tables.prices.first_trained
-    return np.asarray(np.where(back, _boundary_bytes(tables), 0.0))
+    return np.asarray(np.where(back, output_bytes(tables), 0.0))
 
 
 def _layer_s(tables: ProblemTables) -> Floats:

@@ -21,6 +21,8 @@ def between(per_layer: Floats) -> Floats:
 class LayerBytes:
     """The bytes of layers [start, stop) by [start, stop]; saved and boundaries are per sample in flight.
 
+    saved: `cost_model.memory.saved_bytes_per_sample`.
+
     passing: per sample, where there is no backward; else 0.
     weights, trained: parameters (with lowered copies), and those with a gradient, a tied pair inside
     counting once. Of classes of devices (`by_class`) all but trained are by [class, start, stop].
@@ -75,8 +77,15 @@ class LayerBytes:
         return cls(
             weights,
             trained,
-            between(np.array([layer.saved_bytes_per_sample for layer in profile.layers])),
+            _saved(profile),
             shape + outputs[:, None],
             shape + outputs[None, :],
             passing,
         )
+
+
+def _saved(profile: ModelProfile) -> Floats:
+    prefix = np.array([*(layer.prefix_bytes_per_sample for layer in profile.layers), 0.0])
+    saved = between(np.array([layer.saved_bytes_per_sample for layer in profile.layers]))
+    ends = np.arange(len(prefix))
+    return np.asarray(saved + np.where(ends[None, :] > ends[:, None], prefix[:, None], 0.0))

@@ -241,16 +241,20 @@ class PipelineTiming:
         """Return the most samples, at most `limit`, that take no longer than a step of step_s seconds."""
         if not self.fits:
             return 0
-        limit = self.room(limit)
-        whole = self.clock.most_whole(step_s)
-        before = self.clock.whole_s(whole) if whole else self.optimizer_s
-        share = (step_s - before) / max(self.clock.whole_s(whole + 1) - before, 1e-300)
-        if whole * self.microbatch_size >= limit:
+        clock, size = self.clock, self.microbatch_size
+        if self.first_backward:
+            limit = self.room(limit)
+        whole = clock.most_whole(step_s)
+        if whole * size >= limit:
             return limit
+        if size == 1:
+            return whole
+        before = clock.whole_s(whole) if whole else self.optimizer_s
+        share = (step_s - before) / max(clock.whole_s(whole + 1) - before, 1e-300)
         rest = 0
-        while rest + 1 < self.microbatch_size and self._rest_share(rest + 1) <= share:
+        while rest + 1 < size and self._rest_share(rest + 1) <= share:
             rest += 1
-        return min(limit, whole * self.microbatch_size + rest)
+        return min(limit, whole * size + rest)
 
     def no_more(self, step_s: float, limit: int) -> int:
         """Return as many samples as `most`, or more; sooner, as long as the clock has not been asked."""

@@ -6,8 +6,9 @@ from dataclasses import replace
 from itertools import pairwise
 
 from cost_model.cluster import Cluster, Device, Link, Node, NodeLink
+from cost_model.layer_profile import LayerTimes
 from cost_model.measured_links import MeasuredAllReduce, MeasuredLink
-from cost_model.profile import LayerTimes, ModelProfile
+from cost_model.profile import ModelProfile
 from hetpipe.program.instructions import Compute, Step
 from hetpipe.simulation.prediction import simulate_plan
 from partition.estimates.plan_memory import plan_memory

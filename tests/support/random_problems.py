@@ -6,7 +6,8 @@ from typing import Any
 
 from cost_model.cluster import Cluster, Device, Link, Node
 from cost_model.dtypes import BFLOAT16_AUTOCAST, FLOAT32
-from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
+from cost_model.layer_profile import LayerProfile, LayerTimes
+from cost_model.profile import KindProfile, ModelProfile
 from partition.estimates.pipeline_costs import PipelineCosts
 from partition.estimates.plan_memory import plan_memory
 from partition.estimates.step_estimate import StepEstimate

@@ -9,7 +9,8 @@ import pytest
 from cost_model.cluster import Cluster, Device, Link, Node
 from cost_model.errors import InfeasibleError
 from cost_model.layer_costs import Prices
-from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
+from cost_model.layer_profile import LayerProfile, LayerTimes
+from cost_model.profile import KindProfile, ModelProfile
 from partition.bounds.best_bound import bound_space, fractional_bound_s
 from partition.estimates.optimizer_sharding import fits
 from partition.estimates.plan_memory import plan_memory
