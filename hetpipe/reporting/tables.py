@@ -117,8 +117,8 @@ def is_estimated(profile: ModelProfile, kind: str) -> bool:
 
 
 def plan_sentences(plan: Plan, profile: ModelProfile, cluster: Cluster) -> list[str]:
-    """Say what a plan is and how good: header, bound with its gap, devices left out, estimated kinds."""
-    sentences = [_header(plan, profile, cluster)]
+    """Say what a plan is and how good: header, precisions, bound, devices left out, estimated kinds."""
+    sentences = [_header(plan, profile, cluster), *_precisions(plan, profile, cluster)]
     if plan.predicted is not None and (bound := bound_sentence(plan.predicted)):
         sentences.append(bound)
     left_out = [device for device in cluster.devices if device.name not in plan.device_names]
@@ -126,6 +126,15 @@ def plan_sentences(plan: Plan, profile: ModelProfile, cluster: Cluster) -> list[
         names = ", ".join(f"{device.name} ({describe_device(device, profile)})" for device in left_out)
         sentences.append(f"left out: {names}")
     return sentences + estimate_sentences(profile, (device.kind for device in cluster.devices))
+
+
+def _precisions(plan: Plan, profile: ModelProfile, cluster: Cluster) -> list[str]:
+    """Name in which precision each kind of a plan computes, in a sentence; [] where all do in the same."""
+    if profile.dtype != MIXED:
+        return []
+    kinds = dict.fromkeys(cluster.device(name).kind for name in plan.device_names)
+    named = (f"{kind} in {multiplied_in(profile.dtype_of(kind))}" for kind in kinds)
+    return [f"computes: {', '.join(named)}"]
 
 
 def _header(plan: Plan, profile: ModelProfile, cluster: Cluster) -> str:
@@ -326,21 +335,27 @@ def measured_table(reports: Sequence[RunReport]) -> Table:
 
 
 def profile_table(profile: ModelProfile) -> Table:
-    """Show layers with their bytes, and their seconds on each kind at its largest microbatch size."""
+    """Show layers with their bytes, and their seconds on each kind at its largest microbatch size.
+
+    The most bytes, where kinds have their own.
+    """
     table = new_table("layer")
+    most = "most " if any(kind.held for kind in profile.kinds.values()) else ""
     for title in ("parameters", "saved / sample", "output / sample"):
-        table.add_column(title, justify="right", no_wrap=True)
+        table.add_column(most + title, justify="right", no_wrap=True)
     for name, kind in profile.kinds.items():
         mark = f" ({ESTIMATED})" if kind.source == ESTIMATED else ""
         sizes = kind.microbatch_sizes
         table.add_column(f"{name}{mark}, microbatch {sizes[-1]}: forward + backward", justify="right")
+    views = [profile.on(kind) for kind in profile.kinds] or [profile]
     for index, layer in enumerate(profile.layers):
+        held = [view.layers[index] for view in views]
         times = [kind.layers[index] for kind in profile.kinds.values()]
         table.add_row(
             layer.name,
-            format_bytes(layer.parameter_bytes),
-            format_bytes(layer.saved_bytes_per_sample),
-            format_bytes(layer.output_bytes_per_sample),
+            format_bytes(max(each.parameter_bytes for each in held)),
+            format_bytes(max(each.saved_bytes_per_sample for each in held)),
+            format_bytes(max(each.output_bytes_per_sample for each in held)),
             *(f"{format_seconds(t.forward_s[-1])} + {format_seconds(t.backward_s[-1])}" for t in times),
         )
     return table
