@@ -60,7 +60,8 @@ def _computed(
     if not torch.is_autocast_enabled(place) or any(copy is None for copy in copies.values()):
         return forward(*args, **options)
     try:
-        module._parameters.update({key: _Lowered.apply(held[key], copy) for key, copy in copies.items()})
+        lower = _Lowered.apply
+        module._parameters.update({key: lower(held[key], copy) for key, copy in copies.items()})  # type: ignore[no-untyped-call]
         return forward(*args, **options)
     finally:
         module._parameters.update(held)

@@ -4,9 +4,11 @@ torch.autocast decides operation by operation, as in any training loop. Besides,
 rounded to bfloat16 or float16 at every boundary between layers, whether the plan cuts there or not: half the
 bytes travel, and the plan does not change what is computed. The loss is computed in float32.
 
-Between a rank in bfloat16 and one in float16 tensors travel in the dtype of the one that takes them: its
-layers round what enters them to it anyway, and its gradients are in it, so nothing is lost on the way that
-would not be lost without it.
+Between ranks of different precisions nothing is lost on the way that would not be lost without it
+(`travels_in`). From bfloat16 to float16, or back, tensors travel in the dtype of the rank that takes them:
+its layers round what enters them to it anyway, and its gradients are in it. Between float32 and 16 bits they
+travel in the 16 bits, whoever takes them: what leaves the layers in 16 bits is rounded, what enters them will
+be, and the gradients of both are in 16 bits.
 """
 
 from collections.abc import Iterator
@@ -36,6 +38,19 @@ def lowered_dtype(dtype: str) -> torch.dtype | None:
 def boundary_dtype(dtype: str) -> torch.dtype:
     """Return the dtype of floating tensors that travel to a layer that computes in a dtype."""
     return lowered_dtype(dtype) or weight_dtype(dtype)
+
+
+def travels_in(giver: torch.dtype, taker: torch.dtype) -> torch.dtype:
+    """Return the dtype of floating tensors, and of their gradients, between ranks with these boundary dtypes.
+
+    The narrower of the two; of equally narrow ones the taker's.
+
+    >>> travels_in(torch.float32, torch.bfloat16), travels_in(torch.bfloat16, torch.float32)
+    (torch.bfloat16, torch.bfloat16)
+    >>> travels_in(torch.bfloat16, torch.float16)
+    torch.float16
+    """
+    return giver if giver.itemsize < taker.itemsize else taker
 
 
 def set_products(dtype: str, place: torch.device) -> None:

@@ -4,6 +4,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -12,7 +13,8 @@ import torch
 
 from cost_model.cluster import CPU, Device
 from cost_model.errors import InputError
-from cost_model.profile import KindProfile, LayerProfile, ModelProfile
+from cost_model.layer_profile import LayerProfile
+from cost_model.profile import KindProfile, ModelProfile
 from hetpipe.data.task import TaskFactory, TrainingTask
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.mixed_precision import kept_casts, lowered_dtype, set_products, weight_dtype
@@ -85,7 +87,8 @@ def profile_task(
     microbatch_sizes: those of them that fit are measured; None: 1, 2, 4, ... and the largest that fits,
     LARGEST_SIZE at most. memory_bytes: what the activations of a microbatch may take at most.
 
-    Raises: InputError if not even the smallest microbatch fits.
+    Raises: InputError if not even the smallest microbatch fits, or a layer's result would depend on the plan
+    (`check_repeatable`).
     """
     chain = task.chain
     groups = groups_of_alike(chain)
@@ -100,6 +103,8 @@ def profile_task(
     bench = Bench(task, settings, model, device, {layer: Samples() for layer in chosen})
     begin = time.monotonic()
     by_group = [{group[0], group[-1]} for group in groups]
+    with suppress(torch.OutOfMemoryError):  # which is told below
+        bench.check(min(microbatch_sizes or (1,)))
     with kept_casts():
         sizes = _fitting(bench, microbatch_sizes, memory_bytes, budget_s)
         error, where = _measure(bench, sizes, by_group, budget_s, progress, begin)
@@ -232,6 +237,7 @@ def layer_profile(bench: Bench, layer: int, measured: Sequence[int]) -> LayerPro
     held = chain.weight_bytes(weight_dtype(settings.dtype), lowered_dtype(settings.dtype))[layer]
     tied_to, tied_bytes = _shared(bench, layer, is_trained=True)
     frozen_with, frozen_with_bytes = _shared(bench, layer, is_trained=False)
+    attention = bench.samples[measured[0]].attention_flops
     return LayerProfile(
         name=chain.layer_names[layer],
         parameter_bytes=held.stored,
@@ -246,6 +252,8 @@ def layer_profile(bench: Bench, layer: int, measured: Sequence[int]) -> LayerPro
         frozen_with=frozen_with,
         frozen_with_bytes=frozen_with_bytes,
         dequantized_bytes=held.dequantized,
+        attention_flops_per_sample=attention[0],
+        attention_backward_flops_per_sample=attention[1],
         prefix_bytes_per_sample=_prefix_bytes_per_sample(bench, layer),
         rounded_bytes=_rounded_bytes(bench, layer),
     )

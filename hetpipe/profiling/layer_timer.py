@@ -10,12 +10,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from cost_model.profile import LayerTimes
+from cost_model.layer_profile import LayerTimes
 from hetpipe.data.task import TrainingTask
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.keyed_dropout import PREFIX, KeyedDropout
 from hetpipe.models.mixed_precision import boundary_dtype
 from hetpipe.models.partial_model import LayerModel
+from hetpipe.models.repeat_check import check_repeatable
+from hetpipe.profiling.attention_counter import AttentionCounter
 from hetpipe.profiling.median_error import standard_error_of_median
 from hetpipe.runs.settings import TaskSettings
 from hetpipe.runtime.byte_counter import ByteCounter
@@ -25,12 +27,16 @@ NEGLIGIBLE_SHARE = 0.01
 
 @dataclass(slots=True)
 class Samples:
-    """The measurements of one layer, by microbatch size."""
+    """The measurements of one layer, by microbatch size.
+
+    attention_flops: of a sample, in a forward and in a backward.
+    """
 
     forward_s: dict[int, list[float]] = field(default_factory=dict)
     backward_s: dict[int, list[float]] = field(default_factory=dict)
     saved_bytes: dict[int, float] = field(default_factory=dict)
     workspace_bytes: dict[int, float] = field(default_factory=dict)
+    attention_flops: tuple[float, float] = (0.0, 0.0)
 
     def forget(self, size: int) -> None:
         self.forward_s.pop(size, None)
@@ -80,6 +86,17 @@ class Bench:
                     marks.backward[layer] - marks.backward[layer + 1]
                 )
 
+    def check(self, size: int) -> None:
+        """Check of each chosen layer that it may be run again, and apart from the others.
+
+        Raises: InputError if not; see `check_repeatable`.
+        """
+        inputs, _ = self._batch(size)
+        for layer in sorted(self.samples):
+            carried = self._carried(layer, size) if layer else ()
+            name = self.task.chain.layer_names[layer]
+            check_repeatable(self.model, layer, name, inputs, carried, dropout=self.dropout)
+
     def count(self, size: int, cap_bytes: float = float("inf")) -> None:
         """Count the bytes that each layer keeps and needs for a while; the run also warms up.
 
@@ -88,7 +105,7 @@ class Bench:
         Raises: torch.OutOfMemoryError if the microbatch does not fit.
         """
         for start, stop in self.runs():
-            self._run(start, stop, size, time.perf_counter)  # gradients exist from here on
+            self._count_attention(start, stop, size)  # gradients exist from here on
             counter = ByteCounter()
             for held in self.model.held_tensors():
                 counter.add(held)
@@ -126,6 +143,20 @@ class Bench:
                 self.samples[0].saved_bytes[size] = self._kept_of_first(size, counter)
             if self.task.chain.structure is not None and stop == self.task.chain.num_layers:
                 self._count_ends(size, counter)
+
+    def _count_attention(self, start: int, stop: int, size: int) -> None:
+        """Run a range and note the arithmetic of its attention, which no weight shows."""
+        counter, readings = AttentionCounter(), [(0.0, 0.0)]
+
+        def read() -> float:
+            readings.append((counter.forward_flops / size, counter.backward_flops / size))
+            return float(len(readings) - 1)
+
+        with counter:
+            marks = self._run(start, stop, size, read)
+        for layer in range(start, stop):
+            begin, end = (readings[int(marks.forward[place])] for place in (layer, layer + 1))
+            self.samples[layer].attention_flops = (end[0] - begin[0], end[1] - begin[1])
 
     def _kept_of_first(self, size: int, counter: ByteCounter) -> float:
         """Return what layer 0 keeps once the forward has left its stage, of two layers.
@@ -248,9 +279,7 @@ class Bench:
     ) -> tuple[Tensor, ...]:
         """Return the outputs of a range, the loss where it ends with the model."""
         chain, model = self.task.chain, self.model
-        inputs, labels = self.task.batch(0, size)
-        inputs = {name: value.to(self.device) for name, value in inputs.items()}
-        labels = labels.to(self.device)
+        inputs, labels = self._batch(size)
         carried = self._carried(start, size) if start else ()
         self.dropout.at(0, range(size), range(start, stop))
 
@@ -279,6 +308,10 @@ class Bench:
             outputs = (self.task.loss(outputs[0], labels),)
         marks.forward[stop] = read()
         return outputs
+
+    def _batch(self, size: int) -> tuple[dict[str, Tensor], Tensor]:
+        inputs, labels = self.task.batch(0, size)
+        return {name: value.to(self.device) for name, value in inputs.items()}, labels.to(self.device)
 
     def _carried(self, layer: int, size: int) -> tuple[Tensor, ...]:
         dtype = boundary_dtype(self.settings.dtype)
