@@ -35,7 +35,7 @@ CLUSTERS = {path.stem: path for path in (Path(__file__).parent / "clusters").glo
 ORDER = ("two", "three", "four")
 LOAD_IN = ("4bit", "8bit", "none")
 ROOM = {"4bit": 1.0, "8bit": 1.2, "none": 2.5}
-"""Memory of each device, as a multiple of what the clusters' files say: what does not fit stays what does not fit."""
+"""Memory of each device, as a multiple of what the clusters' files say: so the same does not fit."""
 OURS = "auto"
 LORA = "r=8,alpha=16,targets=all-linear"
 BATCH = 16
