@@ -81,11 +81,12 @@ def run_start(
     source = None
     if options.resume is not None and not dry_run:
         from hetpipe.training.checkpoint import read_manifest
-        from hetpipe.training.checkpoint_owners import check_adapters
+        from hetpipe.training.checkpoint_owners import check_adapters, check_same
         from hetpipe.training.run import find_checkpoint
 
         source = find_checkpoint(options.resume, folder, RUNS, entry.name)
         check_adapters(read_manifest(source), entry.lora, source)
+        check_same(read_manifest(source), "model", entry.name, source)
     before = _settings_before(source)  # what is not given is that of the run before
     settings = Settings(
         steps=options.steps,
@@ -223,8 +224,9 @@ def kept_sentences(folder: RunFolder, source: Path | None, steps: int) -> list[s
         return ["model: not kept (--no-save)"]
     from hetpipe.training import checkpoint
 
-    done = checkpoint.read_manifest(source).step
+    manifest = checkpoint.read_manifest(source)
+    done, name = manifest.step, "my-model" if manifest.lora is None else "my-adapter"
     return [
         f"model: {source}{'' if done == steps else f' (step {done} of {steps}: --no-save)'}",
-        f"next: hetpipe export {shlex.quote(str(folder.path))} -o my-model",
+        f"next: hetpipe export {shlex.quote(str(folder.path))} -o {name}",
     ]

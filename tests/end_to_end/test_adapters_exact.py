@@ -1,9 +1,9 @@
 """Adapters beside Llama, GPT-2 and BERT under five plans: gradients and losses are those of peft alone.
 
 AdamW divides a gradient by its own size, so that of one which is nearly zero it makes a step of full length,
-in a direction that rounding decides. Where there are such (GPT-2 with dropout), one process in float32 differs
-from itself at another microbatch size by up to 1e-5 of the loss, in float64 by 1e-15. So losses in float32
-are held against what one process differs from itself, and in float64 against 1e-12.
+in a direction that rounding decides. Where there are such (GPT-2 with dropout), one process in float32
+differs from itself at another microbatch size by up to 1e-5 of the loss, in float64 by 1e-15. So losses in
+float32 are held against what one process differs from itself, and in float64 against 1e-12.
 """
 
 from collections.abc import Mapping
