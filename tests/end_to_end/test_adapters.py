@@ -300,3 +300,14 @@ def test_what_cannot_be_adapted_is_refused_in_a_line(hetpipe: Shell):
     assert "of 'made-up', not of --model" in refused(
         hetpipe, f"{run} --lora r=4,targets=q_proj --profile profile.json"
     )
+
+
+@pytest.mark.slow
+def test_cards_too_small_for_a_block_are_refused_with_what_is_missing(hetpipe: Shell):
+    cards = '[{ kind = "emulated", count = 2, speed = 0.5, memory = "64 KiB" }]'
+    network = '[network]\nbandwidth = "1 GB/s"\nlatency = "0 s"\n'
+    hetpipe.write("small.toml", f'{network}[[nodes]]\nname = "n"\ndevices = {cards}\n')
+    options = "--cluster small.toml --lora r=4,targets=q_proj --load-in 4bit --profile-budget 0 -q"
+    short = hetpipe(f"run --model llama-tiny --steps 1 {options}")
+    assert (short.code, short.err.count("\n")) == (3, 1) and "bytes are missing" in short.err, short
+    assert not (hetpipe.folder / "runs").exists()
