@@ -17,7 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cost_model.catalogue import Accelerator, accelerator
 from cost_model.dtypes import check_estimable, multiplied_in
-from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
+from cost_model.layer_profile import LayerProfile, LayerTimes
+from cost_model.profile import KindProfile, ModelProfile
 from cost_model.roofline import FITTED, Work
 from hetpipe.data.task import TrainingTask, check_length
 from hetpipe.models.adapters import task_spec

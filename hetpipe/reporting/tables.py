@@ -181,7 +181,7 @@ def plan_table(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Table:
                 *([str(pipeline.num_samples)] if several else []),
                 str(pipeline.in_flight(index)),
                 busy,
-                format_bytes(plan_memory(plan, profile, device.name).total_bytes),
+                format_bytes(plan_memory(plan, profile.on(device.kind), device.name).total_bytes),
                 format_bytes(device.usable_bytes),
             )
     return table

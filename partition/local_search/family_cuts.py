@@ -8,6 +8,7 @@ Neither alone ranks families well; callers ask for both.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import groupby
 
 import numpy as np
@@ -43,6 +44,7 @@ class FamilyCutter:
         self._cutters: dict[tuple[tuple[int, ...], int], CutOptimizer] = {}
         self._known: dict[object, EstimatedSet | None] = {}
         self._messages: dict[object, float] = {}
+        self._between: dict[tuple[str, ...], tuple[Link, Link]] = {}
         self._sums: dict[int, float] = {}
 
     def cut(self, outline: Outline, taken: Sequence[int], *, shared: bool) -> EstimatedSet | None:
@@ -107,8 +109,13 @@ class FamilyCutter:
         for family, layout, samples in parts:
             size = family.outline.microbatch_size
             count = -(-samples // size)
+            message_s: dict[object, float] = {}
             for place, one, other, pairs in layout.crossings:
-                spent = pairs * count * self._message_s(one, other, family.cuts[place][1], size)
+                links = self._links(one, other)
+                key = (place, id(links[0]), id(links[1]))
+                if key not in message_s:
+                    message_s[key] = self._message_s(one, other, family.cuts[place][1], size)
+                spent = pairs * count * message_s[key]
                 load[one.node] = load.get(one.node, 0.0) + spent
                 load[other.node] = load.get(other.node, 0.0) + spent
             masks = [(1 << stop) - (1 << start) for start, stop, _ in family.cuts]
@@ -137,6 +144,7 @@ class FamilyCutter:
         members = min(copies, len(held)) if self.space.inside_first else copies
         shares = _ring_shares(members, count_nodes=self.space.inside_first)
 
+        @cache
         def passed(layers: int) -> float:
             """Return half of the bytes that pass a card in each direction."""
             return sum(share * self._bytes(layers & on_nodes[least]) for least, share in shares)
@@ -157,9 +165,16 @@ class FamilyCutter:
             self._sums[layers] = sum(num_bytes for layer, num_bytes in pairs if layers >> layer & 1)
         return self._sums[layers]
 
+    def _links(self, one: Device, other: Device) -> tuple[Link, Link]:
+        """Return the links both ways between two devices; those of their nodes, which are asked for once."""
+        nodes = (one.node, one.kind, other.node, other.kind)
+        if nodes not in self._between:
+            route = self.search.costs.network.route
+            self._between[nodes] = route(one.name, other.name).link, route(other.name, one.name).link
+        return self._between[nodes]
+
     def _message_s(self, one: Device, other: Device, layer: int, size: int) -> float:
-        route = self.search.costs.network.route
-        key = (route(one.name, other.name).link, route(other.name, one.name).link, layer, size)
+        key = (*self._links(one, other), layer, size)
         if key not in self._messages:
             self._messages[key] = max(self.search.costs.message_s(one, other, layer, size)[:2])
         return self._messages[key]
@@ -172,7 +187,7 @@ class FamilyCutter:
             if outline.copies == 1 or not layout.spread(places):
                 charges.append(0)
             else:
-                charges.append(1 if outline.grouped else min(len(places), on_node))
+                charges.append(min(len(places), on_node, outline.run))
         return tuple(charges)
 
     def _timings_of(self, at_once: int) -> TimingCache:

@@ -11,15 +11,8 @@ from cost_model.catalogue import accelerator
 from cost_model.dtypes import BFLOAT16_AUTOCAST
 from cost_model.errors import InputError
 from cost_model.known_errors import BLOCKS, WHOLE_STEPS, KnownError, distrust, known_error
-from cost_model.profile import (
-    KindProfile,
-    LayerProfile,
-    LayerTimes,
-    ModelProfile,
-    profile_from_data,
-    profile_text,
-    read_profile,
-)
+from cost_model.layer_profile import LayerProfile, LayerTimes
+from cost_model.profile import KindProfile, ModelProfile, profile_from_data, profile_text, read_profile
 from cost_model.roofline import (
     FITTED,
     Measurement,

@@ -142,7 +142,9 @@ def naive(problem: Problem) -> Plan:
         )
         pipeline = Pipeline(size, problem.global_batch_size, stages)
         plan = Plan("naive", profile.model, problem.global_batch_size, (pipeline,))
-        needs = {device: plan_memory(plan, profile, device.name).total_bytes for device in devices}
+        needs = {
+            device: plan_memory(plan, profile.on(device.kind), device.name).total_bytes for device in devices
+        }
         if all(need <= device.usable_bytes for device, need in needs.items()):
             found.append(plan)
     if not found:
