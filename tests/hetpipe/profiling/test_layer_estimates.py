@@ -80,18 +80,13 @@ def test_seconds_follow_what_is_multiplied_and_what_is_trained():
     whole, beside = (each[2] for each in works.values())
     # four projections of 64 x 64 and three of 64 x 172; adapters of rank 4 on the last one; 16 tokens, each
     # scored against all 16 at width 64, and as much for what is weighed; the fused backward takes 2.5 of it
-    weights, attention, adapters = (
-        2 * 16 * (4 * 64 * 64 + 3 * 64 * 172),
-        4 * 16**2 * 64,
-        2 * 16 * 4 * (64 + 172),
-    )
+    weights, adapters = 2 * 16 * (4 * 64 * 64 + 3 * 64 * 172), 2 * 16 * 4 * (64 + 172)
+    attention = 4 * 16**2 * 64
     assert whole.forward_flops == weights + attention
     assert beside.forward_flops == whole.forward_flops + adapters
     assert whole.backward_flops == 2 * weights + 2.5 * attention
     assert beside.backward_flops == weights + 2 * adapters + 2.5 * attention
-    assert [work.forward_flops for work in works[None]][
-        0
-    ] == 0.0  # looked up; its rotary angles are no product
+    assert works[None][0].forward_flops == 0.0  # looked up; its rotary angles are no product
     assert whole.frozen_bytes == 0 and beside.frozen_bytes == whole.weight_bytes
     for kind in KINDS:
         full, adapters = (each.kinds[kind] for each in found.values())
