@@ -19,6 +19,7 @@ from parallel import on_all_cores
 from partition.bounds import best_bound
 from partition.bounds.best_bound import Bound, fractional_bound_s, pipeline_bound_s, sync_bound_s
 from partition.bounds.card_bound import lone_layer_bound_s, summed_layers_bound_s, whole_pipeline_bound_s
+from partition.bounds.card_columns import CardColumns
 from partition.bounds.node_bound import NodeBound
 from partition.bounds.sync_tables import summed_bytes
 from partition.estimates.device_classes import equal_devices
@@ -102,6 +103,8 @@ def check_cards(seed: int, num_plans: int) -> Counter[str]:
     tables = ProblemTables(problem, equal_devices(problem.cluster).merged())
     lone_s, summed_s = lone_layer_bound_s(tables), summed_layers_bound_s(tables, 1e-3, 1e4)
     whole_s, nodes_bound = whole_pipeline_bound_s(tables), NodeBound(tables)
+    homes = range(len(nodes_bound.shapes))
+    columns = {False: [CardColumns(tables)], True: [CardColumns(tables, home) for home in homes]}
     evaluate = evaluator(problem.profile, problem.cluster)
     cases: Counter[str] = Counter()
     for plan in (random_plan(rng, problem) for _ in range(num_plans)):
@@ -122,8 +125,11 @@ def check_cards(seed: int, num_plans: int) -> Counter[str]:
         if case != "whole":
             spanning = case == "spanning"
             assert not nodes_bound.rules_out(step_s, spanning=spanning), (seed, case)
+            assert not all(one.rules_out(step_s) for one in columns[spanning]), (seed, case)
             if not cases[case]:
                 cases[f"{case}, eighth"] += nodes_bound.rules_out(step_s / 8, spanning=spanning)
+                eighth = all(one.rules_out(step_s / 8) for one in columns[spanning])
+                cases[f"{case}, eighth by columns"] += eighth
         cases[case] += 1
     return cases
 
@@ -132,6 +138,7 @@ def test_no_plan_beats_the_bounds_of_cards() -> None:
     cases = sum((check_cards(seed, 6) for seed in range(12)), Counter[str]())
     assert min(cases[case] for case in ("summed", "whole", "spanning")) >= 5
     assert min(cases[f"{case}, eighth"] for case in ("summed", "spanning")) >= 2
+    assert min(cases[f"{case}, eighth by columns"] for case in ("summed", "spanning")) >= 2
 
 
 @pytest.mark.slow
