@@ -12,7 +12,7 @@ from cost_model.errors import InfeasibleError
 from cost_model.layer_costs import Prices
 from cost_model.memory import StageShape, device_memory
 from partition.bounds.card_bound import lone_layer_bound_s, summed_layers_bound_s, whole_pipeline_bound_s
-from partition.bounds.card_columns import card_columns_bound_s
+from partition.bounds.card_columns import card_columns_bound_s, device_columns_bound_s
 from partition.bounds.column_bound import ColumnBound
 from partition.bounds.merged_classes import merged
 from partition.bounds.node_bound import NodeBound
@@ -190,7 +190,10 @@ def pipeline_bound_s(
             return max(low_s, split.bound_s(low_s, end_s=end_s)), WHOLE
     pool = search.columns.pool if search.columns and not sums else None
     tables = SyncTables(alike.problem, alike.classes) if sums else alike
-    proof = ColumnBound(tables, seconds, pool, most_pipelines=most_pipelines)
+    if not sums:
+        half_s = time.monotonic() + (end_s - time.monotonic()) / 2
+        low_s = device_columns_bound_s(alike, low_s, ceiling_s, half_s)
+    proof = ColumnBound(tables, end_s - time.monotonic(), pool, most_pipelines=most_pipelines)
     bound_s = proof.bound_s(low_s, ceiling_s)
     return bound_s, "time" if proof.exhausted else "parts of pipelines, by Z and Little's law"
 

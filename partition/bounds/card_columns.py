@@ -28,7 +28,7 @@ programme over the pipelines that stood against a proof. Left out: Little's law,
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -37,6 +37,7 @@ from partition.bounds.card_bound import (
     SAFETY,
     NodeShape,
     card_bytes,
+    device_shapes,
     gradient_bytes,
     node_shapes,
     output_bytes,
@@ -84,18 +85,34 @@ def card_columns_bound_s(
     known_s: for plans of which every layer is on two nodes or more, and for the others. whole_s: for those
     others of which some pipeline is on one node alone. end_s: on the monotonic clock.
     """
-    low, high = min(known_s), min(high_s, max(known_s[1], whole_s))
-    shapes = node_shapes(tables)
+    low_s, shapes = min(known_s), node_shapes(tables)
     if min(shape.s_per_byte for shape in shapes) <= 0:
-        return low
+        return low_s
     cases = [(known_s[0], CardColumns(tables))]
     cases += [(known_s[1], CardColumns(tables, home)) for home in range(len(shapes))]
+
+    def rules_out(step_s: float) -> bool:
+        return all(step_s <= case_s or case.rules_out(step_s, end_s) for case_s, case in cases)
+
+    return _largest_s(low_s, min(high_s, max(known_s[1], whole_s)), rules_out, end_s)
+
+
+def device_columns_bound_s(tables: ProblemTables, low_s: float, high_s: float, end_s: float) -> float:
+    """Return a step that no plan of pipelines undercuts, sums and messages left out, high_s at the most.
+
+    low_s: known. end_s: on the monotonic clock.
+    """
+    columns = CardColumns(tables, cards=False)
+    return _largest_s(low_s, high_s, lambda step_s: columns.rules_out(step_s, end_s), end_s)
+
+
+def _largest_s(low: float, high: float, rules_out: Callable[[float], bool], end_s: float) -> float:
+    """Return the largest step found that is ruled out, low if none is."""
     for _ in range(STEPS):
         if high <= low * (1 + CLOSE) or time.monotonic() > end_s:
             break
         trial = math.sqrt(low * high)
-        proven = all(trial <= case_s or case.rules_out(trial, end_s) for case_s, case in cases)
-        low, high = (trial, high) if proven else (low, trial)
+        low, high = (trial, high) if rules_out(trial) else (low, trial)
     return low
 
 
@@ -105,10 +122,12 @@ class CardColumns:
 
     home: the shape of a node that alone has some layer, so that all pipelines pass it, none of which is on
     one node; that node is the last of `shapes`. None where every layer is on two nodes or more.
+    cards: whether nodes and their cards count; else each device is a node by itself, that sends for nothing.
     """
 
     tables: ProblemTables
     home: int | None = None
+    cards: bool = True
     shapes: list[NodeShape] = field(init=False)
     own: Floats = field(init=False)
     found: list[_Column] = field(default_factory=list)
@@ -119,12 +138,13 @@ class CardColumns:
 
     def __post_init__(self) -> None:
         problem = self.tables.problem
-        self.shapes = node_shapes(self.tables)
+        self.shapes = node_shapes(self.tables) if self.cards else device_shapes(self.tables)
         if self.home is not None:
             home = self.shapes[self.home]
             self.shapes[self.home] = replace(home, count=home.count - 1)
             self.shapes = [*(shape for shape in self.shapes if shape.count), replace(home, count=1)]
-        self.own = ring_bytes(problem.cluster, self.tables.network, problem.profile)
+        own = ring_bytes(problem.cluster, self.tables.network, problem.profile)
+        self.own = own if self.cards else np.zeros_like(own)
 
     def rules_out(self, step_s: float, end_s: float = math.inf) -> bool:
         """Return whether no pipelines do the batch in a step. end_s: on the monotonic clock."""
@@ -137,7 +157,7 @@ class CardColumns:
         waiting = list(all_amounts(self.tables.problem))
         for _ in range(ROUNDS):
             blocking, waiting = self._blocking(prices, step_s, waiting, end_s)
-            if time.monotonic() > end_s:
+            if time.monotonic() >= end_s or prices @ limits <= 0:
                 break
             if not blocking:
                 self.prices = prices
@@ -226,7 +246,7 @@ class CardColumns:
         rows = []
         for kind in self._kinds:
             shape = self.shapes[kind.shape]
-            sums = prices[2 * count] * self._least_s / shape.s_per_byte
+            sums = prices[2 * count] * self._least_s / max(shape.s_per_byte, 1e-300)
             card = prices[count + kind.shape]
             each = prices[kind.shape] + (prices[-1] / shape.width if kind.scarce else 0.0)
             least = 0.0 if kind.lone else 1.0
@@ -310,6 +330,8 @@ class CardColumns:
     def _links_s(self, amounts: PipelineAmounts) -> Floats:
         """Return the least seconds of a message in front of each layer, between nodes: forward, both ways."""
         cluster, network = self.tables.problem.cluster, self.tables.network
+        if not self.cards:  # the next stage may be on the same node
+            return np.zeros((2, self.tables.num_layers + 1))
         pace = min(min(card_directions_s(cluster, network, node.devices)) for node in cluster.nodes)
         forward_s = amounts.size * pace * output_bytes(self.tables)
         return np.array([forward_s, forward_s + amounts.least * pace * gradient_bytes(self.tables)])
