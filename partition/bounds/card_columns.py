@@ -23,7 +23,8 @@ If no pipeline does more samples for its price than the batch asks for of the va
 the batch in T (Farley, Operations Research, 1990). The least price of a pipeline for at least so many
 samples comes from `run_kernel`: forwards in front of a run and backwards behind it on the devices that the
 pipeline has, and behind the last stage of a run all that its sums move. Prices are those of the linear
-programme over the pipelines that stood against a proof. Left out: Little's law, and queues.
+programme over the pipelines that stood against a proof. Of Little's law only the
+round trip on the fastest devices counts; queues are left out.
 """
 
 import math
@@ -323,8 +324,8 @@ class CardColumns:
                 sums_s = 0 * sums_s
             rows = self._rows(times)
             widest = max(each.width for each in self.shapes)
-            samples = float(amounts.first)
-            self._needed[key] = needed_s(rows, times.each_s, sums_s, samples, shape.width, widest)
+            stages_s = times.stages_s(amounts.first, amounts.size)
+            self._needed[key] = needed_s(rows, stages_s, sums_s, shape.width, widest)
         return self._needed[key]
 
     def _links_s(self, amounts: PipelineAmounts) -> Floats:

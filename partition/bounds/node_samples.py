@@ -13,7 +13,7 @@ import numpy as np
 from partition.bounds.node_kernel import fill_most
 from partition.estimates.arrays import Bools, Floats
 from partition.estimates.layer_bytes import between
-from partition.estimates.stage_tables import Amount, ProblemTables
+from partition.estimates.stage_tables import ALL, Amount, ProblemTables
 
 FEW, GROWTH = 64, 1.02  # amounts of samples that are looked at: all up to the first, then ever further apart
 SLACK = 1 + 1e-9  # of a step, for rounding
@@ -28,11 +28,27 @@ class LayerTimes:
     these; the optimizer step, the least, on these. each_s: the least of a sample in a stage, forward and
     backward, by [start, stop], with recompute where memory asks for it; inf where memory takes no such
     stage. fewest: samples from which on a stage's work outweighs what a stage behind it waits longer.
+    options_s: the same without recompute and with it, by [recompute, start, stop]; caps: full microbatches in
+    flight that memory takes of it. after_s: the least round trip of a full one from each layer to the end.
     """
 
     rows: Floats
     each_s: Floats
     fewest: float
+    options_s: Floats
+    caps: Floats
+    after_s: Floats
+
+    def stages_s(self, samples: int, size: int) -> Floats:
+        """Return the least seconds of stages from a first forward to a last backward, by [start, stop].
+
+        Their work, and by Little's law what the round trips of full microbatches take if memory takes so many
+        at once (`stage_tables.SizeTables.most_in_flight` says where it may be one more).
+        """
+        full = max(1, samples // size)
+        caps = np.where(self.caps >= full - 1, full + 1.0, np.maximum(self.caps, 1.0))
+        round_trip_s = size * self.options_s + self.after_s
+        return np.asarray(np.maximum(samples * self.options_s, full * round_trip_s / caps).min(axis=0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +125,21 @@ def layer_times(
         ((forward_s[:, some] * (1 + flag * trained) + backward_s[:, some]) / count).min(axis=(0, 1))
         for flag in (0, 1)
     )
-    each_s = np.where(plain, between(busy_s), np.where(again, between(again_s), np.inf))
+    options_s = np.array(
+        [np.where(fits, between(each), np.inf) for fits, each in ((plain, busy_s), (again, again_s))]
+    )
+    each_s = np.where(plain, options_s[0], options_s[1])
+    caps = np.array([tables.at(size).caps(recompute=flag)[some].max(axis=0) for flag in (False, True)])
+    caps = np.where(tables.without_backward, ALL, caps)
+    pass_s = np.append(forward_s[-1].min(axis=0) + backward_s[-1].min(axis=0), 0.0)
     last_s = (backward_s + (not plain[tables.stages].all()) * forward_s)[:-1, some].max(axis=(0, 1))
     with np.errstate(divide="ignore", invalid="ignore"):
         fewest = np.nan_to_num((first_s + np.maximum(way_s, last_s)) / busy_s, nan=0.0)
     rows = (last_s, before_s, behind_s, first_s, way_s, optimizer_s)
     most = max(float(size), float(fewest.max()) * SLACK)
-    return LayerTimes(np.array([_summed(row) for row in rows]), each_s, most)
+    after_s = np.cumsum(pass_s[::-1])[::-1]
+    made = np.array([_summed(row) for row in rows])
+    return LayerTimes(made, each_s, most, options_s, caps, after_s)
 
 
 def _summed(per_layer: Floats) -> Floats:

@@ -9,9 +9,7 @@ EXACT = 1 - 1e-9  # of seconds that are needed, for rounding
 
 
 @compiled
-def needed_s(
-    times: Floats, each_s: Floats, sums_s: Floats, samples: float, width: int, widest: int
-) -> Floats:
+def needed_s(times: Floats, stages_s: Floats, sums_s: Floats, width: int, widest: int) -> Floats:
     """Return the least seconds of runs for some samples: [what, devices, start, stop].
 
     A dynamic programme over the cuts of a run:
@@ -24,7 +22,8 @@ def needed_s(
 
     what: behind a stage are 0: the run's backwards of the stages in front of it; 1: these, or the sums of the
     run up to it that its last backward leaves over, whichever takes longer. times: of the layers in front of
-    each place: last backward, forward, backward, optimizer. each_s: of a sample in a stage. sums_s: of
+    each place: last backward, forward, backward, optimizer. stages_s: of stages, from a first forward to a
+    last backward. sums_s: of
     layers [start, stop). widest: devices that there is room for in the table.
     """
     last, forward, backward, optimizer = times
@@ -33,7 +32,7 @@ def needed_s(
     for start in range(num_layers):
         for stop in range(start + 1, num_layers + 1):
             for place in range(stop - 1, start - 1, -1):
-                work_s = samples * each_s[place, stop] + optimizer[stop] - optimizer[place]
+                work_s = stages_s[place, stop] + optimizer[stop] - optimizer[place]
                 if work_s == np.inf:
                     break  # a longer stage does not fit either
                 work_s += forward[place] - forward[start]
