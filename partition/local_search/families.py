@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from itertools import combinations_with_replacement, pairwise, permutations
 
 import numpy as np
+import numpy.typing as npt
 
 from cost_model.cluster import Device, Node
 from partition.estimates.device_classes import ClassOrder
@@ -152,6 +153,9 @@ class FamilySpace:
         weights = float(space.tables.bytes.weights[0, -1])
         self._least_bytes = weights + self.model_bytes * (1 + profile.optimizer_bytes_per_parameter_byte)
         self._layouts: dict[object, Layout] = {}
+        self._places = {node.name: place for place, node in enumerate(self.problem.cluster.nodes)}
+        self.node_s_per_byte = np.array([self.card_s_per_byte.get(name, 0.0) for name in self._places])
+        self._nodes: dict[int, tuple[Layout, npt.NDArray[np.int64]]] = {}
 
     def vectors(self, counts: Sequence[int], most_stages: int, most_vectors: int) -> Iterator[Counts]:
         """Give devices of each class for a chain, as far as memory may hold the model; short chains first."""
@@ -239,6 +243,13 @@ class FamilySpace:
         if key not in self._layouts:
             self._layouts[key] = Layout.of(self._rows(outline, taken))
         return self._layouts[key]
+
+    def nodes_of(self, layout: Layout) -> npt.NDArray[np.int64]:
+        """Return the nodes of a layout's devices as places in the cluster, by [copy, place]."""
+        if id(layout) not in self._nodes:
+            nodes = [[self._places[device.node] for device in row] for row in layout.rows]
+            self._nodes[id(layout)] = layout, np.array(nodes)
+        return self._nodes[id(layout)][1]
 
     def layouts(self, families: FamilySet) -> list[Layout]:
         """Return the devices of each family of a set."""
