@@ -83,7 +83,8 @@ class Tail:
         parts = np.minimum(np.minimum(lengths_of(cuts), MOST_PARTS), num_bytes // BUCKET_BYTES)
         last = 1 / np.maximum(parts, 1)  # of the sum, what begins behind the last backward
         early = self.ahead + self.hides * (1 - last)[:, None]
-        begins_early, several = early.any(axis=1), (self.node != self.node[:, :1]).any(axis=1)
+        begins_early = np.asarray(early.any(axis=1))
+        several = np.asarray((self.node != self.node[:, :1]).any(axis=1))
         same_node = self.node == self.onward
         free = np.full(num_nodes, -np.inf)  # [node] when its card is
         begun = np.full(num_nodes, -np.inf)  # [node] when its last sum was ready to begin

@@ -72,12 +72,14 @@ class Layout:
     """The devices of the copies of a chain.
 
     held: places of the chain that a node holds, by its name. crossings: messages between nodes, as (place in
-    front of them, one of their pairs of devices) with how many there are.
+    front of them, one of their pairs of devices) with how many there are. most_at_once: devices of a node
+    that send to other nodes side by side, or receive; at least 1.
     """
 
     rows: tuple[tuple[Device, ...], ...]
     held: Mapping[str, frozenset[int]]
     crossings: tuple[tuple[int, Device, Device, int], ...]
+    most_at_once: int
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[Device]]) -> "Layout":
@@ -93,26 +95,22 @@ class Layout:
                     key = (place, one.node, other.node)
                     crossings.setdefault(key, (one, other))
                     counts[key] += 1
+        out: Counter[str] = Counter()
+        into: Counter[str] = Counter()
+        for (_, one_node, other_node), count in counts.items():
+            out[one_node] += count
+            into[other_node] += count
         return cls(
             tuple(map(tuple, rows)),
             {node: frozenset(places) for node, places in held.items()},
             tuple((key[0], *pair, counts[key]) for key, pair in crossings.items()),
+            max([1, *out.values(), *into.values()]),
         )
 
     @property
     def row(self) -> tuple[Device, ...]:
         """The copy that stands for all."""
         return self.rows[len(self.rows) // 2]
-
-    @property
-    def most_at_once(self) -> int:
-        """Most devices of a node that send to other nodes side by side, or receive; at least 1."""
-        out: Counter[str] = Counter()
-        into: Counter[str] = Counter()
-        for _, one, other, count in self.crossings:
-            out[one.node] += count
-            into[other.node] += count
-        return max([1, *out.values(), *into.values()])
 
     def spread(self, places: Sequence[int]) -> bool:
         """Return whether one of these places of the chain is on several nodes."""

@@ -54,15 +54,15 @@ class FamilyCutter:
         The bytes of a stage are charged as if they were summed alone on a card, by all of a node's stages if
         nested; and, for families whose sums hide behind others, once each.
         """
-        key = (outline, tuple(taken), shared)
+        layout = self.space.layout(outline, taken)
+        at_once = layout.most_at_once if shared else 1
+        key = (outline, tuple(taken), at_once)
         if key not in self._known:
-            options = list(self._cut(outline, taken, shared))
+            options = list(self._cut(outline, layout, at_once))
             self._known[key] = min(options, key=lambda option: option.step_s) if options else None
         return self._known[key]
 
-    def _cut(self, outline: Outline, taken: Sequence[int], shared: bool) -> Iterator[EstimatedSet]:
-        layout = self.space.layout(outline, taken)
-        at_once = layout.most_at_once if shared else 1
+    def _cut(self, outline: Outline, layout: Layout, at_once: int) -> Iterator[EstimatedSet]:
         share = -(-self.search.problem.global_batch_size // outline.copies)
         charges = self._charges(outline, layout)
         for times in dict.fromkeys((charges, tuple(min(charge, 1) for charge in charges))):
