@@ -18,7 +18,7 @@ from cost_model.units import format_bytes, format_seconds
 from hetpipe.reporting.critical_path import Share
 from hetpipe.reporting.idle_time import DeviceTime
 from hetpipe.reporting.narrow_tables import narrow
-from hetpipe.runs.run_report import RunReport
+from hetpipe.runs.run_report import LARGE_BETWEEN, RunReport
 from hetpipe.runs.settings import Clock
 from partition.estimates.plan_memory import plan_memory
 from partition.plan import Figures, Plan, Stage
@@ -279,6 +279,10 @@ def run_report_tables(report: RunReport) -> list[RenderableType]:
     for title in ("predicted", "measured", "error"):
         times.add_column(title, justify="right", no_wrap=True)
     times.add_row("step", *_errors(report.predicted_step_s, report.measured_step_s, report.step_error))
+    if report.samples_per_s:
+        rates = report.predicted_samples_per_s, report.samples_per_s
+        error = f"{rates[1] / rates[0] - 1:+.1%}" if rates[0] else ""
+        times.add_row("samples/s, wall clock", f"{rates[0]:.4g}", f"{rates[1]:.4g}", error)
     several = any(stage.pipeline for stage in report.stages)
     for stage in report.stages:
         name = f"{stage.pipeline}.{stage.stage}" if several else str(stage.stage)
@@ -308,6 +312,12 @@ def _marks(report: RunReport) -> list[str]:
     marks = []
     if report.emulated and report.clock == Clock.NOMINAL:
         marks.append(f"note: {EMULATION_NOTE}")
+    if abs(report.between_steps) > LARGE_BETWEEN:
+        marks.append(
+            f"between steps: data, meetings, callbacks and checkpoints added {report.between_steps:.1%} to "
+            f"the steps; {report.samples_per_s:.4g} samples/s by the wall clock, "
+            f"{report.samples_per_s * (1 + report.between_steps):.4g} within steps"
+        )
     if report.host_overloaded:
         late = max(device.over_budget for device in report.devices.values())
         marks.append(
@@ -323,13 +333,15 @@ def measured_table(reports: Sequence[RunReport]) -> Table:
     """Show plans that were run, side by side; the speed-up is that of the last one over each."""
     table = new_table()
     table.add_column("strategy", no_wrap=True)
-    for title in ("predicted step", "measured step", "error", "speed-up of the last, measured"):
+    titles = ("predicted step", "measured step", "error", "speed-up of the last, measured")
+    for title in (*titles, "samples/s, wall clock"):
         table.add_column(title, justify="right", no_wrap=True)
     for report in reports:
         table.add_row(
             report.strategy,
             *_errors(report.predicted_step_s, report.measured_step_s, report.step_error),
             f"{report.measured_step_s / reports[-1].measured_step_s:.2f}",
+            f"{report.samples_per_s:.4g}" if report.samples_per_s else "",
         )
     return table
 

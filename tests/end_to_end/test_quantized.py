@@ -229,7 +229,8 @@ def test_a_run_goes_on_and_its_adapters_come_out_merged(hetpipe: Shell):
         assert exported.code == 0, exported.err
 
     # another plan goes on; its first loss is that of the adapters that came out, beside the quantized base
-    losses = here.run("run", PLANS["two pipelines"], here.settings(resume_from=str(source)))
+    with pytest.warns(UserWarning, match="total_steps is"):
+        losses = here.run("run", PLANS["two pipelines"], here.settings(resume_from=str(source)))
     inputs, labels = here.task("run").batch(2 * BATCH, BATCH)
     task = here.task("run")
     base = peft_models.quantized_base(here.base, LLAMA, "4bit")
@@ -258,8 +259,7 @@ def test_memory_beside_a_quantized_base_is_predicted(hetpipe: Shell):
     config.save_pretrained(hetpipe.folder / "base")  # no weights: drawn, and quantized
     (hetpipe.folder / "cluster.toml").write_text(runs.EMULATED_CLUSTER)
     options = "--model ./base --cluster cluster.toml --lora r=4,targets=q_proj,down_proj --load-in 4bit"
-    # NOTE: a last stage of few blocks is predicted 8 to 11 % too low, some 0.2 MB, which is open
-    pins = "--pin here/0=0-4 --pipelines 1 --max-devices 1"
+    pins = "--pin here/0=0-1 --pin here/1=2-2 --pin here/2=3-4 --pipelines 1"  # a last stage of one block
     planned = hetpipe(f"plan {options} {pins} --profile-budget 1 --microbatch-size 2 -o plan.json")
     assert planned.code == 0, planned.err
     ran = hetpipe(f"run {options} --plan plan.json --steps 1 --no-save --json --profile-budget 1")
