@@ -91,13 +91,14 @@ def run_start(
     decided: dict[str, Any] = {}  # what is not given is that of the run before
     if options.resume is not None and not dry_run and not _begins_anew(options.resume, folder):
         from hetpipe.training.checkpoint import read_manifest
-        from hetpipe.training.checkpoint_owners import check_adapters
+        from hetpipe.training.checkpoint_owners import check_adapters, check_same
         from hetpipe.training.resumed_settings import inherited
         from hetpipe.training.run import find_checkpoint
 
         source = find_checkpoint(options.resume, folder, RUNS, entry.name)
         manifest = read_manifest(source)
         check_adapters(manifest, entry.lora, source)
+        check_same(manifest, "model", entry.name, source)
         decided, batch = inherited(manifest, options.steps), manifest.settings.get("global_batch_size")
         if given["data"] is None:
             _readable(map(Path, decided.get("data", ())))
@@ -246,8 +247,9 @@ def kept_sentences(folder: RunFolder, source: Path | None, steps: int) -> list[s
         return ["model: not kept (--no-save)"]
     from hetpipe.training import checkpoint
 
-    done = checkpoint.read_manifest(source).step
+    manifest = checkpoint.read_manifest(source)
+    done, name = manifest.step, "my-model" if manifest.lora is None else "my-adapter"
     return [
         f"model: {source}{'' if done == steps else f' (step {done} of {steps}: --no-save)'}",
-        f"next: hetpipe export {shlex.quote(str(folder.path))} -o my-model",
+        f"next: hetpipe export {shlex.quote(str(folder.path))} -o {name}",
     ]

@@ -13,7 +13,8 @@ import torch
 
 from cost_model.cluster import CPU, Device
 from cost_model.errors import InputError
-from cost_model.profile import KindProfile, LayerProfile, ModelProfile
+from cost_model.layer_profile import LayerProfile
+from cost_model.profile import KindProfile, ModelProfile
 from hetpipe.data.task import TaskFactory, TrainingTask
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.mixed_precision import kept_casts, lowered_dtype, set_products, weight_dtype
@@ -236,6 +237,7 @@ def layer_profile(bench: Bench, layer: int, measured: Sequence[int]) -> LayerPro
     held = chain.weight_bytes(weight_dtype(settings.dtype), lowered_dtype(settings.dtype))[layer]
     tied_to, tied_bytes = _shared(bench, layer, is_trained=True)
     frozen_with, frozen_with_bytes = _shared(bench, layer, is_trained=False)
+    attention = bench.samples[measured[0]].attention_flops
     return LayerProfile(
         name=chain.layer_names[layer],
         parameter_bytes=held.stored,
@@ -250,6 +252,10 @@ def layer_profile(bench: Bench, layer: int, measured: Sequence[int]) -> LayerPro
         frozen_with=frozen_with,
         frozen_with_bytes=frozen_with_bytes,
         dequantized_bytes=held.dequantized,
+        attention_flops_per_sample=attention[0],
+        attention_backward_flops_per_sample=attention[1],
+        prefix_bytes_per_sample=_prefix_bytes_per_sample(bench, layer),
+        rounded_bytes=_rounded_bytes(bench, layer),
     )
 
 
@@ -264,6 +270,14 @@ def _shared(bench: Bench, layer: int, *, is_trained: bool) -> tuple[str | None, 
     return chain.layer_names[min(homes[info.name] for info in infos)], held.stored
 
 
+def _rounded_bytes(bench: Bench, layer: int) -> float:
+    """Return what frozen weights lack to what they were given in, of those that no earlier layer holds."""
+    chain, dtype = bench.task.chain, bench.settings.dtype
+    before = {info.name for other in range(layer) for info in chain.parameters(other)}
+    infos = [info for info in chain.parameters(layer) if info.name not in before]
+    return WeightBytes.of(infos, weight_dtype(dtype), lowered_dtype(dtype)).rounded
+
+
 def _saved_bytes_per_sample(bench: Bench, layer: int, measured: Sequence[int]) -> float:
     """Return what autograd keeps: nothing where no gradient comes, though the model may hold its input.
 
@@ -272,6 +286,12 @@ def _saved_bytes_per_sample(bench: Bench, layer: int, measured: Sequence[int]) -
     if 0 < layer < bench.task.chain.first_trained:
         return 0.0
     return max(value / size for x in measured for size, value in bench.samples[x].saved_bytes.items())
+
+
+def _prefix_bytes_per_sample(bench: Bench, layer: int) -> float:
+    if bench.task.chain.structure is None or not 0 < layer < bench.task.chain.num_layers - 1:
+        return 0.0
+    return max(value / size for size, value in bench.prefix_bytes.items())
 
 
 def _workspace_by_size(bench: Bench, measured: Sequence[int]) -> tuple[tuple[int, float], ...]:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cost_model.dtypes import scales_loss
+from hetpipe.models.mixed_precision import travels_in
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import (
     Broadcast,
@@ -104,8 +105,8 @@ class Executor:
     ) -> None:
         """Look up what each instruction of the list needs.
 
-        wires: by rank, the dtype in which its stages take tensors, and give back their gradients; () where
-        all do as boundaries says.
+        wires: by rank, the dtype of tensors between its layers (`travels_in`); () where all are as
+        boundaries says.
         """
         self.loss_scale = LossScale() if scales_loss(costs.dtypes) else None
         self._costs = costs
@@ -276,8 +277,10 @@ class Executor:
                 sent[index] = transfer.message
             elif isinstance(transfer, Transfer):
                 layer = self._program.pipeline(transfer).stages[transfer.boundary].start
-                taker = self._program.rank_of(transfer.pipeline, transfer.boundary)
-                wire = self._wires[taker] if self._wires else None
+                giver, taker = (
+                    self._program.rank_of(transfer.pipeline, transfer.boundary + side) for side in (-1, 0)
+                )
+                wire = travels_in(self._wires[giver], self._wires[taker]) if self._wires else None
                 received[index] = (layer, self._program.samples(transfer), transfer.op, wire)
         return sent, received
 

@@ -121,15 +121,21 @@ def check_checkpoint(manifest: checkpoint.Manifest, settings: TaskSettings, sour
     """
     check_adapters(manifest, settings.lora, source)
     for key in ("model", "seed", "sequence_length"):
-        mine, theirs = getattr(settings, key), getattr(manifest, key)
-        if mine != theirs:
-            raise InputError(
-                f"{source}: its {key} is {theirs!r}, the run's {mine!r}; give the same to resume"
-            )
+        check_same(manifest, key, getattr(settings, key), source)
     if manifest.step >= settings.run.steps:
         raise InputError(
             f"{source}: is at step {manifest.step}, the run ends at step {settings.run.steps}; raise --steps"
         )
+
+
+def check_same(manifest: checkpoint.Manifest, key: str, mine: str | int, source: Path) -> None:
+    """Check that a run has the model, or whatever the key names, of the checkpoint.
+
+    Raises: InputError naming both.
+    """
+    theirs = getattr(manifest, key)
+    if mine != theirs:
+        raise InputError(f"{source}: its {key} is {theirs!r}, the run's {mine!r}; give the same to resume")
 
 
 def check_adapters(manifest: checkpoint.Manifest, lora: LoraSettings | None, source: Path) -> None:

@@ -15,7 +15,7 @@ from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.loss import Loss
-from hetpipe.models.mixed_precision import kept_casts, lowered_dtype, set_products, weight_dtype
+from hetpipe.models.mixed_precision import kept_casts, lowered_dtype, set_products
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import Program
 from hetpipe.program.trace import Trace
@@ -81,8 +81,8 @@ class RankStages:
         self.device = torch_device(device)
         precision = profile.dtype_of(device.kind)
         lowered = lowered_dtype(precision)
-        if lowered is not None and dtype != weight_dtype(precision):
-            raise InputError(f"dtype is {dtype}; weights under a profile in {precision} are in float32")
+        if any(map(lowered_dtype, profile.dtypes.values())) and dtype != torch.float32:
+            raise InputError(f"dtype is {dtype}; weights under a profile in {profile.dtype} are in float32")
         set_products(precision, self.device)
         layers = RankLayers.of(program, self.rank, chain, seed, self.device, dtype, lowered)
         self.model = layers.model

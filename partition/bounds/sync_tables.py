@@ -158,17 +158,45 @@ def _tied_groups(profile: ModelProfile) -> dict[int, list[int]]:
     return groups
 
 
+def ring_bytes(cluster: Cluster, network: Network, profile: ModelProfile) -> Floats:
+    """Return the own bytes of each layer for which no way of summing does with little on some card: or 0.
+
+    A ring over n nodes sends 2 (n - 1) / n times its bytes out of each of them, or more; so does a tree over
+    up to four, none of which it sends more than twice, but for 2 (n - 1) times in all. Of more nodes the
+    root of a tree sends more, and others less. There a layer counts whose tree takes longer than a ring, so
+    that the cheaper one is no tree: 2 * 3 times the bytes pass the root one after the other, while each
+    round of a ring, of any order that is chosen, is over in a latency and a chunk on the slowest link.
+    """
+    own = own_bytes(profile)
+    if len(cluster.nodes) <= 4:
+        return own
+    inside = [node.interconnect or cluster.network for node in cluster.nodes]
+    links = [cluster.network, *inside]
+    measured = profile.all_reduces or any(isinstance(link, MeasuredLink) for link in links)
+    if cluster.links or profile.links or measured or network.sums_inside:
+        return np.zeros_like(own)
+    slowest = max(1 / link.bandwidth_bytes_per_s for link in links)
+    latency_s = max(link.latency_s for link in links)
+    longer_s = own * (3 / cluster.network.bandwidth_bytes_per_s - slowest)
+    return np.where(longer_s >= (len(cluster.devices) - 1) * latency_s, own, 0.0)
+
+
 def card_s_per_byte(cluster: Cluster, network: Network, devices: tuple[Device, ...]) -> float:
     """Return the least seconds for which a byte holds the cards of the nodes of devices; 0 of a lone node.
 
     Sums pass a node in both directions, of which the slower one counts.
     """
+    return max(card_directions_s(cluster, network, devices))
+
+
+def card_directions_s(cluster: Cluster, network: Network, devices: tuple[Device, ...]) -> tuple[float, float]:
+    """Return the least seconds for which a byte holds the cards of nodes out of them, and into them."""
     least = [np.inf, np.inf]
     for one, other in _ends(cluster, {device.node for device in devices}):
         for place, (source, to) in enumerate(((one, other), (other, one))):
             links = (known.route(source.name, to.name).link for known in (network, network.as_in_file))
             least[place] = min(least[place], *map(_least_s_per_byte, links))
-    return max(least) if max(least) < np.inf else 0.0
+    return (least[0], least[1]) if max(least) < np.inf else (0.0, 0.0)
 
 
 def _ends(cluster: Cluster, names: set[str]) -> Iterator[tuple[Device, Device]]:

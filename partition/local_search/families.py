@@ -14,6 +14,7 @@ Legend:
     b       mean bytes of a boundary between layers, per sample
     grouped stage by stage over the nodes: a node holds few layers, activations cross the network
     nested  copy by copy over the nodes: activations stay inside, a node holds all layers of its copies
+    runs    between them: so many places in a row are nested, and runs of copies side by side fill the nodes
 """
 
 import math
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 from itertools import combinations_with_replacement, pairwise, permutations
 
 import numpy as np
+import numpy.typing as npt
 
 from cost_model.cluster import Device, Node
 from partition.estimates.device_classes import ClassOrder
@@ -41,12 +43,16 @@ FEW_CLASSES = 3  # of a chain, up to which it is tried in all orders of its clas
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """Copies of a chain of device classes, first stage first, that are not cut yet."""
+    """Copies of a chain of device classes, first stage first, that are not cut yet.
+
+    run: places of a class in a row that are laid out together; with 1 the copies are grouped, with all of a
+    class nested.
+    """
 
     chain: ClassOrder
     copies: int
     microbatch_size: int
-    grouped: bool
+    run: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +77,14 @@ class Layout:
     """The devices of the copies of a chain.
 
     held: places of the chain that a node holds, by its name. crossings: messages between nodes, as (place in
-    front of them, one of their pairs of devices) with how many there are.
+    front of them, one of their pairs of devices) with how many there are. most_at_once: devices of a node
+    that send to other nodes side by side, or receive; at least 1.
     """
 
     rows: tuple[tuple[Device, ...], ...]
     held: Mapping[str, frozenset[int]]
     crossings: tuple[tuple[int, Device, Device, int], ...]
+    most_at_once: int
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[Device]]) -> "Layout":
@@ -92,26 +100,22 @@ class Layout:
                     key = (place, one.node, other.node)
                     crossings.setdefault(key, (one, other))
                     counts[key] += 1
+        out: Counter[str] = Counter()
+        into: Counter[str] = Counter()
+        for (_, one_node, other_node), count in counts.items():
+            out[one_node] += count
+            into[other_node] += count
         return cls(
             tuple(map(tuple, rows)),
             {node: frozenset(places) for node, places in held.items()},
             tuple((key[0], *pair, counts[key]) for key, pair in crossings.items()),
+            max([1, *out.values(), *into.values()]),
         )
 
     @property
     def row(self) -> tuple[Device, ...]:
         """The copy that stands for all."""
         return self.rows[len(self.rows) // 2]
-
-    @property
-    def most_at_once(self) -> int:
-        """Most devices of a node that send to other nodes side by side, or receive; at least 1."""
-        out: Counter[str] = Counter()
-        into: Counter[str] = Counter()
-        for _, one, other, count in self.crossings:
-            out[one.node] += count
-            into[other.node] += count
-        return max([1, *out.values(), *into.values()])
 
     def spread(self, places: Sequence[int]) -> bool:
         """Return whether one of these places of the chain is on several nodes."""
@@ -149,9 +153,12 @@ class FamilySpace:
         profile = self.problem.profile
         inner = profile.layers[1:-1] or profile.layers
         self._boundary_bytes = sum(layer.output_bytes_per_sample for layer in inner) / len(inner)
-        weights = float(space.tables.bytes.weights[0, -1])
+        weights = float(space.tables.bytes.weights[..., 0, -1].min())
         self._least_bytes = weights + self.model_bytes * (1 + profile.optimizer_bytes_per_parameter_byte)
         self._layouts: dict[object, Layout] = {}
+        self._places = {node.name: place for place, node in enumerate(self.problem.cluster.nodes)}
+        self.node_s_per_byte = np.array([self.card_s_per_byte.get(name, 0.0) for name in self._places])
+        self._nodes: dict[int, tuple[Layout, npt.NDArray[np.int64]]] = {}
 
     def vectors(self, counts: Sequence[int], most_stages: int, most_vectors: int) -> Iterator[Counts]:
         """Give devices of each class for a chain, as far as memory may hold the model; short chains first."""
@@ -204,15 +211,24 @@ class FamilySpace:
         return list(dict.fromkeys(tuple(c for c in order for _ in range(vector[c])) for order in orders))
 
     def quick_s(self, vector: Counts, copies: int, others: float = 0.0) -> float:
-        """Return a closed form of the step of a family, the better of grouped and nested.
+        """Return a closed form of the step of a family, laid out as suits it best.
 
             compute = B / rate * (1 + (S - 1) * size / (B / k) + (S - 1) / (2 L)),  rate = k * sum m_c r_c
-            load    = devices of a node * b * samples of a copy * a / 2 * (2 if S > 2 else 1)
-            sync    = a * W * (k - 1) / k * max r_c / sum m_c r_c,  times the stages of a node if nested
+            load    = devices of a node * b * samples of a copy * a / 2 * (2 if S > 2 else 1) / run
+            sync    = a * W * (k - 1) / k * max r_c / sum m_c r_c * run
             step    = (compute^3 + load^3)^(1/3) + sync
 
         Filling and uneven cuts are in compute. others: samples a second that other pipelines do.
         """
+        return min(self._ways_s(vector, copies, others).values())
+
+    def runs(self, vector: Counts, copies: int) -> list[int]:
+        """Return the runs in which a family is laid out: grouped, nested, and best by the closed form."""
+        ways_s = self._ways_s(vector, copies, 0.0)
+        return list(dict.fromkeys([1, max(vector), min(ways_s, key=lambda run: ways_s[run])]))
+
+    def _ways_s(self, vector: Counts, copies: int, others: float) -> dict[int, float]:
+        """Return the closed form of `quick_s` by run; that of all a node has, too, is by its longest."""
         used, num_stages = [c for c, m in enumerate(vector) if m], sum(vector)
         batch, rate = self.problem.global_batch_size, copies * self.rate(vector)
         each = batch * rate / (rate + others) / copies
@@ -223,22 +239,30 @@ class FamilySpace:
         pace = max(self.class_s_per_byte)
         sync_s = pace * self.model_bytes * largest * (copies - 1) / copies
         if num_stages == 1:
-            return compute_s + sync_s
-        run = max(min(vector[c], self.on_node[c]) for c in used)
+            return {1: compute_s + sync_s}
+        longest = max(vector)
         load_s = max(self.on_node[c] for c in used) * each * self._boundary_bytes * pace / 2
         load_s *= 2 if num_stages > 2 else 1
-        ways = [together_s(compute_s, load_s, sync_s)]
-        if run > 1:
-            nested_s = 0.0 if num_stages <= run else load_s / run
-            ways.append(together_s(compute_s, nested_s, sync_s * run))
-        return min(ways)
+        ways = {}
+        for run in dict.fromkeys([*(2**power for power in range(longest.bit_length())), longest]):
+            on_node = max(min(vector[c], self.on_node[c], run) for c in used)
+            crossing_s = 0.0 if num_stages <= on_node else load_s / on_node
+            ways[run] = together_s(compute_s, crossing_s, sync_s * on_node)
+        return ways
 
     def layout(self, outline: Outline, taken: Sequence[int]) -> Layout:
         """Return the devices of copies. taken: devices of each class that earlier families have."""
-        key = (outline.chain, outline.copies, outline.grouped, tuple(taken))
+        key = (outline.chain, outline.copies, outline.run, tuple(taken))
         if key not in self._layouts:
             self._layouts[key] = Layout.of(self._rows(outline, taken))
         return self._layouts[key]
+
+    def nodes_of(self, layout: Layout) -> npt.NDArray[np.int64]:
+        """Return the nodes of a layout's devices as places in the cluster, by [copy, place]."""
+        if id(layout) not in self._nodes:
+            nodes = [[self._places[device.node] for device in row] for row in layout.rows]
+            self._nodes[id(layout)] = layout, np.array(nodes)
+        return self._nodes[id(layout)][1]
 
     def layouts(self, families: FamilySet) -> list[Layout]:
         """Return the devices of each family of a set."""
@@ -260,7 +284,8 @@ class FamilySpace:
         def device(copy: int, place: int) -> Device:
             c = chain[place]
             at, width = places[c].index(place), len(places[c])
-            index = at * copies + copy if outline.grouped else copy * width + at
+            first = at // outline.run * outline.run  # of its run
+            index = first * copies + copy * min(outline.run, width - first) + at - first
             return self.members[c][taken[c] + index]
 
         return [[device(copy, place) for place in range(len(chain))] for copy in range(copies)]
