@@ -38,7 +38,7 @@ def needed_s(times: Floats, stages_s: Floats, sums_s: Floats, width: int, widest
                 work_s += forward[place] - forward[start]
                 back_s = backward[place] - backward[start]
                 plain_s = (work_s + back_s) * EXACT
-                left_s = sums_s[start, stop] - last[stop] + last[place]
+                left_s = sums_s[start, stop] - last[stop - 1] + last[place]
                 summed_s = (work_s + max(back_s, left_s)) * EXACT
                 if place == start:
                     need[0, 1, start, stop], need[1, 1, start, stop] = plain_s, summed_s
@@ -122,7 +122,7 @@ def least_price(
                             first = place if many else start + devices - 1
                             for cut in range(first, place + 1):
                                 taken_s = samples * each_s[kind, cut, stop] + optimizer[stop] - optimizer[cut]
-                                taken_s += forward[cut] - forward[start] - last[stop] + last[cut]
+                                taken_s += forward[cut] - forward[start] - last[stop - 1] + last[cut]
                                 room_s = max(room_s, step_s - ahead_s - taken_s * EXACT)
                             sums_s = max(sums_s, min(most * bytes_s, room_s))
                         total = price + devices * each + card * card_s[kind, start, stop]
