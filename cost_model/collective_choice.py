@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from cost_model.collectives import Collective, ring_all_reduce, tree_all_reduce
 from cost_model.network import Network, idle
-from cost_model.sum_times import all_reduce_s, messages_due, ring_routes
+from cost_model.sum_times import all_reduce_s, apart, messages_due, ring_routes
 
 TIE = 1e-9  # what differs by less is one time
 BUCKET_BYTES = 25 * 2.0**20
@@ -75,19 +75,36 @@ def ring_or_tree(network: Network, num_bytes: float, names: Sequence[str]) -> Co
 
 
 def _ring_at_most_s(network: Network, num_bytes: float, names: Sequence[str]) -> float:
-    """Return no fewer seconds than the ring takes alone: a message that waits hurries no other."""
-    rounds = ring_all_reduce(num_bytes, names)
-    return len(rounds) * max(messages_due(idle(), network, rounds[:1], dict.fromkeys(names, 0.0)).values())
+    """Return no fewer seconds than the ring takes alone: a message that waits hurries no other.
+
+    Where none waits for another one of its round, a round takes the longest occupation, and each hop what
+    it takes beyond that: a message and those before it pass it twice at most.
+    """
+    routes, num_rounds = ring_routes(network, names), 2 * (len(names) - 1)
+    if not apart(routes):
+        rounds = ring_all_reduce(num_bytes, names)
+        return num_rounds * max(messages_due(idle(), network, rounds[:1], dict.fromkeys(names, 0.0)).values())
+    chunk = num_bytes / len(names)
+    busy_s = [route.link.occupancy_s(chunk) for route in routes]
+    longest_s = max(busy_s)
+    hops_s = [route.link.latency_s + busy - longest_s for route, busy in zip(routes, busy_s, strict=True)]
+    most = max(0.0, *hops_s)
+    return num_rounds * longest_s + min(num_rounds * most, 2 * sum(hop for hop in hops_s if hop > 0))
 
 
 def _ring_at_least_s(network: Network, num_bytes: float, names: Sequence[str]) -> float:
-    """Return no more seconds than the ring takes: its busiest resource carries a message each round."""
-    chunk = num_bytes / len(names)
+    """Return no more seconds than the ring takes: its busiest resource carries a message each round.
+
+    And what a member gives passes a hop in each: on average over the members the mean hop.
+    """
+    chunk, total_s = num_bytes / len(names), 0.0
     busy_s: dict[int, float] = defaultdict(float)
     for route in ring_routes(network, names):
+        spent = route.link.occupancy_s(chunk)
+        total_s += spent + route.link.latency_s
         for resource in route.resources:
-            busy_s[resource] += route.link.occupancy_s(chunk)
-    return 2 * (len(names) - 1) * max(busy_s.values())
+            busy_s[resource] += spent
+    return 2 * (len(names) - 1) * max(total_s / len(names), *busy_s.values())
 
 
 def _tree_s(

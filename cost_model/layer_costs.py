@@ -18,6 +18,7 @@ class Prices:
 
     def __init__(self, profile: ModelProfile) -> None:
         self.profile, self.first_trained = profile, profile.first_trained
+        self._messages: dict[tuple[int, str, str], float] = {}
         self._prefix: dict[tuple[str, int], tuple[list[float], list[float]]] = {}
 
     def _sums(self, kind: str, samples: int) -> tuple[list[float], list[float]]:
@@ -64,9 +65,15 @@ class Prices:
         """Return seconds of the optimizer step for so many parameter bytes."""
         return self.profile.kind(device.kind).optimizer_s_per_byte * num_bytes / device.speed
 
-    def boundary_bytes(self, layer: int, samples: int) -> float:
-        """Return bytes that travel from layer - 1 to layer for one microbatch, and maybe back."""
-        return samples * self.profile.layers[layer - 1].output_bytes_per_sample
+    def boundary_bytes(self, layer: int, samples: int, giver: Device, taker: Device) -> float:
+        """Return bytes that travel from layer - 1 on a device to layer on another, and maybe back.
+
+        For one microbatch.
+        """
+        key = layer, giver.kind, taker.kind
+        if key not in self._messages:
+            self._messages[key] = self.profile.message_bytes_per_sample(*key)
+        return samples * self._messages[key]
 
     def takes_gradient(self, layer: int) -> bool:
         """Return whether the gradient of what enters a layer is needed by those before it."""

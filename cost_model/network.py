@@ -67,6 +67,7 @@ class Network:
         self.alone_s: dict[object, float] = {}  # of sums on the idle network
         # due and free seconds of norms, see `sum_times.norm_due`
         self.norms: dict[tuple[str, ...], tuple[tuple[float, ...], defaultdict[int, float]]] = {}
+        self.rings: dict[tuple[str, ...], Sequence[Route]] = {}  # see `sum_times.ring_routes`
         self._routes: dict[tuple[str, str], Route] = {}
         self.resources = Resources(cluster.nodes)
 

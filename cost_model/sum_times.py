@@ -14,6 +14,8 @@ from cost_model.network import NORM_BYTES, FreeAt, Network, Route, idle, reserve
 
 LARGE_RING = 64
 """Rings of more members are computed all members at a time (`large_rings`)."""
+KEPT_RINGS = 200
+"""Large rings whose routes are kept: the same few are asked for again and again, with other bytes."""
 KEPT_RING = 17
 """Norms of so many devices are worked out once for all steps: the messages are the square of that."""
 
@@ -188,9 +190,16 @@ def _root_first(names: Iterable[str], root: str) -> list[str]:
     return [root, *(name for name in names if name != root)]
 
 
-def ring_routes(network: Network, names: Sequence[str]) -> list[Route]:
-    """Return the routes from each member (a name) of a ring to the next."""
-    return [network.route(*pair) for pair in zip(names, [*names[1:], names[0]], strict=True)]
+def ring_routes(network: Network, names: Sequence[str]) -> Sequence[Route]:
+    """Return the routes from each member (a name) of a ring to the next; those of large rings are kept."""
+    if len(names) <= LARGE_RING:
+        return [network.route(*pair) for pair in zip(names, [*names[1:], names[0]], strict=True)]
+    key = tuple(names)
+    if key not in network.rings:
+        if len(network.rings) == KEPT_RINGS:
+            network.rings.clear()
+        network.rings[key] = [network.route(*pair) for pair in zip(key, (*key[1:], key[0]), strict=True)]
+    return network.rings[key]
 
 
 def all_reduce_resources(network: Network, names: Sequence[str], collective: Collective) -> set[int]:

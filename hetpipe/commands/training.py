@@ -33,10 +33,13 @@ class TrainingOptions:
     ] = None
     steps: Annotated[int, typer.Option("--steps", help="Steps to train for.")] = 100
     total_steps: Annotated[
-        int | None, typer.Option("--total-steps", help="Length of the learning-rate schedule; else --steps.")
+        int | None,
+        typer.Option("--total-steps", help="Length of the learning-rate schedule; --steps, or of --resume."),
     ] = None
-    seed: Annotated[int, typer.Option("--seed")] = 0
-    learning_rate: Annotated[float, typer.Option("--learning-rate")] = 1e-4
+    seed: Annotated[int | None, typer.Option("--seed", help="0, or that of --resume.")] = None
+    learning_rate: Annotated[
+        float | None, typer.Option("--learning-rate", help="1e-4, or that of --resume.")
+    ] = None
     every: Annotated[
         int | None,
         typer.Option("--every", help="A checkpoint each so many steps too; 0, or that of --resume."),
@@ -60,12 +63,13 @@ class TrainingOptions:
 class RunStart:
     """What a run begins with, checked before anything is measured.
 
-    folder: None for a new numbered one.
+    folder: None for a new numbered one. batch: samples a step of the run before, None if there is none.
     """
 
     entry: ModelEntry
     folder: RunFolder | None
     settings: Settings
+    batch: int | None = None
 
 
 def run_start(
@@ -76,31 +80,48 @@ def run_start(
     Raises: InputError for a text that cannot be read, a setting that is none, or if there is nothing to
         resume.
     """
-    texts = _readable(options.data or ())
     folder = RunFolder(options.run_folder) if options.run_folder is not None else None
-    source = None
-    if options.resume is not None and not dry_run:
+    given = {
+        "seed": options.seed,
+        "learning_rate": options.learning_rate,
+        "total_steps": options.total_steps,
+        "data": tuple(map(str, _readable(options.data))) if options.data else None,
+    }
+    source, batch = None, None
+    decided: dict[str, Any] = {}  # what is not given is that of the run before
+    if options.resume is not None and not dry_run and not _begins_anew(options.resume, folder):
         from hetpipe.training.checkpoint import read_manifest
-        from hetpipe.training.checkpoint_owners import check_adapters
+        from hetpipe.training.checkpoint_owners import check_adapters, check_same
+        from hetpipe.training.resumed_settings import inherited
         from hetpipe.training.run import find_checkpoint
 
         source = find_checkpoint(options.resume, folder, RUNS, entry.name)
-        check_adapters(read_manifest(source), entry.lora, source)
-    before = _settings_before(source)  # what is not given is that of the run before
+        manifest = read_manifest(source)
+        check_adapters(manifest, entry.lora, source)
+        check_same(manifest, "model", entry.name, source)
+        decided, batch = inherited(manifest, options.steps), manifest.settings.get("global_batch_size")
+        if given["data"] is None:
+            _readable(map(Path, decided.get("data", ())))
+    before = _settings_before(source)
     settings = Settings(
         steps=options.steps,
-        total_steps=options.total_steps,
-        seed=options.seed,
-        learning_rate=options.learning_rate,
+        **decided | {key: value for key, value in given.items() if value is not None},
         every=options.every if options.every is not None else (before.every if before else 0),
         save=options.save,
         clock=options.clock,
         schedule=schedule or (before.schedule if before else None),
-        data=tuple(map(str, texts)),
         resume_from=None if source is None else str(source),
         **entry.in_settings,
     )
-    return RunStart(entry, folder, settings)
+    return RunStart(entry, folder, settings, batch if isinstance(batch, int) else None)
+
+
+def _begins_anew(resume: str, folder: RunFolder | None) -> bool:
+    """Return whether there is nothing to go on from where a run is started again and again; say so."""
+    if resume != "auto" or folder is None or kept_checkpoint(folder) is not None:
+        return False
+    note([f"nothing to resume in {folder.path}: a new run begins"])
+    return True
 
 
 def _readable(data: Iterable[Path]) -> tuple[Path, ...]:
@@ -137,7 +158,10 @@ def train_shown(
         warn(shortage)
     try:
         with _step_bar(settings.steps, quiet=quiet) as on_event:
-            report = train_predicted(settings, cluster_file, profile, prediction, folder, on_event=on_event)
+            report = train_predicted(
+                settings, cluster_file, profile, prediction, folder,
+                on_event=on_event, tell=lambda told: note([told]),
+            )  # fmt: skip
     except KeyboardInterrupt:
         if newest := kept_checkpoint(folder):
             note([f"--resume {folder.path} goes on from {newest.name}"])
@@ -223,8 +247,9 @@ def kept_sentences(folder: RunFolder, source: Path | None, steps: int) -> list[s
         return ["model: not kept (--no-save)"]
     from hetpipe.training import checkpoint
 
-    done = checkpoint.read_manifest(source).step
+    manifest = checkpoint.read_manifest(source)
+    done, name = manifest.step, "my-model" if manifest.lora is None else "my-adapter"
     return [
         f"model: {source}{'' if done == steps else f' (step {done} of {steps}: --no-save)'}",
-        f"next: hetpipe export {shlex.quote(str(folder.path))} -o my-model",
+        f"next: hetpipe export {shlex.quote(str(folder.path))} -o {name}",
     ]

@@ -37,6 +37,7 @@ class ProgramCosts:
         self.devices = [by_name.get(name) or cluster.device(name) for name in self.device_names]
         self._pipelines = program.plan.pipelines
         self._seconds = cache(self._stage_seconds)
+        self._stepped: dict[tuple[int, ...], float] = {}
         self._route = cache(self._find_route)
         self._boundary_bytes = cache(self._message_bytes)
 
@@ -68,7 +69,13 @@ class ProgramCosts:
 
     def step_s(self, rank: int) -> float:
         """Return the seconds of the optimizer on a rank."""
-        num_bytes = stepped_bytes(self.program.plan, self._profile, self.device_names[rank])
+        plan, name = self.program.plan, self.device_names[rank]
+        if plan.state_owners is not None:
+            num_bytes = stepped_bytes(plan, self._profile, name)
+        elif (layers := plan.layers_of(name)) in self._stepped:
+            num_bytes = self._stepped[layers]
+        else:
+            num_bytes = self._stepped[layers] = stepped_bytes(plan, self._profile, name)
         return self._prices.update_s(self.devices[rank], num_bytes)
 
     def route(self, transfer: Transfer) -> Route:
@@ -84,7 +91,9 @@ class ProgramCosts:
         return self._boundary_bytes(transfer.pipeline, transfer.boundary, samples)
 
     def _message_bytes(self, pipeline: int, boundary: int, samples: int) -> float:
-        return self._prices.boundary_bytes(self._pipelines[pipeline].stages[boundary].start, samples)
+        stages, cluster = self._pipelines[pipeline].stages, self._cluster
+        giver, taker = (cluster.device(stages[index].device) for index in (boundary - 1, boundary))
+        return self._prices.boundary_bytes(stages[boundary].start, samples, giver, taker)
 
     def sync_bytes(self, bucket: int) -> float:
         return self.program.buckets[bucket].num_bytes(self._profile)
@@ -136,8 +145,9 @@ def check_memory(plan: Plan, profile: ModelProfile, cluster: Cluster) -> None:
 
     Raises: InfeasibleError naming the device that lacks most, and its missing bytes.
     """
+    devices = [cluster.device(name) for name in plan.device_names]
     needs = [
-        (cluster.device(name), plan_memory(plan, profile, name).total_bytes) for name in plan.device_names
+        (device, plan_memory(plan, profile.on(device.kind), device.name).total_bytes) for device in devices
     ]
     device, need = max(needs, key=lambda pair: pair[1] - pair[0].usable_bytes)
     missing = need - device.usable_bytes

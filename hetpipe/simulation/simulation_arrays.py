@@ -3,6 +3,8 @@
 from collections import Counter
 from itertools import accumulate
 
+from cost_model.cluster import Link
+from cost_model.network import Route
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import Bucket, Compute, Direction, Pass, Transfer
 from hetpipe.program.schedules import one_f_one_b
@@ -82,30 +84,60 @@ def _add_tasks(work: SimulationLists, costs: ProgramCosts, places: list[tuple[in
     counts = [pipelines[index].num_microbatches for _, index, _ in boundaries]
     slots = dict(zip(boundaries, accumulate(counts, initial=0), strict=False))
     work.arrived_s.extend([float("inf")] * sum(counts))
+    computed: dict[object, tuple[float, ...]] = {}  # copies of a pipeline take as long
+    sent: dict[object, tuple[float, float]] = {}
     for rank, (index, stage) in enumerate(places):
-        last = pipelines[index].num_microbatches - 1
-        for op in (Pass.FORWARD, Pass.BACKWARD):
-            before, after = (stage, stage + 1) if op is Pass.FORWARD else (stage + 1, stage)
-            work.compute_s.append(costs.compute_s(rank, Compute(op, index, stage, 0)))
-            work.last_compute_s.append(costs.compute_s(rank, Compute(op, index, stage, last)))
+        pipeline, device = pipelines[index], costs.devices[rank]
+        held, amount = pipeline.stages[stage], (pipeline.microbatch_size, pipeline.num_samples)
+        key = (device.kind, device.speed, held.layers, held.recompute, amount)
+        if key not in computed:
+            computed[key] = _computed_s(costs, rank, index, stage)
+        forward_s, last_forward_s, backward_s, last_backward_s = computed[key]
+        work.compute_s.extend((forward_s, backward_s))
+        work.last_compute_s.extend((last_forward_s, last_backward_s))
+        for op, before, after in (
+            (Pass.FORWARD, stage, stage + 1),
+            (Pass.BACKWARD, stage + 1, stage),
+        ):
             work.input_slot.append(slots.get((op, index, before), NONE))
             slot = slots.get((op, index, after), NONE)
             if slot == NONE:
                 work.route_of.append(NONE)
                 continue
+            peer = stage + 1 if op is Pass.FORWARD else stage - 1
+            route = costs.network.route(held.device, pipeline.stages[peer].device)
+            message = (route.link, pipeline.stages[after].start, amount)
+            if message not in sent:
+                sent[message] = _sent_s(costs, route.link, op, index, stage)
             work.route_of.append(len(work.receiver))
             work.arrival_slot.append(slot)
-            send = Transfer(Direction.SEND, op, index, stage, 0)
-            work.receiver.append(ranks[index, send.peer_stage])
-            _add_route(work, costs, send, Transfer(Direction.SEND, op, index, stage, last))
+            work.receiver.append(ranks[index, peer])
+            _add_route(work, route, *sent[message])
 
 
-def _add_route(work: SimulationLists, costs: ProgramCosts, send: Transfer, last_send: Transfer) -> None:
-    """Add the resources and seconds of a route. send and last_send: of its first and last microbatch."""
-    route = costs.route(send)
+def _computed_s(costs: ProgramCosts, rank: int, index: int, stage: int) -> tuple[float, ...]:
+    """Return the seconds of a rank's first and last forward, and of its first and last backward."""
+    microbatches = (0, costs.program.plan.pipelines[index].num_microbatches - 1)
+    return tuple(
+        costs.compute_s(rank, Compute(op, index, stage, microbatch))
+        for op in (Pass.FORWARD, Pass.BACKWARD)
+        for microbatch in microbatches
+    )
+
+
+def _sent_s(costs: ProgramCosts, link: Link, op: Pass, index: int, stage: int) -> tuple[float, float]:
+    """Return the seconds for which the first and the last message of a stage occupy a link."""
+    last = costs.program.plan.pipelines[index].num_microbatches - 1
+    sends = (Transfer(Direction.SEND, op, index, stage, microbatch) for microbatch in (0, last))
+    first_s, last_s = (link.occupancy_s(costs.transfer_bytes(send)) for send in sends)
+    return first_s, last_s
+
+
+def _add_route(work: SimulationLists, route: Route, occupied_s: float, last_occupied_s: float) -> None:
+    """Add the resources and seconds of a route. Seconds: of its first and last message."""
     work.resources_begin.append(len(work.resources))
     work.resources.extend(route.resources)
     work.resources_end.append(len(work.resources))
-    work.occupied_s.append(route.link.occupancy_s(costs.transfer_bytes(send)))
-    work.last_occupied_s.append(route.link.occupancy_s(costs.transfer_bytes(last_send)))
+    work.occupied_s.append(occupied_s)
+    work.last_occupied_s.append(last_occupied_s)
     work.latency_s.append(route.link.latency_s)

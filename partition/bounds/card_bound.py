@@ -147,9 +147,13 @@ def card_bytes(tables: ProblemTables) -> Floats:
 
 
 def output_bytes(tables: ProblemTables) -> Floats:
-    """Return bytes a sample that pass in front of each layer and at the end of the model, where none do."""
-    outputs = [layer.output_bytes_per_sample for layer in tables.problem.profile.layers[:-1]]
-    return np.array([0.0, *outputs, 0.0])
+    """Return the least bytes a sample that pass in front of each layer, and none at the end of the model."""
+    profile = tables.problem.profile
+    outputs = [
+        [layer.output_bytes_per_sample for layer in profile.on(kind).layers[:-1]]
+        for kind in set().union(*tables.kinds)
+    ]
+    return np.array([0.0, *np.min(outputs, axis=0), 0.0])
 
 
 def gradient_bytes(tables: ProblemTables) -> Floats:
@@ -198,7 +202,7 @@ def node_shapes(tables: ProblemTables) -> list[NodeShape]:
         kinds = frozenset(device.kind for device in node.devices)
         alike.setdefault((held, kinds, node.name if node.name in own else ""), []).append(node)
     optimizer = tables.problem.profile.optimizer_bytes_per_parameter_byte
-    states = tables.bytes.weights[0, -1] + tables.bytes.trained[0, -1] * (1 + optimizer)
+    states = tables.bytes.weights[..., 0, -1].min() + tables.bytes.trained[0, -1] * (1 + optimizer)
     return [
         NodeShape(
             len(nodes),

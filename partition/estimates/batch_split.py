@@ -68,22 +68,24 @@ def _between(low: float, high: float, share: float) -> float:
 
 def _within(timed: Sequence[TimedPipeline], batch: int, step_s: float) -> list[int]:
     """Return the samples of each pipeline in a step; the surplus is taken from those that end last."""
-    most = {id(pipeline.timing): pipeline.timing.most(step_s, batch) for pipeline in timed}
-    samples = [most[id(pipeline.timing)] if pipeline.timing.fits else 0 for pipeline in timed]
+    timings = [pipeline.timing for pipeline in timed]
+    distinct = {id(timing): timing for timing in timings}
+    most = {key: timing.most(step_s, batch) if timing.fits else 0 for key, timing in distinct.items()}
+    samples = [most[id(timing)] for timing in timings]
     surplus = sum(samples) - batch
     if surplus <= 0:
         return samples
-    ends = {id(pipeline.timing): pipeline.timing.time_s(most[id(pipeline.timing)]) for pipeline in timed}
-    last = [(-ends[id(timed[at].timing)], -at) for at, count in enumerate(samples) if count]
+    ends = {key: timing.time_s(most[key]) for key, timing in distinct.items()}
+    last = [(-ends[id(timings[at])], -at) for at, count in enumerate(samples) if count]
     heapify(last)
     while surplus > 0:
         at = -last[0][1]
-        size = timed[at].microbatch_size
+        size = timings[at].microbatch_size
         taken = min(surplus, (samples[at] - 1) % size + 1)
         samples[at] -= taken
         surplus -= taken
         if samples[at]:
-            heapreplace(last, (-timed[at].timing.time_s(samples[at]), -at))
+            heapreplace(last, (-timings[at].time_s(samples[at]), -at))
         else:
             heappop(last)
     return samples

@@ -1,7 +1,7 @@
 """Devices that may stand for one another, and the links between such classes."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cost_model.cluster import Cluster, Device, Node
@@ -103,10 +103,12 @@ def equal_devices(cluster: Cluster, pinned: Iterable[str] = ()) -> DeviceClasses
             device.name if device.name in alone else "",
         ),
     ).members
-    links = {}
-    for first, group in enumerate(members):
-        for second in range(first, len(members)):
-            links[first, second] = _channels(group, members[second], cluster)
+    nodes = [_by_node(group) for group in members]
+    links = {
+        (first, second): _channels(nodes[first], nodes[second], cluster)
+        for first in range(len(members))
+        for second in range(first, len(members))
+    }
     return DeviceClasses(members, links, alone)
 
 
@@ -123,11 +125,12 @@ def _node_shape(node: Node, cluster: Cluster) -> object:
     return (devices, node.interconnect, node.all_reduces, own)
 
 
-def _channels(
-    first: Iterable[Device], second: Iterable[Device], cluster: Cluster
-) -> tuple[tuple[Device, Device], ...]:
+_Nodes = Mapping[str, Sequence[Device]]
+"""The devices of a class by their node."""
+
+
+def _channels(firsts: _Nodes, seconds: _Nodes, cluster: Cluster) -> tuple[tuple[Device, Device], ...]:
     """Return a pair inside a node, one over the network, and one for each own link, where there is one."""
-    firsts, seconds = _by_node(first), _by_node(second)
     pairs: list[tuple[Device, Device]] = []
     inside = (
         (one, other) for name in firsts if name in seconds for one in firsts[name] for other in seconds[name]

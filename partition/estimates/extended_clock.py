@@ -143,21 +143,28 @@ class ExtendedClock:
         return self._latest
 
     def _find_most_whole(self, step_s: float) -> int:
-        if self.whole_s(1) > step_s:
+        known, period_s = self._whole, self._period_s
+        if (known[1] if 1 in known else self.whole_s(1)) > step_s:
             return 0
-        limit = self._first_warm - 1
+        late = self._first_warm
         if step_s >= self._warm_floor_s:
-            if self._exact_s(self._warm) <= step_s:
-                warm = self._warm
-                most = min((step_s - begin) / each if each > 0 else math.inf for begin, each in self._lines)
+            warm = self._warm
+            if self._exact_s(warm) <= step_s:
+                most = math.inf
+                for begin, each in self._lines:
+                    if each > 0 and (step_s - begin) / each < most:
+                        most = (step_s - begin) / each
                 return max(warm, int(most)) if most < warm + MANY else warm + MANY
-            limit = self._warm - 1
-        done, late = 1, limit + 1  # the answer is from the one on, and below the other
+            late = warm
+        done = 1  # the answer is from this on, and below `late`
         guess = self._latest
         while late - done > 1:
-            guess = min(max(guess, done + 1), late - 1)
-            spare = step_s - self._exact_s(guess)
-            periods = max(1, int(abs(spare) / self._period_s)) if self._period_s > 0 else 1
+            if guess <= done:
+                guess = done + 1
+            elif guess >= late:
+                guess = late - 1
+            spare = step_s - (known[guess] if guess in known else self._exact_s(guess))
+            periods = int(abs(spare) / period_s) or 1 if period_s > 0 else 1
             if spare >= 0:
                 done, guess = guess, guess + periods
             else:

@@ -68,8 +68,7 @@ class StepEstimate:
             pipeline.timing.bound_s(num_samples, [stage.in_flight for stage in entry.stages])
             for (pipeline, num_samples), entry in zip(timed, plan.pipelines, strict=True)
         )
-        pipelines = [pipeline for pipeline, _ in timed]
-        sync_s = self._sync.after_backwards_s(self._sync.spent_of_plan_s(plan), pipelines)
+        sync_s = self._sync.exposed_s([pipeline for pipeline, _ in timed])
         return max(longest_s, *busy_s(timed).values()), sync_s
 
     def _crossing_s(self, plan: Plan, timed: Timed) -> tuple[float, float]:
@@ -122,7 +121,7 @@ class StepEstimate:
                 one, other = left.device.name, right.device.name
                 if one == other:
                     continue
-                num_bytes = prices.boundary_bytes(right.start, num_samples)
+                num_bytes = prices.boundary_bytes(right.start, num_samples, left.device, right.device)
                 back = [network.route(other, one)] if prices.takes_gradient(right.start) else []
                 for route in (network.route(one, other), *back):
                     seconds = route.link.occupancy_s(num_bytes)

@@ -6,6 +6,7 @@ from functools import cached_property
 from itertools import pairwise
 
 from cost_model.cluster import Cluster, Device, Link
+from cost_model.memory import StageShape
 from partition.estimates.closed_forms import (
     cap_in_flight,
     in_flight_windows,
@@ -42,7 +43,8 @@ class TimedStage:
         """Return the stage of a plan, recomputed by the segments that need least memory."""
         if not self.recompute:
             return self.planned(in_flight)
-        return self.planned(in_flight, costs.segment_layers(self.start, self.stop, samples, in_flight))
+        shape = StageShape(self.start, self.stop, in_flight, samples, recompute=True)
+        return self.planned(in_flight, costs.segment_layers(shape, self.device.kind))
 
 
 def timed_stages(cluster: Cluster, pipeline: Pipeline) -> tuple[TimedStage, ...]:
@@ -239,16 +241,20 @@ class PipelineTiming:
         """Return the most samples, at most `limit`, that take no longer than a step of step_s seconds."""
         if not self.fits:
             return 0
-        limit = self.room(limit)
-        whole = self.clock.most_whole(step_s)
-        before = self.clock.whole_s(whole) if whole else self.optimizer_s
-        share = (step_s - before) / max(self.clock.whole_s(whole + 1) - before, 1e-300)
-        if whole * self.microbatch_size >= limit:
+        clock, size = self.clock, self.microbatch_size
+        if self.first_backward:
+            limit = self.room(limit)
+        whole = clock.most_whole(step_s)
+        if whole * size >= limit:
             return limit
+        if size == 1:
+            return whole
+        before = clock.whole_s(whole) if whole else self.optimizer_s
+        share = (step_s - before) / max(clock.whole_s(whole + 1) - before, 1e-300)
         rest = 0
-        while rest + 1 < self.microbatch_size and self._rest_share(rest + 1) <= share:
+        while rest + 1 < size and self._rest_share(rest + 1) <= share:
             rest += 1
-        return min(limit, whole * self.microbatch_size + rest)
+        return min(limit, whole * size + rest)
 
     def no_more(self, step_s: float, limit: int) -> int:
         """Return as many samples as `most`, or more; sooner, as long as the clock has not been asked."""
