@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from partition.estimates.arrays import Floats, Places
+from partition.estimates.arrays import Floats, Places, Singles
 from partition.estimates.compiled import compiled
 
-EXACT = 1 - 1e-9  # of seconds that are needed, for rounding
+EXACT = 1 - 1e-6  # of seconds that are needed, for rounding, in single precision too
 
 
 @compiled
-def needed_s(times: Floats, stages_s: Floats, sums_s: Floats, width: int, widest: int) -> Floats:
+def needed_s(times: Floats, stages_s: Floats, sums_s: Floats, width: int, widest: int) -> Singles:
     """Return the least seconds of runs for some samples: [what, devices, start, stop].
 
     A dynamic programme over the cuts of a run:
@@ -28,7 +28,7 @@ def needed_s(times: Floats, stages_s: Floats, sums_s: Floats, width: int, widest
     """
     last, forward, backward, optimizer = times
     num_layers = len(last) - 1
-    need = np.full((2, widest + 1, num_layers + 1, num_layers + 1), np.inf)
+    need = np.full((2, widest + 1, num_layers + 1, num_layers + 1), np.inf, np.float32)
     for start in range(num_layers):
         for stop in range(start + 1, num_layers + 1):
             for place in range(stop - 1, start - 1, -1):
@@ -54,7 +54,7 @@ def needed_s(times: Floats, stages_s: Floats, sums_s: Floats, width: int, widest
 @compiled
 def least_price(
     kinds: Floats,
-    need: Floats,
+    need: Singles,
     times: Floats,
     each_s: Floats,
     card_s: Floats,
