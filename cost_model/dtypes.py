@@ -94,11 +94,11 @@ def common_dtype(dtypes: Mapping[str, str]) -> str:
     found = set(dtypes.values())
     if len(found) == 1:
         return found.pop()
-    if len({_width(dtype) for dtype in found}) > 1:
+    if FLOAT64 in found:
         named = ", ".join(f"{dtype} on {kind}" for kind, dtype in sorted(dtypes.items()))
         raise InputError(
-            f"{named}: these do not train one model together; give all kinds 16 bits, or none (--dtype), or "
-            "leave some out (--exclude)"
+            f"{named}: these do not train one model together, since weights are in float64 or in float32; "
+            f"give all kinds {FLOAT64}, or none (--dtype), or leave some out (--exclude)"
         )
     return MIXED
 
@@ -121,9 +121,9 @@ def check_dtypes(dtype: str, by_kind: Mapping[str, str | None]) -> None:
         common_dtype({kind: own or dtype for kind, own in by_kind.items()})
 
 
-def _width(dtype: str) -> int:
-    """Return bytes of what travels between layers."""
-    return {FLOAT64: 8, **dict.fromkeys(_MULTIPLIED_IN, 2)}.get(dtype, 4)
+def is_lowered(dtype: str) -> bool:
+    """Return whether layers in a precision take, give and multiply 16 bits: half the bytes."""
+    return dtype in _MULTIPLIED_IN
 
 
 def multiplied_in(dtype: str) -> str:

@@ -64,9 +64,12 @@ class Prices:
         """Return seconds of the optimizer step for so many parameter bytes."""
         return self.profile.kind(device.kind).optimizer_s_per_byte * num_bytes / device.speed
 
-    def boundary_bytes(self, layer: int, samples: int) -> float:
-        """Return bytes that travel from layer - 1 to layer for one microbatch, and maybe back."""
-        return samples * self.profile.layers[layer - 1].output_bytes_per_sample
+    def boundary_bytes(self, layer: int, samples: int, giver: Device, taker: Device) -> float:
+        """Return bytes that travel from layer - 1 on a device to layer on another, and maybe back.
+
+        For one microbatch.
+        """
+        return samples * self.profile.message_bytes_per_sample(layer, giver.kind, taker.kind)
 
     def takes_gradient(self, layer: int) -> bool:
         """Return whether the gradient of what enters a layer is needed by those before it."""

@@ -66,11 +66,12 @@ def state_home_bytes(profile: ModelProfile, layers: Iterable[int]) -> float:
 def checkpoint_bytes(profile: ModelProfile, *, frozen: bool = True) -> float:
     """Return the bytes of a checkpoint: parameters and the optimizer states of the trained ones, once.
 
-    frozen: whether it holds parameters that are not trained, too.
+    frozen: whether it holds parameters that are not trained, too, as they were given.
     """
     layers = set(range(profile.num_layers))
     states = profile.optimizer_bytes_per_parameter_byte * trained_bytes(profile, layers)
-    return sum(_own_bytes(profile, layers, unreached=frozen)) + states
+    rounded = sum(layer.rounded_bytes for layer in profile.layers) if frozen else 0.0
+    return sum(_own_bytes(profile, layers, unreached=frozen)) + rounded + states
 
 
 def _own_bytes(profile: ModelProfile, layers: set[int], *, unreached: bool) -> Iterable[float]:
@@ -136,7 +137,7 @@ def stage_activation_bytes(profile: ModelProfile, stage: StageShape) -> tuple[fl
     if stage.segmented:
         inputs, most = segment_bytes(profile, stage)
         return stage.in_flight * inputs + most, boundary
-    saved = samples * sum(layer.saved_bytes_per_sample for layer in profile.layers[stage.start : stage.stop])
+    saved = samples * saved_bytes_per_sample(profile, stage.start, stage.stop)
     if stage.recompute:
         return stage.in_flight * input_bytes + saved, boundary
     return stage.in_flight * saved, boundary
@@ -149,7 +150,13 @@ def passing_bytes_per_sample(profile: ModelProfile, start: int, stop: int) -> fl
     """
     layers = profile.layers[start:stop]
     handed = max((layer.output_bytes_per_sample for layer in layers[:-1]), default=0.0)
-    return handed + sum(layer.saved_bytes_per_sample for layer in layers)
+    return handed + saved_bytes_per_sample(profile, start, stop)
+
+
+def saved_bytes_per_sample(profile: ModelProfile, start: int, stop: int) -> float:
+    """Return what autograd keeps of a forward through layers [start, stop), which are run at once."""
+    prefix = profile.layers[start].prefix_bytes_per_sample
+    return prefix + sum(layer.saved_bytes_per_sample for layer in profile.layers[start:stop])
 
 
 def _input_bytes_per_sample(profile: ModelProfile, layer: int) -> float:
@@ -165,7 +172,7 @@ def segment_bytes(profile: ModelProfile, stage: StageShape) -> tuple[float, floa
     """
     samples, inputs, most = stage.microbatch_size, 0.0, 0.0
     for first, last in reversed(segments(stage.start, stage.stop, stage.segment_layers)):
-        saved = samples * sum(layer.saved_bytes_per_sample for layer in profile.layers[first:last])
+        saved = samples * saved_bytes_per_sample(profile, first, last)
         need = saved + working_bytes(profile, first, samples, last)[-1]
         if last < stage.stop:
             need += 2 * samples * _input_bytes_per_sample(profile, last)
@@ -261,7 +268,8 @@ def first_backward_bytes(
     it saved; their gradients are only made by it and after it, but for those that have their room from the
     start.
     """
-    most, saved, to_come = [0.0], 0.0, 0.0
+    most, to_come = [0.0], 0.0
+    saved = samples * profile.layers[start].prefix_bytes_per_sample
     for layer in profile.layers[start:]:
         saved += samples * layer.saved_bytes_per_sample
         to_come += layer.trained_bytes

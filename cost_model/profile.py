@@ -1,10 +1,11 @@
 """What one model costs on each kind of device, layer by layer: the content of profile.json."""
 
+import copy
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -14,112 +15,17 @@ from pydantic_core.core_schema import no_info_after_validator_function
 from cost_model.cluster import Link
 from cost_model.dtypes import MIXED, check_dtypes, common_dtype, lowered_share
 from cost_model.errors import InputError
-from cost_model.interpolation import interpolate
+from cost_model.layer_profile import LayerProfile, LayerTimes
 from cost_model.measured_links import MeasuredAllReduce, MeasuredLink
 from cost_model.strict_files import STRICT, canonical_sha256, check_format, did_you_mean, read_json, validate
 
 FORMAT, OLD_FORMAT = "hetpipe.profile/2", "hetpipe.profile/1"
-LONGEST_LAYER_S = 3600.0
-
 
 _LEFT_OUT_AT_ZERO = (
     "tied_bytes", "unreached_bytes", "lowered_bytes", "frozen_with_bytes", "dequantized_bytes",
+    "attention_flops_per_sample", "attention_backward_flops_per_sample",
+    "rounded_bytes", "prefix_bytes_per_sample",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class LayerProfile:
-    """What a layer holds and keeps, whatever the device.
-
-    saved_bytes_per_sample: what autograd keeps from forward to backward, the layer's input included, its
-        output not; output_bytes_per_sample: what travels to the next layer.
-    workspace_bytes: the most that is alive beyond that, within one forward or backward of any microbatch.
-    workspace_by_size: the same as (microbatch size, bytes), rising, where it was measured by size; see
-        `workspace_at`. One of the two is given.
-    tied_to: the layer that this one shares tied_bytes of its parameters with (None: with none).
-    parameter_bytes: weights as they are held between steps, each in its own dtype, frozen ones too.
-    unreached_bytes: those of them that are frozen or that the loss does not reach (no gradient, no optimizer
-        state, no sync); the others are trained, in the dtype of gradients and master weights.
-    frozen_with: the earlier layer that this one shares frozen_with_bytes of its unreached_bytes with.
-    lowered_bytes: copies of trained weights in the dtype that multiplies, which a step keeps (autocast).
-    num_parameters: frozen ones too; None where all have the width of the profile's dtype.
-    dequantized_bytes: copies of weights in 4 or 8 bits, each made for the time of one operation: forward and
-        backward write and read them, and the workspace holds one.
-    """
-
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
-
-    name: str
-    parameter_bytes: float
-    output_bytes_per_sample: float
-    saved_bytes_per_sample: float
-    workspace_bytes: float = 0.0
-    tied_to: str | None = None
-    tied_bytes: float = 0.0
-    unreached_bytes: float = 0.0
-    workspace_by_size: tuple[tuple[int, float], ...] = ()
-    lowered_bytes: float = 0.0
-    num_parameters: int | None = None
-    frozen_with: str | None = None
-    frozen_with_bytes: float = 0.0
-    dequantized_bytes: float = 0.0
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, float | int) and value < 0:
-                raise InputError(f"{field.name} of layer {self.name!r} is {value}; give zero or more")
-        if self.workspace_by_size:
-            self._check_workspace()
-        if self.unreached_bytes > self.parameter_bytes:
-            raise InputError(
-                f"unreached_bytes of layer {self.name!r} is {self.unreached_bytes:,.0f}, more than its "
-                f"parameter_bytes {self.parameter_bytes:,.0f}, of which they are a part"
-            )
-
-    @property
-    def trained_bytes(self) -> float:
-        """Return the bytes of the weights that have a gradient."""
-        return self.parameter_bytes - self.unreached_bytes
-
-    def _check_workspace(self) -> None:
-        if self.workspace_bytes:
-            raise InputError(
-                f"layer {self.name!r} has both workspace_bytes and workspace_by_size; leave one of them out"
-            )
-        last = (0, 0.0)
-        for size, num_bytes in self.workspace_by_size:
-            if size <= last[0] or num_bytes < last[1]:
-                raise InputError(
-                    f"workspace_by_size of layer {self.name!r} has {num_bytes} bytes at {size} after "
-                    f"{last[1]} at {last[0]}; sizes rise from 1 up, bytes from zero up never fall"
-                )
-            last = (size, num_bytes)
-
-    def workspace_at(self, samples: float) -> float:
-        """Return workspace bytes for a microbatch of `samples`, interpolated and extended as times are."""
-        if not self.workspace_by_size:
-            return self.workspace_bytes
-        sizes, values = zip(*self.workspace_by_size, strict=True)
-        return interpolate(sizes, values, samples)
-
-
-@dataclass(frozen=True, slots=True)
-class LayerTimes:
-    """The seconds of one layer on one kind, at each microbatch size of the kind."""
-
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
-
-    forward_s: tuple[float, ...]
-    backward_s: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        for name, values in (("forward_s", self.forward_s), ("backward_s", self.backward_s)):
-            for value in values:
-                if value < 0:
-                    raise InputError(f"{name} holds {value}; give zero or more seconds")
-                if value > LONGEST_LAYER_S:
-                    raise InputError(f"{name} holds {value} s for one layer; is it in milliseconds?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +34,8 @@ class KindProfile:
 
     standard_error: worst relative standard error of the measured medians, None where it is not known;
         standard_error_of names the layer, pass and microbatch size of it.
-    dtype: the precision of the times, None for that of the profile.
+    dtype: the precision of the times, None for that of the profile. held: the layers' bytes in that
+        precision, () for those of the profile.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -140,6 +47,7 @@ class KindProfile:
     standard_error: float | None = None
     standard_error_of: str | None = None
     dtype: str | None = None
+    held: tuple[LayerProfile, ...] = ()
 
     def __post_init__(self) -> None:
         sizes = self.microbatch_sizes
@@ -176,8 +84,8 @@ _LinkInFile = Annotated[
 class ModelProfile:
     """Everything that planning needs to know of a model: layers, and their times on each kind of device.
 
-    dtype: the precision of all kinds; MIXED where each has its own (`dtype_of`), and bytes of layers are
-        those of the kind that has most.
+    layers: their bytes, on kinds that have none of their own (`on`).
+    dtype: the precision of all kinds; MIXED where each has its own (`dtype_of`).
     links: measured channels by "kind>kind", used where they are slower than the cluster file says, or where
         a run has calibrated them;
         never for emulated devices, whose links behave as written in the file.
@@ -216,6 +124,11 @@ class ModelProfile:
                 raise InputError(
                     f"kinds.{kind} has {len(profile.layers)} layers, the model {len(names)}; profile it again"
                 )
+            if profile.held and list(map(_same_on_all, profile.held)) != list(map(_same_on_all, self.layers)):
+                raise InputError(
+                    f"kinds.{kind}.held are other layers than the profile's, or train other bytes; profile "
+                    "it again"
+                )
 
     @property
     def num_layers(self) -> int:
@@ -252,6 +165,28 @@ class ModelProfile:
                 f"the profile of {self.model!r} has no kind {name!r}; {did_you_mean(name, self.kinds)}"
             )
         return self.kinds[name]
+
+    def on(self, kind: str) -> "ModelProfile":
+        """Return the profile with the bytes that layers have on a kind, itself if they have no others."""
+        layers = self._layers_on(kind)
+        if layers is self.layers:
+            return self
+        found = copy.copy(self)  # checked already
+        object.__setattr__(found, "layers", layers)
+        return found
+
+    def _layers_on(self, kind: str) -> tuple[LayerProfile, ...]:
+        return (self.kinds[kind].held if kind in self.kinds else ()) or self.layers
+
+    def message_bytes_per_sample(self, layer: int, giver: str, taker: str) -> float:
+        """Return bytes of what travels from layer - 1 on one kind to `layer` on another, and maybe back.
+
+        In the narrower of the two's precisions (`travels_in`).
+        """
+        return min(
+            self._layers_on(giver)[layer - 1].output_bytes_per_sample,
+            self._layers_on(taker)[layer - 1].output_bytes_per_sample,
+        )
 
     def check_layers(self, names: Sequence[str]) -> None:
         """Check that a model at hand has these layers, by name.
@@ -322,7 +257,7 @@ class ModelProfile:
 
     def to_json(self) -> dict[str, Any]:
         data = dataclasses.asdict(self)
-        for layer in data["layers"]:
+        for layer in chain(data["layers"], *(kind["held"] for kind in data["kinds"].values())):
             # by size where it was measured so, else the one number
             del layer["workspace_bytes" if layer["workspace_by_size"] else "workspace_by_size"]
             for key in _LEFT_OUT_AT_ZERO:
@@ -335,6 +270,8 @@ class ModelProfile:
             for key in ("standard_error", "standard_error_of", "dtype"):
                 if kind[key] is None:
                     del kind[key]
+            if not kind["held"]:
+                del kind["held"]
         for link in data["links"].values():
             if link.get("standard_error", 0.0) is None:
                 del link["standard_error"]
@@ -350,13 +287,21 @@ class ModelProfile:
         Raises: InputError if they cannot train one model together.
         """
         dtype = common_dtype({kind: dtypes[kind] for kind in kinds})
-        own = {kind: dtypes[kind] if dtype == MIXED else None for kind in kinds}
-        named = {kind: dataclasses.replace(times, dtype=own[kind]) for kind, times in kinds.items()}
-        return dataclasses.replace(self, dtype=dtype, kinds=named)
+        if dtype == MIXED:
+            mixed = {kind: dataclasses.replace(times, dtype=dtypes[kind]) for kind, times in kinds.items()}
+            return dataclasses.replace(self, dtype=dtype, kinds=mixed)
+        layers = next((times.held for times in kinds.values() if times.held), self.layers)
+        plain = {kind: dataclasses.replace(times, dtype=None, held=()) for kind, times in kinds.items()}
+        return dataclasses.replace(self, dtype=dtype, layers=layers, kinds=plain)
 
     @property
     def sha256(self) -> str:
         return canonical_sha256(self.to_json())
+
+
+def _same_on_all(layer: LayerProfile) -> tuple[str, str | None, float, float]:
+    """Return what a layer has in every precision: names, and what is summed and stepped, in float32."""
+    return layer.name, layer.tied_to, round(layer.trained_bytes), round(layer.tied_bytes)
 
 
 _ADAPTER = TypeAdapter(ModelProfile)

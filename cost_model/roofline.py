@@ -25,10 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_model.catalogue import Accelerator, accelerator
-from cost_model.dtypes import check_estimable, multiplied_in
+from cost_model.dtypes import check_estimable, is_lowered, multiplied_in
 from cost_model.errors import InputError
 from cost_model.known_errors import far_off
-from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
+from cost_model.layer_profile import LayerProfile, LayerTimes
+from cost_model.profile import KindProfile, ModelProfile
 
 Floats = NDArray[np.float64]
 
@@ -212,7 +213,7 @@ def nearest_kind(profile: ModelProfile, target: Accelerator, dtype: str | None =
     """Return the measured kind to estimate another from: the one whose peak rate is nearest, as a ratio.
 
     One of which estimates are known to be far off is taken only where there is no other. dtype: of the
-    target, None for that of the kind that it is estimated from.
+    target, None for that of the kind that it is estimated from; one of as many bits is taken if there is one.
 
     Raises: InputError if no measured kind is in the catalogue.
     """
@@ -222,13 +223,29 @@ def nearest_kind(profile: ModelProfile, target: Accelerator, dtype: str | None =
             with contextlib.suppress(InputError):
                 own = profile.dtype_of(kind)
                 peak = accelerator(kind).peak(multiplied_in(own))[0]
-                distances[kind] = abs(math.log(peak / target.peak(multiplied_in(dtype or own))[0]))
+                distance = abs(math.log(peak / target.peak(multiplied_in(dtype or own))[0]))
+                distances[kind] = (is_lowered(own) != is_lowered(dtype or own), far_off(kind), distance)
     if not distances:
         raise InputError(
             f"no measured kind ({', '.join(profile.kinds)}) is in the catalogue to estimate {target.name} "
             "from; profile on a GPU that is"
         )
-    return min(distances, key=lambda kind: (far_off(kind), distances[kind]))
+    return min(distances, key=lambda kind: distances[kind])
+
+
+def layers_in(profile: ModelProfile, dtype: str) -> tuple[LayerProfile, ...]:
+    """Return the layers with their bytes in a precision: those on a kind that computes in as many bits.
+
+    Raises: InputError if the profile has none.
+    """
+    for kind, own in profile.dtypes.items():
+        if is_lowered(own) == is_lowered(dtype):
+            return profile.on(kind).layers
+    known = ", ".join(dict.fromkeys(profile.dtypes.values()))
+    raise InputError(
+        f"the profile has no bytes of layers in {dtype}, only in {known}; "
+        f"profile any device in {dtype}, an emulated one too, and join the two (hetpipe profile --merge)"
+    )
 
 
 def launch_bound(measured: KindProfile) -> str | None:
@@ -258,6 +275,7 @@ def layer_work(
 ) -> Work:
     """Return a layer's work: each parameter multiplies each token once forward, twice backward.
 
+    Attention multiplies as the profile says; scores that it keeps are among the bytes that the layer saves.
     Quantized weights are read as they are stored; each pass writes what it dequantizes, and reads that.
 
     multiplies: False for a layer that looks its parameters up, such as an embedding. dtype: None for the
@@ -267,8 +285,9 @@ def layer_work(
     known, width = layer.num_parameters, ELEMENT_BYTES.get(profile.dtype, 4)
     count = layer.parameter_bytes / width if known is None else known
     tokens = samples * profile.sequence_length
+    attention = layer.attention_backward_flops_per_sample if backward else layer.attention_flops_per_sample
     return Work(
-        flops=2.0 * passes * tokens * count if multiplies else 0.0,
+        flops=(2.0 * passes * tokens * count if multiplies else 0.0) + samples * attention,
         weight_bytes=layer.parameter_bytes,
         activation_bytes=passes * samples * (layer.saved_bytes_per_sample + layer.output_bytes_per_sample)
         + 2 * layer.dequantized_bytes,
@@ -291,10 +310,10 @@ def estimate_kind(
     A layer whose forward was measured faster than the peak would multiply by all its parameters is one that
     looks them up; it is scaled by its traffic alone.
     allow_slow: price a kind that has no units for its dtype at its float32 rate. dtype: in which the target
-    computes, of as many bits as the measured kind's; None for the same.
+        computes; None for that of the measured kind.
 
     Raises: InputError if the kind was not measured or is not in the catalogue, or one of the two has no units
-        for the dtype.
+        for the dtype, or the profile no bytes of layers in it.
     """
     measured = profile.kind(measured_kind)
     if measured.source != "measured":
@@ -305,14 +324,17 @@ def estimate_kind(
         check_estimable({target.name: dtype, measured_kind: own})
     source = accelerator(measured_kind)
     sizes = measured.microbatch_sizes
+    held = measured.held if is_lowered(own) == is_lowered(dtype) else layers_in(profile, dtype)
 
-    def scaled(layer: LayerProfile, times: LayerTimes) -> LayerTimes:
+    def scaled(layer: LayerProfile, in_dtype: LayerProfile, times: LayerTimes) -> LayerTimes:
         whole = layer_work(layer, profile, sizes[-1], backward=False, dtype=own)
         multiplies = whole.flops / source.peak(multiplied_in(own))[0] <= times.forward_s[-1]
 
         def ratio(samples: int, backward: bool) -> float:
             here = layer_work(layer, profile, samples, backward=backward, multiplies=multiplies, dtype=own)
-            there = dataclasses.replace(here, dtype=multiplied_in(dtype))
+            there = layer_work(
+                in_dtype, profile, samples, backward=backward, multiplies=multiplies, dtype=dtype
+            )
             return roofline.seconds(there, target) / roofline.seconds(here, source)
 
         return LayerTimes(
@@ -320,10 +342,12 @@ def estimate_kind(
             backward_s=tuple(s * ratio(b, True) for b, s in zip(sizes, times.backward_s, strict=True)),
         )
 
+    rows = profile.on(measured_kind).layers
     bandwidths = source.memory_bandwidth_bytes_per_s / target.memory_bandwidth_bytes_per_s
     return KindProfile(
         source="estimated",
         microbatch_sizes=sizes,
-        layers=tuple(scaled(*pair) for pair in zip(profile.layers, measured.layers, strict=True)),
+        layers=tuple(scaled(*each) for each in zip(rows, held or rows, measured.layers, strict=True)),
         optimizer_s_per_byte=measured.optimizer_s_per_byte * bandwidths,
+        held=held,
     )

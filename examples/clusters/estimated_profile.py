@@ -14,7 +14,8 @@ from typing import Any
 
 from cost_model.catalogue import accelerator
 from cost_model.cluster_file import read_cluster
-from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile, profile_text
+from cost_model.layer_profile import LayerProfile, LayerTimes
+from cost_model.profile import KindProfile, ModelProfile, profile_text
 from cost_model.roofline import estimate_kind, nearest_kind
 
 MEASUREMENTS = Path(__file__).parents[1] / "benchmarks" / "roofline" / "measurements.json"

@@ -54,7 +54,8 @@ class GivenOptions:
         Path | None, typer.Option("--plan", help="A plan.json to run, instead of planning.")
     ] = None
     global_batch_size: Annotated[
-        int | None, typer.Option("--global-batch-size", help="Samples a step; 16, or the plan's.")
+        int | None,
+        typer.Option("--global-batch-size", help="Samples a step; 16, or that of the plan or --resume."),
     ] = None
     sequence_length: Annotated[
         int | None, typer.Option("--sequence-length", help="Tokens a sample; 64, or the profile's.")
@@ -83,9 +84,8 @@ def run_command(
     plan = None if given.plan_file is None else _given_plan(given.plan_file, given, options)
     start = run_start(named_model(model, options), training, schedule, dry_run=dry_run)
     profile = _profile(request, model, plan, given.sequence_length, quiet=silent)
-    prediction, outcomes = _predict(
-        plan, profile, request, start.settings, batch=given.global_batch_size, alone=silent
-    )
+    batch = start.batch if given.global_batch_size is None else given.global_batch_size
+    prediction, outcomes = _predict(plan, profile, request, start.settings, batch=batch, alone=silent)
     estimates = _verified(prediction, profile, request.cluster)
     if not silent:
         show_plan(prediction.plan, outcomes, profile, request.cluster)

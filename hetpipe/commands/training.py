@@ -15,7 +15,7 @@ from hetpipe.commands.output import note, warn
 from hetpipe.models.names import ModelEntry
 from hetpipe.program.instructions import Schedule
 from hetpipe.runs.run_folder import RunFolder
-from hetpipe.runs.settings import Clock, Settings, read_settings
+from hetpipe.runs.settings import Clock, Settings, TaskSettings, read_settings
 
 if TYPE_CHECKING:
     from hetpipe.runs.run_report import RunReport
@@ -33,10 +33,13 @@ class TrainingOptions:
     ] = None
     steps: Annotated[int, typer.Option("--steps", help="Steps to train for.")] = 100
     total_steps: Annotated[
-        int | None, typer.Option("--total-steps", help="Length of the learning-rate schedule; else --steps.")
+        int | None,
+        typer.Option("--total-steps", help="Length of the learning-rate schedule; --steps, or of --resume."),
     ] = None
-    seed: Annotated[int, typer.Option("--seed")] = 0
-    learning_rate: Annotated[float, typer.Option("--learning-rate")] = 1e-4
+    seed: Annotated[int | None, typer.Option("--seed", help="0, or that of --resume.")] = None
+    learning_rate: Annotated[
+        float | None, typer.Option("--learning-rate", help="1e-4, or that of --resume.")
+    ] = None
     every: Annotated[
         int | None,
         typer.Option("--every", help="A checkpoint each so many steps too; 0, or that of --resume."),
@@ -60,12 +63,13 @@ class TrainingOptions:
 class RunStart:
     """What a run begins with, checked before anything is measured.
 
-    folder: None for a new numbered one.
+    folder: None for a new numbered one. batch: samples a step of the run before, None if there is none.
     """
 
     entry: ModelEntry
     folder: RunFolder | None
     settings: Settings
+    batch: int | None = None
 
 
 def run_start(
@@ -76,31 +80,39 @@ def run_start(
     Raises: InputError for a text that cannot be read, a setting that is none, or if there is nothing to
         resume.
     """
-    texts = _readable(options.data or ())
     folder = RunFolder(options.run_folder) if options.run_folder is not None else None
-    source = None
+    given = {
+        "seed": options.seed,
+        "learning_rate": options.learning_rate,
+        "total_steps": options.total_steps,
+        "data": tuple(map(str, _readable(options.data))) if options.data else None,
+    }
+    source, batch = None, None
+    decided: dict[str, Any] = {}  # what is not given is that of the run before
     if options.resume is not None and not dry_run:
         from hetpipe.training.checkpoint import read_manifest
         from hetpipe.training.checkpoint_owners import check_adapters
+        from hetpipe.training.resumed_settings import inherited
         from hetpipe.training.run import find_checkpoint
 
         source = find_checkpoint(options.resume, folder, RUNS, entry.name)
-        check_adapters(read_manifest(source), entry.lora, source)
-    before = _settings_before(source)  # what is not given is that of the run before
+        manifest = read_manifest(source)
+        check_adapters(manifest, entry.lora, source)
+        decided, batch = inherited(manifest, options.steps), manifest.settings.get("global_batch_size")
+        if given["data"] is None:
+            _readable(map(Path, decided.get("data", ())))
+    before = _settings_before(source)
     settings = Settings(
         steps=options.steps,
-        total_steps=options.total_steps,
-        seed=options.seed,
-        learning_rate=options.learning_rate,
+        **decided | {key: value for key, value in given.items() if value is not None},
         every=options.every if options.every is not None else (before.every if before else 0),
         save=options.save,
         clock=options.clock,
         schedule=schedule or (before.schedule if before else None),
-        data=tuple(map(str, texts)),
         resume_from=None if source is None else str(source),
         **entry.in_settings,
     )
-    return RunStart(entry, folder, settings)
+    return RunStart(entry, folder, settings, batch if isinstance(batch, int) else None)
 
 
 def _readable(data: Iterable[Path]) -> tuple[Path, ...]:
@@ -133,6 +145,7 @@ def train_shown(
     from hetpipe.training.run import train_predicted
 
     folder, made = _folder_of(settings, profile.model, folder)
+    _tell_differences(settings, profile, prediction)
     if shortage := room_of(folder, settings, profile).shortage:
         warn(shortage)
     try:
@@ -147,6 +160,16 @@ def train_shown(
             folder.path.rmdir()
     _warn_of_skipped_steps(folder)
     return report, folder
+
+
+def _tell_differences(settings: Settings, profile: ModelProfile, prediction: "Prediction") -> None:
+    """Say in what the run differs from the one that it goes on from."""
+    if settings.resume_from is not None:
+        from hetpipe.training.checkpoint import read_manifest
+        from hetpipe.training.resumed_settings import differences
+
+        manifest = read_manifest(Path(settings.resume_from))
+        note(differences(manifest, TaskSettings.of(profile, settings), prediction.plan))
 
 
 def _folder_of(settings: Settings, model: str, folder: RunFolder | None) -> tuple[RunFolder, bool]:

@@ -59,6 +59,7 @@ class UserTask:
         assert isinstance(chain, ChainModel)
         self.num_layers = chain.num_layers
         self.has_adapters = bool(chain.base)
+        self.has_rate_schedule = getattr(parts["options"], "rate_schedule", None) is not None
         self._weights = chain.given
         self._has_weights = chain.given is not None
         sent = {**parts, "chain": replace(chain, given=None)}

@@ -31,6 +31,7 @@ from hetpipe.models.initialization import (
     parameters_on_meta,
     private_random_stream,
 )
+from hetpipe.models.lowered_weights import lower_where_used
 from hetpipe.models.owned_weights import begin_weights, held_beside, take_weights
 from hetpipe.models.partial_model import BlockLayers, LayerModel, SequentialLayers
 from hetpipe.models.placement import place
@@ -229,6 +230,9 @@ class ChainModel:
         names = place(model, names, infos, dtype, torch.device(device), kept)
         frozen = {parameter: name for parameter, name in names.items() if name in infos and infos[name].keeps}
         cast_where_used(model, frozen, dtype, lowered)
+        if lowered is not None:
+            trained = {name for name, info in infos.items() if info.reached}
+            lower_where_used(model, {value for value, name in names.items() if name in trained}, lowered)
         parameters = {name: parameter for parameter, name in names.items()}
         by_layer = {
             layer: {info.name: parameters[info.name] for info in self.layer_parameters[layer]}

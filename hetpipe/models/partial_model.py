@@ -75,6 +75,10 @@ class LayerModel(nn.Module):
         """Do what `run` does without its check that the layers are owned: others compute with zeros."""
         raise NotImplementedError
 
+    def module_of(self, layer: int) -> nn.Module | None:
+        """Return the module that is a layer; None at the ends of a model around blocks, which are many."""
+        raise NotImplementedError
+
     def parameters_of(self, layer: int) -> dict[str, nn.Parameter]:
         """Return the parameters of an owned layer by canonical name; all its layers share a tied one."""
         return dict(self._by_layer[layer])
@@ -111,6 +115,9 @@ class SequentialLayers(LayerModel):
     def _children(self) -> tuple[nn.Module, ...]:
         assert isinstance(self.model, nn.Sequential)
         return tuple(self.model)  # one that is there twice, twice
+
+    def module_of(self, layer: int) -> nn.Module | None:
+        return self._children[layer]
 
     def compute(self, start: int, stop: int, inputs: Inputs, carried: Carried) -> Carried:
         if self.on_layer is not None:
@@ -163,9 +170,13 @@ class BlockLayers(LayerModel):
             zeros = _zeros(module)
             if zeros is not None:
                 module.__dict__["forward"] = zeros
-        for index, block in enumerate(model.get_submodule(structure.path).children()):
+        self._blocks = tuple(model.get_submodule(structure.path).children())
+        for index, block in enumerate(self._blocks):
             # Replacing the forward, not the block, keeps its type, attributes and names.
             block.__dict__["forward"] = self._gate(index + 1, block.forward)
+
+    def module_of(self, layer: int) -> nn.Module | None:
+        return self._blocks[layer - 1] if 0 < layer < self.num_layers - 1 else None
 
     def compute(self, start: int, stop: int, inputs: Inputs, carried: Carried) -> Carried:
         if len(carried) != (len(self._ports) if start else 0):

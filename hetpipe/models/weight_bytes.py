@@ -16,7 +16,7 @@ class WeightBytes:
 
     stored: as they are held between steps; trained: those of them that have a gradient; lowered: copies of
     trained ones that autocast makes in each step, and keeps to its end; dequantized: copies of quantized
-    ones, each made for the time of one operation.
+    ones, each made for the time of one operation; rounded: what frozen ones lack to what they were given in.
     """
 
     stored: float
@@ -24,6 +24,7 @@ class WeightBytes:
     lowered: float
     num_parameters: int
     dequantized: float = 0.0
+    rounded: float = 0.0
 
     @classmethod
     def of(
@@ -49,6 +50,13 @@ class WeightBytes:
                     count * (lowered or dtype).itemsize
                     for info, count in counts.items()
                     if info.packing is not None
+                )
+            ),
+            rounded=float(
+                sum(
+                    count * (info.given.itemsize - info.kept_dtype(dtype, lowered).itemsize)
+                    for info, count in counts.items()
+                    if info.packing is None and info.is_rounded(info.kept_dtype(dtype, lowered))
                 )
             ),
         )

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 
 from cost_model.cluster import Cluster, Link, is_emulated
 from cost_model.errors import InputError
+from cost_model.layer_profile import LayerTimes
 from cost_model.measured_links import MeasuredLink
 from cost_model.network import Network
-from cost_model.profile import KindProfile, LayerTimes, ModelProfile
+from cost_model.profile import KindProfile, ModelProfile
 from hetpipe.program.instructions import Compute, Pass, Step
 from hetpipe.program.trace import Trace
 from hetpipe.runs.run_report import RunReport
@@ -106,7 +107,7 @@ def _links(profile: ModelProfile, plan: Plan, cluster: Cluster, trace: Trace) ->
     network = Network(cluster, profile.links)
     ratios: dict[str, list[float]] = {}
     scaled: dict[str, Link] = {}
-    for source, destination, num_bytes, transfer_s in _awaited_transfers(profile, plan, trace):
+    for source, destination, num_bytes, transfer_s in _awaited_transfers(profile, plan, cluster, trace):
         kinds = cluster.device(source).kind, cluster.device(destination).kind
         if any(map(is_emulated, kinds)):
             continue
@@ -130,7 +131,7 @@ def _scaled_link(link: Link, by: float) -> Link:
 
 
 def _awaited_transfers(
-    profile: ModelProfile, plan: Plan, trace: Trace
+    profile: ModelProfile, plan: Plan, cluster: Cluster, trace: Trace
 ) -> Iterator[tuple[str, str, float, float]]:
     """Yield (source, destination, bytes, seconds) of the messages that an idle receiver waited for.
 
@@ -154,7 +155,8 @@ def _awaited_transfers(
             continue
         boundary = stages[max(compute.stage, before)].start
         samples = plan.pipelines[compute.pipeline].microbatch_samples(compute.microbatch)
-        num_bytes = samples * profile.layers[boundary - 1].output_bytes_per_sample
         source, destination = stages[before].device, stages[compute.stage].device
+        kinds = cluster.device(source).kind, cluster.device(destination).kind
+        num_bytes = samples * profile.message_bytes_per_sample(boundary, *kinds)
         if source != destination:
             yield source, destination, num_bytes, start_s - ends[sender]

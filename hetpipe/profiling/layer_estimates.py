@@ -17,7 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cost_model.catalogue import Accelerator, accelerator
 from cost_model.dtypes import check_estimable, multiplied_in
-from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
+from cost_model.layer_profile import LayerProfile, LayerTimes
+from cost_model.profile import KindProfile, ModelProfile
 from cost_model.roofline import FITTED, Work
 from hetpipe.data.task import TrainingTask, check_length
 from hetpipe.models.adapters import task_spec
@@ -116,7 +117,8 @@ def contentless_task(chain: ChainModel, spec: ModelSpec, sequence_length: int) -
 class LayerWork:
     """What a layer multiplies and moves for each sample.
 
-    forward_flops, backward_flops: of a sample; no backward where nothing is trained at or below the layer.
+    forward_flops, backward_flops: of a sample, attention included; no backward where nothing is trained at or
+    below the layer.
     weight_bytes: of what is multiplied, as it is multiplied; frozen_bytes: those of it that have no gradient.
     cast_bytes: read and written in each pass to make that of what is held in other bytes, 4 bits included.
     """
@@ -132,7 +134,10 @@ class LayerWork:
 
     @classmethod
     def of(cls, chain: ChainModel, layer: int, counted: LayerProfile, settings: TaskSettings) -> "LayerWork":
-        """Return the work of a layer: each weight multiplies each token; a trained one's gradient again."""
+        """Return the work of a layer: each weight multiplies each token; a trained one's gradient again.
+
+        Attention adds its own (`AttentionCounter`); scores that it keeps are among the bytes of activations.
+        """
         weights = [info for info in chain.parameters(layer) if Use.MULTIPLIED in info.uses]
         trained = [info for info in weights if info.reached]
         token_flops = 2.0 * settings.sequence_length
@@ -145,8 +150,9 @@ class LayerWork:
             and (info.packing is not None or info.kept_dtype(dtype, lowered).itemsize != width)
         ]
         return cls(
-            forward_flops=token_flops * _count(weights),
-            backward_flops=token_flops * (_count(weights) + _count(trained)),
+            forward_flops=token_flops * _count(weights) + counted.attention_flops_per_sample,
+            backward_flops=token_flops * (_count(weights) + _count(trained))
+            + counted.attention_backward_flops_per_sample,
             weight_bytes=float(width * _count(weights)),
             frozen_bytes=float(width * (_count(weights) - _count(trained))),
             cast_bytes=float(sum(info.kept_bytes(dtype, lowered) for info in cast) + width * _count(cast)),

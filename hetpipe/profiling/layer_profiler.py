@@ -4,6 +4,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -12,7 +13,8 @@ import torch
 
 from cost_model.cluster import CPU, Device
 from cost_model.errors import InputError
-from cost_model.profile import KindProfile, LayerProfile, ModelProfile
+from cost_model.layer_profile import LayerProfile
+from cost_model.profile import KindProfile, ModelProfile
 from hetpipe.data.task import TaskFactory, TrainingTask
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.mixed_precision import kept_casts, lowered_dtype, set_products, weight_dtype
@@ -85,7 +87,8 @@ def profile_task(
     microbatch_sizes: those of them that fit are measured; None: 1, 2, 4, ... and the largest that fits,
     LARGEST_SIZE at most. memory_bytes: what the activations of a microbatch may take at most.
 
-    Raises: InputError if not even the smallest microbatch fits.
+    Raises: InputError if not even the smallest microbatch fits, or a layer's result would depend on the plan
+    (`check_repeatable`).
     """
     chain = task.chain
     groups = groups_of_alike(chain)
@@ -100,6 +103,8 @@ def profile_task(
     bench = Bench(task, settings, model, device, {layer: Samples() for layer in chosen})
     begin = time.monotonic()
     by_group = [{group[0], group[-1]} for group in groups]
+    with suppress(torch.OutOfMemoryError):  # which is told below
+        bench.check(min(microbatch_sizes or (1,)))
     with kept_casts():
         sizes = _fitting(bench, microbatch_sizes, memory_bytes, budget_s)
         error, where = _measure(bench, sizes, by_group, budget_s, progress, begin)
@@ -232,6 +237,7 @@ def layer_profile(bench: Bench, layer: int, measured: Sequence[int]) -> LayerPro
     held = chain.weight_bytes(weight_dtype(settings.dtype), lowered_dtype(settings.dtype))[layer]
     tied_to, tied_bytes = _shared(bench, layer, is_trained=True)
     frozen_with, frozen_with_bytes = _shared(bench, layer, is_trained=False)
+    attention = bench.samples[measured[0]].attention_flops
     return LayerProfile(
         name=chain.layer_names[layer],
         parameter_bytes=held.stored,
@@ -246,6 +252,10 @@ def layer_profile(bench: Bench, layer: int, measured: Sequence[int]) -> LayerPro
         frozen_with=frozen_with,
         frozen_with_bytes=frozen_with_bytes,
         dequantized_bytes=held.dequantized,
+        attention_flops_per_sample=attention[0],
+        attention_backward_flops_per_sample=attention[1],
+        prefix_bytes_per_sample=_prefix_bytes_per_sample(bench, layer),
+        rounded_bytes=_rounded_bytes(bench, layer),
     )
 
 
@@ -260,6 +270,14 @@ def _shared(bench: Bench, layer: int, *, is_trained: bool) -> tuple[str | None, 
     return chain.layer_names[min(homes[info.name] for info in infos)], held.stored
 
 
+def _rounded_bytes(bench: Bench, layer: int) -> float:
+    """Return what frozen weights lack to what they were given in, of those that no earlier layer holds."""
+    chain, dtype = bench.task.chain, bench.settings.dtype
+    before = {info.name for other in range(layer) for info in chain.parameters(other)}
+    infos = [info for info in chain.parameters(layer) if info.name not in before]
+    return WeightBytes.of(infos, weight_dtype(dtype), lowered_dtype(dtype)).rounded
+
+
 def _saved_bytes_per_sample(bench: Bench, layer: int, measured: Sequence[int]) -> float:
     """Return what autograd keeps: nothing where no gradient comes, though the model may hold its input.
 
@@ -268,6 +286,12 @@ def _saved_bytes_per_sample(bench: Bench, layer: int, measured: Sequence[int]) -
     if 0 < layer < bench.task.chain.first_trained:
         return 0.0
     return max(value / size for x in measured for size, value in bench.samples[x].saved_bytes.items())
+
+
+def _prefix_bytes_per_sample(bench: Bench, layer: int) -> float:
+    if bench.task.chain.structure is None or not 0 < layer < bench.task.chain.num_layers - 1:
+        return 0.0
+    return max(value / size for size, value in bench.prefix_bytes.items())
 
 
 def _workspace_by_size(bench: Bench, measured: Sequence[int]) -> tuple[tuple[int, float], ...]:

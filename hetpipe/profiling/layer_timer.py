@@ -5,16 +5,19 @@ import statistics
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from cost_model.profile import LayerTimes
+from cost_model.layer_profile import LayerTimes
 from hetpipe.data.task import TrainingTask
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.keyed_dropout import PREFIX, KeyedDropout
 from hetpipe.models.mixed_precision import boundary_dtype
 from hetpipe.models.partial_model import LayerModel
+from hetpipe.models.repeat_check import check_repeatable
+from hetpipe.profiling.attention_counter import AttentionCounter
 from hetpipe.profiling.median_error import standard_error_of_median
 from hetpipe.runs.settings import TaskSettings
 from hetpipe.runtime.byte_counter import ByteCounter
@@ -24,12 +27,16 @@ NEGLIGIBLE_SHARE = 0.01
 
 @dataclass(slots=True)
 class Samples:
-    """The measurements of one layer, by microbatch size."""
+    """The measurements of one layer, by microbatch size.
+
+    attention_flops: of a sample, in a forward and in a backward.
+    """
 
     forward_s: dict[int, list[float]] = field(default_factory=dict)
     backward_s: dict[int, list[float]] = field(default_factory=dict)
     saved_bytes: dict[int, float] = field(default_factory=dict)
     workspace_bytes: dict[int, float] = field(default_factory=dict)
+    attention_flops: tuple[float, float] = (0.0, 0.0)
 
     def forget(self, size: int) -> None:
         self.forward_s.pop(size, None)
@@ -42,6 +49,8 @@ class Samples:
 class Bench:
     """A bench for runs of neighbouring chosen layers; owns their measurements.
 
+    prefix_bytes: by microbatch size, what a stage that begins with a block keeps of what is before them all.
+
     On CUDA the clock is that of events between the kernels, and bytes are those that torch's allocator gave
     out, in its blocks; what a library keeps for good (cuBLAS) is not in them.
     """
@@ -51,6 +60,7 @@ class Bench:
     model: LayerModel
     device: torch.device
     samples: Mapping[int, Samples]
+    prefix_bytes: dict[int, float] = field(default_factory=dict)
     dropout: KeyedDropout = field(init=False)
 
     def __post_init__(self) -> None:
@@ -76,6 +86,17 @@ class Bench:
                     marks.backward[layer] - marks.backward[layer + 1]
                 )
 
+    def check(self, size: int) -> None:
+        """Check of each chosen layer that it may be run again, and apart from the others.
+
+        Raises: InputError if not; see `check_repeatable`.
+        """
+        inputs, _ = self._batch(size)
+        for layer in sorted(self.samples):
+            carried = self._carried(layer, size) if layer else ()
+            name = self.task.chain.layer_names[layer]
+            check_repeatable(self.model, layer, name, inputs, carried, dropout=self.dropout)
+
     def count(self, size: int, cap_bytes: float = float("inf")) -> None:
         """Count the bytes that each layer keeps and needs for a while; the run also warms up.
 
@@ -84,7 +105,7 @@ class Bench:
         Raises: torch.OutOfMemoryError if the microbatch does not fit.
         """
         for start, stop in self.runs():
-            self._run(start, stop, size, time.perf_counter)  # gradients exist from here on
+            self._count_attention(start, stop, size)  # gradients exist from here on
             counter = ByteCounter()
             for held in self.model.held_tensors():
                 counter.add(held)
@@ -101,9 +122,9 @@ class Bench:
                 if self.device.type == "cuda":
                     peaks.append(torch.cuda.max_memory_allocated(self.device))
                     torch.cuda.reset_peak_memory_stats(self.device)
-                    return float(torch.cuda.memory_allocated(self.device))
-                peaks.append(counter.restart_peak())
-                return float(counter.live_bytes)
+                else:
+                    peaks.append(counter.restart_peak())
+                return self._live_bytes(counter)
 
             with counter:
                 marks = self._run(start, stop, size, live)
@@ -120,26 +141,59 @@ class Bench:
                 sample.workspace_bytes[size] = max(0.0, ahead, behind)
             if start == 0 and stop > 2:
                 self.samples[0].saved_bytes[size] = self._kept_of_first(size, counter)
+            if self.task.chain.structure is not None and stop == self.task.chain.num_layers:
+                self._count_ends(size, counter)
+
+    def _count_attention(self, start: int, stop: int, size: int) -> None:
+        """Run a range and note the arithmetic of its attention, which no weight shows."""
+        counter, readings = AttentionCounter(), [(0.0, 0.0)]
+
+        def read() -> float:
+            readings.append((counter.forward_flops / size, counter.backward_flops / size))
+            return float(len(readings) - 1)
+
+        with counter:
+            marks = self._run(start, stop, size, read)
+        for layer in range(start, stop):
+            begin, end = (readings[int(marks.forward[place])] for place in (layer, layer + 1))
+            self.samples[layer].attention_flops = (end[0] - begin[0], end[1] - begin[1])
 
     def _kept_of_first(self, size: int, counter: ByteCounter) -> float:
         """Return what layer 0 keeps once the forward has left its stage, of two layers.
 
         While a model around blocks runs, it holds what layer 0 made before it was rounded for the boundary.
         """
-
-        def live() -> float:
-            on_gpu = self.device.type == "cuda"
-            return float(torch.cuda.memory_allocated(self.device) if on_gpu else counter.live_bytes)
-
-        marks = _Marks()
-        with counter:
-            outputs = self._forward(0, 2, size, live, marks)
-        both = marks.forward[2] - marks.forward[0] - self._bytes(2, size)
-        del outputs
+        both = self._kept_bytes(0, 2, size, counter) - self._bytes(2, size)
         return max(0.0, both - self.samples[1].saved_bytes[size])
+
+    def _count_ends(self, size: int, counter: ByteCounter) -> None:
+        """Count what a stage that begins with a block keeps of what is before it, and what the head keeps.
+
+        While a model around blocks runs, it holds what it made before them, and lets go of it in the head.
+        """
+        block = self.task.chain.num_layers - 2
+        one = self._kept_bytes(block, block + 1, size, counter) - self._bytes(block + 1, size)
+        both = self._kept_bytes(block, block + 2, size, counter)
+        self.prefix_bytes[size] = max(0.0, one - self.samples[block].saved_bytes[size])
+        self.samples[block + 1].saved_bytes[size] = max(0.0, both - one)
+
+    def _kept_bytes(self, start: int, stop: int, size: int, counter: ByteCounter) -> float:
+        """Return what is there after a forward of a range: its input, its output, and what is saved."""
+        inputs, labels = self.task.batch(0, size)
+        data = sum(value.nbytes for value in (*inputs.values(), labels))
+        marks, before = _Marks(), self._live_bytes(counter)
+        with counter:
+            outputs = self._forward(start, stop, size, partial(self._live_bytes, counter), marks)
+        del outputs
+        return marks.forward[stop] - before - data
+
+    def _live_bytes(self, counter: ByteCounter) -> float:
+        on_gpu = self.device.type == "cuda"
+        return float(torch.cuda.memory_allocated(self.device) if on_gpu else counter.live_bytes)
 
     def forget(self, size: int) -> None:
         """Drop what was measured of a size that turned out not to fit."""
+        self.prefix_bytes.pop(size, None)
         for sample in self.samples.values():
             sample.forget(size)
         for value in self.model.owned_parameters().values():
@@ -225,9 +279,7 @@ class Bench:
     ) -> tuple[Tensor, ...]:
         """Return the outputs of a range, the loss where it ends with the model."""
         chain, model = self.task.chain, self.model
-        inputs, labels = self.task.batch(0, size)
-        inputs = {name: value.to(self.device) for name, value in inputs.items()}
-        labels = labels.to(self.device)
+        inputs, labels = self._batch(size)
         carried = self._carried(start, size) if start else ()
         self.dropout.at(0, range(size), range(start, stop))
 
@@ -256,6 +308,10 @@ class Bench:
             outputs = (self.task.loss(outputs[0], labels),)
         marks.forward[stop] = read()
         return outputs
+
+    def _batch(self, size: int) -> tuple[dict[str, Tensor], Tensor]:
+        inputs, labels = self.task.batch(0, size)
+        return {name: value.to(self.device) for name, value in inputs.items()}, labels.to(self.device)
 
     def _carried(self, layer: int, size: int) -> tuple[Tensor, ...]:
         dtype = boundary_dtype(self.settings.dtype)

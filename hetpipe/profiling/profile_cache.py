@@ -14,7 +14,8 @@ from typing import Any
 from cost_model.cluster import CPU, Cluster, Device, is_emulated
 from cost_model.dtypes import FLOAT32, MIXED, common_dtype
 from cost_model.errors import InputError
-from cost_model.profile import LayerProfile, ModelProfile, profile_from_data, profile_text, read_profile
+from cost_model.layer_profile import LayerProfile
+from cost_model.profile import ModelProfile, profile_from_data, profile_text, read_profile
 from cost_model.strict_files import canonical_sha256, write_atomically
 from hetpipe.models.names import model_entry
 from hetpipe.runs.lora import LoraSettings
@@ -217,7 +218,7 @@ def left_out(profile: ModelProfile, sizes: Sequence[int]) -> dict[str, tuple[int
 def merge(profiles: Sequence[ModelProfile]) -> ModelProfile:
     """Join profiles of one model and length, layer by layer, into one with the kinds of all.
 
-    Each kind keeps its dtype, as far as these train together.
+    Each kind keeps its dtype, as far as these train together, and where dtypes differ its bytes of layers.
 
     Raises: InputError naming what differs, or a kind that two of them hold with different times.
     """
@@ -246,6 +247,9 @@ def merge(profiles: Sequence[ModelProfile]) -> ModelProfile:
         joined_layer([profile.layers[index] for profile in profiles]) for index in range(first.num_layers)
     )
     kinds = {kind: times for profile in profiles for kind, times in profile.kinds.items()}
+    if differ:
+        held = {kind: profile.on(kind).layers for profile in profiles for kind in profile.kinds}
+        kinds = {kind: dataclasses.replace(times, held=held[kind]) for kind, times in kinds.items()}
     links = {pair: link for profile in profiles for pair, link in profile.links.items()}
     groups = {tuple(sorted(e.kinds)): e for profile in profiles for e in profile.all_reduces}
     dtypes = {kind: dtype for profile in profiles for kind, dtype in profile.dtypes.items()}
@@ -254,12 +258,16 @@ def merge(profiles: Sequence[ModelProfile]) -> ModelProfile:
 
 
 def _with_most_bytes(layers: Sequence[LayerProfile]) -> LayerProfile:
-    """Return the first of several profiles of a layer, with the most bytes of any.
-
-    The dtypes differ, so what they save for the backward may, too.
-    """
-    saved = max(layer.saved_bytes_per_sample for layer in layers)
-    return dataclasses.replace(_with_larger_workspace(layers), saved_bytes_per_sample=saved)
+    """Return a layer with the most bytes that it has in any of several dtypes; it trains as many in all."""
+    most = max(layers, key=lambda layer: layer.parameter_bytes)
+    return dataclasses.replace(
+        _with_larger_workspace([most, *layers]),
+        saved_bytes_per_sample=max(layer.saved_bytes_per_sample for layer in layers),
+        prefix_bytes_per_sample=max(layer.prefix_bytes_per_sample for layer in layers),
+        output_bytes_per_sample=max(layer.output_bytes_per_sample for layer in layers),
+        lowered_bytes=max(layer.lowered_bytes for layer in layers),
+        dequantized_bytes=max(layer.dequantized_bytes for layer in layers),
+    )
 
 
 def _with_larger_workspace(layers: Sequence[LayerProfile]) -> LayerProfile:
@@ -277,6 +285,7 @@ def _code() -> str:
         "profiling/layer_profiler",
         "profiling/link_profiler",
         "profiling/layer_timer",
+        "profiling/attention_counter",
         "profiling/median_error",
         "runtime/transport",
         "runtime/byte_counter",
@@ -288,6 +297,7 @@ def _code() -> str:
         "models/chain",
         "models/block_structure",
         "models/frozen_weights",
+        "models/lowered_weights",
         "models/quantized_weights",
         "models/weight_bytes",
         "models/pretrained_weights",

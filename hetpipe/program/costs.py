@@ -91,7 +91,9 @@ class ProgramCosts:
         return self._boundary_bytes(transfer.pipeline, transfer.boundary, samples)
 
     def _message_bytes(self, pipeline: int, boundary: int, samples: int) -> float:
-        return self._prices.boundary_bytes(self._pipelines[pipeline].stages[boundary].start, samples)
+        stages, cluster = self._pipelines[pipeline].stages, self._cluster
+        giver, taker = (cluster.device(stages[index].device) for index in (boundary - 1, boundary))
+        return self._prices.boundary_bytes(stages[boundary].start, samples, giver, taker)
 
     def sync_bytes(self, bucket: int) -> float:
         return self.program.buckets[bucket].num_bytes(self._profile)
@@ -143,8 +145,9 @@ def check_memory(plan: Plan, profile: ModelProfile, cluster: Cluster) -> None:
 
     Raises: InfeasibleError naming the device that lacks most, and its missing bytes.
     """
+    devices = [cluster.device(name) for name in plan.device_names]
     needs = [
-        (cluster.device(name), plan_memory(plan, profile, name).total_bytes) for name in plan.device_names
+        (device, plan_memory(plan, profile.on(device.kind), device.name).total_bytes) for device in devices
     ]
     device, need = max(needs, key=lambda pair: pair[1] - pair[0].usable_bytes)
     missing = need - device.usable_bytes

@@ -46,9 +46,10 @@ def memory_uses(plan: Plan, profile: ModelProfile, cluster: Cluster) -> dict[str
     """Return what fills each device of a plan."""
     found = {}
     for name in plan.device_names:
-        memory = plan_memory(plan, profile, name)
-        layers = set(plan.layers_of(name))
-        lowered = sum(profile.layers[layer].lowered_bytes for layer in layers)
+        device, layers = cluster.device(name), set(plan.layers_of(name))
+        held = profile.on(device.kind)
+        memory = plan_memory(plan, held, name)
+        lowered = sum(held.layers[layer].lowered_bytes for layer in layers)
         trained = trained_bytes(profile, layers) + lowered
         found[name] = MemoryUse(
             frozen_bytes=memory.parameter_bytes - trained,
@@ -56,7 +57,7 @@ def memory_uses(plan: Plan, profile: ModelProfile, cluster: Cluster) -> dict[str
             state_bytes=memory.gradient_bytes + memory.optimizer_bytes,
             activation_bytes=memory.saved_bytes + memory.boundary_bytes,
             workspace_bytes=memory.workspace_bytes,
-            usable_bytes=cluster.device(name).usable_bytes,
+            usable_bytes=device.usable_bytes,
         )
     return found
 

@@ -17,6 +17,7 @@ from cost_model.profile import ModelProfile
 from cost_model.units import format_bytes, format_seconds
 from hetpipe.reporting.critical_path import Share
 from hetpipe.reporting.idle_time import DeviceTime
+from hetpipe.reporting.narrow_tables import narrow
 from hetpipe.runs.run_report import RunReport
 from hetpipe.runs.settings import Clock
 from partition.estimates.plan_memory import plan_memory
@@ -48,6 +49,8 @@ def show(renderables: Iterable[RenderableType], file: IO[str] | None = None) -> 
     """Print tables and sentences, one below the other; sentences are not wrapped in a pipe."""
     out = console(file)
     for part in renderables:
+        if isinstance(part, Table):
+            narrow(part, out)
         out.print(part, soft_wrap=isinstance(part, str) and not out.is_terminal, markup=False)
 
 
@@ -178,7 +181,7 @@ def plan_table(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Table:
                 *([str(pipeline.num_samples)] if several else []),
                 str(pipeline.in_flight(index)),
                 busy,
-                format_bytes(plan_memory(plan, profile, device.name).total_bytes),
+                format_bytes(plan_memory(plan, profile.on(device.kind), device.name).total_bytes),
                 format_bytes(device.usable_bytes),
             )
     return table
@@ -221,7 +224,8 @@ def waiting_table(times: Mapping[str, DeviceTime]) -> Table:
 
 def comparison_table(outcomes: "Sequence[Outcome]", ours: Plan | None, plain: str | None = None) -> Table:
     """Show the strategies side by side, with our speed-up over each and each one's over the plain one."""
-    table = new_table("strategy")
+    table = new_table()
+    table.add_column("strategy", no_wrap=True)
     titles = ["predicted step", "samples/s", "speed-up of ours"]
     for title in [*titles, f"speed-up over {plain}"] if plain else titles:
         table.add_column(title, justify="right", no_wrap=True)
@@ -308,7 +312,8 @@ def _marks(report: RunReport) -> list[str]:
 
 def measured_table(reports: Sequence[RunReport]) -> Table:
     """Show plans that were run, side by side; the speed-up is that of the last one over each."""
-    table = new_table("strategy")
+    table = new_table()
+    table.add_column("strategy", no_wrap=True)
     for title in ("predicted step", "measured step", "error", "speed-up of the last, measured"):
         table.add_column(title, justify="right", no_wrap=True)
     for report in reports:

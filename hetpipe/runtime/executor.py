@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cost_model.dtypes import scales_loss
+from hetpipe.models.mixed_precision import travels_in
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import (
     Broadcast,
@@ -102,8 +103,8 @@ class Executor:
     ) -> None:
         """Look up what each instruction of the list needs.
 
-        wires: by rank, the dtype in which its stages take tensors, and give back their gradients; () where
-        all do as boundaries says.
+        wires: by rank, the dtype of tensors between its layers (`travels_in`); () where all are as
+        boundaries says.
         """
         self.loss_scale = LossScale() if scales_loss(costs.dtypes) else None
         self._costs = costs
@@ -131,6 +132,26 @@ class Executor:
         """Forget the gradients of the step before; not part of a step, and before its common start."""
         self._optimizer.zero_grad()
         self._sync.attach()
+
+    @torch.enable_grad()
+    def rehearse(self, microbatch: Callable[[int, int], Microbatch], layer_names: Sequence[str]) -> None:
+        """Run each stage of this rank once, forward and backward, before the first step; nothing is sent.
+
+        Weights, states, random numbers and the loss of the next step are as if it had not been.
+
+        Raises: InputError if a layer's result would depend on the plan; see `check_repeatable`.
+        """
+        self.prepare()
+        for index, pipeline in enumerate(self._program.plan.pipelines):
+            for place, stage in enumerate(pipeline.stages):
+                if self._program.rank_of(index, place) != self._rank:
+                    continue
+                data = microbatch(index, 0)
+                wire = self._wires[self._rank] if self._wires else None
+                shapes = self._boundary_shapes(stage.start, data, wire) if place else ()
+                carried = tuple(shape.filled(data.labels.device) for shape in shapes)
+                self._stages.rehearse(Compute(Pass.FORWARD, index, place, 0), data, carried, layer_names)
+        self.prepare()
 
     def gradient_buffers(self) -> list[Tensor]:
         """Return the tensors that `prepare` made room for."""
@@ -254,8 +275,10 @@ class Executor:
                 sent[index] = transfer.message
             elif isinstance(transfer, Transfer):
                 layer = self._program.pipeline(transfer).stages[transfer.boundary].start
-                taker = self._program.rank_of(transfer.pipeline, transfer.boundary)
-                wire = self._wires[taker] if self._wires else None
+                giver, taker = (
+                    self._program.rank_of(transfer.pipeline, transfer.boundary + side) for side in (-1, 0)
+                )
+                wire = travels_in(self._wires[giver], self._wires[taker]) if self._wires else None
                 received[index] = (layer, self._program.samples(transfer), transfer.op, wire)
         return sent, received
 
@@ -298,15 +321,22 @@ class Executor:
         shapes = self._shapes.get(shaped)
         if shapes is None:
             layer, _, _, wire = shaped
-            shapes = self._boundaries(layer, microbatch(transfer.pipeline, transfer.microbatch))
-            if wire is not None:
-                shapes = tuple(
-                    replace(shape, dtype=wire) if shape.dtype.is_floating_point else shape for shape in shapes
-                )
+            shapes = self._boundary_shapes(layer, microbatch(transfer.pipeline, transfer.microbatch), wire)
             if transfer.op is Pass.BACKWARD:
                 shapes = tuple(shape for shape in shapes if shape.dtype.is_floating_point)
             self._shapes[shaped] = shapes
         self._transport.post_receive(transfer, shapes)
+
+    def _boundary_shapes(
+        self, layer: int, data: Microbatch, wire: torch.dtype | None
+    ) -> tuple[TensorShape, ...]:
+        """Return what enters a layer; wire: the dtype of what is floating, None for that of the layers."""
+        shapes = self._boundaries(layer, data)
+        if wire is None:
+            return shapes
+        return tuple(
+            replace(shape, dtype=wire) if shape.dtype.is_floating_point else shape for shape in shapes
+        )
 
     def _start_sync(self, sync: Sync) -> float:
         """Begin a sum, unless that was inside a backward; return when it was ready."""

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from cost_model.cluster import Device, is_emulated
-from cost_model.dtypes import MIXED
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
 from hetpipe.models.chain import ChainModel
@@ -86,13 +85,14 @@ class RankLayers:
 
 
 def check_weights(profile: ModelProfile, chain: ChainModel) -> None:
-    """Check that the weights of a model at hand take no more, in the profile's dtypes, than was profiled.
+    """Check that the weights of a model at hand take no more, in the dtype of each kind, than was profiled.
 
     Raises: InputError if they do.
     """
-    for dtype in sorted({profile.dtype, *profile.dtypes.values()} - {MIXED}):
+    for kind, dtype in profile.dtypes.items():
         held = chain.weight_bytes(weight_dtype(dtype), lowered_dtype(dtype))
-        profile.check_weights([layer.stored for layer in held], [layer.trained for layer in held])
+        stored, trained = zip(*((layer.stored, layer.trained) for layer in held), strict=True)
+        profile.on(kind).check_weights(stored, trained)
 
 
 def executor_of(

@@ -8,7 +8,9 @@ from torch import Tensor
 
 from hetpipe.models.keyed_dropout import KeyedDropout
 from hetpipe.models.loss import Loss
+from hetpipe.models.mixed_precision import travels_in
 from hetpipe.models.partial_model import LayerModel
+from hetpipe.models.repeat_check import check_repeatable
 from hetpipe.program.instructions import Compute, Program
 
 
@@ -67,12 +69,13 @@ class StageRunner:
         """Take the stages of a rank; wires: as for `Executor`, () where all ranks have the same."""
         self._model = model
         several = len(set(wires)) > 1
-        self._sent_in = {
-            (index, stage): wires[program.rank_of(index, stage + 1)]
-            for index, pipeline in enumerate(program.plan.pipelines)
-            for stage in range(len(pipeline.stages) - 1)
-            if several
-        }
+        self._sent_in: dict[tuple[int, int], torch.dtype] = {}
+        self._taken_in: dict[tuple[int, int], torch.dtype] = {}
+        for index, pipeline in enumerate(program.plan.pipelines if several else ()):
+            for stage in range(len(pipeline.stages) - 1):
+                giver, taker = (wires[program.rank_of(index, stage + side)] for side in (0, 1))
+                self._sent_in[index, stage] = travels_in(giver, taker)
+                self._taken_in[index, stage + 1] = taker
         self._dropout = dropout
         self._enter_layer = dropout.enter_layer
         self._loss = loss
@@ -84,6 +87,27 @@ class StageRunner:
     @property
     def num_in_flight(self) -> int:
         return len(self._alive)
+
+    def rehearse(
+        self, compute: Compute, microbatch: Microbatch, carried: tuple[Tensor, ...], names: Sequence[str]
+    ) -> None:
+        """Run a stage forward and backward before the first step; gradients are added up all the same.
+
+        A device loads kernels and makes room when something is first computed, for which it may wait for all
+        that was handed in before: no message is under way then. Its layers are checked by the way.
+
+        names: of all layers. Raises: InputError if a layer must not be run again.
+        """
+        entering = carried
+        stage = self._stages[compute.pipeline][compute.stage]
+        for layer in range(stage.start, stage.stop):
+            entering = check_repeatable(
+                self._model, layer, names[layer], microbatch.inputs, entering, dropout=self._dropout
+            )
+        outputs = self.forward(compute, microbatch, carried)
+        if compute.stage >= self._first_backward[compute.pipeline]:
+            self.backward(compute, [torch.ones_like(value) for value in outputs if value.is_floating_point()])
+        self._loss_so_far = None
 
     def forward(
         self, compute: Compute, microbatch: Microbatch, carried: tuple[Tensor, ...]
@@ -178,18 +202,20 @@ class StageRunner:
         if self._model.on_layer is not self._enter_layer:  # the model may serve several programs
             self._model.on_layer = self._enter_layer
         self._dropout.at(microbatch.step, microbatch.samples, range(segment.start, segment.stop))
+        carried = segment.carried
+        if segment.start == self._stages[compute.pipeline][compute.stage].start:
+            carried = _cast(carried, self._taken_in.get(_key(compute)[:2]))
         with self._dropout:
-            outputs = self._model.run(segment.start, segment.stop, microbatch.inputs, segment.carried)
+            outputs = self._model.run(segment.start, segment.stop, microbatch.inputs, carried)
         if segment.stop < self._model.num_layers:
             return self._as_taken(compute, segment.stop, outputs)
         return (self._loss(outputs[0], microbatch.labels) * microbatch.weight,)
 
     def _as_taken(self, compute: Compute, stop: int, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Return what ends at a layer in the dtype of the stage that takes it."""
-        wire = self._sent_in.get(_key(compute)[:2])
-        if wire is None or stop < self._stages[compute.pipeline][compute.stage].stop:
+        """Return what ends at a layer in the dtype in which it travels to the next stage."""
+        if stop < self._stages[compute.pipeline][compute.stage].stop:
             return outputs
-        return tuple(tensor.to(wire) if tensor.is_floating_point() else tensor for tensor in outputs)
+        return _cast(outputs, self._sent_in.get(_key(compute)[:2]))
 
     def _entering(self, layer: int, tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
         """Return leaves of autograd's graph, with a gradient where layers before this one train."""
@@ -198,6 +224,13 @@ class StageRunner:
 
     def _is_last(self, compute: Compute) -> bool:
         return compute.stage == len(self._stages[compute.pipeline]) - 1
+
+
+def _cast(tensors: tuple[Tensor, ...], dtype: torch.dtype | None) -> tuple[Tensor, ...]:
+    """Return tensors, floating ones cast as autograd casts: gradients back to their dtype; None: as is."""
+    if dtype is None:
+        return tensors
+    return tuple(tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in tensors)
 
 
 def _key(compute: Compute) -> tuple[int, int, int]:

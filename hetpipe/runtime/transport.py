@@ -1,5 +1,6 @@
 """The transport of tensors that cross from stage to stage."""
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -25,6 +26,13 @@ class TensorShape:
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+
+    def filled(self, device: torch.device) -> Tensor:
+        """Return such a tensor of numbers from -1 to 1, of zeros if they are integers; none is drawn."""
+        if not self.dtype.is_floating_point:
+            return torch.zeros(self.shape, dtype=self.dtype, device=device)
+        numbers = torch.linspace(-1.0, 1.0, math.prod(self.shape), device=device)
+        return numbers.to(self.dtype).view(self.shape)
 
 
 class Transport(Protocol):

@@ -79,7 +79,7 @@ def predict(
     costs = ProgramCosts(choice.program, profile, cluster)
     with _collector_paused():
         trace = choice.trace or simulate(costs)
-    figures = _figures(choice.program.plan, _times_of(trace), profile)
+    figures = _figures(choice.program.plan, _times_of(trace), profile, cluster)
     if (known := plan.predicted) is not None:
         figures = dataclasses.replace(
             figures,
@@ -129,7 +129,7 @@ def evaluator(profile: ModelProfile, cluster: Cluster) -> Evaluate:
         if key not in known:
             simulated += num_computations(plan)
             many = WORTH_IT if simulated > LOADED_AFTER else MANY
-            known[key] = _figures(*_running(plan, profile, cluster, network, many=many), profile)
+            known[key] = _figures(*_running(plan, profile, cluster, network, many=many), profile, cluster)
         return known[key]
 
     return evaluate
@@ -155,8 +155,8 @@ def _times_of(trace: Trace) -> StepTimes:
     return StepTimes(trace.makespan_s, tuple(map(trace.busy_s, range(len(trace.device_names)))))
 
 
-def _figures(plan: Plan, times: StepTimes, profile: ModelProfile) -> Figures:
-    step_s, memories = times.step_s, plan_memories(plan, profile)
+def _figures(plan: Plan, times: StepTimes, profile: ModelProfile, cluster: Cluster) -> Figures:
+    step_s, memories = times.step_s, plan_memories(plan, profile, cluster)
     devices = {
         name: DeviceFigures(memory_bytes=memories[name].total_bytes, busy=busy_s / step_s if step_s else 0.0)
         for name, busy_s in zip(plan.device_names, times.busy_s, strict=True)

@@ -60,7 +60,7 @@ class Manifest:
     layers: in model order.  optimizer: its name and number of steps.  plan: what wrote it, None for none.
     lora: of the adapters, if --lora made some.  base: of a model with adapters, the hashes of all that is
     frozen beside them, by name; its weights are not in the checkpoint. loss_scale: of the next step, None
-    where losses are not scaled.
+    where losses are not scaled. settings: `deciding_settings` of the run, {} of older checkpoints.
     """
 
     model: str
@@ -76,6 +76,7 @@ class Manifest:
     lora: LoraSettings | None = None
     base: dict[str, str] = field(default_factory=dict)
     loss_scale: LossScale | None = None
+    settings: dict[str, JsonValue] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for layer, found in enumerate(self.layers):

@@ -18,6 +18,7 @@ from hetpipe.runtime.optimizer import OPTIMIZER_STATES, Optimizer
 from hetpipe.training import checkpoint
 from hetpipe.training.frozen_base import base_hashes, check_base, weights_as_given
 from hetpipe.training.meeting import gather, text_of_first
+from hetpipe.training.resumed_settings import deciding_settings
 from partition.plan import Plan
 
 
@@ -76,6 +77,7 @@ def save_checkpoint(
             lora=settings.lora,
             base={name: sha256 for part in hashes for name, sha256 in sorted(part.items())},
             loss_scale=loss_scale,
+            settings=deciding_settings(settings, program.plan),
         )
         vocabulary = folder.vocabulary if folder.vocabulary.exists() else None
         config = folder.model_config if folder.model_config.exists() else None

@@ -185,6 +185,8 @@ class _Run:
         self.task.chain.know_boundaries(inputs)
         weight = self.task.term_weight(labels)
         microbatch = slices(self.costs.program, self.step, inputs, labels.to(self.place), weight)
+        if counted:
+            self.executor.rehearse(microbatch, self.task.chain.layer_names)
         self.executor.prepare()
         counter = self._counter() if counted else None
         if counted and self.place.type == "cuda":

@@ -149,7 +149,7 @@ def _device_reports(
         busy_s = sum(outcome.busy_s for outcome in summary.outcomes[timed])
         over_s = sum(outcome.over_budget_s for outcome in summary.outcomes[timed])
         devices[device.name] = DeviceReport(
-            predicted_bytes=plan_memory(costs.program.plan, profile, device.name).total_bytes,
+            predicted_bytes=plan_memory(costs.program.plan, profile.on(device.kind), device.name).total_bytes,
             peak_bytes=summary.peak_bytes,
             usable_bytes=device.usable_bytes,
             memory_bytes=device.memory_bytes,

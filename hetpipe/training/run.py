@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import tempfile
+import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -32,6 +33,7 @@ from hetpipe.training.checkpoint_room import room_of
 from hetpipe.training.frozen_base import check_stored_base
 from hetpipe.training.handover import Handover
 from hetpipe.training.rank import train_rank
+from hetpipe.training.resumed_settings import differences
 from partition.plan import Plan
 from partition.plan_file import plan_text
 
@@ -154,9 +156,17 @@ def train(
     make_task: for a model of your own: an `UserTask`, or an importable function that gives its
     `TrainingTask`.
 
+    Warns of settings in which the run differs from the one that it goes on from.
+
     Raises: InputError, InfeasibleError if the run cannot work; WorkerLostError if a process fails.
     """
     settings.check_stated(plan, profile)
+    if settings.resume_from is not None:
+        manifest = checkpoint.read_manifest(Path(settings.resume_from))
+        own_schedule = isinstance(make_task, UserTask) and make_task.has_rate_schedule
+        task_settings = TaskSettings.of(profile, settings)
+        for told in differences(manifest, task_settings, plan, own_schedule=own_schedule):
+            warnings.warn(told, stacklevel=2)
     prediction = verified_prediction(settings, cluster_file, profile, plan)
     return train_predicted(
         settings, cluster_file, profile, prediction, folder, on_event=on_event, make_task=make_task

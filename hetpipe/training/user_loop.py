@@ -15,7 +15,7 @@ from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.loss import Loss
-from hetpipe.models.mixed_precision import kept_casts, lowered_dtype, set_products, weight_dtype
+from hetpipe.models.mixed_precision import kept_casts, lowered_dtype, set_products
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import Program
 from hetpipe.program.trace import Trace
@@ -44,7 +44,10 @@ class RankStages:
     devices, "cpu:gloo,cuda:nccl" where any is a GPU. The process group stays the caller's.
 
     model: the layers of this rank in train mode, on its device. rank, device_name: of this process.
+    rehearsed: whether the first `execute` has run each stage once before its step.
     """
+
+    rehearsed: bool = False
 
     def __init__(
         self,
@@ -78,8 +81,8 @@ class RankStages:
         self.device = torch_device(device)
         precision = profile.dtype_of(device.kind)
         lowered = lowered_dtype(precision)
-        if lowered is not None and dtype != weight_dtype(precision):
-            raise InputError(f"dtype is {dtype}; weights under a profile in {precision} are in float32")
+        if any(map(lowered_dtype, profile.dtypes.values())) and dtype != torch.float32:
+            raise InputError(f"dtype is {dtype}; weights under a profile in {profile.dtype} are in float32")
         set_products(precision, self.device)
         layers = RankLayers.of(program, self.rank, chain, seed, self.device, dtype, lowered)
         self.model = layers.model
@@ -176,11 +179,15 @@ def execute(
     placed = {name: value.to(stages.device) for name, value in inputs.items()}
     stages.chain.know_boundaries(placed)
     stages.use(optimizer)
+    microbatch = slices(program, step, placed, labels.to(stages.device), 1 / terms)
+    if not stages.rehearsed:
+        stages.executor.rehearse(microbatch, stages.chain.layer_names)
+        stages.rehearsed = True
     stages.executor.prepare()
     with kept_casts():
         return stages.executor.step(
             step,
-            slices(program, step, placed, labels.to(stages.device), 1 / terms),
+            microbatch,
             start_s=common_start(),
             learning_rate=math.nan,  # the optimizer's own
             clip_norm=clip_norm,

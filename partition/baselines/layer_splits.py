@@ -113,7 +113,8 @@ def memory_proportional(problem: Problem, evaluate: Evaluate | None = None) -> P
     def cut(costs: PipelineCosts, samples: int) -> Layout:
         devices = _all_devices(problem)
         shapes = [StageShape(layer, layer + 1, 1, samples) for layer in range(problem.profile.num_layers)]
-        weights = [device_memory(problem.profile, [shape]).total_bytes for shape in shapes]
+        views = [problem.profile.on(kind) for kind in dict.fromkeys(device.kind for device in devices)]
+        weights = [max(device_memory(each, [shape]).total_bytes for each in views) for shape in shapes]
         return _layout(devices, proportional_cuts(weights, [device.usable_bytes for device in devices]))
 
     return _best(problem, "memory-proportional", cut, evaluate)

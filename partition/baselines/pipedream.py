@@ -120,7 +120,8 @@ def as_if_equal(costs: PipelineCosts, samples: int) -> EqualDevices:
         layer_s=tuple(harmonic_mean(row, weights=classes.counts) for row in busy_s),
         sync_s=tuple(link_s(trained_bytes(profile, [layer])) / num_microbatches for layer in layers),
         hop_s=tuple(
-            (1 + costs.prices.takes_gradient(k)) * link_s(costs.prices.boundary_bytes(k, samples))
+            (1 + costs.prices.takes_gradient(k))
+            * link_s(max(costs.prices.boundary_bytes(k, samples, one, one) for one, *_ in classes.members))
             if k
             else 0.0
             for k in layers
@@ -218,7 +219,8 @@ def _shortfall(problem: Problem, plan: Plan) -> InfeasibleError | None:
     """Return the error of the device that lacks most bytes; None where all fit."""
     missing_bytes, name = 0.0, ""
     for device in map(problem.cluster.device, plan.device_names):
-        missing = plan_memory(plan, problem.profile, device.name).total_bytes - device.usable_bytes
+        need = plan_memory(plan, problem.profile.on(device.kind), device.name)
+        missing = need.total_bytes - device.usable_bytes
         if missing > missing_bytes:
             missing_bytes, name = missing, device.name
     if not name:

@@ -11,6 +11,7 @@ from cost_model.cluster import Device
 from cost_model.errors import InfeasibleError
 from cost_model.layer_costs import Prices
 from cost_model.memory import StageShape, device_memory
+from cost_model.profile import ModelProfile
 from partition.bounds.card_bound import lone_layer_bound_s, summed_layers_bound_s, whole_pipeline_bound_s
 from partition.bounds.column_bound import ColumnBound
 from partition.bounds.merged_classes import merged
@@ -279,9 +280,16 @@ def fractional_bound_s(problem: Problem) -> float:
 
 
 def _state_bytes(problem: Problem, layer: int) -> float:
-    """Return bytes of parameters, gradients and optimizer states of a layer, without what it is tied to."""
-    memory = device_memory(problem.profile, [StageShape(layer, layer + 1, 0, 1)])
-    profile = problem.profile
+    """Return bytes of parameters, gradients and optimizer states of a layer, without what it is tied to.
+
+    On the kind that needs least.
+    """
+    kinds = {device.kind for device in problem.cluster.devices}
+    return min(_states_on(problem.profile.on(kind), layer) for kind in kinds)
+
+
+def _states_on(profile: ModelProfile, layer: int) -> float:
+    memory = device_memory(profile, [StageShape(layer, layer + 1, 0, 1)])
     copies = 1 + profile.optimizer_bytes_per_parameter_byte  # gradients and states
     states = memory.parameter_bytes + memory.gradient_bytes + memory.optimizer_bytes
     shared = sum(num_bytes for _, num_bytes in profile.shared_weight_bytes(layer))

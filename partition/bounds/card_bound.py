@@ -142,20 +142,24 @@ def card_bytes(tables: ProblemTables) -> Floats:
 
     Into the node come the forward in front and the backward behind, out of it go the others.
     """
-    outputs, gradients = _boundary_bytes(tables), gradient_bytes(tables)
+    outputs, gradients = output_bytes(tables), gradient_bytes(tables)
     return np.minimum(outputs[:, None] + gradients, gradients[:, None] + outputs)
 
 
-def _boundary_bytes(tables: ProblemTables) -> Floats:
-    """Return bytes a sample that pass in front of each layer and at the end of the model, where none do."""
-    outputs = [layer.output_bytes_per_sample for layer in tables.problem.profile.layers[:-1]]
-    return np.array([0.0, *outputs, 0.0])
+def output_bytes(tables: ProblemTables) -> Floats:
+    """Return the least bytes a sample that pass in front of each layer, and none at the end of the model."""
+    profile = tables.problem.profile
+    outputs = [
+        [layer.output_bytes_per_sample for layer in profile.on(kind).layers[:-1]]
+        for kind in set().union(*tables.kinds)
+    ]
+    return np.array([0.0, *np.min(outputs, axis=0), 0.0])
 
 
 def gradient_bytes(tables: ProblemTables) -> Floats:
     """Return the bytes a sample in front of each layer that also come back: none below the first trained."""
     back = np.arange(tables.num_layers + 1) > tables.prices.first_trained
-    return np.asarray(np.where(back, _boundary_bytes(tables), 0.0))
+    return np.asarray(np.where(back, output_bytes(tables), 0.0))
 
 
 def _layer_s(tables: ProblemTables) -> Floats:
@@ -187,7 +191,7 @@ def node_shapes(tables: ProblemTables) -> list[NodeShape]:
         kinds = frozenset(device.kind for device in node.devices)
         alike.setdefault((held, kinds, node.name if node.name in own else ""), []).append(node)
     optimizer = tables.problem.profile.optimizer_bytes_per_parameter_byte
-    states = tables.bytes.weights[0, -1] + tables.bytes.trained[0, -1] * (1 + optimizer)
+    states = tables.bytes.weights[..., 0, -1].min() + tables.bytes.trained[0, -1] * (1 + optimizer)
     return [
         NodeShape(
             len(nodes),

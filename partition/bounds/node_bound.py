@@ -32,9 +32,9 @@ from partition.bounds.card_bound import (
     node_shapes,
     work_shares,
 )
-from partition.bounds.node_samples import most_samples
-from partition.bounds.node_values import NodeRuns
-from partition.bounds.sync_tables import own_bytes, summed_bytes
+from partition.bounds.node_samples import RunSums, most_samples
+from partition.bounds.node_values import NodeRuns, RunTimes
+from partition.bounds.sync_tables import most_moved, own_bytes, summed_bytes
 from partition.estimates.arrays import Floats
 from partition.estimates.stage_tables import ProblemTables
 
@@ -42,6 +42,7 @@ BYTE_SHARES = (0.5, 0.0, 1.0)  # of the bytes in a layer's price, beside its wor
 SUM_PRICES = (0.0, 0.1, 0.2, 0.4, 0.8, 1.2, 1.6, 2.2)  # of all cards in a step, over the batch
 FAR = 1.1  # worth with good prices for sums, from which on other layers' prices help no more
 MOST_LONE = 2  # nodes with a layer for themselves where cards are slow
+SHARES = 16  # of what sums move between the least and twice their bytes
 STEPS = 10  # of the search for the largest step
 CLOSE = 0.004  # relative: of the step searched for
 
@@ -72,8 +73,7 @@ class NodeBound:
 
     def __post_init__(self) -> None:
         self.shapes, self.own = node_shapes(self.tables), own_bytes(self.tables.problem.profile)
-        # a ring moves less than twice the bytes out of a node, the root of a tree once for each of its rounds
-        self.most_moved = float(max(2, math.ceil(math.log2(len(self.tables.problem.cluster.nodes)))))
+        self.most_moved = most_moved(self.tables.problem.cluster)
         work, held = work_shares(self.tables), self.own / max(float(self.own.sum()), 1e-300)
         layers = [(1 - share) * work + share * held for share in BYTE_SHARES]
         self.layers = [each / each.sum() for each in layers if each.sum() > 0]
@@ -112,12 +112,10 @@ class NodeBound:
             return False
         if spanning and not any(kind.lone for kind in kinds):
             return True
-        # what a node with a layer for itself sums of others is left out: that must not earn anything
-        sums = SUM_PRICES if not spanning or self.most_moved <= 2 else SUM_PRICES[:1]
         cards_s = len(self.tables.problem.cluster.nodes) * step_s
         least = math.inf
         for turn, layers in enumerate([self.good[spanning][0], *self.layers]):
-            for price in sums if turn else self.good[spanning][1:]:
+            for price in SUM_PRICES if turn else self.good[spanning][1:]:
                 worth = self._worth(kinds, layers, price / cards_s)
                 if worth < 1 - SAFETY:
                     self.good[spanning] = layers, price
@@ -136,22 +134,27 @@ class NodeBound:
             if time.monotonic() > end_s:
                 return
             card_s = batch * shape.s_per_byte * passing
-            kind = _Kind(
-                shape, self._runs(shape, card_s, step_s, shape.s_per_byte * summed, whole=not spanning)
-            )
+            sums_s = shape.s_per_byte * summed
+            kind = _Kind(shape, self._runs(shape, card_s, step_s, sums_s, whole=not spanning))
             least_s = batch * shape.s_per_byte * least
             if spanning and step_s >= least_s:
-                lone = self._runs(shape, card_s, step_s, 0 * summed, whole=False)
+                lone = self._runs(shape, card_s, step_s, 0 * sums_s, whole=False)
                 kind = _Kind(shape, kind.runs, lone, step_s < 2 * least_s)
             yield kind
 
     def _runs(
         self, shape: NodeShape, card_s: Floats, step_s: float, sums_s: Floats, *, whole: bool
     ) -> NodeRuns:
-        most = most_samples(self.tables, shape.classes, shape.width, step_s, sums_s)
-        own_s = shape.s_per_byte * self.own * bool(sums_s.any())
+        """Return the runs of a node; sums_s: all 0 of one that may have layers for itself."""
+        own_s = shape.s_per_byte * self.own
+        shares = np.linspace(float(sums_s.any()), 2.0, SHARES + 1)
+        if self.most_moved > 2:
+            shares = np.append(shares, self.most_moved)
+        most = most_samples(
+            self.tables, shape.classes, shape.width, step_s, RunSums(sums_s, own_s, shares[:-1])
+        )
         most = most / self.tables.problem.global_batch_size
-        return NodeRuns(most, card_s, sums_s, own_s, step_s, whole=whole)
+        return NodeRuns(most, RunTimes(card_s, sums_s, own_s, shares, step_s), whole=whole)
 
     def _worth(self, kinds: list[_Kind], layers: Floats, sum_price: float) -> float:
         """Return what all nodes, and sums that need not move, come to at the most.
@@ -162,10 +165,11 @@ class NodeBound:
         total, gains = 2 * sum_price * least_s * float(self.own.sum()), []
         for kind in kinds:
             shape = kind.shape
-            value = kind.runs.value(layers, sum_price * least_s / shape.s_per_byte, self.most_moved)
+            price = sum_price * least_s / shape.s_per_byte
+            value = kind.runs.value(layers, price)
             total += shape.count * value
             if kind.lone is not None:
-                gain = max(0.0, kind.lone.value(layers, 0.0, self.most_moved) - value)
+                gain = max(0.0, kind.lone.value(layers, price) - value)
                 if kind.slow:
                     gains += [gain] * min(MOST_LONE, shape.count)
                 else:

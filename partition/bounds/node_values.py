@@ -4,17 +4,28 @@ A layer's price is that of the whole batch passing through it. The node holds so
 other nodes; runs of consecutive stages on it pass samples, whose activations come and go over its card where
 they begin and end, but at the ends of the model.
 
-For a multiplier m >= 0 of the card's seconds no node is worth more than
+Sums over n nodes move 2 (n - 1) times their bytes over all cards together. So a node pays twice at the price
+of sums for each of its layers, and is paid for what its card moves of it: f times its bytes, f from `least` (1,
+or 0 where the layer is on no other node) up to `most_moved`. For a multiplier m >= 0 of the card's seconds
 
-    max over runs r:  m * step - cost of the sums of r + the best runs whose sums take no longer than r's
+    worth <= m * step + sum over runs of samples * (prices - m * seconds on the card of a sample)
+                      + sum over layers held of bytes * (f * (price - m) - 2 * price)
 
-where a run is worth its samples times (prices - m * seconds on the card of a sample), and runs together take
-no more devices than there are (a knapsack over devices). Take for r the run whose sums take longest: the node
-holds it, and others of no longer sums. Each r has the least over a grid of multipliers.
+where m is so large that no layer adds anything in the last sum. Two bounds, of which the lesser one counts:
+
+longest     of the last sum the layers of the run count whose sums take longest: others are no longer.
+shared      each run pays for its layers its share of the node's devices: a layer is paid for once at the most.
+            What a run's sums move takes time behind its last stage: the more, the fewer samples (`most_samples`).
+
+Runs together take no more devices than there are (a knapsack over devices); the least over a grid of
+multipliers counts.
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 
+from partition.bounds.node_kernel import least_worth
 from partition.estimates.arrays import Floats
 from partition.estimates.layer_bytes import between
 
@@ -22,57 +33,72 @@ MULTIPLIERS = 24
 TINY = 1e-300
 
 
+@dataclass(frozen=True, slots=True)
+class RunTimes:
+    """What is known of the runs of a node in a step.
+
+    card_s: of the batch's activations at the ends of a run, by [start, stop]. sums_s: of runs on the card at the
+    least, own_s: of each layer alone, without what is tied. shares: how many times its bytes a run's sums
+    move, rising from the least to the most.
+    """
+
+    card_s: Floats
+    sums_s: Floats
+    own_s: Floats
+    shares: Floats
+    step_s: float
+
+
 class NodeRuns:
     """The runs of layers of equal nodes in a step: owner of what does not depend on prices.
 
-    most: samples over the batch, by [devices, start, stop]. card_s: of the batch's activations at the ends of
-    a run, by [start, stop]. sums_s: of runs on the card, own_s: of each layer alone, without what is tied; 0
-    where they do not count. whole: whether a run may be the whole model.
+    most: samples over the batch, by [share, devices, start, stop]. whole: whether a run may be the whole model.
     """
 
-    def __init__(
-        self, most: Floats, card_s: Floats, sums_s: Floats, own_s: Floats, step_s: float, *, whole: bool
-    ) -> None:
-        self.step_s, self.own_s = step_s, own_s
+    def __init__(self, most: Floats, times: RunTimes, *, whole: bool) -> None:
+        self.times = times
+        card_s, sums_s = times.card_s, times.sums_s
         start, stop = np.triu_indices(len(card_s), 1)
-        keep = (most[:, start, stop].max(axis=0) > 0) & (sums_s[start, stop] <= step_s)
+        keep = (most[0, :, start, stop].max(axis=1) > 0) & (sums_s[start, stop] <= times.step_s)
         if not whole:
             keep &= (start > 0) | (stop < len(card_s) - 1)
         start, stop = start[keep], stop[keep]
-        order = np.argsort(sums_s[start, stop], kind="stable")
+        own_s = between(times.own_s)
+        order = np.argsort(own_s[start, stop], kind="stable")
         self.start, self.stop = start[order], stop[order]
-        self.most, self.card_s = most[:, self.start, self.stop], card_s[self.start, self.stop]
+        self.most = np.ascontiguousarray(most[:, :, self.start, self.stop])
+        self.card_s, self.own_s = card_s[self.start, self.stop], own_s[self.start, self.stop]
 
-    def value(self, prices: Floats, sum_price: float, most_moved: float) -> float:
+    def value(self, prices: Floats, sum_price: float) -> float:
         """Return the most that a node is worth.
 
-        Sums over n nodes move 2 (n - 1) times their bytes over all cards, and over each of these cards
-        at least once theirs: a node pays twice for its own sums, and is paid for all that its card moves.
-
-        prices: of the layers; sum_price: of a second of sums; most_moved: over the card, times its own sums.
+        prices: of the layers; sum_price: of a second of sums.
         """
         if not len(self.start):
             return 0.0
         gains = between(prices)[self.start, self.stop]
-        bounds = [
-            self._bounds(gains, each, sum_price, most_moved)
-            for each in self._multipliers(gains, sum_price, most_moved)
-        ]
-        return max(0.0, float(np.min(bounds, axis=0).max()))
+        multipliers = self._multipliers(gains, sum_price)
+        runs = np.array([gains, self.card_s, self.own_s])
+        shared = least_worth(self.most, runs, self.times.shares, self.times.step_s, sum_price, multipliers)
+        longest = np.min([self._longest(gains, each, sum_price) for each in multipliers], axis=0).max()
+        return max(0.0, min(float(shared), float(longest)))
 
-    def _multipliers(self, gains: Floats, sum_price: float, most_moved: float) -> Floats:
+    def _multipliers(self, gains: Floats, sum_price: float) -> Floats:
         """Return multipliers at which no sums are worth more than they cost."""
+        most_moved = self.times.shares[-1]
         paid = np.where(self.card_s > 0, gains / np.maximum(self.card_s, TINY), 0.0)
         lowest = sum_price * (most_moved - 2) / most_moved
         highest = max(float(paid.max()), 2 * sum_price)
         return lowest + (highest - lowest) * np.concatenate([[0.0], np.linspace(0.02, 1.0, MULTIPLIERS)])
 
-    def _bounds(self, gains: Floats, each: float, sum_price: float, most_moved: float) -> Floats:
+    def _longest(self, gains: Floats, each: float, sum_price: float) -> Floats:
         """Return for a multiplier what a node is worth whose longest sums are those of each run."""
-        paid = (most_moved - 1) * max(sum_price - each, 0.0)
-        costs = between(self.own_s * max(0.0, each + sum_price - paid))[self.start, self.stop]
-        worth = np.maximum(self.most * (gains - each * self.card_s), 0.0)
-        return np.asarray(each * self.step_s - costs + _packed(np.maximum.accumulate(worth, axis=1)))
+        least, most_moved = self.times.shares[0], self.times.shares[-1]
+        earned = sum_price - each
+        moved = most_moved if earned > 0 else least
+        paid = self.own_s * (moved * earned - 2 * sum_price)
+        worth = np.maximum(self.most[0] * (gains - each * self.card_s), 0.0)
+        return np.asarray(each * self.times.step_s + paid + _packed(np.maximum.accumulate(worth, axis=1)))
 
 
 def _packed(worth: Floats) -> Floats:

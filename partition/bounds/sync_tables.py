@@ -5,6 +5,7 @@ its last backward there (docs/planning.md, "The bound", has the proof). Beside t
 layers and of the stages before it go on: whichever takes longer counts.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
@@ -158,17 +159,30 @@ def _tied_groups(profile: ModelProfile) -> dict[int, list[int]]:
     return groups
 
 
+def most_moved(cluster: Cluster) -> float:
+    """Return how many times its bytes a sum sends from one node at the most.
+
+    A ring sends less than twice the bytes out of a node, the root of a tree once for each of its rounds.
+    """
+    return float(max(2, math.ceil(math.log2(len(cluster.nodes)))))
+
+
 def card_s_per_byte(cluster: Cluster, network: Network, devices: tuple[Device, ...]) -> float:
     """Return the least seconds for which a byte holds the cards of the nodes of devices; 0 of a lone node.
 
     Sums pass a node in both directions, of which the slower one counts.
     """
+    return max(card_directions_s(cluster, network, devices))
+
+
+def card_directions_s(cluster: Cluster, network: Network, devices: tuple[Device, ...]) -> tuple[float, float]:
+    """Return the least seconds for which a byte holds the cards of nodes out of them, and into them."""
     least = [np.inf, np.inf]
     for one, other in _ends(cluster, {device.node for device in devices}):
         for place, (source, to) in enumerate(((one, other), (other, one))):
             links = (known.route(source.name, to.name).link for known in (network, network.as_in_file))
             least[place] = min(least[place], *map(_least_s_per_byte, links))
-    return max(least) if max(least) < np.inf else 0.0
+    return (least[0], least[1]) if max(least) < np.inf else (0.0, 0.0)
 
 
 def _ends(cluster: Cluster, names: set[str]) -> Iterator[tuple[Device, Device]]:

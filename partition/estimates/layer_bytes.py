@@ -1,5 +1,6 @@
 """The bytes of runs of layers, in tables by [start, stop]."""
 
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -20,9 +21,11 @@ def between(per_layer: Floats) -> Floats:
 class LayerBytes:
     """The bytes of layers [start, stop) by [start, stop]; saved and boundaries are per sample in flight.
 
+    saved: `cost_model.memory.saved_bytes_per_sample`.
+
     passing: per sample, where there is no backward; else 0.
     weights, trained: parameters (with lowered copies), and those with a gradient, a tied pair inside
-    counting once.
+    counting once. Of classes of devices (`by_class`) all but trained are by [class, start, stop].
     """
 
     weights: Floats
@@ -31,6 +34,29 @@ class LayerBytes:
     inputs: Floats
     outputs: Floats
     passing: Floats
+
+    @classmethod
+    def by_class(cls, profile: ModelProfile, kinds: Sequence[Collection[str]]) -> "LayerBytes":
+        """Return the bytes by class, given the kinds of each; of several the least count.
+
+        By [start, stop] alone where they are the same on all kinds.
+        """
+        views = {kind: profile.on(kind) for kind in set().union(*kinds)}
+        if len({id(view.layers) for view in views.values()}) == 1:
+            return cls.of(next(iter(views.values())))
+        held = {kind: cls.of(view) for kind, view in views.items()}
+
+        def stacked(of: Callable[["LayerBytes"], Floats]) -> Floats:
+            return np.stack([np.min([of(held[kind]) for kind in each], axis=0) for each in kinds])
+
+        return cls(
+            stacked(lambda each: each.weights),
+            next(iter(held.values())).trained,
+            stacked(lambda each: each.saved),
+            stacked(lambda each: each.inputs),
+            stacked(lambda each: each.outputs),
+            stacked(lambda each: each.passing),
+        )
 
     @classmethod
     def of(cls, profile: ModelProfile) -> "LayerBytes":
@@ -51,8 +77,15 @@ class LayerBytes:
         return cls(
             weights,
             trained,
-            between(np.array([layer.saved_bytes_per_sample for layer in profile.layers])),
+            _saved(profile),
             shape + outputs[:, None],
             shape + outputs[None, :],
             passing,
         )
+
+
+def _saved(profile: ModelProfile) -> Floats:
+    prefix = np.array([*(layer.prefix_bytes_per_sample for layer in profile.layers), 0.0])
+    saved = between(np.array([layer.saved_bytes_per_sample for layer in profile.layers]))
+    ends = np.arange(len(prefix))
+    return np.asarray(saved + np.where(ends[None, :] > ends[:, None], prefix[:, None], 0.0))

@@ -92,15 +92,16 @@ def _blocks(states: Sequence[float], names: tuple[str, ...], free: Mapping[str, 
 
 def _free_bytes(plan: Plan, profile: ModelProfile, cluster: Cluster, name: str) -> float:
     """Return the bytes usable on a device beside all that a plan needs there but optimizer states."""
-    need = plan_memory(plan, profile, name)
-    return cluster.device(name).usable_bytes - (need.total_bytes - need.optimizer_bytes)
+    device = cluster.device(name)
+    need = plan_memory(plan, profile.on(device.kind), name)
+    return device.usable_bytes - (need.total_bytes - need.optimizer_bytes)
 
 
 def fits(plan: Plan, profile: ModelProfile, cluster: Cluster) -> bool:
     """Return whether every device has the memory that a plan needs there."""
     return all(
-        plan_memory(plan, profile, name).total_bytes <= cluster.device(name).usable_bytes
-        for name in plan.device_names
+        plan_memory(plan, profile.on(device.kind), device.name).total_bytes <= device.usable_bytes
+        for device in map(cluster.device, plan.device_names)
     )
 
 

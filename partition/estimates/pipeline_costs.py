@@ -16,6 +16,7 @@ from cost_model.memory import (
     stage_activation_bytes,
 )
 from cost_model.network import NORM_BYTES, Network
+from cost_model.profile import ModelProfile
 from cost_model.sum_times import all_reduce_s
 from partition.estimates.clocks import Clocks
 from partition.plan import Pipeline, Plan, Stage
@@ -36,9 +37,9 @@ class PipelineCosts:
         self.problem, self.clocks = problem, clocks or Clocks()
         self.prices = Prices(problem.profile)
         self.network = Network(problem.cluster, problem.profile.links, problem.profile.all_reduces)
-        self._stage_bytes: dict[tuple[int, int, int, bool], list[tuple[float, float]]] = {}
-        self._caps: dict[tuple[int, int, int, bool, float], int] = {}
-        self._segment_layers: dict[tuple[int, int, int, int], int] = {}
+        self._stage_bytes: dict[tuple[int, int, int, bool, str], list[tuple[float, float]]] = {}
+        self._caps: dict[tuple[int, int, int, bool, str, float], int] = {}
+        self._segment_layers: dict[tuple[int, int, int, int, str], int] = {}
         self._sync: dict[tuple[tuple[str, ...], float], float] = {}
 
     def num_microbatches(self, samples: int) -> int:
@@ -57,7 +58,7 @@ class PipelineCosts:
 
     def hop_s(self, source: Device, destination: Device, layer: int, samples: int) -> float:
         """Return the seconds of one microbatch on the link in front of a layer, both ways, with latency."""
-        num_bytes = self.prices.boundary_bytes(layer, samples)
+        num_bytes = self.prices.boundary_bytes(layer, samples, source, destination)
         forward_s = self.network.route(source.name, destination.name).link.transfer_s(num_bytes)
         if not self.prices.takes_gradient(layer):
             return forward_s
@@ -94,18 +95,18 @@ class PipelineCosts:
 
         A stage without a backward needs them all.
         """
-        key = (start, stop, samples, recompute)
+        key = (start, stop, samples, recompute, device.kind)
         if key not in self._stage_bytes:
-            self._stage_bytes[key] = self._one_and_more_bytes(StageShape(start, stop, 1, samples, recompute))
+            shape = StageShape(start, stop, 1, samples, recompute)
+            self._stage_bytes[key] = self._one_and_more_bytes(shape, self.problem.profile.on(device.kind))
         usable = (*key, device.usable_bytes)
         if usable not in self._caps:
             pairs = self._stage_bytes[key]
             self._caps[usable] = max(_most(device.usable_bytes - one, more) for one, more in pairs)
         return self._caps[usable]
 
-    def _one_and_more_bytes(self, shape: StageShape) -> list[tuple[float, float]]:
+    def _one_and_more_bytes(self, shape: StageShape, profile: ModelProfile) -> list[tuple[float, float]]:
         """Return the bytes with one microbatch in flight, and those of each further one, by segments."""
-        profile = self.problem.profile
         memory = device_memory(profile, [shape])
         more = sum(stage_activation_bytes(profile, replace(shape, in_flight=2)))
         pairs = [(memory.total_bytes, more - memory.saved_bytes - memory.boundary_bytes)]
@@ -116,12 +117,11 @@ class PipelineCosts:
             pairs.append((states + inputs + most, memory.boundary_bytes + inputs))
         return pairs
 
-    def segment_layers(self, start: int, stop: int, samples: int, in_flight: int) -> int:
-        """Return the `segment_layers` with which recompute needs least memory."""
-        key = (start, stop, samples, in_flight)
+    def segment_layers(self, shape: StageShape, kind: str) -> int:
+        """Return the `segment_layers` with which recompute of a stage on a kind needs least memory."""
+        key = (shape.start, shape.stop, shape.microbatch_size, shape.in_flight, kind)
         if key not in self._segment_layers:
-            shape = StageShape(start, stop, in_flight, samples, recompute=True)
-            self._segment_layers[key] = leanest_segments(self.problem.profile, shape)
+            self._segment_layers[key] = leanest_segments(self.problem.profile.on(kind), shape)
         return self._segment_layers[key]
 
     def message_s(
@@ -134,7 +134,7 @@ class PipelineCosts:
         """
         if source.name == destination.name:
             return (0.0, 0.0, 0.0, 0.0)
-        num_bytes = self.prices.boundary_bytes(layer, samples)
+        num_bytes = self.prices.boundary_bytes(layer, samples, source, destination)
         forward = self.network.route(source.name, destination.name).link
         if not self.prices.takes_gradient(layer):
             return (forward.occupancy_s(num_bytes), 0.0, forward.latency_s, 0.0)
@@ -170,7 +170,10 @@ class PipelineCosts:
             StageShape(start, stop, flight, samples)
             for (_, start, stop), flight in zip(layout, flights, strict=True)
         ]
-        needs = [device_memory(profile, [shape]).total_bytes for shape in shapes]
+        needs = [
+            device_memory(profile.on(device.kind), [shape]).total_bytes
+            for shape, (device, _, _) in zip(shapes, layout, strict=True)
+        ]
         missing, index = max(
             (need - device.usable_bytes, -index)
             for index, (need, (device, _, _)) in enumerate(zip(needs, layout, strict=True))

@@ -1,12 +1,13 @@
 """The bytes that a plan needs on a device."""
 
+from cost_model.cluster import Cluster
 from cost_model.memory import DeviceMemory, StageShape, device_memory, state_home_bytes, trained_bytes
 from cost_model.profile import ModelProfile
 from partition.plan import Plan
 
 
 def plan_memory(plan: Plan, profile: ModelProfile, device: str) -> DeviceMemory:
-    """Return the bytes that a plan needs on a device, term by term."""
+    """Return the bytes that a plan needs on a device, term by term; profile: as it is `on` its kind."""
     shapes = []
     for number, index in plan.places.get(device, ()):
         pipeline = plan.pipelines[number]
@@ -30,20 +31,22 @@ def plan_memory(plan: Plan, profile: ModelProfile, device: str) -> DeviceMemory:
     )
 
 
-def plan_memories(plan: Plan, profile: ModelProfile) -> dict[str, DeviceMemory]:
+def plan_memories(plan: Plan, profile: ModelProfile, cluster: Cluster) -> dict[str, DeviceMemory]:
     """Return `plan_memory` of each device; devices that serve one stage, all alike, are counted once."""
     known: dict[object, DeviceMemory] = {}
-    found = {}
+    found, views = {}, {kind: profile.on(kind) for kind in profile.kinds}
     for name in plan.device_names:
+        view = views.get(cluster.device(name).kind, profile)
         key: object = name
         if plan.state_owners is None and len(plan.places[name]) == 1:
             ((number, index),) = plan.places[name]
             pipeline = plan.pipelines[number]
             stage, flight = pipeline.stages[index], pipeline.in_flight(index)
             size, count = pipeline.microbatch_size, pipeline.num_microbatches
-            key = (*stage.layers, stage.recompute, stage.segment_layers, flight, size, count)
+            stage_key = (*stage.layers, stage.recompute, stage.segment_layers)
+            key = (*stage_key, flight, size, count, id(view.layers))
         if key not in known:
-            known[key] = plan_memory(plan, profile, name)
+            known[key] = plan_memory(plan, view, name)
         found[name] = known[key]
     return found
 

@@ -83,7 +83,7 @@ class Contest:
             return False
         if not self._costs.prices.first_trained:
             return True  # made to fit
-        memories = plan_memories(plan, problem.profile)
+        memories = plan_memories(plan, problem.profile, problem.cluster)
         return all(
             memory.total_bytes <= problem.cluster.device(name).usable_bytes
             for name, memory in memories.items()

@@ -44,7 +44,7 @@ class SharedPipelineCosts:
     def __init__(self, costs: PipelineCosts) -> None:
         self.costs, self._estimate = costs, StepEstimate(costs)
         self._least: dict[object, float] = {}
-        self._alone: dict[StageShape, float] = {}
+        self._alone: dict[tuple[StageShape, str], float] = {}
 
     def plans(self, draft: Draft) -> list[tuple[float, Plan]]:
         """Return (estimate in seconds, plan) with what it needs in flight and with a little more.
@@ -106,10 +106,11 @@ class SharedPipelineCosts:
             (shared.stages[index], shared.microbatch_size, self._least_in_flight(shared, index))
             for _, index, shared in places
         ]
-        key = tuple(sorted((s.start, s.stop, *numbers, s.recompute) for s, *numbers in stages))
+        kind = stages[0][0].device.kind
+        key = kind, *sorted((s.start, s.stop, *numbers, s.recompute) for s, *numbers in stages)
         if key not in self._least:
             shapes = [self._shape(*entry) for entry in stages]
-            self._least[key] = device_memory(self.costs.problem.profile, shapes).total_bytes
+            self._least[key] = device_memory(self.costs.problem.profile.on(kind), shapes).total_bytes
         return stages[0][0].device.usable_bytes - self._least[key]
 
     def _least_in_flight(self, shared: SharedPipeline, stage: int) -> int:
@@ -123,10 +124,10 @@ class SharedPipelineCosts:
         return self._alone_bytes(stage, samples, flight + 1) - self._alone_bytes(stage, samples, flight)
 
     def _alone_bytes(self, stage: TimedStage, samples: int, in_flight: int) -> float:
-        shape = self._shape(stage, samples, in_flight)
-        if shape not in self._alone:
-            self._alone[shape] = device_memory(self.costs.problem.profile, [shape]).total_bytes
-        return self._alone[shape]
+        key = shape, kind = self._shape(stage, samples, in_flight), stage.device.kind
+        if key not in self._alone:
+            self._alone[key] = device_memory(self.costs.problem.profile.on(kind), [shape]).total_bytes
+        return self._alone[key]
 
     def _shape(self, stage: TimedStage, samples: int, in_flight: int) -> StageShape:
         planned = stage.leanest(self.costs, samples, in_flight)

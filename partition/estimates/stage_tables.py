@@ -122,7 +122,8 @@ class ProblemTables:
         self.num_layers = problem.profile.num_layers
         self.prices = Prices(problem.profile)
         self.network = Network(problem.cluster, problem.profile.links, problem.profile.all_reduces)
-        self.bytes = LayerBytes.of(problem.profile)
+        self.kinds = [{device.kind for device in devices} for devices in classes.members]
+        self.bytes = LayerBytes.by_class(problem.profile, self.kinds)
         self._sizes: dict[int, SizeTables] = {}
 
     def at(self, samples: int) -> "SizeTables":
@@ -149,6 +150,14 @@ class ProblemTables:
             for devices in self.unlike
         ]
         return np.array(per_byte)[:, None, None] * np.maximum(self.bytes.trained, 0.0)
+
+    def by_class(self, table_of: Callable[[ModelProfile], Floats]) -> Floats:
+        """Return a table of bytes by [start, stop], or by class in front if they differ, as `bytes` do."""
+        profile = self.problem.profile
+        if self.bytes.weights.ndim == 2:
+            return table_of(profile.on(next(iter(self.kinds[0]))))
+        tables = {kind: table_of(profile.on(kind)) for kind in set().union(*self.kinds)}
+        return np.stack([np.min([tables[kind] for kind in kinds], axis=0) for kinds in self.kinds])
 
     @cached_property
     def usable_bytes(self) -> Floats:
@@ -248,13 +257,13 @@ class SizeTables:
 
     @cached_property
     def workspace_bytes(self) -> Floats:
-        """The `working_bytes` by [start, stop]."""
-        return working_table(self.tables.problem.profile, self.samples)
+        """The `working_bytes` by [start, stop], or by class as `LayerBytes`."""
+        return self.tables.by_class(lambda profile: working_table(profile, self.samples))
 
     @cached_property
     def first_backward_bytes(self) -> Floats:
         """The `cost_model.memory.first_backward_bytes` by [start, stop], with no gradient there before."""
-        return _table_of(self.tables.problem.profile, self.samples, first_backward_bytes)
+        return self.tables.by_class(lambda profile: _table_of(profile, self.samples, first_backward_bytes))
 
     @property
     def _usable_bytes(self) -> Floats:
@@ -287,14 +296,18 @@ class SizeTables:
             caps = self._caps_of(states + self.workspace_bytes, one + held.saved)
             return np.where(self.tables.without_backward, ahead, caps)
         caps = self._caps_of(states + self.workspace_bytes + samples * held.saved, one + held.inputs)
-        for inputs, most in segment_tables(held.inputs, samples, samples * held.saved + self.workspace_bytes):
+        alone = samples * held.saved + self.workspace_bytes
+        for inputs, most in segment_tables(held.inputs, samples, alone):
             caps = np.maximum(caps, self._caps_of(states + most, one + inputs))
         return np.where(self.tables.without_backward, ahead, caps)
 
     def _caps_of(self, fixed: Floats, one: Floats) -> Floats:
         """Return the caps for bytes whatever is in flight, and for each sample that is."""
-        distinct, which = np.unique(self._usable_bytes, return_inverse=True)
-        spare = distinct[:, None, None] - fixed[None]
+        usable, which = self._usable_bytes, np.arange(len(self.tables.classes.members))
+        if fixed.ndim == 2:
+            distinct, which = np.unique(usable, return_inverse=True)
+            usable = distinct[:, None, None]
+        spare = usable - fixed
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             caps = np.floor(spare / (self.samples * one))
         caps = np.where(spare >= 0, np.fmin(caps, ALL), 0.0)[which.ravel()]
@@ -363,14 +376,18 @@ class SizeTables:
         forward_s = np.full((count, count, ends + 1), np.inf)  # [first class, second class, layer]
         backward_s = forward_s.copy()
         inner = range(1, ends)
-        num_bytes = [self.tables.prices.boundary_bytes(layer, self.samples) for layer in inner]
+        prices = self.tables.prices
+        sizes: dict[tuple[str, str], list[float]] = {}
         for first in range(count):
             for second in range(count):
                 for one, other in classes.channels(first, second):
+                    kinds = one.kind, other.kind
+                    if kinds not in sizes:
+                        sizes[kinds] = [prices.boundary_bytes(at, self.samples, one, other) for at in inner]
                     forward = self.tables.network.route(one.name, other.name).link
                     backward = self.tables.network.route(other.name, one.name).link
                     for table, link in ((forward_s, forward), (backward_s, backward)):
-                        row = [link.transfer_s(size) for size in num_bytes]
+                        row = [link.transfer_s(size) for size in sizes[kinds]]
                         table[first, second, 1:ends] = np.minimum(table[first, second, 1:ends], row)
         until = self.tables.prices.first_trained + 1
         backward_s[..., 1:until] = np.where(np.isfinite(forward_s[..., 1:until]), 0.0, np.inf)

@@ -121,7 +121,7 @@ class StepEstimate:
                 one, other = left.device.name, right.device.name
                 if one == other:
                     continue
-                num_bytes = prices.boundary_bytes(right.start, num_samples)
+                num_bytes = prices.boundary_bytes(right.start, num_samples, left.device, right.device)
                 back = [network.route(other, one)] if prices.takes_gradient(right.start) else []
                 for route in (network.route(one, other), *back):
                     seconds = route.link.occupancy_s(num_bytes)

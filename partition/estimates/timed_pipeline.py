@@ -6,6 +6,7 @@ from functools import cached_property
 from itertools import pairwise
 
 from cost_model.cluster import Cluster, Device, Link
+from cost_model.memory import StageShape
 from partition.estimates.closed_forms import (
     cap_in_flight,
     in_flight_windows,
@@ -42,7 +43,8 @@ class TimedStage:
         """Return the stage of a plan, recomputed by the segments that need least memory."""
         if not self.recompute:
             return self.planned(in_flight)
-        return self.planned(in_flight, costs.segment_layers(self.start, self.stop, samples, in_flight))
+        shape = StageShape(self.start, self.stop, in_flight, samples, recompute=True)
+        return self.planned(in_flight, costs.segment_layers(shape, self.device.kind))
 
 
 def timed_stages(cluster: Cluster, pipeline: Pipeline) -> tuple[TimedStage, ...]:

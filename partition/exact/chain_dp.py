@@ -96,8 +96,10 @@ class ChainProgramme:
         self.costs, self.classes, self.samples = costs, classes, samples
         self.num_layers = costs.problem.profile.num_layers
         self._num_microbatches = costs.num_microbatches(samples)
-        self._bytes = StageBytes.of(costs.problem.profile, samples)
         self._devices = [group[0] for group in classes.members]
+        kinds = dict.fromkeys(device.kind for device in self._devices)
+        profile = costs.problem.profile
+        self._bytes = {kind: StageBytes.of(profile.on(kind), samples) for kind in kinds}
         self._links: dict[tuple[int, int], tuple[Floats, Floats, Floats]] = {}
 
     @cached_property
@@ -121,7 +123,7 @@ class ChainProgramme:
 
     @cached_property
     def _optimizer_s(self) -> list[Floats]:
-        trained = self._bytes.trained
+        trained = self._bytes[self._devices[0].kind].trained
         share = trained / trained[-1, 0] if trained[-1, 0] else trained
         every = range(self.num_layers)
         return [share * self.costs.prices.optimizer_s(device, every) for device in self._devices]
@@ -129,10 +131,11 @@ class ChainProgramme:
     @cached_property
     def _caps(self) -> list[Floats]:
         """Return per class the most in flight by memory: inf where all fit, 0 where not even one does."""
-        one = self._bytes.per_sample * self.samples
         caps = []
         for device in self._devices:
-            spare = device.usable_bytes - self._bytes.fixed
+            held = self._bytes[device.kind]
+            one = held.per_sample * self.samples
+            spare = device.usable_bytes - held.fixed
             whole = np.floor(np.maximum(spare, 0.0) / np.where(one > 0, one, np.inf))
             caps.append(np.where((self._num_microbatches * one <= spare) & (spare >= 0), np.inf, whole))
         for cap in caps:  # without a backward all are in flight

@@ -39,13 +39,16 @@ class LeastPipelines:
 
     def _segment_layers(self, stage: TimedStage, problem: Problem) -> int:
         shape = StageShape(stage.start, stage.stop, 1, self.microbatch_size, recompute=True)
-        return leanest_segments(problem.profile, shape, whole=False) if stage.recompute else 0
+        profile = problem.profile.on(stage.device.kind)
+        return leanest_segments(profile, shape, whole=False) if stage.recompute else 0
 
     def error(self, problem: Problem, programme: MemoryProgramme) -> InfeasibleError:
         """Return why none fits, of pipelines that lack something."""
         stages = [stage for chain in self.stages for stage in chain]
         whys = [
-            missing_error(s.device, s.start, s.stop, min(programme.stage_needs(s.start, s.stop)))
+            missing_error(
+                s.device, s.start, s.stop, min(programme.stage_needs(s.start, s.stop, s.device.kind))
+            )
             for s in stages
         ]
         why = max(whys, key=lambda error: error.missing_bytes)
@@ -100,7 +103,7 @@ def _named(programme: MemoryProgramme, pipelines: Sequence[Sequence[Cut]]) -> Le
         stages = []
         for place, start, stop in cuts:
             device = unused[place].pop(0)
-            plain, again = programme.stage_needs(start, stop)
+            plain, again = programme.stage_needs(start, stop, device.kind)
             missing = max(missing, min(plain, again) - device.usable_bytes)
             recompute = again < plain and plain > device.usable_bytes
             stages.append(TimedStage(device, start, stop, recompute))

@@ -1,17 +1,19 @@
 """Pipelines that memory takes, whatever the order of their devices: an exact programme.
 
 For memory so tight that the search, which tries some orders, finds nothing. A stage needs least with one
-microbatch in flight; then its bytes depend on its layers alone, and who has them on usable bytes alone.
+microbatch in flight; then its bytes depend on its layers alone (where kinds compute in several precisions, on
+the kind, too), and who has them on usable bytes alone.
 
-state: how many devices of each class (of usable bytes) the stages after a cut use, as one number of mixed
-    radix. Pinned devices are in no class: the cut says which of them come after it. Of several pipelines
-    each pinned device is a class of its own.
+state: how many devices of each class (of usable bytes, and of kinds that need the same) the stages after a
+    cut use, as one number of mixed radix. Pinned devices are in no class: the cut says which of them come
+    after it. Of several pipelines each pinned device is a class of its own.
 label: the layers at which such stages can begin, as bits: layer k is bit k % 64 of word k // 64. All of them,
     not the first alone, since a shorter stage may need more, where a boundary is wide.
 transition: a device of class c more in front, from each layer of the label to all from which c holds the
     layers up to it: a union, looked up for each byte of the label. Whoever comes to the end of a pinned
     device's layers is at their start too.
-dominance: a label loses the layers that fewer devices reach, or ones with less memory: the rest can do more.
+dominance: a label loses the layers that fewer devices reach, or ones with less memory that need no less: the
+    rest can do more.
 order: by number of devices, so that what is found has the fewest stages.
 complexity: states, product of (count + 1) over the classes, times classes. Beyond MOST_WORDS words of labels
     near memories count as the least of them: what is found is a pipeline, that there is none is not proven.
@@ -78,11 +80,12 @@ class MemoryProgramme:
         self.problem, self.samples = problem, samples
         self.ends = problem.profile.num_layers + 1
         self.words = -(-self.ends // WORD)
+        self._needs: dict[str, Floats] = {}
         forced, devices = problem.forced, problem.cluster.devices
         pins = sorted(forced.pins, key=lambda pin: pin.start)
         pinned = [problem.cluster.device(pin.device) for pin in pins]
         limit = min(len(devices), forced.max_devices or len(devices)) - len(pinned)
-        # free devices; those with most memory do what others do
+        # free devices; of those that need the same those with most memory do what others do
         self.most = limit if several else min(self.ends - 1, limit)
         self.several, most_words = several, MOST_SEVERAL >> len(pins) if several else MOST_WORDS
         free = [device for device in devices if device not in pinned]
@@ -96,27 +99,44 @@ class MemoryProgramme:
 
     def _classes(self, devices: Sequence[Device], most: int) -> list[list[Device]]:
         """Return devices by usable bytes, most first; near memories together where states are too many."""
-        ranked = sorted(devices, key=lambda device: -device.usable_bytes)[: self.most]
-        groups = [list(alike) for _, alike in groupby(ranked, key=lambda device: device.usable_bytes)]
+        ranked = sorted(devices, key=lambda device: (self._bytes_as(device), -device.usable_bytes))
+        groups = [
+            list(alike)
+            for _, same in groupby(ranked, key=self._bytes_as)
+            for _, alike in groupby(list(same)[: self.most], key=lambda device: device.usable_bytes)
+        ]
         self.proven = True
         while len(groups) > 1 and math.prod(len(group) + 1 for group in groups) > most:
-            lost = [one[0].usable_bytes - other[-1].usable_bytes for one, other in pairwise(groups)]
+            lost = [
+                (not self._alike(one, other), one[0].usable_bytes - other[-1].usable_bytes)
+                for one, other in pairwise(groups)
+            ]
             at = lost.index(min(lost))
             groups[at : at + 2] = [groups[at] + groups[at + 1]]
             self.proven = False
         return groups
 
+    def _bytes_as(self, device: Device) -> str:
+        """Return the first kind on which layers have the bytes that they have on a device."""
+        profile = self.problem.profile
+        held = profile.on(device.kind).layers
+        return next(d.kind for d in self.problem.cluster.devices if profile.on(d.kind).layers == held)
+
+    def _alike(self, one: Sequence[Device], other: Sequence[Device]) -> bool:
+        """Return whether all of two classes need the same bytes."""
+        return len(set(map(self._bytes_as, (*one, *other)))) == 1
+
     @cached_property
     def lacking(self) -> Floats:
         """Return bytes that a class lacks, inf where it may not have the layers: [class, start, stop]."""
-        needs = np.full((self.ends, self.ends), np.inf)
-        again = leanest_table(self.problem.profile, self.samples)
-        for start in range(self.ends):
-            for stop in range(start + 1, self.ends):
-                each = int(again[start, stop])
-                needs[start, stop] = min(self.stage_needs(start, stop, each))
-        # the least of a class counts for all of it
-        tables = np.array([needs - group[-1].usable_bytes for group in self.members])
+        # the least of a class counts for all of it, and the most that any needs
+        tables = np.array(
+            [
+                np.max([self._needs_on(kind) for kind in {*map(self._bytes_as, group)}], axis=0)
+                - min(device.usable_bytes for device in group)
+                for group in self.members
+            ]
+        )
         for pin in self.pins:
             tables[: len(self.counts), : pin.stop, pin.start + 1 :] = np.inf
         for place, pin in enumerate(self.own, self.num_free):
@@ -125,14 +145,28 @@ class MemoryProgramme:
             tables[place, pin.start, pin.stop] = least
         return tables
 
-    def stage_needs(self, start: int, stop: int, segment_layers: int | None = None) -> tuple[float, float]:
-        """Return bytes of a stage, one microbatch in flight, without and with recompute.
+    def _needs_on(self, kind: str) -> Floats:
+        """Return the least bytes of each stage on a kind: [start, stop]."""
+        if kind not in self._needs:
+            needs = np.full((self.ends, self.ends), np.inf)
+            again = leanest_table(self.problem.profile.on(kind), self.samples)
+            for start in range(self.ends):
+                for stop in range(start + 1, self.ends):
+                    each = int(again[start, stop])
+                    needs[start, stop] = min(self.stage_needs(start, stop, kind, each))
+            self._needs[kind] = needs
+        return self._needs[kind]
+
+    def stage_needs(
+        self, start: int, stop: int, kind: str, segment_layers: int | None = None
+    ) -> tuple[float, float]:
+        """Return bytes of a stage on a kind, one microbatch in flight, without and with recompute.
 
         Where several pipelines sum their gradients, a single microbatch needs no less.
         """
         count = None if self.several else -(-self.problem.global_batch_size // self.samples)
         stage = StageShape(start, stop, 1, self.samples, num_microbatches=count)
-        return stage_needs(self.problem.profile, stage, segment_layers)
+        return stage_needs(self.problem.profile.on(kind), stage, segment_layers)
 
     @cached_property
     def _pinned_lacking(self) -> list[float]:
@@ -206,10 +240,20 @@ class MemoryProgramme:
             used = np.flatnonzero(self._digit(states, place) > 0)
             without = states[used] - self.strides[place]
             layers[used] |= labels[without]
-            if place + 1 < self.num_free and not self.several:  # others may need the lesser ones
+            if place + 1 < self.num_free and self._is_lesser[place + 1]:
                 spare = self._digit(without, place + 1) < self.counts[place + 1]
                 layers[used[spare]] |= labels[without[spare] + self.strides[place + 1]]
         return layers
+
+    @cached_property
+    def _is_lesser(self) -> list[bool]:
+        """Return whether each class of free devices can do no more than the one before it.
+
+        Not so of several pipelines: others may need the lesser ones.
+        """
+        free = self.members[: self.num_free]
+        lesser = [not self.several and self._alike(one, other) for one, other in pairwise(free)]
+        return [False, *lesser]
 
     def _digit(self, states: States, place: int) -> States:
         """Return how many devices of a class the states use."""

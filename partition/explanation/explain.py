@@ -152,7 +152,8 @@ class _Explainer:
                 )
 
     def memory(self, plan: Plan, name: str) -> float:
-        return plan_memory(plan, self.profile, name).total_bytes
+        kind = self.problem.cluster.device(name).kind
+        return plan_memory(plan, self.profile.on(kind), name).total_bytes
 
     def one_more(self, number: int, index: int, *, try_it: bool) -> tuple[float | None, float | None]:
         """Return (bytes missing for a layer more, step with it over the step), the better of both sides."""
@@ -205,9 +206,10 @@ class _Explainer:
             layer = pipeline.stages[max(source, destination)].start
             if source > destination and not self.prices.takes_gradient(layer):
                 continue
-            message_s = self.network.route(one, other).link.occupancy_s(
-                self.prices.boundary_bytes(layer, samples)
+            num_bytes = self.prices.boundary_bytes(
+                layer, samples, *map(self.problem.cluster.device, (one, other))
             )
+            message_s = self.network.route(one, other).link.occupancy_s(num_bytes)
             share = pipeline.num_samples / samples * message_s / self.step_s
             if share > found[1]:
                 found = (f"{one} to {other}", share)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cost_model.errors import InfeasibleError
+from cost_model.profile import ModelProfile
 from partition.auto import auto
 from partition.baselines.layer_splits import BASELINES, TooManyStagesError
 from partition.exact.chain_search import AUTO
@@ -71,15 +72,19 @@ def gain(problem: Problem, evaluate: Evaluate, outcomes: Sequence[Outcome]) -> G
     return Gain(balance, over, None if over is None else steps[over] / steps[AUTO])
 
 
-def with_ample_memory(problem: Problem) -> Problem:
-    """Return the problem on devices that hold the whole model with every sample in flight."""
-    profile = problem.profile
+def _ample_bytes(problem: Problem, profile: ModelProfile) -> float:
+    """Return no less than the whole model needs on one device with every sample in flight."""
     states = sum(layer.parameter_bytes for layer in profile.layers)
     sample = sum(layer.saved_bytes_per_sample + 2 * layer.output_bytes_per_sample for layer in profile.layers)
     rest = sum(layer.workspace_at(max(problem.microbatch_sizes)) for layer in profile.layers)
     copies = 2 + profile.optimizer_bytes_per_parameter_byte
     needed = states * copies + rest + sum(layer.lowered_bytes for layer in profile.layers)
-    needed += 2 * problem.global_batch_size * sample
+    return needed + 2 * problem.global_batch_size * sample
+
+
+def with_ample_memory(problem: Problem) -> Problem:
+    """Return the problem on devices that hold the whole model with every sample in flight."""
+    needed = max(_ample_bytes(problem, problem.profile.on(device.kind)) for device in problem.cluster.devices)
     nodes = tuple(
         dataclasses.replace(
             node,

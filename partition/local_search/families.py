@@ -14,6 +14,7 @@ Legend:
     b       mean bytes of a boundary between layers, per sample
     grouped stage by stage over the nodes: a node holds few layers, activations cross the network
     nested  copy by copy over the nodes: activations stay inside, a node holds all layers of its copies
+    runs    between them: so many places in a row are nested, and runs of copies side by side fill the nodes
 """
 
 import math
@@ -42,12 +43,15 @@ FEW_CLASSES = 3  # of a chain, up to which it is tried in all orders of its clas
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """Copies of a chain of device classes, first stage first, that are not cut yet."""
+    """Copies of a chain of device classes, first stage first, that are not cut yet.
+
+    run: places of a class in a row that are laid out together; with 1 the copies are grouped, with all of a class nested.
+    """
 
     chain: ClassOrder
     copies: int
     microbatch_size: int
-    grouped: bool
+    run: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +152,7 @@ class FamilySpace:
         profile = self.problem.profile
         inner = profile.layers[1:-1] or profile.layers
         self._boundary_bytes = sum(layer.output_bytes_per_sample for layer in inner) / len(inner)
-        weights = float(space.tables.bytes.weights[0, -1])
+        weights = float(space.tables.bytes.weights[..., 0, -1].min())
         self._least_bytes = weights + self.model_bytes * (1 + profile.optimizer_bytes_per_parameter_byte)
         self._layouts: dict[object, Layout] = {}
         self._places = {node.name: place for place, node in enumerate(self.problem.cluster.nodes)}
@@ -206,15 +210,24 @@ class FamilySpace:
         return list(dict.fromkeys(tuple(c for c in order for _ in range(vector[c])) for order in orders))
 
     def quick_s(self, vector: Counts, copies: int, others: float = 0.0) -> float:
-        """Return a closed form of the step of a family, the better of grouped and nested.
+        """Return a closed form of the step of a family, laid out as suits it best.
 
             compute = B / rate * (1 + (S - 1) * size / (B / k) + (S - 1) / (2 L)),  rate = k * sum m_c r_c
-            load    = devices of a node * b * samples of a copy * a / 2 * (2 if S > 2 else 1)
-            sync    = a * W * (k - 1) / k * max r_c / sum m_c r_c,  times the stages of a node if nested
+            load    = devices of a node * b * samples of a copy * a / 2 * (2 if S > 2 else 1) / run
+            sync    = a * W * (k - 1) / k * max r_c / sum m_c r_c * run
             step    = (compute^3 + load^3)^(1/3) + sync
 
         Filling and uneven cuts are in compute. others: samples a second that other pipelines do.
         """
+        return min(self._ways_s(vector, copies, others).values())
+
+    def runs(self, vector: Counts, copies: int) -> list[int]:
+        """Return the runs in which a family is laid out: grouped, nested, and best by the closed form."""
+        ways_s = self._ways_s(vector, copies, 0.0)
+        return list(dict.fromkeys([1, max(vector), min(ways_s, key=lambda run: ways_s[run])]))
+
+    def _ways_s(self, vector: Counts, copies: int, others: float) -> dict[int, float]:
+        """Return the closed form of `quick_s` by run; that of all a node has, too, is by its longest."""
         used, num_stages = [c for c, m in enumerate(vector) if m], sum(vector)
         batch, rate = self.problem.global_batch_size, copies * self.rate(vector)
         each = batch * rate / (rate + others) / copies
@@ -225,19 +238,20 @@ class FamilySpace:
         pace = max(self.class_s_per_byte)
         sync_s = pace * self.model_bytes * largest * (copies - 1) / copies
         if num_stages == 1:
-            return compute_s + sync_s
-        run = max(min(vector[c], self.on_node[c]) for c in used)
+            return {1: compute_s + sync_s}
+        longest = max(vector)
         load_s = max(self.on_node[c] for c in used) * each * self._boundary_bytes * pace / 2
         load_s *= 2 if num_stages > 2 else 1
-        ways = [together_s(compute_s, load_s, sync_s)]
-        if run > 1:
-            nested_s = 0.0 if num_stages <= run else load_s / run
-            ways.append(together_s(compute_s, nested_s, sync_s * run))
-        return min(ways)
+        ways = {}
+        for run in dict.fromkeys([*(2**power for power in range(longest.bit_length())), longest]):
+            on_node = max(min(vector[c], self.on_node[c], run) for c in used)
+            crossing_s = 0.0 if num_stages <= on_node else load_s / on_node
+            ways[run] = together_s(compute_s, crossing_s, sync_s * on_node)
+        return ways
 
     def layout(self, outline: Outline, taken: Sequence[int]) -> Layout:
         """Return the devices of copies. taken: devices of each class that earlier families have."""
-        key = (outline.chain, outline.copies, outline.grouped, tuple(taken))
+        key = (outline.chain, outline.copies, outline.run, tuple(taken))
         if key not in self._layouts:
             self._layouts[key] = Layout.of(self._rows(outline, taken))
         return self._layouts[key]
@@ -269,7 +283,8 @@ class FamilySpace:
         def device(copy: int, place: int) -> Device:
             c = chain[place]
             at, width = places[c].index(place), len(places[c])
-            index = at * copies + copy if outline.grouped else copy * width + at
+            first = at // outline.run * outline.run  # of its run
+            index = first * copies + copy * min(outline.run, width - first) + at - first
             return self.members[c][taken[c] + index]
 
         return [[device(copy, place) for place in range(len(chain))] for copy in range(copies)]

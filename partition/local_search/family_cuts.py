@@ -161,7 +161,7 @@ class FamilyCutter:
             if outline.copies == 1 or not layout.spread(places):
                 charges.append(0)
             else:
-                charges.append(1 if outline.grouped else min(len(places), on_node))
+                charges.append(min(len(places), on_node, outline.run))
         return tuple(charges)
 
     def _timings_of(self, at_once: int) -> TimingCache:

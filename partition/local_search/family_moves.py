@@ -10,7 +10,7 @@ from partition.local_search.family_cuts import FamilyCutter
 from partition.local_search.moves import GAIN
 
 MOVES = ("shift", "shift", "shift", "size", "place", "order", "drop", "add", "class", "fewer", "recut")
-"""A cut by one layer; microbatch size; grouped or nested; two stages swapped; a stage less, more, or of
+"""A cut by one layer; microbatch size; runs, grouped or nested; two stages swapped; a stage less, more, or of
 another class; fewer copies; new cuts. As often as named."""
 EvaluateFamilies = Callable[[FamilySet], float]
 """Seconds of a step of families; inf where they are no plan."""
@@ -77,7 +77,8 @@ class FamilyClimb:
         if move == "size":
             return replace(old, microbatch_size=rng.choice(self._space.problem.microbatch_sizes))
         if move == "place":
-            return replace(old, grouped=not old.grouped)
+            longest = max(map(chain.count, chain))
+            return replace(old, run=rng.choice([run for run in (1, 2, 4, longest) if run != old.run]))
         if move == "order" and len(set(chain)) > 1:
             swapped, other = list(chain), rng.randrange(len(chain))
             swapped[place], swapped[other] = swapped[other], swapped[place]

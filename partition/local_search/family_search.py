@@ -115,20 +115,18 @@ class FamilyStarts:
         return sorted([*alone, *both], key=_order)
 
     def _of(self, vector: Counts, copies: int, taken: Counts, shared: bool) -> Iterator[EstimatedSet]:
-        """Give the best family, grouped and nested, of a vector, and a near one of another microbatch size.
+        """Give the best family of a vector in each of its runs, and a near one of another microbatch size.
 
         All sizes are cut for the first order of classes, the two best for the others.
         """
         problem = self._space.problem
         sizes = [s for s in problem.microbatch_sizes if s <= max(1, problem.global_batch_size // copies)]
         first, *others = self._space.orders(vector)
-        for grouped in (True, False) if max(vector) > 1 else (True,):
-            outlines = [
-                Outline(first, copies, size, grouped) for size in sizes or problem.microbatch_sizes[:1]
-            ]
+        for run in self._space.runs(vector, copies):
+            outlines = [Outline(first, copies, size, run) for size in sizes or problem.microbatch_sizes[:1]]
             options = self._cut(outlines, taken, shared)
             near = [_size(option) for option in sorted(options, key=_order)[:2]] or sizes[:1]
-            outlines = [Outline(order, copies, size, grouped) for order in others for size in near]
+            outlines = [Outline(order, copies, size, run) for order in others for size in near]
             options = sorted([*options, *self._cut(outlines, taken, shared)], key=_order)
             if options:
                 best = options[0]

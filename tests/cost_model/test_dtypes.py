@@ -94,13 +94,12 @@ def test_a_kind_that_the_catalogue_does_not_know_has_no_fastest():
     assert dtypes_of("auto,RTX-9090=bf16", ["RTX-9090"]) == {"RTX-9090": BFLOAT16_AUTOCAST}
 
 
-@pytest.mark.parametrize("other", [FLOAT32, TF32, "float64"])
-def test_16_bits_do_not_train_beside_others(other):
-    with pytest.raises(
-        InputError, match=r"bfloat16-autocast on A100, .* on P40: these do not train one model"
-    ):
-        common_dtype({"A100": BFLOAT16_AUTOCAST, "P40": other})
-    assert common_dtype({"A100": TF32, "P40": FLOAT32}) == MIXED
+@pytest.mark.parametrize("other", [BFLOAT16_AUTOCAST, FLOAT16_AUTOCAST, FLOAT32, TF32])
+def test_all_train_beside_others_but_float64(other):
+    with pytest.raises(InputError, match=r"float64 on A100, .* on P40: these do not train one model"):
+        common_dtype({"A100": "float64", "P40": other})
+    assert common_dtype({"A100": BFLOAT16_AUTOCAST, "V100": FLOAT16_AUTOCAST, "P40": other}) == MIXED
+    assert common_dtype({"A100": other, "P40": other}) == other
 
 
 def test_devices_without_units_are_refused_whatever_the_precision():

@@ -4,6 +4,7 @@ from itertools import combinations
 import pytest
 
 from cost_model.errors import InfeasibleError
+from cost_model.layer_profile import LayerProfile
 from cost_model.memory import (
     StageShape,
     device_memory,
@@ -13,7 +14,6 @@ from cost_model.memory import (
     trained_bytes,
     working_bytes,
 )
-from cost_model.profile import LayerProfile
 from hetpipe.program.costs import check_memory
 from partition.estimates.layer_bytes import LayerBytes
 from partition.estimates.plan_memory import plan_memory, summed_bytes

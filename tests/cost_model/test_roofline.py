@@ -11,15 +11,8 @@ from cost_model.catalogue import accelerator
 from cost_model.dtypes import BFLOAT16_AUTOCAST
 from cost_model.errors import InputError
 from cost_model.known_errors import BLOCKS, WHOLE_STEPS, KnownError, distrust, known_error
-from cost_model.profile import (
-    KindProfile,
-    LayerProfile,
-    LayerTimes,
-    ModelProfile,
-    profile_from_data,
-    profile_text,
-    read_profile,
-)
+from cost_model.layer_profile import LayerProfile, LayerTimes
+from cost_model.profile import KindProfile, ModelProfile, profile_from_data, profile_text, read_profile
 from cost_model.roofline import (
     FITTED,
     Measurement,
@@ -28,6 +21,7 @@ from cost_model.roofline import (
     estimate_kind,
     fit,
     launch_bound,
+    layer_work,
     nearest_kind,
 )
 from hetpipe import cli
@@ -100,6 +94,16 @@ def test_an_estimate_scales_each_layer_by_what_limits_it():
     ratio = (2e12 / 8.1e12 + 44e6 / 320e9) / (2e12 / 19.5e12 + 44e6 / 1555e9)
     assert block.forward_s[1] == pytest.approx(0.4 * ratio, rel=1e-6)
     assert estimated.optimizer_s_per_byte == pytest.approx(1e-11 * 1555 / 320)
+
+
+def test_attention_multiplies_beside_the_weights():
+    block = LayerProfile(
+        "block", 4e9, 4e6, 40e6, attention_flops_per_sample=1e12, attention_backward_flops_per_sample=2.5e12
+    )
+    ahead, behind = (layer_work(block, profile(), 3, backward=backward) for backward in (False, True))
+    # 1e9 parameters and 1,000 tokens: 2e12 FLOP a sample, twice in the backward
+    assert (ahead.flops, behind.flops) == (3 * (2e12 + 1e12), 3 * (4e12 + 2.5e12))
+    assert layer_work(block, profile(), 3, backward=True, multiplies=False).flops == 3 * 2.5e12
 
 
 def test_the_same_kind_is_estimated_as_it_was_measured():

@@ -1,4 +1,4 @@
-"""A kind in float16 beside one in bfloat16: computed as written down, resumed on other plans, by command."""
+"""Kinds in float16, bfloat16 and float32 beside each other: computed as written down, resumed, by command."""
 
 import json
 from itertools import pairwise
@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 import user_tasks
-from cost_model.dtypes import BFLOAT16_AUTOCAST, FLOAT16_AUTOCAST, MIXED
+from cost_model.dtypes import BFLOAT16_AUTOCAST, FLOAT16_AUTOCAST, FLOAT32, MIXED
 from cost_model.profile import ModelProfile, read_profile
 from hetpipe import cli
 from hetpipe.models.chain import ChainModel
+from hetpipe.models.mixed_precision import lowered_dtype
 from hetpipe.profiling.profile_cache import merge
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.training.checkpoint import read_manifest
@@ -21,7 +22,9 @@ from hetpipe.training.trainer import AdamW, Trainer
 from partition.plan import Pipeline, Plan, Stage
 from runs import cluster_file, made_up_profile_of
 
-OLD, NEW = "emulated-V100", "emulated-RTX-3090"
+OLD, NEW, PLAIN = "emulated-V100", "emulated-RTX-3090", "emulated-GTX-1080-Ti"
+IN_16 = (FLOAT16_AUTOCAST, BFLOAT16_AUTOCAST, BFLOAT16_AUTOCAST)
+EACH_ITS_OWN = (FLOAT16_AUTOCAST, BFLOAT16_AUTOCAST, FLOAT32)
 CLUSTER = f"""
 [network]
 bandwidth = "10 Gbit/s"
@@ -32,6 +35,9 @@ devices = [{{ kind = "{OLD}", count = 2, memory = "1 GiB" }}]
 [[nodes]]
 name = "new"
 devices = [{{ kind = "{NEW}", count = 2, memory = "1 GiB" }}]
+[[nodes]]
+name = "plain"
+devices = [{{ kind = "{PLAIN}", memory = "1 GiB" }}]
 """
 BATCH, STEPS = 8, 4
 CUT = Plan(
@@ -46,16 +52,28 @@ CUT = Plan(
         ),
     ),
 )
+THREE = Plan(
+    "manual",
+    "mine",
+    BATCH,
+    (
+        Pipeline(
+            4,
+            BATCH,
+            (Stage(("new/0",), (0, 1), 3), Stage(("plain/0",), (1, 2), 2), Stage(("old/0",), (2, 4), 1)),
+        ),
+    ),
+)
 REPLICAS = Plan(
     "manual",
     "mine",
     BATCH,
     (
-        Pipeline(2, 4, (Stage(("old/0",), (0, 4), 2),)),
-        Pipeline(2, 4, (Stage(("new/0",), (0, 2), 2, recompute=True), Stage(("old/1",), (2, 4), 1))),
+        Pipeline(2, 4, (Stage(("plain/0",), (0, 4), 2, recompute=True),)),
+        Pipeline(2, 4, (Stage(("old/0",), (0, 2), 2), Stage(("new/0",), (2, 4), 1))),
     ),
     zero=1,
-    state_owners=("old/0", "new/0", "old/1", "old/0"),
+    state_owners=("plain/0", "old/0", "new/0", "plain/0"),
 )
 
 
@@ -63,16 +81,17 @@ def layers() -> ChainModel:
     return ChainModel.from_module(user_tasks.build_gpt2, user_tasks.gpt2_example(), name="mine")
 
 
-def profile() -> ModelProfile:
+def profile(dtypes: tuple[str, ...]) -> ModelProfile:
     length = user_tasks.LENGTH
     parts = [
         made_up_profile_of(layers(), "mine", kind, 1e-4, dtype=dtype, sequence_length=length)
-        for kind, dtype in ((OLD, FLOAT16_AUTOCAST), (NEW, BFLOAT16_AUTOCAST))
+        for kind, dtype in zip((OLD, NEW, PLAIN), dtypes, strict=True)
     ]
     return merge(parts)
 
 
-def trainer(folder: Path, plan: Plan, **options: Any) -> Trainer:
+def trainer(folder: Path, plan: Plan, dtypes: tuple[str, ...] = EACH_ITS_OWN, **options: Any) -> Trainer:
+    """dtypes: of OLD, NEW and PLAIN."""
     folder.mkdir(exist_ok=True)
     return Trainer(
         plan,
@@ -81,7 +100,7 @@ def trainer(folder: Path, plan: Plan, **options: Any) -> Trainer:
         AdamW(1e-2),
         user_tasks.next_token_loss,
         cluster=cluster_file(folder, CLUSTER),
-        profile=profile(),
+        profile=profile(dtypes),
         count_terms=user_tasks.num_next_tokens,
         folder=folder / "run",
         shuffle=False,
@@ -95,26 +114,27 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
     return RunFolder(folder / "run").read_metrics()
 
 
-def by_hand(scale: float) -> tuple[float, float]:
-    """Return loss and gradient norm of the first step of CUT, in one process."""
+def by_hand(stages: list[tuple[str, int, int]], scale: float) -> tuple[float, float]:
+    """Return loss and gradient norm of the first step of (precision, start, stop), in one process."""
     data = user_tasks.sequences(BATCH)
     ids = torch.stack([row["input_ids"] for row in data])
-    model = {
-        lowered: layers().materialise(held, seed=0, lowered=lowered)
-        for lowered, held in ((torch.bfloat16, (0, 3)), (torch.float16, (1, 2)))
-    }
+    chain = layers()
+    model = [
+        chain.materialise(tuple(range(start, stop)), seed=0, lowered=lowered_dtype(dtype))
+        for dtype, start, stop in stages
+    ]
     total, terms = 0.0, user_tasks.num_next_tokens(ids)
     for start in range(0, BATCH, 4):
         part = {"input_ids": ids[start : start + 4]}
         carried: tuple[Tensor, ...] = ()
-        for lowered, first, stop in ((torch.bfloat16, 0, 1), (torch.float16, 1, 3), (torch.bfloat16, 3, 4)):
-            taken = tuple(tensor.to(lowered) if tensor.is_floating_point() else tensor for tensor in carried)
-            carried = model[lowered].run(first, stop, part, taken)
+        for each, (dtype, first, stop) in zip(model, stages, strict=True):
+            enters_as = lowered_dtype(dtype) or torch.float32
+            carried = each.run(first, stop, part, tuple(tensor.to(enters_as) for tensor in carried))
         loss = user_tasks.next_token_loss(carried[0], part["input_ids"]) / terms
         (loss * scale).backward()
         total += float(loss.detach())
     gradients: dict[str, Tensor] = {}
-    for each in model.values():
+    for each in model:
         for name, value in each.owned_parameters().items():
             assert value.grad is not None
             gradients[name] = gradients.get(name, 0) + value.grad / scale
@@ -122,24 +142,35 @@ def by_hand(scale: float) -> tuple[float, float]:
 
 
 @pytest.mark.slow
-def test_a_plan_over_both_computes_what_is_written_down(tmp_path):
-    trainer(tmp_path / "cut", CUT, save=False).fit(1)
+@pytest.mark.parametrize(
+    ("plan", "dtypes"),
+    [
+        (CUT, IN_16),
+        (CUT, (BFLOAT16_AUTOCAST, FLOAT32, FLOAT32)),
+        (THREE, EACH_ITS_OWN),
+    ],
+    ids=["bf16-fp16-bf16", "f32-bf16-f32", "bf16-f32-fp16"],
+)
+def test_a_plan_over_several_computes_what_is_written_down(tmp_path, plan, dtypes):
+    trainer(tmp_path / "cut", plan, dtypes, save=False).fit(1)
     (first,) = metrics(tmp_path / "cut")
-    loss, norm = by_hand(first["loss_scale"])
-    assert first["finite"] and first["loss_scale"] == 2.0**16
+    assert first["finite"] and first.get("loss_scale") == (2.0**16 if FLOAT16_AUTOCAST in dtypes else None)
+    of_nodes = dict(zip(("old", "new", "plain"), dtypes, strict=True))
+    stages = [(of_nodes[stage.device.split("/")[0]], *stage.layers) for stage in plan.pipelines[0].stages]
+    loss, norm = by_hand(stages, first.get("loss_scale") or 1.0)
     assert first["loss"] == pytest.approx(loss, rel=1e-6)
-    assert first["gradient_norm"] == pytest.approx(norm, rel=1e-4)
+    assert first["gradient_norm"] == pytest.approx(norm, rel=1e-6)
 
 
 @pytest.mark.slow
 def test_it_goes_on_under_other_plans(tmp_path):
-    whole = trainer(tmp_path / "whole", CUT, every=2)
+    whole = trainer(tmp_path / "whole", THREE, every=2)
     whole.fit(STEPS)
     exact = [step["loss"] for step in metrics(tmp_path / "whole")]
     assert exact[-1] < exact[0]
     source = tmp_path / "whole" / "run" / "checkpoints" / "step-000002"
     assert read_manifest(source).loss_scale is not None
-    for name, plan in (("replicas", REPLICAS), ("same", CUT)):
+    for name, plan in (("replicas", REPLICAS), ("same", THREE)):
         again = trainer(tmp_path / name, plan)
         again.fit(STEPS, resume_from=source)
         losses = [step["loss"] for step in metrics(tmp_path / name)]
@@ -158,17 +189,28 @@ def test_auto_measures_plans_trains_and_resumes_with_each_kind_in_its_own(tmp_pa
     assert cli.main(["profile", *line.split(), "--microbatch-sizes", "1,2", "-o", "p.json"]) == 0
     found = read_profile(tmp_path / "p.json")
     assert found.dtype == MIXED
-    assert found.dtypes == {OLD: FLOAT16_AUTOCAST, NEW: BFLOAT16_AUTOCAST}
+    assert found.dtypes == {OLD: FLOAT16_AUTOCAST, NEW: BFLOAT16_AUTOCAST, PLAIN: FLOAT32}
     run = (
         "run --model bert-tiny --cluster cluster.toml --profile p.json --dtype auto --global-batch-size 4 "
         "--no-proof --run-folder run --json"
     )
     capsys.readouterr()
-    pins = ["--pin", "new/0=0-3", "--pin", "old/0=4-7", "--pipelines", "1", "--max-devices", "2"]
+    pins = [
+        "--pin",
+        "new/0=0-2",
+        "--pin",
+        "plain/0=3-4",
+        "--pin",
+        "old/0=5-7",
+        "--pipelines",
+        "1",
+        "--max-devices",
+        "3",
+    ]
     assert cli.main([*run.split(), "--steps", "2", *pins]) == 0, capsys.readouterr().err
     report = json.loads(capsys.readouterr().out)
-    assert {stage["device"] for stage in report["stages"]} == {"new/0", "old/0"}
-    other = ["--pin", "old/0=0-3", "--pin", "new/1=4-7", *pins[4:]]
+    assert {stage["device"] for stage in report["stages"]} == {"new/0", "plain/0", "old/0"}
+    other = ["--pin", "old/0=0-3", "--pin", "plain/0=4-7", *pins[6:]]
     assert cli.main([*run.split(), "--steps", "3", "--resume", "run", *other]) == 0
     steps = RunFolder(tmp_path / "run").read_metrics()
     assert len(steps) == 3 and steps[0]["loss_scale"] == 2.0**16

@@ -3,7 +3,8 @@ from safetensors.torch import load_file
 
 import user_tasks
 from cost_model.cluster import CPU
-from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
+from cost_model.layer_profile import LayerProfile, LayerTimes
+from cost_model.profile import KindProfile, ModelProfile
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings
 from hetpipe.training.run import train

@@ -9,7 +9,8 @@ from torch import nn
 import runtime_mains
 import user_tasks
 from cost_model.cluster import CPU
-from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
+from cost_model.layer_profile import LayerProfile, LayerTimes
+from cost_model.profile import KindProfile, ModelProfile
 from hetpipe.models.chain import ChainModel, TensorSpec
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.run_report import read_report

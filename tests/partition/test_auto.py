@@ -8,7 +8,8 @@ import pytest
 
 from cost_model.cluster import Cluster, Device, Link, Node
 from cost_model.errors import InfeasibleError, InputError
-from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
+from cost_model.layer_profile import LayerProfile, LayerTimes
+from cost_model.profile import KindProfile, ModelProfile
 from hetpipe.simulation.prediction import evaluator
 from parallel import on_all_cores
 from partition.auto import on_one_node

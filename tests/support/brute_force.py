@@ -62,7 +62,8 @@ class BruteForce:
             )
             choices = segment_choices(stage.stop - stage.start) if stage.recompute else (0,)
             shapes = [replace(shape, segment_layers=each) for each in choices]
-            needs = [device_memory(self.problem.profile, [shape]).total_bytes for shape in shapes]
+            profile = self.problem.profile.on(self.tables.classes.members[stage.class_index][0].kind)
+            needs = [device_memory(profile, [shape]).total_bytes for shape in shapes]
             return min(needs) <= usable * (1 + 1e-9)
 
         most = max((flight for flight in range(1, MOST) if fits(flight, None)), default=0)
@@ -70,7 +71,11 @@ class BruteForce:
 
     def _hop(self, one: int, other: int, layer: int, there: int, back: int) -> float:
         """Return the seconds of the best channel each way; inf where there is none."""
-        num_bytes = [self.tables.prices.boundary_bytes(layer, samples) for samples in (there, back)]
+        ends = (self.tables.classes.members[index][0] for index in (one, other))
+        giver, taker = ends
+        num_bytes = [
+            self.tables.prices.boundary_bytes(layer, samples, giver, taker) for samples in (there, back)
+        ]
         pairs, route = self.tables.classes.channels(one, other), self.tables.network.route
         out = (route(a.name, b.name).link.transfer_s(num_bytes[0]) for a, b in pairs)
         home = (route(b.name, a.name).link.transfer_s(num_bytes[1]) for a, b in pairs)

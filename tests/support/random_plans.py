@@ -6,14 +6,15 @@ from dataclasses import replace
 from itertools import pairwise
 
 from cost_model.cluster import Cluster, Device, Link, Node, NodeLink
+from cost_model.layer_profile import LayerTimes
 from cost_model.measured_links import MeasuredAllReduce, MeasuredLink
-from cost_model.profile import LayerTimes, ModelProfile
+from cost_model.profile import ModelProfile
 from hetpipe.program.instructions import Compute, Step
 from hetpipe.simulation.prediction import simulate_plan
 from partition.estimates.plan_memory import plan_memory
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import Problem
-from random_problems import frozen_below, random_cluster, random_profile
+from random_problems import frozen_below, in_two_precisions, random_cluster, random_profile
 
 SIZE_SETS = ((1,), (2,), (3,), (4,), (1, 2), (2, 4), (1, 4), (1, 2, 4), (3, 8))
 
@@ -27,9 +28,16 @@ def without_sync_s(plan: Plan, problem: Problem) -> float:
 
 def fits(plan: Plan, problem: Problem) -> bool:
     return all(
-        plan_memory(plan, problem.profile, name).total_bytes <= problem.cluster.device(name).usable_bytes
-        for name in plan.device_names
+        need <= problem.cluster.device(name).usable_bytes for name, need in needs_of(plan, problem).items()
     )
+
+
+def needs_of(plan: Plan, problem: Problem) -> dict[str, float]:
+    """What each device of a plan needs, of the bytes that layers have on its kind."""
+    kinds = {name: problem.cluster.device(name).kind for name in plan.device_names}
+    return {
+        name: plan_memory(plan, problem.profile.on(kind), name).total_bytes for name, kind in kinds.items()
+    }
 
 
 def random_case(seed: int) -> Problem:
@@ -196,7 +204,7 @@ def _pipeline(rng: random.Random, problem: Problem, devices: Sequence[Device], n
 
 def with_tight_memory(rng: random.Random, problem: Problem, plan: Plan) -> Problem:
     """The problem on devices that hold what the plan needs, and no more; or now and then a little more."""
-    needs = {name: plan_memory(plan, problem.profile, name).total_bytes for name in plan.device_names}
+    needs = needs_of(plan, problem)
     largest = max(needs.values())
     same, more = rng.random() < 0.3, rng.choice([1.0, 1.0, 1.0, 1.2])
 
@@ -209,8 +217,13 @@ def with_tight_memory(rng: random.Random, problem: Problem, plan: Plan) -> Probl
 
 
 def tight_case(seed: int, num_plans: int = 25) -> tuple[Problem, list[Plan]]:
-    """A problem, and plans that its memory takes: the fastest of some random ones, and others."""
+    """A problem, and plans that its memory takes: the fastest of some random ones, and others.
+
+    In a quarter of the cases the kinds compute in two precisions.
+    """
     rng, problem = random.Random(seed), random_case(seed)
+    if seed % 4 == 2:
+        problem = in_two_precisions(problem)
     plans = [random_plan(rng, problem) for _ in range(num_plans)]
     order = sorted(plans, key=lambda plan: without_sync_s(plan, problem))
     chosen = order[0] if rng.random() < 0.7 else rng.choice(order)

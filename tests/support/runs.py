@@ -6,7 +6,8 @@ from typing import Any
 
 from cost_model.cluster import CPU, Cluster
 from cost_model.cluster_file import read_cluster
-from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
+from cost_model.layer_profile import LayerProfile, LayerTimes
+from cost_model.profile import KindProfile, ModelProfile
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.huggingface import model_spec
 from hetpipe.models.mixed_precision import lowered_dtype, weight_dtype
@@ -82,6 +83,7 @@ def made_up_profile_of(
                 tied_bytes=sum(sizes[entry] for entry in tied),
                 unreached_bytes=held[index].stored - held[index].trained,
                 lowered_bytes=held[index].lowered,
+                rounded_bytes=held[index].rounded,
             )
         )
     times = LayerTimes((layer_s, 2 * layer_s), (2 * layer_s, 4 * layer_s))

@@ -5,7 +5,8 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from cost_model.cluster import Cluster, Link
-from cost_model.profile import LayerTimes, ModelProfile
+from cost_model.layer_profile import LayerTimes
+from cost_model.profile import ModelProfile
 from partition.plan import Pipeline, Plan, Stage
 from small_case import INSTANT, equal_stages
 

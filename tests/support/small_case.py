@@ -4,7 +4,8 @@ import os
 from collections.abc import Sequence
 
 from cost_model.cluster import Cluster, Device, Link, Node
-from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
+from cost_model.layer_profile import LayerProfile, LayerTimes
+from cost_model.profile import KindProfile, ModelProfile
 from partition.plan import Pipeline, Plan, Stage
 from places import GOLDEN
 

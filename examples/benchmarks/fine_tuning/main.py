@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import platform
+import re
 import statistics
 import sys
 import tempfile
@@ -32,6 +33,9 @@ from partition.solver import solve
 
 CLUSTERS = {path.stem: path for path in (Path(__file__).parent / "clusters").glob("*.toml")}
 ORDER = ("two", "three", "four")
+LOAD_IN = ("4bit", "8bit", "none")
+ROOM = {"4bit": 1.0, "8bit": 1.2, "none": 2.5}
+"""Memory of each device, as a multiple of what the clusters' files say: what does not fit stays what does not fit."""
 OURS = "auto"
 LORA = "r=8,alpha=16,targets=all-linear"
 BATCH = 16
@@ -56,20 +60,21 @@ def main() -> None:
     options = _options()
     with tempfile.TemporaryDirectory() as place:
         entry = _model(Path(place), options)
-        profile = _profile(entry, options)
-        rows = {name: _planned(read_cluster(CLUSTERS[name]), profile) for name in options.clusters}
+        files = {name: _cluster_file(Path(place), name, options) for name in options.clusters}
+        profile = _profile(entry, files[options.clusters[0]], options)
+        rows = {name: _planned(read_cluster(path), profile) for name, path in files.items()}
         steps_s = sum(row.predicted_s for each in rows.values() for row in each.values() if row.plan)
         print(f"a step of each takes {steps_s:.0f} s, by prediction", file=sys.stderr)
         for turn in range(options.rounds):
             for name, contenders in rows.items():
                 for contender, row in contenders.items():
                     if row.plan is not None:
-                        _run(row, name, entry, profile, options)
+                        _run(row, files[name], entry, profile, options)
                         seconds = " ".join(f"{value:.3f}" for value in row.measured_s[1 - options.steps :])
                         print(f"round {turn + 1}, {name}, {contender}: {seconds} s", file=sys.stderr)
-    for name, contenders in rows.items():
-        print(_table(name, contenders))
-    names = ("torch", "transformers", "peft", "numpy")
+        for name, contenders in rows.items():
+            print(_table(read_cluster(files[name]), contenders))
+    names = ("torch", "transformers", "peft", "bitsandbytes", "numpy")
     print(
         f"{os.cpu_count()} cores ({processor_name()}); Python {platform.python_version()}, "
         + ", ".join(f"{name} {version(name)}" for name in names)
@@ -80,6 +85,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=2, help="each runs every contender once, in turn")
     parser.add_argument("--steps", type=int, default=4, help="of a run; the first is not timed")
+    parser.add_argument("--load-in", choices=LOAD_IN, default="4bit", help="none: LoRA beside float32")
     parser.add_argument("--length", type=int, default=16, help="tokens of a sample")
     parser.add_argument("--clusters", nargs="+", choices=ORDER, default=list(ORDER))
     parser.add_argument("--profile-budget", type=float, default=15.0)
@@ -87,7 +93,10 @@ def _options() -> argparse.Namespace:
 
 
 def _model(place: Path, options: argparse.Namespace) -> ModelEntry:
-    """Return a small Llama with adapters beside all its linear layers, its weights drawn from the seed."""
+    """Return a small Llama, its weights drawn from the seed and held as --load-in says, with adapters.
+
+    These are beside all its linear layers.
+    """
     from hetpipe.models.adapters import with_named_targets
     from hetpipe.models.huggingface import model_spec
 
@@ -95,14 +104,26 @@ def _model(place: Path, options: argparse.Namespace) -> ModelEntry:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(CONFIG))
     base = model_entry(str(folder))
-    return base.with_adapters(with_named_targets(model_spec(base.name, base.place), parse_lora(LORA)))
+    lora = with_named_targets(model_spec(base.name, base.place), parse_lora(LORA))
+    return base.with_adapters(lora, load_in=None if options.load_in == "none" else options.load_in)
 
 
-def _profile(entry: ModelEntry, options: argparse.Namespace) -> ModelProfile:
-    roomy = read_cluster(CLUSTERS["two"])
+def _cluster_file(place: Path, name: str, options: argparse.Namespace) -> Path:
+    """Write a cluster with room for a base held as --load-in says."""
+
+    def with_room(found: re.Match[str]) -> str:
+        return f'memory = "{float(found[1]) * ROOM[options.load_in]:g} MiB"'
+
+    path = place / f"{name}.toml"
+    path.write_text(re.sub(r'memory = "([\d.]+) MiB"', with_room, CLUSTERS[name].read_text()))
+    return path
+
+
+def _profile(entry: ModelEntry, cluster_file: Path, options: argparse.Namespace) -> ModelProfile:
     return profile_model(
-        str(entry.place), roomy, options.length, budget_s=options.profile_budget, lora=entry.lora
-    )
+        str(entry.place), read_cluster(cluster_file), options.length,
+        budget_s=options.profile_budget, lora=entry.lora, load_in=entry.load_in,
+    )  # fmt: skip
 
 
 def naive(problem: Problem) -> Plan:
@@ -121,7 +142,9 @@ def naive(problem: Problem) -> Plan:
         )
         pipeline = Pipeline(size, problem.global_batch_size, stages)
         plan = Plan("naive", profile.model, problem.global_batch_size, (pipeline,))
-        needs = {device: plan_memory(plan, profile, device.name).total_bytes for device in devices}
+        needs = {
+            device: plan_memory(plan, profile.on(device.kind), device.name).total_bytes for device in devices
+        }
         if all(need <= device.usable_bytes for device, need in needs.items()):
             found.append(plan)
     if not found:
@@ -153,22 +176,23 @@ def _planned(cluster: Cluster, profile: ModelProfile) -> dict[str, Row]:
     return rows
 
 
-def _run(row: Row, name: str, entry: ModelEntry, profile: ModelProfile, options: argparse.Namespace) -> None:
+def _run(
+    row: Row, cluster_file: Path, entry: ModelEntry, profile: ModelProfile, options: argparse.Namespace
+) -> None:
     assert row.plan is not None
     settings = Settings.of(row.plan, profile, steps=options.steps, save=False, **entry.in_settings)
-    report = measure(settings, CLUSTERS[name], profile, row.plan)
+    report = measure(settings, cluster_file, profile, row.plan)
     row.measured_s.extend(report.step_s_all[1:])
     row.overloaded.append(report.host_overloaded)
 
 
-def _table(name: str, rows: Mapping[str, Row]) -> str:
+def _table(cluster: Cluster, rows: Mapping[str, Row]) -> str:
     """Return markdown: contenders beside ours, predicted and measured."""
-    cluster = read_cluster(CLUSTERS[name])
     cards = ", ".join(
-        f"{device.speed:g} and {device.memory_bytes / 2**20:.0f} MiB" for device in cluster.devices
+        f"{device.speed:g} and {device.memory_bytes / 2**20:g} MiB" for device in cluster.devices
     )
     lines = [
-        f"### {name}: {cards}\n",
+        f"### {cluster.name}: {cards}\n",
         "| contender | layers | microbatch | predicted s | measured s, median [min, max] of n | samples/s "
         "| slower than ours |",
         "|---|---|---|---|---|---|---|",

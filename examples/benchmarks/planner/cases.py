@@ -3,7 +3,8 @@
 import numpy as np
 
 from cost_model.cluster import Cluster, Device, Link, Node
-from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
+from cost_model.layer_profile import LayerProfile, LayerTimes
+from cost_model.profile import KindProfile, ModelProfile
 from partition.problem import Problem
 
 SIZES = (1, 2, 4, 8, 16)

@@ -7,7 +7,8 @@ Layers are those of GPT models, their seconds counted from FLOPs, not measured.
 import numpy as np
 
 from cost_model.cluster import Cluster, Device, Link, Node
-from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
+from cost_model.layer_profile import LayerProfile, LayerTimes
+from cost_model.profile import KindProfile, ModelProfile
 from partition.problem import Problem
 
 KINDS = {

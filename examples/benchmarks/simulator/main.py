@@ -8,7 +8,8 @@ import time
 from collections.abc import Iterable
 
 from cost_model.cluster import Cluster, Device, Link, Node
-from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
+from cost_model.layer_profile import LayerProfile, LayerTimes
+from cost_model.profile import KindProfile, ModelProfile
 from hetpipe.profiling.profile_cache import processor_name
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.reporting.critical_path import critical_path

@@ -15,8 +15,9 @@ from cost_model.cluster import CPU, Cluster, Device, Link, Node
 from cost_model.collective_choice import BUCKET_BYTES
 from cost_model.collectives import Collective
 from cost_model.errors import InputError
+from cost_model.layer_profile import LayerProfile, LayerTimes
 from cost_model.network import Network
-from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
+from cost_model.profile import KindProfile, ModelProfile
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.huggingface import model_spec
 from hetpipe.models.loss import Loss, loss_sum

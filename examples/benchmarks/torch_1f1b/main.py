@@ -1,7 +1,6 @@
 """Is our executor as fast as torch's Schedule1F1B where torch's can run? See README.md."""
 
 import argparse
-import math
 import os
 import platform
 import pstats
@@ -12,6 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from encoder import Encoder
+from pairs import ratio_cells, spread
 from runtimes import ALONE, RUNTIMES, Case, compare_rank, memory_rank, profile_rank
 
 from hetpipe.profiling.profile_cache import processor_name
@@ -26,7 +27,7 @@ def main() -> None:
         _profile(options)
         return
     cases = [_case(count, options) for count in options.ranks]
-    nothing = [Case(count, 32, 1, blocks=None) for count in options.ranks]
+    nothing = [without_blocks(count) for count in options.ranks]
     pairs = {case: _run(compare_rank, case, options.pairs) for case in (*cases, *nothing)}
     memory = {(case, name): _run(memory_rank, case, name)[0] for case in cases for name in RUNTIMES}
     print(_speed_table(cases, pairs))
@@ -52,14 +53,12 @@ def _options() -> argparse.Namespace:
 
 
 def _case(num_stages: int, options: argparse.Namespace) -> Case:
-    return Case(
-        num_stages,
-        options.microbatches,
-        options.microbatch_size,
-        blocks=options.blocks,
-        width=options.width,
-        length=options.length,
-    )
+    model = Encoder(options.blocks, options.width, options.length)
+    return Case(num_stages, options.microbatches, options.microbatch_size, model)
+
+
+def without_blocks(num_stages: int) -> Case:
+    return Case(num_stages, 32, 1, Encoder(None, linears=num_stages))
 
 
 def _run(main_of_rank: Any, case: Case, *arguments: Any) -> list[dict[str, Any]]:
@@ -81,11 +80,8 @@ def _speed_table(cases: Sequence[Case], events: dict[Case, list[dict[str, Any]]]
         first, *pairs = events[case]
         seconds = {name: [pair[name][0] for pair in pairs] for name in RUNTIMES}
         cpu = {name: statistics.median(pair[name][1] for pair in pairs) for name in RUNTIMES}
-        ratios = [a / b for a, b in zip(seconds["ours"], seconds["torch"], strict=True)]
-        low, high = median_interval(ratios)
         lines.append(
-            f"| {case.num_stages} | {_spread(seconds['ours'])} | {_spread(seconds['torch'])} "
-            f"| {statistics.median(ratios):.3f} of {len(ratios)} | [{low:.3f}, {high:.3f}] "
+            f"| {case.num_stages} | {ratio_cells(seconds)} "
             f"| {cpu['ours']:.3f} | {cpu['torch']:.3f} | {first['gradient_difference']:.1e} |"
         )
     return "\n".join(lines) + "\n"
@@ -123,37 +119,15 @@ def _instruction_table(cases: Sequence[Case], events: dict[Case, list[dict[str, 
             [all_of_it - alone for all_of_it, alone in zip(used[name], used[ALONE], strict=True)]
             for name in RUNTIMES
         ]
-        cells = [_spread(values, 1) for values in (*used.values(), *over)]
+        cells = [spread(values, 1) for values in (*used.values(), *over)]
         lines.append(f"| {case.num_stages} | {first['instructions']} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
-
-
-def _spread(values: Sequence[float], digits: int = 3) -> str:
-    median, low, high = statistics.median(values), min(values), max(values)
-    return f"{median:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
-
-
-def median_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:
-    """An interval that holds the median with at least this probability, whatever the distribution.
-
-    From the order statistics: the k-th smallest and k-th largest, where k is the largest with
-    P(Binomial(n, 1/2) < k) <= (1 - level) / 2. Of few values it is their range.
-
-    >>> median_interval(range(1, 31))
-    (10, 21)
-    """
-    ordered, count = sorted(values), len(values)
-    below, k = 0.0, 0
-    while (below := below + math.comb(count, k) / 2**count) <= (1 - level) / 2:
-        k += 1
-    k = max(k, 1)
-    return ordered[k - 1], ordered[count - k]
 
 
 def _profile(options: argparse.Namespace) -> None:
     """The functions of our executor that use most time where the model computes next to nothing."""
     path = Path("torch-1f1b.prof")
-    _run(profile_rank, Case(options.ranks[0], 32, 1, blocks=None), 50, str(path))
+    _run(profile_rank, without_blocks(options.ranks[0]), 50, str(path))
     pstats.Stats(str(path)).sort_stats("tottime").print_stats(30)
 
 

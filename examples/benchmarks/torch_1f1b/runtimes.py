@@ -1,21 +1,20 @@
 """One rank of both runtimes, with the same model, cuts and microbatches: apart, so that a rank imports it."""
 
 import gc
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Protocol
 
 import torch
-import torch.nn.functional as F
+from encoder import SEED, Encoder
+from pairs import Runtime, compare, gradient_difference, timed
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from cost_model.cluster import CPU, Cluster, Device, Link, Node
-from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
+from cost_model.layer_profile import LayerProfile, LayerTimes
+from cost_model.profile import KindProfile, ModelProfile
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.keyed_dropout import KeyedDropout
 from hetpipe.program.costs import ProgramCosts
@@ -24,16 +23,15 @@ from hetpipe.runtime.byte_counter import ByteCounter
 from hetpipe.runtime.executor import Executor
 from hetpipe.runtime.gradient_sync import GradientSync
 from hetpipe.runtime.optimizer import Optimizer
-from hetpipe.runtime.pace import Pace, sleep_until
+from hetpipe.runtime.pace import Pace
 from hetpipe.runtime.processes import Emit
 from hetpipe.runtime.rank_setup import boundaries_of
 from hetpipe.runtime.stage_runner import Microbatch, StageRunner
 from hetpipe.runtime.transport import DistributedTransport
 from hetpipe.simulation.schedule_selection import lower
-from hetpipe.training.meeting import LEAD_S, gather
+from hetpipe.training.meeting import gather
 from partition.plan import Pipeline, Plan, Stage
 
-SEED = 0
 TIMEOUT_S = 600.0
 WARM_UP = 2
 CPU_DEVICE = torch.device("cpu")
@@ -41,47 +39,12 @@ CPU_DEVICE = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A model as an nn.Sequential, cut into stages of equally many layers, and its microbatches.
-
-    blocks None: a Linear of 8 x 8 for each stage, whose computation is next to nothing.
-    """
+    """A model cut into stages of equally many layers, and its microbatches."""
 
     num_stages: int
     num_microbatches: int
     microbatch_size: int
-    blocks: int | None = 8
-    width: int = 256
-    length: int = 128
-    vocabulary: int = 1000
-
-    def build(self) -> nn.Sequential:
-        if self.blocks is None:
-            return nn.Sequential(*(nn.Linear(8, 8) for _ in range(self.num_stages)))
-        block = partial(
-            nn.TransformerEncoderLayer, self.width, 4, 4 * self.width,
-            dropout=0.0, activation="gelu", batch_first=True, norm_first=True,
-        )  # fmt: skip
-        head = nn.Linear(self.width, self.vocabulary)
-        return nn.Sequential(
-            nn.Embedding(self.vocabulary, self.width), *(block() for _ in range(self.blocks)), head
-        )
-
-    def chain(self) -> ChainModel:
-        return ChainModel.from_module(self.build, self.batch(1)[0], name="encoder")
-
-    def batch(self, num_samples: int) -> tuple[Tensor, Tensor]:
-        """Inputs and labels: token ids [samples, length], or numbers [samples, 8]."""
-        generator = torch.Generator().manual_seed(SEED)
-        if self.blocks is None:
-            return torch.randn(num_samples, 8, generator=generator), torch.zeros(num_samples, 8)
-        shape = (num_samples, self.length)
-        ids = torch.randint(self.vocabulary, shape, generator=generator)
-        return ids, torch.randint(self.vocabulary, shape, generator=generator)
-
-    def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        if self.blocks is None:
-            return F.mse_loss(outputs, labels, reduction="sum")
-        return F.cross_entropy(outputs.flatten(0, 1), labels.flatten(), reduction="sum")
+    model: Encoder
 
     @property
     def batch_size(self) -> int:
@@ -89,32 +52,24 @@ class Case:
 
     @property
     def weight(self) -> float:
-        """What a token's loss counts."""
-        return 1 / (self.batch_size * (8 if self.blocks is None else self.length))
+        """What a term of the loss counts."""
+        return 1 / (self.batch_size * self.model.terms_of_sample)
 
     def cuts(self, num_layers: int) -> list[int]:
         return [round(stage * num_layers / self.num_stages) for stage in range(self.num_stages + 1)]
-
-
-class Runtime(Protocol):
-    """A step is: prepare (not timed), then run all forwards and backwards of the batch."""
-
-    def prepare(self) -> None: ...
-    def run(self) -> None: ...
-    def gradients(self) -> dict[str, Tensor]: ...
 
 
 class Ours:
     """hetpipe's executor on the program of an even plan, without NORM and STEP."""
 
     def __init__(self, case: Case, rank: int) -> None:
-        chain = case.chain()
+        chain = case.model.chain()
         self.costs = ProgramCosts(_program(case, chain), _profile(chain), _cluster(case.num_stages))
         program = self.costs.program
         start, stop = program.plan.pipelines[0].stages[rank].layers
         model = chain.materialise(range(start, stop), SEED)
         self._parameters = model.owned_parameters()
-        self._stages = StageRunner(program, model.train(), KeyedDropout(SEED), case.loss)
+        self._stages = StageRunner(program, model.train(), KeyedDropout(SEED), case.model.loss)
         self._executor = Executor(
             self.costs,
             rank,
@@ -126,7 +81,7 @@ class Ours:
             pace=Pace(),
             board=None,
         )
-        inputs, labels = case.batch(case.batch_size)
+        inputs, labels = case.model.batch(case.batch_size)
         size, name = case.microbatch_size, next(iter(chain.example))
 
         def microbatch(pipeline: int, index: int) -> Microbatch:
@@ -151,7 +106,7 @@ class Torch:
     """torch.distributed.pipelining on the same layers, cut alike."""
 
     def __init__(self, case: Case, rank: int) -> None:
-        chain = case.chain()
+        chain = case.model.chain()
         start, stop = list(pairwise(case.cuts(chain.num_layers)))[rank]
         model = chain.materialise(range(start, stop), SEED)
         self._parameters = model.owned_parameters()
@@ -162,11 +117,11 @@ class Torch:
         weight = case.weight
 
         def loss(outputs: Tensor, labels: Tensor) -> Tensor:
-            return case.loss(outputs, labels) * weight
+            return case.model.loss(outputs, labels) * weight
 
         self._schedule = Schedule1F1B(stage, case.num_microbatches, loss_fn=loss, scale_grads=False)
         self._first, self._last = rank == 0, rank == case.num_stages - 1
-        self._inputs, self._labels = case.batch(case.batch_size)
+        self._inputs, self._labels = case.model.batch(case.batch_size)
 
     def prepare(self) -> None:
         self._optimizer.zero_grad()
@@ -187,14 +142,14 @@ class Alone:
     """
 
     def __init__(self, case: Case, rank: int) -> None:
-        chain = case.chain()
+        chain = case.model.chain()
         start, stop = list(pairwise(case.cuts(chain.num_layers)))[rank]
         model = chain.materialise(range(start, stop), SEED)
         self._case, self._rank = case, rank
         self._parameters = model.owned_parameters()
         self._optimizer = Optimizer(self._parameters, (), 0.0)
         self._module = nn.Sequential(*list(model.model.children())[start:stop]).train()
-        self._inputs, self._labels = case.batch(case.microbatch_size)
+        self._inputs, self._labels = case.model.batch(case.microbatch_size)
         self._gradient = torch.ones_like(self._inputs)
 
     def prepare(self) -> None:
@@ -205,7 +160,7 @@ class Alone:
         for _ in range(case.num_microbatches):
             outputs = self._module(self._inputs.detach().requires_grad_(self._rank > 0))
             if last:
-                (case.loss(outputs, self._labels) * case.weight).backward()
+                (case.model.loss(outputs, self._labels) * case.weight).backward()
             else:
                 outputs.backward(self._gradient)
 
@@ -224,22 +179,16 @@ def compare_rank(case: Case, num_pairs: int, *, rank: int, emit: Emit) -> None:
     a rank less common start) and the CPU seconds of all ranks; without blocks those of `Alone` too.
     """
     runtimes = {name: make(case, rank) for name, make in RUNTIMES.items()}
-    if case.blocks is None:
+    if case.model.blocks is None:
         runtimes[ALONE] = Alone(case, rank)
     for runtime in runtimes.values():
         for _ in range(WARM_UP):
-            _timed(runtime)
-    found, expected = (runtimes[name].gradients() for name in ("ours", "torch"))
-    assert found.keys() == expected.keys()
-    differences = gather(max(float((found[name] - expected[name]).abs().max()) for name in found))
+            timed(runtime)
+    difference = gradient_difference(runtimes)
     if rank == 0:
-        num_instructions = sum(map(len, _program(case, case.chain()).ranks))
-        emit({"event": "case", "gradient_difference": max(differences), "instructions": num_instructions})
-    for pair in range(num_pairs):
-        names = list(runtimes) if pair % 2 == 0 else list(runtimes)[::-1]
-        measured = {name: _timed(runtimes[name]) for name in names}
-        if rank == 0:
-            emit({"event": "pair", **measured})
+        num_instructions = sum(map(len, _program(case, case.model.chain()).ranks))
+        emit({"event": "case", "gradient_difference": difference, "instructions": num_instructions})
+    compare(runtimes, num_pairs, emit if rank == 0 else None)
 
 
 def memory_rank(case: Case, name: str, *, rank: int, emit: Emit) -> None:
@@ -251,7 +200,7 @@ def memory_rank(case: Case, name: str, *, rank: int, emit: Emit) -> None:
     before = _status("VmRSS")
     runtime = RUNTIMES[name](case, rank)
     for _ in range(3):
-        _timed(runtime)
+        timed(runtime)
     resident = _status("VmHWM") - before
     runtime.prepare()
     gc.collect()
@@ -271,7 +220,7 @@ def profile_rank(case: Case, num_steps: int, path: str, *, rank: int, emit: Emit
     import cProfile
 
     runtime = Ours(case, rank)
-    _timed(runtime)
+    timed(runtime)
     profiler = cProfile.Profile()
     for _ in range(num_steps):
         runtime.prepare()
@@ -282,18 +231,6 @@ def profile_rank(case: Case, num_steps: int, path: str, *, rank: int, emit: Emit
         profiler.disable()
     if rank == 0:
         profiler.dump_stats(path)
-
-
-def _timed(runtime: Runtime) -> tuple[float, float]:
-    """Seconds of a step, and the CPU seconds that all ranks used in it."""
-    runtime.prepare()
-    start_s = max(gather(time.monotonic())) + LEAD_S
-    sleep_until(start_s)
-    cpu_s = time.process_time()
-    runtime.run()
-    end_s, cpu_s = time.monotonic(), time.process_time() - cpu_s
-    rows = gather((end_s, cpu_s))
-    return max(end for end, _ in rows) - start_s, sum(used for _, used in rows)
 
 
 def _status(key: str) -> int:

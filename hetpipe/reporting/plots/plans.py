@@ -66,7 +66,8 @@ def memory(
     small = max(cluster.device(name).memory_bytes for name in names) < 2 * GIB
     unit = MIB if small else GIB
     for row, name in enumerate(names):
-        device, need = cluster.device(name), plan_memory(plan, profile, name)
+        device = cluster.device(name)
+        need = plan_memory(plan, profile.on(device.kind), name)
         ax.barh(row, device.memory_bytes / unit, BAR, color="white", edgecolor=INK, linewidth=0.8)
         usable, reserve = device.usable_bytes / unit, device.reserve_bytes / unit
         ax.barh(row, reserve, BAR, usable, color=IDLE, hatch="///", edgecolor="#AAAAAA", linewidth=0)

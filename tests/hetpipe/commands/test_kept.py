@@ -146,7 +146,7 @@ def test_no_save_keeps_none_and_export_says_so(hetpipe, run):
 
 @pytest.mark.slow
 def test_resume_auto_takes_the_newest_run_with_a_checkpoint(run):
-    first = run("--steps 2 --every 1 --json")
+    first = run("--steps 2 --every 1 --json --learning-rate 0.0003 --seed 4")
     assert first.json["checkpoint"] == "runs/bert-tiny-001/checkpoints/step-000002"
     assert run("--steps 1 --no-save --json").json["checkpoint"] is None
     result = run("--steps 4 --resume auto --json")
@@ -154,11 +154,15 @@ def test_resume_auto_takes_the_newest_run_with_a_checkpoint(run):
     assert "going on from runs/bert-tiny-001/checkpoints/step-000002" in result.err
     assert result.json["run_folder"] == "runs/bert-tiny-001"
     kept = Path("runs/bert-tiny-001")
-    # --every is that of the run before
+    # --every is that of the run before, and so is what decides the losses
     assert [entry.name[-1] for entry in sorted((kept / "checkpoints").iterdir())] == ["1", "2", "3", "4"]
     config: dict[str, Any] = json.loads((kept / "config.json").read_text())
     assert (config["every"], config["save"]) == (1, True)
-    assert run("--steps 6 --resume auto --every 0 --json").code == 0
+    assert (config["learning_rate"], config["seed"], config["total_steps"]) == (0.0003, 4, 9)
+    assert "before the checkpoint" not in result.err
+    other = run("--steps 6 --resume auto --every 0 --json --learning-rate 0.001")
+    assert other.code == 0
+    assert "note: learning_rate is 0.001, before the checkpoint it was 0.0003\n" in other.err
     assert not (kept / "checkpoints" / "step-000005").exists()
     shutil.rmtree(kept)
     nothing = run("--steps 4 --resume auto")

@@ -66,7 +66,11 @@ def test_profiles_of_hosts_in_different_precisions_are_joined(files, capsys):
         ("plan --profile a100.json --dtype bf16,T4=fp16", "there is no kind 'T4'"),
         ("plan --profile a100.json --dtype fp16", "a profile in bfloat16-autocast, and --dtype is fp16"),
         ("run --model bert-tiny --dtype V100=fp16", "says nothing of kind 'A100'"),
-        ("run --model bert-tiny --dtype V100=fp16,A100=float32", "these do not train one model together"),
+        ("run --model bert-tiny --dtype V100=fp16,A100=float64", "these do not train one model together"),
+        (
+            "profile --profile a100.json --dtype auto --estimate GTX-1080-Ti",
+            "no bytes of layers in float32, only in bfloat16-autocast; profile any device in float32",
+        ),
         ("run --model bert-tiny --dtype tf32", "is a V100, which has no units for tf32"),
         ("profile --profile a100.json --dtype fp16 --estimate V100", "and --dtype is fp16; profile again"),
     ],

@@ -19,7 +19,7 @@ from cost_model.cluster import CPU
 from cost_model.cluster_file import read_cluster
 from cost_model.dtypes import BFLOAT16_AUTOCAST
 from cost_model.errors import InputError
-from cost_model.memory import StageShape, device_memory
+from cost_model.memory import StageShape, checkpoint_bytes, device_memory
 from hetpipe.data.user_task import own_task
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.frozen_weights import NO_USE, Use
@@ -281,6 +281,8 @@ def test_a_profile_holds_stored_trained_and_lowered_bytes(tmp_path):
         assert block.parameter_bytes == (2 if narrow else 4) * matrices + 4 * norms
         assert block.trained_bytes == 4 * norms and block.num_parameters == matrices + norms
         assert block.lowered_bytes == 0  # norms are not lowered
+        # float32 matrices that autocast would cast are kept so; a checkpoint holds them as they were given
+        assert block.rounded_bytes == (2 * matrices if dtype != "float32" and given == WIDE else 0)
         rows_bytes = given.itemsize * WIDTH * user_tasks.VOCABULARY
         assert (embedding.parameter_bytes, embedding.trained_bytes) == (rows_bytes, 0)
     plain, cast = (found[given, "float32"].layers[1].workspace_at(2) for given in (WIDE, torch.bfloat16))
@@ -337,11 +339,13 @@ def trained(
 def test_a_checkpoint_holds_frozen_weights_as_they_were_given(tmp_path, given):
     model = frozen("llama", given, vocab_size=user_tasks.VOCABULARY, max_position_embeddings=16)
     straight, losses = trained(tmp_path / "straight", model, 3)
+    profile = made_up_profile_of(chain_of(model), "mine", dtype=BFLOAT16_AUTOCAST)
     first, _ = trained(tmp_path / "first", model, 2)
     again, rest = trained(tmp_path / "again", model, 3, resume_from=first)
     assert rest.found == losses.found[2:]
     for path in (straight, first, again):
         held = {key: value for file in path.glob("*.safetensors") for key, value in load_file(file).items()}
+        assert sum(value.nbytes for value in held.values()) == checkpoint_bytes(profile)
         for name, value in model.named_parameters():
             same = torch.equal(held[name].to(value.dtype), value)
             assert same != value.requires_grad, name

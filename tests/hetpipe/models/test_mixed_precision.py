@@ -1,6 +1,7 @@
 """bfloat16 autocast: any plan computes the same, half the bytes travel, gradients stay float32."""
 
 import dataclasses
+import weakref
 from pathlib import Path
 
 import pytest
@@ -163,6 +164,33 @@ def test_microbatches_share_the_lowered_weights_of_a_step():
         for value in layers.parameters_of(2).values():
             value.mul_(1.5)
     assert not torch.allclose(step(), shared, rtol=0.1)  # the next step has its own copies
+
+
+class WatchGradients(TorchDispatchMode):
+    """Counts the gradients in 16 bits of matrices of one shape that are alive at once."""
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        super().__init__()
+        self.shape, self.most = shape, 0
+        self._alive: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.mm.default and result.shape == self.shape and result.dtype == LOWERED:
+            self._alive.add(result.untyped_storage())
+            self.most = max(self.most, len(self._alive))
+        return result
+
+
+def test_the_gradient_of_a_lowered_weight_does_not_wait_for_those_of_other_layers():
+    layers = chain().materialise([1, 2, 3, 4], seed=0, lowered=LOWERED).eval()
+    carried = (torch.randn(2, 16, 64).to(LOWERED).requires_grad_(),)
+    with kept_casts():
+        outputs = [layers.run(1, 5, inputs(), carried)[0] for _ in range(2)]
+        for output in outputs:
+            with WatchGradients((64, 192)) as watch:
+                output.float().square().sum().backward()
+            assert watch.most == 1  # 4, one of each layer, in the second backward, if autocast has the copies
 
 
 def test_dropout_in_bfloat16_keeps_the_expectation():

@@ -75,11 +75,20 @@ def test_seconds_follow_what_is_multiplied_and_what_is_trained():
         chain, found[lora] = ChainModel.from_spec(task_spec(settings)), estimated_profile(settings, KINDS)
         works[lora] = [LayerWork.of(chain, layer, found[lora].layers[layer], settings) for layer in range(6)]
     whole, beside = (each[2] for each in works.values())
-    # four projections of 64 x 64 and three of 64 x 172; adapters of rank 4 on the last one; 16 tokens
-    assert whole.forward_flops == 2 * 16 * (4 * 64 * 64 + 3 * 64 * 172)
-    assert beside.forward_flops == whole.forward_flops + 2 * 16 * 4 * (64 + 172)
-    assert whole.backward_flops == 2 * whole.forward_flops
-    assert beside.backward_flops == beside.forward_flops + 2 * 16 * 4 * (64 + 172)
+    # four projections of 64 x 64 and three of 64 x 172; adapters of rank 4 on the last one; 16 tokens, each
+    # scored against all 16 at width 64, and as much for what is weighed; the fused backward takes 2.5 of it
+    weights, attention, adapters = (
+        2 * 16 * (4 * 64 * 64 + 3 * 64 * 172),
+        4 * 16**2 * 64,
+        2 * 16 * 4 * (64 + 172),
+    )
+    assert whole.forward_flops == weights + attention
+    assert beside.forward_flops == whole.forward_flops + adapters
+    assert whole.backward_flops == 2 * weights + 2.5 * attention
+    assert beside.backward_flops == weights + 2 * adapters + 2.5 * attention
+    assert [work.forward_flops for work in works[None]][
+        0
+    ] == 0.0  # looked up; its rotary angles are no product
     assert whole.frozen_bytes == 0 and beside.frozen_bytes == whole.weight_bytes
     for kind in KINDS:
         full, adapters = (each.kinds[kind] for each in found.values())

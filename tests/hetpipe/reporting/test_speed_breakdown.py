@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from cost_model.cluster import Cluster, Link
-from cost_model.profile import KindProfile, LayerTimes, ModelProfile
+from cost_model.layer_profile import LayerTimes
+from cost_model.profile import KindProfile, ModelProfile
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.reporting.speed_breakdown import (
     COMPUTES,

@@ -9,7 +9,8 @@ import pytest
 
 from cost_model.cluster import Cluster, Device, Link, Node
 from cost_model.errors import InfeasibleError
-from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
+from cost_model.layer_profile import LayerProfile, LayerTimes
+from cost_model.profile import KindProfile, ModelProfile
 from hetpipe.simulation.prediction import evaluator, predict
 from partition.baselines.layer_splits import BASELINES, ddp, pipedream, poplar
 from partition.baselines.pipedream import EqualDevices, ReplicatedStage, refinement, replicated_stages

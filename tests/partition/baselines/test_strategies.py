@@ -9,7 +9,8 @@ from torchgpipe.balance import blockpartition
 
 from cost_model.cluster import Cluster, Device, Link, Node
 from cost_model.errors import InfeasibleError, InputError
-from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
+from cost_model.layer_profile import LayerProfile, LayerTimes
+from cost_model.profile import KindProfile, ModelProfile
 from hetpipe.simulation.prediction import evaluator
 from partition.auto import STRATEGIES
 from partition.baselines.layer_splits import BASELINES, TooManyStagesError, proportional_cuts, torchgpipe

@@ -9,12 +9,14 @@ import pytest
 from cost_model.cluster import Cluster, Device, Link, Node
 from cost_model.errors import InfeasibleError
 from cost_model.layer_costs import Prices
-from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
+from cost_model.layer_profile import LayerProfile, LayerTimes
+from cost_model.profile import KindProfile, ModelProfile
 from partition.bounds.best_bound import bound_space, fractional_bound_s
+from partition.estimates.optimizer_sharding import fits
 from partition.estimates.plan_memory import plan_memory
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import Problem
-from random_problems import random_problem
+from random_problems import in_two_precisions, random_problem
 
 
 def two_devices(
@@ -114,6 +116,8 @@ def busiest_s(plan: Plan, problem: Problem) -> float:
 def check_random_plans(seed: int, num_plans: int) -> int:
     """Return the number of plans that fit and so were compared with the bound."""
     problem, rng = random_problem(seed), random.Random(seed)
+    if seed % 3 == 0:
+        problem = in_two_precisions(problem)
     if seed % 2:  # every size up to the whole batch
         problem = dataclasses.replace(problem, microbatch_sizes=(problem.global_batch_size,))
     try:
@@ -121,14 +125,7 @@ def check_random_plans(seed: int, num_plans: int) -> int:
     except InfeasibleError:
         bound_s = float("inf")
     plans = [random_plan(rng, problem) for _ in range(num_plans)]
-    fitting = [
-        plan
-        for plan in plans
-        if all(
-            plan_memory(plan, problem.profile, name).total_bytes <= problem.cluster.device(name).usable_bytes
-            for name in plan.device_names
-        )
-    ]
+    fitting = [plan for plan in plans if fits(plan, problem.profile, problem.cluster)]
     assert all(bound_s <= busiest_s(plan, problem) for plan in fitting), seed
     return len(fitting)
 

@@ -40,7 +40,10 @@ def test_a_merged_class_has_the_best_of_all_that_it_has() -> None:
                     assert (whole.forward_s[entry] == part.forward_s[parts].min(axis=0)).all()
                     assert (whole.backward_s[entry] == part.backward_s[parts].min(axis=0)).all()
                     caps = part.caps(recompute=True)[parts].max(axis=0)
-                    assert (whole.caps(recompute=True)[entry] == caps).all()
+                    # of unlike bytes a merged class has the least of each, and so may take more than any
+                    assert (whole.caps(recompute=True)[entry] >= caps).all()
+                    if tables.bytes.weights.ndim == 2:
+                        assert (whole.caps(recompute=True)[entry] == caps).all()
                     assert (
                         whole.transfer_s[0][entry].min(axis=0) <= part.transfer_s[0][parts].min(axis=(0, 1))
                     ).all()

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from cost_model.cluster import Cluster, Device, Link, Node
+from cost_model.layer_profile import LayerProfile, LayerTimes
 from cost_model.memory import StageShape, device_memory, leanest_segments, segment_choices
-from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
+from cost_model.profile import KindProfile, ModelProfile
 from parallel import on_all_cores
 from partition.bounds.amount_intervals import Interval
 from partition.bounds.best_bound import fractional_bound_s

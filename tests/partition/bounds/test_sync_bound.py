@@ -8,8 +8,9 @@ import pytest
 
 from cost_model.cluster import Cluster, Device, Link, Node
 from cost_model.collectives import Collective
+from cost_model.layer_profile import LayerProfile, LayerTimes
 from cost_model.network import Network
-from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
+from cost_model.profile import KindProfile, ModelProfile
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.gradient_buckets import gradient_buckets, summed_by, with_collectives
 from hetpipe.program.instructions import Program

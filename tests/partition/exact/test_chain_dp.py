@@ -19,7 +19,7 @@ from partition.estimates.timed_pipeline import TimedStage
 from partition.exact.chain_dp import FOREVER_S, ChainProgramme, StageBytes
 from partition.exact.chain_search import class_orders, search_chains
 from partition.problem import Problem
-from random_problems import random_problem, random_profile, with_ample_memory
+from random_problems import in_two_precisions, random_problem, random_profile, with_ample_memory
 
 
 def layouts(problem: Problem) -> list[Layout]:
@@ -43,7 +43,9 @@ def brute_force(costs: PipelineCosts, samples: int, period: float) -> float:
             continue
         flights = [min(flight, num_microbatches) for flight in timed.timing.windows(period)]
         fits = all(
-            device_memory(costs.problem.profile, [StageShape(start, stop, flight, samples)]).total_bytes
+            device_memory(
+                costs.problem.profile.on(device.kind), [StageShape(start, stop, flight, samples)]
+            ).total_bytes
             <= device.usable_bytes
             for (device, start, stop), flight in zip(layout, flights, strict=True)
         )
@@ -55,6 +57,8 @@ def brute_force(costs: PipelineCosts, samples: int, period: float) -> float:
 def compare_with_brute_force(seed: int) -> int:
     """Return the number of infeasible cases met."""
     problem = random_problem(seed)
+    if seed % 3 == 0:
+        problem = in_two_precisions(problem)
     costs, infeasible = PipelineCosts(problem), 0
     classes = DeviceClasses.of(problem.cluster.devices)
     orders = class_orders(classes, costs)
@@ -117,6 +121,8 @@ def test_stage_bytes_equal_device_memory() -> None:
 def test_search_finds_the_brute_force_optimum_where_memory_is_ample() -> None:
     for seed in range(200, 230):
         problem = with_ample_memory(random_problem(seed))
+        if seed % 3 == 0:
+            problem = in_two_precisions(problem)
         costs = PipelineCosts(problem)
         expected = min(brute_force(costs, samples, FOREVER_S) for samples in problem.microbatch_sizes)
         found = search_chains(problem)
@@ -125,17 +131,21 @@ def test_search_finds_the_brute_force_optimum_where_memory_is_ample() -> None:
         assert len({plan.sha256 for plan in found.plans}) == len(found.plans)
 
 
+@pytest.mark.parametrize("precisions", [1, 2])
 @pytest.mark.parametrize("seed", range(300, 340))
-def test_search_fits_whenever_some_pipeline_does(seed: int) -> None:
+def test_search_fits_whenever_some_pipeline_does(seed: int, precisions: int) -> None:
     problem = random_problem(seed)
+    if precisions == 2:
+        problem = in_two_precisions(problem)
     costs = PipelineCosts(problem)
     expected = min(brute_force(costs, samples, FOREVER_S) for samples in problem.microbatch_sizes)
     plans = search_chains(problem).plans
     assert bool(plans) == math.isfinite(expected)
     for plan in plans:
         for name in plan.device_names:
-            usable = problem.cluster.device(name).usable_bytes
-            assert plan_memory(plan, problem.profile, name).total_bytes <= usable
+            device = problem.cluster.device(name)
+            need = plan_memory(plan, problem.profile.on(device.kind), name)
+            assert need.total_bytes <= device.usable_bytes
 
 
 def test_equal_devices_are_not_told_apart() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from brute_force import BruteForce, small_problem
 from cost_model.cluster import Node
+from cost_model.dtypes import FLOAT32
 from parallel import on_all_cores
 from partition.estimates.class_pipeline import ColumnStage
 from partition.estimates.device_classes import equal_devices
@@ -166,6 +167,8 @@ def compare_with_milp(seed: int) -> tuple[bool, bool]:
     One label a state gives a lower bound, and stages whose own Z is no less than the least.
     """
     problem = with_one_link(small_problem(seed))
+    profile = problem.profile.with_kinds(problem.profile.kinds, dict.fromkeys(problem.profile.kinds, FLOAT32))
+    problem = replace(problem, profile=profile)  # messages of one size
     classes = equal_devices(problem.cluster)
     vectors, size = CountVectors(classes.counts), problem.microbatch_sizes[-1]
     tables, samples = ProblemTables(problem, classes), problem.global_batch_size

@@ -21,7 +21,7 @@ from partition.estimates.plan_memory import plan_memory
 from partition.exact.feasibility import least_pipelines
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import Forced, Pin, Problem
-from random_problems import random_profile
+from random_problems import in_two_precisions, random_profile
 
 NONE_FITS = r"no pipeline fits, whatever the order: .*; [\d,]+ bytes are missing; add"
 
@@ -36,19 +36,21 @@ def plan_of_stages(problem: Problem, edges: list[int], samples: int, again: tupl
     return Plan("test", problem.profile.model, batch, (Pipeline(min(samples, batch), batch, stages),))
 
 
-def stage_bytes(problem: Problem, start: int, stop: int, samples: int) -> float:
-    """Return what a stage needs at least, by the plan of a pipeline that has it."""
+def stage_bytes(problem: Problem, start: int, stop: int, samples: int, kind: str = "kind 0") -> float:
+    """Return what a stage needs at least on a kind, by the plan of a pipeline that has it."""
     edges = sorted({0, start, stop, problem.profile.num_layers})
     ways = [(False, 0), *((True, each) for each in segment_choices(stop - start))]
     plans = [plan_of_stages(problem, edges, samples, again) for again in ways]
     name = str(edges.index(start))
-    return min(plan_memory(plan, problem.profile, name).total_bytes for plan in plans)
+    profile = problem.profile.on(kind)
+    return min(plan_memory(plan, profile, name).total_bytes for plan in plans)
 
 
-def bytes_of_stages(problem: Problem, samples: int) -> dict[tuple[int, int], float]:
-    """Return `stage_bytes` of all layers [start, stop)."""
+def bytes_of_stages(problem: Problem, samples: int) -> dict[tuple[str, int, int], float]:
+    """Return `stage_bytes` of all layers [start, stop) on each kind."""
     return {
-        (start, stop): stage_bytes(problem, start, stop, samples)
+        (kind, start, stop): stage_bytes(problem, start, stop, samples, kind)
+        for kind in problem.profile.kinds
         for start, stop in combinations(range(problem.profile.num_layers + 1), 2)
     }
 
@@ -68,7 +70,10 @@ def least_missing_bytes(problem: Problem) -> float:
             first, *rest = order
             return min(
                 (
-                    max(needs[start, stop] - first.usable_bytes, lacking(tuple(rest), stop))  # noqa: B023
+                    max(
+                        needs[first.kind, start, stop] - first.usable_bytes,  # noqa: B023
+                        lacking(tuple(rest), stop),
+                    )
                     for stop in range(start + 1, ends + 1)
                     if pins.get(first.name, (start, stop)) == (start, stop)
                 ),
@@ -96,7 +101,10 @@ def least_missing_by_sets(problem: Problem) -> float:
             free = (at for at in range(len(devices)) if not used >> at & 1)
             return min(
                 (
-                    max(needs[start, stop] - devices[at].usable_bytes, lacking(used | 1 << at, stop))  # noqa: B023
+                    max(
+                        needs[devices[at].kind, start, stop] - devices[at].usable_bytes,  # noqa: B023
+                        lacking(used | 1 << at, stop),
+                    )
                     for at in free
                     for stop in range(start + 1, ends + 1)
                 ),
@@ -122,7 +130,8 @@ def tight_problem(seed: int, fewest: int = 2, most: int = 7) -> Problem:
         Node(f"n{at}", (Device(f"n{at}/0", f"n{at}", f"kind {rng.randrange(2)}", entry),))
         for at, entry in enumerate(memory)
     )
-    return replace(problem, cluster=Cluster("tight", Link(0.0, 1e3), nodes))
+    problem = replace(problem, cluster=Cluster("tight", Link(0.0, 1e3), nodes))
+    return in_two_precisions(problem) if seed % 5 == 3 else problem
 
 
 def forced_problem(seed: int) -> Problem:

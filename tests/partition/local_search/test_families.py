@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from cost_model.cluster import Cluster, Device, Link, Node, NodeLink
-from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
+from cost_model.layer_profile import LayerProfile, LayerTimes
+from cost_model.profile import KindProfile, ModelProfile
 from hetpipe.simulation.prediction import evaluator
 from partition.auto import auto
 from partition.local_search.families import Family, FamilySpace, Outline
@@ -110,14 +111,30 @@ def test_a_grouped_family_sums_inside_nodes() -> None:
 
 def test_grouped_and_nested_lay_out_the_same_chain() -> None:
     space = FamilySpace(PipelineSearch(two_nodes()))
-    grouped = space.layout(Outline((0, 0), 4, 1, grouped=True), (0,))
-    nested = space.layout(Outline((0, 0), 4, 1, grouped=False), (0,))
+    grouped = space.layout(Outline((0, 0), 4, 1, run=1), (0,))
+    nested = space.layout(Outline((0, 0), 4, 1, run=2), (0,))
     assert [device.name for device in grouped.rows[1]] == ["n0/1", "n1/1"]
     assert [device.name for device in nested.rows[1]] == ["n0/2", "n0/3"]
     assert (grouped.most_at_once, nested.most_at_once) == (4, 1)
     assert (grouped.spread([0]), nested.spread([0])) == (False, True)
-    later = space.layout(Outline((0,), 2, 1, grouped=True), (6,))
+    later = space.layout(Outline((0,), 2, 1, run=1), (6,))
     assert [row[0].name for row in later.rows] == ["n1/2", "n1/3"]
+
+
+def test_runs_of_places_share_a_node() -> None:
+    # two copies of four places, two in a row on a node: node 0 has the first halves, node 1 the second ones
+    space = FamilySpace(PipelineSearch(two_nodes()))
+    halves = space.layout(Outline((0,) * 4, 2, 1, run=2), (0,))
+    assert [[device.name for device in row] for row in halves.rows] == [
+        ["n0/0", "n0/1", "n1/0", "n1/1"],
+        ["n0/2", "n0/3", "n1/2", "n1/3"],
+    ]
+    assert halves.most_at_once == 2
+    uneven = space.layout(Outline((0,) * 3, 2, 1, run=2), (0,))
+    assert [[device.name for device in row] for row in uneven.rows] == [
+        ["n0/0", "n0/1", "n1/0"],
+        ["n0/2", "n0/3", "n1/1"],
+    ]
 
 
 def test_equal_nodes_are_one_class_even_where_links_name_them() -> None:
@@ -136,9 +153,9 @@ def test_the_estimate_counts_each_layer_of_a_node_once() -> None:
     search = PipelineSearch(two_nodes())
     cutter = FamilyCutter(search, FamilySpace(search))
     cuts = ((0, 2, False), (2, 4, False), (4, 6, False), (6, 8, False))
-    nested = Family(Outline((0,) * 4, 2, 1, grouped=False), cuts)
+    nested = Family(Outline((0,) * 4, 2, 1, run=4), cuts)
     assert cutter.estimate_s((nested,), shared=False) == pytest.approx(114 - 12 + 80, rel=1e-3)
-    grouped = Family(Outline((0,) * 4, 2, 1, grouped=True), cuts)
+    grouped = Family(Outline((0,) * 4, 2, 1, run=1), cuts)
     assert cutter.estimate_s((grouped,), shared=False) == pytest.approx(114, rel=1e-3)
 
 
@@ -149,7 +166,7 @@ def test_the_estimate_counts_nodes_where_sums_go_inside_of_them_first() -> None:
     problem = two_nodes()
     nodes = tuple(replace(node, interconnect=None) for node in problem.cluster.nodes)
     slow = replace(problem, cluster=replace(problem.cluster, nodes=nodes))
-    family = Family(Outline((0, 0), 4, 1, grouped=False), ((0, 4, False), (4, 8, False)))
+    family = Family(Outline((0, 0), 4, 1, run=2), ((0, 4, False), (4, 8, False)))
     for each, sums_s in ((problem, 72.0), (slow, 112.0)):
         search = PipelineSearch(each)
         cutter = FamilyCutter(search, FamilySpace(search))

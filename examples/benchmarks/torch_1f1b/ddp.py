@@ -1,15 +1,15 @@
 """Is a replica on each rank as fast as under torch's DistributedDataParallel? See README.md."""
 
 import argparse
-import math
 import os
 import platform
-import statistics
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
+from encoder import Encoder
+from pairs import ratio_cells
 from replicas import REPLICAS, Case, cluster_of, compare_rank, profile_of, program_of
 
 from hetpipe.profiling.profile_cache import processor_name
@@ -28,9 +28,7 @@ def main() -> None:
             num_ranks,
             options.microbatches,
             options.microbatch_size,
-            options.blocks,
-            options.width,
-            options.length,
+            Encoder(options.blocks, options.width, options.length),
             options.bucket_mib * 2**20,
         )
         lines.append(_row(case, _run(case, options.pairs)))
@@ -65,34 +63,13 @@ def _run(case: Case, num_pairs: int) -> list[dict[str, Any]]:
 
 def _row(case: Case, events: Sequence[dict[str, Any]]) -> str:
     first, *pairs = events
-    chain = case.chain()
+    chain = case.model.chain()
     program = program_of(case, chain, profile_of(chain), cluster_of(case.num_ranks))
-    seconds = {name: [pair[name] for pair in pairs] for name in REPLICAS}
-    ratios = [a / b for a, b in zip(seconds["ours"], seconds["torch"], strict=True)]
-    low, high = median_interval(ratios)
+    seconds = {name: [pair[name][0] for pair in pairs] for name in REPLICAS}
     return (
-        f"| {case.num_ranks} | {len(program.buckets)} | {_spread(seconds['ours'])} "
-        f"| {_spread(seconds['torch'])} | {statistics.median(ratios):.3f} of {len(ratios)} "
-        f"| [{low:.3f}, {high:.3f}] "
+        f"| {case.num_ranks} | {len(program.buckets)} | {ratio_cells(seconds)} "
         f"| {first['gradient_difference']:.1e} |"
     )
-
-
-def _spread(values: Sequence[float]) -> str:
-    return f"{statistics.median(values):.3f} [{min(values):.3f}, {max(values):.3f}]"
-
-
-def median_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:
-    """An interval that holds the median with at least this probability, whatever the distribution.
-
-    From the order statistics, as in ../torch_1f1b.
-    """
-    ordered, count = sorted(values), len(values)
-    below, k = 0.0, 0
-    while (below := below + math.comb(count, k) / 2**count) <= (1 - level) / 2:
-        k += 1
-    k = max(k, 1)
-    return ordered[k - 1], ordered[count - k]
 
 
 if __name__ == "__main__":

@@ -1,20 +1,19 @@
 """One rank of both: a replica under hetpipe's executor, and one under torch's DistributedDataParallel."""
 
 import math
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
-from typing import Protocol
 
 import torch
-import torch.nn.functional as F
+from encoder import SEED, Encoder
+from pairs import Runtime, compare, gradient_difference, timed
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from cost_model.cluster import CPU, Cluster, Device, Link, Node
-from cost_model.profile import KindProfile, LayerProfile, LayerTimes, ModelProfile
+from cost_model.layer_profile import LayerProfile, LayerTimes
+from cost_model.profile import KindProfile, ModelProfile
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.keyed_dropout import KeyedDropout
 from hetpipe.program.costs import ProgramCosts
@@ -23,15 +22,13 @@ from hetpipe.program.lowering import lower_as
 from hetpipe.runtime.executor import Executor
 from hetpipe.runtime.gradient_sync import GradientSync, counted_names
 from hetpipe.runtime.optimizer import Optimizer
-from hetpipe.runtime.pace import Pace, sleep_until
+from hetpipe.runtime.pace import Pace
 from hetpipe.runtime.processes import Emit
 from hetpipe.runtime.rank_setup import boundaries_of
 from hetpipe.runtime.stage_runner import Microbatch, StageRunner
 from hetpipe.runtime.transport import DistributedTransport
-from hetpipe.training.meeting import LEAD_S, gather
 from partition.plan import Pipeline, Plan, Stage
 
-SEED = 0
 TIMEOUT_S = 600.0
 WARM_UP = 3
 CLIP_NORM = 1.0
@@ -45,31 +42,8 @@ class Case:
     num_ranks: int
     num_microbatches: int
     microbatch_size: int
-    blocks: int
-    width: int
-    length: int
+    model: Encoder
     bucket_bytes: float
-    vocabulary: int = 1000
-
-    def build(self) -> nn.Sequential:
-        block = partial(
-            nn.TransformerEncoderLayer, self.width, 4, 4 * self.width,
-            dropout=0.0, activation="gelu", batch_first=True, norm_first=True,
-        )  # fmt: skip
-        head = nn.Linear(self.width, self.vocabulary)
-        return nn.Sequential(
-            nn.Embedding(self.vocabulary, self.width), *(block() for _ in range(self.blocks)), head
-        )
-
-    def chain(self) -> ChainModel:
-        return ChainModel.from_module(self.build, self.batch(1)[0], name="encoder")
-
-    def batch(self, num_samples: int) -> tuple[Tensor, Tensor]:
-        """Token ids and labels, [samples, length]."""
-        generator = torch.Generator().manual_seed(SEED)
-        shape = (num_samples, self.length)
-        ids = torch.randint(self.vocabulary, shape, generator=generator)
-        return ids, torch.randint(self.vocabulary, shape, generator=generator)
 
     @property
     def samples_of_rank(self) -> int:
@@ -78,32 +52,20 @@ class Case:
     @property
     def weight(self) -> float:
         """What a token's loss counts."""
-        return 1 / (self.num_ranks * self.samples_of_rank * self.length)
-
-
-def loss_of(outputs: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy(outputs.flatten(0, 1), labels.flatten(), reduction="sum")
-
-
-class Replica(Protocol):
-    """A step is: prepare (not timed), then forwards, backwards, sums, clipping and AdamW."""
-
-    def prepare(self) -> None: ...
-    def run(self) -> None: ...
-    def gradients(self) -> dict[str, Tensor]: ...
+        return 1 / (self.num_ranks * self.samples_of_rank * self.model.terms_of_sample)
 
 
 class Ours:
     """hetpipe's executor on the whole program of a plan with a pipeline of one stage on each rank."""
 
     def __init__(self, case: Case, rank: int) -> None:
-        chain = case.chain()
+        chain = case.model.chain()
         profile, cluster = profile_of(chain), cluster_of(case.num_ranks)
         program = program_of(case, chain, profile, cluster)
         model = chain.materialise(range(chain.num_layers), SEED)
         self._parameters = model.owned_parameters()
         counted = counted_names(program, rank, chain)
-        self._stages = StageRunner(program, model.train(), KeyedDropout(SEED), loss_of)
+        self._stages = StageRunner(program, model.train(), KeyedDropout(SEED), case.model.loss)
         self._executor = Executor(
             ProgramCosts(program, profile, cluster),
             rank,
@@ -115,7 +77,7 @@ class Ours:
             pace=Pace(),
             board=None,
         )
-        inputs, labels = case.batch(case.num_ranks * case.samples_of_rank)
+        inputs, labels = case.model.batch(case.num_ranks * case.samples_of_rank)
         size, name = case.microbatch_size, next(iter(chain.example))
 
         def microbatch(pipeline: int, index: int) -> Microbatch:
@@ -142,7 +104,7 @@ class Torch:
     """DistributedDataParallel with its usual buckets, which sums in the last backward of a step alone."""
 
     def __init__(self, case: Case, rank: int) -> None:
-        chain = case.chain()
+        chain = case.model.chain()
         model = chain.materialise(range(chain.num_layers), SEED)
         self._case, self._parameters = case, model.owned_parameters()
         module = nn.Sequential(*list(model.model.children())).train()
@@ -153,7 +115,7 @@ class Torch:
         vectors = [value for value in self._parameters.values() if value.dim() <= 1]
         groups = [{"params": matrices, "weight_decay": 0.01}, {"params": vectors, "weight_decay": 0.0}]
         self._adamw = torch.optim.AdamW(groups, lr=LEARNING_RATE, fused=True)
-        inputs, labels = case.batch(case.num_ranks * case.samples_of_rank)
+        inputs, labels = case.model.batch(case.num_ranks * case.samples_of_rank)
         own = slice(rank * case.samples_of_rank, (rank + 1) * case.samples_of_rank)
         self._inputs, self._labels = inputs[own], labels[own]
 
@@ -168,7 +130,7 @@ class Torch:
             with nullcontext() if last else self._module.no_sync():
                 # it divides sums by the number of ranks
                 weight = case.weight * case.num_ranks
-                (loss_of(self._module(self._inputs[part]), self._labels[part]) * weight).backward()
+                (case.model.loss(self._module(self._inputs[part]), self._labels[part]) * weight).backward()
         nn.utils.clip_grad_norm_(self._parameters.values(), CLIP_NORM)
         self._adamw.step()
 
@@ -176,40 +138,24 @@ class Torch:
         return {name: value.grad for name, value in self._parameters.items() if value.grad is not None}
 
 
-REPLICAS: dict[str, Callable[[Case, int], Replica]] = {"ours": Ours, "torch": Torch}
+REPLICAS: dict[str, Callable[[Case, int], Runtime]] = {"ours": Ours, "torch": Torch}
 
 
 def compare_rank(case: Case, num_pairs: int, *, rank: int, emit: Emit) -> None:
-    """Step by step in turn, the other one first in every second pair.
+    """Compare steps of both: forwards, backwards, sums, clipping and AdamW.
 
-    Emits the largest difference of a clipped gradient after the first step, and per pair the seconds of the
-    step (last end of a rank less common start) of each.
+    Emits the largest difference of a clipped gradient after the first step, and the seconds of each pair.
     """
     replicas = {name: make(case, rank) for name, make in REPLICAS.items()}
     for replica in replicas.values():
         timed(replica)
-    found, expected = (replicas[name].gradients() for name in ("ours", "torch"))
-    assert found.keys() == expected.keys()
-    differences = gather(max(float((found[name] - expected[name]).abs().max()) for name in found))
+    difference = gradient_difference(replicas)
     if rank == 0:
-        emit({"event": "case", "gradient_difference": max(differences)})
+        emit({"event": "case", "gradient_difference": difference})
     for replica in replicas.values():
         for _ in range(WARM_UP - 1):
             timed(replica)
-    for pair in range(num_pairs):
-        names = list(replicas) if pair % 2 == 0 else list(replicas)[::-1]
-        measured = {name: timed(replicas[name]) for name in names}
-        if rank == 0:
-            emit({"event": "pair", **measured})
-
-
-def timed(replica: Replica) -> float:
-    """Seconds of a step, until the last rank has ended it."""
-    replica.prepare()
-    start_s = max(gather(time.monotonic())) + LEAD_S
-    sleep_until(start_s)
-    replica.run()
-    return max(gather(time.monotonic())) - start_s
+    compare(replicas, num_pairs, emit if rank == 0 else None)
 
 
 def program_of(case: Case, chain: ChainModel, profile: ModelProfile, cluster: Cluster) -> Program:

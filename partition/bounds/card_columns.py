@@ -1,0 +1,289 @@
+"""A bound from whole pipelines and cards together: Farley's argument with prices of cards and of sums.
+
+Its space is that of `node_bound`: all plans whose pipelines share no device and whose states are not sharded,
+however sums are made, and whenever they begin behind the last backward of their layer; its two cases, too.
+
+In a step T all pipelines together keep these rows, each with a price that is not negative:
+
+    devices     of each shape of node no more than there are
+    cards       a node's card has T seconds for the activations at the ends of the runs on it and for what the
+                sums of the layers U on it move: f times the bytes of a layer, f from 1 (of a layer that is on
+                no other node 0) to the most that any way of summing sends from one node
+    sums        all sums together move 2 (n - 1) times the bytes of a layer on n nodes: over all nodes the sum
+                of (2 - f) * bytes is no more than 2 * the bytes of the model
+    pipelines   where some layer is on one node alone no more than a node has devices; of slow cards two nodes
+                at the most have such layers (`node_bound`)
+
+The sums of a node are shared by its runs: each run of m devices of the node's g counts m / g of what its layers
+move. The layers of a node cost no less so, since each is in runs of g devices at the most and, by the prices taken,
+costs something: price of cards * f + price of sums * (2 - f) >= 0.
+
+If no pipeline does more samples for its price than the batch asks for of the value of all rows, no plan does the
+batch in T (Farley, Operations Research, 1990). The least price of a pipeline for at least so many samples comes from
+`run_kernel`: forwards in front of a run and backwards behind it on the devices that the pipeline has, and
+behind the last stage of a run all that its sums move. Prices are those of the linear programme over the
+pipelines that stood against a proof. Left out: Little's law, and queues.
+"""
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from partition.bounds.card_bound import (
+    SAFETY,
+    NodeShape,
+    card_bytes,
+    gradient_bytes,
+    node_shapes,
+    output_bytes,
+    work_shares,
+)
+from partition.bounds.node_samples import LayerTimes, layer_times
+from partition.bounds.run_kernel import least_price, needed_s
+from partition.bounds.sync_tables import card_directions_s, most_moved, own_bytes, summed_bytes
+from partition.column_generation.master_problem import MasterProblem, solve_master
+from partition.estimates.arrays import Floats, Places
+from partition.estimates.stage_tables import ProblemTables
+
+GROWTH = 1.25  # of amounts of samples in an interval
+BUCKETS = 64  # of a step, for the paths of pipelines
+MOST_LONE = 2  # nodes with a layer for themselves where cards are slow
+ROUNDS, TOGETHER = 40, 8  # of prices, and of pipelines that stand against them before others are made
+SMOOTH = 0.3  # of the prices before
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Nodes of a shape; lone: those that may have layers for themselves; scarce: of which there are few."""
+
+    shape: int
+    lone: bool = False
+    scarce: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Amounts:
+    """Pipelines of first to last samples in microbatches of the last of parts, of which the last may have any."""
+
+    parts: tuple[int, ...]
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """What a pipeline takes of each row, what it does, and the step in which it was found."""
+
+    rows: Floats
+    samples: float
+    step_s: float
+
+
+@dataclass(slots=True)
+class CardColumns:
+    """Owns the pipelines that stood against a proof, and the prices. spanning: the case (`node_bound`)."""
+
+    tables: ProblemTables
+    spanning: bool
+    shapes: list[NodeShape] = field(init=False)
+    own: Floats = field(init=False)
+    found: list[_Column] = field(default_factory=list)
+    prices: Floats | None = None
+    _kinds: list[_Kind] = field(default_factory=list)
+    _times: dict[tuple[int, ...], list[LayerTimes]] = field(default_factory=dict)
+    _needed: dict[object, Floats] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.shapes, self.own = node_shapes(self.tables), own_bytes(self.tables.problem.profile)
+
+    def rules_out(self, step_s: float, end_s: float = math.inf) -> bool:
+        """Return whether no pipelines do the batch in a step. end_s: on the monotonic clock, when it gives up."""
+        step_s *= 1 + SAFETY
+        self._kinds = list(self._kinds_of(step_s))
+        if self.spanning and not any(kind.lone for kind in self._kinds):
+            return True
+        limits, batch = self._limits(step_s), self.tables.problem.global_batch_size
+        prices = self._first_prices() if self.prices is None else self.prices
+        waiting = list(self._amounts())
+        for _ in range(ROUNDS):
+            blocking, waiting = self._blocking(prices, step_s, waiting, end_s)
+            if time.monotonic() > end_s:
+                break
+            if not blocking:
+                self.prices = prices
+                return True
+            self.found += blocking
+            master = self._master(limits, step_s)
+            if master.samples >= batch:
+                break
+            fresh = master.prices / max(float(master.prices @ limits), 1e-300)
+            old = prices / max(float(prices @ limits), 1e-300)
+            prices = SMOOTH * old + (1 - SMOOTH) * fresh
+        self.prices = prices
+        return False
+
+    def _kinds_of(self, step_s: float) -> Iterator[_Kind]:
+        """Yield the nodes in a step; none has a layer for itself where its card does not take the batch."""
+        least = float(gradient_bytes(self.tables)[1:-1].min(initial=np.inf))
+        for index, shape in enumerate(self.shapes):
+            yield _Kind(index)
+            passing_s = self.tables.problem.global_batch_size * shape.s_per_byte * least
+            if self.spanning and step_s >= passing_s:
+                yield _Kind(index, lone=True, scarce=step_s < 2 * passing_s)
+
+    @property
+    def _least_s(self) -> float:
+        return min(shape.s_per_byte for shape in self.shapes)
+
+    def _limits(self, step_s: float) -> Floats:
+        """Return what there is of each row: devices and cards by shape, sums, and where some layer is alone more."""
+        rows = [float(shape.count * shape.width) for shape in self.shapes]
+        rows += [shape.count * step_s for shape in self.shapes]
+        rows.append(2 * self._least_s * float(self.own.sum()))
+        if self.spanning:
+            rows += [float(max(shape.width for shape in self.shapes)), float(MOST_LONE)]
+        return np.array(rows)
+
+    def _first_prices(self) -> Floats:
+        """Return prices of devices by their speed, and none of others."""
+        prices = np.zeros(len(self._limits(1.0)))
+        prices[: len(self.shapes)] = [shape.rate / shape.width for shape in self.shapes]
+        return prices
+
+    def _master(self, limits: Floats, step_s: float) -> MasterProblem:
+        known = [column for column in self.found if column.step_s <= step_s]
+        rows = [column.rows.tolist() for column in known]
+        return solve_master(rows, [column.samples for column in known], limits.tolist())
+
+    def _amounts(self) -> Iterator[_Amounts]:
+        """Yield all amounts of samples of a pipeline, by microbatch size."""
+        batch, sizes = self.tables.problem.global_batch_size, self.tables.problem.microbatch_sizes
+        for size in (size for size in sizes if size <= batch):
+            first = size
+            while first <= batch:
+                last = min(batch, max(first, int(first * GROWTH)))
+                yield _Amounts(tuple(range(1, size + 1)), first, last)
+                first = last + 1
+        for size in range(1, min(batch, max(sizes)) + 1):
+            if size not in sizes:
+                yield _Amounts((size,), size, size)
+
+    def _blocking(
+        self, prices: Floats, step_s: float, waiting: list[_Amounts], end_s: float
+    ) -> tuple[list[_Column], list[_Amounts]]:
+        """Return pipelines that do too much for their price, and the amounts in the order to ask for them next."""
+        limits, batch = self._limits(step_s), self.tables.problem.global_batch_size
+        kinds = self._priced(prices)
+        each = float(prices[2 * len(self.shapes) + 1]) if self.spanning else 0.0
+        ratio = float(prices @ limits) / batch * (1 + SAFETY)
+        found: list[_Column] = []
+        order, passed, turn = list(waiting), [], 0
+        while turn < len(order) and len(found) < TOGETHER and time.monotonic() < end_s:
+            amounts = order[turn]
+            turn += 1
+            answer = self._asked(kinds, amounts, step_s, amounts.last * ratio - each)
+            if answer is None:
+                passed.append(amounts)
+                continue
+            price, column = answer
+            if price + each < amounts.first * ratio:
+                found.append(column)
+                passed.insert(0, amounts)
+            else:
+                middle = (amounts.first + amounts.last) // 2
+                order[turn:turn] = [
+                    _Amounts(amounts.parts, amounts.first, middle),
+                    _Amounts(amounts.parts, middle + 1, amounts.last),
+                ]
+        return found, [*passed, *order[turn:]] if len(found) >= TOGETHER else passed
+
+    def _priced(self, prices: Floats) -> Floats:
+        """Return the rows of `least_price` by kind, at prices at which sums cost something."""
+        count, most = len(self.shapes), most_moved(self.tables.problem.cluster)
+        rows = []
+        for kind in self._kinds:
+            shape = self.shapes[kind.shape]
+            sums = prices[2 * count] * self._least_s / shape.s_per_byte
+            card = max(prices[count + kind.shape], sums * (most - 2) / most)
+            each = prices[kind.shape] + (prices[-1] / shape.width if kind.scarce else 0.0)
+            least = 0.0 if kind.lone else 1.0
+            rows.append([each, card, sums, least, most, shape.width, float(not self.spanning)])
+        return np.array(rows)
+
+    def _asked(
+        self, kinds: Floats, amounts: _Amounts, step_s: float, limit: float
+    ) -> tuple[float, _Column] | None:
+        """Return the least price of a pipeline below a limit, and that pipeline; None where there is none."""
+        if limit <= 0:
+            return None
+        layers = self._layer_times(amounts.parts)
+        samples, shapes = float(amounts.first), [kind.shape for kind in self._kinds]
+        need = np.stack([self._need(kind, amounts) for kind in self._kinds])
+        paces = np.array([shape.s_per_byte for shape in self.shapes])
+        own_s = np.concatenate([[0.0], np.cumsum(self.own)])
+        times = np.stack(
+            [np.vstack([self._rows(layers[shape]), own_s * paces[shape]]) for shape in shapes]
+        )  # [kind, what, place]
+        each_s = np.stack([layers[shape].each_s for shape in shapes])
+        card_s = samples * paces[shapes][:, None, None] * card_bytes(self.tables)
+        many = all(samples >= layers[shape].fewest for shape in shapes)
+        given = np.array([step_s, samples, limit, BUCKETS, float(many)])
+        links_s = self._links_s(amounts.parts)
+        price, runs, sums_s = least_price(kinds, need, times, each_s, card_s, links_s, given)
+        if price >= limit:
+            return None
+        return price, _Column(self._column(runs, sums_s, card_s), samples, step_s)
+
+    def _column(self, runs: Places, sums_s: Floats, card_s: Floats) -> Floats:
+        """Return what a pipeline takes of each row."""
+        count = len(self.shapes)
+        rows = np.zeros(len(self._limits(1.0)))
+        held = np.concatenate([[0.0], np.cumsum(self.own)])
+        for (start, stop, index, devices), moved_s in zip(runs, sums_s, strict=True):
+            kind = self._kinds[index]
+            shape = self.shapes[kind.shape]
+            share = devices / shape.width
+            rows[kind.shape] += devices
+            rows[count + kind.shape] += card_s[index, start, stop] + share * moved_s
+            moved_bytes = moved_s / shape.s_per_byte if shape.s_per_byte else 0.0
+            rows[2 * count] += share * self._least_s * (2 * (held[stop] - held[start]) - moved_bytes)
+            if kind.scarce:
+                rows[-1] += share
+        if self.spanning:
+            rows[2 * count + 1] = 1.0
+        return rows
+
+    @staticmethod
+    def _rows(times: LayerTimes) -> Floats:
+        """Return the rows of `run_kernel`: last backward, forward, backward and optimizer on the node."""
+        last, _, _, forward, backward, optimizer = times.rows
+        return np.array([last, forward, backward, optimizer])
+
+    def _layer_times(self, parts: tuple[int, ...]) -> list[LayerTimes]:
+        """Return the times of each shape of node."""
+        if parts not in self._times:
+            self._times[parts] = [layer_times(self.tables, shape.classes, parts) for shape in self.shapes]
+        return self._times[parts]
+
+    def _need(self, kind: _Kind, amounts: _Amounts) -> Floats:
+        key = (kind.shape, kind.lone, amounts.parts, amounts.first)
+        if key not in self._needed:
+            shape, times = self.shapes[kind.shape], self._layer_times(amounts.parts)[kind.shape]
+            sums_s = np.maximum(summed_bytes(self.tables.problem.profile), 0.0) * shape.s_per_byte
+            if kind.lone:
+                sums_s = 0 * sums_s
+            rows = self._rows(times)
+            widest = max(each.width for each in self.shapes)
+            samples = float(amounts.first)
+            self._needed[key] = needed_s(rows, times.each_s, sums_s, samples, shape.width, widest)
+        return self._needed[key]
+
+    def _links_s(self, parts: tuple[int, ...]) -> Floats:
+        """Return the least seconds of a message between nodes in front of each layer: forward, and both ways."""
+        cluster, network = self.tables.problem.cluster, self.tables.network
+        pace = min(min(card_directions_s(cluster, network, node.devices)) for node in cluster.nodes)
+        forward_s = parts[-1] * pace * output_bytes(self.tables)
+        return np.array([forward_s, forward_s + parts[0] * pace * gradient_bytes(self.tables)])

@@ -1,0 +1,66 @@
+"""What decides a run's losses is that of its checkpoint, or said to differ."""
+
+from dataclasses import replace
+
+import pytest
+
+from hetpipe.runs.settings import Settings, TaskSettings
+from hetpipe.training.checkpoint import Manifest
+from hetpipe.training.resumed_settings import deciding_settings, differences, inherited
+from runs import chain_plan
+
+PLAN = chain_plan("mine", [0, 2, 5], 4)
+BEFORE = TaskSettings("mine", 8, "float32", Settings(steps=10, learning_rate=1e-3, betas=(0.8, 0.9), seed=3))
+
+
+def manifest(settings: TaskSettings = BEFORE) -> Manifest:
+    decided = deciding_settings(settings, PLAN)
+    return Manifest("mine", 4, 64, settings.seed, 8, "", (), "2", {}, None, settings=decided)
+
+
+def resumed(**changes: object) -> TaskSettings:
+    return replace(BEFORE, run=replace(BEFORE.run, resume_from="x", **changes))
+
+
+def test_the_same_settings_differ_in_nothing():
+    assert differences(manifest(), resumed(), PLAN) == []
+    stated = resumed(steps=8, total_steps=10)  # the schedule is the same, though its end is not reached
+    assert differences(manifest(), stated, PLAN) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"learning_rate": 3e-4}, "learning_rate is 0.0003, before the checkpoint it was 0.001"),
+        ({"weight_decay": 0.1}, "weight_decay is 0.1, before the checkpoint it was 0.01"),
+        ({"betas": (0.9, 0.9)}, "betas is 0.9, 0.9, before the checkpoint it was 0.8, 0.9"),
+        ({"clip_norm": 5.0}, "clip_norm is 5, before the checkpoint it was 1"),
+        ({"data": ("a.txt",)}, "data is a.txt, before the checkpoint it was none"),
+    ],
+)
+def test_each_difference_is_a_sentence(changes, sentence):
+    assert differences(manifest(), resumed(**changes), PLAN) == [sentence]
+
+
+def test_batch_and_precision_are_compared_too():
+    other = replace(BEFORE, dtype="bfloat16-autocast")
+    assert differences(manifest(), other, chain_plan("mine", [0, 5], 4, batch=8)) == [
+        "global_batch_size is 8, before the checkpoint it was 16",
+        "dtype is bfloat16-autocast, before the checkpoint it was float32",
+    ]
+
+
+def test_another_length_of_the_schedule_is_told_by_the_rate_of_the_next_step():
+    # warm-up: 1 of 10 steps, then 1e-3 x (10 - 4) / 9; of 20 steps 2, then 1e-3 x (20 - 4) / 18
+    assert differences(manifest(), resumed(steps=20), PLAN) == [
+        "total_steps is 20, before the checkpoint it was 10: the next step's learning rate is 0.000889 and "
+        "not 0.000667"
+    ]
+    assert differences(manifest(), resumed(steps=20), PLAN, own_schedule=True) == []
+
+
+def test_what_is_not_given_is_inherited():
+    found = inherited(manifest(), steps=8)
+    assert Settings(steps=8, **found) == replace(BEFORE.run, steps=8, total_steps=10)
+    assert "total_steps" not in inherited(manifest(), steps=11)  # the schedule ended before
+    assert inherited(replace(manifest(), settings={}), steps=8) == {"seed": 3}  # of an older checkpoint
