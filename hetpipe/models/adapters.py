@@ -140,7 +140,7 @@ def _peft() -> ModuleType:
     try:
         return importlib.import_module("peft")
     except ImportError as error:
-        raise InputError(f'adapters need peft ({error}); pip install "hetpipe[lora]"') from None
+        raise InputError(f'adapters need peft ({error}); pip install -e ".[lora]"') from None
 
 
 def _build(build: Callable[[], nn.Module], lora: LoraSettings) -> nn.Module:

@@ -9,6 +9,7 @@ from typing import Any
 
 from cost_model.errors import InputError
 from cost_model.strict_files import canonical_sha256, did_you_mean, read_json
+from hetpipe.runs.lora import ADAPTER_CONFIG_FILE
 from hetpipe.runs.quantization import Quantization, read_quantization
 
 CONFIG_FILE, TOKENIZER_FILE = "config.json", "tokenizer.json"
@@ -125,6 +126,8 @@ def read_model_folder(text: str | Path) -> ModelFolder:
             f"{WEIGHTS_FILE}; or a model's name"
         )
     if not (folder / CONFIG_FILE).is_file():
+        if (folder / ADAPTER_CONFIG_FILE).is_file():
+            raise InputError(f"{text}: is a PEFT folder; give its base by --model, and it by --adapter")
         raise InputError(
             f"{text}: holds no {CONFIG_FILE}; give a folder that transformers' save_pretrained wrote"
         )

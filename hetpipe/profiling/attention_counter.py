@@ -8,8 +8,8 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 FUSED_BACKWARD = 2.5
-"""Of the forward: a fused kernel keeps no scores, and multiplies five times in its backward, once to have them
-again, where it multiplied twice in its forward (Dao, FlashAttention-2, ICLR 2024, section 4.1)."""
+"""Of the forward: a fused kernel keeps no scores, and multiplies five times in its backward, once to have
+them again, where it multiplied twice in its forward (Dao, FlashAttention-2, ICLR 2024, section 4.1)."""
 PLAIN_BACKWARD = 2.0
 """Of the forward: a gradient for each of the two factors."""
 

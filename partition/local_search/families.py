@@ -45,7 +45,8 @@ FEW_CLASSES = 3  # of a chain, up to which it is tried in all orders of its clas
 class Outline:
     """Copies of a chain of device classes, first stage first, that are not cut yet.
 
-    run: places of a class in a row that are laid out together; with 1 the copies are grouped, with all of a class nested.
+    run: places of a class in a row that are laid out together; with 1 the copies are grouped, with all of a
+    class nested.
     """
 
     chain: ClassOrder

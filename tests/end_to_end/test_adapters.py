@@ -1,5 +1,6 @@
 """Adapters train under any plan as peft's own loop trains them, and go in and out of PEFT folders."""
 
+import shutil
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -150,7 +151,8 @@ def test_a_base_in_bfloat16_stays_so_and_trains_as_its_values_in_float32(tmp_pat
     source = checkpoint.latest(here.folder("two stages").checkpoints)
     assert source is not None
     later = replace(here.settings(), steps=STEPS + 1, resume_from=str(source), adapter=None)
-    assert len(here.run("two stages", PLANS["two stages"], later)[1]) == STEPS + 1
+    with pytest.warns(UserWarning, match="total_steps is"):
+        assert len(here.run("two stages", PLANS["two stages"], later)[1]) == STEPS + 1
 
 
 @pytest.mark.slow
@@ -184,7 +186,8 @@ def test_a_run_goes_on_and_ends_in_a_folder_that_peft_loads(hetpipe: Shell):
 
     # another plan goes on from the checkpoint: the loss of its first step is that of the exported adapters
     source = checkpoint.latest(here.folder("run").checkpoints)
-    _, losses = here.run("run", PLANS["two pipelines"], here.settings(resume_from=str(source)))
+    with pytest.warns(UserWarning, match="total_steps is"):
+        _, losses = here.run("run", PLANS["two pipelines"], here.settings(resume_from=str(source)))
     _, alone = here.alone("run")
     assert losses == pytest.approx(alone, rel=2e-6)
     inputs, labels = here.task("run").batch(2 * BATCH, BATCH)
@@ -227,6 +230,10 @@ def test_adapters_of_another_base_are_not_gone_on_with(hetpipe: Shell):
     ):
         again = hetpipe(f"run --model {here.base} --cluster cluster.toml --resume run --steps 2 {option}")
         assert (again.code, again.err.count("\n")) == (2, 1) and text in again.err
+    same = "--lora r=4,alpha=8,targets=down_proj,q_proj,v_proj"
+    for model in ("llama-tiny", f"{here.base} --load-in 4bit"):  # refused before anything is measured
+        again = hetpipe(f"run --model {model} --cluster cluster.toml --resume run --steps 2 {same}")
+        assert (again.code, again.err.count("\n")) == (2, 1) and "give the same to resume" in again.err
 
 
 def refused(hetpipe: Shell, line: str) -> str:
@@ -242,6 +249,15 @@ def test_what_cannot_be_adapted_is_refused_in_a_line(hetpipe: Shell):
     base, adapter = here.base, here.adapter
     peft_models.base_folder(hetpipe.folder / "small", LLAMA)
     (hetpipe.folder / "empty").mkdir()
+    for name, file, content in (
+        ("garbled", "adapter_model.safetensors", b"no tensors"),
+        ("unjson", "adapter_config.json", b"{"),
+        ("old", "adapter_model.safetensors", None),
+    ):
+        shutil.copytree(adapter, hetpipe.folder / name)
+        (hetpipe.folder / name / file).unlink()
+        if content is not None:
+            (hetpipe.folder / name / file).write_bytes(content)
     run = f"run --model {base} --cluster cluster.toml"
     for option, text in (
         ("--lora r=0,targets=q_proj", "rank r is 0; give at least 1"),
@@ -257,9 +273,19 @@ def test_what_cannot_be_adapted_is_refused_in_a_line(hetpipe: Shell):
         (f"--lora r=4,targets=q_proj --adapter {adapter}", "give one of them"),
         ("--adapter nowhere", "no such folder"),
         ("--adapter empty", "holds no adapter_config.json"),
+        ("--adapter garbled", "adapter_model.safetensors: is no safetensors file, or damaged"),
+        ("--adapter unjson", "adapter_config.json: not JSON"),
+        ("--adapter old", "holds no adapter_model.safetensors; save it by peft's save_pretrained"),
+        ("--lora r=4,alpha=abc,targets=q_proj", "'abc' is no number"),
+        ("--lora r=4,targets=", "targets are missing"),
+        ("--lora r=4,targets=all-linear,lm_head", "'all-linear' is all there are"),
+        ("--load-in 4bit", "give --lora or --adapter"),
+        ("--load-in 3bit --lora r=4,targets=q_proj", "'3bit' is not supported; give 4bit or 8bit"),
     ):  # fmt: skip
         assert text in refused(hetpipe, f"{run} {option}"), option
         assert text in refused(hetpipe, f"{run.replace('run', 'plan', 1)} {option} -o out.json"), option
+    folder = refused(hetpipe, f"run --model {adapter} --cluster cluster.toml")
+    assert "is a PEFT folder; give its base by --model, and it by --adapter" in folder
     other = refused(hetpipe, f"run --model llama-tiny --cluster cluster.toml --adapter {adapter}")
     assert "has shape [4, 64], by llama-tiny and the folder's r [4, 172]; is it of this base?" in other
     bert = refused(hetpipe, f"run --model bert-tiny --cluster cluster.toml --adapter {adapter}")
@@ -276,3 +302,14 @@ def test_what_cannot_be_adapted_is_refused_in_a_line(hetpipe: Shell):
     assert "of 'made-up', not of --model" in refused(
         hetpipe, f"{run} --lora r=4,targets=q_proj --profile profile.json"
     )
+
+
+@pytest.mark.slow
+def test_cards_too_small_for_a_block_are_refused_with_what_is_missing(hetpipe: Shell):
+    cards = '[{ kind = "emulated", count = 2, speed = 0.5, memory = "64 KiB" }]'
+    network = '[network]\nbandwidth = "1 GB/s"\nlatency = "0 s"\n'
+    hetpipe.write("small.toml", f'{network}[[nodes]]\nname = "n"\ndevices = {cards}\n')
+    options = "--cluster small.toml --lora r=4,targets=q_proj --load-in 4bit --profile-budget 0 -q"
+    short = hetpipe(f"run --model llama-tiny --steps 1 {options}")
+    assert (short.code, short.err.count("\n")) == (3, 1) and "bytes are missing" in short.err, short
+    assert not (hetpipe.folder / "runs").exists()

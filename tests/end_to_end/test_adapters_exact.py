@@ -1,8 +1,13 @@
-"""Adapters beside Llama, GPT-2 and BERT under five plans: gradients and losses are those of peft alone."""
+"""Adapters beside Llama, GPT-2 and BERT under five plans: gradients and losses are those of peft alone.
+
+AdamW divides a gradient by its own size, so that of one which is nearly zero it makes a step of full length,
+in a direction that rounding decides. Where there are such (GPT-2 with dropout), one process in float32
+differs from itself at another microbatch size by up to 1e-5 of the loss, in float64 by 1e-15. So losses in
+float32 are held against what one process differs from itself, and in float64 against 1e-12.
+"""
 
 from collections.abc import Mapping
 from functools import cache
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -39,10 +44,15 @@ SETTINGS = [
     for architecture in peft_models.TARGETS
     for dropout, dtype in ((0.0, torch.float64), (0.3, torch.float32))
 ]
+SETTINGS.append(Setting("GPT2LMHeadModel", 0.3, torch.float64))
+LOSSES = 2e-6
+"""How far losses in float32 may differ, relatively, where those of one process do not differ by more."""
 
 
 @cache
-def by_peft_alone(setting: Setting) -> tuple[list[float], Mapping[str, Tensor], Mapping[str, Tensor]]:
+def by_peft_alone(
+    setting: Setting, microbatch: int = BATCH
+) -> tuple[list[float], Mapping[str, Tensor], Mapping[str, Tensor]]:
     """Losses of peft's loop in one process, first gradients of adapters, and all weights at its beginning."""
     model = setting.model().train()
     before = {name: value.detach().clone() for name, value in model.named_parameters()}
@@ -53,19 +63,29 @@ def by_peft_alone(setting: Setting) -> tuple[list[float], Mapping[str, Tensor], 
     for number, block in enumerate(model.get_submodule(find_blocks(model)).children(), start=1):
         block.register_forward_pre_hook(lambda *_, layer=number: dropout.enter_layer(layer))
     for step in range(STEPS):
-        ids = batch(step)
-        dropout.at(step, range(BATCH))
-        with dropout:
-            dropout.enter_layer(PREFIX)
-            logits = model(input_ids=ids).logits
-        loss = user_tasks.next_token_loss(logits, ids) / BATCH
         optimizer.zero_grad()
-        loss.backward()
+        losses.append(0.0)
+        for first in range(0, BATCH, microbatch):
+            ids = batch(step)[first : first + microbatch]
+            dropout.at(step, range(first, first + len(ids)))
+            with dropout:
+                dropout.enter_layer(PREFIX)
+                logits = model(input_ids=ids).logits
+            loss = user_tasks.next_token_loss(logits, ids) / BATCH
+            loss.backward()
+            losses[-1] += loss.item()
         if not gradients:
             gradients = {name: value.grad.clone() for name, value in trained.items()}
         optimizer.step()
-        losses.append(loss.item())
     return losses, gradients, before
+
+
+@cache
+def own_difference(setting: Setting) -> float:
+    """How far one process is from itself at other microbatch sizes: the most of any of its losses."""
+    losses = by_peft_alone(setting)[0]
+    others = [by_peft_alone(setting, microbatch)[0] for microbatch in (1, 2, 3, 4)]
+    return max(abs(mine / theirs - 1) for other in others for mine, theirs in zip(other, losses, strict=True))
 
 
 def check(name: str, setting: Setting, events: list[dict[str, Any]]) -> None:
@@ -73,12 +93,11 @@ def check(name: str, setting: Setting, events: list[dict[str, Any]]) -> None:
     losses, gradients, before = by_peft_alone(setting)
     frozen = before.keys() - gradients.keys()
     largest = max(float(value.abs().max()) for value in gradients.values())
+    rel = 1e-12 if setting.dtype == torch.float64 else max(LOSSES, 2 * own_difference(setting))
     seen: dict[str, Tensor] = {}
     for event in events:
         where = f"{name}, {setting}, rank {event['rank']}"
-        assert event["losses"] == pytest.approx(losses, rel=2e-6), where
-        if setting.dtype == torch.float64:
-            assert event["losses"] == pytest.approx(losses, rel=1e-12), where
+        assert event["losses"] == pytest.approx(losses, rel=rel), where
         for key, value in event["gradients"].items():
             limit = 1e-12 if setting.dtype == torch.float64 else 1e-5
             assert float((value - gradients[key]).abs().max()) <= limit * largest, (where, key)
@@ -108,5 +127,14 @@ def test_five_plans_train_adapters_as_peft_alone_does(tmp_path):
         for name, setting, *_ in cases:
             check(name, setting, [e for e in events if (e["name"], e["setting"]) == (name, setting)])
     # the masks of adapters are there, and the plan is not what draws them
-    for plain, dropped in pairwise(by_peft_alone(setting)[0][0] for setting in SETTINGS):
-        assert abs(plain - dropped) > 1e-5 * plain
+    for plain, dropped in zip(SETTINGS[:-1:2], SETTINGS[1::2], strict=True):
+        assert abs(first_loss(plain) - first_loss(dropped)) > 1e-5 * first_loss(plain)
+    # what the bound in float32 leaves open is rounding: the same steps in float64 leave nothing
+    blurred, sharp = SETTINGS[3], SETTINGS[-1]
+    assert (blurred.architecture, blurred.dropout) == (sharp.architecture, sharp.dropout)
+    assert own_difference(sharp) < 1e-14 < 1e-6 * own_difference(blurred)
+    assert all(own_difference(setting) < LOSSES for setting in SETTINGS if setting != blurred)
+
+
+def first_loss(setting: Setting) -> float:
+    return by_peft_alone(setting)[0][0]

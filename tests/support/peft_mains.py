@@ -49,8 +49,7 @@ def batch(step: int) -> Tensor:
 
 
 def optimizer_of(parameters: Sequence[Tensor]) -> torch.optim.Optimizer:
-    """AdamW whose first steps do not blow up the rounding of gradients that are nearly zero."""
-    return torch.optim.AdamW(parameters, lr=RATE, eps=1e-3)
+    return torch.optim.AdamW(parameters, lr=RATE)
 
 
 def train_settings(

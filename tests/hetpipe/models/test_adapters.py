@@ -88,7 +88,7 @@ def test_merging_adds_what_the_adapters_compute():
 
 def test_without_peft_a_line_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(InputError, match=r'adapters need peft .*; pip install "hetpipe\[lora\]"$'):
+    with pytest.raises(InputError, match=r'adapters need peft .*; pip install -e "\.\[lora\]"$'):
         with_adapters(model_spec("llama-tiny"), parse_lora(LLAMA))
 
 

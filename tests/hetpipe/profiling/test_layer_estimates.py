@@ -62,8 +62,11 @@ def test_bytes_are_those_that_a_measurement_counts(model, lora, dtype, load_in):
         assert mine.saved_bytes_per_sample == pytest.approx(theirs.saved_bytes_per_sample, rel=rel)
         for size in (1, 2):
             assert mine.workspace_at(size) == pytest.approx(theirs.workspace_at(size), rel=rel)
-        saved, work = mine.saved_bytes_per_sample, mine.workspace_by_size
-        assert mine == replace(theirs, saved_bytes_per_sample=saved, workspace_by_size=work)
+        assert mine.prefix_bytes_per_sample == pytest.approx(theirs.prefix_bytes_per_sample, rel=rel)
+        saved, prefix = mine.saved_bytes_per_sample, mine.prefix_bytes_per_sample
+        work = mine.workspace_by_size
+        others = {"saved_bytes_per_sample": saved, "prefix_bytes_per_sample": prefix}
+        assert mine == replace(theirs, workspace_by_size=work, **others)
     assert {kind.source for kind in estimated.kinds.values()} == {"estimated"}
 
 
@@ -77,18 +80,13 @@ def test_seconds_follow_what_is_multiplied_and_what_is_trained():
     whole, beside = (each[2] for each in works.values())
     # four projections of 64 x 64 and three of 64 x 172; adapters of rank 4 on the last one; 16 tokens, each
     # scored against all 16 at width 64, and as much for what is weighed; the fused backward takes 2.5 of it
-    weights, attention, adapters = (
-        2 * 16 * (4 * 64 * 64 + 3 * 64 * 172),
-        4 * 16**2 * 64,
-        2 * 16 * 4 * (64 + 172),
-    )
+    weights, adapters = 2 * 16 * (4 * 64 * 64 + 3 * 64 * 172), 2 * 16 * 4 * (64 + 172)
+    attention = 4 * 16**2 * 64
     assert whole.forward_flops == weights + attention
     assert beside.forward_flops == whole.forward_flops + adapters
     assert whole.backward_flops == 2 * weights + 2.5 * attention
     assert beside.backward_flops == weights + 2 * adapters + 2.5 * attention
-    assert [work.forward_flops for work in works[None]][
-        0
-    ] == 0.0  # looked up; its rotary angles are no product
+    assert works[None][0].forward_flops == 0.0  # looked up; its rotary angles are no product
     assert whole.frozen_bytes == 0 and beside.frozen_bytes == whole.weight_bytes
     for kind in KINDS:
         full, adapters = (each.kinds[kind] for each in found.values())
