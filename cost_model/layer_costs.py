@@ -18,6 +18,7 @@ class Prices:
 
     def __init__(self, profile: ModelProfile) -> None:
         self.profile, self.first_trained = profile, profile.first_trained
+        self._messages: dict[tuple[int, str, str], float] = {}
         self._prefix: dict[tuple[str, int], tuple[list[float], list[float]]] = {}
 
     def _sums(self, kind: str, samples: int) -> tuple[list[float], list[float]]:
@@ -69,7 +70,10 @@ class Prices:
 
         For one microbatch.
         """
-        return samples * self.profile.message_bytes_per_sample(layer, giver.kind, taker.kind)
+        key = layer, giver.kind, taker.kind
+        if key not in self._messages:
+            self._messages[key] = self.profile.message_bytes_per_sample(*key)
+        return samples * self._messages[key]
 
     def takes_gradient(self, layer: int) -> bool:
         """Return whether the gradient of what enters a layer is needed by those before it."""

@@ -168,25 +168,16 @@ class ModelProfile:
 
     def on(self, kind: str) -> "ModelProfile":
         """Return the profile with the bytes that layers have on a kind, itself if they have no others."""
-        layers = self._layers_on(kind)
-        if layers is self.layers:
+        layers = self.kinds[kind].held if kind in self.kinds else ()
+        if not layers or layers is self.layers:
             return self
         found = copy.copy(self)  # checked already
         object.__setattr__(found, "layers", layers)
         return found
 
-    def _layers_on(self, kind: str) -> tuple[LayerProfile, ...]:
-        return (self.kinds[kind].held if kind in self.kinds else ()) or self.layers
-
     def message_bytes_per_sample(self, layer: int, giver: str, taker: str) -> float:
-        """Return bytes of what travels from layer - 1 on one kind to `layer` on another, and maybe back.
-
-        In the narrower of the two's precisions (`travels_in`).
-        """
-        return min(
-            self._layers_on(giver)[layer - 1].output_bytes_per_sample,
-            self._layers_on(taker)[layer - 1].output_bytes_per_sample,
-        )
+        """Return bytes from layer - 1 on one kind to `layer` on another: those of the narrower precision."""
+        return min(self.on(kind).layers[layer - 1].output_bytes_per_sample for kind in (giver, taker))
 
     def check_layers(self, names: Sequence[str]) -> None:
         """Check that a model at hand has these layers, by name.
@@ -204,30 +195,6 @@ class ModelProfile:
                 raise InputError(
                     f"layers[{index}] of the profile of {self.model!r} is {profiled!r}, of the model "
                     f"{name!r}; profile it again"
-                )
-
-    def check_weights(self, stored_bytes: Sequence[float], trained_bytes: Sequence[float]) -> None:
-        """Check that the weights of a model at hand take no more than was profiled, by layer.
-
-        Of a layer without num_parameters, written by hand, the widths may be others: only what cannot come
-        from these is refused.
-
-        Raises: InputError if they do: weights, gradients or states would find no memory planned.
-        """
-        for layer, stored, trained in zip(self.layers, stored_bytes, trained_bytes, strict=True):
-            is_measured = layer.num_parameters is not None
-            more_trained = trained > layer.trained_bytes + 0.5  # less than a byte is rounding
-            if more_trained and (is_measured or layer.unreached_bytes > stored - trained + 0.5):
-                raise InputError(
-                    f"layer {layer.name!r} of the profile of {self.model!r} trains "
-                    f"{layer.trained_bytes:,.0f} bytes, of the model {trained:,.0f}: less of it is frozen "
-                    "now; profile it again"
-                )
-            if stored > layer.parameter_bytes + 0.5 and (is_measured or not more_trained):
-                raise InputError(
-                    f"layer {layer.name!r} of the profile of {self.model!r} holds "
-                    f"{layer.parameter_bytes:,.0f} bytes of weights, of the model {stored:,.0f}: they are in "
-                    "another dtype now; profile it again"
                 )
 
     def tied_bytes(self, layer: int) -> float:

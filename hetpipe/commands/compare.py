@@ -145,5 +145,6 @@ def _outcome_json(outcome: "Outcome", reports: "Mapping[str, RunReport]") -> dic
         "predicted_step_s": figures and figures.step_s,
         "samples_per_s": figures and figures.samples_per_s,
         "measured_step_s": report and report.measured_step_s,
+        "measured_samples_per_s": report and report.samples_per_s,
         "plan": outcome.plan and outcome.plan.to_json(),
     }

@@ -15,7 +15,7 @@ from hetpipe.commands.output import note, warn
 from hetpipe.models.names import ModelEntry
 from hetpipe.program.instructions import Schedule
 from hetpipe.runs.run_folder import RunFolder
-from hetpipe.runs.settings import Clock, Settings, TaskSettings, read_settings
+from hetpipe.runs.settings import Clock, Settings, read_settings
 
 if TYPE_CHECKING:
     from hetpipe.runs.run_report import RunReport
@@ -89,7 +89,7 @@ def run_start(
     }
     source, batch = None, None
     decided: dict[str, Any] = {}  # what is not given is that of the run before
-    if options.resume is not None and not dry_run:
+    if options.resume is not None and not dry_run and not _begins_anew(options.resume, folder):
         from hetpipe.training.checkpoint import read_manifest
         from hetpipe.training.checkpoint_owners import check_adapters, check_same
         from hetpipe.training.resumed_settings import inherited
@@ -114,6 +114,14 @@ def run_start(
         **entry.in_settings,
     )
     return RunStart(entry, folder, settings, batch if isinstance(batch, int) else None)
+
+
+def _begins_anew(resume: str, folder: RunFolder | None) -> bool:
+    """Return whether there is nothing to go on from where a run is started again and again; say so."""
+    if resume != "auto" or folder is None or kept_checkpoint(folder) is not None:
+        return False
+    note([f"nothing to resume in {folder.path}: a new run begins"])
+    return True
 
 
 def _readable(data: Iterable[Path]) -> tuple[Path, ...]:
@@ -146,12 +154,14 @@ def train_shown(
     from hetpipe.training.run import train_predicted
 
     folder, made = _folder_of(settings, profile.model, folder)
-    _tell_differences(settings, profile, prediction)
     if shortage := room_of(folder, settings, profile).shortage:
         warn(shortage)
     try:
         with _step_bar(settings.steps, quiet=quiet) as on_event:
-            report = train_predicted(settings, cluster_file, profile, prediction, folder, on_event=on_event)
+            report = train_predicted(
+                settings, cluster_file, profile, prediction, folder,
+                on_event=on_event, tell=lambda told: note([told]),
+            )  # fmt: skip
     except KeyboardInterrupt:
         if newest := kept_checkpoint(folder):
             note([f"--resume {folder.path} goes on from {newest.name}"])
@@ -161,16 +171,6 @@ def train_shown(
             folder.path.rmdir()
     _warn_of_skipped_steps(folder)
     return report, folder
-
-
-def _tell_differences(settings: Settings, profile: ModelProfile, prediction: "Prediction") -> None:
-    """Say in what the run differs from the one that it goes on from."""
-    if settings.resume_from is not None:
-        from hetpipe.training.checkpoint import read_manifest
-        from hetpipe.training.resumed_settings import differences
-
-        manifest = read_manifest(Path(settings.resume_from))
-        note(differences(manifest, TaskSettings.of(profile, settings), prediction.plan))
 
 
 def _folder_of(settings: Settings, model: str, folder: RunFolder | None) -> tuple[RunFolder, bool]:

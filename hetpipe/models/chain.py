@@ -39,6 +39,7 @@ from hetpipe.models.pretrained_weights import FolderWeights
 from hetpipe.models.quantized_modules import matrices_in
 from hetpipe.models.quantized_weights import QuantizedParameter
 from hetpipe.models.sequential import holders_of, let_inputs_be, reached_and_used, run_through
+from hetpipe.models.unpacked import keep_unpacked
 from hetpipe.models.weight_bytes import WeightBytes
 
 __all__ = ["ChainModel", "LayerModel", "ParameterInfo", "TensorSpec"]
@@ -242,6 +243,7 @@ class ChainModel:
         if self.structure is None:
             layered = SequentialLayers(model, self.num_layers, by_layer)
         else:
+            keep_unpacked(model)
             layered = BlockLayers(model, self.num_layers, by_layer, self.structure)
         layered.device_type, layered.lowered = torch.device(device).type, lowered
         layered.first_trained = self.first_trained

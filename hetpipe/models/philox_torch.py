@@ -36,8 +36,8 @@ def draw(key: int, call: int, samples: Sequence[int], keep_probability: float) -
 def words(drawn: Draw, num_elements: int, device: torch.device) -> Tensor:
     """Return the word of each element of each sample: [samples, num_elements], int64 in [0, 2 ** 32)."""
     blocks = torch.arange(-(-num_elements // 4), device=device)
-    low = torch.tensor([sample & MASK for sample in drawn.samples], device=device)
-    high = torch.tensor([sample >> 32 for sample in drawn.samples], device=device)
+    halves = torch.tensor([(sample & MASK, sample >> 32) for sample in drawn.samples])
+    low, high = halves.to(device, non_blocking=True).unbind(1)  # the host waits for nothing
     counter = [blocks[None, :], low[:, None], high[:, None], torch.full_like(low, drawn.call)[:, None]]
     found = torch.stack(rounds(counter, (drawn.key & MASK, drawn.key >> 32)), dim=-1)
     return found.view(len(drawn.samples), -1)[:, :num_elements]

@@ -18,7 +18,7 @@ from cost_model.units import format_bytes, format_seconds
 from hetpipe.reporting.critical_path import Share
 from hetpipe.reporting.idle_time import DeviceTime
 from hetpipe.reporting.narrow_tables import narrow
-from hetpipe.runs.run_report import RunReport
+from hetpipe.runs.run_report import LARGE_BETWEEN, RunReport
 from hetpipe.runs.settings import Clock
 from partition.estimates.plan_memory import plan_memory
 from partition.plan import Figures, Plan, Stage
@@ -117,8 +117,8 @@ def is_estimated(profile: ModelProfile, kind: str) -> bool:
 
 
 def plan_sentences(plan: Plan, profile: ModelProfile, cluster: Cluster) -> list[str]:
-    """Say what a plan is and how good: header, bound with its gap, devices left out, estimated kinds."""
-    sentences = [_header(plan, profile, cluster)]
+    """Say what a plan is and how good: header, precisions, bound, devices left out, estimated kinds."""
+    sentences = [_header(plan, profile, cluster), *_precisions(plan, profile, cluster)]
     if plan.predicted is not None and (bound := bound_sentence(plan.predicted)):
         sentences.append(bound)
     left_out = [device for device in cluster.devices if device.name not in plan.device_names]
@@ -126,6 +126,15 @@ def plan_sentences(plan: Plan, profile: ModelProfile, cluster: Cluster) -> list[
         names = ", ".join(f"{device.name} ({describe_device(device, profile)})" for device in left_out)
         sentences.append(f"left out: {names}")
     return sentences + estimate_sentences(profile, (device.kind for device in cluster.devices))
+
+
+def _precisions(plan: Plan, profile: ModelProfile, cluster: Cluster) -> list[str]:
+    """Name in which precision each kind of a plan computes, in a sentence; [] where all do in the same."""
+    if profile.dtype != MIXED:
+        return []
+    kinds = dict.fromkeys(cluster.device(name).kind for name in plan.device_names)
+    named = (f"{kind} in {multiplied_in(profile.dtype_of(kind))}" for kind in kinds)
+    return [f"computes: {', '.join(named)}"]
 
 
 def _header(plan: Plan, profile: ModelProfile, cluster: Cluster) -> str:
@@ -270,6 +279,10 @@ def run_report_tables(report: RunReport) -> list[RenderableType]:
     for title in ("predicted", "measured", "error"):
         times.add_column(title, justify="right", no_wrap=True)
     times.add_row("step", *_errors(report.predicted_step_s, report.measured_step_s, report.step_error))
+    if report.samples_per_s:
+        rates = report.predicted_samples_per_s, report.samples_per_s
+        error = f"{rates[1] / rates[0] - 1:+.1%}" if rates[0] else ""
+        times.add_row("samples/s, wall clock", f"{rates[0]:.4g}", f"{rates[1]:.4g}", error)
     several = any(stage.pipeline for stage in report.stages)
     for stage in report.stages:
         name = f"{stage.pipeline}.{stage.stage}" if several else str(stage.stage)
@@ -299,6 +312,12 @@ def _marks(report: RunReport) -> list[str]:
     marks = []
     if report.emulated and report.clock == Clock.NOMINAL:
         marks.append(f"note: {EMULATION_NOTE}")
+    if abs(report.between_steps) > LARGE_BETWEEN:
+        marks.append(
+            f"between steps: data, meetings, callbacks and checkpoints added {report.between_steps:.1%} to "
+            f"the steps; {report.samples_per_s:.4g} samples/s by the wall clock, "
+            f"{report.samples_per_s * (1 + report.between_steps):.4g} within steps"
+        )
     if report.host_overloaded:
         late = max(device.over_budget for device in report.devices.values())
         marks.append(
@@ -314,33 +333,41 @@ def measured_table(reports: Sequence[RunReport]) -> Table:
     """Show plans that were run, side by side; the speed-up is that of the last one over each."""
     table = new_table()
     table.add_column("strategy", no_wrap=True)
-    for title in ("predicted step", "measured step", "error", "speed-up of the last, measured"):
+    titles = ("predicted step", "measured step", "error", "speed-up of the last, measured")
+    for title in (*titles, "samples/s, wall clock"):
         table.add_column(title, justify="right", no_wrap=True)
     for report in reports:
         table.add_row(
             report.strategy,
             *_errors(report.predicted_step_s, report.measured_step_s, report.step_error),
             f"{report.measured_step_s / reports[-1].measured_step_s:.2f}",
+            f"{report.samples_per_s:.4g}" if report.samples_per_s else "",
         )
     return table
 
 
 def profile_table(profile: ModelProfile) -> Table:
-    """Show layers with their bytes, and their seconds on each kind at its largest microbatch size."""
+    """Show layers with their bytes, and their seconds on each kind at its largest microbatch size.
+
+    The most bytes, where kinds have their own.
+    """
     table = new_table("layer")
+    most = "most " if any(kind.held for kind in profile.kinds.values()) else ""
     for title in ("parameters", "saved / sample", "output / sample"):
-        table.add_column(title, justify="right", no_wrap=True)
+        table.add_column(most + title, justify="right", no_wrap=True)
     for name, kind in profile.kinds.items():
         mark = f" ({ESTIMATED})" if kind.source == ESTIMATED else ""
         sizes = kind.microbatch_sizes
         table.add_column(f"{name}{mark}, microbatch {sizes[-1]}: forward + backward", justify="right")
+    views = [profile.on(kind) for kind in profile.kinds] or [profile]
     for index, layer in enumerate(profile.layers):
+        held = [view.layers[index] for view in views]
         times = [kind.layers[index] for kind in profile.kinds.values()]
         table.add_row(
             layer.name,
-            format_bytes(layer.parameter_bytes),
-            format_bytes(layer.saved_bytes_per_sample),
-            format_bytes(layer.output_bytes_per_sample),
+            format_bytes(max(each.parameter_bytes for each in held)),
+            format_bytes(max(each.saved_bytes_per_sample for each in held)),
+            format_bytes(max(each.output_bytes_per_sample for each in held)),
             *(f"{format_seconds(t.forward_s[-1])} + {format_seconds(t.backward_s[-1])}" for t in times),
         )
     return table

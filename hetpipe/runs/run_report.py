@@ -14,6 +14,7 @@ from hetpipe.program.instructions import Schedule
 FORMAT = "hetpipe.report/1"
 OVERLOADED_SHARE = 0.02
 OVERLOADED_CORES = 0.05
+LARGE_BETWEEN = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,9 @@ class RunReport:
     cores that other processes of the host used in the timed steps.
     shared_parameters: how many have several owners; owners_agree: whether they are equal at the end, bit for
     bit, and to rounding between GPUs and CPUs. schedule: the one that ran, never auto.
+    samples_per_s: of the timed steps by the wall clock, with all that lay between them (data, meetings,
+    callbacks, checkpoints); between_steps: what that adds to the seconds of the steps, as a share of them.
+    Both 0 in older reports, and global_batch_size too.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -80,6 +84,14 @@ class RunReport:
     shared_parameters: int = 0
     owners_agree: bool = True
     schedule: Schedule = Schedule.ONE_F_ONE_B
+    global_batch_size: int = 0
+    samples_per_s: float = 0.0
+    between_steps: float = 0.0
+
+    @property
+    def predicted_samples_per_s(self) -> float:
+        """Return the samples per second of the predicted step, as if nothing lay between two."""
+        return self.global_batch_size / self.predicted_step_s if self.predicted_step_s else 0.0
 
     @property
     def step_error(self) -> float:

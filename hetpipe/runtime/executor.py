@@ -1,5 +1,6 @@
 """The executor, which runs a rank's instruction list for real."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ from hetpipe.program.instructions import (
 from hetpipe.program.trace import Event
 from hetpipe.runtime.emulated_links import Board
 from hetpipe.runtime.gradient_sync import GradientSync
+from hetpipe.runtime.host_staging import numbers_on_host
 from hetpipe.runtime.inner_sums import InnerSums
 from hetpipe.runtime.loss_scale import LossScale
 from hetpipe.runtime.optimizer import Optimizer
@@ -375,9 +377,10 @@ class Executor:
         self._sync_ends.clear()
         for bucket in self._sync.finish():
             self._sync_ends[Sync(bucket)] = self._wait_for(bucket)
-        squares = self._optimizer.square_sum() / loss_scale**2
-        not_finite = 0.0 if squares.isfinite() else 1.0
-        totals = torch.tensor([float(squares), not_finite, self._stages.take_loss()], dtype=torch.float64)
+        squares, loss = numbers_on_host(self._optimizer.square_sum(), self._stages.take_loss())
+        squares /= loss_scale**2
+        not_finite = 0.0 if math.isfinite(squares) else 1.0
+        totals = torch.tensor([squares, not_finite, loss], dtype=torch.float64)
         if len(self._program.ranks) == 1:
             return totals
         self._join(self._norm, step)

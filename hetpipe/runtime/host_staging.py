@@ -80,3 +80,11 @@ class Staging:
 def room_on_host(buffer: Tensor) -> Tensor:
     """Return memory of the host for a copy of a tensor, pinned where that makes the copy faster."""
     return torch.empty_like(buffer, device="cpu", pin_memory=buffer.is_cuda)
+
+
+def numbers_on_host(*values: Tensor) -> list[float]:
+    """Return scalars that may be on a device, for all of which the host waits once."""
+    place = next((value.device for value in values if not value.is_cpu), torch.device("cpu"))
+    together = torch.stack([value.to(place, non_blocking=True) for value in values])
+    found: list[float] = together.cpu().tolist()
+    return found

@@ -50,12 +50,11 @@ class Optimizer:
         self._adamw.zero_grad(set_to_none=True)
 
     def square_sum(self) -> Tensor:
-        """Return the sum of squares of the gradients that this rank counts: float64 scalar."""
+        """Return the sum of squares of the gradients that count here: float64 scalar, on the device."""
         gradients = [value.grad for value in self._counted if value.grad is not None]
         if not gradients:
             return torch.zeros((), dtype=torch.float64)
-        norms = torch.stack(torch._foreach_norm(gradients)).to("cpu", torch.float64)
-        return norms.square().sum()
+        return torch.stack(torch._foreach_norm(gradients)).to(torch.float64).square().sum()
 
     @torch.no_grad()
     def step(self, learning_rate: float, scale: float, loss_scale: float = 1.0) -> None:

@@ -1,6 +1,6 @@
 """The parts that a rank runs with: its layers, its device, and the executor around them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,7 +92,32 @@ def check_weights(profile: ModelProfile, chain: ChainModel) -> None:
     for kind, dtype in profile.dtypes.items():
         held = chain.weight_bytes(weight_dtype(dtype), lowered_dtype(dtype))
         stored, trained = zip(*((layer.stored, layer.trained) for layer in held), strict=True)
-        profile.on(kind).check_weights(stored, trained)
+        _check_held(profile.on(kind), stored, trained)
+
+
+def _check_held(profile: ModelProfile, stored_bytes: Sequence[float], trained_bytes: Sequence[float]) -> None:
+    """Check that the weights of a model at hand take no more than was profiled, by layer.
+
+    Of a layer without num_parameters, written by hand, the widths may be others: only what cannot come
+    from these is refused.
+
+    Raises: InputError if they do: weights, gradients or states would find no memory planned.
+    """
+    for layer, stored, trained in zip(profile.layers, stored_bytes, trained_bytes, strict=True):
+        is_measured = layer.num_parameters is not None
+        more_trained = trained > layer.trained_bytes + 0.5  # less than a byte is rounding
+        if more_trained and (is_measured or layer.unreached_bytes > stored - trained + 0.5):
+            raise InputError(
+                f"layer {layer.name!r} of the profile of {profile.model!r} trains "
+                f"{layer.trained_bytes:,.0f} bytes, of the model {trained:,.0f}: less of it is frozen "
+                "now; profile it again"
+            )
+        if stored > layer.parameter_bytes + 0.5 and (is_measured or not more_trained):
+            raise InputError(
+                f"layer {layer.name!r} of the profile of {profile.model!r} holds "
+                f"{layer.parameter_bytes:,.0f} bytes of weights, of the model {stored:,.0f}: they are in "
+                "another dtype now; profile it again"
+            )
 
 
 def executor_of(

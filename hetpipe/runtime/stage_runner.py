@@ -149,10 +149,10 @@ class StageRunner:
         pairs = zip(carried, found, strict=True)
         return tuple(torch.zeros_like(tensor) if grad is None else grad for tensor, grad in pairs)
 
-    def take_loss(self) -> float:
-        """Return the sum of the weighted losses since the last call."""
+    def take_loss(self) -> Tensor:
+        """Return the sum of the weighted losses since the last call: float64 scalar, on the device."""
         total, self._loss_so_far = self._loss_so_far, None
-        return 0.0 if total is None else float(total)
+        return torch.zeros((), dtype=torch.float64) if total is None else total
 
     def _run_to_keep(
         self, compute: Compute, microbatch: Microbatch, whole: _Segment, layers: Sequence[tuple[int, int]]

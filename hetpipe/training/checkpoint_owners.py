@@ -17,7 +17,7 @@ from hetpipe.runtime.loss_scale import LossScale
 from hetpipe.runtime.optimizer import OPTIMIZER_STATES, Optimizer
 from hetpipe.training import checkpoint
 from hetpipe.training.frozen_base import base_hashes, check_base, weights_as_given
-from hetpipe.training.meeting import gather, text_of_first
+from hetpipe.training.meeting import gather_when_done, text_of_first
 from hetpipe.training.resumed_settings import deciding_settings
 from partition.plan import Plan
 
@@ -47,22 +47,29 @@ def save_checkpoint(
     """Write the state after `step` steps, complete on return, on every rank; return its folder."""
     homes = home_layers(task.chain)
     target = text_of_first(str(checkpoint.begin(folder.checkpoints, step)) if rank == 0 else "")
-    files: dict[int, checkpoint.LayerFile] = {}
     names = program.device_names
-    for layer in _written_by(program.plan, names[rank]):
-        held = {
-            name: value
-            for name, value in model.parameters_of(layer).items()
-            if homes[name] == layer and name not in task.chain.base
-        }
-        tensors = weights_as_given(task.chain, layer, held, settings.seed)
-        for name in held:
-            tensors |= optimizer.states(name)
-        files[layer] = checkpoint.write_layer(Path(target), layer, tensors)
-    written_files, hashes = zip(*gather((files, base_hashes(task.chain, model, settings.seed))), strict=True)
+
+    def write() -> tuple[dict[int, checkpoint.LayerFile], dict[str, str]]:
+        files: dict[int, checkpoint.LayerFile] = {}
+        for layer in _written_by(program.plan, names[rank]):
+            held = {
+                name: value
+                for name, value in model.parameters_of(layer).items()
+                if homes[name] == layer and name not in task.chain.base
+            }
+            tensors = weights_as_given(task.chain, layer, held, settings.seed)
+            for name in held:
+                tensors |= optimizer.states(name)
+            files[layer] = checkpoint.write_layer(Path(target), layer, tensors)
+        return files, base_hashes(task.chain, model, settings.seed)
+
+    every_s = settings.run.timeout_s / 3
+    written_files, hashes = zip(*gather_when_done(write, every_s), strict=True)
     merged = {layer: file for part in written_files for layer, file in part.items()}
-    written = ""
-    if rank == 0:
+
+    def commit() -> str:
+        if rank != 0:
+            return ""
         manifest = checkpoint.Manifest(
             model=settings.model,
             step=step,
@@ -81,8 +88,9 @@ def save_checkpoint(
         )
         vocabulary = folder.vocabulary if folder.vocabulary.exists() else None
         config = folder.model_config if folder.model_config.exists() else None
-        written = str(checkpoint.commit(Path(target), manifest, vocabulary, config))
-    return Path(text_of_first(written))
+        return str(checkpoint.commit(Path(target), manifest, vocabulary, config))
+
+    return Path(gather_when_done(commit, every_s)[0])
 
 
 def _fill_frozen(parameter: torch.Tensor, found: torch.Tensor, name: str, source: Path) -> None:

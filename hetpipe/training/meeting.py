@@ -2,7 +2,8 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
@@ -75,6 +76,26 @@ def gather(value: T) -> list[T]:
     with _meeting_with("all other ranks"):
         dist.all_gather_object(values, value)
     return values
+
+
+def gather_when_done(work: Callable[[], T], every_s: float) -> list[T]:
+    """Return what a piece of work gives on each rank, however long one takes: they go on meeting meanwhile.
+
+    every_s: how often; less than the time limit of a meeting.
+
+    Raises: what the work raises here; PeerError if a rank is gone.
+    """
+    if not dist.is_initialized():
+        return [work()]
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(work)
+        done = False
+        while not done:
+            wait([future], every_s)
+            if future.done():
+                future.result()  # an error ends this rank at once
+            done = all(gather(future.done()))
+        return gather(future.result())
 
 
 @contextmanager

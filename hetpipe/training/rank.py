@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -84,6 +85,8 @@ class _Run:
     samples_seen: int = 0
     outcomes: deque[StepOutcome] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
     step_s: list[float] = field(default_factory=list)
+    wall_s: list[float] = field(default_factory=list)
+    ended_s: float = 0.0  # when the step before was over on all ranks
     peak_bytes: float | None = None
 
     @classmethod
@@ -135,7 +138,7 @@ class _Run:
 
     def train(self) -> None:
         load = HostLoad()
-        first = self.step
+        first, self.ended_s = self.step, time.monotonic()
         for step in range(first, self.settings.steps):
             if step == first + 1:
                 load.lap()  # the first step is not timed
@@ -162,7 +165,7 @@ class _Run:
         )
         summaries = gather(summary)
         if self.rank == 0 and self.outcomes:
-            measured = Measurements(summaries, tuple(self.step_s))
+            measured = Measurements(summaries, tuple(self.step_s), tuple(self.wall_s))
             write_results(self.folder, self.settings, self.costs, self.handover.predicted(), measured)
 
     def _save(self, done: int) -> Path:
@@ -221,15 +224,18 @@ class _Run:
 
     def _record(self, outcome: StepOutcome, num_samples: int) -> bool:
         ends_and_busy = gather((outcome.end_s, outcome.busy_s))
-        step_s = max(end for end, _ in ends_and_busy) - outcome.start_s
+        end_s = max(end for end, _ in ends_and_busy)
+        step_s, wall_s, self.ended_s = end_s - outcome.start_s, end_s - self.ended_s, end_s
         self.step_s.append(step_s)
+        self.wall_s.append(wall_s)
         if self.rank != 0:
             return self._tell({})
         metrics = {
             "step": self.step + 1,
             "loss": outcome.loss,
-            "samples_per_s": num_samples / step_s,
+            "samples_per_s": num_samples / wall_s,
             "step_s": step_s,
+            "wall_s": wall_s,
             "bubble": 1 - sum(busy for _, busy in ends_and_busy) / (len(ends_and_busy) * step_s),
             "learning_rate": self.task.learning_rate(self.settings, self.step),
             "gradient_norm": outcome.gradient_norm,

@@ -77,10 +77,14 @@ def shared_parameters(program: Program, chain: ChainModel, model: LayerModel) ->
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """What a run measured: each rank, in their order, and the seconds of every step."""
+    """What a run measured: each rank, in their order, and the seconds of every step.
+
+    wall_s: of each step with all that lay between it and the one before.
+    """
 
     summaries: Sequence[RankSummary]
     step_s: tuple[float, ...]
+    wall_s: tuple[float, ...]
 
 
 def write_results(
@@ -98,7 +102,7 @@ def _report(
     folder: RunFolder, settings: Settings, costs: ProgramCosts, predicted: Trace, measured: Measurements
 ) -> RunReport:
     plan, summaries, step_s = costs.program.plan, measured.summaries, measured.step_s
-    timed_s = step_s[1:] or step_s
+    timed_s, clock_s = step_s[1:] or step_s, measured.wall_s[1:] or measured.wall_s
     timed = slice(-min(len(timed_s), len(summaries[0].outcomes)), None)
     traces = _timed_traces(predicted.device_names, summaries, timed)
     bubbles = [trace.bubble_of(seconds) for trace, seconds in zip(traces, timed_s[timed], strict=True)]
@@ -122,6 +126,9 @@ def _report(
         shared_parameters=len(names),
         owners_agree=all(owners_agree(name, summaries) for name in names),
         schedule=costs.program.schedule,
+        global_batch_size=plan.global_batch_size,
+        samples_per_s=plan.global_batch_size * len(clock_s) / sum(clock_s),
+        between_steps=sum(clock_s) / sum(timed_s) - 1,
     )
 
 

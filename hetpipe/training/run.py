@@ -5,7 +5,7 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -75,11 +75,13 @@ def prepare(
     *,
     own_data: bool = False,
     adapters_alone: bool = False,
+    own_schedule: bool = False,
+    tell: Callable[[str], None] = warnings.warn,
 ) -> None:
     """Check everything, then fill the run folder.
 
     prediction: of a verified program. own_data: the task brings its data, no corpus is read. adapters_alone:
-    as for `room_of`.
+    as for `room_of`. own_schedule: as for `differences`, each of which is told.
 
     Raises: InputError or InfeasibleError before anything is written, if the run cannot work.
     """
@@ -95,6 +97,9 @@ def prepare(
         vocabulary = source / checkpoint.VOCABULARY_FILE
     _check_checkpoints(folder, done, settings)
     room_of(folder, settings, profile, adapters_alone=adapters_alone).check()
+    if settings.resume_from is not None:
+        for told in differences(manifest, task_settings, prediction.plan, own_schedule=own_schedule):
+            tell(told)
     cluster_text = read_text(cluster_file)
     fresh = not folder.path.exists() or not any(folder.path.iterdir())
     try:
@@ -161,12 +166,6 @@ def train(
     Raises: InputError, InfeasibleError if the run cannot work; WorkerLostError if a process fails.
     """
     settings.check_stated(plan, profile)
-    if settings.resume_from is not None:
-        manifest = checkpoint.read_manifest(Path(settings.resume_from))
-        own_schedule = isinstance(make_task, UserTask) and make_task.has_rate_schedule
-        task_settings = TaskSettings.of(profile, settings)
-        for told in differences(manifest, task_settings, plan, own_schedule=own_schedule):
-            warnings.warn(told, stacklevel=2)
     prediction = verified_prediction(settings, cluster_file, profile, plan)
     return train_predicted(
         settings, cluster_file, profile, prediction, folder, on_event=on_event, make_task=make_task
@@ -195,8 +194,11 @@ def train_predicted(
     *,
     on_event: Emit = lambda event: None,
     make_task: TaskFactory | None = None,
+    tell: Callable[[str], None] = warnings.warn,
 ) -> RunReport:
     """Train as `train` does, what was predicted and verified before; return the report.
+
+    tell: takes the sentences of which `train` warns.
 
     Raises: InputError, InfeasibleError as `prepare`; WorkerLostError if a process fails.
     """
@@ -210,6 +212,8 @@ def train_predicted(
             folder, settings, cluster_file, profile, prediction,
             own_data=make_task is not None,
             adapters_alone=isinstance(make_task, UserTask) and make_task.has_adapters,
+            own_schedule=isinstance(make_task, UserTask) and make_task.has_rate_schedule,
+            tell=tell,
         )  # fmt: skip
         if isinstance(make_task, UserTask):
             ends.callback(make_task.remove_weights, folder)

@@ -13,6 +13,7 @@ from cost_model.layer_costs import Prices
 from cost_model.memory import StageShape, device_memory
 from cost_model.profile import ModelProfile
 from partition.bounds.card_bound import lone_layer_bound_s, summed_layers_bound_s, whole_pipeline_bound_s
+from partition.bounds.card_columns import card_columns_bound_s, device_columns_bound_s
 from partition.bounds.column_bound import ColumnBound
 from partition.bounds.merged_classes import merged
 from partition.bounds.node_bound import NodeBound
@@ -138,7 +139,8 @@ def sync_bound_s(search: PipelineSearch, low_s: float, step_s: float, seconds: f
 
     Either some layer is on one node only: then all pipelines have a stage there, so there are no more of them
     than a node has devices, and their samples pass its card. Or every layer is on two nodes or more: then
-    each stage's sums pass its node's card (`SyncTables`), beside the samples. The lesser bound holds.
+    each stage's sums pass its node's card (`SyncTables`), beside the samples. The lesser bound holds. What
+    nodes can do, and whole pipelines with the cards that they pass, bound both cases.
 
     low_s: the bound without sums; step_s: of a plan that is known, simulated with its sums.
     """
@@ -148,14 +150,17 @@ def sync_bound_s(search: PipelineSearch, low_s: float, step_s: float, seconds: f
     most = most if number is None else min(most, number)
     summed_s = summed_layers_bound_s(tables, low_s, max(low_s, step_s))
     summed_s, _ = pipeline_bound_s(
-        search, summed_s, seconds / 3, ceiling_s=step_s, most_pipelines=number, sums=True
+        search, summed_s, seconds / 4, ceiling_s=step_s, most_pipelines=number, sums=True
     )
     lone_s = max(low_s, lone_layer_bound_s(tables))
     if lone_s < step_s:
-        left_s = (end_s - time.monotonic()) / 2
+        left_s = (end_s - time.monotonic()) / 3
         lone_s, _ = pipeline_bound_s(search, lone_s, left_s, ceiling_s=step_s, most_pipelines=most)
-    whole_s = whole_pipeline_bound_s(tables)
-    return NodeBound(tables).bound_s(summed_s, lone_s, max(low_s, step_s), whole_s, end_s)
+    whole_s, high_s = whole_pipeline_bound_s(tables), max(low_s, step_s)
+    nodes_end_s = time.monotonic() + (end_s - time.monotonic()) / 3
+    nodes_s = NodeBound(tables).bound_s(summed_s, lone_s, high_s, whole_s, nodes_end_s)
+    known_s = max(summed_s, nodes_s), max(lone_s, nodes_s)
+    return card_columns_bound_s(tables, known_s, high_s, whole_s, end_s)
 
 
 def pipeline_bound_s(
@@ -186,7 +191,10 @@ def pipeline_bound_s(
             return max(low_s, split.bound_s(low_s, end_s=end_s)), WHOLE
     pool = search.columns.pool if search.columns and not sums else None
     tables = SyncTables(alike.problem, alike.classes) if sums else alike
-    proof = ColumnBound(tables, seconds, pool, most_pipelines=most_pipelines)
+    if not sums:
+        half_s = time.monotonic() + (end_s - time.monotonic()) / 2
+        low_s = device_columns_bound_s(alike, low_s, ceiling_s, half_s)
+    proof = ColumnBound(tables, end_s - time.monotonic(), pool, most_pipelines=most_pipelines)
     bound_s = proof.bound_s(low_s, ceiling_s)
     return bound_s, "time" if proof.exhausted else "parts of pipelines, by Z and Little's law"
 

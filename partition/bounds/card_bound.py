@@ -179,10 +179,21 @@ def work_shares(tables: ProblemTables) -> Floats:
     return np.asarray(seconds / seconds.sum())
 
 
+def _rates(tables: ProblemTables) -> Floats:
+    """Return samples' work a second, by class."""
+    with np.errstate(divide="ignore"):
+        return np.asarray((work_shares(tables) / _layer_s(tables)).max(axis=1))
+
+
+def device_shapes(tables: ProblemTables) -> list[NodeShape]:
+    """Return the devices of each class as if each was a node, and had a card on which all is for nothing."""
+    pairs = enumerate(zip(tables.classes.counts, _rates(tables), strict=True))
+    return [NodeShape(count, float(rate), 0.0, True, (index,), 1) for index, (count, rate) in pairs]
+
+
 def node_shapes(tables: ProblemTables) -> list[NodeShape]:
     """Return the nodes, equal ones together."""
-    with np.errstate(divide="ignore"):
-        rates = (work_shares(tables) / _layer_s(tables)).max(axis=1)
+    rates = _rates(tables)
     classes, cluster = tables.classes.class_indices(), tables.problem.cluster
     own = {name for link in cluster.links for name in link.nodes}
     alike: dict[object, list[Node]] = {}

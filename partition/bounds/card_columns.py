@@ -8,27 +8,29 @@ In a step T all pipelines together keep these rows, each with a price that is no
     devices     of each shape of node no more than there are
     cards       a node's card has T seconds for the activations at the ends of the runs on it and for what the
                 sums of the layers U on it move: f times the bytes of a layer, f from 1 (of a layer that is on
-                no other node 0) to the most that any way of summing sends from one node
+                no other node 0) to 2 (`sync_tables.ring_bytes`)
     sums        all sums together move 2 (n - 1) times the bytes of a layer on n nodes: over all nodes the sum
                 of (2 - f) * bytes is no more than 2 * the bytes of the model
-    pipelines   where some layer is on one node alone no more than a node has devices; of slow cards two nodes
-                at the most have such layers (`node_bound`)
+    pipelines   where some layer is on one node alone, which all pipelines pass, no more than that node has
+    devices;
+                of slow cards one more node at the most has such layers (`node_bound`)
 
-The sums of a node are shared by its runs: each run of m devices of the node's g counts m / g of what its layers
-move. The layers of a node cost no less so, since each is in runs of g devices at the most and, by the prices taken,
-costs something: price of cards * f + price of sums * (2 - f) >= 0.
+The sums of a node are shared by its runs: each run of m devices of the node's g counts m / g of what its
+layers move. The layers of a node cost no less so, since each is in runs of g devices at the most and, by the
+prices taken, costs something: price of cards * f + price of sums * (2 - f) >= 0.
 
-If no pipeline does more samples for its price than the batch asks for of the value of all rows, no plan does the
-batch in T (Farley, Operations Research, 1990). The least price of a pipeline for at least so many samples comes from
-`run_kernel`: forwards in front of a run and backwards behind it on the devices that the pipeline has, and
-behind the last stage of a run all that its sums move. Prices are those of the linear programme over the
-pipelines that stood against a proof. Left out: Little's law, and queues.
+If no pipeline does more samples for its price than the batch asks for of the value of all rows, no plan does
+the batch in T (Farley, Operations Research, 1990). The least price of a pipeline for at least so many
+samples comes from `run_kernel`: forwards in front of a run and backwards behind it on the devices that the
+pipeline has, and behind the last stage of a run all that its sums move. Prices are those of the linear
+programme over the pipelines that stood against a proof. Of Little's law only the
+round trip on the fastest devices counts; queues are left out.
 """
 
 import math
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -36,22 +38,25 @@ from partition.bounds.card_bound import (
     SAFETY,
     NodeShape,
     card_bytes,
+    device_shapes,
     gradient_bytes,
     node_shapes,
     output_bytes,
-    work_shares,
 )
 from partition.bounds.node_samples import LayerTimes, layer_times
+from partition.bounds.pipeline_amounts import PipelineAmounts, all_amounts
 from partition.bounds.run_kernel import least_price, needed_s
-from partition.bounds.sync_tables import card_directions_s, most_moved, own_bytes, summed_bytes
+from partition.bounds.sync_tables import card_directions_s, ring_bytes, summed_bytes
 from partition.column_generation.master_problem import MasterProblem, solve_master
 from partition.estimates.arrays import Floats, Places
 from partition.estimates.stage_tables import ProblemTables
 
-GROWTH = 1.25  # of amounts of samples in an interval
 BUCKETS = 64  # of a step, for the paths of pipelines
+MOST_MOVED = 2.0  # times its bytes that a layer's sums leave a node, at the most that counts
 MOST_LONE = 2  # nodes with a layer for themselves where cards are slow
 ROUNDS, TOGETHER = 40, 8  # of prices, and of pipelines that stand against them before others are made
+STEPS = 8  # of the search for the largest step
+CLOSE = 0.006  # relative: of the step searched for
 SMOOTH = 0.3  # of the prices before
 
 
@@ -65,15 +70,6 @@ class _Kind:
 
 
 @dataclass(frozen=True, slots=True)
-class _Amounts:
-    """Pipelines of first to last samples in microbatches of the last of parts, of which the last may have any."""
-
-    parts: tuple[int, ...]
-    first: int
-    last: int
-
-
-@dataclass(frozen=True, slots=True)
 class _Column:
     """What a pipeline takes of each row, what it does, and the step in which it was found."""
 
@@ -82,12 +78,57 @@ class _Column:
     step_s: float
 
 
+def card_columns_bound_s(
+    tables: ProblemTables, known_s: tuple[float, float], high_s: float, whole_s: float, end_s: float
+) -> float:
+    """Return a step that no plan undercuts, high_s at the most.
+
+    known_s: for plans of which every layer is on two nodes or more, and for the others. whole_s: for those
+    others of which some pipeline is on one node alone. end_s: on the monotonic clock.
+    """
+    low_s, shapes = min(known_s), node_shapes(tables)
+    if min(shape.s_per_byte for shape in shapes) <= 0:
+        return low_s
+    cases = [(known_s[0], CardColumns(tables))]
+    cases += [(known_s[1], CardColumns(tables, home)) for home in range(len(shapes))]
+
+    def rules_out(step_s: float) -> bool:
+        return all(step_s <= case_s or case.rules_out(step_s, end_s) for case_s, case in cases)
+
+    return _largest_s(low_s, min(high_s, max(known_s[1], whole_s)), rules_out, end_s)
+
+
+def device_columns_bound_s(tables: ProblemTables, low_s: float, high_s: float, end_s: float) -> float:
+    """Return a step that no plan of pipelines undercuts, sums and messages left out, high_s at the most.
+
+    low_s: known. end_s: on the monotonic clock.
+    """
+    columns = CardColumns(tables, cards=False)
+    return _largest_s(low_s, high_s, lambda step_s: columns.rules_out(step_s, end_s), end_s)
+
+
+def _largest_s(low: float, high: float, rules_out: Callable[[float], bool], end_s: float) -> float:
+    """Return the largest step found that is ruled out, low if none is."""
+    for _ in range(STEPS):
+        if high <= low * (1 + CLOSE) or time.monotonic() > end_s:
+            break
+        trial = math.sqrt(low * high)
+        low, high = (trial, high) if rules_out(trial) else (low, trial)
+    return low
+
+
 @dataclass(slots=True)
 class CardColumns:
-    """Owns the pipelines that stood against a proof, and the prices. spanning: the case (`node_bound`)."""
+    """Owns the pipelines that stood against a proof, and the prices.
+
+    home: the shape of a node that alone has some layer, so that all pipelines pass it, none of which is on
+    one node; that node is the last of `shapes`. None where every layer is on two nodes or more.
+    cards: whether nodes and their cards count; else each device is a node by itself, that sends for nothing.
+    """
 
     tables: ProblemTables
-    spanning: bool
+    home: int | None = None
+    cards: bool = True
     shapes: list[NodeShape] = field(init=False)
     own: Floats = field(init=False)
     found: list[_Column] = field(default_factory=list)
@@ -97,20 +138,27 @@ class CardColumns:
     _needed: dict[object, Floats] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.shapes, self.own = node_shapes(self.tables), own_bytes(self.tables.problem.profile)
+        problem = self.tables.problem
+        self.shapes = node_shapes(self.tables) if self.cards else device_shapes(self.tables)
+        if self.home is not None:
+            home = self.shapes[self.home]
+            self.shapes[self.home] = replace(home, count=home.count - 1)
+            self.shapes = [*(shape for shape in self.shapes if shape.count), replace(home, count=1)]
+        own = ring_bytes(problem.cluster, self.tables.network, problem.profile)
+        self.own = own if self.cards else np.zeros_like(own)
 
     def rules_out(self, step_s: float, end_s: float = math.inf) -> bool:
-        """Return whether no pipelines do the batch in a step. end_s: on the monotonic clock, when it gives up."""
+        """Return whether no pipelines do the batch in a step. end_s: on the monotonic clock."""
         step_s *= 1 + SAFETY
         self._kinds = list(self._kinds_of(step_s))
-        if self.spanning and not any(kind.lone for kind in self._kinds):
+        if self.home is not None and not self._kinds[-1].lone:
             return True
         limits, batch = self._limits(step_s), self.tables.problem.global_batch_size
         prices = self._first_prices() if self.prices is None else self.prices
-        waiting = list(self._amounts())
+        waiting = list(all_amounts(self.tables.problem))
         for _ in range(ROUNDS):
             blocking, waiting = self._blocking(prices, step_s, waiting, end_s)
-            if time.monotonic() > end_s:
+            if time.monotonic() >= end_s or prices @ limits <= 0:
                 break
             if not blocking:
                 self.prices = prices
@@ -127,24 +175,34 @@ class CardColumns:
 
     def _kinds_of(self, step_s: float) -> Iterator[_Kind]:
         """Yield the nodes in a step; none has a layer for itself where its card does not take the batch."""
-        least = float(gradient_bytes(self.tables)[1:-1].min(initial=np.inf))
         for index, shape in enumerate(self.shapes):
-            yield _Kind(index)
-            passing_s = self.tables.problem.global_batch_size * shape.s_per_byte * least
-            if self.spanning and step_s >= passing_s:
-                yield _Kind(index, lone=True, scarce=step_s < 2 * passing_s)
+            is_home = self.home is not None and index == len(self.shapes) - 1
+            if not is_home:
+                yield _Kind(index)
+            if self.home is not None and step_s >= self._passing_s(shape):
+                yield _Kind(index, lone=True, scarce=not is_home and self._slow(shape, step_s))
+
+    def _passing_s(self, shape: NodeShape) -> float:
+        """Return the least seconds in which the batch passes a node's card, once for each sample."""
+        least = float(gradient_bytes(self.tables)[1:-1].min(initial=np.inf))
+        return self.tables.problem.global_batch_size * shape.s_per_byte * least
+
+    def _slow(self, shape: NodeShape, step_s: float) -> bool:
+        """Return whether a card takes less than two messages a sample for the batch."""
+        return step_s < 2 * self._passing_s(shape)
 
     @property
     def _least_s(self) -> float:
         return min(shape.s_per_byte for shape in self.shapes)
 
     def _limits(self, step_s: float) -> Floats:
-        """Return what there is of each row: devices and cards by shape, sums, and where some layer is alone more."""
+        """Return what there is of each row: devices and cards by shape, sums, pipelines if limited."""
         rows = [float(shape.count * shape.width) for shape in self.shapes]
         rows += [shape.count * step_s for shape in self.shapes]
         rows.append(2 * self._least_s * float(self.own.sum()))
-        if self.spanning:
-            rows += [float(max(shape.width for shape in self.shapes)), float(MOST_LONE)]
+        if self.home is not None:
+            others = MOST_LONE - self._slow(self.shapes[-1], step_s)
+            rows += [float(self.shapes[-1].width), float(others)]
         return np.array(rows)
 
     def _first_prices(self) -> Floats:
@@ -158,26 +216,13 @@ class CardColumns:
         rows = [column.rows.tolist() for column in known]
         return solve_master(rows, [column.samples for column in known], limits.tolist())
 
-    def _amounts(self) -> Iterator[_Amounts]:
-        """Yield all amounts of samples of a pipeline, by microbatch size."""
-        batch, sizes = self.tables.problem.global_batch_size, self.tables.problem.microbatch_sizes
-        for size in (size for size in sizes if size <= batch):
-            first = size
-            while first <= batch:
-                last = min(batch, max(first, int(first * GROWTH)))
-                yield _Amounts(tuple(range(1, size + 1)), first, last)
-                first = last + 1
-        for size in range(1, min(batch, max(sizes)) + 1):
-            if size not in sizes:
-                yield _Amounts((size,), size, size)
-
     def _blocking(
-        self, prices: Floats, step_s: float, waiting: list[_Amounts], end_s: float
-    ) -> tuple[list[_Column], list[_Amounts]]:
-        """Return pipelines that do too much for their price, and the amounts in the order to ask for them next."""
+        self, prices: Floats, step_s: float, waiting: list[PipelineAmounts], end_s: float
+    ) -> tuple[list[_Column], list[PipelineAmounts]]:
+        """Return pipelines that do too much for their price, and the amounts as they are best asked next."""
         limits, batch = self._limits(step_s), self.tables.problem.global_batch_size
         kinds = self._priced(prices)
-        each = float(prices[2 * len(self.shapes) + 1]) if self.spanning else 0.0
+        each = float(prices[2 * len(self.shapes) + 1]) if self.home is not None else 0.0
         ratio = float(prices @ limits) / batch * (1 + SAFETY)
         found: list[_Column] = []
         order, passed, turn = list(waiting), [], 0
@@ -193,33 +238,31 @@ class CardColumns:
                 found.append(column)
                 passed.insert(0, amounts)
             else:
-                middle = (amounts.first + amounts.last) // 2
-                order[turn:turn] = [
-                    _Amounts(amounts.parts, amounts.first, middle),
-                    _Amounts(amounts.parts, middle + 1, amounts.last),
-                ]
+                order[turn:turn] = amounts.parts()
         return found, [*passed, *order[turn:]] if len(found) >= TOGETHER else passed
 
     def _priced(self, prices: Floats) -> Floats:
         """Return the rows of `least_price` by kind, at prices at which sums cost something."""
-        count, most = len(self.shapes), most_moved(self.tables.problem.cluster)
+        count = len(self.shapes)
         rows = []
         for kind in self._kinds:
             shape = self.shapes[kind.shape]
-            sums = prices[2 * count] * self._least_s / shape.s_per_byte
-            card = max(prices[count + kind.shape], sums * (most - 2) / most)
+            sums = prices[2 * count] * self._least_s / max(shape.s_per_byte, 1e-300)
+            card = prices[count + kind.shape]
             each = prices[kind.shape] + (prices[-1] / shape.width if kind.scarce else 0.0)
             least = 0.0 if kind.lone else 1.0
-            rows.append([each, card, sums, least, most, shape.width, float(not self.spanning)])
+            alone = self.home is None
+            passed = not alone and kind.shape == count - 1
+            rows.append([each, card, sums, least, MOST_MOVED, shape.width, float(alone), float(passed)])
         return np.array(rows)
 
     def _asked(
-        self, kinds: Floats, amounts: _Amounts, step_s: float, limit: float
+        self, kinds: Floats, amounts: PipelineAmounts, step_s: float, limit: float
     ) -> tuple[float, _Column] | None:
         """Return the least price of a pipeline below a limit, and that pipeline; None where there is none."""
         if limit <= 0:
             return None
-        layers = self._layer_times(amounts.parts)
+        layers = self._layer_times(amounts)
         samples, shapes = float(amounts.first), [kind.shape for kind in self._kinds]
         need = np.stack([self._need(kind, amounts) for kind in self._kinds])
         paces = np.array([shape.s_per_byte for shape in self.shapes])
@@ -230,8 +273,8 @@ class CardColumns:
         each_s = np.stack([layers[shape].each_s for shape in shapes])
         card_s = samples * paces[shapes][:, None, None] * card_bytes(self.tables)
         many = all(samples >= layers[shape].fewest for shape in shapes)
-        given = np.array([step_s, samples, limit, BUCKETS, float(many)])
-        links_s = self._links_s(amounts.parts)
+        given = np.array([step_s, samples, limit, BUCKETS, float(many), float(self.home is not None)])
+        links_s = self._links_s(amounts)
         price, runs, sums_s = least_price(kinds, need, times, each_s, card_s, links_s, given)
         if price >= limit:
             return None
@@ -252,7 +295,7 @@ class CardColumns:
             rows[2 * count] += share * self._least_s * (2 * (held[stop] - held[start]) - moved_bytes)
             if kind.scarce:
                 rows[-1] += share
-        if self.spanning:
+        if self.home is not None:
             rows[2 * count + 1] = 1.0
         return rows
 
@@ -262,28 +305,34 @@ class CardColumns:
         last, _, _, forward, backward, optimizer = times.rows
         return np.array([last, forward, backward, optimizer])
 
-    def _layer_times(self, parts: tuple[int, ...]) -> list[LayerTimes]:
+    def _layer_times(self, amounts: PipelineAmounts) -> list[LayerTimes]:
         """Return the times of each shape of node."""
-        if parts not in self._times:
-            self._times[parts] = [layer_times(self.tables, shape.classes, parts) for shape in self.shapes]
-        return self._times[parts]
+        key = (amounts.size, amounts.least, amounts.most)
+        if key not in self._times:
+            lasts = range(amounts.least, amounts.most + 1)
+            self._times[key] = [
+                layer_times(self.tables, shape.classes, amounts.size, lasts) for shape in self.shapes
+            ]
+        return self._times[key]
 
-    def _need(self, kind: _Kind, amounts: _Amounts) -> Floats:
-        key = (kind.shape, kind.lone, amounts.parts, amounts.first)
+    def _need(self, kind: _Kind, amounts: PipelineAmounts) -> Floats:
+        key = (kind.shape, kind.lone, amounts.size, amounts.least, amounts.most, amounts.first)
         if key not in self._needed:
-            shape, times = self.shapes[kind.shape], self._layer_times(amounts.parts)[kind.shape]
+            shape, times = self.shapes[kind.shape], self._layer_times(amounts)[kind.shape]
             sums_s = np.maximum(summed_bytes(self.tables.problem.profile), 0.0) * shape.s_per_byte
             if kind.lone:
                 sums_s = 0 * sums_s
             rows = self._rows(times)
             widest = max(each.width for each in self.shapes)
-            samples = float(amounts.first)
-            self._needed[key] = needed_s(rows, times.each_s, sums_s, samples, shape.width, widest)
+            stages_s = times.stages_s(amounts.first, amounts.size)
+            self._needed[key] = needed_s(rows, stages_s, sums_s, shape.width, widest)
         return self._needed[key]
 
-    def _links_s(self, parts: tuple[int, ...]) -> Floats:
-        """Return the least seconds of a message between nodes in front of each layer: forward, and both ways."""
+    def _links_s(self, amounts: PipelineAmounts) -> Floats:
+        """Return the least seconds of a message in front of each layer, between nodes: forward, both ways."""
         cluster, network = self.tables.problem.cluster, self.tables.network
+        if not self.cards:  # the next stage may be on the same node
+            return np.zeros((2, self.tables.num_layers + 1))
         pace = min(min(card_directions_s(cluster, network, node.devices)) for node in cluster.nodes)
-        forward_s = parts[-1] * pace * output_bytes(self.tables)
-        return np.array([forward_s, forward_s + parts[0] * pace * gradient_bytes(self.tables)])
+        forward_s = amounts.size * pace * output_bytes(self.tables)
+        return np.array([forward_s, forward_s + amounts.least * pace * gradient_bytes(self.tables)])

@@ -34,7 +34,7 @@ from partition.bounds.card_bound import (
 )
 from partition.bounds.node_samples import RunSums, most_samples
 from partition.bounds.node_values import NodeRuns, RunTimes
-from partition.bounds.sync_tables import most_moved, own_bytes, summed_bytes
+from partition.bounds.sync_tables import own_bytes, ring_bytes, summed_bytes
 from partition.estimates.arrays import Floats
 from partition.estimates.stage_tables import ProblemTables
 
@@ -66,15 +66,16 @@ class NodeBound:
 
     tables: ProblemTables
     shapes: list[NodeShape] = field(init=False)
-    own: Floats = field(init=False)  # bytes that each layer sums, what is tied left out
-    most_moved: float = field(init=False)
+    own: Floats = field(init=False)  # bytes that each layer sums in rings (`ring_bytes`)
     layers: list[Floats] = field(init=False)  # prices
     good: dict[bool, tuple[Floats, float]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.shapes, self.own = node_shapes(self.tables), own_bytes(self.tables.problem.profile)
-        self.most_moved = most_moved(self.tables.problem.cluster)
-        work, held = work_shares(self.tables), self.own / max(float(self.own.sum()), 1e-300)
+        problem = self.tables.problem
+        self.shapes = node_shapes(self.tables)
+        self.own = ring_bytes(problem.cluster, self.tables.network, problem.profile)
+        own = own_bytes(problem.profile)
+        work, held = work_shares(self.tables), own / max(float(own.sum()), 1e-300)
         layers = [(1 - share) * work + share * held for share in BYTE_SHARES]
         self.layers = [each / each.sum() for each in layers if each.sum() > 0]
         self.good = dict.fromkeys((False, True), (self.layers[0], 0.0))
@@ -148,8 +149,6 @@ class NodeBound:
         """Return the runs of a node; sums_s: all 0 of one that may have layers for itself."""
         own_s = shape.s_per_byte * self.own
         shares = np.linspace(float(sums_s.any()), 2.0, SHARES + 1)
-        if self.most_moved > 2:
-            shares = np.append(shares, self.most_moved)
         most = most_samples(
             self.tables, shape.classes, shape.width, step_s, RunSums(sums_s, own_s, shares[:-1])
         )

@@ -20,9 +20,10 @@ def fill_most(
     """Raise the most samples of runs, by [share, devices, start, stop], to what they do in some times.
 
     beyond: what a run does at the most that does an amount and not the next. times: of the layers in front of
-    each place, the rows of `node_samples.LayerTimes`, and their own sums; each_s: its other table. sums_s: least seconds of the sums of layers
-    [start, stop). shares: times its own bytes that a run's sums move over the card. limits: (step, samples
-    from which on a stage's work outweighs what a stage behind it waits longer).
+    each place, the rows of `node_samples.LayerTimes`, and their own sums; each_s: its other table. sums_s:
+    least seconds of the sums of layers [start, stop). shares: times its own bytes that a run's sums move
+    over the card. limits: (step, samples from which on a stage's work outweighs what a stage behind it waits
+    longer).
     """
     last, front, behind, forward, backward, optimizer, own = times
     num_shares, width = most.shape[0], most.shape[1] - 1

@@ -13,7 +13,7 @@ import numpy as np
 from partition.bounds.node_kernel import fill_most
 from partition.estimates.arrays import Bools, Floats
 from partition.estimates.layer_bytes import between
-from partition.estimates.stage_tables import Amount, ProblemTables
+from partition.estimates.stage_tables import ALL, Amount, ProblemTables
 
 FEW, GROWTH = 64, 1.02  # amounts of samples that are looked at: all up to the first, then ever further apart
 SLACK = 1 + 1e-9  # of a step, for rounding
@@ -25,14 +25,30 @@ class LayerTimes:
 
     rows: by [what, place], of all layers in front of a place: last, the most that the backward of the last
     microbatch takes; the least of the first forward and of the last backward, first on any device, then on
-    these; the optimizer step, the least, on these. each_s: the least of a sample in a stage, forward and backward, by
-    [start, stop], with recompute where memory asks for it; inf where memory takes no such stage. fewest:
-    samples from which on a stage's work outweighs what a stage behind it waits longer.
+    these; the optimizer step, the least, on these. each_s: the least of a sample in a stage, forward and
+    backward, by [start, stop], with recompute where memory asks for it; inf where memory takes no such
+    stage. fewest: samples from which on a stage's work outweighs what a stage behind it waits longer.
+    options_s: the same without recompute and with it, by [recompute, start, stop]; caps: full microbatches in
+    flight that memory takes of it. after_s: the least round trip of a full one from each layer to the end.
     """
 
     rows: Floats
     each_s: Floats
     fewest: float
+    options_s: Floats
+    caps: Floats
+    after_s: Floats
+
+    def stages_s(self, samples: int, size: int) -> Floats:
+        """Return the least seconds of stages from a first forward to a last backward, by [start, stop].
+
+        Their work, and by Little's law what the round trips of full microbatches take if memory takes so many
+        at once (`stage_tables.SizeTables.most_in_flight` says where it may be one more).
+        """
+        full = max(1, samples // size)
+        caps = np.where(self.caps >= full - 1, full + 1.0, np.maximum(self.caps, 1.0))
+        round_trip_s = size * self.options_s + self.after_s
+        return np.asarray(np.maximum(samples * self.options_s, full * round_trip_s / caps).min(axis=0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +74,9 @@ def most_samples(
     A sum begins when the last backward of its layer is over on every device of the run, at the
     earliest: behind the first of the stages no others come, so that the card has all of the sums from the
     run's first layer on still to do when a stage is done, but for those of its own layers that its last
-    backward has passed by. What its sums move is known for the whole run, and asked for behind its last stage.
-    The forwards in front of a stage are those of the run on its devices, and those in front of the run on any,
-    and so are the backwards behind it.
+    backward has passed by. What its sums move is known for the whole run, and asked for behind its last
+    stage. The forwards in front of a stage are those of the run on its devices, and those in front of the
+    run on any, and so are the backwards behind it.
     """
     num_layers, batch = tables.num_layers, tables.problem.global_batch_size
     amounts = _amounts(batch)
@@ -86,34 +102,44 @@ def _all_times(tables: ProblemTables, classes: tuple[int, ...]) -> Iterator[Laye
     batch, sizes = tables.problem.global_batch_size, sorted(tables.problem.microbatch_sizes)
     above = [batch for size in sizes if size > batch][:1]
     for size in dict.fromkeys([*(one for one in sizes if one <= batch), *above]):
-        yield layer_times(tables, classes, range(1, size + 1))
+        yield layer_times(tables, classes, size, range(1, size + 1))
 
 
-def layer_times(tables: ProblemTables, classes: tuple[int, ...], parts: Sequence[int]) -> LayerTimes:
-    """Return the times of microbatches of the last of some sizes, of which the last one may have any."""
+def layer_times(
+    tables: ProblemTables, classes: tuple[int, ...], size: int, lasts: Sequence[int]
+) -> LayerTimes:
+    """Return the times of microbatches of a size, of which the last one has any of some."""
     some, layers = list(classes), np.arange(tables.num_layers)
     optimizer_s = tables.optimizer_s[some][:, layers, layers + 1].min(axis=0)
     if optimizer_s.sum() > tables.optimizer_s[some, 0, -1].min() * SLACK:  # tied layers step once
         optimizer_s = np.zeros_like(optimizer_s)
     trained = layers >= tables.prices.first_trained  # below it nothing is run again
-    made = [tables.at(part) for part in parts]
-    forward_s = np.array([part.forward_s[:, layers, layers + 1] for part in made])
-    backward_s = np.array([part.backward_s[:, layers, layers + 1] for part in made])
-    before_s, behind_s = forward_s[-1].min(axis=0), backward_s.min(axis=(0, 1))
-    first_s, way_s = forward_s[-1, some].min(axis=0), backward_s[:, some].min(axis=(0, 1))
+    parts = [*lasts, size]
+    forward_s = np.array([tables.at(part).forward_s[:, layers, layers + 1] for part in parts])
+    backward_s = np.array([tables.at(part).backward_s[:, layers, layers + 1] for part in parts])
+    before_s, behind_s = forward_s[-1].min(axis=0), backward_s[:-1].min(axis=(0, 1))
+    first_s, way_s = forward_s[-1, some].min(axis=0), backward_s[:-1, some].min(axis=(0, 1))
     plain, again = (_fits(tables, some, parts, recompute=flag) for flag in (False, True))
     count = np.array(parts)[:, None, None]
     busy_s, again_s = (
         ((forward_s[:, some] * (1 + flag * trained) + backward_s[:, some]) / count).min(axis=(0, 1))
         for flag in (0, 1)
     )
-    each_s = np.where(plain, between(busy_s), np.where(again, between(again_s), np.inf))
-    last_s = (backward_s + (not plain[tables.stages].all()) * forward_s)[:, some].max(axis=(0, 1))
+    options_s = np.array(
+        [np.where(fits, between(each), np.inf) for fits, each in ((plain, busy_s), (again, again_s))]
+    )
+    each_s = np.where(plain, options_s[0], options_s[1])
+    caps = np.array([tables.at(size).caps(recompute=flag)[some].max(axis=0) for flag in (False, True)])
+    caps = np.where(tables.without_backward, ALL, caps)
+    pass_s = np.append(forward_s[-1].min(axis=0) + backward_s[-1].min(axis=0), 0.0)
+    last_s = (backward_s + (not plain[tables.stages].all()) * forward_s)[:-1, some].max(axis=(0, 1))
     with np.errstate(divide="ignore", invalid="ignore"):
         fewest = np.nan_to_num((first_s + np.maximum(way_s, last_s)) / busy_s, nan=0.0)
     rows = (last_s, before_s, behind_s, first_s, way_s, optimizer_s)
-    most = max(float(parts[-1]), float(fewest.max()) * SLACK)
-    return LayerTimes(np.array([_summed(row) for row in rows]), each_s, most)
+    most = max(float(size), float(fewest.max()) * SLACK)
+    after_s = np.cumsum(pass_s[::-1])[::-1]
+    made = np.array([_summed(row) for row in rows])
+    return LayerTimes(made, each_s, most, options_s, caps, after_s)
 
 
 def _summed(per_layer: Floats) -> Floats:

@@ -5,17 +5,20 @@ other nodes; runs of consecutive stages on it pass samples, whose activations co
 they begin and end, but at the ends of the model.
 
 Sums over n nodes move 2 (n - 1) times their bytes over all cards together. So a node pays twice at the price
-of sums for each of its layers, and is paid for what its card moves of it: f times its bytes, f from `least` (1,
-or 0 where the layer is on no other node) up to `most_moved`. For a multiplier m >= 0 of the card's seconds
+of sums for each of its layers, and is paid for what its card moves of it: f times its bytes, f from 1 (or 0
+where the layer is on no other node) up to 2 (`sync_tables.ring_bytes`). For a multiplier m >= 0 of the
+card's seconds
 
     worth <= m * step + sum over runs of samples * (prices - m * seconds on the card of a sample)
                       + sum over layers held of bytes * (f * (price - m) - 2 * price)
 
-where m is so large that no layer adds anything in the last sum. Two bounds, of which the lesser one counts:
+where no layer adds anything in the last sum. Two bounds, of which the lesser one counts:
 
 longest     of the last sum the layers of the run count whose sums take longest: others are no longer.
-shared      each run pays for its layers its share of the node's devices: a layer is paid for once at the most.
-            What a run's sums move takes time behind its last stage: the more, the fewer samples (`most_samples`).
+shared      each run pays for its layers its share of the node's devices: a layer is paid for once at the
+most.
+            What a run's sums move takes time behind its last stage: the more, the fewer samples
+            (`most_samples`).
 
 Runs together take no more devices than there are (a knapsack over devices); the least over a grid of
 multipliers counts.
@@ -37,8 +40,8 @@ TINY = 1e-300
 class RunTimes:
     """What is known of the runs of a node in a step.
 
-    card_s: of the batch's activations at the ends of a run, by [start, stop]. sums_s: of runs on the card at the
-    least, own_s: of each layer alone, without what is tied. shares: how many times its bytes a run's sums
+    card_s: of the batch's activations at the ends of a run, by [start, stop]. sums_s: of runs on the card at
+    the least, own_s: of each layer alone, without what is tied. shares: how many times its bytes a run's sums
     move, rising from the least to the most.
     """
 
@@ -52,7 +55,8 @@ class RunTimes:
 class NodeRuns:
     """The runs of layers of equal nodes in a step: owner of what does not depend on prices.
 
-    most: samples over the batch, by [share, devices, start, stop]. whole: whether a run may be the whole model.
+    most: samples over the batch, by [share, devices, start, stop]. whole: whether a run may be the whole
+    model.
     """
 
     def __init__(self, most: Floats, times: RunTimes, *, whole: bool) -> None:
@@ -84,12 +88,10 @@ class NodeRuns:
         return max(0.0, min(float(shared), float(longest)))
 
     def _multipliers(self, gains: Floats, sum_price: float) -> Floats:
-        """Return multipliers at which no sums are worth more than they cost."""
-        most_moved = self.times.shares[-1]
+        """Return multipliers of the card's seconds."""
         paid = np.where(self.card_s > 0, gains / np.maximum(self.card_s, TINY), 0.0)
-        lowest = sum_price * (most_moved - 2) / most_moved
         highest = max(float(paid.max()), 2 * sum_price)
-        return lowest + (highest - lowest) * np.concatenate([[0.0], np.linspace(0.02, 1.0, MULTIPLIERS)])
+        return highest * np.concatenate([[0.0], np.linspace(0.02, 1.0, MULTIPLIERS)])
 
     def _longest(self, gains: Floats, each: float, sum_price: float) -> Floats:
         """Return for a multiplier what a node is worth whose longest sums are those of each run."""

@@ -5,7 +5,6 @@ its last backward there (docs/planning.md, "The bound", has the proof). Beside t
 layers and of the stages before it go on: whichever takes longer counts.
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
@@ -159,12 +158,27 @@ def _tied_groups(profile: ModelProfile) -> dict[int, list[int]]:
     return groups
 
 
-def most_moved(cluster: Cluster) -> float:
-    """Return how many times its bytes a sum sends from one node at the most.
+def ring_bytes(cluster: Cluster, network: Network, profile: ModelProfile) -> Floats:
+    """Return the own bytes of each layer for which no way of summing does with little on some card: or 0.
 
-    A ring sends less than twice the bytes out of a node, the root of a tree once for each of its rounds.
+    A ring over n nodes sends 2 (n - 1) / n times its bytes out of each of them, or more; so does a tree over
+    up to four, none of which it sends more than twice, but for 2 (n - 1) times in all. Of more nodes the
+    root of a tree sends more, and others less. There a layer counts whose tree takes longer than a ring, so
+    that the cheaper one is no tree: 2 * 3 times the bytes pass the root one after the other, while each
+    round of a ring, of any order that is chosen, is over in a latency and a chunk on the slowest link.
     """
-    return float(max(2, math.ceil(math.log2(len(cluster.nodes)))))
+    own = own_bytes(profile)
+    if len(cluster.nodes) <= 4:
+        return own
+    inside = [node.interconnect or cluster.network for node in cluster.nodes]
+    links = [cluster.network, *inside]
+    measured = profile.all_reduces or any(isinstance(link, MeasuredLink) for link in links)
+    if cluster.links or profile.links or measured or network.sums_inside:
+        return np.zeros_like(own)
+    slowest = max(1 / link.bandwidth_bytes_per_s for link in links)
+    latency_s = max(link.latency_s for link in links)
+    longer_s = own * (3 / cluster.network.bandwidth_bytes_per_s - slowest)
+    return np.where(longer_s >= (len(cluster.devices) - 1) * latency_s, own, 0.0)
 
 
 def card_s_per_byte(cluster: Cluster, network: Network, devices: tuple[Device, ...]) -> float:

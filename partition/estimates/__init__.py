@@ -3,11 +3,11 @@
 Two families. Tables by class of devices (device_classes, stage_tables) price every stage of every class at
 once, for dynamic and linear programmes. Pipelines on named devices are timed one by one: closed_forms and
 pipeline_clock for one number of microbatches (compiled_clock where there are very many, as clocks says),
-extended_clock for any, timed_pipeline for samples; gradient_sync and network_cards add what pipelines do to
-one another, step_estimate is of whole plans, devices shared or not. shared_pipelines finds in_flight where
-they are, batch_split shares out the samples, optimizer_sharding the optimizer states, ranking compares plans,
-plan_memory counts their bytes. effort is the one table of how much work the planner spends at which size. No
-search here: every other chapter of `partition` builds on this one.
+extended_clock for any, timed_pipeline for samples; gradient_sync, sync_tail and network_cards add what they
+do to one another, step_estimate is of whole plans, devices shared or not. shared_pipelines finds in_flight
+where they are, batch_split shares out the samples, optimizer_sharding the optimizer states, ranking compares
+plans, plan_memory counts their bytes. effort is the one table of how much work the planner spends at which
+size. No search here: every other chapter of `partition` builds on this one.
 
 For others:
     clocks: Clocks; compiled: compiled
@@ -21,7 +21,8 @@ For others:
     step_estimate: StepEstimate
     pipeline_costs: PipelineCosts, Layout, missing_error
     shared_pipelines: SharedPipeline, SharedPipelineCosts, Draft
-    gradient_sync: SyncCosts; network_cards: CardLoad; batch_split: share_out
+    gradient_sync: SyncCosts; sync_tail: Tail, Copies; batch_split: share_out
+    network_cards: CardLoad, queued_s, FEW_HOPS
     plan_memory: plan_memory, stepped_bytes
     optimizer_sharding: fits, with_state_owners, sharded_plans, unsharded
     ranking: Ranking, Contest, by_estimate, best_plan, rank, variants

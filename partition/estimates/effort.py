@@ -141,12 +141,13 @@ class FamilyEffort:
     """Families of pipelines that are all alike, where sync or queues of messages take much of a step."""
 
     least_gap: float = 0.03
-    """Share by which the best simulated step must be above its clock for families to be tried."""
+    """Share by which the best simulated step must be above its clock for families to be tried, unless there
+    is much sync."""
     least_sync: float = 0.01
     """Share of that step that a card must take at least to sum the whole model."""
     near: float = 1.01
     """Times the relaxed step: the best simulated step must be above, else there is little to gain."""
-    walk_lead: float = 0.04
+    walk_lead: float = 0.03
     """Relative: families ahead of the sets from which walks would begin by more than this: nothing walks."""
     clear_lead: float = 0.01
     """Relative: families that are better by more, where there is much sync, end the search: small changes of
@@ -171,6 +172,8 @@ class FamilyEffort:
     """Of them in a row that are no better, after which no other is simulated."""
     most_start_ticks: int = 400_000
     """Microbatches x stages of starts, after which no other is simulated."""
+    estimated_hopeless: float = 1.2
+    """Times the best step that is known: if no estimate is below, none is simulated."""
     hopeless: float = 1.1
     """Times the best step that is known: if no family is below, none is changed."""
     climbed: int = 2

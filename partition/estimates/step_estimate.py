@@ -68,8 +68,7 @@ class StepEstimate:
             pipeline.timing.bound_s(num_samples, [stage.in_flight for stage in entry.stages])
             for (pipeline, num_samples), entry in zip(timed, plan.pipelines, strict=True)
         )
-        pipelines = [pipeline for pipeline, _ in timed]
-        sync_s = self._sync.after_backwards_s(self._sync.spent_of_plan_s(plan), pipelines)
+        sync_s = self._sync.exposed_s([pipeline for pipeline, _ in timed])
         return max(longest_s, *busy_s(timed).values()), sync_s
 
     def _crossing_s(self, plan: Plan, timed: Timed) -> tuple[float, float]:

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from itertools import combinations_with_replacement, pairwise, permutations
 
 import numpy as np
+import numpy.typing as npt
 
 from cost_model.cluster import Device, Node
 from partition.estimates.device_classes import ClassOrder
@@ -44,7 +45,8 @@ FEW_CLASSES = 3  # of a chain, up to which it is tried in all orders of its clas
 class Outline:
     """Copies of a chain of device classes, first stage first, that are not cut yet.
 
-    run: places of a class in a row that are laid out together; with 1 the copies are grouped, with all of a class nested.
+    run: places of a class in a row that are laid out together; with 1 the copies are grouped, with all of a
+    class nested.
     """
 
     chain: ClassOrder
@@ -75,12 +77,14 @@ class Layout:
     """The devices of the copies of a chain.
 
     held: places of the chain that a node holds, by its name. crossings: messages between nodes, as (place in
-    front of them, one of their pairs of devices) with how many there are.
+    front of them, one of their pairs of devices) with how many there are. most_at_once: devices of a node
+    that send to other nodes side by side, or receive; at least 1.
     """
 
     rows: tuple[tuple[Device, ...], ...]
     held: Mapping[str, frozenset[int]]
     crossings: tuple[tuple[int, Device, Device, int], ...]
+    most_at_once: int
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[Device]]) -> "Layout":
@@ -96,26 +100,22 @@ class Layout:
                     key = (place, one.node, other.node)
                     crossings.setdefault(key, (one, other))
                     counts[key] += 1
+        out: Counter[str] = Counter()
+        into: Counter[str] = Counter()
+        for (_, one_node, other_node), count in counts.items():
+            out[one_node] += count
+            into[other_node] += count
         return cls(
             tuple(map(tuple, rows)),
             {node: frozenset(places) for node, places in held.items()},
             tuple((key[0], *pair, counts[key]) for key, pair in crossings.items()),
+            max([1, *out.values(), *into.values()]),
         )
 
     @property
     def row(self) -> tuple[Device, ...]:
         """The copy that stands for all."""
         return self.rows[len(self.rows) // 2]
-
-    @property
-    def most_at_once(self) -> int:
-        """Most devices of a node that send to other nodes side by side, or receive; at least 1."""
-        out: Counter[str] = Counter()
-        into: Counter[str] = Counter()
-        for _, one, other, count in self.crossings:
-            out[one.node] += count
-            into[other.node] += count
-        return max([1, *out.values(), *into.values()])
 
     def spread(self, places: Sequence[int]) -> bool:
         """Return whether one of these places of the chain is on several nodes."""
@@ -156,6 +156,9 @@ class FamilySpace:
         weights = float(space.tables.bytes.weights[..., 0, -1].min())
         self._least_bytes = weights + self.model_bytes * (1 + profile.optimizer_bytes_per_parameter_byte)
         self._layouts: dict[object, Layout] = {}
+        self._places = {node.name: place for place, node in enumerate(self.problem.cluster.nodes)}
+        self.node_s_per_byte = np.array([self.card_s_per_byte.get(name, 0.0) for name in self._places])
+        self._nodes: dict[int, tuple[Layout, npt.NDArray[np.int64]]] = {}
 
     def vectors(self, counts: Sequence[int], most_stages: int, most_vectors: int) -> Iterator[Counts]:
         """Give devices of each class for a chain, as far as memory may hold the model; short chains first."""
@@ -253,6 +256,13 @@ class FamilySpace:
         if key not in self._layouts:
             self._layouts[key] = Layout.of(self._rows(outline, taken))
         return self._layouts[key]
+
+    def nodes_of(self, layout: Layout) -> npt.NDArray[np.int64]:
+        """Return the nodes of a layout's devices as places in the cluster, by [copy, place]."""
+        if id(layout) not in self._nodes:
+            nodes = [[self._places[device.node] for device in row] for row in layout.rows]
+            self._nodes[id(layout)] = layout, np.array(nodes)
+        return self._nodes[id(layout)][1]
 
     def layouts(self, families: FamilySet) -> list[Layout]:
         """Return the devices of each family of a set."""

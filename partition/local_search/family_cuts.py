@@ -8,21 +8,23 @@ Neither alone ranks families well; callers ask for both.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from itertools import groupby
+from itertools import pairwise
 
 import numpy as np
 
 from cost_model.cluster import Cluster, Device, Link
 from partition.estimates.batch_split import share_out
+from partition.estimates.network_cards import FEW_HOPS, queued_s
 from partition.estimates.pipeline_costs import PipelineCosts
-from partition.estimates.timed_pipeline import TimedPipeline, TimedStage, TimingCache
+from partition.estimates.sync_tail import Copies, Tail
+from partition.estimates.timed_pipeline import PipelineTiming, TimedPipeline, TimedStage, TimingCache
 from partition.exact.cut_dp import CutOptimizer
-from partition.local_search.families import Family, FamilySet, FamilySpace, Layout, Outline, together_s
+from partition.local_search.families import Family, FamilySet, FamilySpace, Layout, Outline
 from partition.local_search.starts import SearchSpace
 
-MOST_COUNTED = 4  # nodes of a layer that are told apart
 TOLERANCE = 1e-3  # relative: how exactly samples are shared out for an estimate
+_Part = tuple[Family, Layout, int, PipelineTiming]
+"""A family, its devices, the samples of one copy, and how long these take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +45,8 @@ class FamilyCutter:
         self._timings = {1: search.timings}
         self._cutters: dict[tuple[tuple[int, ...], int], CutOptimizer] = {}
         self._known: dict[object, EstimatedSet | None] = {}
-        self._messages: dict[object, float] = {}
+        self._messages: dict[object, tuple[float, float]] = {}
         self._between: dict[tuple[str, ...], tuple[Link, Link]] = {}
-        self._sums: dict[int, float] = {}
 
     def cut(self, outline: Outline, taken: Sequence[int], *, shared: bool) -> EstimatedSet | None:
         """Return the family of an outline with the best cuts of a few; None where memory takes none.
@@ -53,15 +54,15 @@ class FamilyCutter:
         The bytes of a stage are charged as if they were summed alone on a card, by all of a node's stages if
         nested; and, for families whose sums hide behind others, once each.
         """
-        key = (outline, tuple(taken), shared)
+        layout = self.space.layout(outline, taken)
+        at_once = layout.most_at_once if shared else 1
+        key = (outline, tuple(taken), at_once)
         if key not in self._known:
-            options = list(self._cut(outline, taken, shared))
+            options = list(self._cut(outline, layout, at_once))
             self._known[key] = min(options, key=lambda option: option.step_s) if options else None
         return self._known[key]
 
-    def _cut(self, outline: Outline, taken: Sequence[int], shared: bool) -> Iterator[EstimatedSet]:
-        layout = self.space.layout(outline, taken)
-        at_once = layout.most_at_once if shared else 1
+    def _cut(self, outline: Outline, layout: Layout, at_once: int) -> Iterator[EstimatedSet]:
         share = -(-self.search.problem.global_batch_size // outline.copies)
         charges = self._charges(outline, layout)
         for times in dict.fromkeys((charges, tuple(min(charge, 1) for charge in charges))):
@@ -70,7 +71,7 @@ class FamilyCutter:
             if cut is not None:
                 cuts = tuple((stage.start, stage.stop, stage.recompute) for stage in cut.stages)
                 family = Family(outline, cuts)
-                seconds = self._with_cards(cut.timing.time_s(share), [(family, layout, share)])
+                seconds = self._with_cards(cut.timing.time_s(share), [(family, layout, share, cut.timing)])
                 yield EstimatedSet(seconds, (family,))
 
     def estimate_s(self, families: FamilySet, *, shared: bool) -> float:
@@ -84,9 +85,9 @@ class FamilyCutter:
         seconds, samples = share_out(timed, batch, TOLERANCE)
         if not math.isfinite(seconds):
             return seconds
-        parts, place = [], 0
+        parts, place = list[_Part](), 0
         for family, layout in zip(families, layouts, strict=True):
-            parts.append((family, layout, samples[place]))
+            parts.append((family, layout, samples[place], timed[place].timing))
             place += family.outline.copies
         return self._with_cards(seconds, parts)
 
@@ -99,71 +100,44 @@ class FamilyCutter:
         ]
         return timed if all(pipeline.timing.fits for pipeline in timed) else None
 
-    def _with_cards(self, clock_s: float, parts: Sequence[tuple[Family, Layout, int]]) -> float:
-        """Return a step by its clock, with the messages and sums of the busiest cards.
-
-        parts: families, their devices, and the samples of one copy.
-        """
-        load: dict[str, float] = {}
-        held: dict[str, int] = {}  # layers of a node as bits
-        for family, layout, samples in parts:
+    def _with_cards(self, clock_s: float, parts: Sequence[_Part]) -> float:
+        """Return a step by its clock, with the messages and sums of the busiest cards."""
+        between: dict[tuple[str, str], float] = {}
+        hops: dict[str, int] = {}
+        for family, layout, samples, _ in parts:
             size = family.outline.microbatch_size
             count = -(-samples // size)
-            message_s: dict[object, float] = {}
+            message_s: dict[object, tuple[float, float]] = {}
             for place, one, other, pairs in layout.crossings:
                 links = self._links(one, other)
                 key = (place, id(links[0]), id(links[1]))
                 if key not in message_s:
                     message_s[key] = self._message_s(one, other, family.cuts[place][1], size)
-                spent = pairs * count * message_s[key]
-                load[one.node] = load.get(one.node, 0.0) + spent
-                load[other.node] = load.get(other.node, 0.0) + spent
-            masks = [(1 << stop) - (1 << start) for start, stop, _ in family.cuts]
-            for node, places in layout.held.items():
-                for place in places:
-                    held[node] = held.get(node, 0) | masks[place]
-        copies = sum(family.outline.copies for family, _, _ in parts)
-        return together_s(clock_s, max(load.values(), default=0.0), self._sync_s(held, copies, parts))
+                here, there, (forward_s, backward_s) = one.node, other.node, message_s[key]
+                between[here, there] = between.get((here, there), 0.0) + pairs * count * forward_s
+                between[there, here] = between.get((there, here), 0.0) + pairs * count * backward_s
+                hops[here], hops[there] = hops.get(here, 0) + pairs, hops.get(there, 0) + pairs
+        step_s = queued_s(clock_s, between, max(hops.values(), default=0) > FEW_HOPS)
+        return step_s + self._sync_s(parts)
 
-    def _sync_s(
-        self, held: dict[str, int], copies: int, parts: Sequence[tuple[Family, Layout, int]]
-    ) -> float:
-        """Return the seconds of the busiest card with the sums of layers that other nodes hold too.
-
-        Of a chain that has several places on a node, the sums of the later ones begin sooner, and what the
-        first one sends back waits behind them: so sums of earlier nodes come after those of later ones.
-        """
-        on_nodes = [0] * MOST_COUNTED  # layers on one node and more, on two and more, ...
-        for layers in held.values():
-            for fewer in reversed(range(MOST_COUNTED - 1)):
-                on_nodes[fewer + 1] |= on_nodes[fewer] & layers
-            on_nodes[0] |= layers
-        if not on_nodes[1]:
-            return 0.0
-        pace = self.space.card_s_per_byte
-        members = min(copies, len(held)) if self.space.inside_first else copies
-        shares = _ring_shares(members, count_nodes=self.space.inside_first)
-
-        @cache
-        def passed(layers: int) -> float:
-            """Return half of the bytes that pass a card in each direction."""
-            return sum(share * self._bytes(layers & on_nodes[least]) for least, share in shares)
-
-        sums_s = max(passed(layers) * pace[node] for node, layers in held.items())
-        for family, layout, _ in parts:
-            late_s = 0.0
-            places = zip(reversed(layout.row), reversed(family.cuts), strict=True)
-            for node, group in groupby(places, key=lambda place: place[0].node):
-                masks = [(1 << stop) - (1 << start) for _, (start, stop, _) in group]
-                sums_s = max(sums_s, late_s + passed(sum(masks)) * pace[node])
-                late_s += passed(sum(masks[:-1])) * pace[node]
-        return sums_s + 2 * (members - 1) * self.search.problem.cluster.network.latency_s
-
-    def _bytes(self, layers: int) -> float:
-        if layers not in self._sums:
-            pairs = enumerate(self.space.layer_bytes)
-            self._sums[layers] = sum(num_bytes for layer, num_bytes in pairs if layers >> layer & 1)
-        return self._sums[layers]
+    def _sync_s(self, parts: Sequence[_Part]) -> float:
+        """Return the seconds for which the sums of layers go on after the last backwards."""
+        cuts = sorted({0} | {stop for family, *_ in parts for _, stop, _ in family.cuts})
+        groups = [
+            Copies(self.space.nodes_of(layout), tuple(stop for _, stop, _ in family.cuts), timing.full)
+            for family, layout, _, timing in parts
+        ]
+        tail, copies = Tail.of(groups, cuts), sum(family.outline.copies for family, *_ in parts)
+        paces, latency_s = self.space.node_s_per_byte, self.search.problem.cluster.network.latency_s
+        num_bytes, sums_s = [], []
+        for row, (start, stop) in enumerate(pairwise(cuts)):
+            nodes = np.unique(tail.node[row])
+            members = min(copies, len(nodes)) if self.space.inside_first else copies
+            num_bytes.append(sum(self.space.layer_bytes[start:stop]))
+            share = (members - 1) / members * float(paces[nodes].max())
+            summed = len(nodes) > 1 and num_bytes[-1] > 0
+            sums_s.append(num_bytes[-1] * share + 2 * (members - 1) * latency_s if summed else 0.0)
+        return tail.exposed_s(np.array(sums_s), np.array(num_bytes), cuts, len(paces))
 
     def _links(self, one: Device, other: Device) -> tuple[Link, Link]:
         """Return the links both ways between two devices; those of their nodes, which are asked for once."""
@@ -173,10 +147,10 @@ class FamilyCutter:
             self._between[nodes] = route(one.name, other.name).link, route(other.name, one.name).link
         return self._between[nodes]
 
-    def _message_s(self, one: Device, other: Device, layer: int, size: int) -> float:
+    def _message_s(self, one: Device, other: Device, layer: int, size: int) -> tuple[float, float]:
         key = (*self._links(one, other), layer, size)
         if key not in self._messages:
-            self._messages[key] = max(self.search.costs.message_s(one, other, layer, size)[:2])
+            self._messages[key] = self.search.costs.message_s(one, other, layer, size)[:2]
         return self._messages[key]
 
     def _charges(self, outline: Outline, layout: Layout) -> tuple[int, ...]:
@@ -215,19 +189,6 @@ class FamilyCutter:
 def _timed(timings: TimingCache, family: Family, row: Sequence[Device]) -> TimedPipeline:
     stages = tuple(TimedStage(device, *cut) for device, cut in zip(row, family.cuts, strict=True))
     return timings.pipeline(stages, family.outline.microbatch_size)
-
-
-def _ring_shares(members: int, *, count_nodes: bool) -> list[tuple[int, float]]:
-    """Return pairs (least, share): a byte passes a card 2 (n - 1) / n times in the sum of a layer on n nodes.
-
-    A layer on more than `least` nodes adds share; all shares of n nodes make (n - 1) / n. From MOST_COUNTED
-    nodes on, and where nodes do not count since all copies are in the ring, n is the members of the ring.
-    """
-    most = (members - 1) / members
-    if not count_nodes:
-        return [(1, most)]
-    steps = [1 / 2, *(1 / n - 1 / (n + 1) for n in range(2, MOST_COUNTED - 1))]
-    return [*enumerate(steps, 1), (MOST_COUNTED - 1, max(0.0, most - sum(steps)))]
 
 
 def _shared_links(cluster: Cluster, at_once: int) -> Cluster:

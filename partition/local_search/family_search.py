@@ -14,6 +14,7 @@ from partition.local_search.pipeline_search import PipelineSearch
 from partition.plan import Plan
 
 WITH_REST = 0.8  # of what idle devices could do, as counted where families are ranked that leave some over
+FIRST = 2  # starts, of which one is the best by each of the two rankings
 NEAR = 1.1  # times the best estimate: a family of another microbatch size is kept too
 
 
@@ -27,19 +28,20 @@ def sync_share(search: PipelineSearch, step_s: float) -> float:
 
 
 def families_may_win(search: PipelineSearch, step_s: float) -> bool:
-    """Return whether the best step of single pipelines is far enough above its clock for families to win.
+    """Return whether sync takes much of the best step of single pipelines, so that families may win.
 
-    And whether sync could have a part in that. On clusters so large that no set walks, whether it is above
-    the relaxed step. False before the search has found anything.
+    Or some of it where that step is far above its clock. On clusters so large that no set walks, whether it
+    is above the relaxed step. False before the search has found anything.
     """
     effort, columns = search.effort, search.columns
     if search.best is None or columns is None or not math.isfinite(step_s):
         return False
     if effort.search.walks is None:
         return step_s > effort.families.near * columns.step_s
-    if step_s <= (1 + effort.families.least_gap) * search.best:
-        return False
-    return sync_share(search, step_s) >= effort.families.least_sync
+    share = sync_share(search, step_s)
+    if share >= effort.search.much_sync:
+        return True
+    return share >= effort.families.least_sync and step_s > (1 + effort.families.least_gap) * search.best
 
 
 def best_families(
@@ -47,14 +49,17 @@ def best_families(
 ) -> list[PipelineSet]:
     """Return sets of families by the simulator, best first.
 
-    step_s: of the best plan that is known; families far above it are not changed further. simulate: seconds
-    of a plan's step.
+    step_s: of the best plan that is known; families far above it by their estimates are not simulated, and
+    those that are so by the simulator not changed further. simulate: seconds of a plan's step.
     """
     effort = search.effort.families
     starts = FamilyStarts(search, effort)
     simulated = _Simulated(search, starts.cutter, simulate)
-    best_s, in_vain = math.inf, 0
-    for index, families in enumerate(starts.all()[: effort.simulated]):
+    likely, best_s, in_vain = starts.all()[: effort.simulated], math.inf, 0
+    estimates = [starts.cutter.estimate_s(families, shared=False) for families in likely[:FIRST]]
+    if min(estimates, default=math.inf) > effort.estimated_hopeless * step_s:
+        return []
+    for index, families in enumerate(likely):
         late = index >= effort.always_simulated and simulated.ticks > effort.most_start_ticks
         if late or in_vain == effort.most_starts_in_vain:
             break

@@ -9,6 +9,7 @@ from cost_model.memory import (
     StageShape,
     device_memory,
     leanest_segments,
+    saved_bytes_per_sample,
     segment_choices,
     stage_activation_bytes,
     trained_bytes,
@@ -29,6 +30,22 @@ def test_memory_of_a_stage_term_by_term():
     assert need.boundary_bytes == 120
     assert need.workspace_bytes == 5
     assert need.total_bytes == 400 + 400 + 800 + 600 + 120 + 5
+
+
+def test_a_stage_that_begins_with_a_block_keeps_what_is_made_before_all_blocks():
+    # rotary tables of 7 a sample, for each of 3 microbatches of 2; embeddings have them among their own
+    profile = small_profile()
+    blocks = (replace(layer, prefix_bytes_per_sample=7.0) for layer in profile.layers[1:3])
+    masked = replace(profile, layers=(profile.layers[0], *blocks, profile.layers[3]))
+    saved, _ = stage_activation_bytes(masked, StageShape(1, 3, 3, 2))
+    assert saved == 600 + 3 * 2 * 7
+    assert stage_activation_bytes(masked, StageShape(0, 3, 3, 2)) == (6 * 120, 60)
+    by_layer = StageShape(1, 3, 3, 2, recompute=True, segment_layers=1)  # one segment runs at a time
+    assert stage_activation_bytes(masked, by_layer)[0] == stage_activation_bytes(profile, by_layer)[0] + 2 * 7
+    tables = LayerBytes.of(masked)
+    for start, stop in combinations(range(5), 2):
+        assert tables.saved[start, stop] == saved_bytes_per_sample(masked, start, stop)
+    assert (tables.saved[1, 1], tables.saved[1, 2], tables.saved[2, 4]) == (0, 57, 50 + 30 + 7)
 
 
 def test_recompute_keeps_inputs_and_one_microbatch():

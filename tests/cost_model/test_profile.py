@@ -14,11 +14,12 @@ from cost_model.cluster import Link
 from cost_model.errors import InputError
 from cost_model.interpolation import interpolate
 from cost_model.layer_costs import Prices
+from cost_model.memory import trained_bytes
 from cost_model.profile import profile_from_data, profile_text, read_profile
 from hetpipe.simulation.prediction import predict
 from partition.plan_file import plan_from_data, plan_text, read_plan
 from places import GOLDEN
-from random_problems import random_profile
+from random_problems import in_two_precisions, random_problem, random_profile
 from small_case import check_golden, small_cluster, small_plan, small_profile
 
 
@@ -312,3 +313,15 @@ def test_a_profile_of_version_1_counts_a_lowered_copy_of_every_weight_under_auto
     ]
     with pytest.raises(InputError, match=r"more than its parameter_bytes 400, of which they are a part"):
         replace(small_profile().layers[0], unreached_bytes=401.0)
+
+
+def test_a_kind_has_bytes_of_its_own_and_trains_the_same():
+    profile = in_two_precisions(random_problem(3)).profile
+    assert profile_from_data(json.loads(json.dumps(profile.to_json())), "p") == profile
+    assert profile.on("kind 1").layers == profile.kinds["kind 1"].held != profile.layers
+    assert profile.on("kind 0") == profile.on("unheard of") == profile
+    assert trained_bytes(profile.on("kind 1"), [0, 1, 2]) == trained_bytes(profile, [0, 1, 2])
+    data = profile.to_json()
+    data["kinds"]["kind 1"]["held"][1]["parameter_bytes"] *= 2
+    with pytest.raises(InputError, match=r"kinds\.kind 1\.held are other layers"):
+        profile_from_data(data, "p")

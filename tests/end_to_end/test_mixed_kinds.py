@@ -10,15 +10,22 @@ import torch
 from torch import Tensor
 
 import user_tasks
+from cost_model.cluster_file import read_cluster
 from cost_model.dtypes import BFLOAT16_AUTOCAST, FLOAT16_AUTOCAST, FLOAT32, MIXED
 from cost_model.profile import ModelProfile, read_profile
+from cost_model.what_if import without
+from folders import tiny_model
 from hetpipe import cli
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.mixed_precision import lowered_dtype
-from hetpipe.profiling.profile_cache import merge
+from hetpipe.models.names import model_entry
+from hetpipe.profiling.profile_cache import merge, profile_model
 from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.settings import Settings
 from hetpipe.training.checkpoint import read_manifest
+from hetpipe.training.run import measure
 from hetpipe.training.trainer import AdamW, Trainer
+from partition.estimates.plan_memory import plan_memory
 from partition.plan import Pipeline, Plan, Stage
 from runs import cluster_file, made_up_profile_of
 
@@ -178,6 +185,35 @@ def test_it_goes_on_under_other_plans(tmp_path):
         assert (losses == exact[2:]) == (name == "same")
         end = read_manifest(tmp_path / name / "run" / "checkpoints" / "step-000004").loss_scale
         assert end is not None and (end.value, end.good_steps) == (2.0**16, 4)
+
+
+@pytest.mark.slow
+def test_memory_is_that_of_the_precision_of_the_kind(tmp_path):
+    (tmp_path / "base").mkdir()
+    config = tiny_model(
+        "LlamaForCausalLM", hidden_size=128, intermediate_size=352, num_hidden_layers=5
+    ).config
+    config.architectures = ["LlamaForCausalLM"]
+    config.save_pretrained(tmp_path / "base")  # no weights: drawn
+    path = cluster_file(tmp_path, CLUSTER)
+    entry, dtypes = (
+        model_entry(str(tmp_path / "base")),
+        {OLD: FLOAT32, NEW: BFLOAT16_AUTOCAST, PLAIN: FLOAT32},
+    )
+    measured = profile_model(
+        str(entry.place), without(read_cluster(path), ["old"]), 64,
+        dtype=dtypes, budget_s=0.2, microbatch_sizes=(2,), use_cache=False,
+    )  # fmt: skip
+    stages = (Stage(("new/0",), (0, 4), 2), Stage(("plain/0",), (4, 7), 1))
+    plan = Plan("manual", entry.name, 4, (Pipeline(2, 4, stages),))
+    settings = Settings.of(plan, measured, steps=1, save=False, **entry.in_settings)
+    devices = measure(settings, path, measured, plan).devices
+    assert devices.keys() == {"new/0", "plain/0"}
+    for name, device in devices.items():
+        assert device.peak_bytes == pytest.approx(device.predicted_bytes, rel=0.05), name
+    # by the bytes of the kind that needs most
+    most = {name: plan_memory(plan, measured, name).total_bytes for name in devices}
+    assert most["new/0"] > 1.05 * (devices["new/0"].peak_bytes or 0.0)
 
 
 @pytest.mark.slow

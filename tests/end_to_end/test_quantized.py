@@ -13,6 +13,7 @@ import torch
 import peft_models
 import runs
 import user_tasks
+from cost_model.dtypes import FLOAT16_AUTOCAST, FLOAT32
 from cost_model.errors import InputError
 from folders import tiny_model
 from hetpipe.data.dataset import epoch_order
@@ -65,9 +66,9 @@ class Place:
         chosen |= {"load_in": self.load_in, "total_steps": STEPS + 2}
         return peft_models.settings_of(self.base, self.lora, **{**chosen, **others})
 
-    def run(self, run: str, plan: Plan, settings: Settings) -> list[float]:
+    def run(self, run: str, plan: Plan, settings: Settings, dtype: str = FLOAT32) -> list[float]:
         chain = peft_models.chain_of(self.base, self.lora, self.load_in)
-        profile = made_up_profile_of(chain, self.name, sequence_length=LENGTH)
+        profile = made_up_profile_of(chain, self.name, dtype=dtype, sequence_length=LENGTH)
         report = train(
             settings, cluster_file(self.path), profile, replace(plan, model=self.name), self.folder(run)
         )
@@ -124,6 +125,22 @@ def test_adapters_beside_a_quantized_base_train_as_by_peft_alone(tmp_path, archi
     full = replace(here, load_in=None)
     _, unquantized = full.alone("three stages", peft_models.loaded_base(here.base, architecture))
     assert abs(unquantized[0] - alone[0]) > 1e-5  # 4 and 8 bits are not the weights that were given
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("architecture", "load_in"), [(LLAMA, "4bit"), (GPT2, "8bit")])
+def test_adapters_beside_a_quantized_base_train_in_float16(tmp_path, architecture, load_in):
+    here = Place(tmp_path, architecture, load_in)
+    plan = chain_plan("", [0, 2, 5], 2, BATCH)
+    losses = here.run("half", plan, here.settings(), FLOAT16_AUTOCAST)
+    _, alone = here.alone("half", peft_models.quantized_base(here.base, architecture, load_in))
+    assert losses == pytest.approx(alone, rel=1e-3)
+    assert losses != pytest.approx(alone, rel=1e-6)  # the base is dequantized into float16
+    steps = here.folder("half").read_metrics()
+    assert [(step["finite"], step["loss_scale"]) for step in steps] == [(True, 2.0**16)] * STEPS
+    assert all(
+        "lora_" in name and value.dtype == torch.float32 for name, value in here.weights("half").items()
+    )
 
 
 def trainer(place: Path, plan: Plan, model: Any, optimizer: Any) -> Trainer:
@@ -212,7 +229,8 @@ def test_a_run_goes_on_and_its_adapters_come_out_merged(hetpipe: Shell):
         assert exported.code == 0, exported.err
 
     # another plan goes on; its first loss is that of the adapters that came out, beside the quantized base
-    losses = here.run("run", PLANS["two pipelines"], here.settings(resume_from=str(source)))
+    with pytest.warns(UserWarning, match="total_steps is"):
+        losses = here.run("run", PLANS["two pipelines"], here.settings(resume_from=str(source)))
     inputs, labels = here.task("run").batch(2 * BATCH, BATCH)
     task = here.task("run")
     base = peft_models.quantized_base(here.base, LLAMA, "4bit")
@@ -241,8 +259,7 @@ def test_memory_beside_a_quantized_base_is_predicted(hetpipe: Shell):
     config.save_pretrained(hetpipe.folder / "base")  # no weights: drawn, and quantized
     (hetpipe.folder / "cluster.toml").write_text(runs.EMULATED_CLUSTER)
     options = "--model ./base --cluster cluster.toml --lora r=4,targets=q_proj,down_proj --load-in 4bit"
-    # NOTE: a last stage of few blocks is predicted 8 to 11 % too low, some 0.2 MB, which is open
-    pins = "--pin here/0=0-4 --pipelines 1 --max-devices 1"
+    pins = "--pin here/0=0-1 --pin here/1=2-2 --pin here/2=3-4 --pipelines 1"  # a last stage of one block
     planned = hetpipe(f"plan {options} {pins} --profile-budget 1 --microbatch-size 2 -o plan.json")
     assert planned.code == 0, planned.err
     ran = hetpipe(f"run {options} --plan plan.json --steps 1 --no-save --json --profile-budget 1")

@@ -28,7 +28,8 @@ def test_checkpoints_of_a_run_before_are_not_taken_for_this_ones(tmp_path):
             trainer(tmp_path, save=True, seed=seed).fit(steps)
     assert run.read_metrics() == before  # nothing was touched
     recorder = Recorder()
-    trainer(tmp_path, save=True, callbacks=[recorder], total_steps=6).fit(6, resume_from=run.path)
+    with pytest.warns(UserWarning, match="total_steps is 6, before the checkpoint it was 4: the next step's"):
+        trainer(tmp_path, save=True, callbacks=[recorder], total_steps=6).fit(6, resume_from=run.path)
     assert [entry["step"] for entry in recorder.metrics] == [5, 6]
     with pytest.raises(InputError, match="step-000006 is of a run before"):
         trainer(tmp_path, save=True).fit(5, resume_from=run.checkpoints / "step-000004")

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from cost_model.errors import InputError
 from hetpipe.program.instructions import Direction, Pass, Program, Transfer
 from hetpipe.runtime.transport import DistributedTransport, TensorShape
+from hetpipe.training.meeting import gather_when_done
 
 Emit = Callable[[dict[str, Any]], None]
 SHAPES = (TensorShape((2, 3), torch.float32), TensorShape((2,), torch.int64))
@@ -29,6 +30,18 @@ def exchange(program: Program, *, rank: int, emit: Emit) -> None:
         transport.post_receive(receive, SHAPES)
         values, ids = transport.receive(receive)
         emit({"event": "got", "values": values.tolist(), "ids": ids.tolist()})
+
+
+def write_slowly(slow_s: float, every_s: float, failing: int | None, *, rank: int, emit: Emit) -> None:
+    """Write something that takes rank 1 so long; emit what all wrote."""
+
+    def work() -> str:
+        time.sleep(slow_s * rank)
+        if rank == failing:
+            raise InputError("no room is left")
+        return f"written by {rank}"
+
+    emit({"event": "written", "found": gather_when_done(work, every_s)})
 
 
 def lose_the_peer(program: Program, peer: str, *, rank: int, emit: Emit) -> None:

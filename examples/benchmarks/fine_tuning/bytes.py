@@ -57,6 +57,7 @@ MODES = (
     Mode("QLoRA, 8 bit, bf16", folder="bfloat16", load_in="8bit", dtype=BF16),
     Mode("QLoRA, 4 bit", load_in="4bit"),
     Mode("QLoRA, 4 bit, bf16", folder="bfloat16", load_in="4bit", dtype=BF16),
+    Mode("LoRA of the head alone", lora=LoraSettings(8, 16.0, ("lm_head",))),  # stages without a backward
 )
 END = BLOCKS + 2
 PIPELINES = {

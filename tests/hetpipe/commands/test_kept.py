@@ -171,6 +171,16 @@ def test_resume_auto_takes_the_newest_run_with_a_checkpoint(run):
 
 
 @pytest.mark.slow
+def test_one_command_begins_a_run_and_goes_on_with_it(run):
+    for code, words in (
+        (0, "nothing to resume in mine: a new run begins"),
+        (2, "is at step 1, the run ends"),
+    ):
+        result = run("--steps 1 --resume auto --run-folder mine")
+        assert result.code == code and words in result.err
+
+
+@pytest.mark.slow
 def test_a_trainer_keeps_the_end_also_where_a_callback_ends_it(tmp_path):
     made = trainer(tmp_path, save=True, callbacks=[Recorder(stop_at=2)])
     made.fit(1000)

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from cost_model.dtypes import BFLOAT16_AUTOCAST, FLOAT16_AUTOCAST, MIXED
+from cost_model.dtypes import BFLOAT16_AUTOCAST, FLOAT16_AUTOCAST, FLOAT32, MIXED
 from cost_model.profile import profile_text, read_profile
 from hetpipe import cli
 from small_case import CLUSTER_TOML, small_profile
 
-GPUS = {"RTX-3090": "bfloat16", "T4": "float16"}
+GPUS = {"RTX-3090": "bfloat16", "T4": "float16", "GTX-1080-Ti": "float32"}
 
 
 @pytest.fixture
@@ -40,7 +40,8 @@ def test_a_kind_is_added_in_its_own_precision_and_planned_for(files, capsys):
     capsys.readouterr()
     assert cli.main(plan.split()) == 0
     shown = capsys.readouterr().out
-    assert "in float16 (estimated)" in " ".join(shown.split()) and "in bfloat16" in shown
+    assert "in float16 (estimated)" in " ".join(shown.split())
+    assert "computes: V100 in float16, A100 in bfloat16\n" in shown
     for dtype in ("auto", "V100=fp16,A100=bf16"):
         assert cli.main([*plan.split(), "--dtype", dtype]) == 0
 
@@ -57,6 +58,30 @@ def test_profiles_of_hosts_in_different_precisions_are_joined(files, capsys):
     assert cli.main(line.split()) == 0
     strategies = json.loads(capsys.readouterr().out.partition("\n")[2])["strategies"]
     assert any(entry["fits"] for entry in strategies)
+
+
+def test_a_kind_in_32_bits_is_added_to_one_in_16_where_its_bytes_are_known(files, capsys):
+    plain = dataclasses.replace(small_profile(), kinds={}, links={})
+    wide = tuple(
+        dataclasses.replace(layer, output_bytes_per_sample=2 * layer.output_bytes_per_sample)
+        for layer in plain.layers
+    )
+    times = dataclasses.replace(small_profile().kinds["fast"], source="measured")
+    plain = dataclasses.replace(plain, layers=wide, kinds={"emulated": times})
+    (files / "plain.json").write_text(profile_text(plain))
+    assert cli.main(["profile", "--merge", "a100.json", "plain.json", "-o", "both.json"]) == 0
+    line = "profile --profile both.json --dtype auto --estimate GTX-1080-Ti -o all.json"
+    assert cli.main(line.split()) == 0, capsys.readouterr().err
+    profile = read_profile(files / "all.json")
+    assert profile.dtypes == {"A100": BFLOAT16_AUTOCAST, "emulated": FLOAT32, "GTX-1080-Ti": FLOAT32}
+    assert profile.on("GTX-1080-Ti").layers == wide == profile.on("emulated").layers
+    assert profile.on("A100").layers == small_profile().layers
+    sent = {
+        (one, other): profile.message_bytes_per_sample(1, one, other)
+        for one in ("A100", "GTX-1080-Ti")
+        for other in ("A100", "GTX-1080-Ti")
+    }
+    assert sent.pop(("GTX-1080-Ti", "GTX-1080-Ti")) == 20.0 and set(sent.values()) == {10.0}
 
 
 @pytest.mark.parametrize(

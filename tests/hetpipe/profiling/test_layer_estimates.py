@@ -62,8 +62,11 @@ def test_bytes_are_those_that_a_measurement_counts(model, lora, dtype, load_in):
         assert mine.saved_bytes_per_sample == pytest.approx(theirs.saved_bytes_per_sample, rel=rel)
         for size in (1, 2):
             assert mine.workspace_at(size) == pytest.approx(theirs.workspace_at(size), rel=rel)
-        saved, work = mine.saved_bytes_per_sample, mine.workspace_by_size
-        assert mine == replace(theirs, saved_bytes_per_sample=saved, workspace_by_size=work)
+        assert mine.prefix_bytes_per_sample == pytest.approx(theirs.prefix_bytes_per_sample, rel=rel)
+        saved, prefix = mine.saved_bytes_per_sample, mine.prefix_bytes_per_sample
+        work = mine.workspace_by_size
+        others = {"saved_bytes_per_sample": saved, "prefix_bytes_per_sample": prefix}
+        assert mine == replace(theirs, workspace_by_size=work, **others)
     assert {kind.source for kind in estimated.kinds.values()} == {"estimated"}
 
 

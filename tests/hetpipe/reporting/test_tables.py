@@ -135,6 +135,22 @@ def test_predicted_and_measured_stand_side_by_side():
     assert "overloaded" not in text
 
 
+def test_samples_per_second_are_by_the_wall_clock():
+    report = run_report(global_batch_size=16, samples_per_s=15.5, between_steps=0.012)
+    text = "".join(map(tables.as_text, tables.run_report_tables(report)))
+    row = next(row for row in text.splitlines() if "wall clock" in row).split()
+    assert row == ["samples/s,", "wall", "clock", "16", "15.5", "-3.1%"]
+    assert "between steps" not in text
+    assert "15.5" in tables.as_text(tables.measured_table([report]))
+
+
+def test_time_between_steps_is_said_where_it_counts():
+    # 16 samples in a step of 0.8 s are 20 a second; with 0.2 s more 16
+    report = run_report(global_batch_size=16, samples_per_s=16.0, between_steps=0.25)
+    text = " ".join("".join(map(tables.as_text, tables.run_report_tables(report))).split())
+    assert "added 25.0% to the steps; 16 samples/s by the wall clock, 20 within steps" in text
+
+
 def test_an_overloaded_host_is_marked():
     text = "".join(map(tables.as_text, tables.run_report_tables(run_report(foreign_cores=0.5))))
     assert "host overloaded" in text and "0.50 cores" in text

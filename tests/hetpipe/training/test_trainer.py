@@ -182,6 +182,9 @@ def test_callbacks_are_told_in_order(tmp_path):
     entries = RunFolder(tmp_path / "run").read_metrics()
     assert [dict(entry) for entry in first.metrics] == list(entries)
     assert entries[0].keys() >= {"loss", "step_s", "gradient_norm", "learning_rate", "samples_per_s"}
+    for entry in entries:  # by the wall clock, in which also lies what is between steps
+        assert entry["samples_per_s"] == pytest.approx(BATCH / entry["wall_s"])
+        assert entry["wall_s"] > entry["step_s"]
     assert first.paths == [tmp_path / "run" / "checkpoints" / f"step-00000{step}" for step in (2, 3)]
     assert all(
         checkpoint.read_manifest(path).step == step for path, step in zip(first.paths, (2, 3), strict=True)

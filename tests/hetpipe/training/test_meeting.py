@@ -1,0 +1,29 @@
+"""Ranks that have done their part wait for one that has not, as long as it lives."""
+
+from typing import Any
+
+import pytest
+
+import rank_mains
+from cost_model.errors import InputError
+from hetpipe.runtime.processes import RankGroup, run_ranks
+
+TIMEOUT_S, SLOW_S = 4.0, 7.0
+
+
+def written(failing: int | None, slow_s: float = SLOW_S) -> list[dict[str, Any]]:
+    events: list[dict[str, Any]] = []
+    group = RankGroup(("here/0", "here/1"), (1, 1), timeout_s=TIMEOUT_S)
+    run_ranks(rank_mains.write_slowly, (slow_s, TIMEOUT_S / 3, failing), group, events.append)
+    return events
+
+
+@pytest.mark.slow
+def test_a_slow_writer_may_take_longer_than_a_meeting():
+    assert [event["found"] for event in written(None)] == [["written by 0", "written by 1"]] * 2
+
+
+@pytest.mark.slow
+def test_the_error_of_a_writer_is_that_of_the_run():
+    with pytest.raises(InputError, match="no room is left"):
+        written(1, slow_s=0.5)
