@@ -52,7 +52,10 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One device of the cluster; speed scales the times measured for its kind (1 is as measured)."""
+    """One device of the cluster; speed scales the times measured for its kind (1 is as measured).
+
+    gpu: its number among the GPUs of its node; None: its number there, as where all are GPUs.
+    """
 
     name: str
     node: str
@@ -62,6 +65,7 @@ class Device:
     speed: float = 1.0
     price_per_hour: float | None = None
     watts: float | None = None
+    gpu: int | None = None
 
     def __post_init__(self) -> None:
         if not self.memory_bytes > 0:

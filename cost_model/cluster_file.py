@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter
 
-from cost_model.cluster import Cluster, Device, Link, Node, NodeAllReduce, NodeLink
+from cost_model.cluster import CPU, Cluster, Device, Link, Node, NodeAllReduce, NodeLink, is_emulated
 from cost_model.errors import InputError
 from cost_model.strict_files import STRICT, read_toml, validate
 from cost_model.units import parse_bandwidth, parse_bytes, parse_fraction_or_bytes, parse_seconds
@@ -95,6 +95,7 @@ def cluster_from_data(data: object, source: str) -> Cluster:
 
 def _node(node: _Node, reserve: str) -> Node:
     kinds = [devices for devices in node.devices for _ in range(devices.count)]
+    is_gpu = [kind.kind != CPU and not is_emulated(kind.kind) for kind in kinds]
     devices = tuple(
         Device(
             name=f"{node.name}/{index}",
@@ -105,6 +106,7 @@ def _node(node: _Node, reserve: str) -> Node:
             speed=kind.speed,
             price_per_hour=kind.price_per_hour,
             watts=kind.watts,
+            gpu=sum(is_gpu[:index]) if is_gpu[index] else None,
         )
         for index, kind in enumerate(kinds)
     )

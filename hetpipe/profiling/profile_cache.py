@@ -241,7 +241,8 @@ def merge(profiles: Sequence[ModelProfile]) -> ModelProfile:
                     raise InputError(
                         f"two profiles hold kind {kind!r} with different times; give one of them"
                     )
-    differ = len({profile.dtype for profile in profiles}) > 1
+    dtypes = {kind: dtype for profile in profiles for kind, dtype in profile.dtypes.items()}
+    differ = len(set(dtypes.values())) > 1
     joined_layer = _with_most_bytes if differ else _with_larger_workspace
     layers = tuple(
         joined_layer([profile.layers[index] for profile in profiles]) for index in range(first.num_layers)
@@ -252,7 +253,6 @@ def merge(profiles: Sequence[ModelProfile]) -> ModelProfile:
         kinds = {kind: dataclasses.replace(times, held=held[kind]) for kind, times in kinds.items()}
     links = {pair: link for profile in profiles for pair, link in profile.links.items()}
     groups = {tuple(sorted(e.kinds)): e for profile in profiles for e in profile.all_reduces}
-    dtypes = {kind: dtype for profile in profiles for kind, dtype in profile.dtypes.items()}
     joined = dataclasses.replace(first, layers=layers, links=links, all_reduces=tuple(groups.values()))
     return joined.with_kinds(kinds, dtypes)
 

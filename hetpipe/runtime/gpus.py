@@ -9,9 +9,9 @@ from cost_model.cluster import Device
 from cost_model.errors import InputError
 
 
-def gpu_index(device_name: str) -> int:
-    """Return the number that CUDA gives a device: its index on its node."""
-    return int(device_name.rpartition("/")[2])
+def gpu_index(device: Device) -> int:
+    """Return the number that CUDA gives a device: that among the GPUs of its node."""
+    return int(device.name.rpartition("/")[2]) if device.gpu is None else device.gpu
 
 
 def before_cuda(num_processes: int | None = None) -> None:
@@ -69,7 +69,7 @@ def check_here(devices: Iterable[Device], instead: str) -> None:
     here = cuda_gpus() if wanted else []
     holders: dict[int, str] = {}
     for device in wanted:
-        index, name = gpu_index(device.name), f"device {device.name!r} is a {device.kind}"
+        index, name = gpu_index(device), f"device {device.name!r} is a {device.kind}"
         if index >= len(here):
             raise InputError(f"{name}, and this host has no GPU {index}; {instead}")
         if other_card(device.kind, here[index][0]):

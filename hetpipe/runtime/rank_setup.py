@@ -187,7 +187,7 @@ def torch_device(device: Device) -> torch.device:
     if not device.is_gpu:
         return torch.device("cpu")
     before_cuda()
-    place = torch.device("cuda", gpu_index(device.name))
+    place = torch.device("cuda", gpu_index(device))
     if not torch.cuda.is_available() or place.index >= torch.cuda.device_count():
         raise InputError(f"device {device.name!r} is a {device.kind}, and this host has no GPU {place.index}")
     torch.cuda.set_device(place)

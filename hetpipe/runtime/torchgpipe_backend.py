@@ -95,11 +95,12 @@ def _devices_of(plan: Plan, devices: Cluster | Sequence[torch.device | str] | No
             f"the plan uses nodes {', '.join(nodes)}, torchgpipe one host; use hetpipe.Trainer, or give the "
             "cluster if the devices are emulated"
         )
-    return [torch.device("cpu") if on_cpu[name] else _gpu(name) for name in names]
+    cluster = devices if isinstance(devices, Cluster) else None
+    return [torch.device("cpu") if on_cpu[name] else _gpu(name, cluster) for name in names]
 
 
-def _gpu(name: str) -> torch.device:
-    index = gpu_index(name)
+def _gpu(name: str, cluster: Cluster | None) -> torch.device:
+    index = gpu_index(cluster.device(name)) if cluster else int(name.rpartition("/")[2])
     if index >= torch.cuda.device_count():
         raise InputError(
             f"device {name!r} is GPU {index}, this host has {torch.cuda.device_count()}; give devices"

@@ -13,7 +13,7 @@ from cost_model.layer_costs import Prices
 from cost_model.memory import StageShape, device_memory
 from cost_model.profile import ModelProfile
 from partition.bounds.card_bound import lone_layer_bound_s, summed_layers_bound_s, whole_pipeline_bound_s
-from partition.bounds.card_columns import card_columns_bound_s, device_columns_bound_s
+from partition.bounds.card_columns_bound import card_columns_bound_s, device_columns_bound_s
 from partition.bounds.column_bound import ColumnBound
 from partition.bounds.merged_classes import merged
 from partition.bounds.node_bound import NodeBound

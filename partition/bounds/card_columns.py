@@ -29,7 +29,7 @@ round trip on the fastest devices counts; queues are left out.
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -48,15 +48,14 @@ from partition.bounds.pipeline_amounts import PipelineAmounts, all_amounts
 from partition.bounds.run_kernel import least_price, needed_s
 from partition.bounds.sync_tables import card_directions_s, ring_bytes, summed_bytes
 from partition.column_generation.master_problem import MasterProblem, solve_master
-from partition.estimates.arrays import Floats, Places
+from partition.estimates.arrays import Floats, Places, Singles
 from partition.estimates.stage_tables import ProblemTables
 
+MOST_KEPT = 600  # tables of runs, each of some 200 KiB
 BUCKETS = 64  # of a step, for the paths of pipelines
 MOST_MOVED = 2.0  # times its bytes that a layer's sums leave a node, at the most that counts
 MOST_LONE = 2  # nodes with a layer for themselves where cards are slow
 ROUNDS, TOGETHER = 40, 8  # of prices, and of pipelines that stand against them before others are made
-STEPS = 8  # of the search for the largest step
-CLOSE = 0.006  # relative: of the step searched for
 SMOOTH = 0.3  # of the prices before
 
 
@@ -70,51 +69,23 @@ class _Kind:
 
 
 @dataclass(frozen=True, slots=True)
+class _Tables:
+    """What `least_price` is given beside prices and samples; card_s: of one sample. fewest: as LayerTimes."""
+
+    times: Floats
+    each_s: Floats
+    card_s: Floats
+    links_s: Floats
+    fewest: float
+
+
+@dataclass(frozen=True, slots=True)
 class _Column:
     """What a pipeline takes of each row, what it does, and the step in which it was found."""
 
     rows: Floats
     samples: float
     step_s: float
-
-
-def card_columns_bound_s(
-    tables: ProblemTables, known_s: tuple[float, float], high_s: float, whole_s: float, end_s: float
-) -> float:
-    """Return a step that no plan undercuts, high_s at the most.
-
-    known_s: for plans of which every layer is on two nodes or more, and for the others. whole_s: for those
-    others of which some pipeline is on one node alone. end_s: on the monotonic clock.
-    """
-    low_s, shapes = min(known_s), node_shapes(tables)
-    if min(shape.s_per_byte for shape in shapes) <= 0:
-        return low_s
-    cases = [(known_s[0], CardColumns(tables))]
-    cases += [(known_s[1], CardColumns(tables, home)) for home in range(len(shapes))]
-
-    def rules_out(step_s: float) -> bool:
-        return all(step_s <= case_s or case.rules_out(step_s, end_s) for case_s, case in cases)
-
-    return _largest_s(low_s, min(high_s, max(known_s[1], whole_s)), rules_out, end_s)
-
-
-def device_columns_bound_s(tables: ProblemTables, low_s: float, high_s: float, end_s: float) -> float:
-    """Return a step that no plan of pipelines undercuts, sums and messages left out, high_s at the most.
-
-    low_s: known. end_s: on the monotonic clock.
-    """
-    columns = CardColumns(tables, cards=False)
-    return _largest_s(low_s, high_s, lambda step_s: columns.rules_out(step_s, end_s), end_s)
-
-
-def _largest_s(low: float, high: float, rules_out: Callable[[float], bool], end_s: float) -> float:
-    """Return the largest step found that is ruled out, low if none is."""
-    for _ in range(STEPS):
-        if high <= low * (1 + CLOSE) or time.monotonic() > end_s:
-            break
-        trial = math.sqrt(low * high)
-        low, high = (trial, high) if rules_out(trial) else (low, trial)
-    return low
 
 
 @dataclass(slots=True)
@@ -135,7 +106,8 @@ class CardColumns:
     prices: Floats | None = None
     _kinds: list[_Kind] = field(default_factory=list)
     _times: dict[tuple[int, ...], list[LayerTimes]] = field(default_factory=dict)
-    _needed: dict[object, Floats] = field(default_factory=dict)
+    _needed: dict[object, Singles] = field(default_factory=dict)
+    _given: dict[object, _Tables] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         problem = self.tables.problem
@@ -262,23 +234,34 @@ class CardColumns:
         """Return the least price of a pipeline below a limit, and that pipeline; None where there is none."""
         if limit <= 0:
             return None
-        layers = self._layer_times(amounts)
-        samples, shapes = float(amounts.first), [kind.shape for kind in self._kinds]
+        samples, known = float(amounts.first), self._tables_of(amounts)
         need = np.stack([self._need(kind, amounts) for kind in self._kinds])
-        paces = np.array([shape.s_per_byte for shape in self.shapes])
-        own_s = np.concatenate([[0.0], np.cumsum(self.own)])
-        times = np.stack(
-            [np.vstack([self._rows(layers[shape]), own_s * paces[shape]]) for shape in shapes]
-        )  # [kind, what, place]
-        each_s = np.stack([layers[shape].each_s for shape in shapes])
-        card_s = samples * paces[shapes][:, None, None] * card_bytes(self.tables)
-        many = all(samples >= layers[shape].fewest for shape in shapes)
-        given = np.array([step_s, samples, limit, BUCKETS, float(many), float(self.home is not None)])
-        links_s = self._links_s(amounts)
-        price, runs, sums_s = least_price(kinds, need, times, each_s, card_s, links_s, given)
+        card_s = samples * known.card_s
+        many = float(samples >= known.fewest)
+        given = np.array([step_s, samples, limit, BUCKETS, many, float(self.home is not None)])
+        price, runs, sums_s = least_price(
+            kinds, need, known.times, known.each_s, card_s, known.links_s, given
+        )
         if price >= limit:
             return None
         return price, _Column(self._column(runs, sums_s, card_s), samples, step_s)
+
+    def _tables_of(self, amounts: PipelineAmounts) -> _Tables:
+        """Return what all amounts have in common that end so."""
+        shapes = tuple(kind.shape for kind in self._kinds)
+        key = (shapes, amounts.size, amounts.least, amounts.most)
+        if key not in self._given:
+            layers = self._layer_times(amounts)
+            paces = np.array([shape.s_per_byte for shape in self.shapes])
+            own_s = np.concatenate([[0.0], np.cumsum(self.own)])
+            self._given[key] = _Tables(
+                np.stack([np.vstack([self._rows(layers[one]), own_s * paces[one]]) for one in shapes]),
+                np.stack([layers[one].each_s for one in shapes]),
+                paces[list(shapes)][:, None, None] * card_bytes(self.tables),
+                self._links_s(amounts),
+                max(layers[one].fewest for one in shapes),
+            )
+        return self._given[key]
 
     def _column(self, runs: Places, sums_s: Floats, card_s: Floats) -> Floats:
         """Return what a pipeline takes of each row."""
@@ -315,9 +298,11 @@ class CardColumns:
             ]
         return self._times[key]
 
-    def _need(self, kind: _Kind, amounts: PipelineAmounts) -> Floats:
+    def _need(self, kind: _Kind, amounts: PipelineAmounts) -> Singles:
         key = (kind.shape, kind.lone, amounts.size, amounts.least, amounts.most, amounts.first)
         if key not in self._needed:
+            if len(self._needed) >= MOST_KEPT:
+                self._needed.clear()
             shape, times = self.shapes[kind.shape], self._layer_times(amounts)[kind.shape]
             sums_s = np.maximum(summed_bytes(self.tables.problem.profile), 0.0) * shape.s_per_byte
             if kind.lone:

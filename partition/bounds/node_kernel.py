@@ -45,7 +45,7 @@ def fill_most(
                     top = num_shares - 1
                     if whole:
                         taken_s += front[start] + forward[place] - forward[start]
-                        ending_s = sums_s[start, stop] - last[stop] + last[place]
+                        ending_s = sums_s[start, stop] - last[stop - 1] + last[place]
                         if stop > at:
                             left_s = max(left_s, ending_s)
                             after_s = left_s
@@ -56,7 +56,7 @@ def fill_most(
                             if stop > at:
                                 break
                             continue
-                        room_s = step_s - taken_s + last[stop] - last[place]
+                        room_s = step_s - taken_s + last[stop - 1] - last[place]
                         while top > 0 and shares[top] * (own[stop] - own[start]) > room_s:
                             top -= 1
                     most[top, count, start, stop] = max(most[top, count, start, stop], beyond[index])

@@ -71,12 +71,11 @@ def most_samples(
 
     classes: that the devices of the node may have.
 
-    A sum begins when the last backward of its layer is over on every device of the run, at the
-    earliest: behind the first of the stages no others come, so that the card has all of the sums from the
-    run's first layer on still to do when a stage is done, but for those of its own layers that its last
-    backward has passed by. What its sums move is known for the whole run, and asked for behind its last
-    stage. The forwards in front of a stage are those of the run on its devices, and those in front of the
-    run on any, and so are the backwards behind it.
+    A sum begins when the last backward of its layer is over on every device of the run, at the earliest:
+    behind the first of the stages no others come, so that the card has all of the sums from the run's first
+    layer on still to do when the last backward has passed the last layer of a stage. What its sums move is
+    known for the whole run, and asked for behind its last stage. The forwards in front of a stage are those
+    of the run on its devices, and those in front of the run on any, and so are the backwards behind it.
     """
     num_layers, batch = tables.num_layers, tables.problem.global_batch_size
     amounts = _amounts(batch)

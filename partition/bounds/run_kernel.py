@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from partition.estimates.arrays import Floats, Places
+from partition.estimates.arrays import Floats, Places, Singles
 from partition.estimates.compiled import compiled
 
-EXACT = 1 - 1e-9  # of seconds that are needed, for rounding
+EXACT = 1 - 1e-6  # of seconds that are needed, for rounding, in single precision too
 
 
 @compiled
-def needed_s(times: Floats, stages_s: Floats, sums_s: Floats, width: int, widest: int) -> Floats:
+def needed_s(times: Floats, stages_s: Floats, sums_s: Floats, width: int, widest: int) -> Singles:
     """Return the least seconds of runs for some samples: [what, devices, start, stop].
 
     A dynamic programme over the cuts of a run:
@@ -28,7 +28,7 @@ def needed_s(times: Floats, stages_s: Floats, sums_s: Floats, width: int, widest
     """
     last, forward, backward, optimizer = times
     num_layers = len(last) - 1
-    need = np.full((2, widest + 1, num_layers + 1, num_layers + 1), np.inf)
+    need = np.full((2, widest + 1, num_layers + 1, num_layers + 1), np.inf, np.float32)
     for start in range(num_layers):
         for stop in range(start + 1, num_layers + 1):
             for place in range(stop - 1, start - 1, -1):
@@ -38,7 +38,7 @@ def needed_s(times: Floats, stages_s: Floats, sums_s: Floats, width: int, widest
                 work_s += forward[place] - forward[start]
                 back_s = backward[place] - backward[start]
                 plain_s = (work_s + back_s) * EXACT
-                left_s = sums_s[start, stop] - last[stop] + last[place]
+                left_s = sums_s[start, stop] - last[stop - 1] + last[place]
                 summed_s = (work_s + max(back_s, left_s)) * EXACT
                 if place == start:
                     need[0, 1, start, stop], need[1, 1, start, stop] = plain_s, summed_s
@@ -54,7 +54,7 @@ def needed_s(times: Floats, stages_s: Floats, sums_s: Floats, width: int, widest
 @compiled
 def least_price(
     kinds: Floats,
-    need: Floats,
+    need: Singles,
     times: Floats,
     each_s: Floats,
     card_s: Floats,
@@ -122,7 +122,7 @@ def least_price(
                             first = place if many else start + devices - 1
                             for cut in range(first, place + 1):
                                 taken_s = samples * each_s[kind, cut, stop] + optimizer[stop] - optimizer[cut]
-                                taken_s += forward[cut] - forward[start] - last[stop] + last[cut]
+                                taken_s += forward[cut] - forward[start] - last[stop - 1] + last[cut]
                                 room_s = max(room_s, step_s - ahead_s - taken_s * EXACT)
                             sums_s = max(sums_s, min(most * bytes_s, room_s))
                         total = price + devices * each + card * card_s[kind, start, stop]

@@ -106,7 +106,8 @@ def checked(plan: Plan, problem: Problem) -> Plan:
     Raises: InfeasibleError if it does not.
     """
     for name in plan.device_names:
-        need, device = plan_memory(plan, problem.profile, name).total_bytes, problem.cluster.device(name)
+        device = problem.cluster.device(name)
+        need = plan_memory(plan, problem.profile.on(device.kind), name).total_bytes
         if need > device.usable_bytes:
             raise InfeasibleError(f"{name} lacks {need - device.usable_bytes:,.0f} bytes")
     return plan

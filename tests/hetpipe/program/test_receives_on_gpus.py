@@ -1,5 +1,7 @@
 """A receive between GPUs holds up what waits for the whole GPU: none may depend on work not handed in."""
 
+from collections import defaultdict, deque
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from cost_model.cluster import CPU, Cluster
 from cost_model.errors import InputError
-from hetpipe.program.instructions import Direction, Program, Schedule, Transfer
+from hetpipe.program.instructions import Compute, Direction, Message, Program, Schedule, Transfer, incoming
 from hetpipe.program.verification import verify_order
 from hetpipe.simulation.schedule_selection import lower
 from partition.plan import Plan
@@ -76,3 +78,54 @@ def without_receives(instructions: tuple[object, ...]) -> list[object]:
         for entry in instructions
         if not (isinstance(entry, Transfer) and entry.direction is Direction.RECV)
     ]
+
+
+Channel = Callable[[int, int], tuple[int, int]]
+"""(sender, receiver) -> the communicator that they use."""
+
+
+def arrives(program: Program, channel: Channel) -> bool:
+    """Whether all messages arrive where each end of a communicator works off what is posted in its order.
+
+    As NCCL does: an operation ends when both of its ends are at the head, be it a send or a receive. The host
+    goes on after a send, and waits at a computation for what it needs.
+    """
+    queues: dict[tuple[int, tuple[int, int]], deque[tuple[Direction, Message]]] = defaultdict(deque)
+    places, arrived = [0] * len(program.ranks), set[Message]()
+    progress = True
+    while progress:
+        progress = False
+        for rank, instructions in enumerate(program.ranks):
+            while places[rank] < len(instructions):
+                entry = instructions[places[rank]]
+                if isinstance(entry, Transfer):
+                    peer = program.rank_of(entry.pipeline, entry.peer_stage)
+                    ends = (rank, peer) if entry.direction is Direction.SEND else (peer, rank)
+                    queues[rank, channel(*ends)].append((entry.direction, entry.message))
+                elif isinstance(entry, Compute):
+                    message = incoming(entry, len(program.pipeline(entry).stages))
+                    if message and message[1:3] not in program.local_boundaries and message not in arrived:
+                        break
+                places[rank] += 1
+                progress = True
+        for (rank, key), queue in queues.items():
+            other = next((found for (end, k), found in queues.items() if k == key and end != rank), None)
+            while queue and other and queue[0][1] == other[0][1] and queue[0][0] != other[0][0]:
+                arrived.add(queue.popleft()[1])
+                other.popleft()
+                progress = True
+    return all(place == len(entries) for place, entries in zip(places, program.ranks, strict=True))
+
+
+def test_one_communicator_for_both_directions_would_hang_1f1b():
+    """Rank 0 sends F1 before it asks for B0, rank 1 sends B0 before it asks for F1."""
+    program = lowered(plan_of(pipeline(3, (0, 0, 1, 2), (1, 1, 2, 1))), gpus=True)
+    assert not arrives(program, lambda sender, receiver: (min(sender, receiver), max(sender, receiver)))
+    assert arrives(program, lambda sender, receiver: (sender, receiver))
+
+
+@settings(max_examples=50)
+@given(shared_plans(), st.sampled_from(SCHEDULES))
+def test_one_communicator_for_each_direction_never_hangs(plan: Plan, schedule: Schedule):
+    program = lowered(plan, gpus=True, schedule=schedule)
+    assert arrives(program, lambda sender, receiver: (sender, receiver))

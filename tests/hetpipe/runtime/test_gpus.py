@@ -52,6 +52,23 @@ def test_cards_that_are_here_pass(monkeypatch):
     gpus.check_here([*devices_of("RTX-3090", "RTX-2080-Ti", "my-card", "cpu"), *devices_of("emulated")], "")
 
 
+def test_gpus_are_numbered_among_the_gpus_of_their_node(tmp_path):
+    cluster = read_cluster(
+        cluster_file(tmp_path, LAB.replace("devices = [", 'devices = [{ kind = "cpu", memory = "1 GiB" },'))
+    )
+    names = {device.name: gpus.gpu_index(device) for device in cluster.devices if device.is_gpu}
+    assert names == {"lab/1": 0, "lab/2": 1, "lab/3": 2}
+    assert all(device.gpu is None for device in cluster.devices if not device.is_gpu)
+
+
+def test_a_card_after_a_cpu_is_the_first_card(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpus, "cuda_gpus", lambda: CARDS)
+    cluster = read_cluster(
+        cluster_file(tmp_path, LAB.replace("devices = [", 'devices = [{ kind = "cpu", memory = "1 GiB" },'))
+    )
+    gpus.check_here(cluster.devices, "")
+
+
 @pytest.mark.parametrize(
     ("devices", "message"),
     [

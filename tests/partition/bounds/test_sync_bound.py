@@ -22,6 +22,7 @@ from partition.bounds.best_bound import Bound, fractional_bound_s, pipeline_boun
 from partition.bounds.card_bound import lone_layer_bound_s, summed_layers_bound_s, whole_pipeline_bound_s
 from partition.bounds.card_columns import CardColumns
 from partition.bounds.node_bound import NodeBound
+from partition.bounds.pipeline_amounts import PipelineAmounts
 from partition.bounds.sync_tables import summed_bytes
 from partition.estimates.device_classes import equal_devices
 from partition.estimates.stage_tables import ProblemTables
@@ -208,6 +209,31 @@ def test_sums_between_two_nodes_by_hand(megabytes, expected_s, devices):
     old_s, new_s = bounds_s(problem, 20.0)
     assert old_s == pytest.approx(4.0, rel=1e-3)
     assert new_s == pytest.approx(expected_s, rel=1e-3)
+
+
+def test_pipelines_and_cards_together_by_hand() -> None:
+    # Four devices do 2 samples each in 4 s; then 3 MB pass each card in 3 s. With less than 7 s one of them
+    # does no second sample. Two nodes send 2 * (2 - 1) * 3 MB in all, which is once the bytes each.
+    tables = ProblemTables(two_nodes(3.0), equal_devices(two_nodes(3.0).cluster).merged())
+    columns = CardColumns(tables)
+    assert columns.rules_out(6.9) and not columns.rules_out(7.001)
+    # alone, and with messages for nothing, they need 4 s
+    devices = CardColumns(tables, cards=False)
+    assert devices.rules_out(3.9) and not devices.rules_out(4.001)
+
+
+@pytest.mark.parametrize(("size", "least", "most"), [(1, 1, 1), (4, 4, 4), (4, 2, 3), (8, 1, 3)])
+def test_parts_of_amounts_are_all_that_end_so(size: int, least: int, most: int) -> None:
+    waiting = list(PipelineAmounts(size, least, most, size, 40).within(size, 40))
+    amounts = []
+    while waiting:
+        part = waiting.pop()
+        if part.first < part.last:
+            waiting += part.parts()
+        else:
+            assert part.least == part.most == (part.first - 1) % size + 1
+            amounts.append(part.first)
+    assert sorted(amounts) == [one for one in range(size, 41) if least <= (one - 1) % size + 1 <= most]
 
 
 @pytest.mark.parametrize(
