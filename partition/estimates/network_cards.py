@@ -1,6 +1,5 @@
 """Seconds for which the network cards of nodes are busy: pipelines on one node share its card."""
 
-import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
@@ -10,11 +9,10 @@ from partition.estimates.timed_pipeline import TimedPipeline
 
 FEW_HOPS = 2
 """Of pipelines over the card of a node, up to which messages take turns."""
-TOGETHER = 6  # exponent: messages queue the more, the nearer a card is to being busy all the time
 
 
-def queued_s(clock_s: float, between: Mapping[tuple[str, str], float], several: bool) -> float:
-    """Return a step that takes so long by its clock and in which cards carry messages.
+def queued_s(between: Mapping[tuple[str, str], float], several: bool) -> float:
+    """Return the seconds until the cards of nodes have carried some messages.
 
     A message holds the sender's and the receiver's card at once, and also while it waits for one of the two.
     So where several messages are on their way the busiest card is idle at times: half of the time that the
@@ -27,14 +25,10 @@ def queued_s(clock_s: float, between: Mapping[tuple[str, str], float], several: 
         out[one] = out.get(one, 0.0) + seconds
         into[other] = into.get(other, 0.0) + seconds
     load_s = max([*out.values(), *into.values()], default=0.0)
-    if not load_s or not math.isfinite(clock_s):
-        return clock_s
-    if several:
-        both_s = max(out[one] + into[other] - seconds for (one, other), seconds in between.items())
-        load_s = max(load_s, (load_s + both_s) / 2)
-    longest_s = max(clock_s, load_s)
-    shares = (clock_s / longest_s) ** TOGETHER + (load_s / longest_s) ** TOGETHER
-    return float(longest_s * shares ** (1 / TOGETHER))
+    if not several or not load_s:
+        return load_s
+    both_s = max(out[one] + into[other] - seconds for (one, other), seconds in between.items())
+    return max(load_s, (load_s + both_s) / 2)
 
 
 class CardLoad:
@@ -45,7 +39,7 @@ class CardLoad:
         self._messages: dict[object, tuple[float, float]] = {}
 
     def step_s(self, timed: Sequence[TimedPipeline], seconds: float) -> float:
-        """Return a step of pipelines that take so long by their clocks, with the queues at cards."""
+        """Return a step of pipelines that take so long by their clocks, or until the busiest card is done."""
         batch = self._costs.problem.global_batch_size
         between: dict[tuple[str, str], float] = {}  # by nodes, from the one to the other
         hops: dict[str, int] = {}  # by node, of pipelines over its card
@@ -61,7 +55,7 @@ class CardLoad:
                 between[here, there] = between.get((here, there), 0.0) + count * forward_s
                 between[there, here] = between.get((there, here), 0.0) + count * backward_s
                 hops[here], hops[there] = hops.get(here, 0) + 1, hops.get(there, 0) + 1
-        return queued_s(seconds, between, max(hops.values(), default=0) > FEW_HOPS)
+        return max(seconds, queued_s(between, max(hops.values(), default=0) > FEW_HOPS))
 
     def _seconds(
         self, pipeline: TimedPipeline, left: Device, right: Device, layer: int

@@ -117,8 +117,8 @@ class FamilyCutter:
                 between[here, there] = between.get((here, there), 0.0) + pairs * count * forward_s
                 between[there, here] = between.get((there, here), 0.0) + pairs * count * backward_s
                 hops[here], hops[there] = hops.get(here, 0) + pairs, hops.get(there, 0) + pairs
-        step_s = queued_s(clock_s, between, max(hops.values(), default=0) > FEW_HOPS)
-        return step_s + self._sync_s(parts)
+        cards_s = queued_s(between, max(hops.values(), default=0) > FEW_HOPS)
+        return max(clock_s, cards_s) + self._sync_s(parts)
 
     def _sync_s(self, parts: Sequence[_Part]) -> float:
         """Return the seconds for which the sums of layers go on after the last backwards."""
