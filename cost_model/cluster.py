@@ -199,6 +199,9 @@ class Cluster:
         for node in data["nodes"]:
             if not node["all_reduces"]:
                 del node["all_reduces"]
+            for device in node["devices"]:
+                if device["gpu"] is None:
+                    del device["gpu"]
         return data
 
     @property

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -150,8 +150,8 @@ class Executor:
                     continue
                 data = microbatch(index, 0)
                 wire = self._wires[self._rank] if self._wires else None
-                shapes = self._boundary_shapes(stage.start, data, wire) if place else ()
-                carried = tuple(shape.filled(data.labels.device) for shape in shapes)
+                shapes = self._boundaries(stage.start, data) if place else ()
+                carried = tuple(shape.sent_in(wire).filled(data.labels.device) for shape in shapes)
                 self._stages.rehearse(Compute(Pass.FORWARD, index, place, 0), data, carried, layer_names)
         self.prepare()
 
@@ -323,22 +323,12 @@ class Executor:
         shapes = self._shapes.get(shaped)
         if shapes is None:
             layer, _, _, wire = shaped
-            shapes = self._boundary_shapes(layer, microbatch(transfer.pipeline, transfer.microbatch), wire)
+            crossing = self._boundaries(layer, microbatch(transfer.pipeline, transfer.microbatch))
+            shapes = tuple(shape.sent_in(wire) for shape in crossing)
             if transfer.op is Pass.BACKWARD:
                 shapes = tuple(shape for shape in shapes if shape.dtype.is_floating_point)
             self._shapes[shaped] = shapes
         self._transport.post_receive(transfer, shapes)
-
-    def _boundary_shapes(
-        self, layer: int, data: Microbatch, wire: torch.dtype | None
-    ) -> tuple[TensorShape, ...]:
-        """Return what enters a layer; wire: the dtype of what is floating, None for that of the layers."""
-        shapes = self._boundaries(layer, data)
-        if wire is None:
-            return shapes
-        return tuple(
-            replace(shape, dtype=wire) if shape.dtype.is_floating_point else shape for shape in shapes
-        )
 
     def _start_sync(self, sync: Sync) -> float:
         """Begin a sum, unless that was inside a backward; return when it was ready."""

@@ -5,7 +5,7 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Protocol
 
@@ -26,6 +26,10 @@ class TensorShape:
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+
+    def sent_in(self, wire: torch.dtype | None) -> "TensorShape":
+        """Return it in another dtype if it is floating; None: as it is."""
+        return replace(self, dtype=wire) if wire is not None and self.dtype.is_floating_point else self
 
     def filled(self, device: torch.device) -> Tensor:
         """Return such a tensor of numbers from -1 to 1, of zeros if they are integers; none is drawn."""

@@ -34,7 +34,7 @@ def families_may_win(search: PipelineSearch, step_s: float) -> bool:
     is above the relaxed step. False before the search has found anything.
     """
     effort, columns = search.effort, search.columns
-    if search.best is None or columns is None or not math.isfinite(step_s):
+    if search.best is None or columns is None or not 0.0 < step_s < math.inf:
         return False
     if effort.search.walks is None:
         return step_s > effort.families.near * columns.step_s

@@ -1,6 +1,7 @@
 """No plan of disjoint pipelines is faster than its bounds, where memory was made for such plans too."""
 
 import dataclasses
+import math
 import random
 from dataclasses import replace
 from itertools import combinations, product
@@ -15,6 +16,7 @@ from cost_model.profile import KindProfile, ModelProfile
 from parallel import on_all_cores
 from partition.bounds.amount_intervals import Interval
 from partition.bounds.best_bound import fractional_bound_s
+from partition.bounds.card_columns_bound import device_columns_bound_s
 from partition.bounds.column_bound import ColumnBound
 from partition.bounds.pricing_bound import PriceBounds
 from partition.estimates.device_classes import equal_devices
@@ -36,8 +38,15 @@ def bounds_s(problem: Problem, ceiling_s: float) -> tuple[float, float]:
     return exact_s, ColumnBound(tables, seconds=3.0).bound_s(low_s, ceiling_s)
 
 
+def devices_bound_s(problem: Problem, ceiling_s: float) -> float:
+    """The bound of devices as columns, with nothing known from below."""
+    tables = ProblemTables(problem, equal_devices(problem.cluster))
+    return device_columns_bound_s(tables, 1e-3 * ceiling_s, ceiling_s, math.inf)
+
+
 def check(problem: Problem, best_s: float, factor: float) -> None:
     exact_s, column_s = bounds_s(problem, factor * best_s)
+    assert devices_bound_s(problem, factor * best_s) <= best_s * SLACK
     assert fractional_bound_s(problem) <= best_s * SLACK
     assert exact_s <= best_s * SLACK
     assert column_s <= best_s * SLACK
@@ -90,6 +99,7 @@ def test_a_single_microbatch_whose_gradients_come_after_its_activations_counts()
     # parameters 1 + states 2 + the larger of gradients 1 and saved 2: 5, not 6
     problem = lone_device(5.0)
     assert fits(lone_plan(problem, 2), problem)
+    assert devices_bound_s(problem, 24.0) == pytest.approx(6.0, rel=1e-1)
     for bound_s in bounds_s(problem, 24.0):
         assert bound_s == pytest.approx(6.0, rel=5e-3)
 
@@ -145,7 +155,7 @@ def test_only_full_microbatches_take_a_full_round_trip() -> None:
     )
     plan = Plan("manual", problem.profile.model, 6, pipelines)
     assert fits(plan, problem) and without_sync_s(plan, problem) == pytest.approx(18.0, rel=1e-6)
-    for bound_s in bounds_s(problem, 72.0):
+    for bound_s in (*bounds_s(problem, 72.0), devices_bound_s(problem, 72.0)):
         assert bound_s <= 18.0 * SLACK
 
 
@@ -156,7 +166,7 @@ def test_a_larger_microbatch_may_take_less_time() -> None:
     stages = (Stage(("a/0",), (0, 1), 1), Stage(("a/1",), (1, 2), 1))
     plan = Plan("manual", problem.profile.model, 3, (Pipeline(3, 3, stages),))
     assert fits(plan, problem) and without_sync_s(plan, problem) == pytest.approx(16.0, rel=1e-6)
-    for bound_s in bounds_s(problem, 64.0):
+    for bound_s in (*bounds_s(problem, 64.0), devices_bound_s(problem, 64.0)):
         assert bound_s <= 16.0 * SLACK
 
 
