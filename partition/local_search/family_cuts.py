@@ -22,6 +22,7 @@ from partition.exact.cut_dp import CutOptimizer
 from partition.local_search.families import Family, FamilySet, FamilySpace, Layout, Outline
 from partition.local_search.starts import SearchSpace
 
+TOGETHER = 6  # exponent: messages queue the more, the nearer a card is to being busy all the time
 TOLERANCE = 1e-3  # relative: how exactly samples are shared out for an estimate
 _Part = tuple[Family, Layout, int, PipelineTiming]
 """A family, its devices, the samples of one copy, and how long these take."""
@@ -118,7 +119,7 @@ class FamilyCutter:
                 between[there, here] = between.get((there, here), 0.0) + pairs * count * backward_s
                 hops[here], hops[there] = hops.get(here, 0) + pairs, hops.get(there, 0) + pairs
         cards_s = queued_s(between, max(hops.values(), default=0) > FEW_HOPS)
-        return max(clock_s, cards_s) + self._sync_s(parts)
+        return float((clock_s**TOGETHER + cards_s**TOGETHER) ** (1 / TOGETHER)) + self._sync_s(parts)
 
     def _sync_s(self, parts: Sequence[_Part]) -> float:
         """Return the seconds for which the sums of layers go on after the last backwards."""
