@@ -216,7 +216,8 @@ def test_most_in_flight_is_what_memory_says() -> None:
                         StageShape(start, stop, flight, samples, again, count)
                         for flight in range(1, count + 1)
                     ]
-                    fitting = [least_bytes(problem.profile, shape) <= usable for shape in shapes]
+                    held = problem.profile.on(group[0].kind)
+                    fitting = [least_bytes(held, shape) <= usable for shape in shapes]
                     assert min(caps[entry, start, stop], count) == sum(fitting), (seed, count, start, stop)
 
 
