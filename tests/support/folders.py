@@ -29,12 +29,14 @@ def model_class(architecture: str) -> Any:
 
 
 def tiny_model(architecture: str, seed: int = 7, **changes: Any) -> Any:
-    """A model whose every weight is random, norms and biases too."""
+    """A model whose every weight is random, norms and biases too; the same of the same seed."""
     family, config_name, sizes = MODELS[architecture]
     module = importlib.import_module(f"transformers.models.{family}.configuration_{family}")
     config = getattr(module, config_name)(**{**SIZES, **sizes, **changes})
     generator = torch.Generator().manual_seed(seed)
-    model = model_class(architecture)(config)
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)
+        model = model_class(architecture)(config)
     with torch.no_grad():
         for value in model.parameters():
             value.add_(0.05 * torch.randn(value.shape, generator=generator))
