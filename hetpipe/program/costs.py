@@ -14,7 +14,7 @@ from cost_model.profile import ModelProfile
 from cost_model.sum_times import all_reduce_due, all_reduce_resources, broadcast_due, norm_due, reduce_due
 from hetpipe.program.instructions import Compute, Pass, Program, Transfer
 from hetpipe.program.sync_starts import after_layer_s
-from partition.estimates.plan_memory import plan_memory, stepped_bytes
+from partition.estimates.plan_memory import memory_on, stepped_bytes
 from partition.plan import Plan
 
 
@@ -146,9 +146,7 @@ def check_memory(plan: Plan, profile: ModelProfile, cluster: Cluster) -> None:
     Raises: InfeasibleError naming the device that lacks most, and its missing bytes.
     """
     devices = [cluster.device(name) for name in plan.device_names]
-    needs = [
-        (device, plan_memory(plan, profile.on(device.kind), device.name).total_bytes) for device in devices
-    ]
+    needs = [(device, memory_on(plan, profile, device).total_bytes) for device in devices]
     device, need = max(needs, key=lambda pair: pair[1] - pair[0].usable_bytes)
     missing = need - device.usable_bytes
     if missing > 0:

@@ -20,7 +20,7 @@ from hetpipe.reporting.idle_time import DeviceTime
 from hetpipe.reporting.narrow_tables import narrow
 from hetpipe.runs.run_report import LARGE_BETWEEN, RunReport
 from hetpipe.runs.settings import Clock
-from partition.estimates.plan_memory import plan_memory
+from partition.estimates.plan_memory import memory_on
 from partition.plan import Figures, Plan, Stage
 
 if TYPE_CHECKING:  # the solver loads NumPy, which a table does not need
@@ -190,7 +190,7 @@ def plan_table(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Table:
                 *([str(pipeline.num_samples)] if several else []),
                 str(pipeline.in_flight(index)),
                 busy,
-                format_bytes(plan_memory(plan, profile.on(device.kind), device.name).total_bytes),
+                format_bytes(memory_on(plan, profile, device).total_bytes),
                 format_bytes(device.usable_bytes),
             )
     return table

@@ -20,7 +20,7 @@ from hetpipe.runs.run_folder import MEASURED, PREDICTED, RunFolder
 from hetpipe.runs.run_report import DeviceReport, RunReport, StageReport, report_text
 from hetpipe.runs.settings import Settings
 from hetpipe.runtime.executor import StepOutcome
-from partition.estimates.plan_memory import plan_memory
+from partition.estimates.plan_memory import memory_on
 from partition.plan import Plan
 
 ROUNDING = 1e-4
@@ -156,7 +156,7 @@ def _device_reports(
         busy_s = sum(outcome.busy_s for outcome in summary.outcomes[timed])
         over_s = sum(outcome.over_budget_s for outcome in summary.outcomes[timed])
         devices[device.name] = DeviceReport(
-            predicted_bytes=plan_memory(costs.program.plan, profile.on(device.kind), device.name).total_bytes,
+            predicted_bytes=memory_on(costs.program.plan, profile, device).total_bytes,
             peak_bytes=summary.peak_bytes,
             usable_bytes=device.usable_bytes,
             memory_bytes=device.memory_bytes,

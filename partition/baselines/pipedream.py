@@ -23,7 +23,7 @@ from partition.estimates.arrays import Floats
 from partition.estimates.device_classes import equal_devices
 from partition.estimates.layer_bytes import between
 from partition.estimates.pipeline_costs import PipelineCosts
-from partition.estimates.plan_memory import plan_memory
+from partition.estimates.plan_memory import memory_on
 from partition.estimates.ranking import best_plan
 from partition.estimates.shared_pipelines import Draft, SharedPipeline, SharedPipelineCosts
 from partition.estimates.stage_tables import ProblemTables
@@ -219,7 +219,7 @@ def _shortfall(problem: Problem, plan: Plan) -> InfeasibleError | None:
     """Return the error of the device that lacks most bytes; None where all fit."""
     missing_bytes, name = 0.0, ""
     for device in map(problem.cluster.device, plan.device_names):
-        need = plan_memory(plan, problem.profile.on(device.kind), device.name)
+        need = memory_on(plan, problem.profile, device)
         missing = need.total_bytes - device.usable_bytes
         if missing > missing_bytes:
             missing_bytes, name = missing, device.name

@@ -23,7 +23,7 @@ For others:
     shared_pipelines: SharedPipeline, SharedPipelineCosts, Draft
     gradient_sync: SyncCosts; sync_tail: Tail, Copies; batch_split: share_out
     network_cards: CardLoad, queued_s, FEW_HOPS
-    plan_memory: plan_memory, stepped_bytes
+    plan_memory: memory_on, plan_memory, stepped_bytes
     optimizer_sharding: fits, with_state_owners, sharded_plans, unsharded
     ranking: Ranking, Contest, by_estimate, best_plan, rank, variants
 """

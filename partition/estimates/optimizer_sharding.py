@@ -12,7 +12,7 @@ from itertools import accumulate
 from cost_model.cluster import Cluster
 from cost_model.memory import state_home_bytes
 from cost_model.profile import ModelProfile
-from partition.estimates.plan_memory import plan_memory
+from partition.estimates.plan_memory import memory_on
 from partition.plan import Plan
 from partition.problem import Problem
 
@@ -93,14 +93,14 @@ def _blocks(states: Sequence[float], names: tuple[str, ...], free: Mapping[str, 
 def _free_bytes(plan: Plan, profile: ModelProfile, cluster: Cluster, name: str) -> float:
     """Return the bytes usable on a device beside all that a plan needs there but optimizer states."""
     device = cluster.device(name)
-    need = plan_memory(plan, profile.on(device.kind), name)
+    need = memory_on(plan, profile, device)
     return device.usable_bytes - (need.total_bytes - need.optimizer_bytes)
 
 
 def fits(plan: Plan, profile: ModelProfile, cluster: Cluster) -> bool:
     """Return whether every device has the memory that a plan needs there."""
     return all(
-        plan_memory(plan, profile.on(device.kind), device.name).total_bytes <= device.usable_bytes
+        memory_on(plan, profile, device).total_bytes <= device.usable_bytes
         for device in map(cluster.device, plan.device_names)
     )
 

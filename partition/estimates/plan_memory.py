@@ -1,6 +1,6 @@
 """The bytes that a plan needs on a device."""
 
-from cost_model.cluster import Cluster
+from cost_model.cluster import Cluster, Device
 from cost_model.memory import DeviceMemory, StageShape, device_memory, state_home_bytes, trained_bytes
 from cost_model.profile import ModelProfile
 from partition.plan import Plan
@@ -29,6 +29,11 @@ def plan_memory(plan: Plan, profile: ModelProfile, device: str) -> DeviceMemory:
         summed_bytes=summed_bytes(plan, profile, device),
         stepped_bytes=stepped_bytes(plan, profile, device),
     )
+
+
+def memory_on(plan: Plan, profile: ModelProfile, device: Device) -> DeviceMemory:
+    """Return the bytes that a plan needs on a device, whose kind may have its own."""
+    return plan_memory(plan, profile.on(device.kind), device.name)
 
 
 def plan_memories(plan: Plan, profile: ModelProfile, cluster: Cluster) -> dict[str, DeviceMemory]:

@@ -14,7 +14,7 @@ from cost_model.what_if import without
 from partition.baselines.layer_splits import BASELINES
 from partition.bounds.best_bound import fractional_bound_s
 from partition.estimates.optimizer_sharding import fits, with_state_owners
-from partition.estimates.plan_memory import plan_memory
+from partition.estimates.plan_memory import memory_on
 from partition.plan import Pipeline, Plan
 from partition.problem import Evaluate, Problem
 
@@ -152,8 +152,7 @@ class _Explainer:
                 )
 
     def memory(self, plan: Plan, name: str) -> float:
-        kind = self.problem.cluster.device(name).kind
-        return plan_memory(plan, self.profile.on(kind), name).total_bytes
+        return memory_on(plan, self.profile, self.problem.cluster.device(name)).total_bytes
 
     def one_more(self, number: int, index: int, *, try_it: bool) -> tuple[float | None, float | None]:
         """Return (bytes missing for a layer more, step with it over the step), the better of both sides."""

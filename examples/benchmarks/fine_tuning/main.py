@@ -26,7 +26,7 @@ from hetpipe.runs.settings import Settings
 from hetpipe.simulation.prediction import evaluator
 from hetpipe.training.run import measure
 from partition.baselines.layer_splits import ddp, gpipe_even, poplar, proportional_cuts
-from partition.estimates.plan_memory import plan_memory
+from partition.estimates.optimizer_sharding import fits
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import Problem, problem_of
 from partition.solver import solve
@@ -142,10 +142,7 @@ def naive(problem: Problem) -> Plan:
         )
         pipeline = Pipeline(size, problem.global_batch_size, stages)
         plan = Plan("naive", profile.model, problem.global_batch_size, (pipeline,))
-        needs = {
-            device: plan_memory(plan, profile.on(device.kind), device.name).total_bytes for device in devices
-        }
-        if all(need <= device.usable_bytes for device, need in needs.items()):
+        if fits(plan, profile, problem.cluster):
             found.append(plan)
     if not found:
         raise InfeasibleError("layers in proportion to memory do not fit, whatever the microbatch")

@@ -11,7 +11,7 @@ from hetpipe.simulation.prediction import evaluator
 from partition.baselines.layer_splits import ddp, gpipe_even, poplar, proportional_cuts, single, torchgpipe
 from partition.estimates.batch_split import share_out
 from partition.estimates.pipeline_costs import PipelineCosts
-from partition.estimates.plan_memory import plan_memory
+from partition.estimates.plan_memory import memory_on
 from partition.estimates.timed_pipeline import TimedStage, TimingCache
 from partition.plan import Pipeline, Plan
 from partition.problem import Problem
@@ -107,7 +107,7 @@ def checked(plan: Plan, problem: Problem) -> Plan:
     """
     for name in plan.device_names:
         device = problem.cluster.device(name)
-        need = plan_memory(plan, problem.profile.on(device.kind), name).total_bytes
+        need = memory_on(plan, problem.profile, device).total_bytes
         if need > device.usable_bytes:
             raise InfeasibleError(f"{name} lacks {need - device.usable_bytes:,.0f} bytes")
     return plan

@@ -36,7 +36,7 @@ from hetpipe.reporting.plots.style import (
 )
 from hetpipe.reporting.plots.timeline import gantt, stage_labels
 from hetpipe.reporting.tables import ESTIMATED, describe_device, is_estimated
-from partition.estimates.plan_memory import plan_memory
+from partition.estimates.plan_memory import memory_on
 from partition.plan import Pipeline, Plan
 
 if TYPE_CHECKING:  # the solver loads more than a picture needs
@@ -67,7 +67,7 @@ def memory(
     unit = MIB if small else GIB
     for row, name in enumerate(names):
         device = cluster.device(name)
-        need = plan_memory(plan, profile.on(device.kind), name)
+        need = memory_on(plan, profile, device)
         ax.barh(row, device.memory_bytes / unit, BAR, color="white", edgecolor=INK, linewidth=0.8)
         usable, reserve = device.usable_bytes / unit, device.reserve_bytes / unit
         ax.barh(row, reserve, BAR, usable, color=IDLE, hatch="///", edgecolor="#AAAAAA", linewidth=0)
