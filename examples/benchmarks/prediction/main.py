@@ -166,6 +166,8 @@ def _plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
     axes.plot([0, limit], [0, limit], color="0.6", linewidth=1, zorder=0)
     for clock, colour, marker in ((Clock.NOMINAL, "#0072B2", "o"), (Clock.CPU, "#E69F00", "^")):
         mine = [row for row in rows if row["clock"] == clock]
+        if not mine:
+            continue
         measured = [row["measured_s"] for row in mine]
         axes.scatter(
             [row["predicted_s"] for row in mine],
