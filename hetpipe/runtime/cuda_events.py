@@ -1,11 +1,13 @@
 """Events of work that a GPU does while the host goes on: when it was done, and waits with a time limit."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from hetpipe.runtime.pace import Pace
 
@@ -113,3 +115,38 @@ def wait_for_gpu(work: dist.Work, timeout_s: float) -> None:
         if waited_s > SPIN_S:
             time.sleep(LOOK_S)
     work.wait()
+
+
+class SideStream:
+    """A stream of a GPU beside that of the computations; owns it, made by `open` or when first needed.
+
+    NCCL begins what it is handed in when all is done that was handed in on the current stream before
+    (ProcessGroupNCCL::pointToPoint, syncStream). A receive needs nothing of that: handed in here, it takes
+    its message while the GPU still computes. Its memory is of this stream too: of the other's, it could still
+    be in use there.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: torch.cuda.Stream | None = None
+
+    def open(self) -> torch.cuda.Stream:
+        """Make the stream, unless it is made."""
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self._device, priority=-1)  # type: ignore[no-untyped-call]
+        return self._stream
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """Hand in here what is handed in inside, and take memory of this stream."""
+        with torch.cuda.stream(self.open()):
+            yield
+
+    def give(self, tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+        """Return tensors made here, for the computations: those handed in from now on wait for them."""
+        current = torch.cuda.current_stream(self._device)
+        current.wait_stream(self.open())
+        given = tuple(tensors)
+        for tensor in given:  # else the next receive may be written there while they still compute
+            tensor.record_stream(current)
+        return given
