@@ -11,7 +11,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 from cost_model.cluster import Cluster, Device
-from cost_model.dtypes import MIXED, multiplied_in
+from cost_model.dtypes import FLOAT32, MIXED, multiplied_in
 from cost_model.known_errors import distrust
 from cost_model.profile import ModelProfile
 from cost_model.units import format_bytes, format_seconds
@@ -119,6 +119,7 @@ def is_estimated(profile: ModelProfile, kind: str) -> bool:
 def plan_sentences(plan: Plan, profile: ModelProfile, cluster: Cluster) -> list[str]:
     """Say what a plan is and how good: header, precisions, bound, devices left out, estimated kinds."""
     sentences = [_header(plan, profile, cluster), *_precisions(plan, profile, cluster)]
+    sentences += gradient_sentences(plan.gradient_dtype)
     if plan.predicted is not None and (bound := bound_sentence(plan.predicted)):
         sentences.append(bound)
     left_out = [device for device in cluster.devices if device.name not in plan.device_names]
@@ -135,6 +136,13 @@ def _precisions(plan: Plan, profile: ModelProfile, cluster: Cluster) -> list[str
     kinds = dict.fromkeys(cluster.device(name).kind for name in plan.device_names)
     named = (f"{kind} in {multiplied_in(profile.dtype_of(kind))}" for kind in kinds)
     return [f"computes: {', '.join(named)}"]
+
+
+def gradient_sentences(gradient_dtype: str) -> list[str]:
+    """Say in what gradients travel where that is not what they are made in; [] where it is."""
+    if gradient_dtype == FLOAT32:
+        return []
+    return [f"gradients: summed between devices in {gradient_dtype}, half the bytes, rounded"]
 
 
 def _header(plan: Plan, profile: ModelProfile, cluster: Cluster) -> str:
@@ -309,7 +317,7 @@ def _errors(predicted_s: float, measured_s: float, error: float) -> tuple[str, s
 
 
 def _marks(report: RunReport) -> list[str]:
-    marks = []
+    marks = gradient_sentences(report.gradient_dtype)
     if report.emulated and report.clock == Clock.NOMINAL:
         marks.append(f"note: {EMULATION_NOTE}")
     if abs(report.between_steps) > LARGE_BETWEEN:
