@@ -86,6 +86,12 @@ class PlanOptions(ProfileOptions):
     microbatch_size: Annotated[
         int | None, typer.Option("--microbatch-size", help="Force it; else the best of the profiled ones.")
     ] = None
+    gradient_dtype: Annotated[
+        str | None,
+        typer.Option(
+            "--gradient-dtype", help="bf16: gradients travel in half the bytes, rounded; else float32."
+        ),
+    ] = None
     pins: Annotated[
         list[str] | None,
         typer.Option(

@@ -132,6 +132,7 @@ def _report(
         global_batch_size=plan.global_batch_size,
         samples_per_s=plan.global_batch_size * len(clock_s) / sum(clock_s),
         between_steps=sum(clock_s) / sum(timed_s) - 1,
+        gradient_dtype=plan.gradient_dtype,
     )
 
 

@@ -76,7 +76,7 @@ class PipelineCosts:
             home = profile.tied_home(layer)
             if home != layer:
                 owners = [owner(layout, index) for index in (home, layer)]
-                seconds += self.all_reduce_s(owners, profile.tied_bytes(layer))
+                seconds += self.all_reduce_s(owners, self.problem.gradient_share * profile.tied_bytes(layer))
         return seconds
 
     def norm_s(self, devices: Iterable[Device]) -> float:
@@ -157,7 +157,7 @@ class PipelineCosts:
             for (device, start, stop), flight in zip(layout, in_flight, strict=True)
         )
         pipeline = Pipeline(microbatch_size=samples, num_samples=batch, stages=stages)
-        return Plan(strategy, self.problem.profile.model, batch, (pipeline,))
+        return self.problem.plan(strategy, (pipeline,))
 
     def shortfall(self, layout: Layout, samples: int) -> InfeasibleError | None:
         """Return the largest lack of memory with one microbatch in flight; None where all stages fit.
