@@ -208,12 +208,14 @@ def get_profile(
     from hetpipe.profiling.profile_cache import profile_model
 
     with progress_bar(f"measuring {name}", quiet=quiet) as report:
-        return profile_model(
+        profile = profile_model(
             model, cluster, how.sequence_length,
             dtype=dtypes, budget_s=options.profile_budget_s, progress=report,
             microbatch_sizes=how.microbatch_sizes,
             lora=None if entry is None else entry.lora, load_in=None if entry is None else entry.load_in,
         )  # fmt: skip
+    note(how.said)
+    return profile
 
 
 def none_here(cluster: Cluster) -> bool:
@@ -253,6 +255,7 @@ def estimate_all(
         kinds = [kind for kind, own in dtypes.items() if own == dtype]
         settings = TaskSettings(entry.name, how.sequence_length, dtype, run)
         profiles.append(estimated_profile(settings, kinds, allow_slow=options.allow_slow_bf16))
+    note(how.said)
     return merge(profiles)
 
 

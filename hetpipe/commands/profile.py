@@ -193,6 +193,7 @@ def measure(
             lora=entry.lora,
             load_in=entry.load_in,
         )  # fmt: skip
+    note(how.said)
     for kind, missing in left_out(profile, how.microbatch_sizes or ()).items():
         warn(f"microbatches of {', '.join(map(str, missing))} do not fit on {kind!r} and were left out")
     return profile, how.dtype
