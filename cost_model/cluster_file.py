@@ -1,5 +1,6 @@
 """cluster.toml: the file in which a user writes a cluster down, with units (docs/files.md)."""
 
+from itertools import accumulate
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +16,7 @@ Bandwidth = Annotated[float, BeforeValidator(parse_bandwidth)]
 Seconds = Annotated[float, BeforeValidator(parse_seconds)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 DEFAULT_RESERVE = "10 %"
+MOST_DEVICES = 100_000
 
 
 class _Channel(BaseModel):
@@ -39,7 +41,7 @@ class _Devices(BaseModel):
     kind: Annotated[str, Field(min_length=1)]
     memory: Bytes
     count: Annotated[int, Field(ge=1)] = 1
-    speed: Annotated[float, Field(gt=0)] = 1.0
+    speed: Annotated[float, Field(ge=1e-9, le=1e9)] = 1.0
     price_per_hour: Annotated[float, Field(ge=0)] | None = None
     watts: Annotated[float, Field(ge=0)] | None = None
 
@@ -82,6 +84,9 @@ def cluster_from_data(data: object, source: str) -> Cluster:
                 f"{source}: nodes[{index}].host: several hosts are not supported yet; "
                 f"remove `host = {node.host!r}` to run on this host"
             )
+    num_devices = sum(devices.count for node in file.nodes for devices in node.devices)
+    if num_devices > MOST_DEVICES:
+        raise InputError(f"{source}: has {num_devices:,} devices; {MOST_DEVICES:,} are the most")
     try:
         return Cluster(
             name=file.name,
@@ -96,6 +101,7 @@ def cluster_from_data(data: object, source: str) -> Cluster:
 def _node(node: _Node, reserve: str) -> Node:
     kinds = [devices for devices in node.devices for _ in range(devices.count)]
     is_gpu = [kind.kind != CPU and not is_emulated(kind.kind) for kind in kinds]
+    gpus_before = list(accumulate(is_gpu, initial=0))
     devices = tuple(
         Device(
             name=f"{node.name}/{index}",
@@ -106,7 +112,7 @@ def _node(node: _Node, reserve: str) -> Node:
             speed=kind.speed,
             price_per_hour=kind.price_per_hour,
             watts=kind.watts,
-            gpu=sum(is_gpu[:index]) if is_gpu[index] else None,
+            gpu=gpus_before[index] if is_gpu[index] else None,
         )
         for index, kind in enumerate(kinds)
     )
