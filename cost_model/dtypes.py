@@ -7,6 +7,7 @@ from cost_model.catalogue import accelerator
 from cost_model.cluster import CPU, EMULATED, Device
 from cost_model.errors import InputError
 from cost_model.strict_files import did_you_mean
+from cost_model.vendors import check_float64
 
 FLOAT32, FLOAT64, TF32 = "float32", "float64", "tf32"
 BFLOAT16_AUTOCAST, FLOAT16_AUTOCAST = "bfloat16-autocast", "float16-autocast"
@@ -89,9 +90,11 @@ def fastest(kind: str) -> str:
 def common_dtype(dtypes: Mapping[str, str]) -> str:
     """Return the precision of a profile whose kinds have these: the one of all, or MIXED.
 
-    Raises: InputError if they cannot train one model together.
+    Raises: InputError if they cannot train one model together, or a kind has no such numbers.
     """
     found = set(dtypes.values())
+    if FLOAT64 in found:
+        check_float64([kind for kind, dtype in dtypes.items() if dtype == FLOAT64])
     if len(found) == 1:
         return found.pop()
     if FLOAT64 in found:

@@ -51,7 +51,7 @@ def compare_command(
     cluster_file: ClusterOption,
     model: ModelOption = None,
     global_batch_size: BatchOption = 16,
-    sequence_length: SequenceOption = 64,
+    sequence_length: SequenceOption = None,
     options: PlanOptions,
     measure: Annotated[
         bool, typer.Option("--measure", help="Also run each that fits, a few steps long.")

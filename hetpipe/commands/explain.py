@@ -32,7 +32,7 @@ def explain_command(
     plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan.json.")],
     cluster_file: ClusterOption,
     model: ModelOption = None,
-    sequence_length: SequenceOption = 64,
+    sequence_length: SequenceOption = None,
     options: ProfileOptions,
     json: JsonOption = False,
 ) -> None:

@@ -15,6 +15,7 @@ from cost_model.known_errors import distrust, far_off
 from cost_model.profile import ModelProfile, read_profile
 from cost_model.strict_files import did_you_mean
 from cost_model.what_if import without
+from hetpipe.commands.gpu_defaults import measured
 from hetpipe.commands.options import AdapterOptions, PlanOptions, ProfileOptions
 from hetpipe.commands.output import note, progress_bar, warn
 from hetpipe.models.names import ModelEntry, model_entry
@@ -46,7 +47,7 @@ class PlanRequest:
     def profile(
         self,
         model: str | None,
-        sequence_length: int,
+        sequence_length: int | None,
         *,
         used: Iterable[Device] | None = None,
         trains: bool = False,
@@ -167,7 +168,7 @@ def named_model(model: str, options: AdapterOptions) -> ModelEntry:
 def get_profile(
     model: str | None,
     cluster: Cluster,
-    sequence_length: int,
+    sequence_length: int | None,
     options: ProfileOptions,
     *,
     fast: Iterable[Device] = (),
@@ -175,12 +176,10 @@ def get_profile(
 ) -> ModelProfile:
     """Return the profile of a file, or else of the named model, measured here (or taken from the cache).
 
-    fast: devices that have to be made for its dtype.
+    fast: devices that have to be made for its dtype. sequence_length: None for the default of these devices.
 
     Raises: InputError if neither is given, the file is of another model or dtype, or a device is too slow.
     """
-    kinds = () if options.profile_file is not None else {device.kind for device in cluster.devices}
-    dtypes = dtypes_of(options.dtype, kinds) if kinds else {}
     entry = None if model is None else named_model(model, options)
     if model is None and (options.lora or options.adapter or options.load_in):
         raise InputError(
@@ -195,13 +194,16 @@ def get_profile(
         return profile
     if model is None:
         raise InputError("neither --model nor --profile is given; name a model, or give its profile.json")
+    how = measured(cluster, model, sequence_length, options.dtype)
+    dtypes = dtypes_of(how.dtype, {device.kind for device in cluster.devices})
     check_fast(dtypes, fast)
     from hetpipe.profiling.profile_cache import profile_model
 
     with progress_bar(f"measuring {name}", quiet=quiet) as report:
         return profile_model(
-            model, cluster, sequence_length,
+            model, cluster, how.sequence_length,
             dtype=dtypes, budget_s=options.profile_budget_s, progress=report,
+            microbatch_sizes=how.microbatch_sizes,
             lora=None if entry is None else entry.lora, load_in=None if entry is None else entry.load_in,
             loss_chunks=options.loss_chunks,
         )  # fmt: skip
@@ -222,7 +224,7 @@ def none_here(cluster: Cluster) -> bool:
 
 
 def estimate_all(
-    model: str | None, cluster: Cluster, sequence_length: int, options: PlanOptions
+    model: str | None, cluster: Cluster, sequence_length: int | None, options: PlanOptions
 ) -> ModelProfile:
     """Return a profile of a cluster's kinds by estimates alone, from the configuration of a model.
 
@@ -236,12 +238,13 @@ def estimate_all(
     from hetpipe.profiling.layer_estimates import estimated_profile
     from hetpipe.profiling.profile_cache import merge
 
-    dtypes = dtypes_of(options.dtype, tuple(dict.fromkeys(device.kind for device in cluster.devices)))
+    how = measured(cluster, model, sequence_length, options.dtype, sizes_given=True)
+    dtypes = dtypes_of(how.dtype, tuple(dict.fromkeys(device.kind for device in cluster.devices)))
     common_dtype(dtypes)
     run, profiles = Settings(steps=1, **entry.in_settings), []
     for dtype in dict.fromkeys(dtypes.values()):
         kinds = [kind for kind, own in dtypes.items() if own == dtype]
-        settings = TaskSettings(entry.name, sequence_length, dtype, run, options.loss_chunks)
+        settings = TaskSettings(entry.name, how.sequence_length, dtype, run, options.loss_chunks)
         profiles.append(estimated_profile(settings, kinds, allow_slow=options.allow_slow_bf16))
     return merge(profiles)
 

@@ -58,7 +58,8 @@ class GivenOptions:
         typer.Option("--global-batch-size", help="Samples a step; 16, or that of the plan or --resume."),
     ] = None
     sequence_length: Annotated[
-        int | None, typer.Option("--sequence-length", help="Tokens a sample; 64, or the profile's.")
+        int | None,
+        typer.Option("--sequence-length", help="Tokens a sample; 64, on GPUs alone 512, or the profile's."),
     ] = None
 
 
@@ -134,7 +135,7 @@ def _profile(
     Raises: InputError if it is of another sequence length than asked for.
     """
     used = None if plan is None else [request.cluster.device(name) for name in plan.device_names]
-    profile = request.profile(model, sequence_length or 64, used=used, trains=True, quiet=quiet)
+    profile = request.profile(model, sequence_length, used=used, trains=True, quiet=quiet)
     if sequence_length is not None and sequence_length != profile.sequence_length:
         raise InputError(
             f"--sequence-length is {sequence_length}, the profile is of {profile.sequence_length}; "

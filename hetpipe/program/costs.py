@@ -153,8 +153,8 @@ def check_memory(plan: Plan, profile: ModelProfile, cluster: Cluster) -> None:
         layers = plan.layers_of(device.name)
         raise InfeasibleError(
             f"{plan.strategy}: layers {layers[0]} to {layers[-1]} need {need:,.0f} bytes on {device.name!r}, "
-            f"which has {device.usable_bytes:,.0f} usable; {missing:,.0f} bytes are missing: give it fewer "
-            "layers, a smaller microbatch, or more memory",
+            f"which has {device.usable_words}; {missing:,.0f} bytes are missing: give it fewer layers, a "
+            "smaller microbatch, or more memory",
             device=device.name,
             missing_bytes=missing,
         )

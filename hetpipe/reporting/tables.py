@@ -16,6 +16,7 @@ from cost_model.known_errors import distrust
 from cost_model.profile import ModelProfile
 from cost_model.units import format_bytes, format_seconds
 from hetpipe.reporting.critical_path import Share
+from hetpipe.reporting.driver_memory import beyond_tensors, driver_sentences
 from hetpipe.reporting.idle_time import DeviceTime
 from hetpipe.reporting.narrow_tables import narrow
 from hetpipe.runs.run_report import LARGE_BETWEEN, RunReport
@@ -125,6 +126,7 @@ def plan_sentences(plan: Plan, profile: ModelProfile, cluster: Cluster) -> list[
     if left_out:
         names = ", ".join(f"{device.name} ({describe_device(device, profile)})" for device in left_out)
         sentences.append(f"left out: {names}")
+    sentences += driver_sentences(cluster.device(name) for name in plan.device_names)
     return sentences + estimate_sentences(profile, (device.kind for device in cluster.devices))
 
 
@@ -291,6 +293,11 @@ def run_report_tables(report: RunReport) -> list[RenderableType]:
             *_errors(stage.predicted_busy_s, stage.measured_busy_s, stage.error),
         )
     times.add_row("bubble", f"{report.predicted_bubble:.1%}", f"{report.measured_bubble:.1%}", "")
+    return [times, *_memory_tables(report), *_marks(report)]
+
+
+def _memory_tables(report: RunReport) -> list[Table]:
+    """Return the memory of tensors; of GPUs, that of allocator and driver in a table of their own."""
     memory = new_table("memory of")
     for title in ("predicted", "measured peak", "usable"):
         memory.add_column(title, justify="right", no_wrap=True)
@@ -301,7 +308,13 @@ def run_report_tables(report: RunReport) -> list[RenderableType]:
             "not counted" if found.peak_bytes is None else format_bytes(found.peak_bytes),
             format_bytes(found.usable_bytes),
         )
-    return [times, memory, *_marks(report)]
+    rows = beyond_tensors(report)
+    beyond = new_table("beyond tensors, of")
+    for title in ("reserved", "driver, planned", "driver, measured"):
+        beyond.add_column(title, justify="right", no_wrap=True)
+    for row in rows:
+        beyond.add_row(*row)
+    return [memory, beyond] if rows else [memory]
 
 
 def _errors(predicted_s: float, measured_s: float, error: float) -> tuple[str, str, str]:

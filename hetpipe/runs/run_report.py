@@ -41,6 +41,9 @@ class DeviceReport:
 
     peak_bytes: None where nothing was counted. over_budget: share of the busy time by which operations took
     longer than the emulated device may, 0 for a real one.
+    Of a GPU that tells them also: reserved_bytes, of torch's allocator at its peak in that step, peak_bytes
+    and what it keeps to give out again; driver_bytes, in use beside it before the first step: contexts,
+    communicators, other processes. planned_driver_bytes: what the plan left for these.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -50,6 +53,9 @@ class DeviceReport:
     usable_bytes: float
     memory_bytes: float
     over_budget: float
+    reserved_bytes: float | None = None
+    driver_bytes: float | None = None
+    planned_driver_bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

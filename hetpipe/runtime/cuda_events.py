@@ -2,11 +2,10 @@
 
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
 
-import torch
 import torch.distributed as dist
 
+from hetpipe.runtime.accelerators import Event
 from hetpipe.runtime.pace import Pace
 
 LOOK_S = 20e-6
@@ -16,14 +15,6 @@ SPIN_S = 100e-6
 """How long the host looks without sleeping first: a sleep of LOOK_S takes some 0.1 ms with Linux's timers."""
 
 
-class Event(Protocol):
-    """The methods that are needed of torch.cuda.Event."""
-
-    def record(self) -> None: ...
-    def synchronize(self) -> None: ...
-    def elapsed_time(self, end_event: Any) -> float: ...
-
-
 class GpuPace(Pace):
     """The pace of a GPU, to which the host hands in work ahead, without waiting for it.
 
@@ -31,13 +22,13 @@ class GpuPace(Pace):
     the events on the GPU's stream, which it uses again in every step.
     """
 
-    def __init__(self, new_event: Callable[[], Event] | None = None) -> None:
+    def __init__(self, new_event: Callable[[], Event]) -> None:
         """Begin without events.
 
-        new_event: for tests; None for timed events on the current stream.
+        new_event: makes one that tells times, on the current stream (`accelerators.new_event`).
         """
         super().__init__()
-        self._new_event: Callable[[], Event] = new_event or _timed_event
+        self._new_event = new_event
         self._events: list[Event] = []
         self._given_s: list[float] = []
         self._spans: list[tuple[float, float]] = []
@@ -91,11 +82,6 @@ class GpuPace(Pace):
         self._given_s.append(now_s)
         self.now_s = now_s
         return now_s
-
-
-def _timed_event() -> Event:
-    event: Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch
-    return event
 
 
 def wait_for_gpu(work: dist.Work, timeout_s: float) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,7 @@ from cost_model.errors import InputError
 from hetpipe.models.chain import ChainModel
 from hetpipe.program.collective_parts import Group, broadcast_part, sum_parts
 from hetpipe.program.instructions import Broadcast, Program, Sync
+from hetpipe.runtime.accelerators import following, new_stream
 from hetpipe.runtime.collectives import Begin, begin, begins, in_turn, open_groups
 from hetpipe.runtime.cuda_events import wait_for_gpu
 from hetpipe.runtime.host_staging import Staging, room_on_host
@@ -71,7 +73,7 @@ class GradientSync:
             for buffer, bucket in zip(self._buffers, program.buckets, strict=True)
         ]
         self._under_way: dict[Sync | Broadcast, tuple[Callable[[], object], float]] = {}
-        self._stream: torch.cuda.Stream | None = None
+        self._stream: Any = None
         self._warm_up()
 
     def _warm_up(self) -> None:
@@ -141,17 +143,16 @@ class GradientSync:
 
     def _wait_of(self, work: dist.Work, moved: Tensor) -> Callable[[], object]:
         """Return how the host waits for a collective; NCCL's own wait is for the stream only."""
-        return partial(wait_for_gpu, work, self._timeout_s) if moved.is_cuda else work.wait
+        return partial(wait_for_gpu, work, self._timeout_s) if not moved.is_cpu else work.wait
 
     def _start_in_turn(self, parts: Sequence[Begin], buffer: Tensor) -> Callable[[], object]:
         """Begin the first of some collectives on a buffer; each begins when that before it is over."""
-        if not buffer.is_cuda:
+        if buffer.is_cpu:
             return in_turn(parts)
         if len(parts) == 1:
             return self._wait_of(parts[0](), buffer)
-        self._stream = self._stream or torch.cuda.Stream(buffer.device)  # type: ignore[no-untyped-call]
-        self._stream.wait_stream(torch.cuda.current_stream(buffer.device))
-        with torch.cuda.stream(self._stream):
+        self._stream = self._stream or new_stream(buffer.device)
+        with following(self._stream, buffer.device):
             for part in parts[:-1]:
                 part().wait()  # by this stream alone: the host and the computations go on
             return self._wait_of(parts[-1](), buffer)

@@ -95,7 +95,7 @@ class DistributedTransport:
         self._groups = _edge_groups(program, staging, self._timeout) if dist.is_initialized() else {}
         peers = range(len(program.ranks))
         self._staged = [staging.copies(rank, (rank, peer)) for peer in peers]
-        self._between_gpus = [device.type == "cuda" and not staged for staged in self._staged]
+        self._between_gpus = [device.type != "cpu" and not staged for staged in self._staged]
         self._channels: dict[Transfer, _Channel] = {}
         for edge, edge_group in self._groups.items():
             self._warm_up(edge, edge_group)

@@ -195,7 +195,7 @@ def missing_error(device: Device, start: int, stop: int, need_bytes: float) -> I
     missing = need_bytes - device.usable_bytes
     return InfeasibleError(
         f"layers [{start}, {stop}) need {math.ceil(need_bytes):,} bytes on {device.name!r}, which has "
-        f"{math.floor(device.usable_bytes):,} usable; {math.ceil(missing):,} bytes are missing",
+        f"{device.usable_words}; {math.ceil(missing):,} bytes are missing",
         device=device.name,
         missing_bytes=missing,
     )

@@ -39,6 +39,24 @@ def run_report(**changes: object) -> RunReport:
     return replace(entry, **changes)
 
 
+def test_a_report_tells_what_allocator_and_driver_take_of_a_gpu():
+    known = DeviceReport(
+        2048.0,
+        1024.0,
+        4096.0,
+        8192.0,
+        0.0,
+        reserved_bytes=1536.0,
+        driver_bytes=512.0,
+        planned_driver_bytes=256.0,
+    )
+    report = run_report()
+    assert len([each for each in tables.run_report_tables(report) if not isinstance(each, str)]) == 2
+    shown = tables.run_report_tables(replace(report, devices={**report.devices, "b/0": known}))
+    rows = [row for row in tables.as_text(shown[2]).splitlines() if "b/0" in row or "a/0" in row]
+    assert [row.split() for row in rows] == [["b/0", "1.50", "KiB", "256", "B", "512", "B"]]
+
+
 @pytest.mark.parametrize(
     ("names", "text"),
     [
