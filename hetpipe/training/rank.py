@@ -145,7 +145,7 @@ class _Run:
         optimizer = optimizer_of(task, layers.stepped, layers.counted, settings)
         board = handover.board(costs)
         executor = executor_of(
-            costs, rank, layers, task.loss, optimizer,
+            costs, rank, layers, task.loss_of(layers.model, profile.loss_chunks), optimizer,
             seed=settings.seed, pace=pace_of(device, settings.clock, place), timeout_s=settings.timeout_s,
             board=board,
         )  # fmt: skip
@@ -276,7 +276,8 @@ class _Run:
         cap = self.device.memory_bytes if is_emulated(self.device.kind) else float("inf")
         counter = ByteCounter(cap, self.device.name)
         states, gradients = self.optimizer.state_tensors(), self.executor.gradient_buffers()
-        for value in (*self.model.held_tensors(), *states, *gradients):
+        kept = self.model.kept_arguments()
+        for value in (*self.model.held_tensors(), *kept, *states, *gradients):
             counter.add(value)
         return counter
 
