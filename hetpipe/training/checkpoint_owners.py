@@ -15,6 +15,7 @@ from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import TaskSettings
 from hetpipe.runtime.loss_scale import LossScale
 from hetpipe.runtime.optimizer import OPTIMIZER_STATES, Optimizer
+from hetpipe.runtime.torch_optimizer import options_of
 from hetpipe.training import checkpoint
 from hetpipe.training.frozen_base import base_hashes, check_base, weights_as_given
 from hetpipe.training.meeting import gather_when_done, text_of_first
@@ -79,7 +80,11 @@ def save_checkpoint(
             vocabulary_sha256=task.vocabulary_sha256,
             layers=tuple(merged[layer] for layer in sorted(merged)),
             torch_version=str(torch.__version__),
-            optimizer={"name": optimizer.name, "steps": optimizer.num_steps},
+            optimizer={
+                "name": optimizer.name,
+                "steps": optimizer.num_steps,
+                "options": [] if task.make_optimizer is None else options_of(task.make_optimizer),
+            },
             plan=program.plan.to_json(),
             lora=settings.lora,
             base={name: sha256 for part in hashes for name, sha256 in sorted(part.items())},

@@ -38,12 +38,13 @@ from hetpipe.runtime.rank_setup import (
     slices,
     torch_device,
 )
-from hetpipe.runtime.torch_optimizer import optimizer_of
+from hetpipe.runtime.torch_optimizer import optimizer_of, options_of
 from hetpipe.training import checkpoint
 from hetpipe.training.checkpoint_owners import load_checkpoint, save_checkpoint
 from hetpipe.training.handover import Handover
 from hetpipe.training.meeting import WAIT, common_start, from_first, gather, keep_alive, same_on_all_ranks
 from hetpipe.training.rank_results import Measurements, RankSummary, shared_parameters, write_results
+from hetpipe.training.resumed_settings import option_differences
 from partition.plan_file import read_plan
 
 KEPT_STEPS = 100
@@ -123,6 +124,7 @@ class _Run:
         if settings.resume_from is not None:
             source = Path(settings.resume_from)
             run.step, run.samples_seen = load_checkpoint(source, task_settings, task, model, optimizer)
+            run.tell_of_options(source)
             if executor.loss_scale is not None:
                 executor.loss_scale = checkpoint.read_manifest(source).loss_scale or executor.loss_scale
         return run
@@ -131,6 +133,13 @@ class _Run:
     def settings(self) -> Settings:
         """Return the settings of the run."""
         return self.task_settings.run
+
+    def tell_of_options(self, source: Path) -> None:
+        """Emit, as rank 0, how the options of the user's optimizer differ from those of a checkpoint."""
+        if self.rank == 0 and self.task.make_optimizer is not None:
+            options, manifest = options_of(self.task.make_optimizer), checkpoint.read_manifest(source)
+            for told in option_differences(manifest, options, self.settings.learning_rate):
+                self.emit({"event": "told", "text": told})
 
     def close(self) -> None:
         if self.board is not None:

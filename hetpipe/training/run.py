@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from cost_model.cluster import CPU, Device
 from cost_model.cluster_file import read_cluster
@@ -218,13 +219,17 @@ def train_predicted(
         if isinstance(make_task, UserTask):
             ends.callback(make_task.remove_weights, folder)
             make_task.write_weights(folder)
+
+        def on_any(event: dict[str, Any]) -> object:
+            return tell(event["text"]) if event["event"] == "told" else on_event(event)
+
         group = rank_group(prediction.costs.devices, TaskSettings.of(profile, settings))
         Handover.fill(Path(name), prediction)
         arguments = (str(folder.path), make_task or registered_task, name)
         if under_torchrun():
-            torchrun.lead(*arguments, group, on_event)
+            torchrun.lead(*arguments, group, on_any)
         else:
-            run_ranks(train_rank, arguments, group, on_event)
+            run_ranks(train_rank, arguments, group, on_any)
     return read_report(folder.report)
 
 

@@ -73,9 +73,7 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--model", default="llama-small", help="without dropout, whose masks are drawn on the CPU"
-    )
+    parser.add_argument("--model", default="llama-small", help="without dropout, which makes attention eager")
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--microbatch-size", type=int, default=4)
     parser.add_argument("--microbatches", type=int, default=8)
