@@ -17,14 +17,16 @@ from cost_model.cluster_file import read_cluster
 from cost_model.errors import InputError
 from cost_model.profile import read_profile
 from cost_model.strict_files import read_text
-from hetpipe.data.task import TaskFactory, TrainingTask
+from hetpipe.data.task import OptimizerFactory, TaskFactory, TrainingTask
 from hetpipe.models.mixed_precision import kept_casts, lowered_dtype, set_products, weight_dtype
 from hetpipe.models.partial_model import LayerModel
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import parse_program
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings, TaskSettings, read_settings
+from hetpipe.runtime.accelerators import has_peaks, memory_figures, restart_peaks
 from hetpipe.runtime.byte_counter import ByteCounter
+from hetpipe.runtime.device_room import check_room
 from hetpipe.runtime.emulated_links import Board
 from hetpipe.runtime.executor import Executor, StepOutcome
 from hetpipe.runtime.host_load import HostLoad
@@ -34,8 +36,8 @@ from hetpipe.runtime.rank_setup import (
     RankLayers,
     check_weights,
     executor_of,
+    microbatches,
     pace_of,
-    slices,
     torch_device,
 )
 from hetpipe.runtime.torch_optimizer import optimizer_of, options_of
@@ -43,8 +45,10 @@ from hetpipe.training import checkpoint
 from hetpipe.training.checkpoint_owners import load_checkpoint, save_checkpoint
 from hetpipe.training.handover import Handover
 from hetpipe.training.meeting import WAIT, common_start, from_first, gather, keep_alive, same_on_all_ranks
+from hetpipe.training.rank_data import RankData
 from hetpipe.training.rank_results import Measurements, RankSummary, shared_parameters, write_results
 from hetpipe.training.resumed_settings import option_differences
+from partition.estimates.plan_memory import memory_on
 from partition.plan_file import read_plan
 
 KEPT_STEPS = 100
@@ -82,6 +86,8 @@ class _Run:
     device: Device
     place: torch.device
     emit: Emit
+    data: RankData
+    need_bytes: float
     step: int = 0
     samples_seen: int = 0
     outcomes: deque[StepOutcome] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
@@ -89,6 +95,8 @@ class _Run:
     wall_s: list[float] = field(default_factory=list)
     ended_s: float = 0.0  # when the step before was over on all ranks
     peak_bytes: float | None = None
+    reserved_bytes: float | None = None
+    driver_bytes: float | None = None
 
     @classmethod
     def open(
@@ -117,31 +125,27 @@ class _Run:
             board=board,
         )  # fmt: skip
         model = layers.model
-        run = cls(
-            folder, handover, task_settings, costs, rank, task, model, optimizer, executor, board, device,
-            place, emit,
-        )  # fmt: skip
-        if settings.resume_from is not None:
-            source = Path(settings.resume_from)
-            run.step, run.samples_seen = load_checkpoint(source, task_settings, task, model, optimizer)
-            run.tell_of_options(source)
+        count = program.plan.global_batch_size
+        step, seen, source = 0, 0, None if settings.resume_from is None else Path(settings.resume_from)
+        if source is not None:
+            step, seen = load_checkpoint(source, task_settings, task, model, optimizer)
+            if rank == 0 and task.make_optimizer is not None:
+                _tell_of_options(task.make_optimizer, settings, source, emit)
             if executor.loss_scale is not None:
                 executor.loss_scale = checkpoint.read_manifest(source).loss_scale or executor.loss_scale
-        return run
+        return cls(
+            folder, handover, task_settings, costs, rank, task, model, optimizer, executor, board, device,
+            place, emit, RankData(task, program, rank, place, seen + (settings.steps - step) * count),
+            memory_on(program.plan, profile, device).total_bytes, step, seen,
+        )  # fmt: skip
 
     @property
     def settings(self) -> Settings:
         """Return the settings of the run."""
         return self.task_settings.run
 
-    def tell_of_options(self, source: Path) -> None:
-        """Emit, as rank 0, how the options of the user's optimizer differ from those of a checkpoint."""
-        if self.rank == 0 and self.task.make_optimizer is not None:
-            options, manifest = options_of(self.task.make_optimizer), checkpoint.read_manifest(source)
-            for told in option_differences(manifest, options, self.settings.learning_rate):
-                self.emit({"event": "told", "text": told})
-
     def close(self) -> None:
+        self.data.close()
         if self.board is not None:
             self.board.close()
 
@@ -171,6 +175,8 @@ class _Run:
             load=load.lap(),
             shared=shared_parameters(self.costs.program, self.task.chain, self.model),
             on_gpu=self.device.is_gpu,
+            reserved_bytes=self.reserved_bytes,
+            driver_bytes=self.driver_bytes,
         )
         summaries = gather(summary)
         if self.rank == 0 and self.outcomes:
@@ -192,17 +198,16 @@ class _Run:
     def _one_step(self, *, counted: bool) -> bool:
         """Run one step, on every rank; return whether training shall end."""
         count = self.costs.program.plan.global_batch_size
-        inputs, labels = self.task.batch(self.samples_seen, count)
-        inputs = {name: value.to(self.place) for name, value in inputs.items()}
-        self.task.chain.know_boundaries(inputs)
-        weight = self.task.term_weight(labels)
-        microbatch = slices(self.costs.program, self.step, inputs, labels.to(self.place), weight)
+        data = self.data.step(self.samples_seen)
+        self.task.chain.know_boundaries(data.any_inputs)
+        microbatch = microbatches(self.costs.program, self.step, data.by_pipeline, data.weight)
         if counted:
             self.executor.rehearse(microbatch, self.task.chain.layer_names)
+            self.driver_bytes = check_room(self.device, self.place, self.need_bytes)
         self.executor.prepare()
         counter = self._counter() if counted else None
-        if counted and self.place.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()  # what loading needed is no part of a step
+        if counted:
+            restart_peaks(self.place)  # what loading needed is no part of a step
         context: AbstractContextManager[Any] = counter if counter is not None else nullcontext()
         start_s = common_start()
         with context, kept_casts():
@@ -215,8 +220,9 @@ class _Run:
             )
         if counter is not None:
             self.peak_bytes = float(counter.peak_bytes)
-        elif counted and self.place.type == "cuda":
-            self.peak_bytes = float(torch.cuda.max_memory_allocated())
+        elif counted and (figures := memory_figures(self.place)) is not None:
+            self.peak_bytes = figures.peak_allocated_bytes if has_peaks(self.place) else None
+            self.reserved_bytes = figures.peak_reserved_bytes
         self.samples_seen += count
         self.outcomes.append(outcome)
         return self._record(outcome, count)
@@ -270,3 +276,10 @@ class _Run:
         while (found := from_first(answer)) == WAIT:
             pass
         return bool(found)
+
+
+def _tell_of_options(make: OptimizerFactory, settings: Settings, source: Path, emit: Emit) -> None:
+    """Emit how the options of the user's optimizer differ from those of a checkpoint."""
+    manifest = checkpoint.read_manifest(source)
+    for told in option_differences(manifest, options_of(make), settings.learning_rate):
+        emit({"event": "told", "text": told})

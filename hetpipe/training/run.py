@@ -221,7 +221,10 @@ def train_predicted(
             make_task.write_weights(folder)
 
         def on_any(event: dict[str, Any]) -> object:
-            return tell(event["text"]) if event["event"] == "told" else on_event(event)
+            if event["event"] != "told":
+                return on_event(event)
+            tell(event["text"])
+            return None
 
         group = rank_group(prediction.costs.devices, TaskSettings.of(profile, settings))
         Handover.fill(Path(name), prediction)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from cost_model.cluster import Cluster
+from cost_model.errors import InfeasibleError
 from cost_model.profile import ModelProfile
 from hetpipe.data.task import TrainingTask
 from hetpipe.models.chain import ChainModel
@@ -20,11 +21,14 @@ from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import Program
 from hetpipe.runs.settings import TaskSettings
 from hetpipe.runtime.cuda_events import GpuPace
+from hetpipe.runtime.device_room import check_room
 from hetpipe.runtime.executor import Executor
 from hetpipe.runtime.optimizer import Optimizer
 from hetpipe.runtime.pace import Pace
 from hetpipe.runtime.rank_setup import RankLayers, executor_of, slices
+from partition.estimates.plan_memory import memory_on
 from sim_device import DEVICE, FROM_HOST, MESSAGES, MODULE, SECOND, SIM, SIMS, WAITS
+from sim_memory import ENDLESS
 from sim_streams import HOST, TooEarlyError
 
 Found = dict[str, Any]
@@ -126,18 +130,38 @@ def train_in_little(
     """
     peak = 0.0
     for share in (None, 1.0, 0.9):
-        SIM.memory.capacity_bytes = float("inf")
+        SIM.memory.capacity_bytes = ENDLESS
         executor, layers = _ready(DEVICE, model, program, profile, cluster)
         try:
             for found in steps(DEVICE, executor, layers, program):
                 emit({"share": share, **found})
                 peak = found["peak_bytes"] if share is None else peak
                 MODULE.empty_cache()
-                SIM.memory.capacity_bytes = float("inf") if share is None else share * peak
+                SIM.memory.capacity_bytes = ENDLESS if share is None else share * peak
         except torch.OutOfMemoryError as error:
             emit({"share": share, "told": str(error), "refused": SIM.memory.num_refused})
         del executor, layers
         gc.collect()
+
+
+def room(
+    model: str, program: Program, profile: ModelProfile, cluster: Cluster, *, rank: int, emit: Emit
+) -> None:
+    """Emit what the driver is found to take once the stages have run, and what is said if it is too much."""
+    executor, layers = _ready(DEVICE, model, program, profile, cluster)
+    inputs, labels = batch(0, program.plan.global_batch_size)
+    placed = {name: value.to(DEVICE) for name, value in inputs.items()}
+    microbatch = slices(program, 0, placed, labels.to(DEVICE), 1 / labels.numel())
+    executor.rehearse(microbatch, layers.chain.layer_names)
+    (device,) = (cluster.device(name) for name in program.device_names)
+    need_bytes = memory_on(program.plan, profile, device).total_bytes
+    for driver_bytes in (2.0**20, 2.0**22):
+        SIM.memory.driver_bytes = driver_bytes
+        SIM.memory.capacity_bytes = need_bytes + 2.0**21
+        try:
+            emit({"driver_bytes": check_room(device, DEVICE, need_bytes)})
+        except InfeasibleError as error:
+            emit({"refused": str(error), "missing_bytes": error.missing_bytes})
 
 
 def profile(model: str, *, rank: int, emit: Emit) -> None:

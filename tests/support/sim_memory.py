@@ -7,6 +7,8 @@ import torch
 BLOCK = 512
 """Bytes of which all blocks are multiples."""
 
+ENDLESS = 2.0**40
+
 
 class Memory:
     """Blocks that are in use, and such as are kept for later; owns the figures.
@@ -14,11 +16,12 @@ class Memory:
     A block that is let go of stays reserved, and is used again for what is at most as large. Where the driver
     has no more, all that is kept is given back to it, which waits for the device, and it is asked again.
 
-    capacity_bytes: what the driver has. num_retries: how often it was asked again; num_refused: in vain.
+    capacity_bytes: what the device has, with driver_bytes, which no tensor has. num_retries: how often the
+    driver was asked again; num_refused: in vain.
     """
 
     def __init__(self, name: str) -> None:
-        self.capacity_bytes = float("inf")
+        self.capacity_bytes, self.driver_bytes = ENDLESS, 0.0
         self.live_bytes = self.peak_bytes = 0
         self.reserved_bytes = self.peak_reserved_bytes = 0
         self.num_retries = self.num_refused = 0
@@ -41,10 +44,10 @@ class Memory:
             if rest:
                 insort(self._kept, rest)
         else:
-            if self.reserved_bytes + size > self.capacity_bytes:
+            if self.reserved_bytes + size > self.capacity_bytes - self.driver_bytes:
                 self.num_retries += 1
                 self.give_back()
-            if self.reserved_bytes + size > self.capacity_bytes:
+            if self.reserved_bytes + size > self.capacity_bytes - self.driver_bytes:
                 self.num_refused += 1
                 raise torch.OutOfMemoryError(
                     f"{self._name}: {size} bytes do not fit beside {self.live_bytes} of {self.capacity_bytes}"

@@ -92,7 +92,8 @@ class SimModule:
 
     def mem_get_info(self, device: Any = None) -> tuple[float, float]:
         memory = self._memories[self.index_of(device)]
-        return memory.capacity_bytes - memory.reserved_bytes, memory.capacity_bytes
+        used = memory.driver_bytes + memory.reserved_bytes
+        return memory.capacity_bytes - used, memory.capacity_bytes
 
     def memory_stats(self, device: Any = None) -> dict[str, int]:
         memory = self._memories[self.index_of(device)]
@@ -100,4 +101,5 @@ class SimModule:
 
     def empty_cache(self) -> None:
         self._waits[CURRENT.device]()
-        self._memories[CURRENT.device].give_back()
+        for memory in self._memories:
+            memory.give_back()
