@@ -10,7 +10,7 @@ from partition.bounds.card_columns import CardColumns
 from partition.estimates.stage_tables import ProblemTables
 
 STEPS = 40  # tried in all
-CLOSE = 0.004  # relative: of the step searched for
+CLOSE = 0.002  # relative: of the step searched for
 
 
 @dataclass(slots=True)

@@ -79,8 +79,8 @@ def least_price(
 
     A dynamic programme over runs, from the first layer on:
 
-        state       (layer, whether they are on the node that all pipelines pass, bucket of `arrived`, bucket
-                    of `ahead` and `tail`): the runs in front of the layer
+        state       (layer, whether they have not passed the node that all pipelines pass, or have, or end
+                    there, bucket of `arrived`, bucket of `ahead` and `tail`): the runs in front of the layer
         label       the least of each of: price; ahead, the forwards of the first microbatch; tail, from the
                     end of the last backward behind the runs to the end of the step; arrived, when the last
                     microbatch's forward is there. So labels of a bucket bound all its pipelines
@@ -104,19 +104,21 @@ def least_price(
     first_flag = 0 if limits[4] > 0 else 1
     behind, fewest = _least_behind(kinds, shares, need, runs_s, open_runs, step_s)
     each_flag = late * (buckets + 1)
-    path = np.full((num_layers + 1, 2 * each_flag, 4), np.inf)  # price, ahead, tail, arrived
-    came = np.full((num_layers + 1, 2 * each_flag, 5), -1)  # start, state, kind, devices, share
+    path = np.full((num_layers + 1, 3 * each_flag, 4), np.inf)  # price, ahead, tail, arrived
+    came = np.full((num_layers + 1, 3 * each_flag, 5), -1)  # start, state, kind, devices, share
     path[0, first_flag * each_flag] = 0.0
     arrives = need.shape[1] - 1
     for start in range(num_layers):
-        for state in range(2 * each_flag):
+        for state in range(3 * each_flag):
             price, ahead_s, tail_s, arrived_s = path[start, state]
             flag = state // each_flag
-            if price + behind[flag, start] >= limit:
+            if price + behind[min(flag, 1), start] >= limit:
                 continue
             for kind in range(len(kinds)):
                 each, card, sums, width, passed = kinds[kind]
-                to_flag = 1 if passed > 0 else flag
+                if passed > 0 and flag == 2:
+                    continue  # it would be one run
+                to_flag = 2 if passed > 0 else min(flag, 1)
                 forward, backward, ending = ways[kind]
                 for share in range(shares.shape[1]):
                     if share > 0 and sums <= card:
@@ -127,7 +129,7 @@ def least_price(
                         if not open_runs[kind, start, stop]:
                             continue
                         bytes_s = paid * runs_s[1, kind, start, stop] + free * runs_s[2, kind, start, stop]
-                        base = price + runs_s[0, kind, start, stop] + behind[to_flag, stop]
+                        base = price + runs_s[0, kind, start, stop] + behind[min(to_flag, 1), stop]
                         if base + each >= limit:
                             continue
                         on_s = ahead_s + forward[stop] - forward[start]
@@ -157,7 +159,7 @@ def least_price(
                                 continue
                             into += min(int(here_s / step_s * late), late - 1) * (buckets + 1)
                             into += to_flag * each_flag
-                            total -= behind[to_flag, stop]
+                            total -= behind[min(to_flag, 1), stop]
                             label = path[stop, into]
                             if total < label[0]:
                                 label[0] = total

@@ -16,7 +16,7 @@ from partition.estimates.layer_bytes import between
 from partition.estimates.stage_tables import ProblemTables
 
 MOST_BYTES = 150e6  # of tables of runs that are kept
-SHARES = 3  # of what sums move between the least and the most
+SHARES = 6  # of what sums move between the least and the most
 LEAST_MOVED, MOST_MOVED = 1.0, 2.0  # times its bytes that a layer's sums leave a node, of all that count
 
 
