@@ -94,7 +94,7 @@ class CardColumns:
             home = self.shapes[self.home]
             self.shapes[self.home] = replace(home, count=home.count - 1)
             self.shapes = [*(shape for shape in self.shapes if shape.count), replace(home, count=1)]
-        own = ring_bytes(problem.cluster, self.tables.network, problem.profile)
+        own = ring_bytes(problem, self.tables.network)
         self.own = own if self.cards else np.zeros_like(own)
         self._rows = CardRows(self.tables, self.shapes, self.own, self.home is not None, self.whole)
         self._runs = RunTables(self.tables, self.shapes, self.own, self.cards)

@@ -55,7 +55,7 @@ class RunTables:
 
     def sums_s(self, kinds: Sequence[RunKind]) -> Singles:
         """Return the least seconds of the sums of runs on the card, by [kind, share, start, stop]."""
-        summed, moved = np.maximum(summed_bytes(self.tables.problem.profile), 0.0), self.shares[0]
+        summed, moved = np.maximum(summed_bytes(self.tables.problem), 0.0), self.shares[0]
         num_bytes = np.maximum(summed, moved[:, None, None] * between(self.own))
         paces = np.array([0.0 if kind.lone else self.shapes[kind.shape].s_per_byte for kind in kinds])
         return np.asarray(paces[:, None, None, None] * num_bytes, dtype=np.float32)
