@@ -24,7 +24,9 @@ ClusterOption = Annotated[Path, typer.Option("--cluster", help="The cluster.toml
 BatchOption = Annotated[
     int, typer.Option("--global-batch-size", help="Samples a step, all devices together.")
 ]
-SequenceOption = Annotated[int, typer.Option("--sequence-length", help="Tokens a sample.")]
+SequenceOption = Annotated[
+    int | None, typer.Option("--sequence-length", help="Tokens a sample; 64, on GPUs alone 512.")
+]
 StrategyOption = Annotated[
     str, typer.Option("--strategy", help="auto, or the plan space of a known system (hetpipe compare).")
 ]
@@ -34,12 +36,16 @@ ScheduleOption = Annotated[
 ]
 DtypeOption = Annotated[
     str | None,
-    typer.Option("--dtype", help="float32 (default), tf32, bf16, fp16, auto; or V100=fp16,A100=bf16."),
+    typer.Option("--dtype", help="float32 (on GPUs alone auto), tf32, bf16, fp16, or A100=bf16,V100=fp16."),
 ]
 AllowSlowOption = Annotated[
     bool, typer.Option("--allow-slow", "--allow-slow-bf16", help="Also on devices without units for --dtype.")
 ]
 BudgetOption = Annotated[float, typer.Option("--profile-budget", help="Seconds to spend on measuring.")]
+LossChunksOption = Annotated[
+    int | None,
+    typer.Option("--loss-chunks", min=1, help="Compute the loss in so many chunks of tokens: less memory."),
+]
 EstimateOption = Annotated[
     list[str] | None,
     typer.Option("--estimate", help="Add a kind that is not at hand, estimated; several times."),
@@ -73,6 +79,7 @@ class ProfileOptions(AdapterOptions):
         Path | None, typer.Option("--profile", help="A profile.json; without it the model is measured here.")
     ] = None
     dtype: DtypeOption = None
+    loss_chunks: LossChunksOption = None
     profile_budget_s: BudgetOption = 60.0
 
 
@@ -83,6 +90,12 @@ class PlanOptions(ProfileOptions):
     allow_slow_bf16: AllowSlowOption = False
     microbatch_size: Annotated[
         int | None, typer.Option("--microbatch-size", help="Force it; else the best of the profiled ones.")
+    ] = None
+    gradient_dtype: Annotated[
+        str | None,
+        typer.Option(
+            "--gradient-dtype", help="bf16: gradients travel in half the bytes, rounded; else float32."
+        ),
     ] = None
     pins: Annotated[
         list[str] | None,

@@ -22,9 +22,12 @@ from hetpipe.data.vocabulary import (
 from hetpipe.models.adapter_folder import AdapterFolder
 from hetpipe.models.adapters import task_spec
 from hetpipe.models.chain import ChainModel
+from hetpipe.models.chunked_loss import ChunkedLoss
 from hetpipe.models.huggingface import ModelSpec, model_spec
 from hetpipe.models.huggingface_folder import TOKENIZER_FILE
 from hetpipe.models.loss import Loss, loss_sum
+from hetpipe.models.names import Task
+from hetpipe.models.partial_model import LayerModel
 from hetpipe.models.pretrained_weights import FolderWeights
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings, TaskSettings
@@ -43,6 +46,7 @@ class TrainingTask:
     count_terms, where given, counts them in the labels of a whole step instead.
     make_optimizer: None for AdamW with the hyper-parameters of the settings. rate_schedule: the learning rate
     of each step, counted from 0, as a multiple of the settings'; None for their warm-up and decay.
+    predicts: where the loss is `loss_sum` of logits, of which task; None for any other loss.
     """
 
     chain: ChainModel
@@ -53,22 +57,48 @@ class TrainingTask:
     count_terms: Callable[[Tensor], int] | None = None
     make_optimizer: OptimizerFactory | None = None
     rate_schedule: Callable[[int], float] | None = None
+    predicts: Task | None = None
+
+    def loss_of(self, model: LayerModel, num_chunks: int | None) -> Loss:
+        """Return the loss for these layers of the model, in chunks unless num_chunks is None.
+
+        It may be asked for once of a model that owns its last layer.
+
+        Raises: InputError if it cannot be computed in chunks.
+        """
+        if num_chunks is None or model.num_layers - 1 not in model.layers:
+            return self.loss
+        if self.predicts is None:
+            raise InputError(
+                f"--loss-chunks is {num_chunks}, and the loss is one of your own, which only it can cut; "
+                "leave it out"
+            )
+        return ChunkedLoss(self.predicts, model, num_chunks)
 
     def term_weight(self, labels: Tensor) -> float:
         """Return what a token's loss counts in a step with these labels: 1 / (loss tokens of the step).
 
         Raises: InputError if the step has none.
         """
-        terms = self.num_loss_tokens(len(labels)) if self.count_terms is None else self.count_terms(labels)
-        if terms < 1:
-            raise InputError(f"the loss of a step has {terms} terms; every step needs labels that count")
-        return 1 / terms
+        if self.count_terms is None:
+            return self.step_weight(len(labels))
+        return _weight_of(self.count_terms(labels))
+
+    def step_weight(self, num_samples: int) -> float:
+        """Return the same for a step of so many samples, where the labels are not asked."""
+        return _weight_of(self.num_loss_tokens(num_samples))
 
     def learning_rate(self, settings: Settings, step: int) -> float:
         """Return the learning rate of a step, counted from 0."""
         if self.rate_schedule is None:
             return settings.learning_rate_at(step)
         return settings.learning_rate * self.rate_schedule(step)
+
+
+def _weight_of(terms: int) -> float:
+    if terms < 1:
+        raise InputError(f"the loss of a step has {terms} terms; every step needs labels that count")
+    return 1 / terms
 
 
 TaskFactory = Callable[[RunFolder, TaskSettings], TrainingTask]
@@ -131,6 +161,7 @@ def registered_task(folder: RunFolder, settings: TaskSettings) -> TrainingTask:
         batch=batch,
         num_loss_tokens=dataset.num_loss_tokens,
         vocabulary_sha256=vocabulary_sha256(load_vocabulary(folder.vocabulary)),
+        predicts=spec.task,
     )
 
 

@@ -13,6 +13,7 @@ from partition.estimates.closed_forms import (
     makespan_bound_s,
     period_s,
     spread_in_flight,
+    within_waiting,
 )
 from partition.estimates.extended_clock import ExtendedClock
 from partition.estimates.pipeline_clock import Seconds
@@ -129,6 +130,17 @@ class PipelineTiming:
             return 0
         return min(limit, min(self.caps[: self.first_backward], default=MANY) * self.microbatch_size)
 
+    def _within(self, num_microbatches: int, in_flight: Sequence[int]) -> tuple[int, ...]:
+        """Return in_flight of all stages, given those with a backward, lowered to what takes its messages."""
+        stages = self.stages[self.first_backward :]
+
+        def waiting(stage: int, flight: int) -> int:
+            it = stages[stage]
+            layers = (it.start, it.stop)
+            return self.costs.waiting(it.device, layers, self.microbatch_size, flight, recompute=it.recompute)
+
+        return self._behind(num_microbatches, within_waiting(in_flight, waiting))
+
     def _behind(self, num_microbatches: int, in_flight: Sequence[int]) -> tuple[int, ...]:
         """Return in_flight of all stages, given those with a backward: before them are all microbatches."""
         return (num_microbatches,) * self.first_backward + tuple(in_flight)
@@ -155,23 +167,27 @@ class PipelineTiming:
         )
 
     def most_in_flight(self, num_microbatches: int) -> tuple[int, ...]:
-        """Return the in_flight of all that fits."""
+        """Return the most that memory takes at each stage, gradients that wait for the stage before aside."""
         caps = self._caps_of(num_microbatches)
         return self._behind(num_microbatches, cap_in_flight(caps, caps))
 
     def needed_in_flight(self, num_microbatches: int) -> tuple[int, ...]:
         """Return the in_flight that the pipeline's own period needs, as far as memory allows it."""
-        wanted = cap_in_flight(self._needed[self.first_backward :], self._caps_of(num_microbatches))
-        return self._behind(num_microbatches, wanted)
+        return self.within_memory(num_microbatches, self._needed)
+
+    def within_memory(self, num_microbatches: int, wanted: Sequence[int]) -> tuple[int, ...]:
+        """Return in_flight of all stages that is as near to what is wanted as memory allows."""
+        capped = cap_in_flight(wanted[self.first_backward :], self._caps_of(num_microbatches))
+        return self._within(num_microbatches, capped)
 
     def flights(self, num_microbatches: int) -> list[tuple[int, ...]]:
         """Return in_flight worth trying, within memory: what the period needs, a few more, all that fit."""
         caps = self._caps_of(num_microbatches)
         tries = [
-            self._behind(num_microbatches, self._spread(caps, extra))
+            self._within(num_microbatches, self._spread(caps, extra))
             for extra in (*EXTRA_IN_FLIGHT, num_microbatches)
         ]
-        return list(dict.fromkeys([*tries, self.most_in_flight(num_microbatches)]))
+        return list(dict.fromkeys([*tries, self._within(num_microbatches, cap_in_flight(caps, caps))]))
 
     def _caps_of(self, num_microbatches: int) -> list[int]:
         """Return the caps of the stages that have a backward."""
@@ -180,7 +196,7 @@ class PipelineTiming:
     @cached_property
     def usual(self) -> tuple[int, ...]:
         """Return in_flight for any number of microbatches: what the period needs and more, within memory."""
-        return self._behind(MANY, self._spread(self.caps[self.first_backward :], USUAL))
+        return self._within(MANY, self._spread(self.caps[self.first_backward :], USUAL))
 
     @cached_property
     def _needed(self) -> tuple[int, ...]:

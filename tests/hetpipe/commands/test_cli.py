@@ -159,19 +159,21 @@ def test_init_warns_of_more_speed_than_the_host_has(hetpipe: Shell, monkeypatch:
 def test_init_without_a_gpu_writes_one_cpu_and_with_force_overwrites(
     hetpipe: Shell, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(init, "cuda_gpus", list)
+    monkeypatch.setattr(init, "gpus_here", list)
     assert hetpipe("init --force").code == 0
     (device,) = read_cluster(hetpipe.folder / "cluster.toml")
     assert device.kind == "cpu"
 
 
-def test_init_lists_gpus_by_name_and_memory(hetpipe: Shell, monkeypatch: pytest.MonkeyPatch):
-    gpus = [(gpu_kind("NVIDIA A100-PCIE-40GB"), 39.6 * 2**30), (gpu_kind("Tesla T4"), 15e9)]
-    monkeypatch.setattr(init, "cuda_gpus", lambda: gpus)
+def test_init_lists_gpus_by_name_and_free_memory(hetpipe: Shell, monkeypatch: pytest.MonkeyPatch):
+    kinds, free = ["NVIDIA A100-PCIE-40GB", "NVIDIA Tesla T4"], [30.6 * 2**30, 15e9]
+    monkeypatch.setattr(init, "gpus_here", lambda: list(map(gpu_kind, kinds)))
+    monkeypatch.setattr(init, "free_memory_here", lambda: free)
     assert hetpipe("init -o new.toml").code == 0
     cluster = read_cluster(hetpipe.folder / "new.toml")
-    assert [device.kind for device in cluster] == ["A100-PCIE-40GB", "Tesla-T4"]
-    assert all(device.memory_bytes <= gpus[index][1] for index, device in enumerate(cluster))
+    assert [device.kind for device in cluster] == ["NVIDIA-A100-PCIE-40GB", "NVIDIA-Tesla-T4"]
+    for device, num_bytes in zip(cluster, free, strict=True):
+        assert num_bytes - 0.01 * 2**30 <= device.memory_bytes <= num_bytes
 
 
 @pytest.mark.slow
@@ -201,7 +203,9 @@ def test_a_dry_run_plans_and_trains_nothing(hetpipe: Shell):
     result = hetpipe(f"{line} --json")
     assert result.json["settings"]["seed"] == 3
     assert result.json["plan"]["model"] == "bert-tiny"
-    assert "auto: bert-tiny" in hetpipe(line).out
+    shown = hetpipe(line)
+    assert "auto: bert-tiny" in shown.out
+    assert "note: attention_probs_dropout_prob of bert-tiny is 0.1" in shown.err
     assert len(hetpipe(f"{line} --json --pipelines 2 --no-proof").json["plan"]["pipelines"]) == 2
     excluded = hetpipe(f"{line} --json --exclude a").json["plan"]
     assert list(excluded["predicted"]["devices"]) == ["b/0"]
