@@ -115,7 +115,9 @@ class PlanOptions(ProfileOptions):
     ] = False
     proof_s: Annotated[
         float | None,
-        typer.Option("--proof-seconds", help="That the bound may take; more make it tighter.", min=0.0),
+        typer.Option(
+            "--proof-seconds", help="CPU seconds the bound may take; more make it tighter.", min=0.0
+        ),
     ] = None
 
     @property

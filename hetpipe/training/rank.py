@@ -17,7 +17,7 @@ from cost_model.cluster import Device, is_emulated
 from cost_model.cluster_file import read_cluster
 from cost_model.profile import read_profile
 from cost_model.strict_files import read_text
-from hetpipe.data.task import TaskFactory, TrainingTask
+from hetpipe.data.task import OptimizerFactory, TaskFactory, TrainingTask
 from hetpipe.models.mixed_precision import kept_casts, lowered_dtype, set_products, weight_dtype
 from hetpipe.models.partial_model import LayerModel
 from hetpipe.program.costs import ProgramCosts
@@ -41,7 +41,7 @@ from hetpipe.runtime.rank_setup import (
     torch_device,
 )
 from hetpipe.runtime.stopping import Stopping
-from hetpipe.runtime.torch_optimizer import optimizer_of
+from hetpipe.runtime.torch_optimizer import optimizer_of, options_of
 from hetpipe.training import checkpoint
 from hetpipe.training.checkpoint_owners import load_checkpoint
 from hetpipe.training.checkpoint_writer import CheckpointWriter, Written
@@ -50,6 +50,7 @@ from hetpipe.training.loss_watch import LossWatch
 from hetpipe.training.meeting import WAIT, common_start, from_first, gather, keep_alive, same_on_all_ranks
 from hetpipe.training.rank_data import RankData
 from hetpipe.training.rank_results import Measurements, RankSummary, shared_parameters, write_results
+from hetpipe.training.resumed_settings import option_differences
 from partition.estimates.plan_memory import memory_on
 from partition.plan_file import read_plan
 
@@ -154,6 +155,8 @@ class _Run:
         step, seen, source = 0, 0, None if settings.resume_from is None else Path(settings.resume_from)
         if source is not None:
             step, seen = load_checkpoint(source, task_settings, task, model, optimizer)
+            if rank == 0 and task.make_optimizer is not None:
+                _tell_of_options(task.make_optimizer, settings, source, emit)
             if executor.loss_scale is not None:
                 executor.loss_scale = checkpoint.read_manifest(source).loss_scale or executor.loss_scale
         return cls(
@@ -333,3 +336,10 @@ class _Run:
         if every_s and event["event"] == "step" and time.monotonic() - self.saved_s >= every_s:
             asked |= Asked.SAVE
         return asked
+
+
+def _tell_of_options(make: OptimizerFactory, settings: Settings, source: Path, emit: Emit) -> None:
+    """Emit how the options of the user's optimizer differ from those of a checkpoint."""
+    manifest = checkpoint.read_manifest(source)
+    for told in option_differences(manifest, options_of(make), settings.learning_rate):
+        emit({"event": "told", "text": told})

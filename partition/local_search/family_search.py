@@ -1,11 +1,13 @@
 """The best families of a problem: ranked by estimates, decided by the simulator, then changed whole."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 
+from partition.estimates.batch_split import share_out
 from partition.estimates.effort import FamilyEffort
+from partition.estimates.timed_pipeline import PipelineTiming, TimedPipeline
 from partition.local_search.families import FamilySet, FamilySpace
 from partition.local_search.family_cuts import FamilyCutter
 from partition.local_search.family_moves import FamilyClimb
@@ -86,31 +88,36 @@ class _Simulated:
     def __post_init__(self) -> None:
         self.known: dict[FamilySet, float] = {}
         self.ticks = 0.0
-        self._least: dict[FamilySet, tuple[float, Plan | None]] = {}
+        self._asked: dict[FamilySet, tuple[Sequence[TimedPipeline], Sequence[int]]] = {}
 
     def step_s(self, families: FamilySet, within_s: float = math.inf) -> float:
         """Return the step of families; inf where they are no plan, or where it is sure to be longer."""
         if families in self.known:
             return self.known[families]
-        if families not in self._least:
-            self._least[families] = self._planned(families)
-        least_s, plan = self._least[families]
-        if least_s > within_s:
+        if families not in self._asked:
+            self._asked[families] = self._timed(families)
+        timed, samples = self._asked[families]
+        alike = dict.fromkeys((one.timing, count) for one, count in zip(timed, samples, strict=True))
+        if any(_by_z_s(timing, count) > within_s for timing, count in alike):
+            return math.inf
+        plan = self.search.plan("families", timed) if timed else None
+        if plan is not None and any(timing.least_s(count) > within_s for timing, count in alike if count):
             return math.inf
         self.known[families] = self.simulate(plan) if plan is not None else math.inf
         return self.known[families]
 
-    def _planned(self, families: FamilySet) -> tuple[float, Plan | None]:
-        """Return (seconds that its step cannot be below, plan) of families; counts it as simulated."""
-        timed = self.cutter.timed(families)
-        plan = self.search.plan("families", timed) if timed is not None else None
-        if timed is None or plan is None:
-            return 0.0, None
-        self.ticks += sum(pipeline.num_microbatches * len(pipeline.stages) for pipeline in plan.pipelines)
-        timings = {pipeline.devices[0].name: pipeline.timing for pipeline in timed}
-        return max(
-            timings[pipeline.stages[0].device].least_s(pipeline.num_samples) for pipeline in plan.pipelines
-        ), plan
+    def _timed(self, families: FamilySet) -> tuple[Sequence[TimedPipeline], Sequence[int]]:
+        """Return the pipelines of families, with the samples of each; counts them as simulated."""
+        timed = self.cutter.timed(families) or []
+        seconds, samples = (
+            share_out(timed, self.search.problem.global_batch_size) if timed else (math.inf, [])
+        )
+        if math.isinf(seconds):
+            return [], []
+        samples = self.search.wishes.samples(timed, samples)
+        pairs = zip(timed, samples, strict=True)
+        self.ticks += sum(-(-count // one.microbatch_size) * len(one.stages) for one, count in pairs)
+        return timed, samples
 
     def worth_s(self, effort: FamilyEffort) -> float:
         """Return the step from which on another start would neither be best nor changed further."""
@@ -125,3 +132,9 @@ class _Simulated:
             if timed is not None and math.isfinite(step_s):
                 found.append(PipelineSet(step_s, tuple(timed), "families"))
         return found
+
+
+def _by_z_s(timing: PipelineTiming, num_samples: int) -> float:
+    """Return seconds that no schedule of a pipeline's full microbatches undercuts."""
+    whole = num_samples // timing.microbatch_size
+    return timing.quick_s(whole) if whole else 0.0
