@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from cost_model.catalogue import accelerator
 from cost_model.cluster import Cluster, Device
 from cost_model.cluster_file import read_cluster
-from cost_model.dtypes import check_fast, common_dtype, dtypes_of
+from cost_model.dtypes import FLOAT32, check_fast, check_gradient_dtype, common_dtype, dtypes_of
 from cost_model.errors import InputError
 from cost_model.known_errors import distrust, far_off
 from cost_model.profile import ModelProfile, read_profile
@@ -66,24 +66,32 @@ class PlanRequest:
         check_fast(dtypes_of(self.options.dtype, {device.kind for device in self.usable.devices}), fast)
         return estimate_all(model, self.usable, sequence_length, self.options)
 
-    def problem(self, profile: ModelProfile, global_batch_size: int) -> Problem:
+    def problem(
+        self, profile: ModelProfile, global_batch_size: int, *, gradient_dtype: str = FLOAT32
+    ) -> Problem:
         """Return the problem with what is forced.
+
+        gradient_dtype: where the options say nothing.
 
         Raises: InputError if it contradicts itself, or the strategy takes no such wishes.
         """
-        problem = problem_of(profile, self.usable, global_batch_size, self.options.microbatch_size)
+        problem = problem_of(
+            profile, self.usable, global_batch_size, self.options.microbatch_size,
+            gradient_dtype=self.options.gradient_dtype or gradient_dtype,
+        )  # fmt: skip
         return _forced_problem(problem, self.strategy, self.options)
 
 
 def plan_request(cluster_file: Path, options: PlanOptions, strategy: str) -> PlanRequest:
     """Read the devices, and check the rest before anything slow is done for a typing mistake.
 
-    Raises: InputError for an unknown strategy or device, or if nothing is left.
+    Raises: InputError for an unknown strategy, dtype or device, or if nothing is left.
     """
     from partition.auto import STRATEGIES
 
     if strategy not in STRATEGIES:
         raise InputError(f"unknown strategy {strategy!r}; {did_you_mean(strategy, STRATEGIES)}")
+    check_gradient_dtype(options.gradient_dtype or FLOAT32)
     proof_s = _proof_seconds(options)
     cluster = read_cluster(cluster_file)
     return PlanRequest(cluster, remaining(cluster, options.exclude), strategy, options, proof_s)
@@ -205,6 +213,7 @@ def get_profile(
             dtype=dtypes, budget_s=options.profile_budget_s, progress=report,
             microbatch_sizes=how.microbatch_sizes,
             lora=None if entry is None else entry.lora, load_in=None if entry is None else entry.load_in,
+            loss_chunks=options.loss_chunks,
         )  # fmt: skip
     note(how.said)
     return profile
@@ -245,7 +254,7 @@ def estimate_all(
     run, profiles = Settings(steps=1, **entry.in_settings), []
     for dtype in dict.fromkeys(dtypes.values()):
         kinds = [kind for kind, own in dtypes.items() if own == dtype]
-        settings = TaskSettings(entry.name, how.sequence_length, dtype, run)
+        settings = TaskSettings(entry.name, how.sequence_length, dtype, run, options.loss_chunks)
         profiles.append(estimated_profile(settings, kinds, allow_slow=options.allow_slow_bf16))
     note(how.said)
     return merge(profiles)
@@ -260,6 +269,11 @@ def _check_profile(profile: ModelProfile, options: ProfileOptions, name: str | N
         raise InputError(
             f"{options.profile_file}: a profile of {profile.model!r}, not of --model {name!r}; give the "
             "profile of that model, or leave one of the two out"
+        )
+    if options.loss_chunks not in (None, profile.loss_chunks):
+        raise InputError(
+            f"{options.profile_file}: a profile with {profile.loss_chunks or 'no'} chunks of the loss, and "
+            f"--loss-chunks is {options.loss_chunks}; profile again with it, or leave the option out"
         )
     if options.dtype is not None:
         _check_dtypes(

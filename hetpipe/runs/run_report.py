@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from pydantic import ConfigDict, TypeAdapter
 
+from cost_model.dtypes import FLOAT32
 from cost_model.strict_files import STRICT, check_format, read_json, validate
 from hetpipe.program.instructions import Schedule
 
@@ -69,7 +70,9 @@ class RunReport:
     bit, and to rounding between GPUs and CPUs. schedule: the one that ran, never auto.
     samples_per_s: of the timed steps by the wall clock, with all that lay between them (data, meetings,
     callbacks, checkpoints); between_steps: what that adds to the seconds of the steps, as a share of them.
-    Both 0 in older reports, and global_batch_size too.
+    Both 0 in older reports, and global_batch_size too. gradient_dtype: in which gradients travelled.
+    skipped_steps: whose gradients were not finite, so that they changed nothing; loss_spikes: steps whose
+    loss stood out.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -93,6 +96,9 @@ class RunReport:
     global_batch_size: int = 0
     samples_per_s: float = 0.0
     between_steps: float = 0.0
+    gradient_dtype: str = FLOAT32
+    skipped_steps: int = 0
+    loss_spikes: int = 0
 
     @property
     def predicted_samples_per_s(self) -> float:

@@ -138,22 +138,36 @@ def synchronize(device: torch.device) -> None:
 def synchronize_stream(device: torch.device) -> None:
     """Wait for the current stream alone: not for a receive that is posted on another one."""
     if device.type in _ALIKE:
-        _module(device).current_stream(device).synchronize()
+        current_stream(device).synchronize()
     else:
         synchronize(device)
 
 
-def new_stream(device: torch.device) -> Any:
-    """Return another stream of a device whose collectives run on streams."""
-    return _module(device).Stream(device)
+def has_streams(device: torch.device) -> bool:
+    """Return whether a device's collectives and computations run on streams, beside each other."""
+    return device.type in _ALIKE
+
+
+def new_stream(device: torch.device, *, urgent: bool = False) -> Any:
+    """Return another stream of a device that has streams; urgent: it goes before others where it can."""
+    return _module(device).Stream(device, priority=-1 if urgent else 0)
+
+
+def current_stream(device: torch.device) -> Any:
+    """Return the stream on which what is handed in runs."""
+    return _module(device).current_stream(device)
+
+
+def on_stream(stream: Any, device: torch.device) -> AbstractContextManager[Any]:
+    """Return a context in which work is given to a stream."""
+    context: AbstractContextManager[Any] = _module(device).stream(stream)
+    return context
 
 
 def following(stream: Any, device: torch.device) -> AbstractContextManager[Any]:
     """Return a context in which work is given to a stream, after what the current one has been given."""
-    module = _module(device)
-    stream.wait_stream(module.current_stream(device))
-    context: AbstractContextManager[Any] = module.stream(stream)
-    return context
+    stream.wait_stream(current_stream(device))
+    return on_stream(stream, device)
 
 
 def use(device: torch.device) -> None:

@@ -1,11 +1,15 @@
 """Events of work that a GPU does while the host goes on: when it was done, and waits with a time limit."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from hetpipe.runtime.accelerators import Event
+from hetpipe.runtime.accelerators import Event, current_stream, new_stream, on_stream
 from hetpipe.runtime.pace import Pace
 
 LOOK_S = 20e-6
@@ -99,3 +103,38 @@ def wait_for_gpu(work: dist.Work, timeout_s: float) -> None:
         if waited_s > SPIN_S:
             time.sleep(LOOK_S)
     work.wait()
+
+
+class SideStream:
+    """A stream of a GPU beside that of the computations; owns it, made by `open` or when first needed.
+
+    NCCL begins what it is handed in when all is done that was handed in on the current stream before
+    (ProcessGroupNCCL::pointToPoint, syncStream). A receive needs nothing of that: handed in here, it takes
+    its message while the GPU still computes. Its memory is of this stream too: of the other's, it could still
+    be in use there.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: Any = None
+
+    def open(self) -> Any:
+        """Make the stream, unless it is made."""
+        if self._stream is None:
+            self._stream = new_stream(self._device, urgent=True)
+        return self._stream
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """Hand in here what is handed in inside, and take memory of this stream."""
+        with on_stream(self.open(), self._device):
+            yield
+
+    def give(self, tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+        """Return tensors made here, for the computations: those handed in from now on wait for them."""
+        current = current_stream(self._device)
+        current.wait_stream(self.open())
+        given = tuple(tensors)
+        for tensor in given:  # else the next receive may be written there while they still compute
+            tensor.record_stream(current)
+        return given

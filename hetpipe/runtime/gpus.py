@@ -25,7 +25,9 @@ def before_cuda(num_processes: int | None = None) -> None:
     kernel computes. Loaded at the start all kernels take some hundreds of MB of the GPU's memory. And NCCL
     connects a group for an algorithm when it first chooses it, for which all members must be there. The
     driver reads the first when a process first counts its GPUs, which joining a group of NCCL does. Torch's
-    allocator gives memory back by a call that waits for the GPU, too, unless its segments can grow.
+    allocator gives memory back by a call that waits for the GPU, too, unless its segments can grow. Streams
+    that share one of the GPU's queues, eight by default, wait for each other: computations for a message that
+    nobody takes yet (CUDA programming guide, "CUDA environment variables").
     """
     if num_processes is None:
         import torch.distributed as dist
@@ -35,6 +37,7 @@ def before_cuda(num_processes: int | None = None) -> None:
     if num_processes > 1:
         os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
         os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
         if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
             os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 

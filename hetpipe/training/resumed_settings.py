@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
+from cost_model.dtypes import FLOAT32
 from hetpipe.runs.settings import Settings, TaskSettings
 from hetpipe.training.checkpoint import Manifest
 from partition.plan import Plan
@@ -26,6 +27,7 @@ def deciding_settings(settings: TaskSettings, plan: Plan) -> dict[str, JsonValue
         "total_steps": total,
         "global_batch_size": plan.global_batch_size,
         "dtype": settings.dtype,
+        "gradient_dtype": plan.gradient_dtype,
     }
 
 
@@ -50,7 +52,8 @@ def differences(
 
     own_schedule: the rates are of a function, which no manifest holds.
     """
-    before, now = manifest.settings, deciding_settings(settings, plan)
+    before = {"gradient_dtype": FLOAT32, **manifest.settings}  # older checkpoints know no other
+    now = deciding_settings(settings, plan)
     told = [
         f"{key} is {_words(now[key])}, before the checkpoint it was {_words(before[key])}"
         for key in now
@@ -58,6 +61,31 @@ def differences(
     ]
     if "total_steps" in before and before["total_steps"] != now["total_steps"] and not own_schedule:
         told.append(_schedule_words(before, settings.run, manifest.step))
+    return told
+
+
+def option_differences(manifest: Manifest, options: list[JsonValue], rate: float) -> list[str]:
+    """Return a sentence for each option of an optimizer's groups that was another before the checkpoint.
+
+    options: by group, of what the user's factory makes; [] for AdamW, whose options are settings. rate: the
+    learning rate of the settings, of which `differences` tells.
+    """
+    before = manifest.optimizer.get("options")
+    if not isinstance(before, list) or not before:
+        return []
+    name = str(manifest.optimizer.get("name")).rpartition(".")[2]
+    rates = manifest.settings.get("learning_rate"), rate
+    if len(before) != len(options):
+        return [f"{name} has {len(options)} groups of parameters, before the checkpoint it had {len(before)}"]
+    told = []
+    for group, (old, new) in enumerate(zip(before, options, strict=True)):
+        where = name if len(before) == 1 else f"group {group} of {name}"
+        assert isinstance(old, dict) and isinstance(new, dict)
+        for key in new:
+            is_told = key == "lr" and (old.get(key), new[key]) == rates
+            if key in old and old[key] != new[key] and not is_told:
+                change = f"is {_words(new[key])}, before the checkpoint it was {_words(old[key])}"
+                told.append(f"{key} of {where} {change}")
     return told
 
 

@@ -48,10 +48,10 @@ class StageBytes:
     def of(cls, profile: ModelProfile, samples: int) -> "StageBytes":
         held = LayerBytes.of(profile)
         states = held.weights + held.trained * (1 + profile.optimizer_bytes_per_parameter_byte)
-        fixed = states + working_table(profile, samples)
-        each = held.saved + held.inputs + held.outputs
+        fixed = states + working_table(profile, samples) + samples * (held.inputs + held.outputs)
+        each = held.saved + held.outputs
         until = profile.first_trained + 1  # no backward: see `SizeTables.caps`
-        fixed[:, :until] += samples * (held.passing + 2 * held.inputs)[:, :until]
+        fixed[:, :until] += samples * (held.passing + held.inputs - held.outputs)[:, :until]
         each[:, :until] = held.outputs[:, :until]
         return cls(fixed.T, each.T, held.trained.T)
 
@@ -165,10 +165,11 @@ class ChainProgramme:
 
         Exact for a head tied to the first layer, the only tie in the models that we know.
         """
-        profile, devices = self.costs.problem.profile, self.classes.devices(order)
+        problem, devices = self.costs.problem, self.classes.devices(order)
+        profile, share = problem.profile, problem.gradient_share
         ends = (devices[0], devices[-1])
         tied = [layer for layer in range(self.num_layers) if profile.tied_home(layer) != layer]
-        seconds = sum(self.costs.all_reduce_s(ends, profile.tied_bytes(layer)) for layer in tied)
+        seconds = sum(self.costs.all_reduce_s(ends, share * profile.tied_bytes(layer)) for layer in tied)
         return seconds + self.costs.norm_s(devices)
 
     def _last_stage(self, class_index: int, periods_s: Floats) -> Labels:

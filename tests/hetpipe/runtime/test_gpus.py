@@ -174,7 +174,12 @@ def test_not_every_kind_can_be_estimated(tmp_path, capsys):
     ],
 )
 def test_kernels_are_loaded_at_the_start_where_others_send_meanwhile(monkeypatch, processes, before, after):
-    given = (("CUDA_MODULE_LOADING", before), ("NCCL_RUNTIME_CONNECT", None), ("WORLD_SIZE", processes))
+    given = (
+        ("CUDA_MODULE_LOADING", before),
+        ("NCCL_RUNTIME_CONNECT", None),
+        ("CUDA_DEVICE_MAX_CONNECTIONS", None),
+        ("WORLD_SIZE", processes),
+    )
     for name, value in given:
         monkeypatch.setenv(name, str(value))
         if value is None:
@@ -182,6 +187,7 @@ def test_kernels_are_loaded_at_the_start_where_others_send_meanwhile(monkeypatch
     gpus.gpus_here()
     assert os.environ.get("CUDA_MODULE_LOADING") == after
     assert os.environ.get("NCCL_RUNTIME_CONNECT") == ("0" if after else None)
+    assert os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == ("32" if after else None)
 
 
 def test_kernels_are_to_be_loaded_before_a_group_counts_the_gpus(monkeypatch):
