@@ -123,9 +123,7 @@ def test_a_kind_that_is_not_at_hand_is_estimated_when_asked_to(hetpipe: Shell):
     kinds = small_profile().kinds
     profile = replace(small_profile(), kinds={"T4": kinds["fast"], "V100": kinds["slow"]}, links={})
     hetpipe.write("profile.json", profile_text(profile))
-    hetpipe.write(
-        "cluster.toml", 'driver_memory = "0 B"' + CLUSTER_TOML.replace("fast", "T4").replace("slow", "V100")
-    )
+    hetpipe.write("cluster.toml", CLUSTER_TOML.replace("fast", "T4").replace("slow", "V100"))
     result = hetpipe(f'compare {FILES} --estimate RTX-4090 --what-if "add RTX-4090 to a" --json')
     assert result.code == 0, result.err
     today, more = result.json["what_if"]
@@ -140,10 +138,7 @@ def test_a_kind_is_estimated_for_what_if_as_for_a_profile(hetpipe: Shell):
     kinds = small_profile().kinds
     profile = replace(small_profile(), kinds={"GH200": kinds["fast"]}, links={}, dtype=BFLOAT16_AUTOCAST)
     hetpipe.write("profile.json", profile_text(profile))
-    hetpipe.write(
-        "cluster.toml",
-        'driver_memory = "0 B"' + CLUSTER_TOML.replace("fast", "GH200").replace("slow", "GH200"),
-    )
+    hetpipe.write("cluster.toml", CLUSTER_TOML.replace("fast", "GH200").replace("slow", "GH200"))
     line = f'compare {FILES} --estimate T4 --what-if "add T4 to a" --json'
     refused = hetpipe(line)
     assert refused.code == 2

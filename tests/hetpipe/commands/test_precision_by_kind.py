@@ -18,7 +18,7 @@ GPUS = {"RTX-3090": "bfloat16", "T4": "float16", "GTX-1080-Ti": "float32"}
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     text = CLUSTER_TOML.replace('"fast"', '"A100"').replace('"slow"', '"V100"')
-    (tmp_path / "cluster.toml").write_text(f'driver_memory = "0 B"\n{text}')
+    (tmp_path / "cluster.toml").write_text(text)
     profile = small_profile()
     for name, kind, of, dtype in (
         ("a100", "A100", "fast", BFLOAT16_AUTOCAST),

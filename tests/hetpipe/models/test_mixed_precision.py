@@ -328,7 +328,7 @@ def test_precisions_have_one_name():
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (tmp_path / "cluster.toml").write_text('driver_memory = "0 B"' + CLUSTER_TOML.replace('"slow"', '"V100"'))
+    (tmp_path / "cluster.toml").write_text(CLUSTER_TOML.replace('"slow"', '"V100"'))
     profile = small_profile()
     kinds = {"fast": profile.kinds["fast"], "V100": profile.kinds["slow"]}
     profile = dataclasses.replace(profile, kinds=kinds, links={})
