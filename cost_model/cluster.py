@@ -1,6 +1,7 @@
 """The hardware: devices on nodes, and the links between them."""
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -55,6 +56,7 @@ class Device:
     """One device of the cluster; speed scales the times measured for its kind (1 is as measured).
 
     gpu: its number among the GPUs of its node; None: its number there, as where all are GPUs.
+    driver_bytes: what contexts and communicators take, which no allocator sees; see `vendors.driver_bytes`.
     """
 
     name: str
@@ -66,6 +68,7 @@ class Device:
     price_per_hour: float | None = None
     watts: float | None = None
     gpu: int | None = None
+    driver_bytes: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.memory_bytes > 0:
@@ -77,6 +80,12 @@ class Device:
                 f"device {self.name!r}: a reserve of {self.reserve_bytes:,.0f} bytes leaves nothing of its "
                 f"{self.memory_bytes:,.0f}; lower `reserve`"
             )
+        if not 0 <= self.driver_bytes < self.memory_bytes - self.reserve_bytes:
+            raise InputError(
+                f"device {self.name!r}: {self.driver_bytes:,.0f} bytes for the driver and a reserve of "
+                f"{self.reserve_bytes:,.0f} leave nothing of its {self.memory_bytes:,.0f}; give it its "
+                "`driver_memory`, or lower `reserve`"
+            )
 
     @property
     def is_gpu(self) -> bool:
@@ -85,8 +94,14 @@ class Device:
 
     @property
     def usable_bytes(self) -> float:
-        """The bytes that a plan may fill: memory less reserve."""
-        return self.memory_bytes - self.reserve_bytes
+        """The bytes that a plan may fill: memory less reserve, and less what the driver takes."""
+        return self.memory_bytes - self.reserve_bytes - self.driver_bytes
+
+    @property
+    def usable_words(self) -> str:
+        """Say how much that is, and what the driver takes besides."""
+        beside = f" beside {math.ceil(self.driver_bytes):,} for its driver" if self.driver_bytes else ""
+        return f"{math.floor(self.usable_bytes):,} usable{beside}"
 
     @property
     def device_class(self) -> tuple[str, float, float, str]:
@@ -202,6 +217,8 @@ class Cluster:
             for device in node["devices"]:
                 if device["gpu"] is None:
                     del device["gpu"]
+                if not device["driver_bytes"]:
+                    del device["driver_bytes"]
         return data
 
     @property

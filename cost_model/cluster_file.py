@@ -1,5 +1,7 @@
 """cluster.toml: the file in which a user writes a cluster down, with units (docs/files.md)."""
 
+from collections import Counter
+from collections.abc import Mapping
 from itertools import accumulate
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +12,7 @@ from cost_model.cluster import CPU, Cluster, Device, Link, Node, NodeAllReduce, 
 from cost_model.errors import InputError
 from cost_model.strict_files import STRICT, read_toml, validate
 from cost_model.units import parse_bandwidth, parse_bytes, parse_fraction_or_bytes, parse_seconds
+from cost_model.vendors import driver_bytes
 
 Bytes = Annotated[float, BeforeValidator(parse_bytes)]
 Bandwidth = Annotated[float, BeforeValidator(parse_bandwidth)]
@@ -44,6 +47,7 @@ class _Devices(BaseModel):
     speed: Annotated[float, Field(ge=1e-9, le=1e9)] = 1.0
     price_per_hour: Annotated[float, Field(ge=0)] | None = None
     watts: Annotated[float, Field(ge=0)] | None = None
+    driver_memory: Bytes | None = None
 
 
 class _Node(BaseModel):
@@ -59,6 +63,7 @@ class _ClusterFile(BaseModel):
     model_config = STRICT
     name: str = "cluster"
     reserve: str = DEFAULT_RESERVE
+    driver_memory: Bytes | None = None
     network: _Channel
     nodes: Annotated[tuple[_Node, ...], Field(min_length=1)]
     links: tuple[_NodeLink, ...] = ()
@@ -87,18 +92,21 @@ def cluster_from_data(data: object, source: str) -> Cluster:
     num_devices = sum(devices.count for node in file.nodes for devices in node.devices)
     if num_devices > MOST_DEVICES:
         raise InputError(f"{source}: has {num_devices:,} devices; {MOST_DEVICES:,} are the most")
+    counts: Counter[str] = Counter()
+    for devices in (devices for node in file.nodes for devices in node.devices):
+        counts[devices.kind] += devices.count
     try:
         return Cluster(
             name=file.name,
             network=file.network.link(),
-            nodes=tuple(_node(node, file.reserve) for node in file.nodes),
+            nodes=tuple(_node(node, file, counts) for node in file.nodes),
             links=tuple(NodeLink(nodes=link.nodes, link=link.link()) for link in file.links),
         )
     except InputError as error:
         raise InputError(f"{source}: {error}") from None
 
 
-def _node(node: _Node, reserve: str) -> Node:
+def _node(node: _Node, file: _ClusterFile, counts: Mapping[str, int]) -> Node:
     kinds = [devices for devices in node.devices for _ in range(devices.count)]
     is_gpu = [kind.kind != CPU and not is_emulated(kind.kind) for kind in kinds]
     gpus_before = list(accumulate(is_gpu, initial=0))
@@ -108,11 +116,15 @@ def _node(node: _Node, reserve: str) -> Node:
             node=node.name,
             kind=kind.kind,
             memory_bytes=kind.memory,
-            reserve_bytes=parse_fraction_or_bytes(reserve, kind.memory),
+            reserve_bytes=parse_fraction_or_bytes(file.reserve, kind.memory),
             speed=kind.speed,
             price_per_hour=kind.price_per_hour,
             watts=kind.watts,
             gpu=gpus_before[index] if is_gpu[index] else None,
+            driver_bytes=next(
+                (given for given in (kind.driver_memory, file.driver_memory) if given is not None),
+                driver_bytes(kind.kind, counts),
+            ),
         )
         for index, kind in enumerate(kinds)
     )

@@ -7,12 +7,17 @@ from cost_model.catalogue import accelerator
 from cost_model.cluster import CPU, EMULATED, Device
 from cost_model.errors import InputError
 from cost_model.strict_files import did_you_mean
+from cost_model.vendors import check_float64
 
 FLOAT32, FLOAT64, TF32 = "float32", "float64", "tf32"
 BFLOAT16_AUTOCAST, FLOAT16_AUTOCAST = "bfloat16-autocast", "float16-autocast"
 DTYPES = (FLOAT32, FLOAT64, TF32, BFLOAT16_AUTOCAST, FLOAT16_AUTOCAST)
 MIXED = "mixed"
 """The dtype of a profile whose kinds compute in several."""
+
+GRADIENT_BF16 = "bf16"
+GRADIENT_DTYPES = (FLOAT32, GRADIENT_BF16)
+"""The dtypes in which gradients may travel where they are summed, float32 as they are made."""
 
 AUTO_DTYPE = "auto"
 _SHORT = {"bf16": BFLOAT16_AUTOCAST, "fp16": FLOAT16_AUTOCAST}
@@ -89,9 +94,11 @@ def fastest(kind: str) -> str:
 def common_dtype(dtypes: Mapping[str, str]) -> str:
     """Return the precision of a profile whose kinds have these: the one of all, or MIXED.
 
-    Raises: InputError if they cannot train one model together.
+    Raises: InputError if they cannot train one model together, or a kind has no such numbers.
     """
     found = set(dtypes.values())
+    if FLOAT64 in found:
+        check_float64([kind for kind, dtype in dtypes.items() if dtype == FLOAT64])
     if len(found) == 1:
         return found.pop()
     if FLOAT64 in found:
@@ -137,6 +144,31 @@ def lowered_share(dtype: str) -> float:
     Of weights that are multiplied: embeddings and norms are not lowered.
     """
     return 0.5 if dtype in _MULTIPLIED_IN else 0.0
+
+
+def gradient_share(gradient_dtype: str) -> float:
+    """Return bytes of gradients that travel in a dtype over those that are made, in [0, 1].
+
+    >>> gradient_share("bf16"), gradient_share("float32")
+    (0.5, 1.0)
+    """
+    return 0.5 if gradient_dtype == GRADIENT_BF16 else 1.0
+
+
+def check_gradient_dtype(gradient_dtype: str, dtype: str = FLOAT32) -> None:
+    """Check that gradients may travel in a dtype, in a model of the precision `dtype`.
+
+    Raises: InputError if not.
+    """
+    if gradient_dtype not in GRADIENT_DTYPES:
+        raise InputError(
+            f"gradient_dtype {gradient_dtype!r} is unknown; {' and '.join(GRADIENT_DTYPES)} are known"
+        )
+    if gradient_dtype != FLOAT32 and dtype == FLOAT64:
+        raise InputError(
+            f"gradients of a model in {FLOAT64} would be rounded to {gradient_dtype}; leave out "
+            f"--gradient-dtype, or train in {FLOAT32}"
+        )
 
 
 def scales_loss(dtypes: Iterable[str]) -> bool:

@@ -1,6 +1,7 @@
 """What if: changes of a cluster, written as people say them ("add 2 RTX-4090 to desk")."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
@@ -12,6 +13,7 @@ from cost_model.measured_links import MeasuredLink
 from cost_model.profile import ModelProfile
 from cost_model.strict_files import did_you_mean
 from cost_model.units import parse_bandwidth, parse_bytes, parse_seconds
+from cost_model.vendors import driver_bytes
 
 _NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _QUANTITY = re.compile(r"\s*([-+.\d]\S*(?:\s+[^\s\d]\S*)?)")
@@ -181,7 +183,17 @@ def _like(context: _Context, node: Node, kind: str) -> Device:
         reserve_bytes=found.memory_bytes * (neighbour.reserve_bytes / neighbour.memory_bytes),
         price_per_hour=found.price_per_hour,
         watts=found.watts,
+        driver_bytes=_driver_bytes(found.name, neighbour, context.cluster),
     )
+
+
+def _driver_bytes(kind: str, neighbour: Device, cluster: Cluster) -> float:
+    """Return what the driver takes on another device; nothing where the file leaves it out of the others."""
+    if neighbour.is_gpu and not neighbour.driver_bytes:
+        return 0.0
+    counts = Counter(device.kind for device in cluster.devices)
+    counts[kind] += 1
+    return driver_bytes(kind, counts)
 
 
 def _same_kind(known: str, asked: str) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from pydantic import ConfigDict
 
 from cost_model.cluster import Cluster
+from cost_model.dtypes import FLOAT32, check_gradient_dtype, gradient_share
 from cost_model.errors import InputError
 from cost_model.memory import segments
 from cost_model.profile import ModelProfile
@@ -185,6 +186,7 @@ class Plan:
     zero: 1 where each layer's optimizer states are on one device only, else 0 (ZeRO stage 1: Rajbhandari et
     al., SC 2020). state_owners: that device by layer; None leaves it open
     (`partition.estimates.optimizer_sharding`), and then memory counts them on all.
+    gradient_dtype: in which gradients travel where devices sum them (`GRADIENT_DTYPES`).
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -195,6 +197,7 @@ class Plan:
     pipelines: tuple[Pipeline, ...]
     zero: int = 0
     state_owners: tuple[str, ...] | None = None
+    gradient_dtype: str = FLOAT32
     predicted: Figures | None = None
     profile_sha256: str | None = None
     cluster_sha256: str | None = None
@@ -210,6 +213,7 @@ class Plan:
             )
         if len({pipeline.stages[-1].stop for pipeline in self.pipelines}) > 1:
             raise InputError("the pipelines stop at different layers; each must cover them all")
+        check_gradient_dtype(self.gradient_dtype)
         if self.zero not in (0, 1):
             raise InputError(f"zero is {self.zero}; 0 and 1 are known")
         if self.state_owners is not None:
@@ -232,6 +236,11 @@ class Plan:
     @property
     def num_layers(self) -> int:
         return self.pipelines[0].stages[-1].stop
+
+    @property
+    def gradient_share(self) -> float:
+        """Bytes of gradients that travel over those that are made, in [0, 1]."""
+        return gradient_share(self.gradient_dtype)
 
     @cached_property
     def places(self) -> Mapping[str, tuple[tuple[int, int], ...]]:
@@ -268,6 +277,7 @@ class Plan:
         """Return the plan as in plan.json; derived figures only where they are known."""
         known = {
             "state_owners": self.state_owners,
+            "gradient_dtype": None if self.gradient_dtype == FLOAT32 else self.gradient_dtype,
             "predicted": self.predicted and self.predicted.to_json(),
             "profile_sha256": self.profile_sha256,
             "cluster_sha256": self.cluster_sha256,
@@ -307,5 +317,6 @@ def check_plan(plan: Plan, profile: ModelProfile, cluster: Cluster) -> None:
         raise InputError(
             f"the plan is for {plan.model!r}, the profile for {profile.model!r}; give matching ones"
         )
+    check_gradient_dtype(plan.gradient_dtype, profile.dtype)
     for name in plan.device_names:
         profile.kind(cluster.device(name).kind)

@@ -4,9 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cost_model.cluster import Cluster
+from cost_model.dtypes import FLOAT32, check_gradient_dtype, gradient_share
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
-from partition.plan import Figures, Plan
+from partition.plan import Figures, Pipeline, Plan
+
+MOST_BATCH = 2**23
+"""Samples a step: 8 pipelines of as many as one may have; what is beyond would be searched without end."""
 
 Evaluate = Callable[[Plan], Figures]
 """What a plan's step will be: the simulator, handed in from above (`hetpipe.simulation.prediction`)."""
@@ -49,7 +53,8 @@ class Forced:
 class Problem:
     """A request: train profile.model on the cluster, global_batch_size samples a step, as fast as possible.
 
-    microbatch_sizes: those that a plan may use, rising.
+    microbatch_sizes: those that a plan may use, rising. gradient_dtype: as for `Plan`; it is not for the
+    planner to choose, since sums in fewer bits are not exact.
     """
 
     profile: ModelProfile
@@ -57,31 +62,57 @@ class Problem:
     global_batch_size: int
     microbatch_sizes: tuple[int, ...]
     forced: Forced = Forced()
+    gradient_dtype: str = FLOAT32
 
     def __post_init__(self) -> None:
         if self.global_batch_size < 1:
             raise InputError(f"global_batch_size is {self.global_batch_size}; give at least 1")
+        if self.global_batch_size > MOST_BATCH:
+            raise InputError(f"global_batch_size is {self.global_batch_size:,}; give at most {MOST_BATCH:,}")
         if not self.microbatch_sizes or min(self.microbatch_sizes) < 1:
             raise InputError(
                 f"microbatch sizes {list(self.microbatch_sizes)} must be at least one, from 1 up"
             )
+        check_gradient_dtype(self.gradient_dtype, self.profile.dtype)
         for device in self.cluster.devices:
             self.profile.kind(device.kind)
+
+    @property
+    def gradient_share(self) -> float:
+        """Bytes of gradients that travel over those that are made, in [0, 1]."""
+        return gradient_share(self.gradient_dtype)
+
+    def plan(self, strategy: str, pipelines: tuple[Pipeline, ...]) -> Plan:
+        """Return a plan of these pipelines, which do the batch."""
+        return Plan(
+            strategy,
+            self.profile.model,
+            self.global_batch_size,
+            pipelines,
+            gradient_dtype=self.gradient_dtype,
+        )
 
 
 def problem_of_plan(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Problem:
     """Return the problem that a given plan answers, with the microbatch sizes it uses."""
     sizes = sorted({pipeline.microbatch_size for pipeline in plan.pipelines})
-    return Problem(profile, cluster, plan.global_batch_size, tuple(sizes))
+    return Problem(profile, cluster, plan.global_batch_size, tuple(sizes), gradient_dtype=plan.gradient_dtype)
 
 
 def problem_of(
-    profile: ModelProfile, cluster: Cluster, global_batch_size: int, microbatch_size: int | None = None
+    profile: ModelProfile,
+    cluster: Cluster,
+    global_batch_size: int,
+    microbatch_size: int | None = None,
+    *,
+    gradient_dtype: str = FLOAT32,
 ) -> Problem:
     """Return the problem with the microbatch sizes that all kinds were profiled at, or the given one."""
+    sizes: tuple[int, ...]
     if microbatch_size is not None:
-        return Problem(profile, cluster, global_batch_size, (microbatch_size,))
-    kinds = {device.kind for device in cluster.devices}
-    common = set.intersection(*(set(profile.kind(kind).microbatch_sizes) for kind in kinds))
-    sizes = tuple(sorted(size for size in common if size <= global_batch_size))
-    return Problem(profile, cluster, global_batch_size, sizes or (1,))
+        sizes = (microbatch_size,)
+    else:
+        kinds = {device.kind for device in cluster.devices}
+        common = set.intersection(*(set(profile.kind(kind).microbatch_sizes) for kind in kinds))
+        sizes = tuple(sorted(size for size in common if size <= global_batch_size)) or (1,)
+    return Problem(profile, cluster, global_batch_size, sizes, gradient_dtype=gradient_dtype)

@@ -28,12 +28,11 @@ from hetpipe.commands.other_devices import (
 )
 from hetpipe.commands.output import estimates_of, note, print_json
 from hetpipe.models.names import ModelEntry
+from hetpipe.reporting.run_tables import measured_table, run_marks
 from hetpipe.reporting.tables import (
     bound_sentence,
     comparison_table,
     gain_sentence,
-    measured_table,
-    run_report_tables,
     show,
 )
 from hetpipe.simulation.prediction import evaluator
@@ -51,7 +50,7 @@ def compare_command(
     cluster_file: ClusterOption,
     model: ModelOption = None,
     global_batch_size: BatchOption = 16,
-    sequence_length: SequenceOption = 64,
+    sequence_length: SequenceOption = None,
     options: PlanOptions,
     measure: Annotated[
         bool, typer.Option("--measure", help="Also run each that fits, a few steps long.")
@@ -87,7 +86,7 @@ def compare_command(
         print_json({"strategies": strategies, "gain": gained and gained.to_json()})
         note(estimates)
     elif reports:
-        show([measured_table(list(reports.values())), *run_report_tables(list(reports.values())[-1])[2:]])
+        show([measured_table(list(reports.values())), *run_marks(list(reports.values())[-1])])
 
 
 def _measured(

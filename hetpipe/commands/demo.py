@@ -15,12 +15,11 @@ from hetpipe.commands.options import JsonOption, ProfileOptions
 from hetpipe.commands.output import print_json, write_output
 from hetpipe.commands.plan import plan_and_compare
 from hetpipe.commands.plot import plot_run, save_picture
+from hetpipe.reporting.run_tables import measured_table, run_report_tables
 from hetpipe.reporting.tables import (
     comparison_table,
-    measured_table,
     plan_sentences,
     plan_table,
-    run_report_tables,
     show,
 )
 from hetpipe.runs.run_folder import RunFolder

@@ -11,7 +11,7 @@ from cost_model.units import format_bytes
 from hetpipe.commands.init import host_memory_bytes
 from hetpipe.commands.options import JsonOption
 from hetpipe.commands.output import print_json
-from hetpipe.runtime.gpus import cuda_gpus
+from hetpipe.runtime.gpus import free_memory_here, gpus_here
 
 PACKAGES = ("hetpipe", "torch", "transformers", "numpy", "PuLP", "highspy", "pydantic", "rich", "typer")
 
@@ -41,5 +41,8 @@ def environment() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "cores": os.cpu_count(),
         "memory": format_bytes(host_memory_bytes()),
-        "gpus": [f"{kind} {format_bytes(memory)}" for kind, memory in cuda_gpus()],
+        "gpus": [
+            f"{kind} {format_bytes(memory)} free"
+            for kind, memory in zip(gpus_here(), free_memory_here(), strict=True)
+        ],
     }

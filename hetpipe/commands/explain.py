@@ -32,7 +32,7 @@ def explain_command(
     plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan.json.")],
     cluster_file: ClusterOption,
     model: ModelOption = None,
-    sequence_length: SequenceOption = 64,
+    sequence_length: SequenceOption = None,
     options: ProfileOptions,
     json: JsonOption = False,
 ) -> None:
@@ -48,7 +48,9 @@ def explain_command(
     times = zip(plan.device_names, device_times(prediction.trace, prediction.costs), strict=True)
     waits = {name: time.waiting_for for name, time in times}
     unknown = [device.name for device in cluster.devices if device.kind not in profile.kinds]
-    problem = problem_of(profile, without(cluster, unknown), plan.global_batch_size)
+    problem = problem_of(
+        profile, without(cluster, unknown), plan.global_batch_size, gradient_dtype=plan.gradient_dtype
+    )
     found = explain(plan, problem, evaluator(profile, cluster), waits)
     speed = speed_shares(prediction.trace, prediction.costs, profile, cluster)
     lines = [speed_sentence(speed), *explanation_sentences(found, plan, problem)]

@@ -13,7 +13,7 @@ from cost_model.errors import InputError
 from cost_model.units import format_bytes
 from hetpipe.commands.options import JsonOption
 from hetpipe.commands.output import EMULATED_SHARE, print_json, warn_if_too_fast, write_output
-from hetpipe.runtime.gpus import cuda_gpus
+from hetpipe.runtime.gpus import free_memory_here, gpus_here
 
 _HEAD = """\
 # The devices at hand, written by `hetpipe init`. Sizes, rates and times take units; keys are explained in
@@ -83,12 +83,15 @@ def emulated_text(speeds: Sequence[float], memory_bytes: float, name: str = "emu
 
 
 def host_text() -> str:
-    """Return a cluster.toml of this host's GPUs, or of its CPU as one device."""
-    gpus = cuda_gpus()
+    """Return a cluster.toml of this host's GPUs, with what is free of their memory, or of its CPU."""
+    gpus = gpus_here()
     if not gpus:
         device = f'{{ kind = "{CPU}", memory = "{_memory(host_memory_bytes())}" }}'
         return _HEAD.format(name="host", node="host") + f"devices = [{device}]\n"
-    devices = [f'  {{ kind = "{kind}", memory = "{_memory(memory)}" }},' for kind, memory in gpus]
+    devices = [
+        f'  {{ kind = "{kind}", memory = "{_memory(memory)}" }},'
+        for kind, memory in zip(gpus, free_memory_here(), strict=True)
+    ]
     interconnect = 'interconnect = { bandwidth = "12 GB/s", latency = "10 us" }'
     lines = ["devices = [", *devices, "]", f"{interconnect}   # between the GPUs: PCIe 3, correct it"]
     return _HEAD.format(name="host", node="host") + "\n".join(lines) + "\n"

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 from cost_model.catalogue import accelerator
 from cost_model.cluster import Cluster, Device
 from cost_model.cluster_file import read_cluster
-from cost_model.dtypes import check_fast, common_dtype, dtypes_of
+from cost_model.dtypes import FLOAT32, check_fast, check_gradient_dtype, common_dtype, dtypes_of
 from cost_model.errors import InputError
 from cost_model.known_errors import distrust, far_off
 from cost_model.profile import ModelProfile, read_profile
 from cost_model.strict_files import did_you_mean
 from cost_model.what_if import without
+from hetpipe.commands.gpu_defaults import measured
 from hetpipe.commands.options import AdapterOptions, PlanOptions, ProfileOptions
 from hetpipe.commands.output import note, progress_bar, warn
 from hetpipe.models.names import ModelEntry, model_entry
@@ -46,7 +47,7 @@ class PlanRequest:
     def profile(
         self,
         model: str | None,
-        sequence_length: int,
+        sequence_length: int | None,
         *,
         used: Iterable[Device] | None = None,
         trains: bool = False,
@@ -65,24 +66,32 @@ class PlanRequest:
         check_fast(dtypes_of(self.options.dtype, {device.kind for device in self.usable.devices}), fast)
         return estimate_all(model, self.usable, sequence_length, self.options)
 
-    def problem(self, profile: ModelProfile, global_batch_size: int) -> Problem:
+    def problem(
+        self, profile: ModelProfile, global_batch_size: int, *, gradient_dtype: str = FLOAT32
+    ) -> Problem:
         """Return the problem with what is forced.
+
+        gradient_dtype: where the options say nothing.
 
         Raises: InputError if it contradicts itself, or the strategy takes no such wishes.
         """
-        problem = problem_of(profile, self.usable, global_batch_size, self.options.microbatch_size)
+        problem = problem_of(
+            profile, self.usable, global_batch_size, self.options.microbatch_size,
+            gradient_dtype=self.options.gradient_dtype or gradient_dtype,
+        )  # fmt: skip
         return _forced_problem(problem, self.strategy, self.options)
 
 
 def plan_request(cluster_file: Path, options: PlanOptions, strategy: str) -> PlanRequest:
     """Read the devices, and check the rest before anything slow is done for a typing mistake.
 
-    Raises: InputError for an unknown strategy or device, or if nothing is left.
+    Raises: InputError for an unknown strategy, dtype or device, or if nothing is left.
     """
     from partition.auto import STRATEGIES
 
     if strategy not in STRATEGIES:
         raise InputError(f"unknown strategy {strategy!r}; {did_you_mean(strategy, STRATEGIES)}")
+    check_gradient_dtype(options.gradient_dtype or FLOAT32)
     proof_s = _proof_seconds(options)
     cluster = read_cluster(cluster_file)
     return PlanRequest(cluster, remaining(cluster, options.exclude), strategy, options, proof_s)
@@ -167,7 +176,7 @@ def named_model(model: str, options: AdapterOptions) -> ModelEntry:
 def get_profile(
     model: str | None,
     cluster: Cluster,
-    sequence_length: int,
+    sequence_length: int | None,
     options: ProfileOptions,
     *,
     fast: Iterable[Device] = (),
@@ -175,12 +184,10 @@ def get_profile(
 ) -> ModelProfile:
     """Return the profile of a file, or else of the named model, measured here (or taken from the cache).
 
-    fast: devices that have to be made for its dtype.
+    fast: devices that have to be made for its dtype. sequence_length: None for the default of these devices.
 
     Raises: InputError if neither is given, the file is of another model or dtype, or a device is too slow.
     """
-    kinds = () if options.profile_file is not None else {device.kind for device in cluster.devices}
-    dtypes = dtypes_of(options.dtype, kinds) if kinds else {}
     entry = None if model is None else named_model(model, options)
     if model is None and (options.lora or options.adapter or options.load_in):
         raise InputError(
@@ -195,13 +202,16 @@ def get_profile(
         return profile
     if model is None:
         raise InputError("neither --model nor --profile is given; name a model, or give its profile.json")
+    how = measured(cluster, model, sequence_length, options.dtype)
+    dtypes = dtypes_of(how.dtype, {device.kind for device in cluster.devices})
     check_fast(dtypes, fast)
     from hetpipe.profiling.profile_cache import profile_model
 
     with progress_bar(f"measuring {name}", quiet=quiet) as report:
         return profile_model(
-            model, cluster, sequence_length,
+            model, cluster, how.sequence_length,
             dtype=dtypes, budget_s=options.profile_budget_s, progress=report,
+            microbatch_sizes=how.microbatch_sizes,
             lora=None if entry is None else entry.lora, load_in=None if entry is None else entry.load_in,
         )  # fmt: skip
 
@@ -221,7 +231,7 @@ def none_here(cluster: Cluster) -> bool:
 
 
 def estimate_all(
-    model: str | None, cluster: Cluster, sequence_length: int, options: PlanOptions
+    model: str | None, cluster: Cluster, sequence_length: int | None, options: PlanOptions
 ) -> ModelProfile:
     """Return a profile of a cluster's kinds by estimates alone, from the configuration of a model.
 
@@ -235,12 +245,13 @@ def estimate_all(
     from hetpipe.profiling.layer_estimates import estimated_profile
     from hetpipe.profiling.profile_cache import merge
 
-    dtypes = dtypes_of(options.dtype, tuple(dict.fromkeys(device.kind for device in cluster.devices)))
+    how = measured(cluster, model, sequence_length, options.dtype, sizes_given=True)
+    dtypes = dtypes_of(how.dtype, tuple(dict.fromkeys(device.kind for device in cluster.devices)))
     common_dtype(dtypes)
     run, profiles = Settings(steps=1, **entry.in_settings), []
     for dtype in dict.fromkeys(dtypes.values()):
         kinds = [kind for kind, own in dtypes.items() if own == dtype]
-        settings = TaskSettings(entry.name, sequence_length, dtype, run)
+        settings = TaskSettings(entry.name, how.sequence_length, dtype, run)
         profiles.append(estimated_profile(settings, kinds, allow_slow=options.allow_slow_bf16))
     return merge(profiles)
 

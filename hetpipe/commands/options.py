@@ -24,7 +24,9 @@ ClusterOption = Annotated[Path, typer.Option("--cluster", help="The cluster.toml
 BatchOption = Annotated[
     int, typer.Option("--global-batch-size", help="Samples a step, all devices together.")
 ]
-SequenceOption = Annotated[int, typer.Option("--sequence-length", help="Tokens a sample.")]
+SequenceOption = Annotated[
+    int | None, typer.Option("--sequence-length", help="Tokens a sample; 64, on GPUs alone 512.")
+]
 StrategyOption = Annotated[
     str, typer.Option("--strategy", help="auto, or the plan space of a known system (hetpipe compare).")
 ]
@@ -34,7 +36,7 @@ ScheduleOption = Annotated[
 ]
 DtypeOption = Annotated[
     str | None,
-    typer.Option("--dtype", help="float32 (default), tf32, bf16, fp16, auto; or V100=fp16,A100=bf16."),
+    typer.Option("--dtype", help="float32 (on GPUs alone auto), tf32, bf16, fp16, or A100=bf16,V100=fp16."),
 ]
 AllowSlowOption = Annotated[
     bool, typer.Option("--allow-slow", "--allow-slow-bf16", help="Also on devices without units for --dtype.")
@@ -83,6 +85,12 @@ class PlanOptions(ProfileOptions):
     allow_slow_bf16: AllowSlowOption = False
     microbatch_size: Annotated[
         int | None, typer.Option("--microbatch-size", help="Force it; else the best of the profiled ones.")
+    ] = None
+    gradient_dtype: Annotated[
+        str | None,
+        typer.Option(
+            "--gradient-dtype", help="bf16: gradients travel in half the bytes, rounded; else float32."
+        ),
     ] = None
     pins: Annotated[
         list[str] | None,

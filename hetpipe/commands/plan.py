@@ -54,7 +54,7 @@ def plan_command(
     cluster_file: ClusterOption,
     model: ModelOption = None,
     global_batch_size: BatchOption = 16,
-    sequence_length: SequenceOption = 64,
+    sequence_length: SequenceOption = None,
     strategy: StrategyOption = AUTO,
     options: PlanOptions,
     objective: ObjectiveOptions,

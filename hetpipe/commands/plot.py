@@ -138,7 +138,9 @@ def beside_others(plan: Plan, profile: ModelProfile, cluster: Cluster) -> "list[
     from partition.solver import Outcome
 
     unknown = [device.name for device in cluster.devices if device.kind not in profile.kinds]
-    problem = problem_of(profile, without(cluster, unknown), plan.global_batch_size)
+    problem = problem_of(
+        profile, without(cluster, unknown), plan.global_batch_size, gradient_dtype=plan.gradient_dtype
+    )
     evaluate = evaluator(profile, cluster)
     outcomes = []
     for name, strategy in BASELINES.items():

@@ -16,6 +16,7 @@ from cost_model.errors import InputError
 from cost_model.measured_links import MeasuredLink
 from cost_model.profile import ModelProfile, profile_text, read_profile
 from cost_model.units import format_bandwidth, format_bytes, format_seconds
+from hetpipe.commands.gpu_defaults import FEW_SIZES, measured
 from hetpipe.commands.inputs import named_model, remaining, with_estimates
 from hetpipe.commands.options import (
     AdapterOptions,
@@ -31,7 +32,7 @@ from hetpipe.commands.options import (
 from hetpipe.commands.output import note, print_json, progress_bar, warn, write_output
 from hetpipe.profiling.calibration import calibrate
 from hetpipe.profiling.median_error import precision_text
-from hetpipe.profiling.profile_cache import MICROBATCH_SIZES, left_out, merge, profile_model
+from hetpipe.profiling.profile_cache import left_out, merge, profile_model
 from hetpipe.reporting.tables import estimate_sentences, profile_table, show
 from hetpipe.runs.run_folder import MEASURED, RunFolder
 from hetpipe.runs.run_report import read_report
@@ -39,7 +40,6 @@ from hetpipe.runs.settings import Clock
 from partition.plan_file import read_plan
 
 AUTO_SIZES = "auto"
-DEFAULT_SIZES = ",".join(map(str, MICROBATCH_SIZES))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,13 +48,14 @@ class MeasureOptions(AdapterOptions):
 
     model: ModelOption = None
     cluster_file: Annotated[Path | None, typer.Option("--cluster", help="The cluster.toml.")] = None
-    sequence_length: SequenceOption = 64
+    sequence_length: SequenceOption = None
     dtype: DtypeOption = None
     allow_slow_bf16: AllowSlowOption = False
     profile_budget_s: BudgetOption = 60.0
     microbatch_sizes: Annotated[
-        str, typer.Option("--microbatch-sizes", help='Such as 1,2,4; "auto": up to the largest that fits.')
-    ] = DEFAULT_SIZES
+        str | None,
+        typer.Option("--microbatch-sizes", help="1,2,4, or on GPUs alone auto: up to the largest that fits."),
+    ] = None
 
 
 @with_options
@@ -81,6 +82,7 @@ def profile_command(
     given = {"--merge": merge, "--from-run": run is not None, "--profile": profile_file is not None}
     sources = [name for name, is_given in given.items() if is_given]
     _check_source(sources, files or [], options, estimated=kinds)
+    dtype = options.dtype
     if merge:
         profile = merge_files(files or [])
     elif run is not None:
@@ -88,8 +90,8 @@ def profile_command(
     elif profile_file is not None:
         profile = read_profile(profile_file)
     else:
-        profile = measure(options, estimated=kinds, quiet=json)
-    profile = with_estimates(profile, kinds, dtype=options.dtype, allow_slow=options.allow_slow_bf16)
+        profile, dtype = measure(options, estimated=kinds, quiet=json)
+    profile = with_estimates(profile, kinds, dtype=dtype, allow_slow=options.allow_slow_bf16)
     if output is not None:
         write_output(output, profile_text(profile))
     if json:
@@ -155,14 +157,19 @@ def parse_sizes(text: str) -> tuple[int, ...] | None:
     return tuple(sorted({int(word) for word in words}))
 
 
-def measure(options: MeasureOptions, *, estimated: Collection[str] = (), quiet: bool) -> ModelProfile:
-    """Measure a model on the kinds of a cluster file, or take it from the cache; warn of what did not fit.
+def measure(
+    options: MeasureOptions, *, estimated: Collection[str] = (), quiet: bool
+) -> tuple[ModelProfile, str | None]:
+    """Measure a model on the kinds of a cluster file, or take it from the cache; return the --dtype, too.
+
+    Warns of what did not fit.
 
     estimated: kinds that are left out.
 
     Raises: InputError if one of the two is missing or unknown, or no kind is left.
     """
-    sizes = parse_sizes(options.microbatch_sizes)
+    given = options.microbatch_sizes
+    sizes = FEW_SIZES if given is None else parse_sizes(given)
     for option, value in (("--model", options.model), ("--cluster", options.cluster_file)):
         if value is None:
             raise InputError(f"Missing option '{option}'; only --profile, --merge and --from-run go without")
@@ -171,20 +178,24 @@ def measure(options: MeasureOptions, *, estimated: Collection[str] = (), quiet: 
     name = entry.name
     note(() if entry.folder is None else entry.folder.notes())
     cluster = _measurable(read_cluster(options.cluster_file), estimated)
-    dtypes = dtypes_of(options.dtype, {*(device.kind for device in cluster.devices), *estimated})
+    how = measured(
+        cluster, options.model, options.sequence_length, options.dtype, sizes, sizes_given=given is not None
+    )
+    dtypes = dtypes_of(how.dtype, {*(device.kind for device in cluster.devices), *estimated})
     if not options.allow_slow_bf16:
         check_fast(dtypes, cluster.devices)
         check_estimable({kind: dtypes[kind] for kind in estimated})
     with progress_bar(f"measuring {name}", quiet=quiet) as report:
         profile = profile_model(
-            options.model, cluster, options.sequence_length,
-            dtype=dtypes, budget_s=options.profile_budget_s, microbatch_sizes=sizes, progress=report,
+            options.model, cluster, how.sequence_length,
+            dtype=dtypes, budget_s=options.profile_budget_s, microbatch_sizes=how.microbatch_sizes,
+            progress=report,
             lora=entry.lora,
             load_in=entry.load_in,
         )  # fmt: skip
-    for kind, missing in left_out(profile, sizes or ()).items():
+    for kind, missing in left_out(profile, how.microbatch_sizes or ()).items():
         warn(f"microbatches of {', '.join(map(str, missing))} do not fit on {kind!r} and were left out")
-    return profile
+    return profile, how.dtype
 
 
 def _measurable(cluster: Cluster, estimated: Collection[str]) -> Cluster:

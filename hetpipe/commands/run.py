@@ -33,7 +33,8 @@ from hetpipe.commands.training import (
     train_shown,
 )
 from hetpipe.program.verification import verify
-from hetpipe.reporting.tables import estimate_sentences, run_report_tables, show
+from hetpipe.reporting.run_tables import run_report_tables
+from hetpipe.reporting.tables import estimate_sentences, show
 from hetpipe.runs.settings import Settings, TaskSettings
 from hetpipe.runtime.processes import under_torchrun
 from hetpipe.simulation.prediction import Prediction, predict
@@ -58,7 +59,8 @@ class GivenOptions:
         typer.Option("--global-batch-size", help="Samples a step; 16, or that of the plan or --resume."),
     ] = None
     sequence_length: Annotated[
-        int | None, typer.Option("--sequence-length", help="Tokens a sample; 64, or the profile's.")
+        int | None,
+        typer.Option("--sequence-length", help="Tokens a sample; 64, on GPUs alone 512, or the profile's."),
     ] = None
 
 
@@ -85,7 +87,7 @@ def run_command(
     start = run_start(named_model(model, options), training, schedule, dry_run=dry_run)
     profile = _profile(request, model, plan, given.sequence_length, quiet=silent)
     batch = start.batch if given.global_batch_size is None else given.global_batch_size
-    prediction, outcomes = _predict(plan, profile, request, start.settings, batch=batch, alone=silent)
+    prediction, outcomes = _predict(plan, profile, request, start, batch=batch, alone=silent)
     estimates = _verified(prediction, profile, request.cluster)
     if not silent:
         show_plan(prediction.plan, outcomes, profile, request.cluster)
@@ -111,7 +113,8 @@ def _follow() -> NoReturn:
 def _given_plan(plan_file: Path, given: GivenOptions, options: PlanOptions) -> Plan:
     """Read a plan to run.
 
-    Raises: InputError if a part of it is forced too, or another batch is asked for than it is for.
+    Raises: InputError if a part of it is forced too, or another batch or dtype of gradients is asked for
+        than it is for.
     """
     plan = read_plan(plan_file)
     if options.forces_plan or options.exclude:
@@ -122,6 +125,11 @@ def _given_plan(plan_file: Path, given: GivenOptions, options: PlanOptions) -> P
         raise InputError(
             f"--global-batch-size is {given.global_batch_size}, the plan's is {plan.global_batch_size}; "
             "leave it out, or plan again"
+        )
+    if options.gradient_dtype not in (None, plan.gradient_dtype):
+        raise InputError(
+            f"--gradient-dtype is {options.gradient_dtype}, the plan's is {plan.gradient_dtype}; leave it "
+            "out, or plan again"
         )
     return plan
 
@@ -134,7 +142,7 @@ def _profile(
     Raises: InputError if it is of another sequence length than asked for.
     """
     used = None if plan is None else [request.cluster.device(name) for name in plan.device_names]
-    profile = request.profile(model, sequence_length or 64, used=used, trains=True, quiet=quiet)
+    profile = request.profile(model, sequence_length, used=used, trains=True, quiet=quiet)
     if sequence_length is not None and sequence_length != profile.sequence_length:
         raise InputError(
             f"--sequence-length is {sequence_length}, the profile is of {profile.sequence_length}; "
@@ -147,7 +155,7 @@ def _predict(
     plan: Plan | None,
     profile: ModelProfile,
     request: PlanRequest,
-    settings: Settings,
+    start: RunStart,
     *,
     batch: int | None,
     alone: bool,
@@ -159,12 +167,12 @@ def _predict(
     Raises: InputError if a given one does not fit; InfeasibleError if there is no new one.
     """
     if plan is not None:
-        return predict_given(plan, profile, request.cluster, settings.schedule), NO_OUTCOMES
-    problem = request.problem(profile, 16 if batch is None else batch)
+        return predict_given(plan, profile, request.cluster, start.settings.schedule), NO_OUTCOMES
+    problem = request.problem(profile, 16 if batch is None else batch, gradient_dtype=start.gradient_dtype)
     plan, outcomes = new_plan(
         problem, request.cluster, request.strategy, proof_s=request.proof_s, alone=alone
     )
-    return predict(plan, profile, request.cluster, settings.schedule), outcomes
+    return predict(plan, profile, request.cluster, start.settings.schedule), outcomes
 
 
 def _verified(prediction: Prediction, profile: ModelProfile, cluster: Cluster) -> list[str]:

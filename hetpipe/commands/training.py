@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cost_model.dtypes import FLOAT32
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
 from cost_model.units import parse_seconds
@@ -71,12 +72,14 @@ class RunStart:
     """What a run begins with, checked before anything is measured.
 
     folder: None for a new numbered one. batch: samples a step of the run before, None if there is none.
+    gradient_dtype: in which its gradients travelled.
     """
 
     entry: ModelEntry
     folder: RunFolder | None
     settings: Settings
     batch: int | None = None
+    gradient_dtype: str = FLOAT32
 
 
 def run_start(
@@ -94,7 +97,7 @@ def run_start(
         "total_steps": options.total_steps,
         "data": tuple(map(str, _readable(options.data))) if options.data else None,
     }
-    source, batch = None, None
+    source, batch, gradient_dtype = None, None, FLOAT32
     decided: dict[str, Any] = {}  # what is not given is that of the run before
     if options.resume is not None and not dry_run and not _begins_anew(options.resume, folder):
         from hetpipe.training.checkpoint import read_manifest
@@ -107,6 +110,7 @@ def run_start(
         check_adapters(manifest, entry.lora, source)
         check_same(manifest, "model", entry.name, source)
         decided, batch = inherited(manifest, options.steps), manifest.settings.get("global_batch_size")
+        gradient_dtype = str(manifest.settings.get("gradient_dtype", FLOAT32))
         if given["data"] is None:
             _readable(map(Path, decided.get("data", ())))
     before = _settings_before(source) or Settings(steps=1)
@@ -123,7 +127,7 @@ def run_start(
         resume_from=None if source is None else str(source),
         **entry.in_settings,
     )
-    return RunStart(entry, folder, settings, batch if isinstance(batch, int) else None)
+    return RunStart(entry, folder, settings, batch if isinstance(batch, int) else None, gradient_dtype)
 
 
 def _every(text: str) -> tuple[int, float]:

@@ -59,16 +59,25 @@ class TrainingTask:
 
         Raises: InputError if the step has none.
         """
-        terms = self.num_loss_tokens(len(labels)) if self.count_terms is None else self.count_terms(labels)
-        if terms < 1:
-            raise InputError(f"the loss of a step has {terms} terms; every step needs labels that count")
-        return 1 / terms
+        if self.count_terms is None:
+            return self.step_weight(len(labels))
+        return _weight_of(self.count_terms(labels))
+
+    def step_weight(self, num_samples: int) -> float:
+        """Return the same for a step of so many samples, where the labels are not asked."""
+        return _weight_of(self.num_loss_tokens(num_samples))
 
     def learning_rate(self, settings: Settings, step: int) -> float:
         """Return the learning rate of a step, counted from 0."""
         if self.rate_schedule is None:
             return settings.learning_rate_at(step)
         return settings.learning_rate * self.rate_schedule(step)
+
+
+def _weight_of(terms: int) -> float:
+    if terms < 1:
+        raise InputError(f"the loss of a step has {terms} terms; every step needs labels that count")
+    return 1 / terms
 
 
 TaskFactory = Callable[[RunFolder, TaskSettings], TrainingTask]

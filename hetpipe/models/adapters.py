@@ -109,7 +109,7 @@ def preload_modules(settings: TaskSettings) -> tuple[str, ...]:
     modules = preload_base(settings.base_model, settings.model_folder)
     # NOTE: bitsandbytes, which peft loads, starts CUDA when it is loaded, where it finds a GPU; see
     # bitsandbytes/cuda_specs.py. It would be lost to the ranks that the server forks.
-    starts_cuda = importlib.util.find_spec("bitsandbytes") is not None and torch.cuda.is_available()
+    starts_cuda = importlib.util.find_spec("bitsandbytes") is not None and torch.accelerator.is_available()
     return modules if settings.lora is None or starts_cuda else (*modules, "peft")
 
 

@@ -165,8 +165,9 @@ class _Generators:
     """The states of torch's generators, from which nothing may be drawn."""
 
     def __init__(self, device: torch.device | None) -> None:
-        self._device = device if device is not None and device.type == "cuda" else None
-        self._state: tuple[bytes, int] = (b"", 0)
+        known = device is not None and device.type in ("cuda", "xpu", "mps")
+        self._device = device if known else None
+        self._state: tuple[bytes, object] = (b"", 0)
 
     def remember(self) -> None:
         self._state = self._now()
@@ -175,14 +176,19 @@ class _Generators:
         """Return whether anything was drawn since the last `remember`."""
         return self._now() != self._state
 
-    def _now(self) -> tuple[bytes, int]:
+    def _now(self) -> tuple[bytes, object]:
         """Return the state of the CPU's generator, and how far the device's has gone; waits for nothing."""
         with _disable_current_modes():  # where tensors have no memory it is noise
             state = torch.default_generator.get_state().numpy().tobytes()
-        if self._device is None:
-            return state, 0
-        index = torch.cuda.current_device() if self._device.index is None else self._device.index
-        return state, torch.cuda.default_generators[index].get_offset()
+            return state, 0 if self._device is None else _drawn_on(self._device)
+
+
+def _drawn_on(device: torch.device) -> object:
+    """Return how far the generator of a GPU has gone, by what the host knows of it."""
+    if device.type == "mps":
+        return torch.mps.get_rng_state().numpy().tobytes()
+    index = torch.accelerator.current_device_index() if device.index is None else device.index
+    return torch.get_device_module(device).default_generators[index].get_offset()
 
 
 @lru_cache(maxsize=256)

@@ -56,8 +56,10 @@ def travels_in(giver: torch.dtype, taker: torch.dtype) -> torch.dtype:
 def set_products(dtype: str, place: torch.device) -> None:
     """Let the GPU of this process multiply float32 matrices in tf32, if that is the dtype.
 
-    A CPU goes on in float32.
+    A CPU goes on in float32, and so does Apple's GPU, which has nothing between that and 16 bits.
     """
+    if dtype == TF32 and place.type == "xpu":
+        torch.set_float32_matmul_precision("high")
     if dtype == TF32 and place.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = True
         torch.backends.cudnn.allow_tf32 = True

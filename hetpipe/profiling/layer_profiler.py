@@ -24,6 +24,7 @@ from hetpipe.profiling.layer_timer import Bench, Samples, boundary_bytes
 from hetpipe.profiling.median_error import TARGET, precision_text
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import TaskSettings
+from hetpipe.runtime.accelerators import synchronize
 from hetpipe.runtime.optimizer import Optimizer
 from hetpipe.runtime.processes import Emit
 from hetpipe.runtime.rank_setup import torch_device
@@ -324,8 +325,8 @@ def _optimizer_s_per_byte(
         if model.lowered is not None:
             for value in parameters.values():
                 value.detach().to(model.lowered)
-        if any(value.is_cuda for value in parameters.values()):
-            torch.cuda.synchronize()
+        for value in list(parameters.values())[:1]:
+            synchronize(value.device)
         seconds.append(time.perf_counter() - begin)
     num_bytes = sum(value.numel() * value.element_size() for value in parameters.values())
     return statistics.median(seconds[1:]) / num_bytes if num_bytes else 0.0

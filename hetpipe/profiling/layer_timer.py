@@ -20,6 +20,16 @@ from hetpipe.models.repeat_check import check_repeatable
 from hetpipe.profiling.attention_counter import AttentionCounter
 from hetpipe.profiling.median_error import standard_error_of_median
 from hetpipe.runs.settings import TaskSettings
+from hetpipe.runtime.accelerators import (
+    Event,
+    empty_cache,
+    has_events,
+    has_peaks,
+    memory_figures,
+    new_event,
+    restart_peaks,
+    synchronize,
+)
 from hetpipe.runtime.byte_counter import ByteCounter
 
 NEGLIGIBLE_SHARE = 0.01
@@ -116,15 +126,16 @@ class Bench:
                 with counter:  # meets the lowered weights, which are kept and belong to no microbatch
                     self._run(start, stop, size, time.perf_counter)
             counter.cap_bytes = counter.live_bytes + cap_bytes
-            peaks: list[int] = []
+            peaks: list[float] = []
 
-            def live(counter: ByteCounter = counter, peaks: list[int] = peaks) -> float:
-                if self.device.type == "cuda":
-                    peaks.append(torch.cuda.max_memory_allocated(self.device))
-                    torch.cuda.reset_peak_memory_stats(self.device)
-                else:
+            def live(counter: ByteCounter = counter, peaks: list[float] = peaks) -> float:
+                figures = memory_figures(self.device) if has_peaks(self.device) else None
+                if figures is None:
                     peaks.append(counter.restart_peak())
-                return self._live_bytes(counter)
+                    return float(counter.live_bytes)
+                peaks.append(figures.peak_allocated_bytes)
+                restart_peaks(self.device)
+                return figures.allocated_bytes
 
             with counter:
                 marks = self._run(start, stop, size, live)
@@ -188,8 +199,8 @@ class Bench:
         return marks.forward[stop] - before - data
 
     def _live_bytes(self, counter: ByteCounter) -> float:
-        on_gpu = self.device.type == "cuda"
-        return float(torch.cuda.memory_allocated(self.device) if on_gpu else counter.live_bytes)
+        figures = memory_figures(self.device) if has_peaks(self.device) else None
+        return float(counter.live_bytes) if figures is None else figures.allocated_bytes
 
     def forget(self, size: int) -> None:
         """Drop what was measured of a size that turned out not to fit."""
@@ -198,8 +209,7 @@ class Bench:
             sample.forget(size)
         for value in self.model.owned_parameters().values():
             value.grad = None
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        empty_cache(self.device)
 
     def times(self, layers: Collection[int], sizes: Sequence[int]) -> LayerTimes:
         """Return the median over the measured layers of a group."""
@@ -242,20 +252,20 @@ class Bench:
 
     def _timed(self, start: int, stop: int, size: int) -> "_Marks":
         """Time one forward and backward of a range, in seconds."""
-        if self.device.type != "cuda":
+        if not has_events(self.device):
             return self._run(start, stop, size, time.perf_counter)
-        events: list[torch.cuda.Event] = []
+        events: list[Event] = []
 
         def record() -> float:
-            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch
-            event.record(torch.cuda.current_stream(self.device))
+            event = new_event(self.device)
+            event.record()
             events.append(event)
             return float(len(events) - 1)
 
         self._run(start, stop, size, lambda: 0.0)  # so that clocks have risen and the allocator holds enough
-        torch.cuda.synchronize(self.device)  # a layer whose launches take longer than its work shows it
+        synchronize(self.device)  # a layer whose launches take longer than its work shows it
         marks = self._run(start, stop, size, record)
-        torch.cuda.synchronize(self.device)
+        synchronize(self.device)
         return marks.read([events[0].elapsed_time(event) / 1e3 for event in events])
 
     def _run(self, start: int, stop: int, size: int, read: Callable[[], float]) -> "_Marks":

@@ -16,6 +16,7 @@ from cost_model.measured_links import MeasuredAllReduce, MeasuredLink
 from cost_model.network import NORM_BYTES
 from hetpipe.profiling.median_error import standard_error_of_median
 from hetpipe.program.instructions import Direction, Pass, Program, Transfer
+from hetpipe.runtime.accelerators import synchronize_stream
 from hetpipe.runtime.host_staging import Staging, room_on_host
 from hetpipe.runtime.processes import Emit, RankGroup, run_ranks
 from hetpipe.runtime.rank_setup import torch_device
@@ -213,9 +214,8 @@ def _transport(
 
 
 def _finish(place: torch.device) -> None:
-    if place.type == "cuda":
-        # not the whole device: a receive that is posted ahead would be waited for, whose sender waits for us
-        torch.cuda.current_stream(place).synchronize()
+    # not the whole device: a receive that is posted ahead would be waited for, whose sender waits for us
+    synchronize_stream(place)
 
 
 # ---- all-reduces

@@ -288,6 +288,7 @@ def _code() -> str:
         "profiling/attention_counter",
         "profiling/median_error",
         "runtime/transport",
+        "runtime/accelerators",
         "runtime/byte_counter",
         "runtime/stage_runner",
         "runtime/optimizer",

@@ -31,8 +31,8 @@ def cut_buckets(
 ) -> list[Bucket]:
     """Return the buckets, cut between layers where the sum of the first parts hides behind the last backward.
 
-    A part has at most most_bytes (None: BUCKET_BYTES), or more, up to all, where the latency of more parts
-    would cost what they gain, by an estimate; a layer is never cut.
+    A part has at most most_bytes (None: BUCKET_BYTES), as they travel, or more, up to all, where the latency
+    of more parts would cost what they gain, by an estimate; a layer is never cut.
     """
     knife = _Knife(plan, profile, network, BUCKET_BYTES if most_bytes is None else most_bytes)
     found = [replace(bucket, layers=layers) for bucket in buckets for layers in knife.parts(bucket)]
@@ -87,7 +87,7 @@ class _Knife:
 
     @cached_property
     def _layer_bytes(self) -> list[float]:
-        """The bytes of `Bucket.num_bytes` of each layer."""
+        """The bytes of `Bucket.num_bytes` of each layer, as they travel."""
         profile = self._profile
         found = [layer.trained_bytes for layer in profile.layers]
         lent: dict[int, float] = {}
@@ -98,7 +98,7 @@ class _Knife:
                 lent[home] = max(lent.get(home, 0.0), profile.tied_bytes(layer))
         for home, num_bytes in lent.items():
             found[home] -= num_bytes
-        return found
+        return [self._plan.gradient_share * num_bytes for num_bytes in found]
 
     @cached_property
     def _first_backwards(self) -> dict[int, list[tuple[Stage, int]]]:

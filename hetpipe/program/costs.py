@@ -96,6 +96,10 @@ class ProgramCosts:
         return self._prices.boundary_bytes(stages[boundary].start, samples, giver, taker)
 
     def sync_bytes(self, bucket: int) -> float:
+        """Return the bytes that each owner of a bucket gives to its sum, as they travel."""
+        return self.program.plan.gradient_share * self._parameter_bytes(bucket)
+
+    def _parameter_bytes(self, bucket: int) -> float:
         return self.program.buckets[bucket].num_bytes(self._profile)
 
     def send_due(self, free_at: FreeAt, send: Transfer, ready_s: float) -> float:
@@ -122,11 +126,14 @@ class ProgramCosts:
         return {rank: due[self.device_names[rank]] for rank in entry.ranks}
 
     def broadcast_due(self, free_at: FreeAt, bucket: int, ready_s: Mapping[int, float]) -> dict[int, float]:
-        """Return when each rank has a bucket's new parameters, given when each was ready (by rank)."""
+        """Return when each rank has a bucket's new parameters, given when each was ready (by rank).
+
+        They travel as they are, in whatever dtype gradients do.
+        """
         entry = self.program.buckets[bucket]
         assert entry.state_owner is not None
         ready, root = self._by_name(entry.ranks, ready_s), self.device_names[entry.state_owner]
-        due = broadcast_due(free_at, self.network, self.sync_bytes(bucket), ready, root)
+        due = broadcast_due(free_at, self.network, self._parameter_bytes(bucket), ready, root)
         return {rank: due[self.device_names[rank]] for rank in entry.ranks}
 
     def norm_due(self, free_at: FreeAt, ready_s: Mapping[int, float]) -> dict[int, float]:
@@ -153,8 +160,8 @@ def check_memory(plan: Plan, profile: ModelProfile, cluster: Cluster) -> None:
         layers = plan.layers_of(device.name)
         raise InfeasibleError(
             f"{plan.strategy}: layers {layers[0]} to {layers[-1]} need {need:,.0f} bytes on {device.name!r}, "
-            f"which has {device.usable_bytes:,.0f} usable; {missing:,.0f} bytes are missing: give it fewer "
-            "layers, a smaller microbatch, or more memory",
+            f"which has {device.usable_words}; {missing:,.0f} bytes are missing: give it fewer layers, a "
+            "smaller microbatch, or more memory",
             device=device.name,
             missing_bytes=missing,
         )

@@ -67,7 +67,7 @@ def with_collectives(
     def summed(bucket: Bucket) -> Bucket:
         if bucket.state_owner is not None:
             return bucket  # reduced to the owner, whatever is cheaper
-        num_bytes = bucket.num_bytes(profile)
+        num_bytes = plan.gradient_share * bucket.num_bytes(profile)
         alike = known.get((bucket.ranks, num_bytes))
         if alike is None:
             alike = known[bucket.ranks, num_bytes] = chosen(bucket, num_bytes)
@@ -88,7 +88,7 @@ def not_by_nodes(
 ) -> tuple[Bucket, ...]:
     """Return the buckets, those that go by nodes by a ring in the order of the ranks, or a tree, instead.
 
-    num_bytes: what each owner of a bucket (its index) gives.
+    num_bytes: what each owner of a bucket (its index) gives, as it travels.
     """
 
     def plain(index: int, bucket: Bucket) -> Bucket:

@@ -180,7 +180,10 @@ class Bucket:
         return f"ranks={ranks} layers={layers}{marks}"
 
     def num_bytes(self, profile: ModelProfile) -> float:
-        """Return the bytes of gradients that each rank gives to the sum."""
+        """Return the bytes of gradients that each rank gives to the sum, as they are made.
+
+        Those that travel are `Plan.gradient_share` of them.
+        """
         if self.tied:
             return max(profile.tied_bytes(layer) for layer in self.layers[1:])
         homes = {layer: profile.tied_home(layer) for layer in range(profile.num_layers)}

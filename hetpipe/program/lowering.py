@@ -69,7 +69,7 @@ def on_gpus(program: Program, cluster: Cluster | None) -> tuple[bool, ...]:
     A receive between two of them runs on the GPU until its message comes. Whatever waits for the whole GPU
     meanwhile, such as loading a kernel or giving memory back, waits for the message too, for ever where that
     depends on what this rank has not yet handed in. So it is posted where it is needed: the host has handed
-    in all before by then, and goes ahead of the GPU, which loses no time.
+    in all before by then, and goes ahead of the GPU, which loses no time (`SideStream`).
     """
     if cluster is None:
         return (False,) * len(program.device_names)

@@ -31,6 +31,9 @@ from hetpipe.program.instructions import (
 from hetpipe.program.lowering import on_gpus
 from partition.plan import check_plan
 
+MOST_STREAMS = 31
+"""Torch has 32 streams of a priority on a GPU, and gives them out in turn; receives are handed in on one."""
+
 
 def verify(program: Program, profile: ModelProfile, cluster: Cluster) -> None:
     """Check the program against its plan, the model and the devices.
@@ -47,7 +50,9 @@ def verify(program: Program, profile: ModelProfile, cluster: Cluster) -> None:
     verify_computations(program)
     verify_buckets(program, profile)
     _verify_nodes(program, cluster)
-    verify_order(program, on_gpus(program, cluster))
+    gpus = on_gpus(program, cluster)
+    verify_order(program, gpus)
+    _verify_streams(program, gpus)
     verify_meetings(program)
     check_memory(with_in_flight(program.plan, observed_in_flight(program)), profile, cluster)
 
@@ -231,6 +236,19 @@ def verify_order(program: Program, gpus: Sequence[bool] = ()) -> None:
     ]
     if stuck:
         raise InputError(f"the program deadlocks: {'; '.join(stuck)}")
+
+
+def _verify_streams(program: Program, gpus: Sequence[bool]) -> None:
+    """Check that no message between GPUs shares its stream with another way that messages take."""
+    for rank, instructions in enumerate(program.ranks):
+        transfers = [entry for entry in instructions if isinstance(entry, Transfer)]
+        peers = {(entry.direction, program.rank_of(entry.pipeline, entry.peer_stage)) for entry in transfers}
+        between = sum(gpus[rank] and gpus[peer] for _, peer in peers)
+        if between > MOST_STREAMS:
+            raise InputError(
+                f"{program.device_names[rank]!r} has {between} ways to and from other GPUs, of which torch "
+                f"keeps {MOST_STREAMS} apart; let it serve fewer pipelines"
+            )
 
 
 def _verify_syncs(program: Program) -> None:

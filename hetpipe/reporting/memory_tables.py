@@ -20,7 +20,8 @@ class MemoryUse:
 
     frozen_bytes: weights that are not trained. trained_bytes: those that are, such as adapters, with their
     lowered copies. state_bytes: their gradients and optimizer states. activation_bytes: what microbatches in
-    flight keep, messages included. usable_bytes: what a plan may fill.
+    flight keep, messages included. driver_bytes: contexts and communicators. usable_bytes: what all of it may
+    fill, the memory less the reserve.
     """
 
     frozen_bytes: float
@@ -29,6 +30,7 @@ class MemoryUse:
     activation_bytes: float
     workspace_bytes: float
     usable_bytes: float
+    driver_bytes: float = 0.0
 
     @property
     def total_bytes(self) -> float:
@@ -39,6 +41,7 @@ class MemoryUse:
             + self.state_bytes
             + self.activation_bytes
             + self.workspace_bytes
+            + self.driver_bytes
         )
 
 
@@ -57,7 +60,8 @@ def memory_uses(plan: Plan, profile: ModelProfile, cluster: Cluster) -> dict[str
             state_bytes=memory.gradient_bytes + memory.optimizer_bytes,
             activation_bytes=memory.saved_bytes + memory.boundary_bytes,
             workspace_bytes=memory.workspace_bytes,
-            usable_bytes=device.usable_bytes,
+            usable_bytes=device.usable_bytes + device.driver_bytes,
+            driver_bytes=device.driver_bytes,
         )
     return found
 
@@ -74,12 +78,14 @@ def memory_table(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Table:
     largest = max(use.total_bytes for use in uses.values())
     unit, size = next((unit, size) for unit, size in _UNITS if largest >= size or size == 1.0)
     table = new_table(f"memory, {unit}")
-    for title in ("frozen", "trained", "states", "saved", "workspace", "sum", "of"):
+    has_driver = any(use.driver_bytes for use in uses.values())
+    titles = ("frozen", "trained", "states", "saved", "workspace", *["driver"] * has_driver, "sum", "of")
+    for title in titles:
         table.add_column(title, justify="right", no_wrap=True)
     for name, use in uses.items():
         values = (
             use.frozen_bytes, use.trained_bytes, use.state_bytes, use.activation_bytes,
-            use.workspace_bytes, use.total_bytes, use.usable_bytes,
+            use.workspace_bytes, *[use.driver_bytes] * has_driver, use.total_bytes, use.usable_bytes,
         )  # fmt: skip
         table.add_row(name, *(f"{value / size:,.2f}" for value in values))
     return table

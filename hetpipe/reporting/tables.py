@@ -11,15 +11,14 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 from cost_model.cluster import Cluster, Device
-from cost_model.dtypes import MIXED, multiplied_in
+from cost_model.dtypes import FLOAT32, MIXED, multiplied_in
 from cost_model.known_errors import distrust
 from cost_model.profile import ModelProfile
 from cost_model.units import format_bytes, format_seconds
 from hetpipe.reporting.critical_path import Share
+from hetpipe.reporting.driver_memory import driver_sentences
 from hetpipe.reporting.idle_time import DeviceTime
 from hetpipe.reporting.narrow_tables import narrow
-from hetpipe.runs.run_report import LARGE_BETWEEN, RunReport
-from hetpipe.runs.settings import Clock
 from partition.estimates.plan_memory import memory_on
 from partition.plan import Figures, Plan, Stage
 
@@ -32,10 +31,6 @@ WIDTH_IN_A_PIPE = 160
 SMALLEST_SHARE = 0.01
 MOST_CAUSES = 4
 ROOFLINE_ALONE = "; from no measured kind: times of kinds are better known in proportion than in seconds"
-EMULATION_NOTE = (
-    "compute time of emulated devices is predicted by construction; order, hops, contention, bubbles, sync "
-    "and step are what is tested"
-)
 _NUMBERED = re.compile(r"(?P<stem>.*?)(?P<number>\d+)")
 
 
@@ -119,12 +114,14 @@ def is_estimated(profile: ModelProfile, kind: str) -> bool:
 def plan_sentences(plan: Plan, profile: ModelProfile, cluster: Cluster) -> list[str]:
     """Say what a plan is and how good: header, precisions, bound, devices left out, estimated kinds."""
     sentences = [_header(plan, profile, cluster), *_precisions(plan, profile, cluster)]
+    sentences += gradient_sentences(plan.gradient_dtype)
     if plan.predicted is not None and (bound := bound_sentence(plan.predicted)):
         sentences.append(bound)
     left_out = [device for device in cluster.devices if device.name not in plan.device_names]
     if left_out:
         names = ", ".join(f"{device.name} ({describe_device(device, profile)})" for device in left_out)
         sentences.append(f"left out: {names}")
+    sentences += driver_sentences(cluster.device(name) for name in plan.device_names)
     return sentences + estimate_sentences(profile, (device.kind for device in cluster.devices))
 
 
@@ -135,6 +132,13 @@ def _precisions(plan: Plan, profile: ModelProfile, cluster: Cluster) -> list[str
     kinds = dict.fromkeys(cluster.device(name).kind for name in plan.device_names)
     named = (f"{kind} in {multiplied_in(profile.dtype_of(kind))}" for kind in kinds)
     return [f"computes: {', '.join(named)}"]
+
+
+def gradient_sentences(gradient_dtype: str) -> list[str]:
+    """Say in what gradients travel where that is not what they are made in; [] where it is."""
+    if gradient_dtype == FLOAT32:
+        return []
+    return [f"gradients: summed between devices in {gradient_dtype}, half the bytes, rounded"]
 
 
 def _header(plan: Plan, profile: ModelProfile, cluster: Cluster) -> str:
@@ -271,84 +275,6 @@ def gain_sentence(gain: "Gain") -> str:
         f"{gain.balance:.2f} by balance of computation (as with ample memory) times {gain.memory:.2f} "
         "by memory"
     )
-
-
-def run_report_tables(report: RunReport) -> list[RenderableType]:
-    """Return the tables after a run, predicted and measured, and what they can and cannot show."""
-    times = new_table(f"{report.strategy}, {report.schedule}, {report.steps} steps")
-    for title in ("predicted", "measured", "error"):
-        times.add_column(title, justify="right", no_wrap=True)
-    times.add_row("step", *_errors(report.predicted_step_s, report.measured_step_s, report.step_error))
-    if report.samples_per_s:
-        rates = report.predicted_samples_per_s, report.samples_per_s
-        error = f"{rates[1] / rates[0] - 1:+.1%}" if rates[0] else ""
-        times.add_row("samples/s, wall clock", f"{rates[0]:.4g}", f"{rates[1]:.4g}", error)
-    several = any(stage.pipeline for stage in report.stages)
-    for stage in report.stages:
-        name = f"{stage.pipeline}.{stage.stage}" if several else str(stage.stage)
-        times.add_row(
-            f"stage {name} on {stage.device}, busy",
-            *_errors(stage.predicted_busy_s, stage.measured_busy_s, stage.error),
-        )
-    times.add_row("bubble", f"{report.predicted_bubble:.1%}", f"{report.measured_bubble:.1%}", "")
-    memory = new_table("memory of")
-    for title in ("predicted", "measured peak", "usable"):
-        memory.add_column(title, justify="right", no_wrap=True)
-    for device, found in report.devices.items():
-        memory.add_row(
-            device,
-            format_bytes(found.predicted_bytes),
-            "not counted" if found.peak_bytes is None else format_bytes(found.peak_bytes),
-            format_bytes(found.usable_bytes),
-        )
-    return [times, memory, *_marks(report)]
-
-
-def _errors(predicted_s: float, measured_s: float, error: float) -> tuple[str, str, str]:
-    return format_seconds(predicted_s), format_seconds(measured_s), f"{error:+.1%}"
-
-
-def _marks(report: RunReport) -> list[str]:
-    marks = []
-    if report.emulated and report.clock == Clock.NOMINAL:
-        marks.append(f"note: {EMULATION_NOTE}")
-    if abs(report.between_steps) > LARGE_BETWEEN:
-        marks.append(
-            f"between steps: data, meetings, callbacks and checkpoints added {report.between_steps:.1%} to "
-            f"the steps; {report.samples_per_s:.4g} samples/s by the wall clock, "
-            f"{report.samples_per_s * (1 + report.between_steps):.4g} within steps"
-        )
-    if report.host_overloaded:
-        late = max(device.over_budget for device in report.devices.values())
-        marks.append(
-            f"host overloaded: operations took up to {late:.1%} longer than they may, other processes used "
-            f"{report.foreign_cores:.2f} cores; do not trust the measured times"
-        )
-    if report.loss_spikes:
-        steps = "step" if report.loss_spikes == 1 else "steps"
-        marks.append(
-            f'losses: that of {report.loss_spikes} {steps} stood out ("spike" in metrics.jsonl says which)'
-        )
-    if not report.owners_agree:
-        marks.append("warning: parameters with several owners differ between them; this is a bug")
-    return marks
-
-
-def measured_table(reports: Sequence[RunReport]) -> Table:
-    """Show plans that were run, side by side; the speed-up is that of the last one over each."""
-    table = new_table()
-    table.add_column("strategy", no_wrap=True)
-    titles = ("predicted step", "measured step", "error", "speed-up of the last, measured")
-    for title in (*titles, "samples/s, wall clock"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for report in reports:
-        table.add_row(
-            report.strategy,
-            *_errors(report.predicted_step_s, report.measured_step_s, report.step_error),
-            f"{report.measured_step_s / reports[-1].measured_step_s:.2f}",
-            f"{report.samples_per_s:.4g}" if report.samples_per_s else "",
-        )
-    return table
 
 
 def profile_table(profile: ModelProfile) -> Table:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from pydantic import ConfigDict, TypeAdapter
 
+from cost_model.dtypes import FLOAT32
 from cost_model.strict_files import STRICT, check_format, read_json, validate
 from hetpipe.program.instructions import Schedule
 
@@ -41,6 +42,9 @@ class DeviceReport:
 
     peak_bytes: None where nothing was counted. over_budget: share of the busy time by which operations took
     longer than the emulated device may, 0 for a real one.
+    Of a GPU that tells them also: reserved_bytes, of torch's allocator at its peak in that step, peak_bytes
+    and what it keeps to give out again; driver_bytes, in use beside it before the first step: contexts,
+    communicators, other processes. planned_driver_bytes: what the plan left for these.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -50,6 +54,9 @@ class DeviceReport:
     usable_bytes: float
     memory_bytes: float
     over_budget: float
+    reserved_bytes: float | None = None
+    driver_bytes: float | None = None
+    planned_driver_bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +70,9 @@ class RunReport:
     bit, and to rounding between GPUs and CPUs. schedule: the one that ran, never auto.
     samples_per_s: of the timed steps by the wall clock, with all that lay between them (data, meetings,
     callbacks, checkpoints); between_steps: what that adds to the seconds of the steps, as a share of them.
-    Both 0 in older reports, and global_batch_size too. skipped_steps: whose gradients were not finite, so
-    that they changed nothing; loss_spikes: steps whose loss stood out.
+    Both 0 in older reports, and global_batch_size too. gradient_dtype: in which gradients travelled.
+    skipped_steps: those that changed nothing, since a gradient was not finite; loss_spikes: those whose loss
+    stood out.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -88,6 +96,7 @@ class RunReport:
     global_batch_size: int = 0
     samples_per_s: float = 0.0
     between_steps: float = 0.0
+    gradient_dtype: str = FLOAT32
     skipped_steps: int = 0
     loss_spikes: int = 0
 

@@ -1,12 +1,15 @@
 """Events of work that a GPU does while the host goes on: when it was done, and waits with a time limit."""
 
 import time
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
+from hetpipe.runtime.accelerators import Event, current_stream, new_stream, on_stream
 from hetpipe.runtime.pace import Pace
 
 LOOK_S = 20e-6
@@ -16,14 +19,6 @@ SPIN_S = 100e-6
 """How long the host looks without sleeping first: a sleep of LOOK_S takes some 0.1 ms with Linux's timers."""
 
 
-class Event(Protocol):
-    """The methods that are needed of torch.cuda.Event."""
-
-    def record(self) -> None: ...
-    def synchronize(self) -> None: ...
-    def elapsed_time(self, end_event: Any) -> float: ...
-
-
 class GpuPace(Pace):
     """The pace of a GPU, to which the host hands in work ahead, without waiting for it.
 
@@ -31,13 +26,13 @@ class GpuPace(Pace):
     the events on the GPU's stream, which it uses again in every step.
     """
 
-    def __init__(self, new_event: Callable[[], Event] | None = None) -> None:
+    def __init__(self, new_event: Callable[[], Event]) -> None:
         """Begin without events.
 
-        new_event: for tests; None for timed events on the current stream.
+        new_event: makes one that tells times, on the current stream (`accelerators.new_event`).
         """
         super().__init__()
-        self._new_event: Callable[[], Event] = new_event or _timed_event
+        self._new_event = new_event
         self._events: list[Event] = []
         self._given_s: list[float] = []
         self._spans: list[tuple[float, float]] = []
@@ -93,11 +88,6 @@ class GpuPace(Pace):
         return now_s
 
 
-def _timed_event() -> Event:
-    event: Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch
-    return event
-
-
 def wait_for_gpu(work: dist.Work, timeout_s: float) -> None:
     """Wait until a communication between GPUs is over, on the host and on the current stream.
 
@@ -113,3 +103,38 @@ def wait_for_gpu(work: dist.Work, timeout_s: float) -> None:
         if waited_s > SPIN_S:
             time.sleep(LOOK_S)
     work.wait()
+
+
+class SideStream:
+    """A stream of a GPU beside that of the computations; owns it, made by `open` or when first needed.
+
+    NCCL begins what it is handed in when all is done that was handed in on the current stream before
+    (ProcessGroupNCCL::pointToPoint, syncStream). A receive needs nothing of that: handed in here, it takes
+    its message while the GPU still computes. Its memory is of this stream too: of the other's, it could still
+    be in use there.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: Any = None
+
+    def open(self) -> Any:
+        """Make the stream, unless it is made."""
+        if self._stream is None:
+            self._stream = new_stream(self._device, urgent=True)
+        return self._stream
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """Hand in here what is handed in inside, and take memory of this stream."""
+        with on_stream(self.open(), self._device):
+            yield
+
+    def give(self, tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+        """Return tensors made here, for the computations: those handed in from now on wait for them."""
+        current = current_stream(self._device)
+        current.wait_stream(self.open())
+        given = tuple(tensors)
+        for tensor in given:  # else the next receive may be written there while they still compute
+            tensor.record_stream(current)
+        return given

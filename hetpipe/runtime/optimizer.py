@@ -5,6 +5,8 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor, nn
 
+from hetpipe.runtime.accelerators import widest_float
+
 OPTIMIZER_STATES = ("exp_avg", "exp_avg_sq")
 
 
@@ -50,20 +52,39 @@ class Optimizer:
         self._adamw.zero_grad(set_to_none=True)
 
     def square_sum(self) -> Tensor:
-        """Return the sum of squares of the gradients that count here: float64 scalar, on the device."""
+        """Return the sum of squares of the gradients that count here: scalar, on the device.
+
+        In float64, or what the device has nearest.
+        """
         gradients = [value.grad for value in self._counted if value.grad is not None]
         if not gradients:
             return torch.zeros((), dtype=torch.float64)
-        return torch.stack(torch._foreach_norm(gradients)).to(torch.float64).square().sum()
+        norms = torch.stack(torch._foreach_norm(gradients))
+        return norms.to(widest_float(norms.device)).square().sum()
 
     @torch.no_grad()
     def step(self, learning_rate: float, scale: float, loss_scale: float = 1.0) -> None:
         """Make one step with all gradients multiplied by scale; they are those of losses times loss_scale."""
-        self._multiply_gradients(scale / loss_scale)
+        self._scale_gradients(scale / loss_scale)
         for group in self._adamw.param_groups:
             group["lr"] = learning_rate
         self._adamw.step()
         self.num_steps += 1
+
+    def _scale_gradients(self, factor: float) -> None:
+        """Have all gradients multiplied by a factor: where it can, by AdamW in its own pass over them.
+
+        NOTE: it divides by `grad_scale`, a float32 that torch's GradScaler sets (torch/optim/adam.py), and
+        writes the gradients back.
+        """
+        values = [value for value in self.parameters.values() if value.grad is not None]
+        scale = None
+        if factor != 1.0 and values:
+            if all(value.dtype is torch.float32 and value.device.type != "mps" for value in values):
+                scale = torch.full((), 1 / factor, dtype=torch.float32, device=values[0].device)
+            else:
+                self._multiply_gradients(factor)
+        self._adamw.grad_scale = scale  # type: ignore[attr-defined]  # as GradScaler does
 
     def _multiply_gradients(self, factor: float) -> None:
         gradients = [value.grad for value in self.parameters.values() if value.grad is not None]

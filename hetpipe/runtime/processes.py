@@ -250,7 +250,7 @@ def open_default_group(backend: str, store: "Store", rank: int, world: int, time
     import torch.distributed as dist
 
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    if "nccl" in backend:
+    if ":" in backend:
         before_cuda(world)
     timeout = timedelta(seconds=timeout_s)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)

@@ -1,8 +1,9 @@
 """The parts that a rank runs with: its layers, its device, and the executor around them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from hetpipe.models.partial_model import LayerModel
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import Program
 from hetpipe.runs.settings import Clock
+from hetpipe.runtime import accelerators
 from hetpipe.runtime.cuda_events import GpuPace
 from hetpipe.runtime.emulated_links import Board
 from hetpipe.runtime.executor import Boundaries, Executor
@@ -29,6 +31,7 @@ from hetpipe.runtime.pace import EmulatedPace, Pace
 from hetpipe.runtime.stage_runner import Microbatch, StageRunner
 from hetpipe.runtime.torch_optimizer import TorchOptimizer
 from hetpipe.runtime.transport import DistributedTransport, TensorShape
+from partition.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,20 +154,42 @@ def executor_of(
     )
 
 
-def slices(
-    program: Program, step: int, inputs: Any, labels: Tensor, weight: float
+Samples = tuple[Mapping[str, Tensor], Tensor]
+"""Inputs by name, and labels, each [samples, ...]."""
+
+
+def first_samples(plan: Plan) -> list[int]:
+    """Return the first sample of a step that each pipeline takes: consecutive blocks, in their order."""
+    return [0, *accumulate(pipeline.num_samples for pipeline in plan.pipelines)][:-1]
+
+
+def microbatches(
+    program: Program, step: int, samples: Mapping[int, Samples], weight: float
 ) -> Callable[[int, int], Microbatch]:
-    """Return a function from a microbatch to its samples: consecutive blocks, in the order of the plan."""
-    pipelines = program.plan.pipelines
-    offsets = [sum(pipeline.num_samples for pipeline in pipelines[:index]) for index in range(len(pipelines))]
+    """Return a function from (pipeline, microbatch) to its data; samples: by pipeline, each its own."""
+    firsts = first_samples(program.plan)
 
     def microbatch(pipeline: int, index: int) -> Microbatch:
-        start = offsets[pipeline] + index * pipelines[pipeline].microbatch_size
-        stop = start + pipelines[pipeline].microbatch_samples(index)
+        shape = program.plan.pipelines[pipeline]
+        start = index * shape.microbatch_size
+        stop = start + shape.microbatch_samples(index)
+        inputs, labels = samples[pipeline]
+        places = tuple(range(firsts[pipeline] + start, firsts[pipeline] + stop))
         chosen = {name: value[start:stop] for name, value in inputs.items()}
-        return Microbatch(step, tuple(range(start, stop)), chosen, labels[start:stop], weight)
+        return Microbatch(step, places, chosen, labels[start:stop], weight)
 
     return microbatch
+
+
+def slices(
+    program: Program, step: int, inputs: Mapping[str, Tensor], labels: Tensor, weight: float
+) -> Callable[[int, int], Microbatch]:
+    """Return the same for the samples of a whole step."""
+    cut: dict[int, Samples] = {}
+    for index, first in enumerate(first_samples(program.plan)):
+        mine = slice(first, first + program.plan.pipelines[index].num_samples)
+        cut[index] = {name: value[mine] for name, value in inputs.items()}, labels[mine]
+    return microbatches(program, step, cut, weight)
 
 
 def boundaries_of(chain: ChainModel, dtype: torch.dtype) -> Boundaries:
@@ -187,10 +212,11 @@ def torch_device(device: Device) -> torch.device:
     if not device.is_gpu:
         return torch.device("cpu")
     before_cuda()
-    place = torch.device("cuda", gpu_index(device))
-    if not torch.cuda.is_available() or place.index >= torch.cuda.device_count():
-        raise InputError(f"device {device.name!r} is a {device.kind}, and this host has no GPU {place.index}")
-    torch.cuda.set_device(place)
+    vendor, index = accelerators.vendor_here(), gpu_index(device)
+    if vendor is None or index >= len(accelerators.names_here()):
+        raise InputError(f"device {device.name!r} is a {device.kind}, and this host has no GPU {index}")
+    place = torch.device(vendor.device_type, index)
+    accelerators.use(place)
     return place
 
 
@@ -198,4 +224,4 @@ def pace_of(device: Device, clock: Clock, place: torch.device) -> Pace:
     """Return the pace at which operations start and end on a device."""
     if is_emulated(device.kind):
         return EmulatedPace(device.speed if clock is Clock.CPU else None)
-    return GpuPace() if place.type == "cuda" else Pace()
+    return GpuPace(partial(accelerators.new_event, place)) if accelerators.has_events(place) else Pace()

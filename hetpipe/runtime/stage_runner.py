@@ -12,6 +12,7 @@ from hetpipe.models.mixed_precision import travels_in
 from hetpipe.models.partial_model import LayerModel
 from hetpipe.models.repeat_check import check_repeatable
 from hetpipe.program.instructions import Compute, Program
+from hetpipe.runtime.accelerators import widest_float
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ class StageRunner:
         if last:
             loss = outputs[0].detach()
             if self._loss_so_far is None:
-                self._loss_so_far = loss.to(torch.float64, copy=True)
+                self._loss_so_far = loss.to(widest_float(loss.device), copy=True)
             else:
                 self._loss_so_far += loss
         self._alive[_key(compute)] = _InFlight(microbatch, segments)
@@ -150,7 +151,7 @@ class StageRunner:
         return tuple(torch.zeros_like(tensor) if grad is None else grad for tensor, grad in pairs)
 
     def take_loss(self) -> Tensor:
-        """Return the sum of the weighted losses since the last call: float64 scalar, on the device."""
+        """Return the sum of the weighted losses since the last call: a scalar, most exact."""
         total, self._loss_so_far = self._loss_so_far, None
         return torch.zeros((), dtype=torch.float64) if total is None else total
 

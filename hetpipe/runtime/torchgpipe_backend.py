@@ -8,6 +8,7 @@ from torch import nn
 
 from cost_model.cluster import Cluster
 from cost_model.errors import InputError
+from hetpipe.runtime.accelerators import names_here, vendor_here
 from hetpipe.runtime.gpus import gpu_index
 from partition.plan import Plan
 
@@ -87,7 +88,7 @@ def _devices_of(plan: Plan, devices: Cluster | Sequence[torch.device | str] | No
             raise InputError(f"{len(devices)} devices are given for {len(names)} stages; give one for each")
         return [torch.device(device) for device in devices]
     else:
-        on_cpu = dict.fromkeys(names, not torch.cuda.is_available())
+        on_cpu = dict.fromkeys(names, vendor_here() is None)
     known_here = {name for name in names if isinstance(devices, Cluster) and on_cpu[name]}
     nodes = sorted({name.rpartition("/")[0] for name in names if name not in known_here})
     if len(nodes) > 1:
@@ -101,8 +102,7 @@ def _devices_of(plan: Plan, devices: Cluster | Sequence[torch.device | str] | No
 
 def _gpu(name: str, cluster: Cluster | None) -> torch.device:
     index = gpu_index(cluster.device(name)) if cluster else int(name.rpartition("/")[2])
-    if index >= torch.cuda.device_count():
-        raise InputError(
-            f"device {name!r} is GPU {index}, this host has {torch.cuda.device_count()}; give devices"
-        )
-    return torch.device("cuda", index)
+    vendor, count = vendor_here(), len(names_here())
+    if vendor is None or index >= count:
+        raise InputError(f"device {name!r} is GPU {index}, this host has {count}; give devices")
+    return torch.device(vendor.device_type, index)

@@ -4,7 +4,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Protocol
@@ -15,7 +15,8 @@ from torch import Tensor
 
 from cost_model.errors import InputError
 from hetpipe.program.instructions import Compute, Direction, Message, Pass, Program, Transfer, incoming
-from hetpipe.runtime.cuda_events import wait_for_gpu
+from hetpipe.runtime.accelerators import has_streams
+from hetpipe.runtime.cuda_events import SideStream, wait_for_gpu
 from hetpipe.runtime.host_staging import Staging
 from hetpipe.runtime.peer_errors import PeerTimeout, peer_error
 
@@ -69,10 +70,12 @@ class DistributedTransport:
     the receiver has come. `release` waits for it once that is proven to be over.
 
     Between GPUs too, the host waits for a message where it is needed, so that one that does not come is named
-    in time; not for the computation before it, behind which the next one is handed in.
+    in time; not for the computation before it, behind which the next one is handed in. Messages are received
+    beside that computation (`SideStream`), and sent as soon as what is sent is computed.
 
-    A message between a GPU and a CPU is copied to or from the host's memory at the GPU's end. staging: None
-    if no rank is on a GPU.
+    A message between a GPU and a CPU is copied to or from the host's memory at the GPU's end: from it, beside
+    the computations; to it, when what is sent is computed, for which the host waits. staging: None if no rank
+    is on a GPU.
     """
 
     def __init__(
@@ -95,8 +98,11 @@ class DistributedTransport:
         self._groups = _edge_groups(program, staging, self._timeout) if dist.is_initialized() else {}
         peers = range(len(program.ranks))
         self._staged = [staging.copies(rank, (rank, peer)) for peer in peers]
-        self._between_gpus = [device.type == "cuda" and not staged for staged in self._staged]
+        self._side = SideStream(device) if has_streams(device) else None
+        self._between_gpus = [self._side is not None and not staged for staged in self._staged]
         self._channels: dict[Transfer, _Channel] = {}
+        if self._side is not None and self._groups:
+            self._side.open()
         for edge, edge_group in self._groups.items():
             self._warm_up(edge, edge_group)
 
@@ -121,13 +127,14 @@ class DistributedTransport:
         peer, group, member, tag = self._channel(transfer)
         message = self._receives[transfer] = _UnderWay(peer, [], [], time.monotonic())
         place = "cpu" if self._staged[peer] else self._device
-        for index, expected in enumerate(shapes):
-            buffer = torch.empty(expected.shape, dtype=expected.dtype, device=place)
-            with self._peer_timeout(transfer, message):
-                work = dist.irecv(buffer, group=group, tag=tag + index, group_src=member)
-            assert work is not None
-            message.works.append(work)
-            message.tensors.append(buffer)
+        with self._side.beside() if self._side and self._between_gpus[peer] else nullcontext():
+            for index, expected in enumerate(shapes):
+                buffer = torch.empty(expected.shape, dtype=expected.dtype, device=place)
+                with self._peer_timeout(transfer, message):
+                    work = dist.irecv(buffer, group=group, tag=tag + index, group_src=member)
+                assert work is not None
+                message.works.append(work)
+                message.tensors.append(buffer)
 
     def receive(self, transfer: Transfer) -> tuple[Tensor, ...]:
         """Wait for the tensors of a posted receive.
@@ -136,9 +143,13 @@ class DistributedTransport:
         """
         message = self._receives.pop(transfer)
         self._wait(transfer, message)
-        if self._staged[message.peer]:
+        if self._side is None:
             return tuple(tensor.to(self._device) for tensor in message.tensors)
-        return tuple(message.tensors)
+        if self._between_gpus[message.peer]:
+            return self._side.give(message.tensors)
+        with self._side.beside():
+            copies = [tensor.to(self._device) for tensor in message.tensors]
+        return self._side.give(copies)
 
     def release(self, transfer: Transfer) -> None:
         """Let go of a send that is proven to have arrived."""
@@ -234,7 +245,7 @@ def _edge_groups(
         for transfer in _transfers(program)
         if transfer.direction is Direction.SEND
     }
-    return {edge: staging.new_group(sorted(edge), timeout) for edge in sorted(edges)}
+    return {edge: staging.new_group(sorted(edge), timeout, urgent=True) for edge in sorted(edges)}
 
 
 def release_points(program: Program, rank: int) -> dict[int, tuple[Transfer, ...]]:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from cost_model.cluster import Device, is_emulated
 from cost_model.cluster_file import read_cluster
+from cost_model.errors import InputError
 from cost_model.profile import read_profile
 from cost_model.strict_files import read_text
 from hetpipe.data.task import TaskFactory, TrainingTask
@@ -24,7 +25,9 @@ from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import parse_program
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings, TaskSettings, read_settings
+from hetpipe.runtime.accelerators import has_peaks, memory_figures, restart_peaks
 from hetpipe.runtime.byte_counter import ByteCounter
+from hetpipe.runtime.device_room import check_room
 from hetpipe.runtime.emulated_links import Board
 from hetpipe.runtime.executor import Executor, StepOutcome
 from hetpipe.runtime.host_load import HostLoad
@@ -34,8 +37,8 @@ from hetpipe.runtime.rank_setup import (
     RankLayers,
     check_weights,
     executor_of,
+    microbatches,
     pace_of,
-    slices,
     torch_device,
 )
 from hetpipe.runtime.stopping import Stopping
@@ -46,7 +49,9 @@ from hetpipe.training.checkpoint_writer import CheckpointWriter, Written
 from hetpipe.training.handover import Handover
 from hetpipe.training.loss_watch import LossWatch
 from hetpipe.training.meeting import WAIT, common_start, from_first, gather, keep_alive, same_on_all_ranks
+from hetpipe.training.rank_data import RankData
 from hetpipe.training.rank_results import Measurements, RankSummary, shared_parameters, write_results
+from partition.estimates.plan_memory import memory_on
 from partition.plan_file import read_plan
 
 KEPT_STEPS = 100
@@ -101,11 +106,13 @@ class _Run:
     device: Device
     place: torch.device
     emit: Emit
+    data: RankData
+    need_bytes: float
     writer: CheckpointWriter
-    watch: LossWatch = field(default_factory=LossWatch)
-    stopping: Stopping = field(default_factory=Stopping)
     step: int = 0
     samples_seen: int = 0
+    watch: LossWatch = field(default_factory=LossWatch)
+    stopping: Stopping = field(default_factory=Stopping)
     outcomes: deque[StepOutcome] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
     step_s: list[float] = field(default_factory=list)
     wall_s: list[float] = field(default_factory=list)
@@ -114,6 +121,8 @@ class _Run:
     put_off: bool = False  # a checkpoint that was due while steps changed nothing
     all_written: bool = False  # whether all ranks had done what the one under way asks of them
     peak_bytes: float | None = None
+    reserved_bytes: float | None = None
+    driver_bytes: float | None = None
 
     @classmethod
     def open(
@@ -143,16 +152,17 @@ class _Run:
         )  # fmt: skip
         model = layers.model
         writer = CheckpointWriter(folder, task_settings, task, program, rank, model, optimizer)
-        run = cls(
-            folder, handover, task_settings, costs, rank, task, model, optimizer, executor, board, device,
-            place, emit, writer,
-        )  # fmt: skip
-        if settings.resume_from is not None:
-            source = Path(settings.resume_from)
-            run.step, run.samples_seen = load_checkpoint(source, task_settings, task, model, optimizer)
+        count = program.plan.global_batch_size
+        step, seen, source = 0, 0, None if settings.resume_from is None else Path(settings.resume_from)
+        if source is not None:
+            step, seen = load_checkpoint(source, task_settings, task, model, optimizer)
             if executor.loss_scale is not None:
                 executor.loss_scale = checkpoint.read_manifest(source).loss_scale or executor.loss_scale
-        return run
+        return cls(
+            folder, handover, task_settings, costs, rank, task, model, optimizer, executor, board, device,
+            place, emit, RankData(task, program, rank, place, seen + (settings.steps - step) * count),
+            memory_on(program.plan, profile, device).total_bytes, writer, step, seen,
+        )  # fmt: skip
 
     @property
     def settings(self) -> Settings:
@@ -160,6 +170,7 @@ class _Run:
         return self.task_settings.run
 
     def close(self) -> None:
+        self.data.close()
         if self.board is not None:
             self.board.close()
         self.writer.close()
@@ -200,6 +211,8 @@ class _Run:
             load=load.lap(),
             shared=shared_parameters(self.costs.program, self.task.chain, self.model),
             on_gpu=self.device.is_gpu,
+            reserved_bytes=self.reserved_bytes,
+            driver_bytes=self.driver_bytes,
         )
         summaries = gather(summary)
         if self.rank == 0 and self.outcomes:
@@ -228,17 +241,16 @@ class _Run:
     def _one_step(self, *, counted: bool) -> Asked:
         """Run one step, on every rank; return what shall follow."""
         count = self.costs.program.plan.global_batch_size
-        inputs, labels = self.task.batch(self.samples_seen, count)
-        inputs = {name: value.to(self.place) for name, value in inputs.items()}
-        self.task.chain.know_boundaries(inputs)
-        weight = self.task.term_weight(labels)
-        microbatch = slices(self.costs.program, self.step, inputs, labels.to(self.place), weight)
+        data = self.data.step(self.samples_seen)
+        self.task.chain.know_boundaries(data.any_inputs)
+        microbatch = microbatches(self.costs.program, self.step, data.by_pipeline, data.weight)
         if counted:
             self.executor.rehearse(microbatch, self.task.chain.layer_names)
+            self.driver_bytes = check_room(self.device, self.place, self.need_bytes)
         self.executor.prepare()
         counter = self._counter() if counted else None
-        if counted and self.place.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()  # what loading needed is no part of a step
+        if counted:
+            restart_peaks(self.place)  # what loading needed is no part of a step
         context: AbstractContextManager[Any] = counter if counter is not None else nullcontext()
         start_s = common_start()
         with context, kept_casts():
@@ -251,8 +263,9 @@ class _Run:
             )
         if counter is not None:
             self.peak_bytes = float(counter.peak_bytes)
-        elif counted and self.place.type == "cuda":
-            self.peak_bytes = float(torch.cuda.max_memory_allocated())
+        elif counted and (figures := memory_figures(self.place)) is not None:
+            self.peak_bytes = figures.peak_allocated_bytes if has_peaks(self.place) else None
+            self.reserved_bytes = figures.peak_reserved_bytes
         self.samples_seen += count
         self.outcomes.append(outcome)
         return self._record(outcome, count)
@@ -296,9 +309,15 @@ class _Run:
         }
         if outcome.loss_scale is not None:
             metrics["loss_scale"] = outcome.loss_scale
-        with open(self.folder.metrics, "a", encoding="utf-8") as file:
-            finite = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
-            file.write(json.dumps(finite) + "\n")
+        finite = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
+        try:
+            with open(self.folder.metrics, "a", encoding="utf-8") as file:
+                file.write(json.dumps(finite) + "\n")
+        except OSError as error:
+            raise InputError(
+                f"{self.folder.metrics}: cannot be written ({error.strerror}); make room there, and go on "
+                "with --resume"
+            ) from error
         return asked | self._tell({"event": "step", **metrics})
 
     def _tell(self, event: dict[str, Any]) -> Asked:

@@ -32,7 +32,8 @@ class RankSummary:
     """What one rank measured in a run; outcomes of its last steps only.
 
     load: (wall seconds, CPU seconds of the host, CPU seconds of this rank) of the timed steps.
-    shared: of each parameter that other ranks own too, at the end. on_gpu: where they are.
+    shared: of each parameter that other ranks own too, at the end. on_gpu: where they are. reserved_bytes and
+    driver_bytes: see `DeviceReport`.
     """
 
     peak_bytes: float | None
@@ -40,6 +41,8 @@ class RankSummary:
     load: tuple[float, float, float]
     shared: dict[str, "SharedParameter"]
     on_gpu: bool
+    reserved_bytes: float | None = None
+    driver_bytes: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +135,7 @@ def _report(
         global_batch_size=plan.global_batch_size,
         samples_per_s=plan.global_batch_size * len(clock_s) / sum(clock_s),
         between_steps=sum(clock_s) / sum(timed_s) - 1,
+        gradient_dtype=plan.gradient_dtype,
         skipped_steps=measured.num_skipped,
         loss_spikes=measured.num_spikes,
     )
@@ -166,6 +170,9 @@ def _device_reports(
             usable_bytes=device.usable_bytes,
             memory_bytes=device.memory_bytes,
             over_budget=over_s / busy_s if busy_s else 0.0,
+            reserved_bytes=summary.reserved_bytes,
+            driver_bytes=summary.driver_bytes,
+            planned_driver_bytes=device.driver_bytes,
         )
     return devices
 

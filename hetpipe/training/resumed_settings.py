@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
+from cost_model.dtypes import FLOAT32
 from hetpipe.runs.settings import Settings, TaskSettings
 from hetpipe.training.checkpoint import Manifest
 from partition.plan import Plan
@@ -26,6 +27,7 @@ def deciding_settings(settings: TaskSettings, plan: Plan) -> dict[str, JsonValue
         "total_steps": total,
         "global_batch_size": plan.global_batch_size,
         "dtype": settings.dtype,
+        "gradient_dtype": plan.gradient_dtype,
     }
 
 
@@ -50,7 +52,8 @@ def differences(
 
     own_schedule: the rates are of a function, which no manifest holds.
     """
-    before, now = manifest.settings, deciding_settings(settings, plan)
+    before = {"gradient_dtype": FLOAT32, **manifest.settings}  # older checkpoints know no other
+    now = deciding_settings(settings, plan)
     told = [
         f"{key} is {_words(now[key])}, before the checkpoint it was {_words(before[key])}"
         for key in now

@@ -20,6 +20,7 @@ from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import Program
 from hetpipe.program.trace import Trace
 from hetpipe.runs.settings import Clock
+from hetpipe.runtime.device_room import check_room
 from hetpipe.runtime.emulated_links import Board
 from hetpipe.runtime.executor import StepOutcome
 from hetpipe.runtime.loss_scale import LossScale
@@ -33,6 +34,7 @@ from hetpipe.runtime.rank_setup import (
 )
 from hetpipe.runtime.torch_optimizer import TorchOptimizer
 from hetpipe.training.meeting import common_start, gather, same_on_all_ranks
+from partition.estimates.plan_memory import memory_on
 from partition.plan import check_plan
 
 
@@ -41,7 +43,8 @@ class RankStages:
 
     Made on all ranks together, once torch.distributed is initialised with one process for each device of the
     program, in that order (a program of one device needs no process group); gloo for CPU and emulated
-    devices, "cpu:gloo,cuda:nccl" where any is a GPU. The process group stays the caller's.
+    devices, "cpu:gloo,cuda:nccl" where any is an NVIDIA or AMD GPU ("xpu:xccl" for Intel's). The process
+    group stays the caller's.
 
     model: the layers of this rank in train mode, on its device. rank, device_name: of this process.
     rehearsed: whether the first `execute` has run each stage once before its step.
@@ -79,6 +82,7 @@ class RankStages:
         self.device_name = program.device_names[self.rank]
         device = cluster.device(self.device_name)
         self.device = torch_device(device)
+        self._hardware, self._need_bytes = device, memory_on(program.plan, profile, device).total_bytes
         precision = profile.dtype_of(device.kind)
         lowered = lowered_dtype(precision)
         if any(map(lowered_dtype, profile.dtypes.values())) and dtype != torch.float32:
@@ -117,6 +121,13 @@ class RankStages:
     @loss_scale.setter
     def loss_scale(self, scale: LossScale) -> None:
         self.executor.loss_scale = scale
+
+    def check_room(self) -> None:
+        """Check that the plan fits beside what the driver has taken, once all of it has run.
+
+        Raises: InfeasibleError if not.
+        """
+        check_room(self._hardware, self.device, self._need_bytes)
 
     def use(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Set the optimizer that the next STEP runs."""
@@ -160,7 +171,8 @@ def execute(
     leaves the parameters as they are on all of them, and says so in `finite`.
 
     Raises: InputError for another program than that of the stages, or another number of samples than the
-    plan's; PeerError if a message or a sum does not come in time.
+    plan's; InfeasibleError if the plan does not fit beside what the driver of a GPU takes; PeerError if a
+    message or a sum does not come in time.
     """
     if program is not stages.program and program.sha256 != stages.program.sha256:
         raise InputError("the stages are those of another program; make them of this one")
@@ -182,6 +194,7 @@ def execute(
     microbatch = slices(program, step, placed, labels.to(stages.device), 1 / terms)
     if not stages.rehearsed:
         stages.executor.rehearse(microbatch, stages.chain.layer_names)
+        stages.check_room()
         stages.rehearsed = True
     stages.executor.prepare()
     with kept_casts():

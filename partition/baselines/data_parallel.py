@@ -106,8 +106,7 @@ class _Crew:
     def plan(self, strategy: str, timed: Sequence[TimedPipeline], shares: Sequence[int]) -> Plan:
         pairs = zip(timed, shares, strict=True)
         pipelines = tuple(pipeline.pipeline(share) for pipeline, share in pairs if share)
-        batch = self._problem.global_batch_size
-        return Plan(strategy, self._problem.profile.model, batch, pipelines)
+        return self._problem.plan(strategy, pipelines)
 
 
 def _missing_bytes(error: InfeasibleError) -> float:

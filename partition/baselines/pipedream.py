@@ -105,6 +105,7 @@ def pipedream(problem: Problem, evaluate: Evaluate | None = None) -> Plan:
 def as_if_equal(costs: PipelineCosts, samples: int) -> EqualDevices:
     """Return a problem's devices with their average speed at each layer, and the slowest link for all."""
     problem, profile = costs.problem, costs.problem.profile
+    share = problem.gradient_share
     classes, devices = equal_devices(problem.cluster), problem.cluster.devices
     links = {costs.network.route(one.name, other.name).link for one, other in pairwise(devices)}
 
@@ -118,7 +119,7 @@ def as_if_equal(costs: PipelineCosts, samples: int) -> EqualDevices:
         num_devices=len(devices),
         most_replicas=min(len(devices), problem.global_batch_size),
         layer_s=tuple(harmonic_mean(row, weights=classes.counts) for row in busy_s),
-        sync_s=tuple(link_s(trained_bytes(profile, [layer])) / num_microbatches for layer in layers),
+        sync_s=tuple(link_s(share * trained_bytes(profile, [layer])) / num_microbatches for layer in layers),
         hop_s=tuple(
             (1 + costs.prices.takes_gradient(k))
             * link_s(max(costs.prices.boundary_bytes(k, samples, one, one) for one, *_ in classes.members))
@@ -212,7 +213,7 @@ def _one_in_flight(problem: Problem, draft: Draft) -> Plan:
     """Return the plan of a draft that needs least memory."""
     costs = PipelineCosts(problem)
     pipelines = tuple(pipeline.planned([1] * len(pipeline.stages), costs) for pipeline in draft)
-    return Plan("pipedream", problem.profile.model, problem.global_batch_size, pipelines)
+    return problem.plan("pipedream", pipelines)
 
 
 def _shortfall(problem: Problem, plan: Plan) -> InfeasibleError | None:

@@ -56,7 +56,7 @@ def whole_pipeline_bound_s(tables: ProblemTables) -> float:
     have of it, it sums with them, and their samples pass its card beside these sums.
     """
     batch = tables.problem.global_batch_size
-    own, shares = own_bytes(tables.problem.profile), work_shares(tables)
+    own, shares = own_bytes(tables.problem), work_shares(tables)
     inner = gradient_bytes(tables)[1:-1]
     order = np.argsort(-shares / np.maximum(own, 1e-300), kind="stable")  # most work for a byte summed
     num_bytes, work = (np.concatenate([[0.0], np.cumsum(each[order])]) for each in (own, shares))
@@ -115,7 +115,7 @@ def _done(tables: ProblemTables, shapes: Sequence[NodeShape]) -> Callable[[float
     runs = tables.stages.copy()
     runs[0, -1] = False
     start, stop = np.nonzero(runs)
-    summed = np.maximum(summed_bytes(tables.problem.profile), 0.0)
+    summed = np.maximum(summed_bytes(tables.problem), 0.0)
     share = np.concatenate([[0.0], np.cumsum(work_shares(tables))])
     work, sums = share[stop] - share[start], summed[start, stop]
     each = card_bytes(tables)[start, stop]

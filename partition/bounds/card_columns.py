@@ -116,7 +116,7 @@ class CardColumns:
             home = self.shapes[self.home]
             self.shapes[self.home] = replace(home, count=home.count - 1)
             self.shapes = [*(shape for shape in self.shapes if shape.count), replace(home, count=1)]
-        own = ring_bytes(problem.cluster, self.tables.network, problem.profile)
+        own = ring_bytes(problem, self.tables.network)
         self.own = own if self.cards else np.zeros_like(own)
 
     def rules_out(self, step_s: float, end_s: float = math.inf) -> bool:
@@ -304,7 +304,7 @@ class CardColumns:
             if len(self._needed) >= MOST_KEPT:
                 self._needed.clear()
             shape, times = self.shapes[kind.shape], self._layer_times(amounts)[kind.shape]
-            sums_s = np.maximum(summed_bytes(self.tables.problem.profile), 0.0) * shape.s_per_byte
+            sums_s = np.maximum(summed_bytes(self.tables.problem), 0.0) * shape.s_per_byte
             if kind.lone:
                 sums_s = 0 * sums_s
             rows = self._rows(times)

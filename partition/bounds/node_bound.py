@@ -73,8 +73,8 @@ class NodeBound:
     def __post_init__(self) -> None:
         problem = self.tables.problem
         self.shapes = node_shapes(self.tables)
-        self.own = ring_bytes(problem.cluster, self.tables.network, problem.profile)
-        own = own_bytes(problem.profile)
+        self.own = ring_bytes(problem, self.tables.network)
+        own = own_bytes(problem)
         work, held = work_shares(self.tables), own / max(float(own.sum()), 1e-300)
         layers = [(1 - share) * work + share * held for share in BYTE_SHARES]
         self.layers = [each / each.sum() for each in layers if each.sum() > 0]
@@ -129,7 +129,7 @@ class NodeBound:
     def _kinds(self, step_s: float, end_s: float, *, spanning: bool) -> Iterator[_Kind]:
         """Yield the nodes in a step; none has a layer for itself where its card does not take the batch."""
         batch, passing = self.tables.problem.global_batch_size, card_bytes(self.tables)
-        summed = np.maximum(summed_bytes(self.tables.problem.profile), 0.0)
+        summed = np.maximum(summed_bytes(self.tables.problem), 0.0)
         least = float(gradient_bytes(self.tables)[1:-1].min(initial=np.inf))
         for shape in self.shapes:
             if time.monotonic() > end_s:

@@ -18,6 +18,7 @@ from cost_model.profile import ModelProfile
 from partition.estimates.arrays import Floats
 from partition.estimates.layer_bytes import between
 from partition.estimates.stage_tables import Amount, AmountTables, ProblemTables, SizeTables
+from partition.problem import Problem
 
 SAFETY = 1e-9  # relative: of sums of many messages, for rounding
 
@@ -35,7 +36,7 @@ class SyncTables(ProblemTables):
     def sums_s(self) -> Floats:
         """The least seconds for which the sums of a stage hold its node's card: [class, start, stop]."""
         per_byte = [card_s_per_byte(self.problem.cluster, self.network, g) for g in self.classes.members]
-        summed = np.maximum(summed_bytes(self.problem.profile), 0.0)
+        summed = np.maximum(summed_bytes(self.problem), 0.0)
         return np.array(per_byte)[:, None, None] * summed * (1 - SAFETY)
 
     def left_over_s(self, size: int, least: int, most: int) -> tuple[Floats, Floats]:
@@ -124,28 +125,30 @@ def _way_back_s(lasts: list[SizeTables]) -> Floats:
     return np.asarray(way_s + np.where(np.isfinite(link_s), link_s, 0.0))
 
 
-def summed_bytes(profile: ModelProfile) -> Floats:
+def summed_bytes(problem: Problem) -> Floats:
     """Return bytes of gradients that a stage of layers [start, stop) sums with others, by [start, stop].
 
     As the buckets have them: what several layers share is summed once, in a bucket of its own.
     """
+    profile, share = problem.profile, problem.gradient_share
     groups = _tied_groups(profile)
-    summed = between(own_bytes(profile))
+    summed = between(own_bytes(problem))
     for home, tied in groups.items():
         members = (home, *tied)
         held = between(np.array([float(layer in members) for layer in range(profile.num_layers)])) > 0
-        summed = summed + max(map(profile.tied_bytes, tied)) * held
+        summed = summed + share * max(map(profile.tied_bytes, tied)) * held
     return np.asarray(summed)
 
 
-def own_bytes(profile: ModelProfile) -> Floats:
-    """Return bytes of gradients of each layer that it shares with no other."""
+def own_bytes(problem: Problem) -> Floats:
+    """Return bytes of gradients, as they travel, of each layer that it shares with no other."""
+    profile = problem.profile
     own = np.array([layer.trained_bytes for layer in profile.layers], dtype=np.float64)
     for home, tied in _tied_groups(profile).items():
         for layer in tied:
             own[layer] -= profile.tied_bytes(layer)
         own[home] -= max(map(profile.tied_bytes, tied))
-    return np.maximum(own, 0.0)
+    return np.asarray(np.maximum(own, 0.0) * problem.gradient_share)
 
 
 def _tied_groups(profile: ModelProfile) -> dict[int, list[int]]:
@@ -158,7 +161,7 @@ def _tied_groups(profile: ModelProfile) -> dict[int, list[int]]:
     return groups
 
 
-def ring_bytes(cluster: Cluster, network: Network, profile: ModelProfile) -> Floats:
+def ring_bytes(problem: Problem, network: Network) -> Floats:
     """Return the own bytes of each layer for which no way of summing does with little on some card: or 0.
 
     A ring over n nodes sends 2 (n - 1) / n times its bytes out of each of them, or more; so does a tree over
@@ -167,7 +170,7 @@ def ring_bytes(cluster: Cluster, network: Network, profile: ModelProfile) -> Flo
     that the cheaper one is no tree: 2 * 3 times the bytes pass the root one after the other, while each
     round of a ring, of any order that is chosen, is over in a latency and a chunk on the slowest link.
     """
-    own = own_bytes(profile)
+    own, cluster, profile = own_bytes(problem), problem.cluster, problem.profile
     if len(cluster.nodes) <= 4:
         return own
     inside = [node.interconnect or cluster.network for node in cluster.nodes]

@@ -29,6 +29,7 @@ class SyncCosts:
 
     def __init__(self, costs: PipelineCosts) -> None:
         self._costs, self._profile = costs, costs.problem.profile
+        self._share = costs.problem.gradient_share
         self._bytes: dict[tuple[int, ...], float] = {}
         layers = range(self._profile.num_layers)
         self._tied = [layer for layer in layers if self._profile.tied_home(layer) != layer]
@@ -54,7 +55,7 @@ class SyncCosts:
                 owners[place[stage.start] : place[stage.stop], columns] = devices[:, at]
             stops = tuple(stage.stop for stage in first.stages)
             groups.append(Copies(self._rings.node[devices], stops, first.timing.full))
-        num_bytes = np.array([self._trained(tuple(range(*pair))) for pair in pairwise(cuts)])
+        num_bytes = np.array([self._wire_bytes(tuple(range(*pair))) for pair in pairwise(cuts)])
         sums_s = np.where(num_bytes > 0, self._rows_s(owners, num_bytes), 0.0)
         exposed_s = Tail.of(groups, cuts).exposed_s(sums_s, num_bytes, cuts, self._rings.num_nodes)
         return exposed_s + self._tied_s(cuts, owners)
@@ -97,7 +98,7 @@ class SyncCosts:
         buckets: dict[tuple[str, ...], list[int]] = {}
         for layer, owners in enumerate(holders):
             buckets.setdefault(tuple(owners), []).append(layer)
-        sums = [(owners, self._trained(tuple(layers))) for owners, layers in buckets.items()]
+        sums = [(owners, self._wire_bytes(tuple(layers))) for owners, layers in buckets.items()]
         sums += self._tied_sums(holders)
         return [(owners, num_bytes) for owners, num_bytes in sums if len(owners) > 1]
 
@@ -106,7 +107,7 @@ class SyncCosts:
             home = holders[self._profile.tied_home(layer)]
             if home != holders[layer]:
                 owners = tuple(dict.fromkeys((*home, *holders[layer])))
-                yield owners, self._profile.tied_bytes(layer)
+                yield owners, self._share * self._profile.tied_bytes(layer)
 
     def _by_device(self, sums: Iterable[tuple[tuple[str, ...], float]]) -> dict[str, float]:
         seconds: dict[str, float] = {}
@@ -128,13 +129,14 @@ class SyncCosts:
             home = owners[np.searchsorted(cuts, self._profile.tied_home(layer), side="right") - 1]
             both = np.unique(np.append(home, owners[np.searchsorted(cuts, layer, side="right") - 1]))
             if len(both) > 1:
-                num_bytes = np.array([self._profile.tied_bytes(layer)])
+                num_bytes = np.array([self._share * self._profile.tied_bytes(layer)])
                 tied_s += float(self._rings.sums(both[None], num_bytes)[0])
         return tied_s
 
-    def _trained(self, layers: tuple[int, ...]) -> float:
+    def _wire_bytes(self, layers: tuple[int, ...]) -> float:
+        """Return the bytes of gradients of layers that travel."""
         if layers not in self._bytes:
-            self._bytes[layers] = trained_bytes(self._profile, layers)
+            self._bytes[layers] = self._share * trained_bytes(self._profile, layers)
         return self._bytes[layers]
 
 

@@ -76,7 +76,7 @@ class PipelineCosts:
             home = profile.tied_home(layer)
             if home != layer:
                 owners = [owner(layout, index) for index in (home, layer)]
-                seconds += self.all_reduce_s(owners, profile.tied_bytes(layer))
+                seconds += self.all_reduce_s(owners, self.problem.gradient_share * profile.tied_bytes(layer))
         return seconds
 
     def norm_s(self, devices: Iterable[Device]) -> float:
@@ -157,7 +157,7 @@ class PipelineCosts:
             for (device, start, stop), flight in zip(layout, in_flight, strict=True)
         )
         pipeline = Pipeline(microbatch_size=samples, num_samples=batch, stages=stages)
-        return Plan(strategy, self.problem.profile.model, batch, (pipeline,))
+        return self.problem.plan(strategy, (pipeline,))
 
     def shortfall(self, layout: Layout, samples: int) -> InfeasibleError | None:
         """Return the largest lack of memory with one microbatch in flight; None where all stages fit.
@@ -195,7 +195,7 @@ def missing_error(device: Device, start: int, stop: int, need_bytes: float) -> I
     missing = need_bytes - device.usable_bytes
     return InfeasibleError(
         f"layers [{start}, {stop}) need {math.ceil(need_bytes):,} bytes on {device.name!r}, which has "
-        f"{math.floor(device.usable_bytes):,} usable; {math.ceil(missing):,} bytes are missing",
+        f"{device.usable_words}; {math.ceil(missing):,} bytes are missing",
         device=device.name,
         missing_bytes=missing,
     )

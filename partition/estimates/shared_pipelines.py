@@ -63,7 +63,7 @@ class SharedPipelineCosts:
         for flights in tries:
             rows = zip(draft, flights, strict=True)
             pipelines = tuple(shared.planned(row, self.costs) for shared, row in rows)
-            plans.append(Plan("auto", problem.profile.model, problem.global_batch_size, pipelines))
+            plans.append(problem.plan("auto", pipelines))
         return [(estimate.estimate_s(plan), plan) for plan in plans]
 
     def fits(self, draft: Draft) -> bool:

@@ -165,10 +165,11 @@ class ChainProgramme:
 
         Exact for a head tied to the first layer, the only tie in the models that we know.
         """
-        profile, devices = self.costs.problem.profile, self.classes.devices(order)
+        problem, devices = self.costs.problem, self.classes.devices(order)
+        profile, share = problem.profile, problem.gradient_share
         ends = (devices[0], devices[-1])
         tied = [layer for layer in range(self.num_layers) if profile.tied_home(layer) != layer]
-        seconds = sum(self.costs.all_reduce_s(ends, profile.tied_bytes(layer)) for layer in tied)
+        seconds = sum(self.costs.all_reduce_s(ends, share * profile.tied_bytes(layer)) for layer in tied)
         return seconds + self.costs.norm_s(devices)
 
     def _last_stage(self, class_index: int, periods_s: Floats) -> Labels:

@@ -35,7 +35,7 @@ class LeastPipelines:
             samples = batch // number + (place < batch % number)
             stages = (stage.planned(1, self._segment_layers(stage, problem)) for stage in chain)
             pipelines.append(Pipeline(min(self.microbatch_size, samples), samples, tuple(stages)))
-        return Plan(strategy, problem.profile.model, batch, tuple(pipelines))
+        return problem.plan(strategy, tuple(pipelines))
 
     def _segment_layers(self, stage: TimedStage, problem: Problem) -> int:
         shape = StageShape(stage.start, stage.stop, 1, self.microbatch_size, recompute=True)

@@ -136,8 +136,9 @@ class FamilySpace:
         self.counts = tuple(map(len, self.members))
         firsts = [class_of[group[0].name] for group in self.members]
         trained = np.maximum(space.tables.bytes.trained, 0.0)
-        self.model_bytes = float(trained[0, -1])
-        self.layer_bytes = [float(trained[layer, layer + 1]) for layer in range(len(trained) - 1)]
+        summed = trained * self.problem.gradient_share  # as they travel
+        self.model_bytes = float(summed[0, -1])
+        self.layer_bytes = [float(summed[layer, layer + 1]) for layer in range(len(summed) - 1)]
         sizes = self.problem.microbatch_sizes
         self.rates = tuple(
             max(size / max(float(space.tables.at(size).busy_s[c, 0, -1]), 1e-300) for size in sizes)

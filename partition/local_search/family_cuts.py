@@ -178,11 +178,11 @@ class FamilyCutter:
         key = (times, at_once)
         if key not in self._cutters:
             tables, timings = self.search.tables, self._timings_of(at_once)
-            charge = np.zeros(len(self.search.classes.members))
+            charge, share = np.zeros(len(self.search.classes.members)), tables.problem.gradient_share
             for class_index, (device, *_) in enumerate(self.search.classes.members):
                 c = self._merged[device.name]
                 charge[class_index] = times[c] * self.space.class_s_per_byte[c]
-            charged_s = charge[:, None, None] * np.maximum(tables.bytes.trained, 0.0)
+            charged_s = charge[:, None, None] * np.maximum(tables.bytes.trained, 0.0) * share
             self._cutters[key] = CutOptimizer(tables, timings, tables.optimizer_s + charged_s)
         return self._cutters[key]
 

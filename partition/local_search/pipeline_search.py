@@ -143,7 +143,7 @@ class PipelineSearch(SearchSpace):
             return None
         pairs = zip(timed, self.wishes.samples(timed, samples), strict=True)
         pipelines = tuple(pipeline.pipeline(count) for pipeline, count in pairs if count)
-        return Plan(strategy, self.problem.profile.model, batch, pipelines)
+        return self.problem.plan(strategy, pipelines)
 
     @cached_property
     def _chain(self) -> list[TimedPipeline]:

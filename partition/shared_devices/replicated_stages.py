@@ -235,7 +235,7 @@ class _Programme:
 
     def _sync_s(self, first: int) -> Floats:
         """Return the seconds to sum the gradients of layers [start, stop), by [last unit, start, stop]."""
-        trained = np.maximum(self._tables.bytes.trained, 0.0)
+        trained = np.maximum(self._tables.bytes.trained, 0.0) * self._tables.problem.gradient_share
         rows, devices = [], list[Device]()
         for unit in self._units[first:]:
             devices += unit

@@ -11,6 +11,7 @@ from places import ROOT
 from small_case import check_golden, small_cluster
 
 GOOD = """
+driver_memory = "0 B"
 [network]
 bandwidth = "10 Gbit/s"
 latency = "50 us"

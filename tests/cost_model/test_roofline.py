@@ -187,7 +187,7 @@ def test_shipped_figures_are_those_of_the_benchmark():
 @pytest.fixture
 def measured_a100(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(profile_verb, "measure", lambda *_, **__: profile())
+    monkeypatch.setattr(profile_verb, "measure", lambda *_, **__: (profile(), None))
     cluster = 'name = "c"\n[network]\nbandwidth = "1 GB/s"\nlatency = "0 s"\n[[nodes]]\nname = "n"\n'
     Path("c.toml").write_text(cluster + 'devices = [{ kind = "A100", memory = "40 GiB" }]\n')
 

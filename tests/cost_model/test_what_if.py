@@ -8,29 +8,41 @@ from cost_model.cluster import Cluster, Device, Link
 from cost_model.cluster_file import cluster_from_data
 from cost_model.errors import InputError
 from cost_model.measured_links import MeasuredAllReduce, MeasuredLink
+from cost_model.vendors import NVIDIA
 from cost_model.what_if import changed, check_measured_links, without
 from small_case import small_cluster, small_profile
 
 GIB = 2.0**30
 
 
+DATA = {
+    "name": "lab",
+    "driver_memory": "0 B",
+    "network": {"bandwidth": "8 Gbit/s", "latency": "50 us"},
+    "nodes": [
+        {
+            "name": "big",
+            "devices": [{"kind": "V100", "memory": "16 GiB", "count": 2, "price_per_hour": 3}],
+            "interconnect": {"bandwidth": "10 GB/s", "latency": "5 us"},
+        },
+        {"name": "desk", "devices": [{"kind": "T4", "memory": "20 GiB", "speed": 0.5, "watts": 70}]},
+        {"name": "old", "devices": [{"kind": "K80", "memory": "12 GiB"}]},
+    ],
+    "links": [{"nodes": ["big", "old"], "bandwidth": "1 GB/s", "latency": "1 ms"}],
+}
+
+
 def lab() -> Cluster:
-    """Two V100 on one node, a slowed T4 on another, a K80 on a third; 10 % in reserve."""
-    data = {
-        "name": "lab",
-        "network": {"bandwidth": "8 Gbit/s", "latency": "50 us"},
-        "nodes": [
-            {
-                "name": "big",
-                "devices": [{"kind": "V100", "memory": "16 GiB", "count": 2, "price_per_hour": 3.0}],
-                "interconnect": {"bandwidth": "10 GB/s", "latency": "5 us"},
-            },
-            {"name": "desk", "devices": [{"kind": "T4", "memory": "20 GiB", "speed": 0.5, "watts": 70}]},
-            {"name": "old", "devices": [{"kind": "K80", "memory": "12 GiB"}]},
-        ],
-        "links": [{"nodes": ["big", "old"], "bandwidth": "1 GB/s", "latency": "1 ms"}],
-    }
-    return cluster_from_data(data, "lab")
+    """Two V100 on one node, a slowed T4, a K80 on a third; 10 % in reserve, nothing for drivers."""
+    return cluster_from_data(DATA, "lab")
+
+
+def test_an_added_device_has_a_driver_where_the_others_have():
+    two = cluster_from_data({**DATA, "driver_memory": None}, "lab")
+    over_nvlink, over_pcie = (NVIDIA.in_communicator_bytes(link) for link in ("NVLink 2", "PCIe 4"))
+    assert two.device("big/0").driver_bytes == NVIDIA.context_bytes + 5 * over_nvlink
+    added = changed(two, "add 1 RTX-4090 to desk").device("desk/1")
+    assert added.driver_bytes == NVIDIA.context_bytes + 5 * over_pcie
 
 
 def names(cluster: Cluster) -> list[str]:

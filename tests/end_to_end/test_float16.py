@@ -43,10 +43,11 @@ TWO_PIPELINES = Plan(
     ),
 )
 SHARDED = dataclasses.replace(TWO_PIPELINES, zero=1, state_owners=("here/0", "here/2", "here/1"))
+ROUNDED = dataclasses.replace(SHARDED, gradient_dtype="bf16")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plan", [chain_plan("mine", [0, 1, 2, 3], 4), TWO_PIPELINES, SHARDED])
+@pytest.mark.parametrize("plan", [chain_plan("mine", [0, 1, 2, 3], 4), TWO_PIPELINES, SHARDED, ROUNDED])
 @pytest.mark.parametrize("task", [user_tasks.spiky_task, user_tasks.overflowing_task])
 def test_an_overflow_at_one_stage_skips_the_step_everywhere_and_halves_the_scale(tmp_path, plan, task):
     """Of the second step: in the gradients of layer 0 alone, or where the last layer's are made."""

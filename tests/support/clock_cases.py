@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
+from cost_model.dtypes import GRADIENT_BF16
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import Broadcast, Compute, Program, Schedule, Sync
 from hetpipe.program.list_scheduling import list_schedule
@@ -58,6 +59,8 @@ class Case:
             yield "sums inside a backward"
         if plan.zero:
             yield "sharded states"
+        if self.program.buckets and plan.gradient_dtype == GRADIENT_BF16:
+            yield "rounded gradients"
         if any(entry.first_backward(profile.first_trained) for entry in plan.pipelines):
             yield "no backward below"
         if any(layer.tied_to for layer in profile.layers):
@@ -132,6 +135,8 @@ def case(seed: int) -> Case:
     if seed % 5 in (1, 3) and not any(layer.tied_to for layer in problem.profile.layers):
         first_trained = random.Random(-seed).randrange(problem.profile.num_layers)
         problem = replace(problem, profile=frozen_below(problem.profile, first_trained))
+    if seed % 4 == 1:
+        problem, plan = (replace(each, gradient_dtype=GRADIENT_BF16) for each in (problem, plan))
     return Case(seed, problem, plan)
 
 

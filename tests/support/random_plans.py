@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from cost_model.cluster import Cluster, Device, Link, Node, NodeLink
+from cost_model.dtypes import GRADIENT_DTYPES
 from cost_model.layer_profile import LayerTimes
 from cost_model.measured_links import MeasuredAllReduce, MeasuredLink
 from cost_model.profile import ModelProfile
@@ -154,7 +155,7 @@ def random_plan(rng: random.Random, problem: Problem, most: int = 100) -> Plan:
         _pipeline(rng, problem, devices[first:last], stop - start)
         for (first, last), (start, stop) in zip(pairwise(ends), pairwise(shares), strict=True)
     )
-    return Plan("random", problem.profile.model, batch, pipelines)
+    return problem.plan("random", pipelines)
 
 
 def random_shared_plan(rng: random.Random, problem: Problem) -> Plan:
@@ -166,7 +167,7 @@ def random_shared_plan(rng: random.Random, problem: Problem) -> Plan:
         _pipeline(rng, problem, rng.choices(problem.cluster.devices, k=rng.randint(1, 5)), stop - start)
         for start, stop in pairwise(shares)
     )
-    return Plan("random", problem.profile.model, batch, pipelines)
+    return problem.plan("random", pipelines)
 
 
 def with_measured_links(rng: random.Random, profile: ModelProfile) -> ModelProfile:
@@ -234,7 +235,7 @@ def tight_case(seed: int, num_plans: int = 25) -> tuple[Problem, list[Plan]]:
 def sync_case(seed: int) -> Problem:
     """Two or three nodes of one to three devices with ample memory, and slow links between the nodes.
 
-    In some cases nodes have a link of their own, and links and all-reduces are measured.
+    In some cases nodes have a link of their own, links and all-reduces are measured, gradients are rounded.
     """
     rng = random.Random(seed)
     profile = random_profile(rng, rng.randint(1, 5), tied=False)
@@ -253,4 +254,5 @@ def sync_case(seed: int) -> Problem:
     if rng.random() < 0.3:
         own = NodeLink(("a", "b"), Link(0.0, rng.choice([0.5, 5.0])))
         cluster = replace(cluster, links=(own,))
-    return Problem(profile, cluster, rng.randint(4, 16), rng.choice([(1,), (2,), (1, 2), (1, 4)]))
+    batch, sizes = rng.randint(4, 16), rng.choice([(1,), (2,), (1, 2), (1, 4)])
+    return Problem(profile, cluster, batch, sizes, gradient_dtype=GRADIENT_DTYPES[seed % 3 == 1])

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -159,6 +160,55 @@ def inner_starts(case: Case, *, rank: int, emit: Emit) -> None:
     worst = max(compare(runner, one, step, 8, 0.0, 1e30) for step in range(2))
     runner.executor.close()
     emit({"event": "starts", "rank": rank, "starts": starts, "worst": worst})
+
+
+def lowered_again(case: Case, plan: Plan) -> Case:
+    """The case of another plan."""
+    return replace(case, program=lower_as(plan, case.profile, case.cluster, Schedule.ONE_F_ONE_B))
+
+
+def rounded_sums(cases: Sequence[Case], *, rank: int, emit: Emit) -> None:
+    """Sum random gradients of all magnitudes; emit, by bucket, how far from exact over what is summed.
+
+    Of magnitudes: the error of a sum over the sum of what was given without its signs. Infinite where two
+    owners that get the sum disagree.
+    """
+    for case in cases:
+        runner, program = Rank.open(case, rank), case.program
+        sync = runner.executor._sync
+        generator = torch.Generator().manual_seed(rank)
+        worst = []
+        for index, bucket in enumerate(program.buckets):
+            buffer = sync._buffers[index]
+            sizes = 10.0 ** torch.randint(-6, 7, buffer.shape, generator=generator)
+            buffer.copy_(torch.randn(buffer.shape, generator=generator).double() * sizes)
+            given = _of_all(buffer if rank in bucket.ranks else None)
+            sync.start(index)
+            sync.finish()
+            summed = bucket.state_owner in (None, rank) and rank in bucket.ranks
+            found = _of_all(buffer if summed else None)
+            alike = all(torch.equal(found[0], other) for other in found)
+            exact, whole = torch.stack(given).sum(0), torch.stack(given).abs().sum(0)
+            worst.append(float(((found[0] - exact).abs() / whole).max()) if alike else float("inf"))
+        runner.executor.close()
+        if rank == 0:
+            emit({"event": "rounded", "case": case.name, "worst": worst})
+
+
+def _of_all(mine: Tensor | None) -> list[Tensor]:
+    """The tensors of all ranks that have one."""
+    return [found for found in gather(None if mine is None else mine.clone()) if found is not None]
+
+
+def train_rounded(cases: Sequence[Case], *, rank: int, emit: Emit) -> None:
+    """Two steps of each case; emit the largest `difference` from one process."""
+    for case in cases:
+        runner = Rank.open(case, rank)
+        one = OneProcess(case.model) if rank == 0 else None
+        worst = max(compare(runner, one, step, 8, 0.0, 1e30) for step in range(2))
+        runner.executor.close()
+        if rank == 0:
+            emit({"event": "trained", "case": case.name, "worst": worst})
 
 
 def summed_gradients(case: Case, *, rank: int, emit: Emit) -> None:

@@ -13,9 +13,31 @@ from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from torch.utils.backend_registration import (
+    _DummyBackendModule,
+    _setup_privateuseone_for_python_backend,
+)
 
-_setup_privateuseone_for_python_backend("sim")
+
+class SimModule(_DummyBackendModule):  # type: ignore[misc]
+    """Its memory, asked as of torch.cuda; torch's allocator here keeps nothing to give out again."""
+
+    def mem_get_info(self, _: object = None) -> tuple[float, float]:
+        return SIM.capacity_bytes - SIM.driver_bytes - SIM.live_bytes, SIM.capacity_bytes
+
+    def memory_allocated(self, _: object = None) -> int:
+        return SIM.live_bytes
+
+    def max_memory_allocated(self, _: object = None) -> int:
+        return SIM.peak_bytes
+
+    def reset_peak_memory_stats(self, _: object = None) -> None:
+        SIM.peak_bytes = SIM.live_bytes
+
+    memory_reserved, max_memory_reserved = memory_allocated, max_memory_allocated
+
+
+_setup_privateuseone_for_python_backend("sim", backend_module=SimModule())
 torch.__future__.set_overwrite_module_params_on_conversion(True)
 
 DEVICE = torch.device("sim", 0)
@@ -26,13 +48,14 @@ aten = torch.ops.aten
 class Sim:
     """What the device did since `restart`, and its memory; there is one device.
 
-    capacity_bytes: what may be allocated at once. where: who waited, by the innermost function of hetpipe.
+    capacity_bytes: what may be allocated at once, with driver_bytes, which no tensor has. where: who waited,
+    by the innermost function of hetpipe.
     """
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self.live_bytes = self.peak_bytes = 0
-        self.capacity_bytes = float("inf")
+        self.capacity_bytes, self.driver_bytes = 2.0**40, 0.0
         self._held: Counter[int] = Counter()
 
     def restart(self) -> None:
@@ -49,7 +72,7 @@ class Sim:
         if not key:
             return
         if not self._held[key]:
-            if self.live_bytes + size > self.capacity_bytes:
+            if self.live_bytes + size > self.capacity_bytes - self.driver_bytes:
                 raise torch.OutOfMemoryError(
                     f"sim: {size} bytes do not fit beside {self.live_bytes} of {self.capacity_bytes}"
                 )

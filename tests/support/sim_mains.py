@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from cost_model.cluster import Cluster
+from cost_model.errors import InfeasibleError
 from cost_model.profile import ModelProfile
 from hetpipe.data.task import TrainingTask
 from hetpipe.models.chain import ChainModel
@@ -19,10 +20,12 @@ from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import Program
 from hetpipe.runs.settings import TaskSettings
 from hetpipe.runtime.cuda_events import GpuPace
+from hetpipe.runtime.device_room import check_room
 from hetpipe.runtime.executor import Executor
 from hetpipe.runtime.optimizer import Optimizer
 from hetpipe.runtime.pace import Pace
 from hetpipe.runtime.rank_setup import RankLayers, executor_of, slices
+from partition.estimates.plan_memory import memory_on
 from sim_device import DEVICE, FROM_HOST, SIM, WAITS, SimEvent
 
 Emit = Callable[[dict[str, Any]], None]
@@ -82,6 +85,24 @@ def train(model: str, program: Program, profile: ModelProfile, cluster: Cluster,
         owned = layers.model.owned_parameters().items()
         weights = {name: value.detach().to("cpu").sum().item() for name, value in owned}
         emit({"place": place.type, "weights": weights})
+
+
+def room(model: str, program: Program, profile: ModelProfile, cluster: Cluster, *, emit: Emit) -> None:
+    """Emit what the driver is found to take once the stages have run, and what is said if it is too much."""
+    executor, layers = _ready(DEVICE, model, program, profile, cluster)
+    inputs, labels = batch(0, program.plan.global_batch_size)
+    placed = {name: value.to(DEVICE) for name, value in inputs.items()}
+    microbatch = slices(program, 0, placed, labels.to(DEVICE), 1 / labels.numel())
+    executor.rehearse(microbatch, layers.chain.layer_names)
+    (device,) = (cluster.device(name) for name in program.device_names)
+    need_bytes = memory_on(program.plan, profile, device).total_bytes
+    for driver_bytes in (2.0**20, 2.0**22):
+        SIM.driver_bytes = driver_bytes
+        SIM.capacity_bytes = need_bytes + 2.0**21
+        try:
+            emit({"driver_bytes": check_room(device, DEVICE, need_bytes)})
+        except InfeasibleError as error:
+            emit({"refused": str(error), "missing_bytes": error.missing_bytes})
 
 
 def profile(model: str, *, emit: Emit) -> None:

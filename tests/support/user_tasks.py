@@ -48,7 +48,7 @@ def squared_error(prediction: Tensor, target: Tensor) -> Tensor:
     return (prediction - target).square().sum()
 
 
-def _task(settings: TaskSettings, factory: object, bad: range = range(0)) -> TrainingTask:
+def task_of(settings: TaskSettings, factory: object, bad: range = range(0)) -> TrainingTask:
     dtype = weight_dtype(settings.dtype)
 
     def batch(first_sample: int, num_samples: int) -> tuple[dict[str, Tensor], Tensor]:
@@ -64,20 +64,20 @@ def _task(settings: TaskSettings, factory: object, bad: range = range(0)) -> Tra
 
 
 def mixed_task(folder: RunFolder, settings: TaskSettings) -> TrainingTask:
-    return _task(settings, build)
+    return task_of(settings, build)
 
 
 def linear_task(folder: RunFolder, settings: TaskSettings) -> TrainingTask:
-    return _task(settings, build_linear)
+    return task_of(settings, build_linear)
 
 
 def spiky_task(folder: RunFolder, settings: TaskSettings) -> TrainingTask:
-    return _task(settings, build_spiky, BAD_SAMPLES)
+    return task_of(settings, build_spiky, BAD_SAMPLES)
 
 
 def overflowing_task(folder: RunFolder, settings: TaskSettings) -> TrainingTask:
     """Three linear layers; gradients of bad samples, times 2**16, leave float16's range at the last one."""
-    return _task(settings, build_linear, BAD_SAMPLES)
+    return task_of(settings, build_linear, BAD_SAMPLES)
 
 
 def build_plain() -> nn.Module:

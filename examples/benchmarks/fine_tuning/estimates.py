@@ -67,6 +67,7 @@ def cluster_of(case: Case, place: Path) -> Cluster:
     cards = ", ".join(f'{{ kind = "{kind}", memory = "{size} GiB" }}' for kind, size in case.cards)
     path = place / "cards.toml"
     path.write_text(
+        'driver_memory = "0 B"\n'  # part of the reserve
         '[network]\nbandwidth = "1 Gbit/s"\nlatency = "50 us"\n\n'
         f'[[nodes]]\nname = "desk"\ndevices = [{cards}]\n'
         'interconnect = { bandwidth = "10 GB/s", latency = "20 us" }\n'

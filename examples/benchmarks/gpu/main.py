@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -26,9 +27,10 @@ from hetpipe.profiling.profile_cache import processor_name, profile_model
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings, TaskSettings
+from hetpipe.runtime.accelerators import new_event
 from hetpipe.runtime.cuda_events import GpuPace
 from hetpipe.runtime.executor import Executor
-from hetpipe.runtime.gpus import cuda_gpus
+from hetpipe.runtime.gpus import free_memory_here, gpus_here
 from hetpipe.runtime.gradient_sync import GradientSync
 from hetpipe.runtime.host_staging import Staging
 from hetpipe.runtime.optimizer import Optimizer
@@ -45,7 +47,9 @@ NO_GPU = "no GPU here: nothing to measure (--device cpu tries the code out)"
 
 def main() -> None:
     options = _options()
-    gpus = cuda_gpus() if options.device == "cuda" else [(CPU, 2.0**33)]
+    gpus = [(CPU, 2.0**33)]
+    if options.device == "cuda":
+        gpus = list(zip(gpus_here(), free_memory_here(), strict=True))
     if not gpus:
         sys.exit(NO_GPU)
     with tempfile.TemporaryDirectory() as name:
@@ -73,9 +77,7 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--model", default="llama-small", help="without dropout, whose masks are drawn on the CPU"
-    )
+    parser.add_argument("--model", default="llama-small")
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--microbatch-size", type=int, default=4)
     parser.add_argument("--microbatches", type=int, default=8)
@@ -173,7 +175,7 @@ def _ours(costs: ProgramCosts, task: TrainingTask, data: Data, place: torch.devi
         sync=GradientSync(program, 0, chain, parameters, 600.0, staging),
         optimizer=Optimizer(parameters, set(parameters), 0.01),
         boundaries=lambda layer, samples: (),
-        pace=GpuPace() if place.type == "cuda" else Pace(),
+        pace=GpuPace(partial(new_event, place)) if place.type == "cuda" else Pace(),
         board=None,
     )
     inputs, labels = data

@@ -64,13 +64,16 @@ def memory(
     )
     frozen = memory_uses(plan, profile, cluster) if mostly_frozen(profile) else {}
     small = max(cluster.device(name).memory_bytes for name in names) < 2 * GIB
+    has_driver = any(cluster.device(name).driver_bytes for name in names)
     unit = MIB if small else GIB
     for row, name in enumerate(names):
         device = cluster.device(name)
         need = memory_on(plan, profile, device)
         ax.barh(row, device.memory_bytes / unit, BAR, color="white", edgecolor=INK, linewidth=0.8)
         usable, reserve = device.usable_bytes / unit, device.reserve_bytes / unit
-        ax.barh(row, reserve, BAR, usable, color=IDLE, hatch="///", edgecolor="#AAAAAA", linewidth=0)
+        driver = device.driver_bytes / unit
+        ax.barh(row, driver, BAR, usable, color=IDLE, hatch="...", edgecolor="#AAAAAA", linewidth=0)
+        ax.barh(row, reserve, BAR, usable + driver, color=IDLE, hatch="///", edgecolor="#AAAAAA", linewidth=0)
         start = 0.0
         for _, field, colour in terms:
             width = getattr(need, field) / unit
@@ -78,7 +81,9 @@ def memory(
             start += width
         if frozen:  # the first part of the parameters
             ax.barh(row, frozen[name].frozen_bytes / unit, BAR * 0.8, color=FROZEN, linewidth=0)
-    legend = [(colour, label) for label, _, colour in terms] + [(IDLE, "reserve")]
+    legend = [(colour, label) for label, _, colour in terms] + [
+        (IDLE, "driver (dots), reserve" if has_driver else "reserve")
+    ]
     if frozen:
         legend[:1] = [(FROZEN, "frozen parameters"), (BLUE, "trained parameters")]
     if measured_bytes:

@@ -1,3 +1,4 @@
+import errno
 import json
 import re
 import subprocess
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cost_model.cluster_file import read_cluster
-from cost_model.errors import InputError
+from cost_model.errors import DivergedError, InputError
 from cost_model.profile import profile_text, read_profile
 from hetpipe import cli
 from hetpipe.commands import env, init
@@ -115,6 +116,8 @@ def test_what_does_not_fit_is_exit_code_3_with_the_missing_bytes(hetpipe: Shell)
         (InputError("bad"), 2),
         (WorkerLostError("rank 1 (b/0) was killed"), 5),
         (KeyboardInterrupt(), 130),
+        (DivergedError("training diverged"), 4),
+        (OSError(errno.ENOSPC, "No space left on device"), 2),
     ],
 )
 def test_failures_have_exit_codes(
@@ -159,19 +162,21 @@ def test_init_warns_of_more_speed_than_the_host_has(hetpipe: Shell, monkeypatch:
 def test_init_without_a_gpu_writes_one_cpu_and_with_force_overwrites(
     hetpipe: Shell, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(init, "cuda_gpus", list)
+    monkeypatch.setattr(init, "gpus_here", list)
     assert hetpipe("init --force").code == 0
     (device,) = read_cluster(hetpipe.folder / "cluster.toml")
     assert device.kind == "cpu"
 
 
-def test_init_lists_gpus_by_name_and_memory(hetpipe: Shell, monkeypatch: pytest.MonkeyPatch):
-    gpus = [(gpu_kind("NVIDIA A100-PCIE-40GB"), 39.6 * 2**30), (gpu_kind("Tesla T4"), 15e9)]
-    monkeypatch.setattr(init, "cuda_gpus", lambda: gpus)
+def test_init_lists_gpus_by_name_and_free_memory(hetpipe: Shell, monkeypatch: pytest.MonkeyPatch):
+    kinds, free = ["NVIDIA A100-PCIE-40GB", "NVIDIA Tesla T4"], [30.6 * 2**30, 15e9]
+    monkeypatch.setattr(init, "gpus_here", lambda: list(map(gpu_kind, kinds)))
+    monkeypatch.setattr(init, "free_memory_here", lambda: free)
     assert hetpipe("init -o new.toml").code == 0
     cluster = read_cluster(hetpipe.folder / "new.toml")
-    assert [device.kind for device in cluster] == ["A100-PCIE-40GB", "Tesla-T4"]
-    assert all(device.memory_bytes <= gpus[index][1] for index, device in enumerate(cluster))
+    assert [device.kind for device in cluster] == ["NVIDIA-A100-PCIE-40GB", "NVIDIA-Tesla-T4"]
+    for device, num_bytes in zip(cluster, free, strict=True):
+        assert num_bytes - 0.01 * 2**30 <= device.memory_bytes <= num_bytes
 
 
 @pytest.mark.slow
@@ -311,6 +316,12 @@ def test_a_plan_of_far_too_many_samples_is_refused(hetpipe: Shell, key: str, val
     result = hetpipe("simulate large.json --profile profile.json --cluster cluster.toml")
     assert (result.code, result.err.count("\n")) == (2, 1)
     assert "give at most 1,048,576" in result.err
+
+
+def test_a_batch_of_far_too_many_samples_is_refused(hetpipe: Shell):
+    result = hetpipe(f"plan --profile profile.json --cluster cluster.toml --global-batch-size {10**18}")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "global_batch_size is 1,000,000,000,000,000,000; give at most 8,388,608" in result.err
 
 
 def test_a_place_that_cannot_be_written_to_is_one_line(hetpipe: Shell):

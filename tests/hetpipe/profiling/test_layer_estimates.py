@@ -115,7 +115,7 @@ def big_folder(hetpipe: Shell) -> str:
 @pytest.mark.slow
 def test_whether_70_billion_weights_fit_is_known_from_config_json_alone(hetpipe: Shell, monkeypatch):
     monkeypatch.chdir(hetpipe.folder)
-    monkeypatch.setattr("hetpipe.runtime.gpus.cuda_gpus", list)
+    monkeypatch.setattr("hetpipe.runtime.gpus.gpus_here", list)
     model = big_folder(hetpipe)
     hetpipe.write("cards.toml", TWO_CARDS.format("96 GiB", "96 GiB"))
     found = hetpipe(f"plan --model {model} --cluster cards.toml --json")
@@ -134,7 +134,7 @@ def test_whether_70_billion_weights_fit_is_known_from_config_json_alone(hetpipe:
 
 @pytest.mark.slow
 def test_the_table_says_what_fills_each_card(hetpipe: Shell, monkeypatch):
-    monkeypatch.setattr("hetpipe.runtime.gpus.cuda_gpus", list)
+    monkeypatch.setattr("hetpipe.runtime.gpus.gpus_here", list)
     hetpipe.write("cards.toml", TWO_CARDS.format("1 GiB", "1 GiB"))
     model = "--model llama-tiny --lora r=4,targets=q_proj --cluster cards.toml --no-proof"
     table = hetpipe(f"plan {model}").out
@@ -148,7 +148,7 @@ def test_the_table_says_what_fills_each_card(hetpipe: Shell, monkeypatch):
 
 
 def test_what_cannot_be_estimated_is_refused_in_a_line(hetpipe: Shell, monkeypatch):
-    monkeypatch.setattr("hetpipe.runtime.gpus.cuda_gpus", list)
+    monkeypatch.setattr("hetpipe.runtime.gpus.gpus_here", list)
     hetpipe.write("cards.toml", TWO_CARDS.format("1 GiB", "1 GiB").replace("RTX-4090", "RTX-4091"))
     unknown = hetpipe("plan --model llama-tiny --cluster cards.toml")
     assert (unknown.code, unknown.err.count("\n")) == (2, 1) and "RTX-4091" in unknown.err

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from cost_model.cluster import CPU, Cluster
 from cost_model.errors import InputError
 from hetpipe.program.instructions import Compute, Direction, Message, Program, Schedule, Transfer, incoming
-from hetpipe.program.verification import verify_order
+from hetpipe.program.verification import verify, verify_order
 from hetpipe.simulation.schedule_selection import lower
 from partition.plan import Plan
 from shared_plans import layers_of, pipeline, plan_of, shared_plans
+from small_case import equal_stages
 
 SCHEDULES = [Schedule.ONE_F_ONE_B, Schedule.GPIPE, Schedule.LIST]
 
@@ -129,3 +130,17 @@ def test_one_communicator_for_both_directions_would_hang_1f1b():
 def test_one_communicator_for_each_direction_never_hangs(plan: Plan, schedule: Schedule):
     program = lowered(plan, gpus=True, schedule=schedule)
     assert arrives(program, lambda sender, receiver: (sender, receiver))
+
+
+def test_more_ways_between_gpus_than_there_are_streams_are_refused():
+    """Rank 0 sends to so many others, and receives from them; what shares a stream waits for each other."""
+    profile, _ = layers_of(1.0, 1.0)
+    cluster = equal_stages(18)[1]
+    for peers, fits in ((15, True), (16, False)):
+        plan = plan_of(*(pipeline(1, (0, 0, 1, 1), (peer, 1, 2, 1)) for peer in range(1, peers + 1)))
+        program = lower(plan, profile, cluster)
+        if fits:
+            verify(program, profile, cluster)
+        else:
+            with pytest.raises(InputError, match=r"^'n/0' has 32 ways to and from other GPUs"):
+                verify(program, profile, cluster)

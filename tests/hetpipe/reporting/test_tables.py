@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from hetpipe.reporting import tables
+from hetpipe.reporting import run_tables, tables
 from hetpipe.runs.run_report import DeviceReport, RunReport, StageReport
 from hetpipe.simulation.prediction import predict
 from partition.plan import Pipeline, Plan, Stage
@@ -37,6 +37,24 @@ def run_report(**changes: object) -> RunReport:
         },
     )
     return replace(entry, **changes)
+
+
+def test_a_report_tells_what_allocator_and_driver_take_of_a_gpu():
+    known = DeviceReport(
+        2048.0,
+        1024.0,
+        4096.0,
+        8192.0,
+        0.0,
+        reserved_bytes=1536.0,
+        driver_bytes=512.0,
+        planned_driver_bytes=256.0,
+    )
+    report = run_report()
+    assert len([each for each in run_tables.run_report_tables(report) if not isinstance(each, str)]) == 2
+    shown = run_tables.run_report_tables(replace(report, devices={**report.devices, "b/0": known}))
+    rows = [row for row in tables.as_text(shown[2]).splitlines() if "b/0" in row or "a/0" in row]
+    assert [row.split() for row in rows] == [["b/0", "1.50", "KiB", "256", "B", "512", "B"]]
 
 
 @pytest.mark.parametrize(
@@ -127,42 +145,42 @@ def test_comparison_shows_speed_up_and_why_not():
 
 
 def test_predicted_and_measured_stand_side_by_side():
-    text = "".join(map(tables.as_text, tables.run_report_tables(run_report())))
+    text = "".join(map(tables.as_text, run_tables.run_report_tables(run_report())))
     assert "1 s" in text and "1.02 s" in text and "+2.0%" in text
     assert "stage 1 on b/0, busy" in text and "+1.0%" in text
     assert "2.00 KiB" in text and "1.00 KiB" in text and "not counted" in text
-    assert f"note: {tables.EMULATION_NOTE}" in text
+    assert f"note: {run_tables.EMULATION_NOTE}" in text
     assert "overloaded" not in text
 
 
 def test_samples_per_second_are_by_the_wall_clock():
     report = run_report(global_batch_size=16, samples_per_s=15.5, between_steps=0.012)
-    text = "".join(map(tables.as_text, tables.run_report_tables(report)))
+    text = "".join(map(tables.as_text, run_tables.run_report_tables(report)))
     row = next(row for row in text.splitlines() if "wall clock" in row).split()
     assert row == ["samples/s,", "wall", "clock", "16", "15.5", "-3.1%"]
     assert "between steps" not in text
-    assert "15.5" in tables.as_text(tables.measured_table([report]))
+    assert "15.5" in tables.as_text(run_tables.measured_table([report]))
 
 
 def test_time_between_steps_is_said_where_it_counts():
     # 16 samples in a step of 0.8 s are 20 a second; with 0.2 s more 16
     report = run_report(global_batch_size=16, samples_per_s=16.0, between_steps=0.25)
-    text = " ".join("".join(map(tables.as_text, tables.run_report_tables(report))).split())
+    text = " ".join("".join(map(tables.as_text, run_tables.run_report_tables(report))).split())
     assert "added 25.0% to the steps; 16 samples/s by the wall clock, 20 within steps" in text
 
 
 def test_an_overloaded_host_is_marked():
-    text = "".join(map(tables.as_text, tables.run_report_tables(run_report(foreign_cores=0.5))))
+    text = "".join(map(tables.as_text, run_tables.run_report_tables(run_report(foreign_cores=0.5))))
     assert "host overloaded" in text and "0.50 cores" in text
 
 
 def test_owners_that_differ_are_reported():
-    text = "".join(map(tables.as_text, tables.run_report_tables(run_report(owners_agree=False))))
+    text = "".join(map(tables.as_text, run_tables.run_report_tables(run_report(owners_agree=False))))
     assert "parameters with several owners differ" in text
 
 
 def test_a_real_clock_has_no_note():
-    text = "".join(map(tables.as_text, tables.run_report_tables(run_report(clock="cpu"))))
+    text = "".join(map(tables.as_text, run_tables.run_report_tables(run_report(clock="cpu"))))
     assert "by construction" not in text
 
 

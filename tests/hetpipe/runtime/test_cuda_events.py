@@ -1,8 +1,11 @@
 """What the host does while a GPU works: tried out with events, messages and connections that behave alike."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ import gpu_mains
 from hetpipe.program.instructions import Direction, Pass, Transfer
 from hetpipe.runtime import cuda_events
 from hetpipe.runtime.cuda_events import GpuPace, wait_for_gpu
+from hetpipe.runtime.host_staging import Staging
 from hetpipe.runtime.peer_errors import PeerError, PeerTimeout
 from hetpipe.runtime.processes import RankGroup, run_ranks
 from hetpipe.runtime.transport import DistributedTransport, TensorShape
@@ -104,11 +108,57 @@ def test_the_host_looks_until_it_is_there_or_the_time_is_up(monkeypatch):
     assert 0.05 <= time.monotonic() - begin_s < 5.0
 
 
+class Queue:
+    """A stream: until when the GPU is busy with what was handed in there."""
+
+    def __init__(self, device: torch.device | None = None, priority: int = 0) -> None:
+        self.busy_until_s = 0.0
+
+    def wait_stream(self, other: "Queue") -> None:
+        self.busy_until_s = max(self.busy_until_s, other.busy_until_s)
+
+
+@dataclass
+class Streams:
+    """The streams of a GPU; what memory the computations are known to use."""
+
+    computations: Queue = field(default_factory=Queue)
+    current: Queue = field(init=False)
+    used: list[tuple[torch.Tensor, Queue]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.current = self.computations
+
+    @contextmanager
+    def on(self, stream: Queue) -> Iterator[None]:
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
+    """Streams in the place of those of CUDA."""
+    made = Streams()
+    monkeypatch.setattr(torch.cuda, "Stream", Queue)
+    monkeypatch.setattr(torch.cuda, "stream", made.on)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: made.current)
+    monkeypatch.setattr(
+        torch.Tensor,
+        "record_stream",
+        lambda tensor, stream: made.used.append((tensor, stream)),
+        raising=False,
+    )
+    return made
+
+
 Receiver = Callable[..., tuple[DistributedTransport, list[Transfer], list[Work]]]
 
 
 @pytest.fixture
-def receiver(monkeypatch: pytest.MonkeyPatch) -> Receiver:
+def receiver(monkeypatch: pytest.MonkeyPatch, streams: Streams) -> Receiver:
     """The second stage of some microbatches on a GPU, whose messages are there after so many looks."""
 
     def make(looks: list[int | None]) -> tuple[DistributedTransport, list[Transfer], list[Work]]:
@@ -142,6 +192,44 @@ def test_host_and_stream_wait_for_a_message_where_it_is_needed(receiver):
     )
     with pytest.raises(PeerError, match=expected):
         transport.receive(receives[2])
+
+
+def test_a_message_is_received_beside_the_computations(monkeypatch, receiver, streams):
+    """NCCL begins behind all that was handed in before on the current stream: 5 s of computations."""
+    transport, (first,), _ = receiver([0])
+    begins_s = []
+
+    def irecv(*arguments: Any, **more: Any) -> Work:
+        begins_s.append(streams.current.busy_until_s)
+        return Work(0)
+
+    monkeypatch.setattr(dist, "irecv", irecv)
+    streams.computations.busy_until_s = 5.0
+    transport.post_receive(first, (TensorShape((2, 3), torch.float32),) * 2)
+    assert begins_s == [0.0, 0.0] and streams.current is streams.computations
+    tensors = transport.receive(first)
+    # what is computed of it may still run when the host lets go of it
+    assert [id(tensor) for tensor, _ in streams.used] == [id(tensor) for tensor in tensors]
+    assert all(stream is streams.computations for _, stream in streams.used)
+
+
+def test_messages_between_gpus_go_before_sums(monkeypatch):
+    asked = []
+
+    class Options:
+        def __init__(self, is_high_priority_stream: bool) -> None:
+            self.first = is_high_priority_stream
+
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", SimpleNamespace(Options=Options), raising=False)
+    monkeypatch.setattr(dist, "get_backend_config", lambda: "cpu:gloo,cuda:nccl")
+    monkeypatch.setattr(dist, "new_group", lambda ranks, **more: asked.append((ranks, more)))
+    staging, limit = Staging((True, True, False)), timedelta(seconds=1)
+    staging.new_group([0, 1], limit, urgent=True)
+    staging.new_group([0, 1], limit)
+    staging.new_group([1, 2], limit, urgent=True)  # over gloo
+    options = [more.get("pg_options") for _, more in asked]
+    assert options[0].first and options[0]._timeout == asked[0][1]["timeout"]
+    assert options[1:] == [None, None]
 
 
 def test_a_send_is_kept_until_the_stream_has_waited_for_it(monkeypatch, receiver):

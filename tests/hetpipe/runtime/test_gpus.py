@@ -16,7 +16,7 @@ from hetpipe.profiling import profile_cache
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings, TaskSettings
 from hetpipe.runtime import gpus
-from hetpipe.runtime.host_staging import BACKEND
+from hetpipe.runtime.host_staging import Staging
 from hetpipe.runtime.processes import open_default_group
 from hetpipe.training.rank_results import RankSummary, SharedParameter, owners_agree
 from hetpipe.training.run import train
@@ -35,7 +35,7 @@ devices = [
   { kind = "cpu", memory = "8 GiB" },
 ]
 """
-CARDS = [("GeForce-RTX-3090", 24e9), ("GeForce-RTX-2080-Ti", 11e9), ("GeForce-RTX-2080-Ti", 11e9)]
+CARDS = ["NVIDIA-GeForce-RTX-3090", "NVIDIA-GeForce-RTX-2080-Ti", "NVIDIA-GeForce-RTX-2080-Ti"]
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +48,7 @@ def devices_of(*kinds: str, node: str = "lab") -> list[Device]:
 
 
 def test_cards_that_are_here_pass(monkeypatch):
-    monkeypatch.setattr(gpus, "cuda_gpus", lambda: CARDS)
+    monkeypatch.setattr(gpus, "gpus_here", lambda: CARDS)
     gpus.check_here([*devices_of("RTX-3090", "RTX-2080-Ti", "my-card", "cpu"), *devices_of("emulated")], "")
 
 
@@ -62,7 +62,7 @@ def test_gpus_are_numbered_among_the_gpus_of_their_node(tmp_path):
 
 
 def test_a_card_after_a_cpu_is_the_first_card(tmp_path, monkeypatch):
-    monkeypatch.setattr(gpus, "cuda_gpus", lambda: CARDS)
+    monkeypatch.setattr(gpus, "gpus_here", lambda: CARDS)
     cluster = read_cluster(
         cluster_file(tmp_path, LAB.replace("devices = [", 'devices = [{ kind = "cpu", memory = "1 GiB" },'))
     )
@@ -78,7 +78,7 @@ def test_a_card_after_a_cpu_is_the_first_card(tmp_path, monkeypatch):
         ),
         (
             devices_of("RTX-3090", "T4"),
-            "device 'lab/1' is a T4, and GPU 1 of this host a GeForce-RTX-2080-Ti; do this",
+            "device 'lab/1' is a T4, and GPU 1 of this host a NVIDIA-GeForce-RTX-2080-Ti; do this",
         ),
         (
             [*devices_of("RTX-3090"), *devices_of("RTX-3090", node="other")],
@@ -87,7 +87,7 @@ def test_a_card_after_a_cpu_is_the_first_card(tmp_path, monkeypatch):
     ],
 )
 def test_cards_that_are_not_here_are_named(devices, message, monkeypatch):
-    monkeypatch.setattr(gpus, "cuda_gpus", lambda: CARDS)
+    monkeypatch.setattr(gpus, "gpus_here", lambda: CARDS)
     with pytest.raises(InputError, match=message):
         gpus.check_here(devices, "do this")
 
@@ -127,7 +127,7 @@ def measured_devices(monkeypatch: pytest.MonkeyPatch) -> list[Device]:
         found.append(device)
         return made_up_profile(settings.model, device.kind)
 
-    monkeypatch.setattr(gpus, "cuda_gpus", lambda: CARDS)
+    monkeypatch.setattr(gpus, "gpus_here", lambda: CARDS)
     monkeypatch.setattr(profile_cache, "_measure", measure)
     monkeypatch.setattr(profile_cache, "_with_links", lambda profile, _: profile)
     return found
@@ -174,30 +174,36 @@ def test_not_every_kind_can_be_estimated(tmp_path, capsys):
     ],
 )
 def test_kernels_are_loaded_at_the_start_where_others_send_meanwhile(monkeypatch, processes, before, after):
-    given = (("CUDA_MODULE_LOADING", before), ("NCCL_RUNTIME_CONNECT", None), ("WORLD_SIZE", processes))
+    given = (
+        ("CUDA_MODULE_LOADING", before),
+        ("NCCL_RUNTIME_CONNECT", None),
+        ("CUDA_DEVICE_MAX_CONNECTIONS", None),
+        ("WORLD_SIZE", processes),
+    )
     for name, value in given:
         monkeypatch.setenv(name, str(value))
         if value is None:
             monkeypatch.delenv(name)
-    gpus.cuda_gpus()
+    gpus.gpus_here()
     assert os.environ.get("CUDA_MODULE_LOADING") == after
     assert os.environ.get("NCCL_RUNTIME_CONNECT") == ("0" if after else None)
+    assert os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == ("32" if after else None)
 
 
 def test_kernels_are_to_be_loaded_before_a_group_counts_the_gpus(monkeypatch):
     """NCCL's group does when it is made, and the driver reads the variable then."""
-    found = []
+    found, between_gpus = [], Staging((True, True)).backend
 
     def joined(backend, **_):
         found.append((backend, os.environ.get("CUDA_MODULE_LOADING"), os.environ.get("NCCL_RUNTIME_CONNECT")))
 
     monkeypatch.setattr(dist, "init_process_group", joined)
-    for backend in ("gloo", BACKEND):
+    for backend in ("gloo", between_gpus):
         for name in ("CUDA_MODULE_LOADING", "NCCL_RUNTIME_CONNECT"):
             monkeypatch.setenv(name, "")
             monkeypatch.delenv(name)
         open_default_group(backend, dist.HashStore(), 0, 2, 60.0)
-    assert found == [("gloo", None, None), (BACKEND, "EAGER", "0")]
+    assert found == [("gloo", None, None), (between_gpus, "EAGER", "0")]
 
 
 def shared(on_gpu: bool, *values: float, others: tuple[float, ...] = ()) -> RankSummary:

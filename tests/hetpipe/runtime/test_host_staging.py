@@ -40,5 +40,19 @@ def test_gpus_beside_emulated_devices_are_refused_in_one_line():
         Staging.of(devices("v100", EMULATED))
 
 
+def test_gpus_of_unlike_makers_meet_on_the_host_and_both_copy():
+    staging = Staging.of(devices("RTX-4090", "AMD-Radeon-RX-7900-XTX", "MI300X", "Intel-Arc-A770", "T4"))
+    assert staging.backend == "cpu:gloo,cuda:nccl,xpu:xccl"
+    meet = {pair for pair in combinations(range(5), 2) if not staging.on_host(pair)}
+    assert meet == {(0, 4), (1, 2)}
+    assert staging.copies(0, (0, 1)) and staging.copies(1, (0, 1)) and not staging.copies(1, (1, 2))
+
+
+def test_apples_gpus_have_nothing_but_the_host_to_meet_on():
+    staging = Staging.of(devices("Apple-M3", "Apple-M3"))
+    assert staging.backend == "gloo"
+    assert staging.on_host((0, 1)) and staging.copies(1, (0, 1))
+
+
 def test_every_other_kind_is_a_gpu():
     assert [device.is_gpu for device in devices(CPU, EMULATED, "t4")] == [False, False, True]

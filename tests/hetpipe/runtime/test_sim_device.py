@@ -48,6 +48,17 @@ def test_a_step_has_the_same_numbers_and_one_wait_of_the_host(tmp_path, model, c
 
 
 @pytest.mark.slow
+def test_what_the_driver_takes_is_measured_before_the_first_step_and_refused_if_too_much(tmp_path):
+    plan = Plan("manual", "llama-tiny", 2, (Pipeline(1, 2, (Stage(("here/0",), (0, 6), 1),)),))
+    profile, cluster = made_up_profile("llama-tiny"), read_cluster(cluster_file(tmp_path))
+    fits, refused = on_device("room", "llama-tiny", lower(plan, profile, cluster), profile, cluster)
+    assert fits["driver_bytes"] == 2.0**20
+    assert refused["missing_bytes"] == 2.0**21
+    assert "take 4,194,304 of its" in refused["refused"]
+    assert '2,097,152 bytes are missing: give the device driver_memory = "4 MiB"' in refused["refused"]
+
+
+@pytest.mark.slow
 def test_a_profile_is_made_and_what_does_not_fit_is_left_out():
     model = "llama-tiny"
     chain = ChainModel.from_spec(model_spec(model))

@@ -35,6 +35,7 @@ def test_the_fast_simulator_finds_the_times_of_the_simulator_to_the_last_bit(see
             counted.update(case.features)
     enough(counted, 12, "smaller last microbatch", "no latency", "tied weights", "measured links")
     enough(counted, 6, "measured all-reduces", "pipelines on one card", "no backward below")
+    enough(counted, 6, "rounded gradients")
     enough(counted, 2, "sums inside nodes first", "sums inside a backward")
 
 

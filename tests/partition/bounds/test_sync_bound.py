@@ -211,6 +211,23 @@ def test_sums_between_two_nodes_by_hand(megabytes, expected_s, devices):
     assert new_s == pytest.approx(expected_s, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("gradient_dtype", "expected_s", "num_devices"),
+    [
+        # 6 MB after the 4 s of four devices: longer than the 8 s of two on one node
+        ("float32", 8.0, 2),
+        # 3 MB: four devices
+        ("bf16", 7.0, 4),
+    ],
+)
+def test_half_the_bytes_of_sums_make_another_plan(gradient_dtype, expected_s, num_devices):
+    problem = replace(two_nodes(6.0), gradient_dtype=gradient_dtype)
+    plan = solve(problem, evaluator(problem.profile, problem.cluster))
+    assert plan.gradient_dtype == gradient_dtype and len(plan.device_names) == num_devices
+    assert plan.predicted.step_s == pytest.approx(expected_s, rel=1e-4)
+    assert plan.predicted.bound_s == pytest.approx(expected_s, rel=1e-3)
+
+
 def test_pipelines_and_cards_together_by_hand() -> None:
     # Four devices do 2 samples each in 4 s; then 3 MB pass each card in 3 s. With less than 7 s one of them
     # does no second sample. Two nodes send 2 * (2 - 1) * 3 MB in all, which is once the bytes each.
@@ -313,11 +330,11 @@ def test_summed_bytes_are_those_of_the_buckets(seed):
     first = tuple(Stage((name,), layers, 1) for name, layers in zip(names, cuts, strict=False))
     second = Stage((names[len(cuts)],), (0, problem.profile.num_layers), 1)
     plan = Plan("manual", "random", 4, (Pipeline(1, 2, first), Pipeline(1, 2, (second,))))
-    summed = summed_bytes(problem.profile)
+    summed = summed_bytes(problem)
     for stage in (*first, second):
         rank = plan.device_names.index(stage.device)
         buckets = [one for one in gradient_buckets(plan, problem.profile) if rank in one.ranks]
-        total = sum(bucket.num_bytes(problem.profile) for bucket in buckets)
+        total = problem.gradient_share * sum(bucket.num_bytes(problem.profile) for bucket in buckets)
         assert summed[stage.start, stage.stop] == pytest.approx(total)
 
 

@@ -1,0 +1,107 @@
+"""Runs as tables and sentences for people: predicted beside measured."""
+
+from collections.abc import Sequence
+
+from rich.console import RenderableType
+from rich.table import Table
+
+from cost_model.units import format_bytes, format_seconds
+from hetpipe.reporting.driver_memory import beyond_tensors
+from hetpipe.reporting.tables import gradient_sentences, new_table
+from hetpipe.runs.run_report import LARGE_BETWEEN, RunReport
+from hetpipe.runs.settings import Clock
+
+EMULATION_NOTE = (
+    "compute time of emulated devices is predicted by construction; order, hops, contention, bubbles, sync "
+    "and step are what is tested"
+)
+
+
+def run_report_tables(report: RunReport) -> list[RenderableType]:
+    """Return the tables after a run, predicted and measured, and what they can and cannot show."""
+    times = new_table(f"{report.strategy}, {report.schedule}, {report.steps} steps")
+    for title in ("predicted", "measured", "error"):
+        times.add_column(title, justify="right", no_wrap=True)
+    times.add_row("step", *_errors(report.predicted_step_s, report.measured_step_s, report.step_error))
+    if report.samples_per_s:
+        rates = report.predicted_samples_per_s, report.samples_per_s
+        error = f"{rates[1] / rates[0] - 1:+.1%}" if rates[0] else ""
+        times.add_row("samples/s, wall clock", f"{rates[0]:.4g}", f"{rates[1]:.4g}", error)
+    several = any(stage.pipeline for stage in report.stages)
+    for stage in report.stages:
+        name = f"{stage.pipeline}.{stage.stage}" if several else str(stage.stage)
+        times.add_row(
+            f"stage {name} on {stage.device}, busy",
+            *_errors(stage.predicted_busy_s, stage.measured_busy_s, stage.error),
+        )
+    times.add_row("bubble", f"{report.predicted_bubble:.1%}", f"{report.measured_bubble:.1%}", "")
+    return [times, *_memory_tables(report), *run_marks(report)]
+
+
+def _memory_tables(report: RunReport) -> list[Table]:
+    """Return the memory of tensors; of GPUs, that of allocator and driver in a table of their own."""
+    memory = new_table("memory of")
+    for title in ("predicted", "measured peak", "usable"):
+        memory.add_column(title, justify="right", no_wrap=True)
+    for device, found in report.devices.items():
+        memory.add_row(
+            device,
+            format_bytes(found.predicted_bytes),
+            "not counted" if found.peak_bytes is None else format_bytes(found.peak_bytes),
+            format_bytes(found.usable_bytes),
+        )
+    rows = beyond_tensors(report)
+    beyond = new_table("beyond tensors, of")
+    for title in ("reserved", "driver, planned", "driver, measured"):
+        beyond.add_column(title, justify="right", no_wrap=True)
+    for row in rows:
+        beyond.add_row(*row)
+    return [memory, beyond] if rows else [memory]
+
+
+def _errors(predicted_s: float, measured_s: float, error: float) -> tuple[str, str, str]:
+    return format_seconds(predicted_s), format_seconds(measured_s), f"{error:+.1%}"
+
+
+def run_marks(report: RunReport) -> list[str]:
+    """Say what is to be known beside the figures of a run."""
+    marks = gradient_sentences(report.gradient_dtype)
+    if report.emulated and report.clock == Clock.NOMINAL:
+        marks.append(f"note: {EMULATION_NOTE}")
+    if abs(report.between_steps) > LARGE_BETWEEN:
+        marks.append(
+            f"between steps: data, meetings, callbacks and checkpoints added {report.between_steps:.1%} to "
+            f"the steps; {report.samples_per_s:.4g} samples/s by the wall clock, "
+            f"{report.samples_per_s * (1 + report.between_steps):.4g} within steps"
+        )
+    if report.host_overloaded:
+        late = max(device.over_budget for device in report.devices.values())
+        marks.append(
+            f"host overloaded: operations took up to {late:.1%} longer than they may, other processes used "
+            f"{report.foreign_cores:.2f} cores; do not trust the measured times"
+        )
+    if report.loss_spikes:
+        steps = "step" if report.loss_spikes == 1 else "steps"
+        marks.append(
+            f'losses: that of {report.loss_spikes} {steps} stood out ("spike" in metrics.jsonl says which)'
+        )
+    if not report.owners_agree:
+        marks.append("warning: parameters with several owners differ between them; this is a bug")
+    return marks
+
+
+def measured_table(reports: Sequence[RunReport]) -> Table:
+    """Show plans that were run, side by side; the speed-up is that of the last one over each."""
+    table = new_table()
+    table.add_column("strategy", no_wrap=True)
+    titles = ("predicted step", "measured step", "error", "speed-up of the last, measured")
+    for title in (*titles, "samples/s, wall clock"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for report in reports:
+        table.add_row(
+            report.strategy,
+            *_errors(report.predicted_step_s, report.measured_step_s, report.step_error),
+            f"{report.measured_step_s / reports[-1].measured_step_s:.2f}",
+            f"{report.samples_per_s:.4g}" if report.samples_per_s else "",
+        )
+    return table
