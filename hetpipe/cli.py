@@ -1,5 +1,6 @@
 """The command line: verbs, each loaded when it is called, and what a failure prints and exits with."""
 
+import errno
 import importlib
 import os
 import sys
@@ -121,6 +122,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) and error.filename is None:
+            return _fail(f"a file cannot be written ({error.strerror}); make room there", BAD_INPUT)
         if error.filename is None:
             raise
         return _fail(f"{error.filename}: {error.strerror}; give another place, or make room there", BAD_INPUT)

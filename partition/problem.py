@@ -9,6 +9,9 @@ from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
 from partition.plan import Figures, Pipeline, Plan
 
+MOST_BATCH = 2**23
+"""Samples a step: 8 pipelines of as many as one may have; what is beyond would be searched without end."""
+
 Evaluate = Callable[[Plan], Figures]
 """What a plan's step will be: the simulator, handed in from above (`hetpipe.simulation.prediction`)."""
 
@@ -64,6 +67,8 @@ class Problem:
     def __post_init__(self) -> None:
         if self.global_batch_size < 1:
             raise InputError(f"global_batch_size is {self.global_batch_size}; give at least 1")
+        if self.global_batch_size > MOST_BATCH:
+            raise InputError(f"global_batch_size is {self.global_batch_size:,}; give at most {MOST_BATCH:,}")
         if not self.microbatch_sizes or min(self.microbatch_sizes) < 1:
             raise InputError(
                 f"microbatch sizes {list(self.microbatch_sizes)} must be at least one, from 1 up"

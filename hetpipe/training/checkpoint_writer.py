@@ -1,7 +1,8 @@
 """The checkpoint that a rank has under way: copied to host memory, then written while training goes on."""
 
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from hetpipe.training import checkpoint
 from hetpipe.training.checkpoint_owners import home_layers, written_by
 from hetpipe.training.checkpoint_room import free_host_bytes
 from hetpipe.training.frozen_base import base_hashes, weights_as_given
-from hetpipe.training.meeting import gather, text_of_first
+from hetpipe.training.meeting import all_done, gather, text_of_first
 from hetpipe.training.resumed_settings import deciding_settings
 
 MOST_OF_HOST = 0.9
@@ -122,7 +123,7 @@ class CheckpointWriter:
             "loss_scale": loss_scale,
             "settings": deciding_settings(self.settings, self.program.plan),
         }
-        work = self._thread.submit(self._write, folder, layers)
+        work = self._thread.submit(self._write, step, folder, layers)
         self._under_way = _UnderWay(step, folder, manifest, in_background, work)
         while not in_background and not self._is_met():
             pass
@@ -133,13 +134,12 @@ class CheckpointWriter:
 
         Raises: InputError if what it had to write could not be.
         """
-        if self._under_way is None or not self._under_way.work.done():
-            return self._under_way is None
-        try:
+        if self._under_way is None:
+            return True
+        done = self._under_way.work.done()
+        if done:
             self._under_way.work.result()
-        except OSError as error:
-            raise self._unwritten(self._under_way.step, error) from error
-        return True
+        return done
 
     def go_on(self) -> Written | None:
         """Take the next step to a complete checkpoint, once all ranks are done; return it if that was all."""
@@ -165,24 +165,26 @@ class CheckpointWriter:
     def _is_met(self) -> bool:
         """Wait for a while, less than a meeting may take; return whether all ranks are done."""
         assert self._under_way is not None
-        wait([self._under_way.work], self.settings.run.timeout_s / 3)
-        return all(gather(self.is_done))
+        return all_done(self._under_way.work, self.settings.run.timeout_s / 3)
 
     def close(self) -> None:
         """Let the thread end, once nothing is under way."""
         self._thread.shutdown(wait=False)
 
     def _made_folder(self, step: int) -> str:
-        try:
+        with self._refused(step):
             return str(checkpoint.begin(self.folder.checkpoints, step))
-        except OSError as error:
-            raise self._unwritten(step, error) from error
 
-    def _unwritten(self, step: int, error: OSError) -> InputError:
-        return InputError(
-            f"{self.folder.checkpoints}: the checkpoint of step {step} cannot be written "
-            f"({error.strerror or error}); make room there, and go on with --resume from the one before"
-        )
+    @contextmanager
+    def _refused(self, step: int) -> Iterator[None]:
+        """Say in one line what could not be written."""
+        try:
+            yield
+        except OSError as error:
+            raise InputError(
+                f"{self.folder.checkpoints}: the checkpoint of step {step} cannot be written "
+                f"({error.strerror or error}); make room there, and go on with --resume from the one before"
+            ) from error
 
     def _layers(self) -> dict[int, _Layer]:
         """Return the layers that this rank writes, as they are at this moment."""
@@ -210,13 +212,14 @@ class CheckpointWriter:
         parameters = {name: self._copies.get(name, value) for name, value in layer.parameters.items()}
         return _Layer(parameters, {name: self._copies[name] for name in layer.states})
 
-    def _write(self, folder: Path, layers: Mapping[int, _Layer]) -> _Files:
+    def _write(self, step: int, folder: Path, layers: Mapping[int, _Layer]) -> _Files:
         """Write the files of this rank's layers; return them, and the hashes of the base here."""
         chain, seed = self.task.chain, self.settings.seed
         files = {}
         for index, layer in layers.items():
             weights = weights_as_given(chain, index, layer.parameters, seed)
-            files[index] = checkpoint.write_layer(folder, index, weights | dict(layer.states))
+            with self._refused(step):
+                files[index] = checkpoint.write_layer(folder, index, weights | dict(layer.states))
         return files, base_hashes(chain, self.model, seed)
 
     def _complete(self, now: _UnderWay, written: Sequence[_Files]) -> None:
@@ -230,7 +233,8 @@ class CheckpointWriter:
         vocabulary, config = (
             path if path.exists() else None for path in (self.folder.vocabulary, self.folder.model_config)
         )
-        checkpoint.commit(now.folder, manifest, vocabulary, config)
+        with self._refused(now.step):
+            checkpoint.commit(now.folder, manifest, vocabulary, config)
         if self.settings.run.keep:
             checkpoint.keep_newest(self.folder.checkpoints, self.settings.run.keep)
 

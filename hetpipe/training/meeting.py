@@ -2,8 +2,8 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
@@ -78,24 +78,18 @@ def gather(value: T) -> list[T]:
     return values
 
 
-def gather_when_done(work: Callable[[], T], every_s: float) -> list[T]:
-    """Return what a piece of work gives on each rank, however long one takes: they go on meeting meanwhile.
+def all_done(work: "Future[Any]", most_s: float) -> bool:
+    """Wait for a piece of work for so long; return, on every rank, whether all have done theirs.
 
-    every_s: how often; less than the time limit of a meeting.
+    To be called until they have: so they go on meeting, however long one takes. most_s: less than the time
+    limit of a meeting.
 
     Raises: what the work raises here; PeerError if a rank is gone.
     """
-    if not dist.is_initialized():
-        return [work()]
-    with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(work)
-        done = False
-        while not done:
-            wait([future], every_s)
-            if future.done():
-                future.result()  # an error ends this rank at once
-            done = all(gather(future.done()))
-        return gather(future.result())
+    wait([work], most_s)
+    if work.done():
+        work.result()  # an error ends this rank at once
+    return all(gather(work.done()))
 
 
 @contextmanager

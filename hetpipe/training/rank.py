@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from cost_model.cluster import Device, is_emulated
 from cost_model.cluster_file import read_cluster
+from cost_model.errors import InputError
 from cost_model.profile import read_profile
 from cost_model.strict_files import read_text
 from hetpipe.data.task import OptimizerFactory, TaskFactory, TrainingTask
@@ -109,10 +110,10 @@ class _Run:
     data: RankData
     need_bytes: float
     writer: CheckpointWriter
-    watch: LossWatch = field(default_factory=LossWatch)
-    stopping: Stopping = field(default_factory=Stopping)
     step: int = 0
     samples_seen: int = 0
+    watch: LossWatch = field(default_factory=LossWatch)
+    stopping: Stopping = field(default_factory=Stopping)
     outcomes: deque[StepOutcome] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
     step_s: list[float] = field(default_factory=list)
     wall_s: list[float] = field(default_factory=list)
@@ -151,6 +152,7 @@ class _Run:
             board=board,
         )  # fmt: skip
         model = layers.model
+        writer = CheckpointWriter(folder, task_settings, task, program, rank, model, optimizer)
         count = program.plan.global_batch_size
         step, seen, source = 0, 0, None if settings.resume_from is None else Path(settings.resume_from)
         if source is not None:
@@ -162,9 +164,7 @@ class _Run:
         return cls(
             folder, handover, task_settings, costs, rank, task, model, optimizer, executor, board, device,
             place, emit, RankData(task, program, rank, place, seen + (settings.steps - step) * count),
-            memory_on(program.plan, profile, device).total_bytes,
-            CheckpointWriter(folder, task_settings, task, program, rank, model, optimizer),
-            step=step, samples_seen=seen,
+            memory_on(program.plan, profile, device).total_bytes, writer, step, seen,
         )  # fmt: skip
 
     @property
@@ -313,9 +313,15 @@ class _Run:
         }
         if outcome.loss_scale is not None:
             metrics["loss_scale"] = outcome.loss_scale
-        with open(self.folder.metrics, "a", encoding="utf-8") as file:
-            finite = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
-            file.write(json.dumps(finite) + "\n")
+        finite = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
+        try:
+            with open(self.folder.metrics, "a", encoding="utf-8") as file:
+                file.write(json.dumps(finite) + "\n")
+        except OSError as error:
+            raise InputError(
+                f"{self.folder.metrics}: cannot be written ({error.strerror}); make room there, and go on "
+                "with --resume"
+            ) from error
         return asked | self._tell({"event": "step", **metrics})
 
     def _tell(self, event: dict[str, Any]) -> Asked:

@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch.distributed as dist
 from cost_model.errors import InputError
 from hetpipe.program.instructions import Direction, Pass, Program, Transfer
 from hetpipe.runtime.transport import DistributedTransport, TensorShape
-from hetpipe.training.meeting import gather_when_done
+from hetpipe.training.meeting import all_done, gather
 
 Emit = Callable[[dict[str, Any]], None]
 SHAPES = (TensorShape((2, 3), torch.float32), TensorShape((2,), torch.int64))
@@ -41,7 +42,11 @@ def write_slowly(slow_s: float, every_s: float, failing: int | None, *, rank: in
             raise InputError("no room is left")
         return f"written by {rank}"
 
-    emit({"event": "written", "found": gather_when_done(work, every_s)})
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(work)
+        while not all_done(future, every_s):
+            pass
+        emit({"event": "written", "found": gather(future.result())})
 
 
 def lose_the_peer(program: Program, peer: str, *, rank: int, emit: Emit) -> None:

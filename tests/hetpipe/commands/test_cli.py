@@ -1,3 +1,4 @@
+import errno
 import json
 import re
 import subprocess
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cost_model.cluster_file import read_cluster
-from cost_model.errors import InputError
+from cost_model.errors import DivergedError, InputError
 from cost_model.profile import profile_text, read_profile
 from hetpipe import cli
 from hetpipe.commands import env, init
@@ -115,6 +116,8 @@ def test_what_does_not_fit_is_exit_code_3_with_the_missing_bytes(hetpipe: Shell)
         (InputError("bad"), 2),
         (WorkerLostError("rank 1 (b/0) was killed"), 5),
         (KeyboardInterrupt(), 130),
+        (DivergedError("training diverged"), 4),
+        (OSError(errno.ENOSPC, "No space left on device"), 2),
     ],
 )
 def test_failures_have_exit_codes(
@@ -315,6 +318,12 @@ def test_a_plan_of_far_too_many_samples_is_refused(hetpipe: Shell, key: str, val
     result = hetpipe("simulate large.json --profile profile.json --cluster cluster.toml")
     assert (result.code, result.err.count("\n")) == (2, 1)
     assert "give at most 1,048,576" in result.err
+
+
+def test_a_batch_of_far_too_many_samples_is_refused(hetpipe: Shell):
+    result = hetpipe(f"plan --profile profile.json --cluster cluster.toml --global-batch-size {10**18}")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "global_batch_size is 1,000,000,000,000,000,000; give at most 8,388,608" in result.err
 
 
 def test_a_place_that_cannot_be_written_to_is_one_line(hetpipe: Shell):

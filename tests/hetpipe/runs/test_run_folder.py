@@ -46,6 +46,10 @@ def test_metrics_are_read_to_the_last_whole_line(tmp_path: Path):
     folder.metrics.write_text('{"step": 1, "lo\n{"step": 2, "loss": 2.5}\n')
     with pytest.raises(InputError, match="line 1 is not JSON"):
         folder.read_metrics()
+    for text in ('{"a": 1}', "[1]", '{"step": "1"}', "9" * 3000):
+        folder.metrics.write_text(f"{text}\n")
+        with pytest.raises(InputError, match="line 1 is of no step; take it out"):
+            folder.read_metrics()
 
 
 def test_traces_survive_the_file(tmp_path: Path):
