@@ -16,6 +16,6 @@ For others:
     catalogue: accelerator; roofline: estimate_kind, nearest_kind; known_errors: distrust, far_off
     dtypes: parse_dtype, check_fast, check_estimable
     what_if: changed, without; expenses: expenses, Expenses, Objective
-    errors: InputError, InfeasibleError, CheckFailedError; units: format_bytes, format_seconds
+    errors: InputError, InfeasibleError, CheckFailedError, DivergedError; units: format_bytes, format_seconds
     strict_files: read_json, validate, did_you_mean, write_atomically
 """

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from itertools import accumulate
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +19,7 @@ Bandwidth = Annotated[float, BeforeValidator(parse_bandwidth)]
 Seconds = Annotated[float, BeforeValidator(parse_seconds)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 DEFAULT_RESERVE = "10 %"
+MOST_DEVICES = 100_000
 
 
 class _Channel(BaseModel):
@@ -42,7 +44,7 @@ class _Devices(BaseModel):
     kind: Annotated[str, Field(min_length=1)]
     memory: Bytes
     count: Annotated[int, Field(ge=1)] = 1
-    speed: Annotated[float, Field(gt=0)] = 1.0
+    speed: Annotated[float, Field(ge=1e-9, le=1e9)] = 1.0
     price_per_hour: Annotated[float, Field(ge=0)] | None = None
     watts: Annotated[float, Field(ge=0)] | None = None
     driver_memory: Bytes | None = None
@@ -87,6 +89,9 @@ def cluster_from_data(data: object, source: str) -> Cluster:
                 f"{source}: nodes[{index}].host: several hosts are not supported yet; "
                 f"remove `host = {node.host!r}` to run on this host"
             )
+    num_devices = sum(devices.count for node in file.nodes for devices in node.devices)
+    if num_devices > MOST_DEVICES:
+        raise InputError(f"{source}: has {num_devices:,} devices; {MOST_DEVICES:,} are the most")
     counts: Counter[str] = Counter()
     for devices in (devices for node in file.nodes for devices in node.devices):
         counts[devices.kind] += devices.count
@@ -104,6 +109,7 @@ def cluster_from_data(data: object, source: str) -> Cluster:
 def _node(node: _Node, file: _ClusterFile, counts: Mapping[str, int]) -> Node:
     kinds = [devices for devices in node.devices for _ in range(devices.count)]
     is_gpu = [kind.kind != CPU and not is_emulated(kind.kind) for kind in kinds]
+    gpus_before = list(accumulate(is_gpu, initial=0))
     devices = tuple(
         Device(
             name=f"{node.name}/{index}",
@@ -114,7 +120,7 @@ def _node(node: _Node, file: _ClusterFile, counts: Mapping[str, int]) -> Node:
             speed=kind.speed,
             price_per_hour=kind.price_per_hour,
             watts=kind.watts,
-            gpu=sum(is_gpu[:index]) if is_gpu[index] else None,
+            gpu=gpus_before[index] if is_gpu[index] else None,
             driver_bytes=next(
                 (given for given in (kind.driver_memory, file.driver_memory) if given is not None),
                 driver_bytes(kind.kind, counts),

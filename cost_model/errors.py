@@ -20,3 +20,7 @@ class InfeasibleError(ValueError):
 
 class CheckFailedError(ValueError):
     """A split model does not compute what the whole one does: the command line exits with 4."""
+
+
+class DivergedError(CheckFailedError):
+    """Training diverged, so that more steps would change nothing: the command line exits with 4."""

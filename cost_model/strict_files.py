@@ -4,6 +4,8 @@ import difflib
 import hashlib
 import json
 import os
+import re
+import secrets
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,6 +19,13 @@ T = TypeVar("T")
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 MAX_FILE_BYTES = 256 * 2**20
+MAX_TOML_BYTES = 16 * 2**20
+"""People write TOML by hand, and it is read more slowly than JSON."""
+_PIECE_BYTES = 2**20
+LONGEST_LIST = 200_000
+LONGEST_SHOWN = 60
+_CONTROL = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f]")
+"""What a terminal may take for a command, all but tab and the end of a line."""
 _UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
 
 
@@ -31,12 +40,16 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f'did you mean "{near[0]}"?' if near else f"known: {', '.join(names)}"
 
 
-def read_text(path: Path) -> str:
-    """Read a UTF-8 file of at most MAX_FILE_BYTES; InputError where there is none."""
+def read_text(path: Path, most_bytes: int = MAX_FILE_BYTES) -> str:
+    """Read a UTF-8 file of at most so many bytes; InputError where there is none."""
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise InputError(f"{path}: larger than {MAX_FILE_BYTES:,} bytes; is it the right file?")
-        return path.read_text(encoding="utf-8")
+        content = bytearray()
+        with open(path, "rb") as file:  # NOTE: the size of a device or a pipe says nothing
+            while len(content) <= most_bytes and (piece := file.read(_PIECE_BYTES)):
+                content += piece
+        if len(content) > most_bytes:
+            raise InputError(f"{path}: larger than {most_bytes:,} bytes; is it the right file?")
+        return content.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except UnicodeDecodeError as error:
@@ -67,19 +80,32 @@ def read_toml(path: Path) -> Any:
     Raises: InputError if it cannot be read or is not TOML; says where.
     """
     try:
-        return tomllib.loads(read_text(path))
+        return tomllib.loads(read_text(path, MAX_TOML_BYTES))
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{path}: not TOML ({error})") from None
+    except RecursionError:
+        raise InputError(f"{path}: nested too deeply; is it the right file?") from None
+    except InputError:
+        raise
+    except ValueError:
+        raise InputError(f"{path}: holds a number of thousands of digits; is it the right file?") from None
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a whole file or nothing: a reader never meets half of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    """Write a whole file or nothing: a reader never meets half of it.
+
+    Nobody knows the name that it has meanwhile, so that no link can lie there.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        with open(temporary, "x", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def canonical_sha256(data: object) -> str:
@@ -93,7 +119,8 @@ def check_format(data: Any, expected: str, source: str) -> dict[str, Any]:
         raise InputError(f"{source}: holds a {type(data).__name__}, not an object of format {expected!r}")
     found = data.get("format")
     if found != expected:
-        raise InputError(f"{source}: format is {found!r}, this version reads {expected!r}")
+        shown = repr(found)[:LONGEST_SHOWN]
+        raise InputError(f"{source}: format is {shown}, this version reads {expected!r}")
     return {key: value for key, value in data.items() if key != "format"}
 
 
@@ -103,6 +130,10 @@ def validate(adapter: TypeAdapter[T], data: object, source: str) -> T:
     Raises: InputError with file, key, value and remedy of the first mistake.
     """
     try:
+        _check_plain(data, source)
+    except RecursionError:
+        raise InputError(f"{source}: nested too deeply; is it the right file?") from None
+    try:
         return adapter.validate_json(json.dumps(data, default=str), strict=True)
     except ValidationError as error:
         errors = error.errors(include_url=False)
@@ -111,9 +142,29 @@ def validate(adapter: TypeAdapter[T], data: object, source: str) -> T:
         raise InputError(f"{source}: {_describe(first, adapter)}") from None
 
 
+def _check_plain(data: object, source: str) -> None:
+    """Check that data has no list that is too long to tell each mistake of it, and no codes for a terminal.
+
+    Raises: InputError naming what it has.
+    """
+    if isinstance(data, str):
+        if found := _CONTROL.search(data):
+            raise InputError(f"{source}: the text {data[:LONGEST_SHOWN]!r} holds {found[0]!r}; take it out")
+    elif isinstance(data, dict):
+        for key, value in data.items():
+            _check_plain(key, source)
+            _check_plain(value, source)
+    elif isinstance(data, list | tuple):
+        if len(data) > LONGEST_LIST:
+            raise InputError(f"{source}: has a list of {len(data):,} entries; is it the right file?")
+        for value in data:
+            _check_plain(value, source)
+
+
 def _describe(error: Any, adapter: TypeAdapter[Any]) -> str:
     location = tuple(error["loc"])
     key = _dotted(location)
+    key = key if len(key) <= 2 * LONGEST_SHOWN else f"{key[: 2 * LONGEST_SHOWN]}..."
     kind = error["type"]
     if kind in _UNKNOWN_KEY:
         known = _known_keys(adapter.json_schema(), location[:-1])

@@ -23,16 +23,23 @@ _SECONDS: dict[str, int | Fraction] = {
     "min": 60,
     "h": 3600,
 }
-_QUANTITY = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(\S*)\s*")
+_QUANTITY = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE](?P<exponent>[-+]?\d+))?)\s*(?P<unit>\S*)\s*")
+LONGEST_TEXT = 60
+LARGEST_EXPONENT = 30
+"""A quantity beyond it is none; the exact number of a large exponent alone fills the memory."""
 
 
 def _parse(text: object, units: Mapping[str, int | Fraction], example: str) -> float:
     if not isinstance(text, str):
-        raise InputError(f"{text!r} has no unit; write it as text like {example!r}")
+        raise InputError(f"{repr(text)[:LONGEST_TEXT]} has no unit; write it as text like {example!r}")
+    if len(text) > LONGEST_TEXT:
+        raise InputError(f"{text[:LONGEST_TEXT]!r}... is too long for a quantity; write it like {example!r}")
     match = _QUANTITY.fullmatch(text)
     if match is None:
         raise InputError(f"{text!r} is not a number with a unit; write it like {example!r}")
-    number, unit = Fraction(match[1]), match[2]
+    if abs(int(match["exponent"] or 0)) > LARGEST_EXPONENT:
+        raise InputError(f"{text!r} is out of range; write it like {example!r}")
+    number, unit = Fraction(match[1]), match["unit"]
     if unit not in units:
         reason = f"unknown unit {unit!r}" if unit else "no unit"
         raise InputError(f"{text!r} has {reason}; write it like {example!r} (units: {', '.join(units)})")

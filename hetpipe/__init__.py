@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cost_model.cluster import Cluster, Device, Link, Node
     from cost_model.cluster_file import read_cluster
-    from cost_model.errors import InfeasibleError, InputError
+    from cost_model.errors import DivergedError, InfeasibleError, InputError
     from cost_model.profile import ModelProfile, read_profile
     from hetpipe.data.task import TrainingTask
     from hetpipe.data.user_task import own_task
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from hetpipe.runtime.torchgpipe_backend import to_torchgpipe
     from hetpipe.simulation.prediction import evaluator, predict, simulate_plan
     from hetpipe.simulation.schedule_selection import lower
-    from hetpipe.training.checkpoint import load_weights
+    from hetpipe.training.checkpoint_weights import load_weights
     from hetpipe.training.run import measure, train
     from hetpipe.training.trainer import AdamW, Callback, Trainer
     from hetpipe.training.user_loop import RankStages, execute, trace_of
@@ -48,10 +48,10 @@ if TYPE_CHECKING:
 _HOMES = {
     "cost_model.cluster": ("Cluster", "Device", "Link", "Node"),
     "cost_model.cluster_file": ("read_cluster",),
-    "cost_model.errors": ("InfeasibleError", "InputError"),
+    "cost_model.errors": ("DivergedError", "InfeasibleError", "InputError"),
     "cost_model.profile": ("ModelProfile", "read_profile"),
     "hetpipe.models.split_check": ("check_split",),
-    "hetpipe.training.checkpoint": ("load_weights",),
+    "hetpipe.training.checkpoint_weights": ("load_weights",),
     "hetpipe.training.user_loop": ("RankStages", "execute", "trace_of"),
     "hetpipe.runtime.executor": ("StepOutcome",),
     "hetpipe.runtime.torchgpipe_backend": ("to_torchgpipe",),
@@ -89,7 +89,7 @@ __all__ = [  # noqa: RUF022  # in the order in which they are met
     "Settings", "RunFolder", "RunReport", "train", "measure",
     "Trainer", "AdamW", "Callback", "own_task", "load_weights",
     "RankStages", "execute", "StepOutcome", "trace_of", "to_torchgpipe",
-    "InputError", "InfeasibleError", "WorkerLostError", "PeerError",
+    "InputError", "InfeasibleError", "DivergedError", "WorkerLostError", "PeerError",
 ]  # fmt: skip
 
 

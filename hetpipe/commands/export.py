@@ -35,7 +35,7 @@ def export_command(
         raise InputError(f"{run}: no such folder; give a run folder, or a checkpoint of one")
     from transformers.utils import logging
 
-    from hetpipe.training import checkpoint
+    from hetpipe.training import checkpoint, checkpoint_weights
 
     logging.disable_progress_bar()
     source = checkpoint.latest(RunFolder(run).checkpoints) if checkpoint.holds_run(run) else run
@@ -47,7 +47,7 @@ def export_command(
     elif merge:
         raise InputError(f"{source}: holds no adapters to merge, but the whole model; leave --merge out")
     else:
-        checkpoint.export_huggingface(source, output, _kept_spec(source, manifest.model).build())
+        checkpoint_weights.export_huggingface(source, output, _kept_spec(source, manifest.model).build())
     vocabulary = source / checkpoint.VOCABULARY_FILE
     if vocabulary.exists():
         shutil.copyfile(vocabulary, output / "tokenizer.json")

@@ -1,5 +1,6 @@
 """What `run` does after planning: the settings of the run, the training with its progress, what it keeps."""
 
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -11,7 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cost_model.dtypes import FLOAT32
+from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
+from cost_model.units import parse_seconds
 from hetpipe.commands.output import note, warn
 from hetpipe.models.names import ModelEntry
 from hetpipe.program.instructions import Schedule
@@ -42,8 +45,12 @@ class TrainingOptions:
         float | None, typer.Option("--learning-rate", help="1e-4, or that of --resume.")
     ] = None
     every: Annotated[
+        str | None,
+        typer.Option("--every", help='A checkpoint each "50" steps or "10min" too; 0, or as --resume.'),
+    ] = None
+    keep: Annotated[
         int | None,
-        typer.Option("--every", help="A checkpoint each so many steps too; 0, or that of --resume."),
+        typer.Option("--keep", help="Keep so many checkpoints, the newest; 0: all, or as --resume."),
     ] = None
     save: Annotated[
         bool,
@@ -98,7 +105,7 @@ def run_start(
         from hetpipe.training.resumed_settings import inherited
         from hetpipe.training.run import find_checkpoint
 
-        source = find_checkpoint(options.resume, folder, RUNS, entry.name)
+        source = find_checkpoint(options.resume, folder, RUNS, entry.name, tell=warn)
         manifest = read_manifest(source)
         check_adapters(manifest, entry.lora, source)
         check_same(manifest, "model", entry.name, source)
@@ -106,23 +113,44 @@ def run_start(
         gradient_dtype = str(manifest.settings.get("gradient_dtype", FLOAT32))
         if given["data"] is None:
             _readable(map(Path, decided.get("data", ())))
-    before = _settings_before(source)
+    before = _settings_before(source) or Settings(steps=1)
+    every, every_s = (before.every, before.every_s) if options.every is None else _every(options.every)
     settings = Settings(
         steps=options.steps,
         **decided | {key: value for key, value in given.items() if value is not None},
-        every=options.every if options.every is not None else (before.every if before else 0),
+        every=every,
+        every_s=every_s,
+        keep=before.keep if options.keep is None else options.keep,
         save=options.save,
         clock=options.clock,
-        schedule=schedule or (before.schedule if before else None),
+        schedule=schedule or before.schedule,
         resume_from=None if source is None else str(source),
         **entry.in_settings,
     )
     return RunStart(entry, folder, settings, batch if isinstance(batch, int) else None, gradient_dtype)
 
 
+def _every(text: str) -> tuple[int, float]:
+    """Return the steps, or the seconds, between checkpoints.
+
+    >>> _every("50"), _every("10min")
+    ((50, 0.0), (0, 600.0))
+
+    Raises: InputError if it is neither.
+    """
+    if re.fullmatch("[0-9]{1,18}", text):
+        return int(text), 0.0
+    try:
+        return 0, parse_seconds(text)
+    except InputError:
+        raise InputError(f"--every is {text!r}; give steps, such as 50, or a time, such as 10min") from None
+
+
 def _begins_anew(resume: str, folder: RunFolder | None) -> bool:
     """Return whether there is nothing to go on from where a run is started again and again; say so."""
-    if resume != "auto" or folder is None or kept_checkpoint(folder) is not None:
+    from hetpipe.training.checkpoint import written
+
+    if resume != "auto" or folder is None or written(folder.checkpoints):
         return False
     note([f"nothing to resume in {folder.path}: a new run begins"])
     return True
@@ -160,13 +188,18 @@ def train_shown(
     folder, made = _folder_of(settings, profile.model, folder)
     if shortage := room_of(folder, settings, profile).shortage:
         warn(shortage)
+
+    def ending(name: str) -> None:
+        kept = ", with a checkpoint" if settings.save else ""
+        note([f"{name}: training ends after this step{kept}; Ctrl-C ends it at once"])
+
     try:
-        with _step_bar(settings.steps, quiet=quiet) as on_event:
+        with _step_bar(settings.steps, _steps_done(settings), quiet=quiet) as on_event:
             report = train_predicted(
                 settings, cluster_file, profile, prediction, folder,
-                on_event=on_event, tell=lambda told: note([told]),
+                on_event=_waits_told(on_event), tell=lambda told: note([told]), on_signal=ending,
             )  # fmt: skip
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         if newest := kept_checkpoint(folder):
             note([f"--resume {folder.path} goes on from {newest.name}"])
         raise
@@ -175,6 +208,19 @@ def train_shown(
             folder.path.rmdir()
     _warn_of_skipped_steps(folder)
     return report, folder
+
+
+def _waits_told(on_event: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
+    """Say, once, that training waits while checkpoints are written, where it does."""
+    said: list[str] = []
+
+    def told(event: dict[str, Any]) -> None:
+        if event["event"] == "checkpoint" and not event["in_background"] and not said:
+            said.append("training waits while a checkpoint is written: host memory has no room for a copy")
+            note(said)
+        on_event(event)
+
+    return told
 
 
 def _folder_of(settings: Settings, model: str, folder: RunFolder | None) -> tuple[RunFolder, bool]:
@@ -203,8 +249,17 @@ def _warn_of_skipped_steps(folder: RunFolder) -> None:
         warn(f"{text}; lower --learning-rate")
 
 
+def _steps_done(settings: Settings) -> int:
+    """Return the steps that the run need not do any more."""
+    if settings.resume_from is None:
+        return 0
+    from hetpipe.training.checkpoint import read_manifest
+
+    return read_manifest(Path(settings.resume_from)).step
+
+
 @contextmanager
-def _step_bar(steps: int, *, quiet: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
+def _step_bar(steps: int, done: int, *, quiet: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
     """Give what takes the events of a run: a bar on a terminal, else a line for every tenth of the steps."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -221,7 +276,7 @@ def _step_bar(steps: int, *, quiet: bool) -> Iterator[Callable[[dict[str, Any]],
         disable=quiet or lines,
     )
     with bar:
-        task = bar.add_task("training", total=steps, text="")
+        task = bar.add_task("training", total=steps, completed=done, text="")
 
         def on_event(event: dict[str, Any]) -> None:
             if event.get("event") != "step":

@@ -80,6 +80,11 @@ def run_marks(report: RunReport) -> list[str]:
             f"host overloaded: operations took up to {late:.1%} longer than they may, other processes used "
             f"{report.foreign_cores:.2f} cores; do not trust the measured times"
         )
+    if report.loss_spikes:
+        steps = "step" if report.loss_spikes == 1 else "steps"
+        marks.append(
+            f'losses: that of {report.loss_spikes} {steps} stood out ("spike" in metrics.jsonl says which)'
+        )
     if not report.owners_agree:
         marks.append("warning: parameters with several owners differ between them; this is a bug")
     return marks

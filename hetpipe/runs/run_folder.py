@@ -150,11 +150,14 @@ class RunFolder:
         rows = []
         for index, line in enumerate(lines):
             try:
-                rows.append(json.loads(line))
-            except json.JSONDecodeError as error:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
                 if index == len(lines) - 1:
                     break
-                raise InputError(f"{self.metrics}: line {index + 1} is not JSON ({error.msg})") from None
+                raise InputError(f"{self.metrics}: line {index + 1} is not JSON") from None
+            if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+                raise InputError(f"{self.metrics}: line {index + 1} is of no step; take it out")
+            rows.append(row)
         return tuple(rows)
 
     def read_traces(self) -> dict[str, Trace]:

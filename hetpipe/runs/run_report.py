@@ -71,6 +71,8 @@ class RunReport:
     samples_per_s: of the timed steps by the wall clock, with all that lay between them (data, meetings,
     callbacks, checkpoints); between_steps: what that adds to the seconds of the steps, as a share of them.
     Both 0 in older reports, and global_batch_size too. gradient_dtype: in which gradients travelled.
+    skipped_steps: whose gradients were not finite, so that they changed nothing; loss_spikes: steps whose
+    loss stood out.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -95,6 +97,8 @@ class RunReport:
     samples_per_s: float = 0.0
     between_steps: float = 0.0
     gradient_dtype: str = FLOAT32
+    skipped_steps: int = 0
+    loss_spikes: int = 0
 
     @property
     def predicted_samples_per_s(self) -> float:

@@ -53,11 +53,12 @@ class Settings:
     model, global_batch_size, sequence_length, dtype: decided by the plan and its profile, and not held; who
     states them all the same has them compared when training starts (`check_stated`).
     total_steps: length of the learning-rate schedule, None: steps. every: a checkpoint each so many steps,
-    0 for none; save: one at the end. resume_from: folder of the checkpoint to go on from. schedule: as asked
-    for, None: `hetpipe.simulation.schedule_selection.default_schedule`. model_folder: where a model that is
-    not of the table lies, configuration and weights. lora: of the adapters that are trained in place of the
-    model; adapter: the PEFT folder that they begin with, None for new ones. load_in: "4bit" or "8bit", in
-    which the matrices of their base are held; None: as they are given.
+    0 for none; every_s: one whenever so many seconds have passed since the last, 0.0 for none; save: one at
+    the end; keep: so many stay, the newest, 0: all. resume_from: folder of the checkpoint to go on from.
+    schedule: as asked for, None: `hetpipe.simulation.schedule_selection.default_schedule`. model_folder:
+    where a model that is not of the table lies, configuration and weights. lora: of the adapters that are
+    trained in place of the model; adapter: the PEFT folder that they begin with, None for new ones. load_in:
+    "4bit" or "8bit", in which the matrices of their base are held; None: as they are given.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -76,6 +77,8 @@ class Settings:
     clip_norm: float = 1.0
     dtype: InitVar[str | None] = _STATED["dtype"]
     every: int = 0
+    every_s: float = 0.0
+    keep: int = 0
     save: bool = True
     clock: Clock = Clock.NOMINAL
     schedule: Schedule | None = None
@@ -103,14 +106,14 @@ class Settings:
                 f"weights in {self.load_in} cannot be trained, only adapters beside them; give --lora or "
                 "--adapter"
             )
-        for name in ("learning_rate", "warmup", "weight_decay", "clip_norm", "timeout_s"):
+        for name in ("learning_rate", "warmup", "weight_decay", "clip_norm", "timeout_s", "every_s"):
             if not math.isfinite(getattr(self, name)):
                 raise InputError(f"{name} is {getattr(self, name)}; give a finite number")
         if self.steps < 1:
             raise InputError(f"steps is {self.steps}; give at least 1")
         if self.seed >= 2**63:
             raise InputError(f"seed is {self.seed}; give less than 2**63")
-        for name in ("learning_rate", "weight_decay", "every", "seed"):
+        for name in ("learning_rate", "weight_decay", "every", "every_s", "keep", "seed"):
             if getattr(self, name) < 0:
                 raise InputError(f"{name} is {getattr(self, name)}; give zero or more")
         if self.total_steps is not None and self.total_steps < self.steps:
@@ -127,6 +130,11 @@ class Settings:
             raise InputError(f"epsilon is {self.epsilon}; give a finite number above zero")
         if self.timeout_s <= 0:
             raise InputError(f"timeout_s is {self.timeout_s}; give more than zero seconds")
+
+    @property
+    def saves(self) -> bool:
+        """Return whether the run writes any checkpoint."""
+        return self.save or self.every > 0 or self.every_s > 0
 
     def learning_rate_at(self, step: int) -> float:
         """Return the rate of a step: linear warm-up over the first share, then linear decay to zero."""
@@ -166,6 +174,8 @@ def _decided_by(plan: Plan, profile: ModelProfile) -> dict[str, Any]:
 class TaskSettings:
     """What a task is made from: a model, the length and dtype of its profile, and the settings of the run.
 
+    loss_chunks: as in `ModelProfile`.
+
     Where there is no profile yet, it is what a profiler is to measure.
     """
 
@@ -173,8 +183,11 @@ class TaskSettings:
     sequence_length: int = 64
     dtype: str = FLOAT32
     run: Settings = Settings(steps=1)
+    loss_chunks: int | None = None
 
     def __post_init__(self) -> None:
+        if self.loss_chunks is not None and self.loss_chunks < 1:
+            raise InputError(f"loss_chunks is {self.loss_chunks}; give at least 1")
         if self.sequence_length < 1:
             raise InputError(f"sequence_length is {self.sequence_length}; give at least 1")
         if self.dtype not in (*DTYPES, MIXED):
@@ -189,7 +202,7 @@ class TaskSettings:
     @classmethod
     def of(cls, profile: ModelProfile, run: Settings) -> "TaskSettings":
         """Return what the task of a run is made from."""
-        return cls(profile.model, profile.sequence_length, profile.dtype, run)
+        return cls(profile.model, profile.sequence_length, profile.dtype, run, profile.loss_chunks)
 
     @property
     def seed(self) -> int:

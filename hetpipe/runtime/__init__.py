@@ -1,13 +1,15 @@
 """The execution of a program on real or emulated devices, which measures its trace.
 
-`processes` starts a rank per device; `rank_setup` gives it its layers and an `Executor`, which runs the
-instruction list and leaves each resource to its owner: `stage_runner` the computations, `transport` the
-messages, `gradient_sync` the sums (`inner_sums`: those that begin inside a backward), `optimizer` the step, a
-`Pace` the clock. `emulated_links`, `pace` and `byte_counter` make CPUs behave as the devices and links of a
-cluster file.
+`processes` starts a rank per device, `stopping` hears signals, `scratch` is for what is gone then;
+`rank_setup` gives a rank its layers and an `Executor`, which runs the instruction list and leaves each
+resource to its owner: `stage_runner` the computations, `transport` the messages, `gradient_sync` the sums
+(`inner_sums`: those that begin inside a backward), `optimizer` the step, a `Pace` the clock.
+`emulated_links`, `pace` and `byte_counter` make CPUs behave as the devices and links of a cluster file.
 
 Others use:
-    processes: run_ranks, RankGroup, Emit, WorkerLostError, ended_by_signals, under_torchrun
+    processes: run_ranks, RankGroup, Emit, WorkerLostError, under_torchrun
+    stopping: Stopping, signals_heard
+    scratch: scratch_folder
     rank_setup: RankLayers, executor_of, boundaries_of, slices, pace_of, torch_device
     executor: Executor, StepOutcome
     stage_runner: StageRunner, Microbatch
@@ -17,7 +19,8 @@ Others use:
     loss_scale: LossScale
     torch_optimizer: TorchOptimizer, optimizer_of, make_checked, optimizer_name
     peer_errors: PeerError, peer_error
-    gpus: gpus_here, free_memory_here, check_here; accelerators: memory_figures, MemoryFigures
+    gpus: gpus_here, free_memory_here, check_here
+    accelerators: memory_figures, MemoryFigures
     host_staging: Staging, room_on_host
     pace: Pace, EmulatedPace, sleep_until
     cuda_events: GpuPace

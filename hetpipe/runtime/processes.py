@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,11 +13,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from cost_model.errors import InfeasibleError, InputError
 from hetpipe.runtime.gpus import before_cuda
+from hetpipe.runtime.scratch import scratch_folder
+from hetpipe.runtime.stopping import leave_signals_to_launcher, start_deaf_forkserver
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -68,15 +68,17 @@ def run_ranks(
     Raises: WorkerLostError with the first error of a rank; InputError and InfeasibleError as raised there.
     """
     context = _context((main.__module__, *group.preload))
-    with tempfile.TemporaryDirectory(prefix="hetpipe-") as folder, _environment_at_start():
+    with scratch_folder("store") as folder, _environment_at_start():
         processes: list[BaseProcess] = []
         connections: list[Connection] = []
         try:
+            if context.get_start_method() == "forkserver":
+                start_deaf_forkserver()
             for rank in range(len(group.names)):
                 launcher_end, rank_end = context.Pipe()
                 process = context.Process(
                     target=_rank_main,
-                    args=(rank_end, rank, group, str(Path(folder) / "store"), main, tuple(arguments)),
+                    args=(rank_end, rank, group, str(folder / "store"), main, tuple(arguments)),
                     name=f"hetpipe rank {rank}",
                 )
                 process.start()
@@ -113,28 +115,6 @@ def _environment_at_start() -> Iterator[None]:
     finally:
         for name in added:
             del os.environ[name]
-
-
-@contextlib.contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end this process as an exit does, so that nothing is left behind.
-
-    Where somebody else handles them, or in another thread than the main one, nothing is changed.
-    """
-
-    def leave(number: int, _frame: object) -> NoReturn:
-        sys.exit(128 + number)
-
-    changed = []
-    if threading.current_thread() is threading.main_thread():
-        changed = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
-    for number in changed:
-        signal.signal(number, leave)
-    try:
-        yield
-    finally:
-        for number in changed:
-            signal.signal(number, signal.SIG_DFL)
 
 
 def _watch(
@@ -191,19 +171,12 @@ def _raise_first(errors: list[dict[str, Any]], group: RankGroup) -> None:
 
 
 def _end(processes: list[BaseProcess]) -> None:
-    """End what still runs, politely first; another Ctrl-C meanwhile skips the politeness."""
-    try:
-        for process in processes:
-            if process.is_alive():
-                process.terminate()
-        deadline = time.monotonic() + END_S
-        for process in processes:
-            process.join(max(0.0, deadline - time.monotonic()))
-    finally:
-        for process in processes:
-            if process.is_alive():
-                process.kill()
-                process.join()
+    """End what still runs; ranks hold nothing that they would have to give back."""
+    for process in processes:
+        if process.is_alive():
+            process.kill()
+    for process in processes:
+        process.join()
 
 
 def _rank_main(
@@ -222,7 +195,7 @@ def _rank_main(
 
     _die_with_parent()
     threading.Thread(target=_die_with_launcher, daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
+    leave_signals_to_launcher()
     try:
         join_group(rank, group, store)
         main(*arguments, rank=rank, emit=emit)

@@ -4,14 +4,16 @@
 predicted (`handover`); `rank` is the life of one rank, and `meeting` what ranks say to each other between
 steps. A `checkpoint` is a file per layer, complete or absent, written by the layers' owners
 (`checkpoint_owners`) and read under any plan; of a model with adapters it holds these alone, and hashes
-of the base (`frozen_base`). `adapter_export` takes adapters out. `trainer` is for a user's own model,
-`user_loop` for a user's own loop.
+of the base (`frozen_base`). `checkpoint_damage` finds the newest whole one, `checkpoint_weights` fills a
+model from one, `adapter_export` takes adapters out. `trainer` is for a user's own model, `user_loop` for a
+user's own loop.
 
 Others use:
     run: train, measure, find_checkpoint
     trainer: Trainer, AdamW, Callback
     user_loop: RankStages, execute, trace_of
-    checkpoint: load_weights, export_huggingface, latest, read_manifest, Manifest
+    checkpoint: latest, read_manifest, Manifest
+    checkpoint_weights: load_weights, export_huggingface
     checkpoint_owners: check_adapters
     checkpoint_room: room_of
     adapter_export: export_adapter, export_merged

@@ -15,6 +15,7 @@ from hetpipe.models.adapters import is_adapter, merged_weights, with_adapters
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.huggingface import ModelSpec
 from hetpipe.training import checkpoint
+from hetpipe.training.checkpoint_weights import fill, read_weights
 from hetpipe.training.frozen_base import base_hashes, check_base
 
 
@@ -46,13 +47,13 @@ def export_merged(source: Path, target: Path, spec: ModelSpec) -> None:
         for name, value in _adapters(source).items():
             parameters[name].copy_(value)
     model = spec.build()
-    checkpoint.fill(model, merged_weights(layers.model), source)
+    fill(model, merged_weights(layers.model), source)
     with _whole_or_nothing(target):
         model.save_pretrained(target)  # type: ignore[operator]  # nn.Module would call it a Tensor or Module
 
 
 def _adapters(source: Path) -> dict[str, Tensor]:
-    return {name: value for name, value in checkpoint.read_weights(source).items() if is_adapter(name)}
+    return {name: value for name, value in read_weights(source).items() if is_adapter(name)}
 
 
 @contextmanager

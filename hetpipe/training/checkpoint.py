@@ -6,6 +6,7 @@
                             manifest.json           written last
     checkpoints/.step-000020.tmp-1f2e3d4c/          being written: every rank its layers, then rank 0 commits
     checkpoints/.step-000010.old-5a6b7c8d/          being replaced by a new step-000010
+    checkpoints/.step-000010.aside-9a8b7c6d/        damaged, and kept to be looked at
 
 A tied parameter is stored once, in the file of its canonical home; other layers ask that file for it.
 """
@@ -17,34 +18,36 @@ import re
 import secrets
 import shutil
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from pydantic import ConfigDict, JsonValue, TypeAdapter, ValidationError, with_config
+from pydantic import ConfigDict, JsonValue, TypeAdapter, with_config
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from cost_model.errors import InputError
-from hetpipe.models.quantized_modules import matrices_in
-from hetpipe.models.quantized_weights import QuantizedParameter
+from cost_model.strict_files import canonical_sha256, check_format, read_json, validate
 from hetpipe.runs.lora import LoraSettings
 from hetpipe.runtime.loss_scale import LossScale
-from hetpipe.training.frozen_base import weight_sha256
 
-FORMAT = "hetpipe.checkpoint/1"
+FORMAT = "hetpipe.checkpoint/2"
+FORMAT_BEFORE = "hetpipe.checkpoint/1"
+"""Without a hash of the manifest, and of the files beside the layers."""
 MANIFEST_FILE, VOCABULARY_FILE, CONFIG_FILE = "manifest.json", "vocabulary.json", "config.json"
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 COMPLETE_NAME = re.compile(r"step-(?P<step>\d{6,})")
 UNFINISHED_NAME = re.compile(r"\.step-(?P<step>\d{6,})\.tmp-[0-9a-f]+")
 REPLACED_NAME = re.compile(r"\.step-(?P<step>\d{6,})\.old-[0-9a-f]+")
+REMEDY = "; choose another checkpoint"
+_LARGEST = 2**53
 
 
 @with_config(STRICT)
 @dataclass(frozen=True, slots=True)
 class LayerFile:
-    """One layer's file in a checkpoint folder."""
+    """A file in a checkpoint folder: a layer's, or one beside them."""
 
     file: str
     sha256: str
@@ -61,6 +64,7 @@ class Manifest:
     lora: of the adapters, if --lora made some.  base: of a model with adapters, the hashes of all that is
     frozen beside them, by name; its weights are not in the checkpoint. loss_scale: of the next step, None
     where losses are not scaled. settings: `deciding_settings` of the run, {} of older checkpoints.
+    others: the files beside those of the layers, which `commit` adds.
     """
 
     model: str
@@ -77,8 +81,16 @@ class Manifest:
     base: dict[str, str] = field(default_factory=dict)
     loss_scale: LossScale | None = None
     settings: dict[str, JsonValue] = field(default_factory=dict)
+    others: tuple[LayerFile, ...] = ()
 
     def __post_init__(self) -> None:
+        least = {"step": 1, "samples_seen": self.step, "seed": 0, "sequence_length": 1}
+        for name, lowest in least.items():
+            if not lowest <= getattr(self, name) < (2**63 if name == "seed" else _LARGEST):
+                raise InputError(f"{name} is {getattr(self, name)}, which no run has")
+        for found in self.others:
+            if found.file not in (VOCABULARY_FILE, CONFIG_FILE):
+                raise InputError(f"a file beside the layers is {found.file!r}")
         for layer, found in enumerate(self.layers):
             if found.file != layer_file_name(layer):  # also keeps paths such as ../x out
                 raise InputError(f"file of layer {layer} is {found.file!r}, not {layer_file_name(layer)!r}")
@@ -104,8 +116,7 @@ def write_layer(folder: Path, layer: int, tensors: Mapping[str, Tensor]) -> Laye
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
     except SafetensorError as error:
         raise OSError(None, str(error), str(path)) from error
-    _fsync(path)
-    return LayerFile(file=path.name, sha256=_sha256(path), bytes=path.stat().st_size)
+    return _written(path)
 
 
 def commit(
@@ -128,12 +139,12 @@ def commit(
                 f"{folder / layer.file} does not have the {layer.bytes:,} bytes that its rank wrote; "
                 "give a checkpoint folder that all hosts share"
             )
+    others = []
     for source, name in ((vocabulary, VOCABULARY_FILE), (config, CONFIG_FILE)):
         if source is not None:
             shutil.copyfile(source, folder / name)
-            _fsync(folder / name)
-    content = json.dumps({"format": FORMAT} | asdict(manifest), indent=1)
-    (folder / MANIFEST_FILE).write_text(content, encoding="utf-8")
+            others.append(_written(folder / name))
+    (folder / MANIFEST_FILE).write_text(manifest_text(replace(manifest, others=tuple(others))), "utf-8")
     _fsync(folder / MANIFEST_FILE)
     _fsync(folder)
 
@@ -160,16 +171,41 @@ def discard_unfinished(root: Path) -> None:
             shutil.rmtree(target, ignore_errors=True)
             os.rename(folder, target)
         else:
-            shutil.rmtree(folder)
+            _remove(folder)
     for folder, _ in _folders(root, UNFINISHED_NAME):
-        shutil.rmtree(folder)
+        _remove(folder)
+
+
+def keep_newest(root: Path, keep: int) -> None:
+    """Remove all checkpoints but so many, the newest; a kill meanwhile leaves none that is half there.
+
+    Raises: InputError if one cannot be removed.
+    """
+    complete = sorted(_folders(root, COMPLETE_NAME), key=lambda found: found[1], reverse=True)
+    for folder, _ in complete[keep:]:
+        unfinished = folder.with_name(f".{folder.name}.tmp-{secrets.token_hex(4)}")
+        try:
+            os.rename(folder, unfinished)
+            _remove(unfinished)
+        except OSError as error:
+            raise InputError(
+                f"{folder}: cannot be removed ({error.strerror}), as --keep {keep} says; leave --keep out"
+            ) from None
 
 
 def latest(root: Path) -> Path | None:
-    """Return the newest complete checkpoint, None if there is none."""
-    candidates = [(step, 1, folder) for folder, step in _folders(root, COMPLETE_NAME)]
-    candidates += [(step, 0, folder) for folder, step in _folders(root, REPLACED_NAME)]
-    return next((folder for *_, folder in sorted(candidates, reverse=True) if _is_complete(folder)), None)
+    """Return the newest complete checkpoint, by the sizes of its files; None if there is none."""
+    return next((folder for _, folder in written(root) if _is_complete(folder)), None)
+
+
+def written(root: Path) -> list[tuple[int, Path]]:
+    """Return the steps and folders of all checkpoints, the newest first, whole or not.
+
+    One that was being replaced comes after what replaced it.
+    """
+    found = [(step, 1, folder) for folder, step in _folders(root, COMPLETE_NAME)]
+    found += [(step, 0, folder) for folder, step in _folders(root, REPLACED_NAME)]
+    return [(step, folder) for step, _, folder in sorted(found, reverse=True)]
 
 
 def holds_run(folder: Path) -> bool:
@@ -178,26 +214,39 @@ def holds_run(folder: Path) -> bool:
     return not (folder / MANIFEST_FILE).exists() and any((folder / name).exists() for name in files)
 
 
+def manifest_text(manifest: Manifest) -> str:
+    """Return the text of a manifest.json, with a hash of all else that it says."""
+    content = {"format": FORMAT} | asdict(manifest)
+    return json.dumps(content | {"sha256": canonical_sha256(content)}, indent=1) + "\n"
+
+
+_MANIFEST = TypeAdapter(Manifest)
+
+
 def read_manifest(folder: Path) -> Manifest:
     """Return the manifest of a checkpoint.
 
-    Raises: InputError if it is missing, not JSON, of another format, or a key is missing, unknown or
-    ill-typed.
+    Raises: InputError if it is missing, not JSON, of another format, changed after it was written, says what
+    cannot be, or is of another step than its folder.
     """
     path = folder / MANIFEST_FILE
-    remedy = "choose another checkpoint"
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        found = content.pop("format", None) if isinstance(content, dict) else None
-        if found != FORMAT:
-            raise InputError(f"{path} has format {found!r}, not {FORMAT!r}; {remedy}")
-        return TypeAdapter(Manifest).validate_json(json.dumps(content))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(key) for key in first["loc"])
-        raise InputError(f"{path}: {where or 'manifest'}: {first['msg']}; {remedy}") from error
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read ({error}); {remedy}") from error
+        data = read_json(path)
+        before = isinstance(data, dict) and data.get("format") == FORMAT_BEFORE
+        content = check_format(data, FORMAT_BEFORE if before else FORMAT, str(path))
+        if not before:
+            stated = content.pop("sha256", None)
+            if stated != canonical_sha256(content | {"format": FORMAT}):
+                raise InputError(
+                    f"{path} is damaged, or was changed after it was written: its sha256 is another"
+                )
+        manifest = validate(_MANIFEST, content, str(path))
+        match = COMPLETE_NAME.fullmatch(folder.name) or REPLACED_NAME.fullmatch(folder.name)
+        if match and int(match["step"]) != manifest.step:
+            raise InputError(f"{path} is of step {manifest.step}, which its folder is not")
+    except InputError as error:
+        raise InputError(f"{error}{REMEDY}") from None
+    return manifest
 
 
 def read_layer(
@@ -207,112 +256,32 @@ def read_layer(
 
     Raises: InputError if the file is missing or damaged, or does not hold a name.
     """
-    written = manifest.layers[layer]
-    path = folder / written.file
-    remedy = "choose another checkpoint"
+    path = folder / manifest.layers[layer].file
+    if damage := file_damage(folder, manifest.layers[layer]):
+        raise InputError(f"{damage}{REMEDY}")
     try:
-        found = _sha256(path)
-        if found != written.sha256:
-            raise InputError(f"{path} is damaged: expected sha256 {written.sha256}, found {found}; {remedy}")
         with safe_open(path, framework="pt") as file:
             held = set(file.keys())
             if missing := sorted(set(names or ()) - held):
-                raise InputError(f"{path} does not hold {missing[0]!r}; {remedy}")
+                raise InputError(f"{path} does not hold {missing[0]!r}{REMEDY}")
             return {name: file.get_tensor(name) for name in sorted(held if names is None else names)}
     except (OSError, SafetensorError) as error:
-        raise InputError(f"{path} cannot be read ({error}); {remedy}") from error
+        raise InputError(f"{path} cannot be read ({error}){REMEDY}") from error
 
 
-def export_huggingface(folder: Path, target: Path, model: nn.Module) -> None:
-    """Fill a Hugging Face model, on the meta device or the CPU, from a checkpoint and save it to a folder.
-
-    Raises: InputError if the checkpoint's names or shapes are not the model's.
-    """
-    load_weights(folder, model)
-    made = not target.exists()
+def file_damage(folder: Path, file: LayerFile) -> str | None:
+    """Return what is wrong with a file of a checkpoint, None where it is what was written."""
+    path = folder / file.file
     try:
-        model.save_pretrained(target)  # type: ignore[operator]  # nn.Module would call it a Tensor or Module
-    except BaseException as error:
-        if made:  # nothing half-written
-            shutil.rmtree(target, ignore_errors=True)
-        if isinstance(error, OSError | SafetensorError):
-            raise InputError(f"{target}: cannot be written ({error}); give another place") from error
-        raise
-
-
-def load_weights(folder: Path, model: nn.Module) -> None:
-    """Fill a model, on the meta device or the CPU, with the weights of a checkpoint.
-
-    Its parameters are replaced: an optimizer that holds the old ones has to be made anew. Of a model with
-    adapters the checkpoint holds these alone: the base has to be there, and is left as it is.
-
-    Raises: InputError if the checkpoint's names or shapes are not the model's, or its base is another.
-    """
-    fill(model, read_weights(folder), folder, read_manifest(folder).base)
-
-
-def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Return the parameters of a checkpoint by name, without states of the optimizer.
-
-    Raises: InputError if it is damaged.
-    """
-    manifest = read_manifest(folder)
-    weights: dict[str, Tensor] = {}
-    for layer in range(len(manifest.layers)):
-        tensors = read_layer(folder, manifest, layer)
-        weights |= {name: tensor for name, tensor in tensors.items() if not _is_state(name, tensors)}
-    return weights
-
-
-def _is_state(name: str, names: Collection[str]) -> bool:
-    """Return whether a tensor is an optimizer state: it is named after a parameter of the same file."""
-    return any(name[:end] in names for end, letter in enumerate(name) if letter == ".")
-
-
-def fill(
-    model: nn.Module, weights: Mapping[str, Tensor], folder: Path, base: Mapping[str, str] | None = None
-) -> None:
-    """Set every saved tensor of the model to its weight; names that share a tensor go on to.
-
-    Buffers, which no training of ours changes, keep what they have, and so does the base: hashes by name.
-
-    Raises: InputError if names, shapes or the base are not the model's; nothing is changed then.
-    """
-    remedy = "give the model that it was made from"
-    tensors = model.state_dict(keep_vars=True)
-    base = base or {}
-    kept = {id(tensors[name]) for name in base.keys() & tensors.keys()}
-    matrices = {name: QuantizedParameter(matrix) for name, matrix in matrices_in(model).items()}
-    for name, sha256 in base.items():
-        held = matrices.get(name, tensors.get(name))
-        if held is not None and (held.is_meta or weight_sha256(held) != sha256):
-            raise InputError(
-                f"{folder} holds adapters alone, and {name!r} here is not that of their base; {remedy}"
-            )
-    if unknown := sorted((weights.keys() | base.keys()) - tensors.keys()):
-        raise InputError(f"{folder} holds {unknown[0]!r}, which the model lacks; {remedy}")
-    homes = {id(tensors[name]): name for name in weights}
-    filled: dict[int, Tensor] = {}
-    found: list[tuple[str, Tensor]] = []
-    for name, held in tensors.items():
-        if id(held) not in homes:
-            if id(held) in kept:
-                continue
-            if not isinstance(held, nn.Parameter) and not held.is_meta:
-                continue
-            raise InputError(f"{folder} lacks {name!r}; {remedy}")
-        weight = weights[homes[id(held)]]
-        if weight.shape != held.shape:
-            shapes = f"{tuple(weight.shape)}, not {tuple(held.shape)}"
-            raise InputError(f"{folder} holds {name!r} with shape {shapes}; {remedy}")
-        if id(held) not in filled:
-            if isinstance(held, nn.Parameter):
-                weight = nn.Parameter(weight, requires_grad=held.requires_grad)
-            filled[id(held)] = weight
-        found.append((name, filled[id(held)]))
-    for name, weight in found:  # all of them, or none
-        parent, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(parent), leaf, weight)
+        found_bytes = path.stat().st_size
+        if found_bytes != file.bytes:
+            return f"{path} is damaged: it has {found_bytes:,} bytes, {file.bytes:,} were written"
+        found = _sha256(path)
+    except OSError as error:
+        return f"{path} cannot be read ({error.strerror})"
+    return (
+        None if found == file.sha256 else (f"{path} is damaged: expected sha256 {file.sha256}, found {found}")
+    )
 
 
 def _folders(root: Path, name: re.Pattern[str]) -> Iterator[tuple[Path, int]]:
@@ -327,11 +296,26 @@ def _is_complete(folder: Path) -> bool:
         manifest = read_manifest(folder)
     except InputError:
         return False
-    return all(_has_size(folder / layer.file, layer.bytes) for layer in manifest.layers)
+    files = (*manifest.layers, *manifest.others)
+    return all(_has_size(folder / file.file, file.bytes) for file in files)
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder, or what somebody put in its place: a link is not followed."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def _has_size(path: Path, num_bytes: int) -> bool:
     return path.is_file() and path.stat().st_size == num_bytes
+
+
+def _written(path: Path) -> LayerFile:
+    """Return what a file holds, once it is on disk."""
+    _fsync(path)
+    return LayerFile(file=path.name, sha256=_sha256(path), bytes=path.stat().st_size)
 
 
 def _sha256(path: Path) -> str:

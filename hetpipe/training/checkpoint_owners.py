@@ -1,4 +1,4 @@
-"""The checkpoints of a run: of each layer's owners one writes it, any plan reads them."""
+"""Who writes which layers of a checkpoint, and what a rank takes from one: any plan reads any."""
 
 from pathlib import Path
 
@@ -9,16 +9,11 @@ from hetpipe.data.task import TrainingTask
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.frozen_weights import is_rounded
 from hetpipe.models.partial_model import LayerModel
-from hetpipe.program.instructions import Program
 from hetpipe.runs.lora import LoraSettings
-from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import TaskSettings
-from hetpipe.runtime.loss_scale import LossScale
 from hetpipe.runtime.optimizer import OPTIMIZER_STATES, Optimizer
 from hetpipe.training import checkpoint
-from hetpipe.training.frozen_base import base_hashes, check_base, weights_as_given
-from hetpipe.training.meeting import gather_when_done, text_of_first
-from hetpipe.training.resumed_settings import deciding_settings
+from hetpipe.training.frozen_base import base_hashes, check_base
 from partition.plan import Plan
 
 
@@ -29,68 +24,6 @@ def home_layers(chain: ChainModel) -> dict[str, int]:
         for info in chain.parameters(layer):
             homes.setdefault(info.name, layer)
     return homes
-
-
-def save_checkpoint(
-    folder: RunFolder,
-    settings: TaskSettings,
-    task: TrainingTask,
-    program: Program,
-    rank: int,
-    model: LayerModel,
-    optimizer: Optimizer,
-    step: int,
-    samples_seen: int,
-    *,
-    loss_scale: LossScale | None = None,
-) -> Path:
-    """Write the state after `step` steps, complete on return, on every rank; return its folder."""
-    homes = home_layers(task.chain)
-    target = text_of_first(str(checkpoint.begin(folder.checkpoints, step)) if rank == 0 else "")
-    names = program.device_names
-
-    def write() -> tuple[dict[int, checkpoint.LayerFile], dict[str, str]]:
-        files: dict[int, checkpoint.LayerFile] = {}
-        for layer in _written_by(program.plan, names[rank]):
-            held = {
-                name: value
-                for name, value in model.parameters_of(layer).items()
-                if homes[name] == layer and name not in task.chain.base
-            }
-            tensors = weights_as_given(task.chain, layer, held, settings.seed)
-            for name in held:
-                tensors |= optimizer.states(name)
-            files[layer] = checkpoint.write_layer(Path(target), layer, tensors)
-        return files, base_hashes(task.chain, model, settings.seed)
-
-    every_s = settings.run.timeout_s / 3
-    written_files, hashes = zip(*gather_when_done(write, every_s), strict=True)
-    merged = {layer: file for part in written_files for layer, file in part.items()}
-
-    def commit() -> str:
-        if rank != 0:
-            return ""
-        manifest = checkpoint.Manifest(
-            model=settings.model,
-            step=step,
-            samples_seen=samples_seen,
-            seed=settings.seed,
-            sequence_length=settings.sequence_length,
-            vocabulary_sha256=task.vocabulary_sha256,
-            layers=tuple(merged[layer] for layer in sorted(merged)),
-            torch_version=str(torch.__version__),
-            optimizer={"name": optimizer.name, "steps": optimizer.num_steps},
-            plan=program.plan.to_json(),
-            lora=settings.lora,
-            base={name: sha256 for part in hashes for name, sha256 in sorted(part.items())},
-            loss_scale=loss_scale,
-            settings=deciding_settings(settings, program.plan),
-        )
-        vocabulary = folder.vocabulary if folder.vocabulary.exists() else None
-        config = folder.model_config if folder.model_config.exists() else None
-        return str(checkpoint.commit(Path(target), manifest, vocabulary, config))
-
-    return Path(gather_when_done(commit, every_s)[0])
 
 
 def _fill_frozen(parameter: torch.Tensor, found: torch.Tensor, name: str, source: Path) -> None:
@@ -105,7 +38,7 @@ def _fill_frozen(parameter: torch.Tensor, found: torch.Tensor, name: str, source
         )
 
 
-def _written_by(plan: Plan, device: str) -> list[int]:
+def written_by(plan: Plan, device: str) -> list[int]:
     """Return the layers that a device writes: those whose states it has, or whose lowest owner it is."""
     held = plan.layers_of(device)
     if plan.state_owners is not None:

@@ -1,6 +1,8 @@
 """The room on the disk of a run's folder for the checkpoints of the run."""
 
+import math
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,7 +52,7 @@ class Room:
         return (
             f"{self.place}: {self.num_checkpoints} checkpoints of {format_bytes(self.checkpoint_bytes)} "
             f"each, and {format_bytes(self.free_bytes)} free; training stops after {self._fitting} of them "
-            "unless some are removed: raise --every, or give another --run-folder"
+            "unless some are removed: give --keep, raise --every, or give another --run-folder"
         )
 
 
@@ -72,15 +74,39 @@ def room_of(
         num_checkpoints(settings, done),
         checkpoint_bytes(profile, frozen=not (adapters_alone or settings.lora)),
         float(free),
-        every=bool(settings.every),
+        every=settings.every > 0 or settings.every_s > 0,
     )
 
 
+def free_host_bytes() -> float:
+    """Return the memory of this host that is free for this process, infinity where nothing says.
+
+    What a container may have counts; its files in the page cache are free.
+    """
+    found = [math.inf]
+    with suppress(OSError, KeyError, ValueError):
+        found.append(1024.0 * _numbers(Path("/proc/meminfo"))["MemAvailable:"])
+    with suppress(OSError, KeyError, ValueError):
+        group = Path("/sys/fs/cgroup")
+        limit, used = (float((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+        found.append(limit - used + _numbers(group / "memory.stat")["inactive_file"])
+    return max(0.0, min(found))
+
+
+def _numbers(path: Path) -> dict[str, float]:
+    """Return the first number of each line by the word before it."""
+    return {word[0]: float(word[1]) for word in map(str.split, path.read_text().splitlines())}
+
+
 def num_checkpoints(settings: Settings, done: int) -> int:
-    """Return how many checkpoints a run writes that begins after `done` steps."""
+    """Return how many checkpoints a run that begins after `done` steps has on the disk at a time, at most.
+
+    With --keep one more is there while it is written. Of those by time, whose number nobody knows, it is one.
+    """
     every, steps = settings.every, settings.steps
     if steps <= done:
         return 0
     before_and_end = steps // every - done // every if every else 0
     at_end = settings.save and not (every and steps % every == 0)
-    return before_and_end + at_end
+    found = before_and_end + at_end + (settings.every_s > 0)
+    return min(found, settings.keep + 1) if settings.keep else found

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from enum import Flag, auto
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,9 @@ import torch.distributed as dist
 
 from cost_model.cluster import Device, is_emulated
 from cost_model.cluster_file import read_cluster
-from cost_model.errors import InputError
 from cost_model.profile import read_profile
 from cost_model.strict_files import read_text
-from hetpipe.data.task import TaskFactory, TrainingTask
+from hetpipe.data.task import OptimizerFactory, TaskFactory, TrainingTask
 from hetpipe.models.mixed_precision import kept_casts, lowered_dtype, set_products, weight_dtype
 from hetpipe.models.partial_model import LayerModel
 from hetpipe.program.costs import ProgramCosts
@@ -40,13 +40,17 @@ from hetpipe.runtime.rank_setup import (
     pace_of,
     torch_device,
 )
-from hetpipe.runtime.torch_optimizer import optimizer_of
+from hetpipe.runtime.stopping import Stopping
+from hetpipe.runtime.torch_optimizer import optimizer_of, options_of
 from hetpipe.training import checkpoint
-from hetpipe.training.checkpoint_owners import load_checkpoint, save_checkpoint
+from hetpipe.training.checkpoint_owners import load_checkpoint
+from hetpipe.training.checkpoint_writer import CheckpointWriter, Written
 from hetpipe.training.handover import Handover
+from hetpipe.training.loss_watch import LossWatch
 from hetpipe.training.meeting import WAIT, common_start, from_first, gather, keep_alive, same_on_all_ranks
 from hetpipe.training.rank_data import RankData
 from hetpipe.training.rank_results import Measurements, RankSummary, shared_parameters, write_results
+from hetpipe.training.resumed_settings import option_differences
 from partition.estimates.plan_memory import memory_on
 from partition.plan_file import read_plan
 
@@ -54,14 +58,31 @@ KEPT_STEPS = 100
 """A rank keeps the events of so many steps, the last ones: a run may have millions."""
 
 
-def train_rank(folder: str, make_task: TaskFactory, handover: str, *, rank: int, emit: Emit) -> None:
+class Asked(Flag):
+    """What shall follow a step, as rank 0 knows it and tells the others."""
+
+    STOP = auto()
+    SAVE = auto()
+
+
+def train_rank(
+    folder: str,
+    make_task: TaskFactory,
+    handover: str,
+    *,
+    rank: int,
+    emit: Emit,
+    stopping: Stopping | None = None,
+) -> None:
     """Train as one rank of the program in a run folder; rank 0 emits metrics and writes the results.
 
-    handover: folder of what the process that planned hands over (`Handover.fill`).
+    handover: folder of what the process that planned hands over (`Handover.fill`). stopping: what signals
+    have asked of this process, where nobody answers them for it.
 
     Raises: InputError if the ranks read different programs.
     """
     run = _Run.open(RunFolder(Path(folder)), make_task, Handover(Path(handover)), rank, emit)
+    run.stopping = stopping or Stopping()
     try:
         run.train()
     finally:
@@ -87,12 +108,18 @@ class _Run:
     emit: Emit
     data: RankData
     need_bytes: float
+    writer: CheckpointWriter
+    watch: LossWatch = field(default_factory=LossWatch)
+    stopping: Stopping = field(default_factory=Stopping)
     step: int = 0
     samples_seen: int = 0
     outcomes: deque[StepOutcome] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
     step_s: list[float] = field(default_factory=list)
     wall_s: list[float] = field(default_factory=list)
     ended_s: float = 0.0  # when the step before was over on all ranks
+    saved_s: float = 0.0  # when the last checkpoint was begun
+    put_off: bool = False  # a checkpoint that was due while steps changed nothing
+    all_written: bool = False  # whether all ranks had done what the one under way asks of them
     peak_bytes: float | None = None
     reserved_bytes: float | None = None
     driver_bytes: float | None = None
@@ -119,7 +146,7 @@ class _Run:
         optimizer = optimizer_of(task, layers.stepped, layers.counted, settings)
         board = handover.board(costs)
         executor = executor_of(
-            costs, rank, layers, task.loss, optimizer,
+            costs, rank, layers, task.loss_of(layers.model, profile.loss_chunks), optimizer,
             seed=settings.seed, pace=pace_of(device, settings.clock, place), timeout_s=settings.timeout_s,
             board=board,
         )  # fmt: skip
@@ -128,12 +155,16 @@ class _Run:
         step, seen, source = 0, 0, None if settings.resume_from is None else Path(settings.resume_from)
         if source is not None:
             step, seen = load_checkpoint(source, task_settings, task, model, optimizer)
+            if rank == 0 and task.make_optimizer is not None:
+                _tell_of_options(task.make_optimizer, settings, source, emit)
             if executor.loss_scale is not None:
                 executor.loss_scale = checkpoint.read_manifest(source).loss_scale or executor.loss_scale
         return cls(
             folder, handover, task_settings, costs, rank, task, model, optimizer, executor, board, device,
             place, emit, RankData(task, program, rank, place, seen + (settings.steps - step) * count),
-            memory_on(program.plan, profile, device).total_bytes, step, seen,
+            memory_on(program.plan, profile, device).total_bytes,
+            CheckpointWriter(folder, task_settings, task, program, rank, model, optimizer),
+            step=step, samples_seen=seen,
         )  # fmt: skip
 
     @property
@@ -145,27 +176,38 @@ class _Run:
         self.data.close()
         if self.board is not None:
             self.board.close()
+        self.writer.close()
 
     def train(self) -> None:
         load = HostLoad()
         first, self.ended_s = self.step, time.monotonic()
+        self.saved_s = self.ended_s
         for step in range(first, self.settings.steps):
             if step == first + 1:
                 load.lap()  # the first step is not timed
             self.step = step
-            stopped = self._one_step(counted=step == first)
+            asked = self._one_step(counted=step == first)
+            if self.all_written:
+                asked |= self._told_of(self.writer.go_on())
             done = step + 1
             every = self.settings.every
-            last = stopped or done == self.settings.steps
-            if step == first and (every or self.settings.save):
+            last = Asked.STOP in asked or done == self.settings.steps
+            if step == first and self.settings.saves:
                 for name in self.optimizer.parameters:
                     self.optimizer.states(name)  # what cannot be saved is refused now, not in the end
-            if (every and done % every == 0) or (last and self.settings.save):
+            if self.watch.diverged:
+                break
+            due = self.put_off or Asked.SAVE in asked or (every > 0 and done % every == 0)
+            self.put_off = due and self.watch.skipped_in_a_row > 1
+            if (due and not self.put_off) or (last and self.settings.save):
                 with load.left_out():
-                    path = self._save(done)
-                last |= self._tell({"event": "checkpoint", "step": done, "path": str(path)})
+                    last |= Asked.STOP in self._written_out()
+                    self.saved_s = time.monotonic()
+                    self.writer.begin(done, self.samples_seen, self.executor.loss_scale)
             if last:
                 break
+        with load.left_out():
+            self._written_out()
         summary = RankSummary(
             peak_bytes=self.peak_bytes,
             outcomes=tuple(self.outcomes),
@@ -177,23 +219,30 @@ class _Run:
         )
         summaries = gather(summary)
         if self.rank == 0 and self.outcomes:
-            measured = Measurements(summaries, tuple(self.step_s), tuple(self.wall_s))
+            measured = Measurements(
+                summaries,
+                tuple(self.step_s),
+                tuple(self.wall_s),
+                self.watch.num_skipped,
+                self.watch.num_spikes,
+            )
             write_results(self.folder, self.settings, self.costs, self.handover.predicted(), measured)
+        if self.watch.diverged:
+            self._tell({"event": "diverged", "step": self.step + 1, "skipped": self.watch.skipped_in_a_row})
 
-    def _save(self, done: int) -> Path:
-        try:
-            return save_checkpoint(
-                self.folder, self.task_settings, self.task, self.costs.program, self.rank, self.model,
-                self.optimizer, done, self.samples_seen, loss_scale=self.executor.loss_scale,
-            )  # fmt: skip
-        except OSError as error:
-            raise InputError(
-                f"{self.folder.checkpoints}: the checkpoint of step {done} cannot be written "
-                f"({error.strerror}); make room there, and go on with --resume from the one before"
-            ) from error
+    def _written_out(self) -> Asked:
+        """Wait for the checkpoint under way, and tell of it; return what is asked for then."""
+        return self._told_of(self.writer.finish())
 
-    def _one_step(self, *, counted: bool) -> bool:
-        """Run one step, on every rank; return whether training shall end."""
+    def _told_of(self, written: Written | None) -> Asked:
+        """Tell of a complete checkpoint, on all ranks; return what is asked for then."""
+        if written is None:
+            return Asked(0)
+        event = {"event": "checkpoint", "step": written.step, "path": str(written.path)}
+        return self._tell({**event, "in_background": written.in_background})
+
+    def _one_step(self, *, counted: bool) -> Asked:
+        """Run one step, on every rank; return what shall follow."""
         count = self.costs.program.plan.global_batch_size
         data = self.data.step(self.samples_seen)
         self.task.chain.know_boundaries(data.any_inputs)
@@ -230,28 +279,36 @@ class _Run:
         cap = self.device.memory_bytes if is_emulated(self.device.kind) else float("inf")
         counter = ByteCounter(cap, self.device.name)
         states, gradients = self.optimizer.state_tensors(), self.executor.gradient_buffers()
-        for value in (*self.model.held_tensors(), *states, *gradients):
+        kept = self.model.kept_arguments()
+        for value in (*self.model.held_tensors(), *kept, *states, *gradients):
             counter.add(value)
         return counter
 
-    def _record(self, outcome: StepOutcome, num_samples: int) -> bool:
-        ends_and_busy = gather((outcome.end_s, outcome.busy_s))
-        end_s = max(end for end, _ in ends_and_busy)
+    def _record(self, outcome: StepOutcome, num_samples: int) -> Asked:
+        self.stopping.begun = True
+        is_spike = self.watch.see(outcome)
+        mine = (outcome.end_s, outcome.busy_s, self.stopping.number, self.writer.is_done)
+        ends_s, busy_s, numbers, written = zip(*gather(mine), strict=True)
+        end_s, self.all_written = max(ends_s), all(written)
+        asked = Asked(0)
+        if signals := [number for number in numbers if number is not None]:
+            asked, self.stopping.number = Asked.STOP, signals[0]
         step_s, wall_s, self.ended_s = end_s - outcome.start_s, end_s - self.ended_s, end_s
         self.step_s.append(step_s)
         self.wall_s.append(wall_s)
         if self.rank != 0:
-            return self._tell({})
+            return asked | self._tell({})
         metrics = {
             "step": self.step + 1,
             "loss": outcome.loss,
             "samples_per_s": num_samples / wall_s,
             "step_s": step_s,
             "wall_s": wall_s,
-            "bubble": 1 - sum(busy for _, busy in ends_and_busy) / (len(ends_and_busy) * step_s),
+            "bubble": 1 - sum(busy_s) / (len(busy_s) * step_s),
             "learning_rate": self.task.learning_rate(self.settings, self.step),
             "gradient_norm": outcome.gradient_norm,
             "finite": outcome.finite,
+            "spike": is_spike,
             "samples_seen": self.samples_seen,
         }
         if outcome.loss_scale is not None:
@@ -259,17 +316,30 @@ class _Run:
         with open(self.folder.metrics, "a", encoding="utf-8") as file:
             finite = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
             file.write(json.dumps(finite) + "\n")
-        return self._tell({"event": "step", **metrics})
+        return asked | self._tell({"event": "step", **metrics})
 
-    def _tell(self, event: dict[str, Any]) -> bool:
-        """Emit rank 0's event; return on all ranks whether the answer is to stop."""
+    def _tell(self, event: dict[str, Any]) -> Asked:
+        """Emit rank 0's event; return on all ranks what it asks for."""
         if not dist.is_initialized():
-            return self.emit(event) is True
+            return self._asked(event)
+        answer = WAIT
         if self.rank == 0:
             with keep_alive(self.settings.timeout_s / 3):
-                answer = int(self.emit(event) is True)
-        else:
-            answer = WAIT
+                answer = self._asked(event).value
         while (found := from_first(answer)) == WAIT:
             pass
-        return bool(found)
+        return Asked(found)
+
+    def _asked(self, event: dict[str, Any]) -> Asked:
+        asked = Asked.STOP if self.emit(event) is True else Asked(0)
+        every_s = self.settings.every_s
+        if every_s and event["event"] == "step" and time.monotonic() - self.saved_s >= every_s:
+            asked |= Asked.SAVE
+        return asked
+
+
+def _tell_of_options(make: OptimizerFactory, settings: Settings, source: Path, emit: Emit) -> None:
+    """Emit how the options of the user's optimizer differ from those of a checkpoint."""
+    manifest = checkpoint.read_manifest(source)
+    for told in option_differences(manifest, options_of(make), settings.learning_rate):
+        emit({"event": "told", "text": told})

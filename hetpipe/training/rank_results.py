@@ -82,12 +82,15 @@ def shared_parameters(program: Program, chain: ChainModel, model: LayerModel) ->
 class Measurements:
     """What a run measured: each rank, in their order, and the seconds of every step.
 
-    wall_s: of each step with all that lay between it and the one before.
+    wall_s: of each step with all that lay between it and the one before. num_skipped: steps that changed
+    nothing; num_spikes: of the loss (`LossWatch`).
     """
 
     summaries: Sequence[RankSummary]
     step_s: tuple[float, ...]
     wall_s: tuple[float, ...]
+    num_skipped: int
+    num_spikes: int
 
 
 def write_results(
@@ -133,6 +136,8 @@ def _report(
         samples_per_s=plan.global_batch_size * len(clock_s) / sum(clock_s),
         between_steps=sum(clock_s) / sum(timed_s) - 1,
         gradient_dtype=plan.gradient_dtype,
+        skipped_steps=measured.num_skipped,
+        loss_spikes=measured.num_spikes,
     )
 
 

@@ -1,18 +1,18 @@
 """From a plan to a finished run: the run folder, the processes, and what came out."""
 
 import json
-import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from cost_model.cluster import CPU, Device
 from cost_model.cluster_file import read_cluster
-from cost_model.errors import InputError
+from cost_model.errors import DivergedError, InputError
 from cost_model.profile import ModelProfile, profile_text
 from cost_model.strict_files import read_text
 from hetpipe.data.task import TaskFactory, prepare_data, registered_task
@@ -25,9 +25,12 @@ from hetpipe.runs.run_report import RunReport, read_report
 from hetpipe.runs.settings import Settings, TaskSettings, settings_text
 from hetpipe.runtime.gpus import check_here
 from hetpipe.runtime.host_staging import Staging
-from hetpipe.runtime.processes import Emit, RankGroup, ended_by_signals, run_ranks, under_torchrun
+from hetpipe.runtime.processes import Emit, RankGroup, run_ranks, under_torchrun
+from hetpipe.runtime.scratch import scratch_folder
+from hetpipe.runtime.stopping import Stopping, signals_heard
 from hetpipe.simulation.prediction import Prediction, predict
 from hetpipe.training import checkpoint, torchrun
+from hetpipe.training.checkpoint_damage import damage_of, newest_whole, put_aside
 from hetpipe.training.checkpoint_owners import check_checkpoint
 from hetpipe.training.checkpoint_room import room_of
 from hetpipe.training.frozen_base import check_stored_base
@@ -38,27 +41,46 @@ from partition.plan import Plan
 from partition.plan_file import plan_text
 
 
-def find_checkpoint(resume: str, folder: RunFolder | None, root: Path, model: str) -> Path:
+def find_checkpoint(
+    resume: str,
+    folder: RunFolder | None,
+    root: Path,
+    model: str,
+    *,
+    tell: Callable[[str], None] = warnings.warn,
+) -> Path:
     """Return the checkpoint to go on from; "auto": the newest of the run folder, else of the newest run.
 
-    Raises: InputError if there is none.
+    Of a run the newest whole one is taken; tell: takes a sentence for each that is newer and damaged.
+
+    Raises: InputError if there is none, or the one that is named is damaged.
     """
     if resume != "auto":
         path = Path(resume)
         if checkpoint.holds_run(path):
-            return find_checkpoint("auto", RunFolder(path), root, model)
-        checkpoint.read_manifest(path)
+            return find_checkpoint("auto", RunFolder(path), root, model, tell=tell)
+        if damage := damage_of(path):
+            whole = newest_whole(path.parent).folder
+            found = "choose another checkpoint" if whole is None else f"the newest whole one is {whole}"
+            raise InputError(f"{damage}; {found}")
         return path
     runs = (folder,) if folder is not None else numbered_runs(root, model)
     if not runs:
         raise InputError(f"nothing to resume: {root} holds no run of {model!r}; leave --resume out to begin")
     for run in runs:
-        if checkpoint.latest(run.checkpoints) is None:
+        if not checkpoint.written(run.checkpoints):
             continue
         with run.locked():
             checkpoint.discard_unfinished(run.checkpoints)
-        if found := checkpoint.latest(run.checkpoints):
-            return found
+            newest = newest_whole(run.checkpoints)
+        if newest.folder is None:
+            raise InputError(
+                f"nothing to resume: {newest.damage[0]}, and no checkpoint of {run.path} is whole; begin in "
+                "another folder, or give a checkpoint of another run"
+            )
+        for damage in newest.damage:
+            tell(f"{damage}; going on from {newest.folder.name}, the newest whole one")
+        return newest.folder
     where = str(runs[0].path) if len(runs) == 1 else f"{len(runs)} runs of {model!r} in {root}"
     raise InputError(
         f"nothing to resume: no complete checkpoint in {where}; did it run with --no-save, or end before its "
@@ -95,11 +117,13 @@ def prepare(
         check_stored_base(manifest.base, task_settings, source)
         done = manifest.step
         vocabulary = source / checkpoint.VOCABULARY_FILE
-    _check_checkpoints(folder, done, settings)
+    damaged = _damaged_later(folder, done, settings)
     room_of(folder, settings, profile, adapters_alone=adapters_alone).check()
     if settings.resume_from is not None:
         for told in differences(manifest, task_settings, prediction.plan, own_schedule=own_schedule):
             tell(told)
+    for later, damage in damaged.items():
+        tell(f"{damage}; it is kept as {put_aside(later).name}")
     cluster_text = read_text(cluster_file)
     fresh = not folder.path.exists() or not any(folder.path.iterdir())
     try:
@@ -118,23 +142,25 @@ def prepare(
         raise
 
 
-def _check_checkpoints(folder: RunFolder, done: int, settings: Settings) -> None:
-    """Check that the checkpoints of the folder are those that the run goes on from.
+def _damaged_later(folder: RunFolder, done: int, settings: Settings) -> dict[Path, str]:
+    """Return the damage of each checkpoint in the folder that is later than where the run begins.
 
-    Raises: InputError if it holds a later one, which would be taken for one of this run.
+    Raises: InputError if a later one is whole: it would be taken for one of this run.
     """
-    newest_one = checkpoint.latest(folder.checkpoints)
-    if newest_one is None:
-        return
-    step = checkpoint.read_manifest(newest_one).step
-    begun = settings.resume_from is not None and Path(settings.resume_from).parent.samefile(
-        folder.checkpoints
-    )
-    if step > (done if begun else 0):
-        raise InputError(
-            f"{newest_one} is of a run before, {step} steps long; go on from it with --resume (resume_from), "
-            "remove it, or give another run folder"
-        )
+    damaged: dict[Path, str] = {}
+    for step, later in checkpoint.written(folder.checkpoints):
+        source = settings.resume_from
+        begun = source is not None and Path(source).parent.samefile(folder.checkpoints)
+        if step <= (done if begun else 0):
+            break
+        damage = damage_of(later)
+        if damage is None:
+            raise InputError(
+                f"{later} is of a run before, {step} steps long; go on from it with --resume (resume_from), "
+                "remove it, or give another run folder"
+            )
+        damaged[later] = damage
+    return damaged
 
 
 def _keep_metrics(folder: RunFolder, steps: int) -> None:
@@ -163,7 +189,9 @@ def train(
 
     Warns of settings in which the run differs from the one that it goes on from.
 
-    Raises: InputError, InfeasibleError if the run cannot work; WorkerLostError if a process fails.
+    Raises: InputError, InfeasibleError if the run cannot work; WorkerLostError if a process fails;
+    DivergedError if loss or gradients stay without finite values, the checkpoint before named;
+    KeyboardInterrupt at SIGINT, SystemExit at SIGTERM and SIGUSR1, after a checkpoint.
     """
     settings.check_stated(plan, profile)
     prediction = verified_prediction(settings, cluster_file, profile, plan)
@@ -195,17 +223,19 @@ def train_predicted(
     on_event: Emit = lambda event: None,
     make_task: TaskFactory | None = None,
     tell: Callable[[str], None] = warnings.warn,
+    on_signal: Callable[[str], None] = lambda name: None,
 ) -> RunReport:
     """Train as `train` does, what was predicted and verified before; return the report.
 
-    tell: takes the sentences of which `train` warns.
+    tell: takes the sentences of which `train` warns. on_signal: takes the name of a signal after which
+    training ends with the step at hand, and a checkpoint unless `save` is False.
 
     Raises: InputError, InfeasibleError as `prepare`; WorkerLostError if a process fails.
     """
     with (
         folder.locked(),
-        ended_by_signals(),
-        tempfile.TemporaryDirectory(prefix="hetpipe-run-", dir=_shared_memory()) as name,
+        signals_heard(on_signal) as stopping,
+        scratch_folder("run", in_memory=True) as handed,
         ExitStack() as ends,
     ):
         prepare(
@@ -219,13 +249,57 @@ def train_predicted(
             ends.callback(make_task.remove_weights, folder)
             make_task.write_weights(folder)
         group = rank_group(prediction.costs.devices, TaskSettings.of(profile, settings))
-        Handover.fill(Path(name), prediction)
-        arguments = (str(folder.path), make_task or registered_task, name)
+        Handover.fill(handed, prediction)
+        arguments = (str(folder.path), make_task or registered_task, str(handed))
+        answered = _Answered(on_event, tell, stopping, settings.steps)
         if under_torchrun():
-            torchrun.lead(*arguments, group, on_event)
+            torchrun.lead(*arguments, group, answered, stopping)
         else:
-            run_ranks(train_rank, arguments, group, on_event)
+            run_ranks(train_rank, arguments, group, answered)
+        if answered.diverged is not None:
+            raise DivergedError(_divergence(answered.diverged, folder))
+        if not answered.complete:
+            stopping.end()
     return read_report(folder.report)
+
+
+def _divergence(event: Mapping[str, Any], folder: RunFolder) -> str:
+    """Say that a run diverged, and where it can go on from."""
+    first = event["step"] - event["skipped"]
+    good = next((found for step, found in checkpoint.written(folder.checkpoints) if step <= first), None)
+    rest = "there is no checkpoint from before" if good is None else f"--resume {good} goes on from before"
+    return (
+        f"training diverged: loss or gradients of the last {event['skipped']} steps were not finite, which "
+        f"changed nothing; {rest}, lower --learning-rate"
+    )
+
+
+@dataclass(slots=True)
+class _Answered:
+    """Answers the events of a run, for its caller and for signals.
+
+    complete: whether the last step is over, so that no signal has cut the run short. diverged: what told of
+    it, None if the run did not diverge.
+    """
+
+    on_event: Emit
+    tell: Callable[[str], object]
+    stopping: Stopping
+    steps: int
+    complete: bool = False
+    diverged: dict[str, Any] | None = None
+
+    def __call__(self, event: dict[str, Any]) -> bool:
+        """Tell the caller; return whether training is to end."""
+        if event["event"] == "told":
+            self.tell(event["text"])
+            return self.stopping.asked
+        if event["event"] == "diverged":
+            self.diverged = event
+        answer = self.on_event(event) is True
+        self.stopping.begun = True
+        self.complete |= event["event"] == "step" and event["step"] >= self.steps
+        return answer or self.stopping.asked
 
 
 def rank_group(devices: Sequence[Device], settings: TaskSettings) -> RankGroup:
@@ -255,15 +329,10 @@ def measure(
 
     No checkpoint is written, whatever the settings say. keep: a folder to move the run's to instead.
     """
-    settings = replace(settings, save=False, every=0)
+    settings = replace(settings, save=False, every=0, every_s=0.0)
     with tempfile.TemporaryDirectory(prefix="hetpipe-measure-") as name:
         folder = RunFolder(Path(name) / "run")
         report = train(settings, cluster_file, profile, plan, folder)
         if keep is not None:
             shutil.copytree(folder.path, keep, dirs_exist_ok=True)
         return report
-
-
-def _shared_memory() -> str | None:
-    """Return a folder in memory, where the host has one; else the default for temporary files."""
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

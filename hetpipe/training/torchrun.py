@@ -16,14 +16,22 @@ from torch.distributed.rendezvous import rendezvous
 from cost_model.errors import InputError
 from hetpipe.data.task import TaskFactory
 from hetpipe.runtime.processes import Emit, RankGroup, open_default_group
+from hetpipe.runtime.stopping import Stopping, signals_heard
 from hetpipe.training.rank import train_rank
 
 _KEY = "run"
 PLANNING_TIMEOUT_S = 3600.0
 
 
-def lead(folder: str, make_task: TaskFactory, handover: str, group: RankGroup, on_event: Emit) -> None:
-    """Tell the others, as rank 0, what was planned, and train with them.
+def lead(
+    folder: str,
+    make_task: TaskFactory,
+    handover: str,
+    group: RankGroup,
+    on_event: Emit,
+    stopping: Stopping,
+) -> None:
+    """Tell the others, as rank 0, what was planned, and train with them until the end, or a signal to any.
 
     Raises: InputError if torchrun started another number of processes than the plan has devices.
     """
@@ -43,7 +51,7 @@ def lead(folder: str, make_task: TaskFactory, handover: str, group: RankGroup, o
     }
     store = _store()
     store.set(_KEY, json.dumps(what))
-    _train(store, what, on_event, make_task)
+    _train(store, what, on_event, make_task, stopping)
 
 
 def follow(make_task: TaskFactory | None = None) -> NoReturn:
@@ -56,7 +64,8 @@ def follow(make_task: TaskFactory | None = None) -> NoReturn:
     """
     store = _store()
     store.wait([_KEY], timedelta(seconds=PLANNING_TIMEOUT_S))
-    _train(store, json.loads(store.get(_KEY)), lambda event: None, make_task)
+    with signals_heard() as stopping:
+        _train(store, json.loads(store.get(_KEY)), lambda event: None, make_task, stopping)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
@@ -68,7 +77,13 @@ def _name_of(make_task: TaskFactory) -> list[str] | None:
     return None if name is None else [make_task.__module__, name]
 
 
-def _train(store: Store, what: dict[str, Any], on_event: Emit, make_task: TaskFactory | None) -> None:
+def _train(
+    store: Store,
+    what: dict[str, Any],
+    on_event: Emit,
+    make_task: TaskFactory | None,
+    stopping: Stopping,
+) -> None:
     rank = int(os.environ["RANK"])
     torch.set_num_threads(what["threads"][rank])
     world = int(os.environ["WORLD_SIZE"])
@@ -79,7 +94,7 @@ def _train(store: Store, what: dict[str, Any], on_event: Emit, make_task: TaskFa
                 raise InputError("rank 0 trains a model of its own; run the same script on all ranks")
             module, name = what["task"]
             make_task = getattr(importlib.import_module(module), name)
-        train_rank(what["folder"], make_task, what["handover"], rank=rank, emit=on_event)
+        train_rank(what["folder"], make_task, what["handover"], rank=rank, emit=on_event, stopping=stopping)
     except BaseException:
         # NOTE: to destroy them would wait, with NCCL, for messages of ranks that are gone
         _abort_process_group()

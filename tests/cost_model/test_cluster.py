@@ -56,7 +56,11 @@ def test_reserve_may_be_a_size_or_nothing(tmp_path: Path):
         ('"10 Gbit/s"', "10", "network.bandwidth: 10 has no unit; write it as text like '10 Gbit/s'"),
         ('"10 Gbit/s"', '"0 bit/s"', "bandwidth of 0.0 B/s must be above zero"),
         ('"50 us"', '"-1 us"', "network.latency: '-1 us' is negative; give zero or more"),
-        ("speed = 0.5", "speed = 0", "nodes[0].devices[0].speed: input should be greater than 0, found 0"),
+        (
+            "speed = 0.5",
+            "speed = 0",
+            "nodes[0].devices[0].speed: input should be greater than or equal to 0.0",
+        ),
         ("speed = 0.5", "sped = 0.5", 'unknown key "nodes[0].devices[0].sped"; did you mean "speed"?'),
         ("count = 2", "count = 0", "nodes[0].devices[0].count: input should be greater than or equal to 1"),
         ("count = 2", 'count = "2"', "nodes[0].devices[0].count: input should be a valid integer"),

@@ -46,6 +46,17 @@ def test_times(unit: str):
     assert parse_seconds(f" 2.5e1{unit} ") == pytest.approx(25 * SECONDS[unit], rel=1e-15)
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["1e400 GiB", "1e99999999999 GiB", "1e-999999999 s", "9" * 5000, "9" * 5000 + " GiB", " " * 10**6 + "x"],
+)
+def test_what_is_no_quantity_of_this_world_is_refused_at_once(text):
+    for parse in (parse_bytes, parse_bandwidth, parse_seconds):
+        with pytest.raises(InputError) as caught:
+            parse(text)
+        assert len(str(caught.value)) < 200
+
+
 def test_no_other_unit_is_known():
     for parse, units in (
         (parse_bytes, BYTES),

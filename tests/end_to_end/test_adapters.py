@@ -19,7 +19,7 @@ from hetpipe.runs.lora import LoraSettings, read_adapter_settings
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.run_report import RunReport
 from hetpipe.runs.settings import Settings, TaskSettings
-from hetpipe.training import checkpoint
+from hetpipe.training import checkpoint, checkpoint_weights
 from hetpipe.training.frozen_base import weight_sha256
 from hetpipe.training.run import train
 from partition.plan import Pipeline, Plan, Stage
@@ -75,7 +75,7 @@ class Place:
     def weights(self, run: str) -> dict[str, torch.Tensor]:
         found = checkpoint.latest(self.folder(run).checkpoints)
         assert found is not None
-        return checkpoint.read_weights(found)
+        return checkpoint_weights.read_weights(found)
 
     def alone(self, run: str, steps: int = STEPS) -> tuple[Any, list[float]]:
         """Peft's own training on the data of a run."""

@@ -1,7 +1,6 @@
 """Training in float16: steps that overflow are skipped everywhere, resumed bit by bit, near float32."""
 
 import dataclasses
-import json
 
 import pytest
 import torch
@@ -12,7 +11,8 @@ from cost_model.dtypes import BFLOAT16_AUTOCAST, FLOAT16_AUTOCAST, FLOAT32
 from hetpipe.models.chain import ChainModel
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings
-from hetpipe.training.checkpoint import read_manifest
+from hetpipe.runtime.loss_scale import LossScale
+from hetpipe.training.checkpoint import manifest_text, read_manifest
 from hetpipe.training.run import train
 from hetpipe.training.trainer import AdamW, Trainer
 from partition.plan import Pipeline, Plan, Stage
@@ -88,9 +88,8 @@ def test_a_resumed_run_has_the_bits_of_one_that_never_ended(tmp_path):
     ends = [read_manifest(folder.checkpoints / "step-000005").loss_scale for folder in (whole, parts)]
     assert ends[0] == ends[1] and ends[0] is not None and (ends[0].value, ends[0].good_steps) == (2.0**15, 3)
     # the scale is taken from the checkpoint, and not begun anew
-    manifest = json.loads((source / "manifest.json").read_text())
-    manifest["loss_scale"] = {"value": 2.0**8, "good_steps": 1999}
-    (source / "manifest.json").write_text(json.dumps(manifest))
+    manifest = dataclasses.replace(read_manifest(source), loss_scale=LossScale(2.0**8, 1999))
+    (source / "manifest.json").write_text(manifest_text(manifest))
     other = RunFolder(tmp_path / "other")
     train(again, cluster, profile, plan, other, make_task=task)
     assert [entry["loss_scale"] for entry in other.read_metrics()] == [2.0**8, 2.0**9]

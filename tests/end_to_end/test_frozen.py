@@ -30,7 +30,7 @@ from hetpipe.profiling.profile_cache import profile_model
 from hetpipe.program.instructions import Compute, Direction, Pass, Program, Transfer
 from hetpipe.runtime.processes import RankGroup, run_ranks
 from hetpipe.simulation.schedule_selection import lower
-from hetpipe.training import checkpoint
+from hetpipe.training import checkpoint_weights
 from hetpipe.training.trainer import Callback, Trainer
 from partition.plan import Pipeline, Plan, Stage
 from runs import chain_plan, cluster_file, made_up_profile_of
@@ -153,7 +153,7 @@ def test_a_module_trains_where_it_is_not_frozen(tmp_path, case):
     made.fit(STEPS)
     assert told.found == pytest.approx(alone, rel=1e-12)
     assert made.checkpoint is not None
-    checkpoint.load_weights(made.checkpoint, model)
+    checkpoint_weights.load_weights(made.checkpoint, model)
     check_weights(model, expected, before)
     assert unfrozen(model) == unfrozen(before)
 
@@ -173,7 +173,7 @@ def test_what_a_factory_freezes_stays_as_it_is_drawn(tmp_path):
     made.fit(STEPS)
     assert told.found == pytest.approx(alone, rel=1e-12)
     assert made.checkpoint is not None
-    checkpoint.load_weights(made.checkpoint, found)
+    checkpoint_weights.load_weights(made.checkpoint, found)
     check_weights(found, expected, before)
 
 

@@ -16,7 +16,7 @@ from folders import tiny_model
 from hetpipe.data.dataset import epoch_order
 from hetpipe.models.chain import ChainModel
 from hetpipe.runs.lora import LoraSettings
-from hetpipe.training import checkpoint
+from hetpipe.training import checkpoint, checkpoint_weights
 from hetpipe.training.checkpoint_room import room_of
 from hetpipe.training.trainer import Trainer
 from partition.plan import Pipeline, Plan, Stage
@@ -83,9 +83,9 @@ def test_gradients_of_adapters_are_those_of_peft_alone(tmp_path, architecture, b
     made = trainer(tmp_path, plan, model)
     made.fit(1)
     assert made.checkpoint is not None
-    stored = checkpoint.read_weights(made.checkpoint)
+    stored = checkpoint_weights.read_weights(made.checkpoint)
     assert stored.keys() == expected.keys() == {n for n, v in model.named_parameters() if v.requires_grad}
-    checkpoint.load_weights(made.checkpoint, model)
+    checkpoint_weights.load_weights(made.checkpoint, model)
     largest = max(value.abs().max() for value in expected.values())
     first = dict(before.named_parameters())
     for name, value in model.named_parameters():
@@ -105,7 +105,7 @@ def test_checkpoints_of_a_peft_model_hold_its_adapters_and_know_its_base(tmp_pat
     manifest = checkpoint.read_manifest(first)
     frozen = {name for name, value in model.named_parameters() if not value.requires_grad}
     assert manifest.base.keys() == frozen and manifest.lora is None
-    sizes = sum(value.nbytes for value in checkpoint.read_weights(first).values())
+    sizes = sum(value.nbytes for value in checkpoint_weights.read_weights(first).values())
     assert sizes == sum(value.nbytes for value in model.parameters() if value.requires_grad)
 
     # what is left after a step of the other plan is what one run of both leaves
@@ -113,8 +113,8 @@ def test_checkpoints_of_a_peft_model_hold_its_adapters_and_know_its_base(tmp_pat
     whole.fit(2)
     made.fit(2, resume_from=first)
     assert made.checkpoint is not None and whole.checkpoint is not None
-    expected = checkpoint.read_weights(whole.checkpoint)
-    for name, value in checkpoint.read_weights(made.checkpoint).items():
+    expected = checkpoint_weights.read_weights(whole.checkpoint)
+    for name, value in checkpoint_weights.read_weights(made.checkpoint).items():
         torch.testing.assert_close(value, expected[name], rtol=1e-10, atol=1e-12, msg=name)
 
     other = copy.deepcopy(model)
@@ -123,12 +123,12 @@ def test_checkpoints_of_a_peft_model_hold_its_adapters_and_know_its_base(tmp_pat
         dict(other.named_parameters())[changed][0, 0] += 1e-3
     before = copy.deepcopy(other.state_dict())
     with pytest.raises(InputError, match=rf"{changed}' here is not that of their base"):
-        checkpoint.load_weights(first, other)
+        checkpoint_weights.load_weights(first, other)
     assert all(torch.equal(value, before[name]) for name, value in other.state_dict().items())
     with pytest.raises(InputError, match=rf"beside another base, '{changed}'"):
         trainer(tmp_path / "other", chain_plan("mine", [0, 5], 4, BATCH), other).fit(2, resume_from=first)
     with pytest.raises(InputError, match="is not that of their base"):
-        checkpoint.load_weights(first, model.to("meta"))
+        checkpoint_weights.load_weights(first, model.to("meta"))
 
 
 @pytest.mark.slow

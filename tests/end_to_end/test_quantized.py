@@ -22,7 +22,7 @@ from hetpipe.models.chain import ChainModel
 from hetpipe.runs.lora import LoraSettings
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings, TaskSettings
-from hetpipe.training import checkpoint
+from hetpipe.training import checkpoint, checkpoint_weights
 from hetpipe.training.run import train
 from hetpipe.training.trainer import Trainer
 from live_tensors import WatchedAdamW
@@ -92,7 +92,7 @@ class Place:
     def weights(self, run: str) -> dict[str, torch.Tensor]:
         found = checkpoint.latest(self.folder(run).checkpoints)
         assert found is not None
-        return checkpoint.read_weights(found)
+        return checkpoint_weights.read_weights(found)
 
 
 def two_pipelines() -> Plan:
@@ -174,18 +174,18 @@ def test_a_trainer_takes_a_quantized_peft_model_as_it_is(tmp_path, architecture,
     (user_tasks.next_token_loss(model.train()(input_ids=ids).logits, ids) / BATCH).backward()
     gradients = {name: value.grad for name, value in model.named_parameters() if value.grad is not None}
     assert made.checkpoint is not None
-    stored = checkpoint.read_weights(made.checkpoint)
+    stored = checkpoint_weights.read_weights(made.checkpoint)
     assert stored.keys() == gradients.keys()
     largest = max(value.abs().max() for value in gradients.values())
     for name, value in stored.items():
         assert (before[name] - value - gradients[name]).abs().max() <= 1e-6 * largest, name
-    checkpoint.load_weights(made.checkpoint, model)
+    checkpoint_weights.load_weights(made.checkpoint, model)
     for name, value in model.named_parameters():
         assert torch.equal(value, stored.get(name, before[name])), name
 
     other = peft_model_of(tmp_path, architecture, "4bit", bnb_4bit_quant_type="fp4")
     with pytest.raises(InputError, match="is not that of their base"):
-        checkpoint.load_weights(made.checkpoint, other)
+        checkpoint_weights.load_weights(made.checkpoint, other)
 
 
 @pytest.mark.slow
@@ -222,7 +222,7 @@ def test_a_run_goes_on_and_its_adapters_come_out_merged(hetpipe: Shell):
     here.run("run", PLANS["three stages"], here.settings(steps=2))
     source = checkpoint.latest(here.folder("run").checkpoints)
     assert source is not None
-    assert set(checkpoint.read_weights(source)) == set(here.weights("run"))
+    assert set(checkpoint_weights.read_weights(source)) == set(here.weights("run"))
     assert all("lora_" in name for name in here.weights("run"))
     for line in ("export run -o peft", "export run -o merged --merge"):
         exported = hetpipe(line)

@@ -63,16 +63,16 @@ def test_ranks_wait_for_a_callback_longer_than_for_each_other(tmp_path):
 
 SCRIPT = """
 import sys, time
-from hetpipe.runtime.processes import ended_by_signals
+from hetpipe.runtime.stopping import signals_heard
 from hetpipe.runs.run_folder import RunFolder
 from pathlib import Path
-with RunFolder(Path(sys.argv[1])).locked(), ended_by_signals():
+with RunFolder(Path(sys.argv[1])).locked(), signals_heard():
     print("ready", flush=True)
     time.sleep(60)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
 def test_a_signal_leaves_nothing_behind(tmp_path, number):
     place = tmp_path / "run"
     command = [sys.executable, "-c", SCRIPT, str(place)]

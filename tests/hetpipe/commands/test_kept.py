@@ -1,7 +1,9 @@
 """A run keeps its model: the checkpoint of its end, the room that it needs, and what is gone on from."""
 
+import io
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,14 +12,17 @@ from typing import Any
 
 import pytest
 
+import checkpoints
 import user_tasks
 from cost_model.errors import InputError
 from cost_model.memory import checkpoint_bytes
 from cost_model.profile import profile_text
+from hetpipe.commands.training import train_shown
 from hetpipe.models.huggingface import model_spec
 from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.run_report import read_report
 from hetpipe.runs.settings import Settings, read_settings, settings_text
-from hetpipe.training import checkpoint
+from hetpipe.training import checkpoint_weights
 from hetpipe.training.checkpoint_room import Room, num_checkpoints
 from partition.plan_file import plan_text
 from runs import CPU_CLUSTER, chain_plan, made_up_profile
@@ -43,7 +48,10 @@ Run = Callable[[str], Result]
     ],
 )
 def test_checkpoints_are_counted_before_they_are_written(every, save, done, expected):
-    assert num_checkpoints(Settings(MODEL, 10, every=every, save=save), done) == expected
+    settings = Settings(MODEL, 10, every=every, save=save)
+    assert num_checkpoints(settings, done) == expected
+    assert num_checkpoints(replace(settings, keep=1), done) == min(2, expected)
+    assert num_checkpoints(replace(settings, every_s=60.0), done) == expected + (done < 10)
 
 
 def test_a_checkpoint_is_all_weights_and_two_states_of_the_trained_ones():
@@ -100,6 +108,29 @@ def test_no_room_is_refused_before_anything_is_written(hetpipe, run, monkeypatch
     assert list((hetpipe.folder / "runs").iterdir()) == []
 
 
+@pytest.mark.parametrize("every", ["often", "-1", "1.5", "10 minutes", "9" * 5000])
+def test_how_often_is_a_number_of_steps_or_a_time(run, every):
+    result = run(f"--steps 2 --every '{every}'")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert result.err.endswith("; give steps, such as 50, or a time, such as 10min\n")
+
+
+@pytest.mark.slow
+def test_the_newest_are_kept_by_steps_or_by_time_also_after_a_resume(run):
+    """A millisecond is over after each step, an hour after none."""
+    folder = RunFolder(Path("mine"))
+
+    def kept(options: str) -> list[str]:
+        result = run(f"{options} --run-folder mine -q")
+        assert result.code == 0, result.err
+        return [entry.name[-1] for entry in sorted(folder.checkpoints.iterdir())]
+
+    assert kept("--steps 3 --every 1ms --keep 2") == ["2", "3"]
+    assert kept("--steps 5 --resume auto") == ["4", "5"]  # both are remembered
+    assert kept("--steps 7 --resume auto --every 1h") == ["5", "7"]
+    assert kept("--steps 9 --resume auto --every 1 --keep 0") == ["5", "7", "8", "9"]
+
+
 @pytest.mark.slow
 def test_room_for_some_is_said_before_training(run, monkeypatch):
     free = SimpleNamespace(free=int(1.5 * checkpoint_bytes(made_up_profile(MODEL))))
@@ -118,7 +149,7 @@ def test_a_plain_run_keeps_a_model_that_can_be_exported(hetpipe, run):
     assert result.out.splitlines()[-2:] == [f"model: {source}", f"next: {export}"]
     written = sum(path.stat().st_size for path in (hetpipe.folder / source).glob("layer-*"))
     assert written == pytest.approx(checkpoint_bytes(made_up_profile(MODEL)), rel=0.02)
-    checkpoint.load_weights(Path(source), model_spec(MODEL).build())
+    checkpoint_weights.load_weights(Path(source), model_spec(MODEL).build())
     assert hetpipe(export.removeprefix("hetpipe ")).code == 0
     assert (hetpipe.folder / "my-model" / "model.safetensors").exists()
     again = run("--steps 2 --resume auto")
@@ -170,6 +201,25 @@ def test_resume_auto_takes_the_newest_run_with_a_checkpoint(run):
     assert "nothing to resume: no complete checkpoint in runs/bert-tiny-002; did it run" in nothing.err
 
 
+class Terminal(io.StringIO):
+    """A terminal on which nobody looks."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_bar_of_a_resumed_run_begins_at_the_steps_that_are_done(tmp_path, monkeypatch):
+    folder, terminal = RunFolder(tmp_path), Terminal()
+    source = checkpoints.save(folder.checkpoints, step=6)
+    folder.metrics.write_text("")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr("hetpipe.training.run.train_predicted", lambda *_, **__: None)
+    settings = Settings("toy", 9, resume_from=str(source))
+    train_shown(settings, tmp_path, small_profile(), None, folder, quiet=False)
+    assert "6/9" in terminal.getvalue() and "0/9" not in terminal.getvalue()
+
+
 @pytest.mark.slow
 def test_one_command_begins_a_run_and_goes_on_with_it(run):
     for code, words in (
@@ -178,6 +228,50 @@ def test_one_command_begins_a_run_and_goes_on_with_it(run):
     ):
         result = run("--steps 1 --resume auto --run-folder mine")
         assert result.code == code and words in result.err
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_beside_a_damaged_checkpoint(run):
+    """One bit of the newest is flipped: it is named and kept aside, and the same losses come again."""
+    assert run("--steps 2 --every 1 --run-folder mine -q").code == 0
+    folder = RunFolder(Path("mine"))
+    losses = [entry["loss"] for entry in folder.read_metrics()]
+    damaged = folder.checkpoints / "step-000002" / "layer-003.safetensors"
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 4
+    damaged.write_bytes(content)
+    refused = run(f"--steps 3 --resume {damaged.parent}")
+    assert refused.code == 2 and refused.err.count("\n") == 1
+    assert "the newest whole one is mine/checkpoints/step-000001" in refused.err
+    result = run("--steps 2 --resume auto --run-folder mine -q")
+    assert result.code == 0, result.err
+    told = [line for line in result.err.splitlines() if str(damaged) in line]
+    assert told[0].startswith("warning: ") and told[0].endswith(
+        "; going on from step-000001, the newest whole one"
+    )
+    assert "; it is kept as .step-000002.aside-" in told[1]
+    assert [entry["loss"] for entry in folder.read_metrics()] == losses
+    names = sorted(path.name.partition("-")[0] for path in folder.checkpoints.iterdir())
+    assert names == [".step", "step", "step"]
+
+
+@pytest.mark.slow
+def test_a_run_that_diverges_ends_and_names_what_is_good(run):
+    """The first step takes the weights beyond float32, so that none after it is finite."""
+    result = run("--steps 40 --total-steps 40 --learning-rate 1e38 --every 1 --run-folder mine -q")
+    assert result.code == 4
+    assert result.err.splitlines()[-1] == (
+        "error: training diverged: loss or gradients of the last 10 steps were not finite, which changed "
+        "nothing; --resume mine/checkpoints/step-000001 goes on from before, lower --learning-rate"
+    )
+    folder = RunFolder(Path("mine"))
+    steps = folder.read_metrics()
+    assert [entry["finite"] for entry in steps] == [True] + [False] * 10
+    assert [entry["spike"] for entry in steps] == [False] + [True] * 10
+    report = read_report(folder.report)
+    assert (report.steps, report.skipped_steps, report.loss_spikes) == (11, 10, 10)
+    # of steps that change nothing the first alone is kept, so that --keep loses none that is good
+    assert sorted(path.name[-1] for path in folder.checkpoints.iterdir()) == ["1", "2"]
 
 
 @pytest.mark.slow

@@ -2,6 +2,8 @@
 
 import json
 import os
+import random
+import re
 import subprocess
 import sys
 import textwrap
@@ -14,18 +16,22 @@ from torch import nn
 
 from checkpoints import manifest_of, save, value_of
 from cost_model.errors import InputError
+from cost_model.strict_files import canonical_sha256
+from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runtime.optimizer import OPTIMIZER_STATES
 from hetpipe.training import checkpoint
 from hetpipe.training.checkpoint import (
     begin,
     commit,
     discard_unfinished,
-    export_huggingface,
     latest,
     read_layer,
     read_manifest,
     write_layer,
 )
+from hetpipe.training.checkpoint_damage import damage_of
+from hetpipe.training.checkpoint_weights import export_huggingface
+from hetpipe.training.run import find_checkpoint
 from places import SUPPORT
 
 
@@ -44,7 +50,10 @@ def test_what_is_written_is_read(tmp_path):
         "manifest.json",
         "vocabulary.json",
     ]
-    assert read_manifest(folder) == manifest
+    found = read_manifest(folder)
+    assert found == replace(manifest, others=found.others)
+    assert [file.file for file in found.others] == ["vocabulary.json"]
+    assert damage_of(folder) is None
     assert torch.equal(read_layer(folder, manifest, 0)["a.weight"], weight.T)
 
 
@@ -102,21 +111,155 @@ def test_commit_without_all_layers_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"format": "hetpipe.checkpoint/2"}, "has format 'hetpipe.checkpoint/2'"),
-        ({"sead": 1}, "sead: Unexpected keyword argument"),
-        ({"seed": "1"}, "seed: Input should be a valid integer"),
+        ({"format": "hetpipe.checkpoint/3"}, "format is 'hetpipe.checkpoint/3', this version reads"),
+        ({"sead": 1}, 'unknown key "sead"; did you mean "seed"'),
+        ({"seed": "1"}, "seed: input should be a valid integer"),
+        ({"seed": -1}, "seed is -1, which no run has"),
+        ({"step": 0}, "step is 0, which no run has"),
+        ({"step": 10**400}, "step is 1000"),
+        ({"samples_seen": 9}, "samples_seen is 9, which no run has"),
+        ({"samples_seen": 10**16}, "samples_seen is 10000000000000000, which no run has"),
+        ({"others": [{"file": "../x", "sha256": "", "bytes": 1}]}, r"beside the layers is '\.\./x'"),
         ({"layers": [{"file": "../x", "sha256": "", "bytes": 1}]}, r"file of layer 0 is '\.\./x'"),
-        ({"layers": [{"file": "layer-000.safetensors", "bytes": 1}]}, r"layers\.0\.sha256"),
-        ({"seed": None, "step": ...}, "step: Field required|step: Missing"),
+        ({"layers": [{"file": "layer-000.safetensors", "bytes": 1}]}, r'"layers\[0\]\.sha256" is missing'),
+        ({"step": ...}, '"step" is missing'),
     ],
 )
 def test_manifest_is_read_strictly(tmp_path, change, reason):
     content = {"format": checkpoint.FORMAT} | asdict(manifest_of([])) | change
     content = {key: value for key, value in content.items() if value is not ...}
+    content["sha256"] = canonical_sha256(content)
     (tmp_path / "manifest.json").write_text(json.dumps(content))
     with pytest.raises(InputError, match=reason) as error:
         read_manifest(tmp_path)
     assert "\n" not in str(error.value) and str(tmp_path) in str(error.value)
+
+
+def test_a_manifest_without_a_hash_is_one_of_before(tmp_path):
+    folder = save(tmp_path)
+    expected = read_manifest(folder)
+    content = json.loads((folder / "manifest.json").read_text())
+    for key in ("sha256", "others"):
+        del content[key]
+    before = json.dumps(content | {"format": checkpoint.FORMAT_BEFORE})
+    (folder / "manifest.json").write_text(before)
+    assert read_manifest(folder) == expected and damage_of(folder) is None
+    (folder / "manifest.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match="its sha256 is another; choose another checkpoint"):
+        read_manifest(folder)
+
+
+def test_a_manifest_is_of_the_step_of_its_folder(tmp_path):
+    folder = save(tmp_path, step=4)
+    folder.rename(tmp_path / "step-000006")
+    with pytest.raises(InputError, match="is of step 4, which its folder is not"):
+        read_manifest(tmp_path / "step-000006")
+    (tmp_path / "step-000006").rename(tmp_path / "kept for the paper")
+    assert read_manifest(tmp_path / "kept for the paper").step == 4
+
+
+def test_every_flipped_bit_is_found(tmp_path):
+    vocabulary = tmp_path / "vocabulary.json"
+    vocabulary.write_text('{"a": 1}')
+    folder = save(tmp_path / "checkpoints", vocabulary=vocabulary)
+    generator = random.Random(0)
+    for path in sorted(folder.iterdir()):
+        whole = path.read_bytes()
+        for place in range(len(whole)):
+            flipped = bytearray(whole)
+            flipped[place] ^= 1 << generator.randrange(8)
+            path.write_bytes(flipped)
+            damage = damage_of(folder)
+            assert damage is not None and "\n" not in damage, (path.name, place)
+        path.write_bytes(whole)
+    assert damage_of(folder) is None
+
+
+def cut(folder):
+    os.truncate(folder / "layer-001.safetensors", 50)
+
+
+def say_another_step(folder):
+    path = folder / "manifest.json"
+    path.write_text(path.read_text().replace('"step": 6', '"step": 4'))
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (cut, r"layer-001\.safetensors is damaged: it has 50 bytes, \d+ were written"),
+        (
+            lambda folder: (folder / "layer-000.safetensors").unlink(),
+            r"layer-000\.safetensors cannot be read",
+        ),
+        (lambda folder: (folder / "vocabulary.json").unlink(), r"vocabulary\.json cannot be read \(No such"),
+        (lambda folder: (folder / "vocabulary.json").write_text("{ }"), r"vocabulary\.json is damaged"),
+        (lambda folder: (folder / "manifest.json").write_text(""), r"manifest\.json: not JSON"),
+        (lambda folder: (folder / "manifest.json").write_text("[" * 10**5), "nested too deeply"),
+        (lambda folder: (folder / "manifest.json").write_text("9" * 5000), "thousands of digits"),
+        (say_another_step, "its sha256 is another"),
+    ],
+    ids=["cut", "lost", "no vocabulary", "vocabulary", "empty", "nested", "digits", "step"],
+)
+def test_a_damaged_newest_one_is_named_and_an_older_whole_one_taken(tmp_path, damage, words):
+    vocabulary = tmp_path / "vocabulary.json"
+    vocabulary.write_text("{}")
+    run = RunFolder(tmp_path / "run")
+    kept = [save(run.checkpoints, step=step, vocabulary=vocabulary) for step in (2, 4, 6)]
+    damage(kept[2])
+    (kept[1] / "layer-000.safetensors").write_bytes(b"")
+    for resume, folder in (("auto", run), (str(run.path), None)):
+        told: list[str] = []
+        found = find_checkpoint(resume, folder, tmp_path, "toy", tell=told.append)
+        assert found == kept[0]
+        assert len(told) == 2 and re.search(words, told[0]) and "step-000006" in told[0]
+        assert all(line.endswith("; going on from step-000002, the newest whole one") for line in told)
+    with pytest.raises(InputError, match=words) as error:
+        find_checkpoint(str(kept[2]), None, tmp_path, "toy")
+    assert str(error.value).endswith(f"; the newest whole one is {kept[0]}")
+
+
+def test_where_no_checkpoint_is_whole_none_is_taken(tmp_path):
+    run = RunFolder(tmp_path / "run")
+    cut(save(run.checkpoints))
+    with pytest.raises(
+        InputError, match=r"is damaged: .*, and no checkpoint of .* is whole; begin in another"
+    ):
+        find_checkpoint("auto", run, tmp_path, "toy")
+
+
+def test_the_newest_are_kept_and_a_kill_while_others_go_leaves_none_half_there(tmp_path, monkeypatch):
+    for step in (8, 9, 10, 1_000_000):
+        save(tmp_path, step=step)
+    save(tmp_path, step=7).rename(tmp_path / ".step-000007.aside-0a")
+    checkpoint.keep_newest(tmp_path, 3)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(os, "unlink", killed)
+        checkpoint.keep_newest(tmp_path, 2)
+    assert [folder.name for _, folder in checkpoint.written(tmp_path)] == ["step-1000000", "step-000010"]
+    assert all(damage_of(folder) is None for _, folder in checkpoint.written(tmp_path))
+    discard_unfinished(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        ".step-000007.aside-0a",
+        "step-000010",
+        "step-1000000",
+    ]
+
+
+def killed(*_: object, **__: object) -> None:
+    raise Killed
+
+
+def test_links_in_place_of_unfinished_folders_are_not_followed(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "mine").write_text("")
+    root = tmp_path / "checkpoints"
+    root.mkdir()
+    for name in (".step-000009.tmp-ab", ".step-000008.old-ab"):
+        (root / name).symlink_to(tmp_path / "elsewhere")
+    (root / ".step-000007.tmp-ab").write_text("")
+    discard_unfinished(root)
+    assert list(root.iterdir()) == [] and (tmp_path / "elsewhere" / "mine").exists()
 
 
 @pytest.mark.parametrize("content", ["", "[]", "\udcff"])
@@ -228,7 +371,7 @@ def test_latest_always_loads_after_a_kill_at_a_random_instant(tmp_path):
                 while True:
                     value += 1.0
                     save(root, step=int(value) // 3 + 1, value=value)  # every step is replaced twice
-            time.sleep(random.uniform(0.002, 0.06))
+            time.sleep(random.uniform(0.002, 0.2))
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             found = value_of(latest(root))

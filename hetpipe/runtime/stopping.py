@@ -1,0 +1,102 @@
+"""Signals that end training in good order: the step at hand is finished, and a checkpoint written, first."""
+
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from multiprocessing import forkserver, resource_tracker
+from typing import NoReturn
+
+ASKING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+"""A scheduler's at the end of a job (SIGTERM), its warning before that (SIGUSR1), and Ctrl-C."""
+
+
+class Stopping:
+    """What signals have asked of this process.
+
+    number: of the signal after which training ends, None while there was none. begun: whether a step is over,
+    so that there is something to keep; before, every signal ends the process at once.
+    """
+
+    def __init__(self, say: Callable[[str], None] = lambda name: None) -> None:
+        """Ask for nothing yet; say: called with the name of the signal once there was one."""
+        self.number: int | None = None
+        self.begun = False
+        self._say = say
+
+    @property
+    def asked(self) -> bool:
+        """Whether training is to end."""
+        return self.number is not None
+
+    def hear(self, number: int, _frame: object = None) -> None:
+        """Take a signal: remember it, or end at once.
+
+        Raises: KeyboardInterrupt or SystemExit where there is nothing to wait for, at SIGHUP, whose reader is
+        gone, and at Ctrl-C after another signal.
+        """
+        at_once = number == signal.SIGHUP or (self.asked and number == signal.SIGINT)
+        if at_once or not self.begun:
+            _leave(number)
+        if not self.asked:
+            self.number = number
+            with contextlib.suppress(RuntimeError):  # the stream was being written to
+                self._say(signal.Signals(number).name)
+
+    def end(self) -> None:
+        """End the process, if a signal has asked for it, now that all is kept."""
+        if self.number is not None:
+            _leave(self.number)
+
+
+def _leave(number: int) -> NoReturn:
+    """End the process as an exit does, so that nothing is left behind; with 128 + number, as shells say."""
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    sys.exit(128 + number)
+
+
+@contextlib.contextmanager
+def signals_heard(say: Callable[[str], None] = lambda name: None) -> Iterator[Stopping]:
+    """Let signals ask training to end; SIGHUP ends the process at once, leaving nothing behind.
+
+    Where somebody else handles them, or in another thread than the main one, nothing is changed.
+    """
+    stopping = Stopping(say)
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        usual = (signal.SIG_DFL, signal.default_int_handler)
+        found = {number: signal.getsignal(number) for number in (*ASKING, signal.SIGHUP)}
+        before = {number: handler for number, handler in found.items() if handler in usual}
+    for number in before:
+        signal.signal(number, stopping.hear)
+    try:
+        yield stopping
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def start_deaf_forkserver() -> None:
+    """Start the server that forks the ranks so that no signal but SIGKILL and SIGHUP ends it.
+
+    A scheduler sends its signals to all processes of a job, and the launcher answers for all. Blocked signals
+    stay so in what is started meanwhile; one that comes now reaches this process afterwards.
+
+    NOTE: to start the resource tracker unblocks some of them (Python 3.11), so that comes first.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)
+    try:
+        resource_tracker.ensure_running()
+        signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def leave_signals_to_launcher() -> None:
+    """Ignore, as a rank, what the launcher answers."""
+    for number in ASKING:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKING)

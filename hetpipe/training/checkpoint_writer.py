@@ -1,0 +1,241 @@
+"""The checkpoint that a rank has under way: copied to host memory, then written while training goes on."""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cost_model.errors import InputError
+from hetpipe.data.task import TrainingTask
+from hetpipe.models.partial_model import LayerModel
+from hetpipe.program.instructions import Program
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.settings import TaskSettings
+from hetpipe.runtime.loss_scale import LossScale
+from hetpipe.runtime.optimizer import Optimizer
+from hetpipe.runtime.torch_optimizer import options_of
+from hetpipe.training import checkpoint
+from hetpipe.training.checkpoint_owners import home_layers, written_by
+from hetpipe.training.checkpoint_room import free_host_bytes
+from hetpipe.training.frozen_base import base_hashes, weights_as_given
+from hetpipe.training.meeting import gather, text_of_first
+from hetpipe.training.resumed_settings import deciding_settings
+
+MOST_OF_HOST = 0.9
+"""Of the free memory of the host: what copies of all ranks may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """What a layer's file is to hold: parameters and the states of the optimizer, by name."""
+
+    parameters: Mapping[str, Tensor]
+    states: Mapping[str, Tensor]
+
+    @property
+    def changing(self) -> dict[str, Tensor]:
+        """Return what the next step changes, by name: all but frozen parameters."""
+        trained = {name: value for name, value in self.parameters.items() if value.requires_grad}
+        return {**trained, **self.states}
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A complete checkpoint. in_background: whether training went on meanwhile."""
+
+    step: int
+    path: Path
+    in_background: bool
+
+
+_Files = tuple[dict[int, checkpoint.LayerFile], dict[str, str]]
+"""What a rank wrote: its layers' files, and the hashes of the base that it holds."""
+
+
+@dataclass(slots=True)
+class _UnderWay:
+    """A checkpoint that is being written: first all ranks write their layers, then rank 0 completes it."""
+
+    step: int
+    folder: Path
+    manifest: dict[str, Any]
+    in_background: bool
+    work: Future[Any]
+    completing: bool = False
+
+
+@dataclass(slots=True)
+class CheckpointWriter:
+    """Writes the checkpoints of a rank, one at a time; owns the thread that writes, and the copies.
+
+    `begin`, `go_on` and `finish` are called on all ranks together.
+    """
+
+    folder: RunFolder
+    settings: TaskSettings
+    task: TrainingTask
+    program: Program
+    rank: int
+    model: LayerModel
+    optimizer: Optimizer
+    _under_way: _UnderWay | None = None
+    _copies: dict[str, Tensor] = field(default_factory=dict)
+    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "checkpoint"))
+
+    def begin(self, step: int, samples_seen: int, loss_scale: LossScale | None) -> None:
+        """Begin to write the state after `step` steps; on return training may change it.
+
+        Where host memory has no room for a copy, it is written before this returns.
+        """
+        assert self._under_way is None
+        folder = Path(text_of_first(self._made_folder(step) if self.rank == 0 else ""))
+        layers = self._layers()
+        needed = sum(
+            value.nbytes
+            for layer in layers.values()
+            for name, value in layer.changing.items()
+            if name not in self._copies
+        )
+        room = gather((needed, free_host_bytes()))
+        in_background = sum(needed for needed, _ in room) <= MOST_OF_HOST * min(free for _, free in room)
+        if in_background:
+            layers = {index: self._copied(layer) for index, layer in layers.items()}
+        manifest = {
+            "model": self.settings.model,
+            "step": step,
+            "samples_seen": samples_seen,
+            "seed": self.settings.seed,
+            "sequence_length": self.settings.sequence_length,
+            "vocabulary_sha256": self.task.vocabulary_sha256,
+            "torch_version": str(torch.__version__),
+            "optimizer": {
+                "name": self.optimizer.name,
+                "steps": self.optimizer.num_steps,
+                "options": [] if self.task.make_optimizer is None else options_of(self.task.make_optimizer),
+            },
+            "plan": self.program.plan.to_json(),
+            "lora": self.settings.lora,
+            "loss_scale": loss_scale,
+            "settings": deciding_settings(self.settings, self.program.plan),
+        }
+        work = self._thread.submit(self._write, folder, layers)
+        self._under_way = _UnderWay(step, folder, manifest, in_background, work)
+        while not in_background and not self._is_met():
+            pass
+
+    @property
+    def is_done(self) -> bool:
+        """Whether this rank has nothing to do before `go_on`.
+
+        Raises: InputError if what it had to write could not be.
+        """
+        if self._under_way is None or not self._under_way.work.done():
+            return self._under_way is None
+        try:
+            self._under_way.work.result()
+        except OSError as error:
+            raise self._unwritten(self._under_way.step, error) from error
+        return True
+
+    def go_on(self) -> Written | None:
+        """Take the next step to a complete checkpoint, once all ranks are done; return it if that was all."""
+        now = self._under_way
+        if now is None:
+            return None
+        if now.completing:
+            self._under_way = None
+            return Written(now.step, now.folder.with_name(f"step-{now.step:06d}"), now.in_background)
+        written = gather(now.work.result())
+        now.completing = True
+        now.work = self._thread.submit(self._complete, now, written) if self.rank == 0 else _nothing()
+        return None
+
+    def finish(self) -> Written | None:
+        """Wait for the checkpoint under way, however long it takes; return it, None if there is none."""
+        written = None
+        while self._under_way is not None and written is None:
+            if self._is_met():
+                written = self.go_on()
+        return written
+
+    def _is_met(self) -> bool:
+        """Wait for a while, less than a meeting may take; return whether all ranks are done."""
+        assert self._under_way is not None
+        wait([self._under_way.work], self.settings.run.timeout_s / 3)
+        return all(gather(self.is_done))
+
+    def close(self) -> None:
+        """Let the thread end, once nothing is under way."""
+        self._thread.shutdown(wait=False)
+
+    def _made_folder(self, step: int) -> str:
+        try:
+            return str(checkpoint.begin(self.folder.checkpoints, step))
+        except OSError as error:
+            raise self._unwritten(step, error) from error
+
+    def _unwritten(self, step: int, error: OSError) -> InputError:
+        return InputError(
+            f"{self.folder.checkpoints}: the checkpoint of step {step} cannot be written "
+            f"({error.strerror or error}); make room there, and go on with --resume from the one before"
+        )
+
+    def _layers(self) -> dict[int, _Layer]:
+        """Return the layers that this rank writes, as they are at this moment."""
+        homes = home_layers(self.task.chain)
+        layers = {}
+        for layer in written_by(self.program.plan, self.program.device_names[self.rank]):
+            held = {
+                name: value
+                for name, value in self.model.parameters_of(layer).items()
+                if homes[name] == layer and name not in self.task.chain.base
+            }
+            states = {key: state for name in held for key, state in self.optimizer.states(name).items()}
+            layers[layer] = _Layer(held, states)
+        return layers
+
+    def _copied(self, layer: _Layer) -> _Layer:
+        """Return the layer with copies, in memory of the host, of what changes.
+
+        NOTE: the memory is used again: pages that are new cost ten times what copying into known ones does.
+        """
+        for name, value in layer.changing.items():
+            if name not in self._copies:
+                self._copies[name] = torch.empty(value.shape, dtype=value.dtype)
+            self._copies[name].copy_(value.detach())
+        parameters = {name: self._copies.get(name, value) for name, value in layer.parameters.items()}
+        return _Layer(parameters, {name: self._copies[name] for name in layer.states})
+
+    def _write(self, folder: Path, layers: Mapping[int, _Layer]) -> _Files:
+        """Write the files of this rank's layers; return them, and the hashes of the base here."""
+        chain, seed = self.task.chain, self.settings.seed
+        files = {}
+        for index, layer in layers.items():
+            weights = weights_as_given(chain, index, layer.parameters, seed)
+            files[index] = checkpoint.write_layer(folder, index, weights | dict(layer.states))
+        return files, base_hashes(chain, self.model, seed)
+
+    def _complete(self, now: _UnderWay, written: Sequence[_Files]) -> None:
+        """Turn what all ranks wrote into a checkpoint, as rank 0, and remove what is to go for it."""
+        files = {layer: file for part, _ in written for layer, file in part.items()}
+        manifest = checkpoint.Manifest(
+            **now.manifest,
+            layers=tuple(files[layer] for layer in sorted(files)),
+            base={name: sha256 for _, part in written for name, sha256 in sorted(part.items())},
+        )
+        vocabulary, config = (
+            path if path.exists() else None for path in (self.folder.vocabulary, self.folder.model_config)
+        )
+        checkpoint.commit(now.folder, manifest, vocabulary, config)
+        if self.settings.run.keep:
+            checkpoint.keep_newest(self.folder.checkpoints, self.settings.run.keep)
+
+
+def _nothing() -> "Future[None]":
+    done: Future[None] = Future()
+    done.set_result(None)
+    return done
