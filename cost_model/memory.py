@@ -14,6 +14,7 @@ class StageShape:
     num_microbatches: of the pipeline in a step; None for more than are in flight. All are in flight below
         the first trained layer, where no gradient says that an output has arrived.
     segment_layers: with recompute, layers whose forward is run again at once; 0: all of the stage.
+    in_flight_before: in flight in the stage before, whose gradients wait here; None: no more than here.
     """
 
     start: int
@@ -23,6 +24,7 @@ class StageShape:
     recompute: bool = False
     num_microbatches: int | None = None
     segment_layers: int = 0
+    in_flight_before: int | None = None
 
     @property
     def segmented(self) -> bool:
@@ -121,19 +123,18 @@ def leanest_segments(profile: ModelProfile, stage: StageShape, *, whole: bool = 
 def stage_activation_bytes(profile: ModelProfile, stage: StageShape) -> tuple[float, float]:
     """Return (saved, boundary) bytes of a stage with all its microbatches in flight.
 
-    Saved: in_flight microbatches of what autograd keeps; with recompute, in_flight inputs of each segment and
-    one microbatch of the largest (`segment_bytes`). Boundary: in_flight inputs and outputs. Without a
-    backward: what one microbatch keeps while it runs, the inputs of it and of the next, and all outputs
-    (docs/planning.md, "Memory").
+    Saved: in_flight microbatches of what autograd keeps, their inputs among it; with recompute, in_flight
+    inputs of each segment and one microbatch of the largest (`segment_bytes`). Boundary: inputs that wait
+    (`_waiting_inputs`), outputs of all in flight and the gradient of one. Without a backward: what one
+    microbatch keeps while it runs, the inputs of it and of the next, and all outputs (docs/planning.md,
+    "Memory").
     """
     samples = stage.microbatch_size
-    input_bytes = samples * _input_bytes_per_sample(profile, stage.start)
-    last = stage.stop == profile.num_layers
-    output_bytes = 0.0 if last else samples * profile.layers[stage.stop - 1].output_bytes_per_sample
+    input_bytes, output_bytes = _message_bytes(profile, stage)
     if stage.stop <= profile.first_trained:
         one = samples * passing_bytes_per_sample(profile, stage.start, stage.stop)
         return one, 2 * input_bytes + (stage.num_microbatches or stage.in_flight) * output_bytes
-    boundary = stage.in_flight * (input_bytes + output_bytes)
+    boundary = _waiting_inputs(profile, stage) * input_bytes + (stage.in_flight + 1) * output_bytes
     if stage.segmented:
         inputs, most = segment_bytes(profile, stage)
         return stage.in_flight * inputs + most, boundary
@@ -141,6 +142,32 @@ def stage_activation_bytes(profile: ModelProfile, stage: StageShape) -> tuple[fl
     if stage.recompute:
         return stage.in_flight * input_bytes + saved, boundary
     return stage.in_flight * saved, boundary
+
+
+def _message_bytes(profile: ModelProfile, stage: StageShape) -> tuple[float, float]:
+    """Return the bytes of a microbatch that enter a stage, and that leave it; 0 at the ends of the model."""
+    last = stage.stop == profile.num_layers
+    leaving = 0.0 if last else profile.layers[stage.stop - 1].output_bytes_per_sample
+    entering = _input_bytes_per_sample(profile, stage.start)
+    return stage.microbatch_size * entering, stage.microbatch_size * leaving
+
+
+def _waiting_inputs(profile: ModelProfile, stage: StageShape) -> int:
+    """Return how many messages as large as an input a stage with a backward holds beside what is saved.
+
+    1F1B with k in flight here and p in the stage before, p >= k:
+
+        before: ... F5   B0 F6   B1 F7      p = 6
+        here:   F0 B0 F1 B1 ... F5 B5 F6    k = 1: gradients of B0 to B4 wait while B5 works
+
+    The stage before takes a gradient when it comes to that backward, p - k forwards after it was made here. A
+    send is let go of once a later message of the taker shows that it has come: the next forward, which comes
+    right after that backward. So p - k gradients wait; and the next input, whose receive is posted one
+    computation ahead, or received beside that one between GPUs. Of outputs k are held, each until its
+    backward, and the gradient of one.
+    """
+    ahead = (stage.in_flight_before or 0) - stage.in_flight if stage.start > profile.first_trained else 0
+    return 1 + max(0, ahead)
 
 
 def passing_bytes_per_sample(profile: ModelProfile, start: int, stop: int) -> float:

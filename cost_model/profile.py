@@ -90,6 +90,7 @@ class ModelProfile:
         a run has calibrated them;
         never for emulated devices, whose links behave as written in the file.
     all_reduces: measured between groups of real devices; each group appears once.
+    loss_chunks: into how many chunks of tokens the loss of a microbatch is cut; None: it is not.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -102,8 +103,11 @@ class ModelProfile:
     optimizer_bytes_per_parameter_byte: float = 2.0
     links: Mapping[str, _LinkInFile] = dataclasses.field(default_factory=dict)
     all_reduces: tuple[MeasuredAllReduce, ...] = ()
+    loss_chunks: int | None = None
 
     def __post_init__(self) -> None:
+        if self.loss_chunks is not None and self.loss_chunks < 1:
+            raise InputError(f"loss_chunks is {self.loss_chunks}; give at least 1, or leave it out")
         check_dtypes(self.dtype, {kind: profile.dtype for kind, profile in self.kinds.items()})
         names = [layer.name for layer in self.layers]
         if not names:
@@ -246,6 +250,8 @@ class ModelProfile:
                 del link["calibrated"]
         if not data["all_reduces"]:
             del data["all_reduces"]
+        if data["loss_chunks"] is None:
+            del data["loss_chunks"]
         return {"format": FORMAT, **data}
 
     def with_kinds(self, kinds: Mapping[str, KindProfile], dtypes: Mapping[str, str]) -> "ModelProfile":

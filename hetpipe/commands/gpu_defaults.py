@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from cost_model.cluster import Cluster
 from cost_model.dtypes import FLOAT32, dtypes_of, fastest
 from cost_model.errors import InputError
-from hetpipe.commands.output import note
 from hetpipe.models.names import model_entry
 
 LENGTH, GPU_LENGTH = 64, 512
@@ -19,12 +18,14 @@ FEW_SIZES = (1, 2, 4)
 class Measured:
     """How a model is measured: tokens a sample, precision as --dtype has it, sizes of microbatches.
 
-    microbatch_sizes: None: up to the largest that fits.
+    microbatch_sizes: None: up to the largest that fits. said: a sentence about defaults that suit GPUs alone,
+    for when nothing was refused; () where there are none.
     """
 
     sequence_length: int
     dtype: str | None
     microbatch_sizes: Sequence[int] | None = FEW_SIZES
+    said: tuple[str, ...] = ()
 
 
 def measured(
@@ -36,12 +37,13 @@ def measured(
     *,
     sizes_given: bool = False,
 ) -> Measured:
-    """Return how to measure, with defaults for what is not given; where all devices are GPUs, say them.
+    """Return how to measure, with defaults for what is not given.
+
+    Where all devices are GPUs: sequences of GPU_LENGTH, or the most that the model takes; for each kind the
+    fastest precision that the catalogue knows of it, float32 of others; microbatches up to the largest that
+    fits.
 
     model: its name or folder, without adapters.
-
-    There: sequences of GPU_LENGTH, or the most that the model takes; for each kind the fastest precision that
-    the catalogue knows of it, float32 of others; microbatches up to the largest that fits.
     """
     if not all(device.is_gpu for device in cluster.devices):
         return Measured(sequence_length or LENGTH, dtype, sizes)
@@ -61,9 +63,8 @@ def measured(
     if not sizes_given:
         sizes = None
         said.append("--microbatch-sizes auto")
-    if said:
-        note([f"all devices are GPUs, so what is not given is {', '.join(said)}"])
-    return Measured(sequence_length, dtype, sizes)
+    sentence = f"all devices are GPUs, so what is not given is {', '.join(said)}"
+    return Measured(sequence_length, dtype, sizes, (sentence,) if said else ())
 
 
 def _is_known(kind: str) -> bool:

@@ -208,12 +208,15 @@ def get_profile(
     from hetpipe.profiling.profile_cache import profile_model
 
     with progress_bar(f"measuring {name}", quiet=quiet) as report:
-        return profile_model(
+        profile = profile_model(
             model, cluster, how.sequence_length,
             dtype=dtypes, budget_s=options.profile_budget_s, progress=report,
             microbatch_sizes=how.microbatch_sizes,
             lora=None if entry is None else entry.lora, load_in=None if entry is None else entry.load_in,
+            loss_chunks=options.loss_chunks,
         )  # fmt: skip
+    note(how.said)
+    return profile
 
 
 def none_here(cluster: Cluster) -> bool:
@@ -251,8 +254,9 @@ def estimate_all(
     run, profiles = Settings(steps=1, **entry.in_settings), []
     for dtype in dict.fromkeys(dtypes.values()):
         kinds = [kind for kind, own in dtypes.items() if own == dtype]
-        settings = TaskSettings(entry.name, how.sequence_length, dtype, run)
+        settings = TaskSettings(entry.name, how.sequence_length, dtype, run, options.loss_chunks)
         profiles.append(estimated_profile(settings, kinds, allow_slow=options.allow_slow_bf16))
+    note(how.said)
     return merge(profiles)
 
 
@@ -265,6 +269,11 @@ def _check_profile(profile: ModelProfile, options: ProfileOptions, name: str | N
         raise InputError(
             f"{options.profile_file}: a profile of {profile.model!r}, not of --model {name!r}; give the "
             "profile of that model, or leave one of the two out"
+        )
+    if options.loss_chunks not in (None, profile.loss_chunks):
+        raise InputError(
+            f"{options.profile_file}: a profile with {profile.loss_chunks or 'no'} chunks of the loss, and "
+            f"--loss-chunks is {options.loss_chunks}; profile again with it, or leave the option out"
         )
     if options.dtype is not None:
         _check_dtypes(

@@ -42,6 +42,10 @@ AllowSlowOption = Annotated[
     bool, typer.Option("--allow-slow", "--allow-slow-bf16", help="Also on devices without units for --dtype.")
 ]
 BudgetOption = Annotated[float, typer.Option("--profile-budget", help="Seconds to spend on measuring.")]
+LossChunksOption = Annotated[
+    int | None,
+    typer.Option("--loss-chunks", min=1, help="Compute the loss in so many chunks of tokens: less memory."),
+]
 EstimateOption = Annotated[
     list[str] | None,
     typer.Option("--estimate", help="Add a kind that is not at hand, estimated; several times."),
@@ -75,6 +79,7 @@ class ProfileOptions(AdapterOptions):
         Path | None, typer.Option("--profile", help="A profile.json; without it the model is measured here.")
     ] = None
     dtype: DtypeOption = None
+    loss_chunks: LossChunksOption = None
     profile_budget_s: BudgetOption = 60.0
 
 
@@ -110,7 +115,9 @@ class PlanOptions(ProfileOptions):
     ] = False
     proof_s: Annotated[
         float | None,
-        typer.Option("--proof-seconds", help="That the bound may take; more make it tighter.", min=0.0),
+        typer.Option(
+            "--proof-seconds", help="CPU seconds the bound may take; more make it tighter.", min=0.0
+        ),
     ] = None
 
     @property

@@ -25,6 +25,7 @@ from hetpipe.commands.options import (
     DtypeOption,
     EstimateOption,
     JsonOption,
+    LossChunksOption,
     ModelOption,
     SequenceOption,
     with_options,
@@ -50,6 +51,7 @@ class MeasureOptions(AdapterOptions):
     cluster_file: Annotated[Path | None, typer.Option("--cluster", help="The cluster.toml.")] = None
     sequence_length: SequenceOption = None
     dtype: DtypeOption = None
+    loss_chunks: LossChunksOption = None
     allow_slow_bf16: AllowSlowOption = False
     profile_budget_s: BudgetOption = 60.0
     microbatch_sizes: Annotated[
@@ -130,7 +132,8 @@ def _check_source(
     measured = (
         ("--model", options.model), ("--cluster", options.cluster_file),
         ("--dtype", None if estimated else options.dtype),
-        ("--lora", options.lora), ("--adapter", options.adapter), ("--load-in", options.load_in),
+        ("--loss-chunks", options.loss_chunks), ("--lora", options.lora),
+        ("--adapter", options.adapter), ("--load-in", options.load_in),
     )  # fmt: skip
     for option, value in measured:
         if given and value is not None:
@@ -192,7 +195,9 @@ def measure(
             progress=report,
             lora=entry.lora,
             load_in=entry.load_in,
+            loss_chunks=options.loss_chunks,
         )  # fmt: skip
+    note(how.said)
     for kind, missing in left_out(profile, how.microbatch_sizes or ()).items():
         warn(f"microbatches of {', '.join(map(str, missing))} do not fit on {kind!r} and were left out")
     return profile, how.dtype

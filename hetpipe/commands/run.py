@@ -88,7 +88,7 @@ def run_command(
     profile = _profile(request, model, plan, given.sequence_length, quiet=silent)
     batch = start.batch if given.global_batch_size is None else given.global_batch_size
     prediction, outcomes = _predict(plan, profile, request, start, batch=batch, alone=silent)
-    estimates = _verified(prediction, profile, request.cluster)
+    estimates = _verified(prediction, profile, request.cluster, start)
     if not silent:
         show_plan(prediction.plan, outcomes, profile, request.cluster)
         show(choice_sentences(prediction.choice, start.settings.schedule))
@@ -175,14 +175,21 @@ def _predict(
     return predict(plan, profile, request.cluster, start.settings.schedule), outcomes
 
 
-def _verified(prediction: Prediction, profile: ModelProfile, cluster: Cluster) -> list[str]:
-    """Verify the program, warn of a host that is too slow, and return sentences about estimated times.
+def _verified(prediction: Prediction, profile: ModelProfile, cluster: Cluster, start: RunStart) -> list[str]:
+    """Verify the program, warn of a host that is too slow, say what attention costs on GPUs.
+
+    Return sentences about estimated times.
 
     Raises: InputError or InfeasibleError if it cannot run there.
     """
     verify(prediction.program, profile, cluster)
     used = prediction.costs.devices
     warn_if_too_fast(device.speed for device in used if is_emulated(device.kind))
+    if any(device.is_gpu for device in used):
+        from hetpipe.models.huggingface import attention_sentence
+
+        model, folder = TaskSettings.of(profile, start.settings).base_model, start.settings.model_folder
+        note(filter(None, [attention_sentence(model, folder, profile.sequence_length)]))
     return estimate_sentences(profile, (device.kind for device in used))
 
 

@@ -194,7 +194,7 @@ def train_shown(
         note([f"{name}: training ends after this step{kept}; Ctrl-C ends it at once"])
 
     try:
-        with _step_bar(settings.steps, quiet=quiet) as on_event:
+        with _step_bar(settings.steps, _steps_done(settings), quiet=quiet) as on_event:
             report = train_predicted(
                 settings, cluster_file, profile, prediction, folder,
                 on_event=_waits_told(on_event), tell=lambda told: note([told]), on_signal=ending,
@@ -249,8 +249,17 @@ def _warn_of_skipped_steps(folder: RunFolder) -> None:
         warn(f"{text}; lower --learning-rate")
 
 
+def _steps_done(settings: Settings) -> int:
+    """Return the steps that the run need not do any more."""
+    if settings.resume_from is None:
+        return 0
+    from hetpipe.training.checkpoint import read_manifest
+
+    return read_manifest(Path(settings.resume_from)).step
+
+
 @contextmanager
-def _step_bar(steps: int, *, quiet: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
+def _step_bar(steps: int, done: int, *, quiet: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
     """Give what takes the events of a run: a bar on a terminal, else a line for every tenth of the steps."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -267,7 +276,7 @@ def _step_bar(steps: int, *, quiet: bool) -> Iterator[Callable[[dict[str, Any]],
         disable=quiet or lines,
     )
     with bar:
-        task = bar.add_task("training", total=steps, text="")
+        task = bar.add_task("training", total=steps, completed=done, text="")
 
         def on_event(event: dict[str, Any]) -> None:
             if event.get("event") != "step":

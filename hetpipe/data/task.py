@@ -22,9 +22,12 @@ from hetpipe.data.vocabulary import (
 from hetpipe.models.adapter_folder import AdapterFolder
 from hetpipe.models.adapters import task_spec
 from hetpipe.models.chain import ChainModel
+from hetpipe.models.chunked_loss import ChunkedLoss
 from hetpipe.models.huggingface import ModelSpec, model_spec
 from hetpipe.models.huggingface_folder import TOKENIZER_FILE
 from hetpipe.models.loss import Loss, loss_sum
+from hetpipe.models.names import Task
+from hetpipe.models.partial_model import LayerModel
 from hetpipe.models.pretrained_weights import FolderWeights
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings, TaskSettings
@@ -43,6 +46,7 @@ class TrainingTask:
     count_terms, where given, counts them in the labels of a whole step instead.
     make_optimizer: None for AdamW with the hyper-parameters of the settings. rate_schedule: the learning rate
     of each step, counted from 0, as a multiple of the settings'; None for their warm-up and decay.
+    predicts: where the loss is `loss_sum` of logits, of which task; None for any other loss.
     """
 
     chain: ChainModel
@@ -53,6 +57,23 @@ class TrainingTask:
     count_terms: Callable[[Tensor], int] | None = None
     make_optimizer: OptimizerFactory | None = None
     rate_schedule: Callable[[int], float] | None = None
+    predicts: Task | None = None
+
+    def loss_of(self, model: LayerModel, num_chunks: int | None) -> Loss:
+        """Return the loss for these layers of the model, in chunks unless num_chunks is None.
+
+        It may be asked for once of a model that owns its last layer.
+
+        Raises: InputError if it cannot be computed in chunks.
+        """
+        if num_chunks is None or model.num_layers - 1 not in model.layers:
+            return self.loss
+        if self.predicts is None:
+            raise InputError(
+                f"--loss-chunks is {num_chunks}, and the loss is one of your own, which only it can cut; "
+                "leave it out"
+            )
+        return ChunkedLoss(self.predicts, model, num_chunks)
 
     def term_weight(self, labels: Tensor) -> float:
         """Return what a token's loss counts in a step with these labels: 1 / (loss tokens of the step).
@@ -140,6 +161,7 @@ def registered_task(folder: RunFolder, settings: TaskSettings) -> TrainingTask:
         batch=batch,
         num_loss_tokens=dataset.num_loss_tokens,
         vocabulary_sha256=vocabulary_sha256(load_vocabulary(folder.vocabulary)),
+        predicts=spec.task,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 from torch import nn
 
 from cost_model.errors import InputError
+from cost_model.units import format_bytes
 from hetpipe.models.huggingface_folder import ModelFolder, read_model_folder
 from hetpipe.models.names import Task, model_entry, registered_models
 from hetpipe.runs.quantization import Quantization
@@ -244,6 +245,25 @@ def _build(family: _Family, model: str, sizes: Mapping[str, object]) -> nn.Modul
     # NOTE: the masks that the fused kernel draws inside cannot be keyed, see hetpipe.models.keyed_dropout.
     config._attn_implementation = "eager" if getattr(config, family.attention_dropout) > 0 else "sdpa"
     return cast(nn.Module, getattr(modeling, model)(config))
+
+
+def attention_sentence(name: str, folder: str | Path | None, sequence_length: int) -> str | None:
+    """Say what attention dropout costs a model, and how to do without; None where it has none."""
+    known = model_entry(name if folder is None else str(folder))
+    family_name, sizes = _SIZES[name] if known.folder is None else (known.folder.family, known.folder.config)
+    family = _FAMILIES[family_name]
+    config = _config(family, {key: value for key, value in sizes.items() if key not in _LOADING})
+    key, heads = family.attention_dropout, config.num_attention_heads
+    probability = getattr(config, key)
+    if not probability > 0:
+        return None
+    scores_bytes = 4 * heads * sequence_length**2  # in float32
+    return (
+        f"{key} of {name} is {probability:g}, and dropout inside the fused attention kernel cannot be drawn "
+        f"for each sample: each block keeps {heads} x {sequence_length} x {sequence_length} scores of a "
+        f"sample, {format_bytes(scores_bytes)}, several times over; to train by the fused one, give a model "
+        f'folder whose config.json has "{key}": 0'
+    )
 
 
 def preload_modules(name: str, folder: str | Path | None = None) -> tuple[str, ...]:

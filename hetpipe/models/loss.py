@@ -14,6 +14,25 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 """Sum of the losses of a microbatch's tokens, from outputs and labels."""
 
 
+def scored(task: Task, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what is scored of outputs [microbatch, seq, width], and against which labels [microbatch, seq].
+
+    Both token by token: [tokens, width] and [tokens].
+    """
+    if task is Task.CAUSAL_LM:
+        outputs, labels = outputs[:, :-1], labels[:, 1:]
+    return outputs.reshape(-1, outputs.shape[-1]), labels.reshape(-1)
+
+
+def token_loss_sum(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the cross-entropy of tokens whose label is not -100, summed in float32 or better.
+
+    logits: [tokens, vocabulary]; labels: [tokens].
+    """
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    return functional.cross_entropy(logits.to(dtype), labels, ignore_index=IGNORED_LABEL, reduction="sum")
+
+
 def loss_sum(task: Task, logits: Tensor, labels: Tensor) -> Tensor:
     """Return the cross-entropy summed over tokens whose label is not -100, in float32 or better.
 
@@ -24,12 +43,4 @@ def loss_sum(task: Task, logits: Tensor, labels: Tensor) -> Tensor:
     >>> loss_sum(Task.CAUSAL_LM, logits, torch.tensor([[0, 1, -100]]))  # one token, log(4)
     tensor(1.3863)
     """
-    if task is Task.CAUSAL_LM:
-        logits, labels = logits[:, :-1], labels[:, 1:]
-    dtype = torch.promote_types(logits.dtype, torch.float32)
-    return functional.cross_entropy(
-        logits.reshape(-1, logits.shape[-1]).to(dtype),
-        labels.reshape(-1),
-        ignore_index=IGNORED_LABEL,
-        reduction="sum",
-    )
+    return token_loss_sum(*scored(task, logits, labels))

@@ -6,15 +6,19 @@ the blocks without gradients, gates pass on whatever they get until `start`, the
 the stage before sent, and the gate of `stop` leaves by an exception:
 
     prefix ~ gate ~ gate ~ [inject] block - block [leave]      ~ repeated for masks only, - computed
+
+Where the prefix gives the same for all inputs of a shape, it runs once: a stage that begins and ends with a
+block then calls its blocks itself (`hetpipe.models.block_arguments`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
+from hetpipe.models.block_arguments import Arguments, BlockArguments, Recorder, shape_key
 from hetpipe.models.block_structure import BlockStructure, Inputs, call_options, logits_of
 from hetpipe.models.keyed_dropout import PREFIX
 from hetpipe.models.quantized_weights import tensors_of
@@ -91,6 +95,13 @@ class LayerModel(nn.Module):
         """Return the tensors that hold the weights of all owned layers; several of one that is quantized."""
         return [tensor for value in self.owned_parameters().values() for tensor in tensors_of(value)]
 
+    def kept_arguments(self) -> list[Tensor]:
+        """Return the tensors that are kept from one forward to the next: masks and rotary tables."""
+        return []
+
+    def forget_arguments(self) -> None:
+        """Let go of `kept_arguments`; they are made again when they are needed."""
+
     def _rounded(self, tensors: Carried) -> Carried:
         """Return what leaves a layer as the next one gets it, be it on this rank or another."""
         if self.lowered is None:
@@ -166,6 +177,8 @@ class BlockLayers(LayerModel):
         self._start = self._stop = 0
         self._grad = True
         self._carried: Carried = ()
+        self._arguments = BlockArguments()
+        self._recorder: Recorder | None = None
         for module in model.modules():
             zeros = _zeros(module)
             if zeros is not None:
@@ -183,17 +196,53 @@ class BlockLayers(LayerModel):
             raise ValueError(f"layer {start} does not take {len(carried)} carried tensors")
         self._start, self._stop, self._carried = start, stop, carried
         self._grad = torch.is_grad_enabled()
-        if self.on_layer is not None:
-            self.on_layer(PREFIX if start else 0)
         try:
-            if start:
+            if start == 0 or stop == self.num_layers:
+                return self._by_model(inputs)
+            key = shape_key(inputs, training=self.training)
+            known = self._arguments.find(key, range(start, stop))
+            if known is not None:
+                return self._by_blocks(known)
+            if not self._arguments.may_record(key):
+                return self._by_model(inputs)
+            self._recorder = Recorder(inputs, self.device_type)
+            self._recorder.mark(carried)
+            with self._recorder:
+                result = self._by_model(inputs)
+            self._arguments.keep(key, self._recorder)
+            return result
+        finally:
+            self._recorder, self._carried = None, ()
+
+    def _by_model(self, inputs: Inputs) -> Carried:
+        """Run the model's own forward, from the start to where it leaves."""
+        if self.on_layer is not None:
+            self.on_layer(PREFIX if self._start else 0)
+        try:
+            if self._start:
                 torch.set_grad_enabled(False)
             return (logits_of(self.model(**inputs, **self._options)),)
         except _LeaveError:
             return self._carried
         finally:
             torch.set_grad_enabled(self._grad)
-            self._carried = ()
+
+    def _by_blocks(self, known: Mapping[int, Arguments]) -> Carried:
+        """Call the blocks themselves, with arguments that are known."""
+        tensors = self._carried
+        try:
+            for layer in range(self._start, self._stop):
+                args, kwargs = self._injected(*known[layer], tensors)
+                tensors = self._unpacked(self._blocks[layer - 1](*args, **kwargs))
+        except _LeaveError:  # by the last block of all
+            return self._carried
+        return self._rounded(tensors)
+
+    def kept_arguments(self) -> list[Tensor]:
+        return self._arguments.tensors()
+
+    def forget_arguments(self) -> None:
+        self._arguments.forget()
 
     def _gate(self, layer: int, forward: Callable[..., Any]) -> Callable[..., Any]:
         """Return what a block does when called: pass through, inject, leave, or compute."""
@@ -213,7 +262,10 @@ class BlockLayers(LayerModel):
                 self._arrive(layer, tensors)
                 if self.lowered is not None:
                     args, kwargs = self._injected(args, kwargs, tensors)
-            result = forward(*args, **kwargs)
+            if self._recorder is None:
+                result = forward(*args, **kwargs)
+            else:
+                result = self._recorded(self._recorder, layer, forward, args, kwargs)
             if self.lowered is not None:
                 result = self._pack(self._rounded(self._unpacked(result)))
             if layer + 1 == head:
@@ -221,6 +273,22 @@ class BlockLayers(LayerModel):
             return result
 
         return gate
+
+    def _recorded(
+        self,
+        recorder: Recorder,
+        layer: int,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Compute a block, and record what it was given beside the tensors between blocks."""
+        others = self._injected(args, kwargs, (None,) * len(self._ports))
+        recorder.note(layer, *others)
+        with recorder.paused():
+            result = forward(*args, **kwargs)
+        recorder.mark([result])
+        return result
 
     def _begin(self, layer: int) -> None:
         torch.set_grad_enabled(self._grad)
@@ -240,9 +308,9 @@ class BlockLayers(LayerModel):
         )
 
     def _injected(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Carried
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        positional = list(args)
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[Tensor | None]
+    ) -> Arguments:
+        positional, kwargs = list(args), dict(kwargs)
         for port, tensor in zip(self._ports, tensors, strict=True):
             if isinstance(port.argument, int):
                 positional[port.argument] = tensor

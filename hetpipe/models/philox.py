@@ -2,8 +2,8 @@
 
 Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 4.3. Word j of
 the block whose counter is (i, low half of the sample, high half of the sample, call) decides about element
-4 i + j of the sample. So every device draws the same bits, for any microbatch size, and none of them is kept:
-the backward draws them once more.
+4 i + j of the sample. So every device draws the same bits, for any microbatch size, and none of them is kept
+where they are many: the backward draws them once more.
 """
 
 from functools import cache
@@ -16,6 +16,12 @@ from torch import Tensor
 
 from hetpipe.models.philox_torch import Draw, words
 
+KEPT_ELEMENTS = 4096
+"""Of samples of so many elements at most the CPU keeps what it multiplied with, for the backward.
+
+For each element 4 bytes, which profiles count: to draw these again would cost less than to ask for it.
+"""
+
 
 def dropped(x: Tensor, drawn: Draw) -> Tensor:
     """Return x, [samples, ...] or [samples x rows, ...], with elements dropped and the others scaled.
@@ -23,6 +29,9 @@ def dropped(x: Tensor, drawn: Draw) -> Tensor:
     What is lower than float32 is multiplied in float32 and rounded once.
     """
     if torch.is_grad_enabled() and x.requires_grad:
+        if _drawn_at_once(x) and x.numel() <= KEPT_ELEMENTS * len(drawn.samples):
+            result: Tensor = x * _compiled().factors(drawn, x)
+            return result
         return _Dropped.apply(x, drawn)  # type: ignore[no-any-return, no-untyped-call]  # torch
     return _applied(x, drawn)
 
@@ -51,7 +60,7 @@ class _Dropped(torch.autograd.Function):
 def _applied(x: Tensor, drawn: Draw) -> Tensor:
     x = x.detach().contiguous()
     kernels = None
-    if x.is_cpu and (x.dtype is torch.float32 or x.dtype is torch.float64):
+    if _drawn_at_once(x):
         kernels = _compiled()
     elif x.is_cuda and x.dtype is not torch.float64 and _has_triton():
         kernels = _triton()
@@ -61,6 +70,11 @@ def _applied(x: Tensor, drawn: Draw) -> Tensor:
     num_elements = x.numel() // len(drawn.samples)
     mask = kept(drawn, num_elements, x.device).view(x.shape)
     return x.mul(mask).mul_(drawn.scale)
+
+
+def _drawn_at_once(x: Tensor) -> bool:
+    """Return whether the CPU multiplies x in its own dtype, as machine code."""
+    return x.is_cpu and (x.dtype is torch.float32 or x.dtype is torch.float64)
 
 
 @cache

@@ -19,6 +19,8 @@ Words = npt.NDArray[np.uint32]
 M0, M1 = map(np.uint64, MULTIPLIERS)
 W0, W1 = map(np.uint32, WEYL)
 HALF = np.uint64(32)
+HELD_BLOCKS = 256
+"""Blocks whose words are held at once: 4 KiB."""
 
 
 @numba.njit(inline="always")  # type: ignore[untyped-decorator]  # numba
@@ -37,69 +39,60 @@ def _words(counter: Words, key: Words) -> Words:
 
 
 @compiled
-def _apply(x: Any, numbers: Words, last: Any, scale: Any, out: Any) -> None:
-    """x, out: [samples, elements]. numbers: see `_numbers`."""
-    none = scale * 0
-    k0, k1, call = numbers[0, 0], numbers[0, 1], numbers[1, 0]
-    num_blocks = x.shape[1] // 4
-    for sample in range(x.shape[0]):
-        row, result, low, high = x[sample], out[sample], numbers[sample + 2, 0], numbers[sample + 2, 1]
-        for block in range(num_blocks):
-            w0, w1, w2, w3 = _rounds(np.uint32(block), low, high, call, k0, k1)
-            at = 4 * block
-            result[at] = row[at] * (scale if w0 <= last else none)
-            result[at + 1] = row[at + 1] * (scale if w1 <= last else none)
-            result[at + 2] = row[at + 2] * (scale if w2 <= last else none)
-            result[at + 3] = row[at + 3] * (scale if w3 <= last else none)
-        rest = _rounds(np.uint32(num_blocks), low, high, call, k0, k1)
-        for place in range(x.shape[1] - 4 * num_blocks):
-            at = 4 * num_blocks + place
-            result[at] = row[at] * (scale if rest[place] <= last else none)
+def _fill(out: Any, samples: Any, key: Any, call: Any, last: Any, yes: Any, no: Any) -> None:
+    """Write `yes` where an element is kept, else `no`; out: [samples, elements].
+
+    Words are drawn into one row for each of the four of a block, side by side: so the compiler makes vector
+    instructions of it.
+    """
+    k0, k1 = np.uint32(key & MASK), np.uint32(key >> 32)
+    drawn = np.empty((4, HELD_BLOCKS), np.uint32)
+    row0, row1, row2, row3 = drawn[0], drawn[1], drawn[2], drawn[3]
+    most, turn, num_elements = np.uint32(last), np.uint32(call), out.shape[1]
+    for place in range(out.shape[0]):
+        low, high = np.uint32(samples[place] & MASK), np.uint32(samples[place] >> 32)
+        for begin in range(0, num_elements, 4 * HELD_BLOCKS):
+            result = out[place, begin : begin + 4 * HELD_BLOCKS]
+            first, num_whole = np.uint32(begin // 4), result.size // 4
+            for block in range((result.size + 3) // 4):
+                words = _rounds(np.uint32(first + np.uint32(block)), low, high, turn, k0, k1)
+                row0[block], row1[block], row2[block], row3[block] = words
+            for block in range(num_whole):
+                result[4 * block] = yes if row0[block] <= most else no
+                result[4 * block + 1] = yes if row1[block] <= most else no
+                result[4 * block + 2] = yes if row2[block] <= most else no
+                result[4 * block + 3] = yes if row3[block] <= most else no
+            for rest in range(4 * num_whole, result.size):
+                result[rest] = yes if drawn[rest - 4 * num_whole, num_whole] <= most else no
 
 
-@compiled
-def _keep(numbers: Words, last: Any, out: Any) -> None:
-    """numbers: see `_numbers`. out: [samples, elements], bool."""
-    k0, k1, call = numbers[0, 0], numbers[0, 1], numbers[1, 0]
-    num_blocks = out.shape[1] // 4
-    for sample in range(out.shape[0]):
-        result, low, high = out[sample], numbers[sample + 2, 0], numbers[sample + 2, 1]
-        for block in range(num_blocks):
-            w0, w1, w2, w3 = _rounds(np.uint32(block), low, high, call, k0, k1)
-            at = 4 * block
-            result[at], result[at + 1] = w0 <= last, w1 <= last
-            result[at + 2], result[at + 3] = w2 <= last, w3 <= last
-        rest = _rounds(np.uint32(num_blocks), low, high, call, k0, k1)
-        for place in range(out.shape[1] - 4 * num_blocks):
-            result[4 * num_blocks + place] = rest[place] <= last
+def factors(draw: Draw, x: Tensor) -> Tensor:
+    """Return what dropout multiplies x with: its shape and dtype, float32 or float64, on the CPU."""
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if isinstance(out, FakeTensor):  # has a shape and no memory: its bytes are counted
+        return out
+    values = out.numpy().reshape(len(draw.samples), -1)
+    one = values.dtype.type
+    _fill(values, _array(draw.samples), draw.key, draw.call, draw.last, one(draw.scale), one(0.0))
+    return out
 
 
 def applied(x: Tensor, draw: Draw) -> Tensor:
-    """Return x with elements dropped and the others scaled; x: contiguous, float32 or float64, on the CPU."""
-    out = torch.empty_like(x)
-    if isinstance(out, FakeTensor):  # has a shape and no memory: its bytes are counted
-        return out
-    values, results = x.numpy(), out.numpy()
-    shape = (len(draw.samples), -1)
-    scale = values.dtype.type(draw.scale)
-    numbers = _numbers(draw.key, draw.call, draw.samples)
-    _apply(values.reshape(shape), numbers, np.uint32(draw.last), scale, results.reshape(shape))
-    return out
+    """Return x with elements dropped and the others scaled; x: float32 or float64, on the CPU."""
+    return factors(draw, x).mul_(x)
 
 
 def kept(draw: Draw, num_elements: int) -> Tensor:
     """Return which elements of each sample are kept: [samples, num_elements], bool."""
     out = torch.empty((len(draw.samples), num_elements), dtype=torch.bool)
-    if isinstance(out, FakeTensor):
-        return out
-    _keep(_numbers(draw.key, draw.call, draw.samples), np.uint32(draw.last), out.numpy())
+    if not isinstance(out, FakeTensor):
+        _fill(out.numpy(), _array(draw.samples), draw.key, draw.call, draw.last, True, False)
     return out
 
 
 @lru_cache(maxsize=64)
-def _numbers(key: int, call: int, samples: tuple[int, ...]) -> Words:
-    """Return the low and high 32 bits of the key, the call and each sample: [2 + samples, 2]."""
-    return np.array([(number & MASK, number >> 32) for number in (key, call, *samples)], np.uint32)
+def _array(samples: tuple[int, ...]) -> npt.NDArray[np.int64]:
+    return np.array(samples, np.int64)
 
 
 def words(counter: Sequence[int], key: Sequence[int]) -> Words:

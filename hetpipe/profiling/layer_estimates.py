@@ -64,6 +64,7 @@ def estimated_profile(
         model=settings.model,
         sequence_length=settings.sequence_length,
         dtype=settings.dtype,
+        loss_chunks=settings.loss_chunks,
         layers=layers,
         kinds={kind: _kind_profile(works, device, sizes) for kind, device in devices.items()},
     )
@@ -110,7 +111,9 @@ def contentless_task(chain: ChainModel, spec: ModelSpec, sequence_length: int) -
         ids = torch.zeros(num_samples, sequence_length, dtype=torch.long)
         return {"input_ids": ids}, ids.clone()
 
-    return TrainingTask(chain, partial(loss_sum, spec.task), batch, lambda count: count * sequence_length)
+    return TrainingTask(
+        chain, partial(loss_sum, spec.task), batch, lambda count: count * sequence_length, predicts=spec.task
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +140,14 @@ class LayerWork:
         """Return the work of a layer: each weight multiplies each token; a trained one's gradient again.
 
         Attention adds its own (`AttentionCounter`); scores that it keeps are among the bytes of activations.
+        With a loss in chunks the backward of the last layer projects once more.
         """
         weights = [info for info in chain.parameters(layer) if Use.MULTIPLIED in info.uses]
         trained = [info for info in weights if info.reached]
         token_flops = 2.0 * settings.sequence_length
         dtype, lowered = weight_dtype(settings.dtype), lowered_dtype(settings.dtype)
         width = (lowered or dtype).itemsize
+        again = settings.loss_chunks is not None and layer == chain.num_layers - 1
         cast = [
             info
             for info in weights
@@ -151,7 +156,7 @@ class LayerWork:
         ]
         return cls(
             forward_flops=token_flops * _count(weights) + counted.attention_flops_per_sample,
-            backward_flops=token_flops * (_count(weights) + _count(trained))
+            backward_flops=token_flops * (_count(weights) * (1 + again) + _count(trained))
             + counted.attention_backward_flops_per_sample,
             weight_bytes=float(width * _count(weights)),
             frozen_bytes=float(width * (_count(weights) - _count(trained))),

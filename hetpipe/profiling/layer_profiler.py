@@ -116,6 +116,7 @@ def profile_task(
         model=settings.model,
         sequence_length=settings.sequence_length,
         dtype=settings.dtype,
+        loss_chunks=settings.loss_chunks,
         layers=tuple(layer_profile(bench, layer, by_layer[layer]) for layer in range(chain.num_layers)),
         kinds={
             kind: KindProfile(

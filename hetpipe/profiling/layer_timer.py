@@ -14,6 +14,7 @@ from cost_model.layer_profile import LayerTimes
 from hetpipe.data.task import TrainingTask
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.keyed_dropout import PREFIX, KeyedDropout
+from hetpipe.models.loss import Loss
 from hetpipe.models.mixed_precision import boundary_dtype
 from hetpipe.models.partial_model import LayerModel
 from hetpipe.models.repeat_check import check_repeatable
@@ -72,9 +73,11 @@ class Bench:
     samples: Mapping[int, Samples]
     prefix_bytes: dict[int, float] = field(default_factory=dict)
     dropout: KeyedDropout = field(init=False)
+    loss: Loss = field(init=False)
 
     def __post_init__(self) -> None:
         self.dropout = KeyedDropout(self.settings.seed, self.device)
+        self.loss = self.task.loss_of(self.model, self.settings.loss_chunks)
 
     def runs(self) -> list[tuple[int, int]]:
         """Return the maximal ranges [start, stop) of the chosen layers."""
@@ -114,6 +117,7 @@ class Bench:
 
         Raises: torch.OutOfMemoryError if the microbatch does not fit.
         """
+        self.model.forget_arguments()  # what is kept counts for the size that makes it
         for start, stop in self.runs():
             self._count_attention(start, stop, size)  # gradients exist from here on
             counter = ByteCounter()
@@ -315,7 +319,7 @@ class Bench:
         with self.dropout:
             outputs = model.run(start, stop, inputs, carried)
         if stop == chain.num_layers:
-            outputs = (self.task.loss(outputs[0], labels),)
+            outputs = (self.loss(outputs[0], labels),)
         marks.forward[stop] = read()
         return outputs
 

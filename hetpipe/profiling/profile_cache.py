@@ -60,6 +60,7 @@ def cache_key(
     return canonical_sha256(
         {
             **({} if dtypes is None else {"dtypes": dict(dtypes)}),
+            "loss_chunks": settings.loss_chunks,
             "model": settings.model,
             "sequence_length": settings.sequence_length,
             "dtype": settings.dtype,
@@ -95,6 +96,7 @@ def profile_model(
     task: Any = None,
     lora: LoraSettings | None = None,
     load_in: str | None = None,
+    loss_chunks: int | None = None,
 ) -> ModelProfile:
     """Return the profile of a model for all kinds of the cluster's devices, from the cache if it is there.
 
@@ -105,13 +107,14 @@ def profile_model(
     fits. task: for a model of your
     own, named by `model`: an `own_task`, or an importable `TaskFactory`; never cached. lora: of adapters that
     are trained in place of the model. load_in: "4bit" or "8bit", in which the matrices beside them are held.
+    loss_chunks: into how many chunks of a microbatch's tokens the loss is cut; None: none.
 
     Raises: InputError for an unknown model, or a GPU that this host does not have; CheckFailedError for a
     model that does not compute the same when it is split.
     """
     kinds = sorted({device.kind for device in cluster.devices})
     dtypes = {kind: dtype if isinstance(dtype, str) else dtype[kind] for kind in kinds}
-    settings = TaskSettings(model, sequence_length, common_dtype(dtypes))
+    settings = TaskSettings(model, sequence_length, common_dtype(dtypes), loss_chunks=loss_chunks)
     if task is None:
         known = model_entry(model)
         known = known if lora is None else known.with_adapters(lora, load_in=load_in)
@@ -224,7 +227,7 @@ def merge(profiles: Sequence[ModelProfile]) -> ModelProfile:
     """
     first = profiles[0]
     for other in profiles[1:]:
-        for key in ("model", "sequence_length", "num_layers"):
+        for key in ("model", "sequence_length", "num_layers", "loss_chunks"):
             mine, theirs = getattr(first, key), getattr(other, key)
             if mine != theirs:
                 raise InputError(f"profiles of {key} {mine!r} and {theirs!r} cannot be joined")
@@ -294,6 +297,7 @@ def _code() -> str:
         "runtime/optimizer",
         "models/mixed_precision",
         "models/partial_model",
+        "models/block_arguments",
         "models/adapters",
         "models/chain",
         "models/block_structure",
@@ -310,6 +314,7 @@ def _code() -> str:
         "models/philox_torch",
         "models/philox_triton",
         "models/loss",
+        "models/chunked_loss",
     )
     package = Path(__file__).parents[1]
     return hashlib.sha256(b"".join((package / f"{place}.py").read_bytes() for place in places)).hexdigest()

@@ -174,6 +174,8 @@ def _decided_by(plan: Plan, profile: ModelProfile) -> dict[str, Any]:
 class TaskSettings:
     """What a task is made from: a model, the length and dtype of its profile, and the settings of the run.
 
+    loss_chunks: as in `ModelProfile`.
+
     Where there is no profile yet, it is what a profiler is to measure.
     """
 
@@ -181,8 +183,11 @@ class TaskSettings:
     sequence_length: int = 64
     dtype: str = FLOAT32
     run: Settings = Settings(steps=1)
+    loss_chunks: int | None = None
 
     def __post_init__(self) -> None:
+        if self.loss_chunks is not None and self.loss_chunks < 1:
+            raise InputError(f"loss_chunks is {self.loss_chunks}; give at least 1")
         if self.sequence_length < 1:
             raise InputError(f"sequence_length is {self.sequence_length}; give at least 1")
         if self.dtype not in (*DTYPES, MIXED):
@@ -197,7 +202,7 @@ class TaskSettings:
     @classmethod
     def of(cls, profile: ModelProfile, run: Settings) -> "TaskSettings":
         """Return what the task of a run is made from."""
-        return cls(profile.model, profile.sequence_length, profile.dtype, run)
+        return cls(profile.model, profile.sequence_length, profile.dtype, run, profile.loss_chunks)
 
     @property
     def seed(self) -> int:

@@ -19,7 +19,8 @@ Others use:
     loss_scale: LossScale
     torch_optimizer: TorchOptimizer, optimizer_of, make_checked, optimizer_name
     peer_errors: PeerError, peer_error
-    gpus: gpus_here, free_memory_here, check_here; accelerators: memory_figures, MemoryFigures
+    gpus: gpus_here, free_memory_here, check_here
+    accelerators: memory_figures, MemoryFigures
     host_staging: Staging, room_on_host
     pace: Pace, EmulatedPace, sleep_until
     cuda_events: GpuPace

@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
+from pydantic import JsonValue
 from torch import Tensor, nn
 
 from cost_model.errors import InputError
@@ -160,15 +161,40 @@ def make_checked(make: OptimizerFactory, parameters: list[nn.Parameter]) -> torc
     return made
 
 
+def made_of_samples(make: OptimizerFactory) -> torch.optim.Optimizer:
+    """Return what the factory makes of a vector and a matrix; errors as `make_checked`."""
+    return make_checked(make, [nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1, 1))])
+
+
+def options_of(make: OptimizerFactory) -> list[JsonValue]:
+    """Return the options of each group that the factory makes of a vector and a matrix, as far as JSON can.
+
+    They are the same under every plan; the groups of a rank are not.
+    """
+    groups = _options(made_of_samples(make).param_groups, ("params", "initial_lr"))
+    return [{key: _as_json(option) for key, option in group.items() if _is_plain(option)} for group in groups]
+
+
+def _as_json(option: Any) -> JsonValue:
+    return list(option) if isinstance(option, tuple) else option
+
+
+def _is_plain(option: object) -> bool:
+    if isinstance(option, list | tuple):
+        return all(map(_is_plain, option))
+    return option is None or isinstance(option, bool | int | float | str)
+
+
 def optimizer_name(optimizer: torch.optim.Optimizer | None) -> str:
     """Return what a checkpoint calls the optimizer."""
     kind = type(optimizer)
     return "" if optimizer is None else f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _options(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return what the groups hold besides parameters and learning rates."""
-    left_out = ("params", "lr", "initial_lr")
+def _options(
+    groups: list[dict[str, Any]], left_out: Collection[str] = ("params", "lr", "initial_lr")
+) -> list[dict[str, Any]]:
+    """Return what the groups hold besides parameters and learning rates, or what else is left out."""
     return [
         {
             key: option.tolist() if isinstance(option, Tensor) else option

@@ -18,6 +18,7 @@ from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import TaskSettings
 from hetpipe.runtime.loss_scale import LossScale
 from hetpipe.runtime.optimizer import Optimizer
+from hetpipe.runtime.torch_optimizer import options_of
 from hetpipe.training import checkpoint
 from hetpipe.training.checkpoint_owners import home_layers, written_by
 from hetpipe.training.checkpoint_room import free_host_bytes
@@ -112,7 +113,11 @@ class CheckpointWriter:
             "sequence_length": self.settings.sequence_length,
             "vocabulary_sha256": self.task.vocabulary_sha256,
             "torch_version": str(torch.__version__),
-            "optimizer": {"name": self.optimizer.name, "steps": self.optimizer.num_steps},
+            "optimizer": {
+                "name": self.optimizer.name,
+                "steps": self.optimizer.num_steps,
+                "options": [] if self.task.make_optimizer is None else options_of(self.task.make_optimizer),
+            },
             "plan": self.program.plan.to_json(),
             "lora": self.settings.lora,
             "loss_scale": loss_scale,

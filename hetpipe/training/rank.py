@@ -18,7 +18,7 @@ from cost_model.cluster_file import read_cluster
 from cost_model.errors import InputError
 from cost_model.profile import read_profile
 from cost_model.strict_files import read_text
-from hetpipe.data.task import TaskFactory, TrainingTask
+from hetpipe.data.task import OptimizerFactory, TaskFactory, TrainingTask
 from hetpipe.models.mixed_precision import kept_casts, lowered_dtype, set_products, weight_dtype
 from hetpipe.models.partial_model import LayerModel
 from hetpipe.program.costs import ProgramCosts
@@ -42,7 +42,7 @@ from hetpipe.runtime.rank_setup import (
     torch_device,
 )
 from hetpipe.runtime.stopping import Stopping
-from hetpipe.runtime.torch_optimizer import optimizer_of
+from hetpipe.runtime.torch_optimizer import optimizer_of, options_of
 from hetpipe.training import checkpoint
 from hetpipe.training.checkpoint_owners import load_checkpoint
 from hetpipe.training.checkpoint_writer import CheckpointWriter, Written
@@ -51,6 +51,7 @@ from hetpipe.training.loss_watch import LossWatch
 from hetpipe.training.meeting import WAIT, common_start, from_first, gather, keep_alive, same_on_all_ranks
 from hetpipe.training.rank_data import RankData
 from hetpipe.training.rank_results import Measurements, RankSummary, shared_parameters, write_results
+from hetpipe.training.resumed_settings import option_differences
 from partition.estimates.plan_memory import memory_on
 from partition.plan_file import read_plan
 
@@ -109,10 +110,10 @@ class _Run:
     data: RankData
     need_bytes: float
     writer: CheckpointWriter
-    step: int = 0
-    samples_seen: int = 0
     watch: LossWatch = field(default_factory=LossWatch)
     stopping: Stopping = field(default_factory=Stopping)
+    step: int = 0
+    samples_seen: int = 0
     outcomes: deque[StepOutcome] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
     step_s: list[float] = field(default_factory=list)
     wall_s: list[float] = field(default_factory=list)
@@ -146,22 +147,25 @@ class _Run:
         optimizer = optimizer_of(task, layers.stepped, layers.counted, settings)
         board = handover.board(costs)
         executor = executor_of(
-            costs, rank, layers, task.loss, optimizer,
+            costs, rank, layers, task.loss_of(layers.model, profile.loss_chunks), optimizer,
             seed=settings.seed, pace=pace_of(device, settings.clock, place), timeout_s=settings.timeout_s,
             board=board,
         )  # fmt: skip
         model = layers.model
-        writer = CheckpointWriter(folder, task_settings, task, program, rank, model, optimizer)
         count = program.plan.global_batch_size
         step, seen, source = 0, 0, None if settings.resume_from is None else Path(settings.resume_from)
         if source is not None:
             step, seen = load_checkpoint(source, task_settings, task, model, optimizer)
+            if rank == 0 and task.make_optimizer is not None:
+                _tell_of_options(task.make_optimizer, settings, source, emit)
             if executor.loss_scale is not None:
                 executor.loss_scale = checkpoint.read_manifest(source).loss_scale or executor.loss_scale
         return cls(
             folder, handover, task_settings, costs, rank, task, model, optimizer, executor, board, device,
             place, emit, RankData(task, program, rank, place, seen + (settings.steps - step) * count),
-            memory_on(program.plan, profile, device).total_bytes, writer, step, seen,
+            memory_on(program.plan, profile, device).total_bytes,
+            CheckpointWriter(folder, task_settings, task, program, rank, model, optimizer),
+            step=step, samples_seen=seen,
         )  # fmt: skip
 
     @property
@@ -276,7 +280,8 @@ class _Run:
         cap = self.device.memory_bytes if is_emulated(self.device.kind) else float("inf")
         counter = ByteCounter(cap, self.device.name)
         states, gradients = self.optimizer.state_tensors(), self.executor.gradient_buffers()
-        for value in (*self.model.held_tensors(), *states, *gradients):
+        kept = self.model.kept_arguments()
+        for value in (*self.model.held_tensors(), *kept, *states, *gradients):
             counter.add(value)
         return counter
 
@@ -338,3 +343,10 @@ class _Run:
         if every_s and event["event"] == "step" and time.monotonic() - self.saved_s >= every_s:
             asked |= Asked.SAVE
         return asked
+
+
+def _tell_of_options(make: OptimizerFactory, settings: Settings, source: Path, emit: Emit) -> None:
+    """Emit how the options of the user's optimizer differ from those of a checkpoint."""
+    manifest = checkpoint.read_manifest(source)
+    for told in option_differences(manifest, options_of(make), settings.learning_rate):
+        emit({"event": "told", "text": told})

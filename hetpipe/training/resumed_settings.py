@@ -64,6 +64,31 @@ def differences(
     return told
 
 
+def option_differences(manifest: Manifest, options: list[JsonValue], rate: float) -> list[str]:
+    """Return a sentence for each option of an optimizer's groups that was another before the checkpoint.
+
+    options: by group, of what the user's factory makes; [] for AdamW, whose options are settings. rate: the
+    learning rate of the settings, of which `differences` tells.
+    """
+    before = manifest.optimizer.get("options")
+    if not isinstance(before, list) or not before:
+        return []
+    name = str(manifest.optimizer.get("name")).rpartition(".")[2]
+    rates = manifest.settings.get("learning_rate"), rate
+    if len(before) != len(options):
+        return [f"{name} has {len(options)} groups of parameters, before the checkpoint it had {len(before)}"]
+    told = []
+    for group, (old, new) in enumerate(zip(before, options, strict=True)):
+        where = name if len(before) == 1 else f"group {group} of {name}"
+        assert isinstance(old, dict) and isinstance(new, dict)
+        for key in new:
+            is_told = key == "lr" and (old.get(key), new[key]) == rates
+            if key in old and old[key] != new[key] and not is_told:
+                change = f"is {_words(new[key])}, before the checkpoint it was {_words(old[key])}"
+                told.append(f"{key} of {where} {change}")
+    return told
+
+
 def _schedule_words(before: Mapping[str, Any], run: Settings, step: int) -> str:
     """Say what another length of the schedule does to the rate of the next step."""
     planned = Settings(

@@ -251,7 +251,7 @@ def train_predicted(
         group = rank_group(prediction.costs.devices, TaskSettings.of(profile, settings))
         Handover.fill(handed, prediction)
         arguments = (str(folder.path), make_task or registered_task, str(handed))
-        answered = _Answered(on_event, stopping, settings.steps)
+        answered = _Answered(on_event, tell, stopping, settings.steps)
         if under_torchrun():
             torchrun.lead(*arguments, group, answered, stopping)
         else:
@@ -283,6 +283,7 @@ class _Answered:
     """
 
     on_event: Emit
+    tell: Callable[[str], object]
     stopping: Stopping
     steps: int
     complete: bool = False
@@ -290,11 +291,15 @@ class _Answered:
 
     def __call__(self, event: dict[str, Any]) -> bool:
         """Tell the caller; return whether training is to end."""
+        if event["event"] == "told":
+            self.tell(event["text"])
+            return self.stopping.asked
         if event["event"] == "diverged":
             self.diverged = event
         answer = self.on_event(event) is True
-        self.stopping.begun = True
-        self.complete |= event["event"] == "step" and event["step"] >= self.steps
+        if event["event"] == "step":
+            self.stopping.begun = True
+            self.complete |= event["step"] >= self.steps
         return answer or self.stopping.asked
 
 

@@ -21,9 +21,10 @@ from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.run_report import RunReport
 from hetpipe.runs.settings import Settings, TaskSettings, checked_settings
 from hetpipe.runtime.processes import under_torchrun
-from hetpipe.runtime.torch_optimizer import make_checked, optimizer_name
+from hetpipe.runtime.torch_optimizer import made_of_samples, optimizer_name
 from hetpipe.training import checkpoint, torchrun
 from hetpipe.training.checkpoint_owners import check_optimizer
+from hetpipe.training.resumed_settings import inherited
 from hetpipe.training.run import find_checkpoint, train
 from partition.plan import Plan
 
@@ -161,7 +162,8 @@ class Trainer:
 
         A checkpoint of the end is in the run folder then (`checkpoint`), unless `save` is False.
 
-        resume_from: a checkpoint, or a run folder whose newest is taken, to go on from.
+        resume_from: a checkpoint, or a run folder whose newest is taken, to go on from. Settings that are not
+        given are those of its run; of each that differs, and of the options of an optimizer, a warning tells.
 
         Under torchrun every process runs the script; `fit` comes back on rank 0 only, the other processes
         end with the training.
@@ -171,11 +173,13 @@ class Trainer:
         """
         if under_torchrun() and os.environ["RANK"] != "0":
             torchrun.follow(self._task)
-        source = None
+        before: dict[str, Any] = {}
         if resume_from is not None:
             source = find_checkpoint(str(resume_from), self.folder, RUNS, self.plan.model)
-            check_optimizer(checkpoint.read_manifest(source), self._optimizer_name, source)
-        settings = self._settings_for(steps, resume_from=None if source is None else str(source))
+            manifest = checkpoint.read_manifest(source)
+            check_optimizer(manifest, self._optimizer_name, source)
+            before = {**inherited(manifest, steps), "data": (), "resume_from": str(source)}
+        settings = self._settings_for(steps, before)
         if self._profile is None:
             self._profile = self._measure()
         report = self._train(settings, self._profile)
@@ -223,8 +227,9 @@ class Trainer:
         if unknown:
             raise InputError(f"there is no setting {unknown[0]!r}; there are {', '.join(known)}")
 
-    def _settings_for(self, steps: int, resume_from: str | None = None) -> Settings:
-        return checked_settings(steps=steps, resume_from=resume_from, **self._settings)
+    def _settings_for(self, steps: int, before: Mapping[str, Any] | None = None) -> Settings:
+        """Return the settings of a run; before: what is not given is that of the run that it goes on with."""
+        return checked_settings(**{**(before or {}), **self._settings, "steps": steps})
 
     def _on_event(self, event: Mapping[str, Any]) -> bool:
         """Tell the callbacks; return whether one of them ends training."""
@@ -260,7 +265,7 @@ def _checked(
             "optimizer of a list of parameters"
         )
     try:
-        made = make_checked(optimizer, [nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1, 1))])
+        made = made_of_samples(optimizer)
     except (TypeError, ValueError) as error:
         if isinstance(error, InputError):
             raise

@@ -76,6 +76,11 @@ class RankStages:
         check_plan(program.plan, profile, cluster)
         profile.check_layers(chain.layer_names)
         check_weights(profile, chain)
+        if profile.loss_chunks is not None:
+            raise InputError(
+                f"the profile is of a loss in {profile.loss_chunks} chunks, and this loss is one of your "
+                "own, which only it can cut; profile without loss_chunks"
+            )
         self.rank = _rank_of(program)
         same_on_all_ranks(program.sha256)
         self.program, self.chain = program, chain

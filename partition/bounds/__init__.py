@@ -8,8 +8,9 @@ whose costs relaxed_stages bounds from below, for the amount_intervals that it i
 gradients between nodes (`sync_bound_s`) the pipeline bound is asked twice, with the sums of sync_tables and
 with few pipelines, beside the closed forms of card_bound. Then come what nodes can do (node_bound, from what
 runs of layers do, node_samples, and are worth, node_values), and whole pipelines with the cards that they
-pass (card_columns, by pipeline_amounts): the price of a pipeline, from run_kernel, is found without ranges of
-paths, so that it serves large clusters without sums, too, before column_bound.
+pass (card_columns, by pipeline_amounts, with the rows of card_rows): the price of a pipeline, from run_kernel
+on the arrays of run_tables, is found without ranges of paths, so that it serves large clusters without sums,
+too, before column_bound. card_columns_bound goes on with the case of plans of which least is known.
 
 For others:
     best_bound: best_bound, sharded_bound, fractional_bound_s, bound_space, Bound

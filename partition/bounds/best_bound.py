@@ -26,7 +26,8 @@ from partition.local_search.pipeline_search import PipelineSearch
 from partition.plan import Plan
 from partition.problem import Forced, Problem
 
-PROOF_S = 14.0  # that a proof may take, if nobody says otherwise
+PROOF_S = 14.0  # of CPU time that a proof may take, if nobody says otherwise
+WITHOUT_SUMS = 0.4  # of it, for the bound without sums where one with them comes behind it
 PROOF_S_PER_DEVICE, MOST_PROOF_S = 0.1, 120.0
 MUCH_WORK, MOST_WORK = 7e7, 4.2e8  # of the integer bound, a second: else on fewer classes, or not at all
 COARSE, FINE_WORK = 10.0, 0.4  # growth of the grid, unless a fine one takes less than this share
@@ -83,7 +84,8 @@ class Bound:
 def best_bound(search: PipelineSearch, *, proof_s: float | None = None, step_s: float | None = None) -> Bound:
     """Return the fractional bound and, within its seconds, the pipeline bounds.
 
-    proof_s: seconds that the pipeline bounds may take, 0 for none of them; None for what suits the devices.
+    proof_s: CPU seconds of this process that the pipeline bounds may take, so that what else the machine does
+        changes nothing; 0 for none of them, None for what suits the devices.
     step_s: simulated, of the best plan that is known; None leaves out the bound that counts sums.
     """
     problem = search.problem
@@ -94,12 +96,12 @@ def best_bound(search: PipelineSearch, *, proof_s: float | None = None, step_s: 
         proof_s = min(MOST_PROOF_S, max(PROOF_S, PROOF_S_PER_DEVICE * devices))
     if proof_s <= 0 or fractional_s <= 0 or search.best is None:
         return bound
-    end_s = time.monotonic() + proof_s
+    end_s = time.process_time() + proof_s
     if len(problem.cluster.nodes) == 1 or (step_s or 0.0) <= search.best * (1 + SYNC_MATTERS):
         step_s = None  # there is nothing to count
     most = problem.forced.num_pipelines
     pipeline_s, held_by = pipeline_bound_s(
-        search, fractional_s, proof_s if step_s is None else proof_s / 2, most_pipelines=most
+        search, fractional_s, proof_s if step_s is None else proof_s * WITHOUT_SUMS, most_pipelines=most
     )
     bound = replace(
         bound,
@@ -111,7 +113,7 @@ def best_bound(search: PipelineSearch, *, proof_s: float | None = None, step_s: 
     )
     if step_s is None:
         return bound
-    sync_s = sync_bound_s(search, pipeline_s, step_s, end_s - time.monotonic())
+    sync_s = sync_bound_s(search, pipeline_s, step_s, end_s - time.process_time())
     space = f"{pipeline_space(problem)}, optimizer states unsharded, gradient sync included"
     return replace(bound, sync_s=sync_s, sync_space=space)
 
@@ -144,20 +146,20 @@ def sync_bound_s(search: PipelineSearch, low_s: float, step_s: float, seconds: f
 
     low_s: the bound without sums; step_s: of a plan that is known, simulated with its sums.
     """
-    end_s, tables = time.monotonic() + seconds, _alike_merged(search)
+    end_s, tables = time.process_time() + seconds, _alike_merged(search)
     number = search.problem.forced.num_pipelines
     most = max(len(node.devices) for node in search.problem.cluster.nodes)
     most = most if number is None else min(most, number)
     summed_s = summed_layers_bound_s(tables, low_s, max(low_s, step_s))
     summed_s, _ = pipeline_bound_s(
-        search, summed_s, seconds / 4, ceiling_s=step_s, most_pipelines=number, sums=True
+        search, summed_s, seconds / 8, ceiling_s=step_s, most_pipelines=number, sums=True
     )
     lone_s = max(low_s, lone_layer_bound_s(tables))
     if lone_s < step_s:
-        left_s = (end_s - time.monotonic()) / 3
+        left_s = (end_s - time.process_time()) / 6
         lone_s, _ = pipeline_bound_s(search, lone_s, left_s, ceiling_s=step_s, most_pipelines=most)
     whole_s, high_s = whole_pipeline_bound_s(tables), max(low_s, step_s)
-    nodes_end_s = time.monotonic() + (end_s - time.monotonic()) / 3
+    nodes_end_s = time.process_time() + (end_s - time.process_time()) / 6
     nodes_s = NodeBound(tables).bound_s(summed_s, lone_s, high_s, whole_s, nodes_end_s)
     known_s = max(summed_s, nodes_s), max(lone_s, nodes_s)
     return card_columns_bound_s(tables, known_s, high_s, whole_s, end_s)
@@ -182,7 +184,7 @@ def pipeline_bound_s(
     None for any number. sums: of plans in which every layer is on two nodes or more, sums counted.
     """
     assert search.best is not None
-    end_s, alike = time.monotonic() + seconds, _alike_merged(search)
+    end_s, alike = time.process_time() + seconds, _alike_merged(search)
     ceiling_s = search.best if ceiling_s is None else ceiling_s
     for plain, growth, most_work in _coarser(search, alike, seconds):
         if ClusterSplit.work(plain, growth) <= most_work:
@@ -192,9 +194,9 @@ def pipeline_bound_s(
     pool = search.columns.pool if search.columns and not sums else None
     tables = SyncTables(alike.problem, alike.classes) if sums else alike
     if not sums:
-        half_s = time.monotonic() + (end_s - time.monotonic()) / 2
+        half_s = time.process_time() + (end_s - time.process_time()) / 2
         low_s = device_columns_bound_s(alike, low_s, ceiling_s, half_s)
-    proof = ColumnBound(tables, end_s - time.monotonic(), pool, most_pipelines=most_pipelines)
+    proof = ColumnBound(tables, end_s - time.process_time(), pool, most_pipelines=most_pipelines)
     bound_s = proof.bound_s(low_s, ceiling_s)
     return bound_s, "time" if proof.exhausted else "parts of pipelines, by Z and Little's law"
 

@@ -1,7 +1,9 @@
 """A bound from whole pipelines and cards together: Farley's argument with prices of cards and of sums.
 
 Its space is that of `node_bound`: all plans whose pipelines share no device and whose states are not sharded,
-however sums are made, and whenever they begin behind the last backward of their layer; its two cases, too.
+however sums are made, and whenever they begin behind the last backward of their layer. Its cases: whether
+some layer is on one node only, the home of all pipelines, and whether some pipeline is on home with all
+layers.
 
 In a step T all pipelines together keep these rows, each with a price that is not negative:
 
@@ -11,9 +13,11 @@ In a step T all pipelines together keep these rows, each with a price that is no
                 no other node 0) to 2 (`sync_tables.ring_bytes`)
     sums        all sums together move 2 (n - 1) times the bytes of a layer on n nodes: over all nodes the sum
                 of (2 - f) * bytes is no more than 2 * the bytes of the model
-    pipelines   where some layer is on one node alone, which all pipelines pass, no more than that node has
-    devices;
-                of slow cards one more node at the most has such layers (`node_bound`)
+    pipelines   where there is a home no more than it has devices; of slow cards one more node at the most has
+                layers for itself (`node_bound`), and none that is faster: the fastest of them is home
+    elsewhere   where a pipeline is on home with all layers home sums U bytes of them with others: all that
+                they have. So its card has T seconds less f * U, and of each sample no more than U is
+                elsewhere. Asked for all U, and for parts of what U may be until each is proven
 
 The sums of a node are shared by its runs: each run of m devices of the node's g counts m / g of what its
 layers move. The layers of a node cost no less so, since each is in runs of g devices at the most and, by the
@@ -21,93 +25,67 @@ prices taken, costs something: price of cards * f + price of sums * (2 - f) >= 0
 
 If no pipeline does more samples for its price than the batch asks for of the value of all rows, no plan does
 the batch in T (Farley, Operations Research, 1990). The least price of a pipeline for at least so many
-samples comes from `run_kernel`: forwards in front of a run and backwards behind it on the devices that the
-pipeline has, and behind the last stage of a run all that its sums move. Prices are those of the linear
-programme over the pipelines that stood against a proof. Of Little's law only the
-round trip on the fastest devices counts; queues are left out.
+samples comes from `run_kernel`, which knows of a pipeline in T:
+
+ahead       the forwards in front of a run, on the devices that the pipeline has
+tail        when the last backward comes back to the end of a run on v, none of the sums of its layers has
+            begun: each waits for the backward of its layer on v. So f times their bytes pass v's card then,
+            and beside them the run's backwards and the tail in front of it. All devices behind the run have
+            ended by then
+arrived     when a stage ends its last forward, no more microbatches wait for their backward there than memory
+            takes at once: of all others it has done the backward, too. From there that microbatch goes on to
+            the end and back, and then comes the tail of each run that it passes
+
+Prices are those of the linear programme over the pipelines that stood against a proof. Of Little's law
+only the round trip on the fastest devices counts; queues are left out.
 """
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from partition.bounds.card_bound import (
-    SAFETY,
-    NodeShape,
-    card_bytes,
-    device_shapes,
-    gradient_bytes,
-    node_shapes,
-    output_bytes,
-)
-from partition.bounds.node_samples import LayerTimes, layer_times
+from partition.bounds.card_bound import SAFETY, NodeShape, device_shapes, node_shapes
+from partition.bounds.card_rows import CardRows, Column, Given, Run, Summed
 from partition.bounds.pipeline_amounts import PipelineAmounts, all_amounts
-from partition.bounds.run_kernel import least_price, needed_s
-from partition.bounds.sync_tables import card_directions_s, ring_bytes, summed_bytes
+from partition.bounds.run_kernel import least_price
+from partition.bounds.run_tables import RunKind, RunTables
+from partition.bounds.sync_tables import ring_bytes
 from partition.column_generation.master_problem import MasterProblem, solve_master
-from partition.estimates.arrays import Floats, Places, Singles
+from partition.estimates.arrays import Floats
+from partition.estimates.layer_bytes import between
 from partition.estimates.stage_tables import ProblemTables
 
-MOST_KEPT = 600  # tables of runs, each of some 200 KiB
-BUCKETS = 64  # of a step, for the paths of pipelines
-MOST_MOVED = 2.0  # times its bytes that a layer's sums leave a node, at the most that counts
-MOST_LONE = 2  # nodes with a layer for themselves where cards are slow
+BUCKETS, LATE = 32, 8  # of a step, for the paths of pipelines, and for when their last microbatch arrives
+MOST_PARTS = 24  # of what home may sum, that are looked at in a step
 ROUNDS, TOGETHER = 40, 8  # of prices, and of pipelines that stand against them before others are made
 SMOOTH = 0.3  # of the prices before
-
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """Nodes of a shape; lone: those that may have layers for themselves; scarce: of which there are few."""
-
-    shape: int
-    lone: bool = False
-    scarce: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Tables:
-    """What `least_price` is given beside prices and samples; card_s: of one sample. fewest: as LayerTimes."""
-
-    times: Floats
-    each_s: Floats
-    card_s: Floats
-    links_s: Floats
-    fewest: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Column:
-    """What a pipeline takes of each row, what it does, and the step in which it was found."""
-
-    rows: Floats
-    samples: float
-    step_s: float
 
 
 @dataclass(slots=True)
 class CardColumns:
     """Owns the pipelines that stood against a proof, and the prices.
 
-    home: the shape of a node that alone has some layer, so that all pipelines pass it, none of which is on
-    one node; that node is the last of `shapes`. None where every layer is on two nodes or more.
+    home: the shape of a node that alone has some layer, so that all pipelines pass it; no faster node has
+    such layers. That node is the last of `shapes`. None where every layer is on two nodes or more. whole:
+    whether some pipeline is on that node alone; if not, none is.
     cards: whether nodes and their cards count; else each device is a node by itself, that sends for nothing.
     """
 
     tables: ProblemTables
     home: int | None = None
+    whole: bool = False
     cards: bool = True
     shapes: list[NodeShape] = field(init=False)
     own: Floats = field(init=False)
-    found: list[_Column] = field(default_factory=list)
+    found: dict[tuple[RunKind, ...], list[Column]] = field(default_factory=dict)
     prices: Floats | None = None
-    _kinds: list[_Kind] = field(default_factory=list)
-    _times: dict[tuple[int, ...], list[LayerTimes]] = field(default_factory=dict)
-    _needed: dict[object, Singles] = field(default_factory=dict)
-    _given: dict[object, _Tables] = field(default_factory=dict)
+    _kinds: list[RunKind] = field(default_factory=list)
+    _rows: CardRows = field(init=False)
+    _runs: RunTables = field(init=False)
+    _given: dict[object, Given] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         problem = self.tables.problem
@@ -118,90 +96,124 @@ class CardColumns:
             self.shapes = [*(shape for shape in self.shapes if shape.count), replace(home, count=1)]
         own = ring_bytes(problem, self.tables.network)
         self.own = own if self.cards else np.zeros_like(own)
+        self._rows = CardRows(self.tables, self.shapes, self.own, self.home is not None, self.whole)
+        self._runs = RunTables(self.tables, self.shapes, self.own, self.cards)
 
     def rules_out(self, step_s: float, end_s: float = math.inf) -> bool:
-        """Return whether no pipelines do the batch in a step. end_s: on the monotonic clock."""
+        """Return whether no pipelines do the batch in a step. end_s: on the clock of CPU seconds.
+
+        Where home has the whole model that is asked for all that it may sum, and then for parts of it, until
+        each part is proven (branch and bound).
+        """
         step_s *= 1 + SAFETY
-        self._kinds = list(self._kinds_of(step_s))
-        if self.home is not None and not self._kinds[-1].lone:
+        if self.home is not None and not self.whole and step_s < self._rows.passing_s(self.shapes[-1]):
             return True
-        limits, batch = self._limits(step_s), self.tables.problem.global_batch_size
-        prices = self._first_prices() if self.prices is None else self.prices
-        waiting = list(all_amounts(self.tables.problem))
-        for _ in range(ROUNDS):
-            blocking, waiting = self._blocking(prices, step_s, waiting, end_s)
-            if time.monotonic() >= end_s or prices @ limits <= 0:
+        self._kinds = list(self._kinds_of(step_s))
+        parts = [(Summed(0.0, 1.0 if self.whole else 0.0), list(all_amounts(self.tables.problem)))]
+        for _ in range(MOST_PARTS):
+            summed, waiting = parts.pop()
+            proven, waiting = self._proven(summed, step_s, waiting, end_s)
+            if not proven:
+                if not self.whole or not self.own.any() or time.process_time() >= end_s:
+                    return False
+                parts += [(part, list(waiting)) for part in summed.parts()]
+            if not parts:
+                return True
+        return False
+
+    def _proven(
+        self, summed: Summed, step_s: float, waiting: list[PipelineAmounts], end_s: float
+    ) -> tuple[bool, list[PipelineAmounts]]:
+        """Return whether no pipelines do the batch, and the amounts as they are best asked next."""
+        home_s = summed.least * float(self.own.sum()) * self.shapes[-1].s_per_byte
+        if self.whole and step_s < home_s:
+            return True, waiting
+        self._given.clear()
+        limits, batch = self._rows.limits(summed, step_s), self.tables.problem.global_batch_size
+        prices = self._first_prices(limits) if self.prices is None else self.prices
+        columns = self.found.setdefault(tuple(self._kinds), [])
+        for turn in range(ROUNDS):
+            master = self._master(summed, columns, limits, step_s) if turn or self.whole else None
+            if master is not None:
+                if master.samples >= batch:
+                    break
+                fresh = master.prices / max(float(master.prices @ limits), 1e-300)
+                old = prices / max(float(prices @ limits), 1e-300)
+                prices = SMOOTH * old + (1 - SMOOTH) * fresh
+            value = self._rows.value(summed, prices, limits)
+            if value <= 0:
+                break
+            blocking, waiting = self._blocking(summed, (prices, value), step_s, waiting, end_s)
+            if time.process_time() >= end_s:
                 break
             if not blocking:
                 self.prices = prices
-                return True
-            self.found += blocking
-            master = self._master(limits, step_s)
-            if master.samples >= batch:
-                break
-            fresh = master.prices / max(float(master.prices @ limits), 1e-300)
-            old = prices / max(float(prices @ limits), 1e-300)
-            prices = SMOOTH * old + (1 - SMOOTH) * fresh
+                return True, waiting
+            columns += blocking
         self.prices = prices
-        return False
+        return False, waiting
 
-    def _kinds_of(self, step_s: float) -> Iterator[_Kind]:
+    def _kinds_of(self, step_s: float) -> Iterator[RunKind]:
         """Yield the nodes in a step; none has a layer for itself where its card does not take the batch."""
-        for index, shape in enumerate(self.shapes):
-            is_home = self.home is not None and index == len(self.shapes) - 1
-            if not is_home:
-                yield _Kind(index)
-            if self.home is not None and step_s >= self._passing_s(shape):
-                yield _Kind(index, lone=True, scarce=not is_home and self._slow(shape, step_s))
+        *others, home = range(len(self.shapes))
+        if self.home is None:
+            others.append(home)
+        for index in others:
+            yield RunKind(index)
+        if self.home is None:
+            return
+        for index in others if not self.whole else []:
+            shape = self.shapes[index]
+            if step_s >= self._rows.passing_s(shape) and shape.rate <= self.shapes[home].rate:
+                yield RunKind(index, lone=True, scarce=self._rows.slow(shape, step_s))
+        yield RunKind(home, lone=True)
 
-    def _passing_s(self, shape: NodeShape) -> float:
-        """Return the least seconds in which the batch passes a node's card, once for each sample."""
-        least = float(gradient_bytes(self.tables)[1:-1].min(initial=np.inf))
-        return self.tables.problem.global_batch_size * shape.s_per_byte * least
-
-    def _slow(self, shape: NodeShape, step_s: float) -> bool:
-        """Return whether a card takes less than two messages a sample for the batch."""
-        return step_s < 2 * self._passing_s(shape)
-
-    @property
-    def _least_s(self) -> float:
-        return min(shape.s_per_byte for shape in self.shapes)
-
-    def _limits(self, step_s: float) -> Floats:
-        """Return what there is of each row: devices and cards by shape, sums, pipelines if limited."""
-        rows = [float(shape.count * shape.width) for shape in self.shapes]
-        rows += [shape.count * step_s for shape in self.shapes]
-        rows.append(2 * self._least_s * float(self.own.sum()))
-        if self.home is not None:
-            others = MOST_LONE - self._slow(self.shapes[-1], step_s)
-            rows += [float(self.shapes[-1].width), float(others)]
-        return np.array(rows)
-
-    def _first_prices(self) -> Floats:
+    def _first_prices(self, limits: Floats) -> Floats:
         """Return prices of devices by their speed, and none of others."""
-        prices = np.zeros(len(self._limits(1.0)))
+        prices = np.zeros(len(limits))
         prices[: len(self.shapes)] = [shape.rate / shape.width for shape in self.shapes]
         return prices
 
-    def _master(self, limits: Floats, step_s: float) -> MasterProblem:
-        known = [column for column in self.found if column.step_s <= step_s]
-        rows = [column.rows.tolist() for column in known]
-        return solve_master(rows, [column.samples for column in known], limits.tolist())
+    def _master(
+        self, summed: Summed, columns: Sequence[Column], limits: Floats, step_s: float
+    ) -> MasterProblem | None:
+        """Solve the linear programme over the pipelines that were found within a step; None without any."""
+        given = self._given_for(summed, next(all_amounts(self.tables.problem)))
+        known = [
+            column
+            for column in columns
+            if column.step_s <= step_s
+            and all(given.open_runs[run.kind, run.start, run.stop] for run in column.runs)
+        ]
+        if not known:
+            return None
+        rows = [self._rows.taken(column, self._kinds, given).tolist() for column in known]
+        return solve_master(
+            rows, [column.samples for column in known], self._rows.left(summed, limits).tolist()
+        )
 
     def _blocking(
-        self, prices: Floats, step_s: float, waiting: list[PipelineAmounts], end_s: float
-    ) -> tuple[list[_Column], list[PipelineAmounts]]:
-        """Return pipelines that do too much for their price, and the amounts as they are best asked next."""
-        limits, batch = self._limits(step_s), self.tables.problem.global_batch_size
-        kinds = self._priced(prices)
+        self,
+        summed: Summed,
+        priced: tuple[Floats, float],
+        step_s: float,
+        waiting: list[PipelineAmounts],
+        end_s: float,
+    ) -> tuple[list[Column], list[PipelineAmounts]]:
+        """Return pipelines that do too much for their price, and the amounts as they are best asked next.
+
+        priced: the prices of the rows, and what all there is of them is worth.
+        """
+        prices, value = priced
         each = float(prices[2 * len(self.shapes) + 1]) if self.home is not None else 0.0
-        ratio = float(prices @ limits) / batch * (1 + SAFETY)
-        found: list[_Column] = []
+        ratio = value / self.tables.problem.global_batch_size * (1 + SAFETY)
+        found: list[Column] = []
         order, passed, turn = list(waiting), [], 0
-        while turn < len(order) and len(found) < TOGETHER and time.monotonic() < end_s:
+        while turn < len(order) and len(found) < TOGETHER and time.process_time() < end_s:
             amounts = order[turn]
             turn += 1
-            answer = self._asked(kinds, amounts, step_s, amounts.last * ratio - each)
+            given = self._given_for(summed, amounts)
+            answer = self._asked(given, prices, amounts, step_s, amounts.last * ratio - each)
             if answer is None:
                 passed.append(amounts)
                 continue
@@ -219,105 +231,60 @@ class CardColumns:
         rows = []
         for kind in self._kinds:
             shape = self.shapes[kind.shape]
-            sums = prices[2 * count] * self._least_s / max(shape.s_per_byte, 1e-300)
+            sums = prices[2 * count] * self._rows.least_s / max(shape.s_per_byte, 1e-300)
             card = prices[count + kind.shape]
-            each = prices[kind.shape] + (prices[-1] / shape.width if kind.scarce else 0.0)
-            least = 0.0 if kind.lone else 1.0
-            alone = self.home is None
-            passed = not alone and kind.shape == count - 1
-            rows.append([each, card, sums, least, MOST_MOVED, shape.width, float(alone), float(passed)])
+            each = prices[kind.shape]
+            if kind.scarce:
+                each += prices[2 * count + 2] / shape.width
+            passed = self.home is not None and kind.shape == count - 1
+            rows.append([each, card, sums, shape.width, float(passed)])
         return np.array(rows)
 
     def _asked(
-        self, kinds: Floats, amounts: PipelineAmounts, step_s: float, limit: float
-    ) -> tuple[float, _Column] | None:
+        self, given: Given, prices: Floats, amounts: PipelineAmounts, step_s: float, limit: float
+    ) -> tuple[float, Column] | None:
         """Return the least price of a pipeline below a limit, and that pipeline; None where there is none."""
         if limit <= 0:
             return None
-        samples, known = float(amounts.first), self._tables_of(amounts)
-        need = np.stack([self._need(kind, amounts) for kind in self._kinds])
-        card_s = samples * known.card_s
-        many = float(samples >= known.fewest)
-        given = np.array([step_s, samples, limit, BUCKETS, many, float(self.home is not None)])
-        price, runs, sums_s = least_price(
-            kinds, need, known.times, known.each_s, card_s, known.links_s, given
+        kinds, shares = self._priced(prices), self._runs.shares
+        runs_s = given.runs_s.copy()
+        runs_s[0] *= amounts.first * kinds[:, 1, None, None]
+        if self.whole:
+            runs_s[0] += amounts.first * prices[-1] * given.elsewhere
+        price, found = least_price(
+            kinds,
+            shares,
+            self._runs.needed(self._kinds, amounts),
+            given.ways,
+            given.sums_s,
+            runs_s,
+            given.open_runs,
+            given.links_s,
+            np.array([step_s, limit, BUCKETS, LATE, float(self.home is not None)]),
         )
         if price >= limit:
             return None
-        return price, _Column(self._column(runs, sums_s, card_s), samples, step_s)
+        runs = []
+        for start, stop, kind, devices, share in found.tolist():
+            dear = int(kinds[kind, 2] > kinds[kind, 1])
+            runs.append(Run(start, stop, kind, devices, float(shares[dear, share]), 2.0 * dear))
+        return price, Column(tuple(runs), amounts.first, step_s)
 
-    def _tables_of(self, amounts: PipelineAmounts) -> _Tables:
+    def _given_for(self, summed: Summed, amounts: PipelineAmounts) -> Given:
         """Return what all amounts have in common that end so."""
-        shapes = tuple(kind.shape for kind in self._kinds)
-        key = (shapes, amounts.size, amounts.least, amounts.most)
-        if key not in self._given:
-            layers = self._layer_times(amounts)
-            paces = np.array([shape.s_per_byte for shape in self.shapes])
-            own_s = np.concatenate([[0.0], np.cumsum(self.own)])
-            self._given[key] = _Tables(
-                np.stack([np.vstack([self._rows(layers[one]), own_s * paces[one]]) for one in shapes]),
-                np.stack([layers[one].each_s for one in shapes]),
-                paces[list(shapes)][:, None, None] * card_bytes(self.tables),
-                self._links_s(amounts),
-                max(layers[one].fewest for one in shapes),
-            )
-        return self._given[key]
-
-    def _column(self, runs: Places, sums_s: Floats, card_s: Floats) -> Floats:
-        """Return what a pipeline takes of each row."""
-        count = len(self.shapes)
-        rows = np.zeros(len(self._limits(1.0)))
-        held = np.concatenate([[0.0], np.cumsum(self.own)])
-        for (start, stop, index, devices), moved_s in zip(runs, sums_s, strict=True):
-            kind = self._kinds[index]
-            shape = self.shapes[kind.shape]
-            share = devices / shape.width
-            rows[kind.shape] += devices
-            rows[count + kind.shape] += card_s[index, start, stop] + share * moved_s
-            moved_bytes = moved_s / shape.s_per_byte if shape.s_per_byte else 0.0
-            rows[2 * count] += share * self._least_s * (2 * (held[stop] - held[start]) - moved_bytes)
-            if kind.scarce:
-                rows[-1] += share
-        if self.home is not None:
-            rows[2 * count + 1] = 1.0
-        return rows
-
-    @staticmethod
-    def _rows(times: LayerTimes) -> Floats:
-        """Return the rows of `run_kernel`: last backward, forward, backward and optimizer on the node."""
-        last, _, _, forward, backward, optimizer = times.rows
-        return np.array([last, forward, backward, optimizer])
-
-    def _layer_times(self, amounts: PipelineAmounts) -> list[LayerTimes]:
-        """Return the times of each shape of node."""
         key = (amounts.size, amounts.least, amounts.most)
-        if key not in self._times:
-            lasts = range(amounts.least, amounts.most + 1)
-            self._times[key] = [
-                layer_times(self.tables, shape.classes, amounts.size, lasts) for shape in self.shapes
-            ]
-        return self._times[key]
-
-    def _need(self, kind: _Kind, amounts: PipelineAmounts) -> Singles:
-        key = (kind.shape, kind.lone, amounts.size, amounts.least, amounts.most, amounts.first)
-        if key not in self._needed:
-            if len(self._needed) >= MOST_KEPT:
-                self._needed.clear()
-            shape, times = self.shapes[kind.shape], self._layer_times(amounts)[kind.shape]
-            sums_s = np.maximum(summed_bytes(self.tables.problem), 0.0) * shape.s_per_byte
-            if kind.lone:
-                sums_s = 0 * sums_s
-            rows = self._rows(times)
-            widest = max(each.width for each in self.shapes)
-            stages_s = times.stages_s(amounts.first, amounts.size)
-            self._needed[key] = needed_s(rows, stages_s, sums_s, shape.width, widest)
-        return self._needed[key]
-
-    def _links_s(self, amounts: PipelineAmounts) -> Floats:
-        """Return the least seconds of a message in front of each layer, between nodes: forward, both ways."""
-        cluster, network = self.tables.problem.cluster, self.tables.network
-        if not self.cards:  # the next stage may be on the same node
-            return np.zeros((2, self.tables.num_layers + 1))
-        pace = min(min(card_directions_s(cluster, network, node.devices)) for node in cluster.nodes)
-        forward_s = amounts.size * pace * output_bytes(self.tables)
-        return np.array([forward_s, forward_s + amounts.least * pace * gradient_bytes(self.tables)])
+        if key not in self._given:
+            kinds, runs, num_layers = self._kinds, self._runs, self.tables.num_layers
+            runs_s, batch = runs.runs_s(kinds), self.tables.problem.global_batch_size
+            open_runs = np.ones((len(kinds), num_layers + 1, num_layers + 1), np.bool_)
+            share = between(self.own) / max(float(self.own.sum()), 1e-300)
+            elsewhere = np.stack([share * (kind.shape != len(self.shapes) - 1) for kind in kinds])
+            if self.home is not None:
+                open_runs[:, 0, num_layers] = False
+                open_runs[-1, 0, num_layers] = self.whole
+            if self.whole:
+                open_runs &= elsewhere <= summed.most * (1 + SAFETY)
+                runs_s[1:, -1] = 0.0  # home sums what others have, too
+            ways, links_s = runs.ways(kinds, amounts), runs.links_s(amounts)
+            self._given[key] = Given(ways, runs.sums_s(kinds), runs_s, open_runs, links_s, elsewhere / batch)
+        return self._given[key]

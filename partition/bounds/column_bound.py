@@ -63,7 +63,7 @@ class ColumnBound:
         low_s is known to be a bound, high_s the time of a plan; the search ends when the two meet within the
         tolerance, or the seconds are spent.
         """
-        begin = time.monotonic()
+        begin = time.process_time()
         end, guess = begin + self.seconds, low_s + 0.5 * (high_s - low_s)
         if self.tables.num_layers > FEW_CUTS:
             few = search_cuts(self.tables, FEW_CUTS)
@@ -86,7 +86,7 @@ class ColumnBound:
         """Return (the largest step proven for pipelines with such cuts, the least that is not)."""
         self.exhausted = False
         while high > low * (1 + tolerance):
-            now = time.monotonic()
+            now = time.process_time()
             if now > end:
                 self.exhausted = True
                 break
@@ -116,7 +116,7 @@ class ColumnBound:
             blocking = self.blocking(bounds, prices, batch * (1 - SAFETY) / value, each)
             if blocking is None:
                 return True, step_s
-            if time.monotonic() > self._deadline:
+            if time.process_time() > self._deadline:
                 break
             self.found += [(uses, samples, step_s) for uses, samples in blocking.items()]
             master = self._master(known, step_s)
@@ -210,7 +210,7 @@ class ColumnBound:
             asked = [node.path_range(node.interval.top / ratio - each) for node in work]
             for index, bound in bounds.solve(asked, prices):
                 node = work[index]
-                if time.monotonic() > self._deadline:
+                if time.process_time() > self._deadline:
                     return columns
                 price = bound.price + each
                 if node.interval.top < ratio * price:

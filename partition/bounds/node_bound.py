@@ -84,7 +84,7 @@ class NodeBound:
         """Return a step that no plan undercuts, high_s at the most.
 
         summed_s, lone_s: known for plans of which every layer is on two nodes or more, and for the others.
-        whole_s: for those others of which some pipeline is on one node alone. end_s: on the monotonic clock.
+        whole_s: for those others of which some pipeline is on one node alone. end_s: in CPU seconds.
         """
         low = min(summed_s, lone_s)
         high = min(high_s, max(lone_s, whole_s))
@@ -92,21 +92,21 @@ class NodeBound:
             return low
         trial = high
         for _ in range(STEPS):
-            begin_s = time.monotonic()
+            begin_s = time.process_time()
             if high <= low * (1 + CLOSE) or begin_s > end_s:
                 break
             proven = trial <= summed_s or self.rules_out(trial, spanning=False, end_s=end_s)
             proven = proven and (trial <= lone_s or self.rules_out(trial, spanning=True, end_s=end_s))
             low, high = (trial, high) if proven else (low, trial)
             trial = math.sqrt(low * high)
-            if 2 * time.monotonic() - begin_s > end_s:
+            if 2 * time.process_time() - begin_s > end_s:
                 break
         return low
 
     def rules_out(self, step_s: float, *, spanning: bool, end_s: float = math.inf) -> bool:
         """Return whether some prices prove that no nodes do the batch in a step, in one of the two cases.
 
-        end_s: on the monotonic clock, from when on it gives up.
+        end_s: on the clock of CPU seconds, from when on it gives up.
         """
         kinds = list(self._kinds(step_s * (1 + SAFETY), end_s, spanning=spanning))
         if len(kinds) < len(self.shapes):
@@ -132,7 +132,7 @@ class NodeBound:
         summed = np.maximum(summed_bytes(self.tables.problem), 0.0)
         least = float(gradient_bytes(self.tables)[1:-1].min(initial=np.inf))
         for shape in self.shapes:
-            if time.monotonic() > end_s:
+            if time.process_time() > end_s:
                 return
             card_s = batch * shape.s_per_byte * passing
             sums_s = shape.s_per_byte * summed

@@ -29,7 +29,9 @@ class LayerTimes:
     backward, by [start, stop], with recompute where memory asks for it; inf where memory takes no such
     stage. fewest: samples from which on a stage's work outweighs what a stage behind it waits longer.
     options_s: the same without recompute and with it, by [recompute, start, stop]; caps: full microbatches in
-    flight that memory takes of it. after_s: the least round trip of a full one from each layer to the end.
+    flight that memory takes of it; backs_s: the most that the backward of one takes. forward_s: the least of
+    a sample's forward, by [start, stop]. after_s: the least round trip of a full one from each layer to the
+    end; ends_s: of the last one, its forward up to each place, and its round trip from there.
     """
 
     rows: Floats
@@ -37,7 +39,10 @@ class LayerTimes:
     fewest: float
     options_s: Floats
     caps: Floats
+    backs_s: Floats
+    forward_s: Floats
     after_s: Floats
+    ends_s: Floats
 
     def stages_s(self, samples: int, size: int) -> Floats:
         """Return the least seconds of stages from a first forward to a last backward, by [start, stop].
@@ -49,6 +54,19 @@ class LayerTimes:
         caps = np.where(self.caps >= full - 1, full + 1.0, np.maximum(self.caps, 1.0))
         round_trip_s = size * self.options_s + self.after_s
         return np.asarray(np.maximum(samples * self.options_s, full * round_trip_s / caps).min(axis=0))
+
+    def arrivals_s(self, samples: int, size: int) -> Floats:
+        """Return the least seconds of stages from a first forward to the end of the last, by [start, stop].
+
+        When the last forward ends no more microbatches wait for their backward than memory takes at once; of
+        all others the stage has done the backward.
+        """
+        full = max(1, samples // size)
+        waiting = np.where(self.caps >= full - 1, np.inf, np.maximum(self.caps, 1.0))
+        with np.errstate(invalid="ignore"):
+            done_s = np.where(waiting < np.inf, samples * self.options_s - waiting * self.backs_s, -np.inf)
+        done_s = np.where(np.isfinite(self.options_s), done_s, np.inf)
+        return np.asarray(np.maximum(samples * self.forward_s, done_s.min(axis=0)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +156,16 @@ def layer_times(
     most = max(float(size), float(fewest.max()) * SLACK)
     after_s = np.cumsum(pass_s[::-1])[::-1]
     made = np.array([_summed(row) for row in rows])
-    return LayerTimes(made, each_s, most, options_s, caps, after_s)
+    backs_s = np.array(
+        [
+            between((backward_s[:, some] + flag * trained * forward_s[:, some]).max(axis=(0, 1)))
+            for flag in (0, 1)
+        ]
+    )
+    least_s = between((forward_s[:, some] / count).min(axis=(0, 1)))
+    last_s = forward_s[:-1].min(axis=(0, 1)) + behind_s
+    ends_s = np.array([_summed(forward_s[:-1, some].min(axis=(0, 1))), np.cumsum([0.0, *last_s[::-1]])[::-1]])
+    return LayerTimes(made, each_s, most, options_s, caps, backs_s, least_s, after_s, ends_s)
 
 
 def _summed(per_layer: Floats) -> Floats:

@@ -2,158 +2,218 @@
 
 import numpy as np
 
-from partition.estimates.arrays import Floats, Places, Singles
+from partition.estimates.arrays import Bools, Floats, Places, Singles
 from partition.estimates.compiled import compiled
 
 EXACT = 1 - 1e-6  # of seconds that are needed, for rounding, in single precision too
 
 
 @compiled
-def needed_s(times: Floats, stages_s: Floats, sums_s: Floats, width: int, widest: int) -> Singles:
+def needed_s(
+    ways: Floats, stages_s: Floats, arrivals_s: Floats, sums_s: Singles, width: int, widest: int
+) -> Singles:
     """Return the least seconds of runs for some samples: [what, devices, start, stop].
 
     A dynamic programme over the cuts of a run:
 
         state       (devices, start, stop): the first stages of a run from `start` on
-        label       the most seconds of a stage: the run's forwards in front of it, its work, and what comes
-        behind
+        label       the most seconds of a stage, of one kind
         transition  one more stage, behind the others
-        complexity  devices x layers^3
+        complexity  devices x layers^3 x kinds of seconds
 
-    what: behind a stage are 0: the run's backwards of the stages in front of it; 1: these, or the sums of the
-    run up to it that its last backward leaves over, whichever takes longer. times: of the layers in front of
-    each place: last backward, forward, backward, optimizer. stages_s: of stages, from a first forward to a
-    last backward. sums_s: of
-    layers [start, stop). widest: devices that there is room for in the table.
+    what: 0, the run's forwards in front of a stage, its work, and the run's backwards of the stages in front
+    of it; then for each row of sums, forwards, work, and these backwards or the sums of the run up to the
+    stage that its last backward leaves over, whichever takes longer; last, from the first forward of the run
+    to the end of the last one.
+
+    ways: of the layers in front of each place: last backward at the most, forward, backward, optimizer,
+    forward of the last microbatch. stages_s: of stages, from a first forward to a last backward; arrivals_s:
+    to the end of the last forward. sums_s: by [row, start, stop]. widest: devices that there is room for.
     """
-    last, forward, backward, optimizer = times
-    num_layers = len(last) - 1
-    need = np.full((2, widest + 1, num_layers + 1, num_layers + 1), np.inf, np.float32)
+    last, forward, backward, optimizer, ending = ways
+    num_layers, rows = len(last) - 1, len(sums_s)
+    need = np.full((rows + 2, widest + 1, num_layers + 1, num_layers + 1), np.inf, np.float32)
+    own_s = np.zeros(rows + 1)
     for start in range(num_layers):
         for stop in range(start + 1, num_layers + 1):
             for place in range(stop - 1, start - 1, -1):
                 work_s = stages_s[place, stop] + optimizer[stop] - optimizer[place]
                 if work_s == np.inf:
                     break  # a longer stage does not fit either
-                work_s += forward[place] - forward[start]
+                ahead_s = forward[place] - forward[start]
                 back_s = backward[place] - backward[start]
-                plain_s = (work_s + back_s) * EXACT
-                left_s = sums_s[start, stop] - last[stop - 1] + last[place]
-                summed_s = (work_s + max(back_s, left_s)) * EXACT
+                own_s[0] = (ahead_s + work_s + back_s) * EXACT
+                behind_s = last[stop - 1] - last[place]
+                for row in range(rows):
+                    left_s = max(back_s, sums_s[row, start, stop] - behind_s)
+                    own_s[row + 1] = (ahead_s + work_s + left_s) * EXACT
+                arrives_s = (ahead_s + arrivals_s[place, stop]) * EXACT
                 if place == start:
-                    need[0, 1, start, stop], need[1, 1, start, stop] = plain_s, summed_s
-                else:
-                    for devices in range(2, width + 1):
-                        for what in range(2):
-                            own_s = plain_s if what == 0 else summed_s
-                            both_s = max(own_s, need[what, devices - 1, start, place])
-                            need[what, devices, start, stop] = min(need[what, devices, start, stop], both_s)
+                    need[: rows + 1, 1, start, stop] = own_s
+                    need[rows + 1, 1, start, stop] = arrives_s
+                    continue
+                pass_s = (ending[stop] - ending[place]) * EXACT
+                for devices in range(2, min(width, stop - start) + 1):
+                    for row in range(rows + 1):
+                        both_s = max(own_s[row], need[row, devices - 1, start, place])
+                        need[row, devices, start, stop] = min(need[row, devices, start, stop], both_s)
+                    both_s = max(arrives_s, need[rows + 1, devices - 1, start, place] + pass_s)
+                    least_s = min(need[rows + 1, devices, start, stop], both_s)
+                    need[rows + 1, devices, start, stop] = least_s
     return need
 
 
 @compiled
 def least_price(
     kinds: Floats,
+    shares: Floats,
     need: Singles,
-    times: Floats,
-    each_s: Floats,
-    card_s: Floats,
+    ways: Floats,
+    sums_s: Singles,
+    runs_s: Floats,
+    open_runs: Bools,
     links_s: Floats,
     limits: Floats,
-) -> tuple[float, Places, Floats]:
+) -> tuple[float, Places]:
     """Return the least price of a pipeline for some samples, and its runs; inf if none is below a limit.
 
     A dynamic programme over runs, from the first layer on:
 
-        state       (layer, whether they are on the node that all pipelines pass, bucket of the path's
-                    seconds): the runs in front of the layer
-        label       the least of each of: seconds of the path, those of its forwards, price; so labels of a
-                    bucket bound all its pipelines
-        transition  a run (kind of node, devices, stop) that is in time behind that path
-        complexity  layers^2 x buckets x kinds x devices
+        state       (layer, whether they have not passed the node that all pipelines pass, or have, or end
+                    there, bucket of `arrived`, bucket of `ahead` and `tail`): the runs in front of the layer
+        label       the least of each of: price; ahead, the forwards of the first microbatch; tail, from the
+                    end of the last backward behind the runs to the end of the step; arrived, when the last
+                    microbatch's forward is there. So labels of a bucket bound all its pipelines
+        transition  a run (kind of node, share of its sums, devices, stop) that is in time
+        complexity  layers^2 x buckets x kinds x shares x devices, less what is dearer than the limit with the
+                    least that may come behind it
 
-    kinds: by [kind, what], price of a device, of a second of the card, of a second of sums, least and most
-    times that sums move its bytes, devices of a node, whether a run may be the whole model, and whether it
-    is the node that all pipelines pass. need: `needed_s` by [kind, ...].
-    times: by [kind, what, place], as there, and the seconds of own sums. card_s: of the samples at the ends
-    of a run, by [kind, start, stop]. links_s: of a message forward, and of both, in front of each layer.
-    limits: (step, samples, price, buckets, whether samples are so many that a longer last stage takes longer,
-    whether there is a node that all pipelines pass).
-    Runs come back by [start, kind, devices] from the last one on, with the seconds of their sums.
+    kinds: by [kind, what], price of a device, of a second of the card, of a second of sums, devices of a
+    node, and whether it is the node that all pipelines pass. shares: by [least and most, which], how many
+    times its bytes a run's sums move. need: `needed_s` by [kind, ...]. ways: by [kind, what, place], of the
+    layers in front of a place, forward, backward, forward of the last microbatch. sums_s: by
+    [kind, share, start, stop], at the least. runs_s: by [what, kind, start, stop], the price of the samples
+    of a run, and seconds on the card of its bytes that others sum, too, and of those that it may have for
+    itself. open_runs: those that a kind may have. links_s: of a message in front of each layer, forward,
+    backward, forward of the last microbatch; and from there to the end of the model and back, at the least.
+    limits: (step, price, buckets, buckets of `arrived`, whether there is a node that all pass).
+    Runs come back by [start, stop, kind, devices, share] from the last one on.
     """
-    num_kinds, num_layers = len(kinds), card_s.shape[1] - 1
-    step_s, samples, limit, buckets, many = limits[0], limits[1], limits[2], int(limits[3]), limits[4] > 0
-    states = 2 * (buckets + 1)  # of a layer: not yet on the node that all pipelines pass, and behind that
-    path = np.full((num_layers + 1, states, 3), np.inf)  # seconds, of forwards, price
-    came = np.full((num_layers + 1, states, 4), -1)  # start, state, kind, devices
-    moved = np.zeros((num_layers + 1, states))
-    path[0, 0] = 0.0
+    num_layers = ways.shape[2] - 1
+    step_s, limit, buckets, late = limits[0], limits[1], int(limits[2]), int(limits[3])
+    first_flag = 0 if limits[4] > 0 else 1
+    behind, fewest = _least_behind(kinds, shares, need, runs_s, open_runs, step_s)
+    each_flag = late * (buckets + 1)
+    path = np.full((num_layers + 1, 3 * each_flag, 4), np.inf)  # price, ahead, tail, arrived
+    came = np.full((num_layers + 1, 3 * each_flag, 5), -1)  # start, state, kind, devices, share
+    path[0, first_flag * each_flag] = 0.0
+    arrives = need.shape[1] - 1
     for start in range(num_layers):
-        for state in range(states):
-            before_s, ahead_s, price = path[start, state]
-            if price >= limit:
+        for state in range(3 * each_flag):
+            price, ahead_s, tail_s, arrived_s = path[start, state]
+            flag = state // each_flag
+            if price + behind[min(flag, 1), start] >= limit:
                 continue
-            for kind in range(num_kinds):
-                each, card, sums, least, most, width, whole, passed = kinds[kind]
-                last, forward, backward, optimizer, own = times[kind]
-                for devices in range(1, int(width) + 1):
-                    far = start
-                    if devices > 1:
-                        for place in range(num_layers, start, -1):
-                            if (
-                                need[kind, 0, devices - 1, start, place] + before_s <= step_s
-                                and need[kind, 1, devices - 1, start, place] + ahead_s <= step_s
-                            ):
-                                far = place
-                                break
-                        if far == start:
+            for kind in range(len(kinds)):
+                each, card, sums, width, passed = kinds[kind]
+                if passed > 0 and flag == 2:
+                    continue  # it would be one run
+                to_flag = 2 if passed > 0 else min(flag, 1)
+                forward, backward, ending = ways[kind]
+                for share in range(shares.shape[1]):
+                    if share > 0 and sums <= card:
+                        break  # more sums only cost more
+                    moved = shares[1 if sums > card else 0, share]
+                    paid, free = (card * moved + sums * (2 - moved)) / width, 2 * min(card, sums) / width
+                    for stop in range(start + 1, num_layers + 1):
+                        if not open_runs[kind, start, stop]:
                             continue
-                    for stop in range(start + devices, num_layers + 1):
-                        if need[kind, 0, devices, start, stop] + before_s > step_s:
+                        bytes_s = paid * runs_s[1, kind, start, stop] + free * runs_s[2, kind, start, stop]
+                        base = price + runs_s[0, kind, start, stop] + behind[min(to_flag, 1), stop]
+                        if base + each >= limit:
                             continue
-                        if need[kind, 1, devices, start, stop] + ahead_s > step_s:
-                            continue
-                        if whole == 0 and start == 0 and stop == num_layers:
-                            continue
-                        bytes_s = own[stop] - own[start]
-                        sums_s = least * bytes_s
-                        if sums > card:
-                            place, room_s = min(far, stop - 1), 0.0
-                            first = place if many else start + devices - 1
-                            for cut in range(first, place + 1):
-                                taken_s = samples * each_s[kind, cut, stop] + optimizer[stop] - optimizer[cut]
-                                taken_s += forward[cut] - forward[start] - last[stop - 1] + last[cut]
-                                room_s = max(room_s, step_s - ahead_s - taken_s * EXACT)
-                            sums_s = max(sums_s, min(most * bytes_s, room_s))
-                        total = price + devices * each + card * card_s[kind, start, stop]
-                        total += devices / width * (sums_s * (card - sums) + 2 * sums * bytes_s)
-                        if total >= limit:
-                            continue
-                        reached_s = (
-                            before_s + forward[stop] - forward[start] + backward[stop] - backward[start]
-                        )
                         on_s = ahead_s + forward[stop] - forward[start]
-                        if stop < num_layers:
-                            reached_s += links_s[1, stop]
-                            on_s += links_s[0, stop]
-                        into = int(reached_s / step_s * buckets)
-                        if into > buckets:
-                            continue
-                        if passed > 0 or state > buckets:
-                            into += buckets + 1
-                        if total < path[stop, into, 2]:
-                            path[stop, into, 2] = total
-                            came[stop, into] = (start, state, kind, devices)
-                            moved[stop, into] = sums_s
-                        path[stop, into, 0] = min(path[stop, into, 0], reached_s)
-                        path[stop, into, 1] = min(path[stop, into, 1], on_s)
-    first = buckets + 1 if limits[5] > 0 else 0
-    best = first + int(path[num_layers, first:, 2].argmin())
-    runs, at, sums_of = np.zeros((num_layers, 4), np.int64), num_layers, np.zeros(num_layers)
-    count = 0
-    least_found = path[num_layers, best, 2]
+                        back_s = tail_s + backward[stop] - backward[start]
+                        back_s = max(back_s, sums_s[kind, share, start, stop])
+                        onward_s = arrived_s + (ending[stop] - ending[start]) * EXACT
+                        most = min(int(width), stop - start)
+                        for devices in range(fewest[kind, share, start, stop], most + 1):
+                            total = base + devices * (each + bytes_s)
+                            if total >= limit:
+                                break
+                            if (
+                                need[kind, 0, devices, start, stop] + ahead_s + tail_s > step_s
+                                or need[kind, share + 1, devices, start, stop] + ahead_s > step_s
+                            ):
+                                continue
+                            there_s = max(onward_s, ahead_s + need[kind, arrives, devices, start, stop])
+                            if (there_s + links_s[3, stop] + back_s) * EXACT > step_s:
+                                continue
+                            reached_s, gone_s, here_s = on_s, back_s, there_s
+                            if stop < num_layers:
+                                reached_s += links_s[0, stop]
+                                gone_s += links_s[1, stop]
+                                here_s += links_s[2, stop]
+                            into = int((reached_s + gone_s) / step_s * buckets)
+                            if into > buckets:
+                                continue
+                            into += min(int(here_s / step_s * late), late - 1) * (buckets + 1)
+                            into += to_flag * each_flag
+                            total -= behind[min(to_flag, 1), stop]
+                            label = path[stop, into]
+                            if total < label[0]:
+                                label[0] = total
+                                came[stop, into] = (start, state, kind, devices, share)
+                            label[1] = min(label[1], reached_s)
+                            label[2] = min(label[2], gone_s)
+                            label[3] = min(label[3], here_s)
+                            if there_s <= onward_s:
+                                break  # more devices only cost more
+    best = each_flag + int(path[num_layers, each_flag:, 0].argmin())
+    least_found = path[num_layers, best, 0]
+    runs, at, count = np.zeros((num_layers, 5), np.int64), num_layers, 0
     while at > 0 and least_found < np.inf:
-        start, state, kind, devices = came[at, best]
-        runs[count], sums_of[count] = (start, at, kind, devices), moved[at, best]
+        start, state, kind, devices, share = came[at, best]
+        runs[count] = (start, at, kind, devices, share)
         at, best, count = start, state, count + 1
-    return least_found, runs[:count], sums_of[:count]
+    return least_found, runs[:count]
+
+
+@compiled
+def _least_behind(
+    kinds: Floats, shares: Floats, need: Singles, runs_s: Floats, open_runs: Bools, step_s: float
+) -> tuple[Floats, Places]:
+    """Return the least price from each layer on, by [whether the node that all pass is in front, layer].
+
+    And the fewest devices of each run, if nothing is in front of it, by [kind, share, start, stop].
+    """
+    num_kinds, num_layers, num_shares = len(kinds), open_runs.shape[1] - 1, shares.shape[1]
+    behind = np.full((2, num_layers + 1), np.inf)
+    behind[1, num_layers] = 0.0
+    fewest = np.full((num_kinds, num_shares, num_layers + 1, num_layers + 1), num_layers + 1)
+    for start in range(num_layers - 1, -1, -1):
+        for kind in range(num_kinds):
+            each, card, sums, width, passed = kinds[kind]
+            for share in range(num_shares if sums > card else 1):
+                moved = shares[1 if sums > card else 0, share]
+                paid, free = (card * moved + sums * (2 - moved)) / width, 2 * min(card, sums) / width
+                for stop in range(start + 1, num_layers + 1):
+                    if not open_runs[kind, start, stop]:
+                        continue
+                    found = num_layers + 1
+                    for devices in range(1, min(int(width), stop - start) + 1):
+                        if (
+                            need[kind, 0, devices, start, stop] <= step_s
+                            and need[kind, share + 1, devices, start, stop] <= step_s
+                        ):
+                            found = devices
+                            break
+                    if found > num_layers:
+                        continue
+                    fewest[kind, share, start, stop] = found
+                    bytes_s = paid * runs_s[1, kind, start, stop] + free * runs_s[2, kind, start, stop]
+                    price = runs_s[0, kind, start, stop] + found * (each + bytes_s)
+                    behind[1, start] = min(behind[1, start], price + behind[1, stop])
+                    other = behind[1, stop] if passed > 0 else behind[0, stop]
+                    behind[0, start] = min(behind[0, start], price + other)
+    return behind, fewest

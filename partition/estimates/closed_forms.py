@@ -5,7 +5,7 @@ less) the link time between neighbours, both ways, latency included.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 TOLERANCE = 1e-9  # of a period: an in_flight that is whole but for rounding is not rounded up
@@ -48,6 +48,21 @@ def cap_in_flight(wanted: Sequence[int], caps: Sequence[int]) -> tuple[int, ...]
     (7, 4, 3, 1)
     """
     return tuple(accumulate((min(pair) for pair in zip(wanted, caps, strict=True)), min))
+
+
+def within_waiting(in_flight: Sequence[int], waiting: Callable[[int, int], int]) -> tuple[int, ...]:
+    """Lower in_flight until each stage takes the gradients that wait there for the stage before.
+
+    waiting: (stage, its in_flight) -> how many more may be in flight before it.
+
+    >>> within_waiting([9, 6, 1], lambda stage, in_flight: 3 if stage == 2 else 2)
+    (6, 4, 1)
+    """
+    flights = list(in_flight)
+    for stage in range(len(flights) - 1, 0, -1):
+        if flights[stage - 1] > flights[stage]:
+            flights[stage - 1] = min(flights[stage - 1], flights[stage] + waiting(stage, flights[stage]))
+    return tuple(flights)
 
 
 def spread_in_flight(wanted: Sequence[int], caps: Sequence[int], more: int) -> tuple[int, ...]:

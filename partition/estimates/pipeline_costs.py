@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from cost_model.cluster import Device
 from cost_model.errors import InfeasibleError
@@ -27,6 +27,17 @@ Layout = tuple[tuple[Device, int, int], ...]
 """Stages of one pipeline as (device, start, stop), from first to last."""
 
 
+@dataclass(frozen=True, slots=True)
+class _StageBytes:
+    """The bytes of a stage, by segments: with one microbatch in flight, and of each further one.
+
+    gradient: of one more that waits for the stage before.
+    """
+
+    by_segments: tuple[tuple[float, float], ...]
+    gradient: float
+
+
 class PipelineCosts:
     """The prices, links and memory of a problem, for one pipeline whose devices serve one stage each.
 
@@ -37,7 +48,7 @@ class PipelineCosts:
         self.problem, self.clocks = problem, clocks or Clocks()
         self.prices = Prices(problem.profile)
         self.network = Network(problem.cluster, problem.profile.links, problem.profile.all_reduces)
-        self._stage_bytes: dict[tuple[int, int, int, bool, str], list[tuple[float, float]]] = {}
+        self._stage_bytes: dict[tuple[int, int, int, bool, str], _StageBytes] = {}
         self._caps: dict[tuple[int, int, int, bool, str, float], int] = {}
         self._segment_layers: dict[tuple[int, int, int, int, str], int] = {}
         self._sync: dict[tuple[tuple[str, ...], float], float] = {}
@@ -93,29 +104,51 @@ class PipelineCosts:
     def cap(self, device: Device, start: int, stop: int, samples: int, recompute: bool = False) -> int:
         """Return the most microbatches in flight that memory takes, however many there are; 0 if none.
 
-        A stage without a backward needs them all.
+        With no more in flight in the stage before; see `waiting`. A stage without a backward needs them all.
         """
-        key = (start, stop, samples, recompute, device.kind)
-        if key not in self._stage_bytes:
-            shape = StageShape(start, stop, 1, samples, recompute)
-            self._stage_bytes[key] = self._one_and_more_bytes(shape, self.problem.profile.on(device.kind))
-        usable = (*key, device.usable_bytes)
-        if usable not in self._caps:
-            pairs = self._stage_bytes[key]
-            self._caps[usable] = max(_most(device.usable_bytes - one, more) for one, more in pairs)
-        return self._caps[usable]
+        stage, usable = (start, stop, samples, recompute, device.kind), device.usable_bytes
+        key = (*stage, usable)
+        if key not in self._caps:
+            by_segments = self._bytes_of(stage).by_segments
+            self._caps[key] = max(_most(usable - one, more) for one, more in by_segments)
+        return self._caps[key]
 
-    def _one_and_more_bytes(self, shape: StageShape, profile: ModelProfile) -> list[tuple[float, float]]:
-        """Return the bytes with one microbatch in flight, and those of each further one, by segments."""
+    def waiting(
+        self, device: Device, layers: tuple[int, int], samples: int, in_flight: int, *, recompute: bool
+    ) -> int:
+        """Return how many gradients memory takes that wait until the stage before is ready for them.
+
+        So many more than here may be in flight there (`cost_model.memory.stage_activation_bytes`). in_flight:
+        at most `cap`.
+        """
+        held = self._bytes_of((*layers, samples, recompute, device.kind))
+        need = min(one + (in_flight - 1) * more for one, more in held.by_segments)
+        return max(0, _most(device.usable_bytes - need, held.gradient) - 1)
+
+    def gradient_bytes(self, device: Device, start: int, stop: int, samples: int) -> float:
+        """Return the bytes of a gradient that waits for the stage before; 0 where none goes there."""
+        return self._bytes_of((start, stop, samples, False, device.kind)).gradient
+
+    def _bytes_of(self, stage: tuple[int, int, int, bool, str]) -> "_StageBytes":
+        """Return the bytes of a stage: start, stop, samples of a microbatch, recompute, kind of device."""
+        if stage not in self._stage_bytes:
+            start, stop, samples, recompute, kind = stage
+            shape = StageShape(start, stop, 1, samples, recompute)
+            self._stage_bytes[stage] = self._count_bytes(shape, self.problem.profile.on(kind))
+        return self._stage_bytes[stage]
+
+    def _count_bytes(self, shape: StageShape, profile: ModelProfile) -> "_StageBytes":
         memory = device_memory(profile, [shape])
-        more = sum(stage_activation_bytes(profile, replace(shape, in_flight=2)))
-        pairs = [(memory.total_bytes, more - memory.saved_bytes - memory.boundary_bytes)]
+        saved, boundary = stage_activation_bytes(profile, replace(shape, in_flight=2))
+        outputs = boundary - memory.boundary_bytes
+        pairs = [(memory.total_bytes, saved - memory.saved_bytes + outputs)]
         states = memory.total_bytes - memory.saved_bytes - memory.workspace_bytes
         again = shape.recompute and shape.stop > self.prices.first_trained
         for each in segment_choices(shape.stop - shape.start)[1:] if again else ():
             inputs, most = segment_bytes(profile, replace(shape, segment_layers=each))
-            pairs.append((states + inputs + most, memory.boundary_bytes + inputs))
-        return pairs
+            pairs.append((states + inputs + most, outputs + inputs))
+        _, waiting = stage_activation_bytes(profile, replace(shape, in_flight_before=2))
+        return _StageBytes(tuple(pairs), waiting - memory.boundary_bytes)
 
     def segment_layers(self, shape: StageShape, kind: str) -> int:
         """Return the `segment_layers` with which recompute of a stage on a kind needs least memory."""

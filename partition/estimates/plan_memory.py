@@ -21,6 +21,7 @@ def plan_memory(plan: Plan, profile: ModelProfile, device: str) -> DeviceMemory:
                 stage.recompute,
                 pipeline.num_microbatches,
                 stage.segment_layers,
+                pipeline.in_flight(index - 1) if index else None,
             )
         )
     return device_memory(
@@ -49,7 +50,8 @@ def plan_memories(plan: Plan, profile: ModelProfile, cluster: Cluster) -> dict[s
             stage, flight = pipeline.stages[index], pipeline.in_flight(index)
             size, count = pipeline.microbatch_size, pipeline.num_microbatches
             stage_key = (*stage.layers, stage.recompute, stage.segment_layers)
-            key = (*stage_key, flight, size, count, id(view.layers))
+            before = pipeline.in_flight(index - 1) if index else 0
+            key = (*stage_key, flight, before, size, count, id(view.layers))
         if key not in known:
             known[key] = plan_memory(plan, view, name)
         found[name] = known[key]

@@ -14,8 +14,8 @@ user.
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
-from partition.estimates.closed_forms import cap_in_flight
 from partition.estimates.effort import ChoiceEffort
 from partition.estimates.pipeline_costs import PipelineCosts
 from partition.estimates.plan_memory import plan_memories
@@ -155,6 +155,6 @@ def variants(costs: PipelineCosts, plan: Plan) -> Iterator[Plan]:
         [num_microbatches] * num_stages,
     )
     ((timed, _),) = StepEstimate(costs).timed(plan)
-    caps = timed.timing.most_in_flight(num_microbatches)
-    for flight in dict.fromkeys(cap_in_flight(flights, caps) for flights in wanted):
+    within = partial(timed.timing.within_memory, num_microbatches)
+    for flight in dict.fromkeys(map(within, wanted)):
         yield costs.plan(plan.strategy, layout, samples, flight)

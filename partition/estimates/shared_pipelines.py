@@ -1,6 +1,6 @@
 """Pipelines that may share devices, before their in_flight is known: what fits, and a cheap estimate."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -84,7 +84,8 @@ class SharedPipelineCosts:
         flights = [
             [self._least_in_flight(shared, stage) for stage in range(len(shared.stages))] for shared in draft
         ]
-        for places in _places(draft).values():
+        left: dict[str, float] = {}
+        for name, places in _places(draft).items():
             spare = self._spare(places)
             growing = {(pipeline, stage): shared for pipeline, stage, shared in places}
             while growing:
@@ -98,7 +99,31 @@ class SharedPipelineCosts:
                     continue
                 flights[pipeline][stage] += 1
                 spare -= more
-        return tuple(tuple(accumulate(row, min)) for row in flights)
+            left[name] = spare
+        flights = [list(accumulate(row, min)) for row in flights]
+        self._make_room_for_gradients(draft, flights, left)
+        return tuple(map(tuple, flights))
+
+    def _make_room_for_gradients(
+        self, draft: Draft, flights: list[list[int]], left: Mapping[str, float]
+    ) -> None:
+        """Lower in_flight before stages whose devices lack memory for the gradients that wait there.
+
+        left: bytes left on each device without them.
+        """
+        spare = dict(left)
+        stages = [
+            (shared, row, stage)
+            for shared, row in zip(draft, flights, strict=True)
+            for stage in range(len(row) - 1, 0, -1)
+        ]
+        for shared, row, stage in stages:
+            placed = shared.stages[stage]
+            each = self.costs.gradient_bytes(placed.device, placed.start, placed.stop, shared.microbatch_size)
+            if each > 0 and row[stage - 1] > row[stage]:
+                taken = min(row[stage - 1] - row[stage], max(0, int(spare[placed.device.name] / each)))
+                row[stage - 1] = row[stage] + taken
+                spare[placed.device.name] -= taken * each
 
     def _spare(self, places: Iterable[tuple[int, int, SharedPipeline]]) -> float:
         """Return the bytes left on a device with the fewest microbatches in flight of each of its stages."""

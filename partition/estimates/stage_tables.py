@@ -272,7 +272,8 @@ class SizeTables:
     def caps(self, *, recompute: bool) -> Floats:
         """Return the most microbatches in flight that memory takes; 0 where not even one, at most ALL.
 
-        Of a stage without a backward they are all of the pipeline's (`caps_for`).
+        With no more in flight in the stage before. Of a stage without a backward they are all of the
+        pipeline's (`caps_for`).
         """
         if recompute not in self._caps:
             self._caps[recompute] = self._count_caps(recompute=recompute)
@@ -287,18 +288,19 @@ class SizeTables:
         held, samples = self.tables.bytes, self.samples
         optimizer = self.tables.problem.profile.optimizer_bytes_per_parameter_byte
         states = held.weights + held.trained * (1 + optimizer)
-        one = held.inputs + held.outputs
+        here = states + samples * (held.inputs + held.outputs)  # see `stage_activation_bytes`
         # without a backward the inputs of two microbatches are there, and what one saves while it runs
         ahead = self._caps_of(
             states + self.workspace_bytes + samples * (held.passing + 2 * held.inputs), held.outputs
         )
         if not recompute:
-            caps = self._caps_of(states + self.workspace_bytes, one + held.saved)
+            caps = self._caps_of(here + self.workspace_bytes, held.outputs + held.saved)
             return np.where(self.tables.without_backward, ahead, caps)
-        caps = self._caps_of(states + self.workspace_bytes + samples * held.saved, one + held.inputs)
+        each = held.outputs + held.inputs
+        caps = self._caps_of(here + self.workspace_bytes + samples * held.saved, each)
         alone = samples * held.saved + self.workspace_bytes
         for inputs, most in segment_tables(held.inputs, samples, alone):
-            caps = np.maximum(caps, self._caps_of(states + most, one + inputs))
+            caps = np.maximum(caps, self._caps_of(here + most, held.outputs + inputs))
         return np.where(self.tables.without_backward, ahead, caps)
 
     def _caps_of(self, fixed: Floats, one: Floats) -> Floats:
@@ -330,7 +332,7 @@ class SizeTables:
         """Return where memory takes all microbatches of a pipeline that has so many."""
         held, samples = self.tables.bytes, self.samples
         optimizer = self.tables.problem.profile.optimizer_bytes_per_parameter_byte
-        saved, boundary = samples * held.saved, samples * (held.inputs + held.outputs)
+        saved, boundary = samples * held.saved, samples * (held.inputs + (in_flight + 1) * held.outputs)
         before, after = in_flight * saved, (in_flight - 1) * saved
         first = np.maximum(self.first_backward_bytes - self.workspace_bytes, 0.0)
         if recompute:
@@ -339,7 +341,7 @@ class SizeTables:
                 for flight in (in_flight, in_flight - 1)
             )
             first = np.where(in_flight > 1, 0.0, first)
-        peak = np.maximum(before, held.trained + after + first) + in_flight * boundary
+        peak = np.maximum(before, held.trained + after + first) + boundary
         need = held.weights + held.trained * optimizer + self.workspace_bytes + peak
         return np.asarray(self.tables.allowed & (need <= self._usable_bytes))
 

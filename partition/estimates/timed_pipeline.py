@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-from cost_model.cluster import Cluster, Device, Link
+from cost_model.cluster import Cluster, Device
 from cost_model.memory import StageShape
 from partition.estimates.closed_forms import (
     cap_in_flight,
@@ -13,6 +13,7 @@ from partition.estimates.closed_forms import (
     makespan_bound_s,
     period_s,
     spread_in_flight,
+    within_waiting,
 )
 from partition.estimates.extended_clock import ExtendedClock
 from partition.estimates.pipeline_clock import Seconds
@@ -78,7 +79,7 @@ class PipelineTiming:
         self.busy_s, self.round_trips_s = self.full.busy_s, self.full.round_trips_s
         self.period_s = period_s(self.busy_s, [max(link[:2]) for link in self.full.link_s])
         self._rest: dict[int, float] = {}
-        self._best: dict[int, tuple[int, ...]] = {}
+        self._best: dict[int, tuple[float, tuple[int, ...]]] = {}
 
     def seconds(self, samples: int) -> Seconds:
         """Return the seconds of a microbatch."""
@@ -129,6 +130,17 @@ class PipelineTiming:
             return 0
         return min(limit, min(self.caps[: self.first_backward], default=MANY) * self.microbatch_size)
 
+    def _within(self, num_microbatches: int, in_flight: Sequence[int]) -> tuple[int, ...]:
+        """Return in_flight of all stages, given those with a backward, lowered to what takes its messages."""
+        stages = self.stages[self.first_backward :]
+
+        def waiting(stage: int, flight: int) -> int:
+            it = stages[stage]
+            layers = (it.start, it.stop)
+            return self.costs.waiting(it.device, layers, self.microbatch_size, flight, recompute=it.recompute)
+
+        return self._behind(num_microbatches, within_waiting(in_flight, waiting))
+
     def _behind(self, num_microbatches: int, in_flight: Sequence[int]) -> tuple[int, ...]:
         """Return in_flight of all stages, given those with a backward: before them are all microbatches."""
         return (num_microbatches,) * self.first_backward + tuple(in_flight)
@@ -155,23 +167,27 @@ class PipelineTiming:
         )
 
     def most_in_flight(self, num_microbatches: int) -> tuple[int, ...]:
-        """Return the in_flight of all that fits."""
+        """Return the most that memory takes at each stage, gradients that wait for the stage before aside."""
         caps = self._caps_of(num_microbatches)
         return self._behind(num_microbatches, cap_in_flight(caps, caps))
 
     def needed_in_flight(self, num_microbatches: int) -> tuple[int, ...]:
         """Return the in_flight that the pipeline's own period needs, as far as memory allows it."""
-        wanted = cap_in_flight(self._needed[self.first_backward :], self._caps_of(num_microbatches))
-        return self._behind(num_microbatches, wanted)
+        return self.within_memory(num_microbatches, self._needed)
+
+    def within_memory(self, num_microbatches: int, wanted: Sequence[int]) -> tuple[int, ...]:
+        """Return in_flight of all stages that is as near to what is wanted as memory allows."""
+        capped = cap_in_flight(wanted[self.first_backward :], self._caps_of(num_microbatches))
+        return self._within(num_microbatches, capped)
 
     def flights(self, num_microbatches: int) -> list[tuple[int, ...]]:
         """Return in_flight worth trying, within memory: what the period needs, a few more, all that fit."""
         caps = self._caps_of(num_microbatches)
         tries = [
-            self._behind(num_microbatches, self._spread(caps, extra))
+            self._within(num_microbatches, self._spread(caps, extra))
             for extra in (*EXTRA_IN_FLIGHT, num_microbatches)
         ]
-        return list(dict.fromkeys([*tries, self.most_in_flight(num_microbatches)]))
+        return list(dict.fromkeys([*tries, self._within(num_microbatches, cap_in_flight(caps, caps))]))
 
     def _caps_of(self, num_microbatches: int) -> list[int]:
         """Return the caps of the stages that have a backward."""
@@ -180,7 +196,7 @@ class PipelineTiming:
     @cached_property
     def usual(self) -> tuple[int, ...]:
         """Return in_flight for any number of microbatches: what the period needs and more, within memory."""
-        return self._behind(MANY, self._spread(self.caps[self.first_backward :], USUAL))
+        return self._within(MANY, self._spread(self.caps[self.first_backward :], USUAL))
 
     @cached_property
     def _needed(self) -> tuple[int, ...]:
@@ -192,21 +208,32 @@ class PipelineTiming:
 
     def best_flights(self, num_samples: int) -> tuple[int, ...]:
         """Return the in_flight with which these samples take least time."""
+        return self._best_of(num_samples)[1]
+
+    def least_s(self, num_samples: int) -> float:
+        """Return the seconds of these samples with that in_flight, and of the optimizer.
+
+        No simulated step with the pipeline is shorter; 0 of so many microbatches that it takes long to say.
+        """
+        return self._best_of(num_samples)[0]
+
+    def _best_of(self, num_samples: int) -> tuple[float, tuple[int, ...]]:
         if num_samples not in self._best:
-            self._best[num_samples] = self._best_flights(num_samples)
+            self._best[num_samples] = self._find_best(num_samples)
         return self._best[num_samples]
 
-    def _best_flights(self, num_samples: int) -> tuple[int, ...]:
+    def _find_best(self, num_samples: int) -> tuple[float, tuple[int, ...]]:
         num_microbatches = -(-num_samples // self.microbatch_size)
         rest = num_samples - (num_microbatches - 1) * self.microbatch_size
         last = None if rest == self.microbatch_size else self.seconds(rest)
         if num_microbatches > MOST_EXACT:
-            return self._behind(num_microbatches, self.usual[self.first_backward :])
+            return 0.0, self._behind(num_microbatches, self.usual[self.first_backward :])
         clocks = self.costs.clocks
-        return min(
-            self.flights(num_microbatches),
-            key=lambda flights: (clocks.of(self.full, flights).makespan_s(num_microbatches, last), flights),
+        least_s, best = min(
+            (clocks.of(self.full, flights).makespan_s(num_microbatches, last), flights)
+            for flights in self.flights(num_microbatches)
         )
+        return least_s + self.optimizer_s, best
 
     def quick_s(self, num_microbatches: int) -> float:
         """Return Z of equal microbatches with all in flight that fits, and the optimizer."""
@@ -294,6 +321,9 @@ class TimingCache:
         self.costs = costs
         self._pinned = {pin.device for pin in costs.problem.forced.pins}
         self._timings: dict[object, PipelineTiming] = {}
+        self._numbers: dict[object, int] = {}
+        self._devices: dict[str, int] = {}
+        self._channels: dict[tuple[str, str], int] = {}
 
     @property
     def timings(self) -> list[PipelineTiming]:
@@ -309,18 +339,28 @@ class TimingCache:
     ) -> PipelineTiming:
         key = (
             microbatch_size,
-            tuple(
-                (s.device.kind, s.device.speed, s.device.usable_bytes, s.start, s.stop, s.recompute)
-                for s in stages
-            ),
+            tuple((self._alike(s.device), s.start, s.stop, s.recompute) for s in stages),
             tuple(self._links(*channel) for channel in channels),
-            tuple(s.device.name for s in stages if s.device.name in self._pinned) if self._pinned else (),
         )
         if key not in self._timings:
             self._timings[key] = PipelineTiming(self.costs, stages, channels, microbatch_size)
         return self._timings[key]
 
-    def _links(self, one: Device, other: Device) -> tuple[Link, Link] | None:
-        """Return the links both ways; None within a device."""
-        route, (here, there) = self.costs.network.route, (one.name, other.name)
-        return None if here == there else (route(here, there).link, route(there, here).link)
+    def _alike(self, device: Device) -> int:
+        """Return a number that devices share which may stand for one another, as no pinned one may."""
+        found = self._devices.get(device.name)
+        if found is None:
+            own = device.name if device.name in self._pinned else ""
+            kind = (device.kind, device.speed, device.usable_bytes, own)
+            found = self._devices[device.name] = self._numbers.setdefault(kind, len(self._numbers))
+        return found
+
+    def _links(self, one: Device, other: Device) -> int:
+        """Return a number that channels with equal links both ways share, and all those inside a device."""
+        key = (one.name, other.name)
+        found = self._channels.get(key)
+        if found is None:
+            route = self.costs.network.route
+            both = (route(*key).link, route(*key[::-1]).link) if one.name != other.name else None
+            found = self._channels[key] = self._numbers.setdefault(both, len(self._numbers))
+        return found

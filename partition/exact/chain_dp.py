@@ -48,10 +48,10 @@ class StageBytes:
     def of(cls, profile: ModelProfile, samples: int) -> "StageBytes":
         held = LayerBytes.of(profile)
         states = held.weights + held.trained * (1 + profile.optimizer_bytes_per_parameter_byte)
-        fixed = states + working_table(profile, samples)
-        each = held.saved + held.inputs + held.outputs
+        fixed = states + working_table(profile, samples) + samples * (held.inputs + held.outputs)
+        each = held.saved + held.outputs
         until = profile.first_trained + 1  # no backward: see `SizeTables.caps`
-        fixed[:, :until] += samples * (held.passing + 2 * held.inputs)[:, :until]
+        fixed[:, :until] += samples * (held.passing + held.inputs - held.outputs)[:, :until]
         each[:, :until] = held.outputs[:, :until]
         return cls(fixed.T, each.T, held.trained.T)
 

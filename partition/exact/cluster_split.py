@@ -97,7 +97,7 @@ class ClusterSplit:
 
     def add(self, wanted: Mapping[Family, Iterable[int]]) -> None:
         """Work out the least makespans for more microbatches; 0 for a single one of least to most samples."""
-        begin_s, new, asked = time.monotonic(), [], []
+        begin_s, new, asked = time.process_time(), [], []
         for family, counts in wanted.items():
             known = self.least.setdefault(family, {})
             every = sorted({*counts, *known})
@@ -111,7 +111,7 @@ class ClusterSplit:
             if not self.for_bound:
                 self.programmes[family, count] = (programme, which)
         if asked:
-            self.amount_s = (time.monotonic() - begin_s) / len(asked)
+            self.amount_s = (time.process_time() - begin_s) / len(asked)
 
     def add_exact(self, wanted: Sequence[tuple[int, int]]) -> None:
         """Work out single amounts, as (microbatch size, samples), with a smaller last microbatch."""
@@ -234,12 +234,12 @@ class ClusterSplit:
     def bound_s(self, low_s: float, end_s: float = math.inf) -> float:
         """Return a step that no plan of disjoint pipelines beats, amounts refined where the bound is decided.
 
-        end_s: on the monotonic clock; no round but the first begins after it, nor one that would take longer
-        with its amounts, at the pace of others.
+        end_s: on the clock of CPU seconds; no round but the first begins after it, nor one that would take
+        longer with its amounts, at the pace of others.
         """
         bound = low_s
         for turn in range(ROUNDS):
-            if turn and time.monotonic() > end_s:
+            if turn and time.process_time() > end_s:
                 break
             bound = max(bound, self.least_step_s(upper=True, low_s=bound))
             if bound >= self.ceiling_s * (1 - 2e-3):
@@ -280,7 +280,7 @@ class ClusterSplit:
             for part in parts:
                 wanted[part] = set(counts)
         many = sum(map(len, wanted.values())) + len(exact)
-        if time.monotonic() + many * self.amount_s > end_s:
+        if time.process_time() + many * self.amount_s > end_s:
             return False
         for family in divided:
             del self.least[family]

@@ -6,7 +6,7 @@ Neither alone ranks families well; callers ask for both.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -23,9 +23,12 @@ from partition.local_search.families import Family, FamilySet, FamilySpace, Layo
 from partition.local_search.starts import SearchSpace
 
 TOGETHER = 6  # exponent: messages queue the more, the nearer a card is to being busy all the time
+ROUNDING = 1 - 1e-9  # times what an estimate cannot be below
 TOLERANCE = 1e-3  # relative: how exactly samples are shared out for an estimate
 _Part = tuple[Family, Layout, int, PipelineTiming]
 """A family, its devices, the samples of one copy, and how long these take."""
+MessageSeconds = Callable[[Device, Device, int], tuple[float, float]]
+"""Seconds for which a message behind a place of a chain occupies a link there, and the one back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,35 +48,63 @@ class FamilyCutter:
         self._merged = {device.name: c for c, group in enumerate(space.members) for device in group}
         self._timings = {1: search.timings}
         self._cutters: dict[tuple[tuple[int, ...], int], CutOptimizer] = {}
-        self._known: dict[object, EstimatedSet | None] = {}
+        self.known: dict[object, EstimatedSet | None] = {}
         self._messages: dict[object, tuple[float, float]] = {}
         self._between: dict[tuple[str, ...], tuple[Link, Link]] = {}
 
-    def cut(self, outline: Outline, taken: Sequence[int], *, shared: bool) -> EstimatedSet | None:
+    def cut(
+        self, outline: Outline, taken: Sequence[int], *, shared: bool, within_s: float = math.inf
+    ) -> EstimatedSet | None:
         """Return the family of an outline with the best cuts of a few; None where memory takes none.
 
         The bytes of a stage are charged as if they were summed alone on a card, by all of a node's stages if
-        nested; and, for families whose sums hide behind others, once each.
+        nested; and, for families whose sums hide behind others, once each. None, too, where the estimate is
+        sure to be above within_s.
         """
         layout = self.space.layout(outline, taken)
         at_once = layout.most_at_once if shared else 1
         key = (outline, tuple(taken), at_once)
-        if key not in self._known:
-            options = list(self._cut(outline, layout, at_once))
-            self._known[key] = min(options, key=lambda option: option.step_s) if options else None
-        return self._known[key]
+        if key not in self.known:
+            options = [
+                self._estimated(family, layout, timing, within_s)
+                for family, timing in self._cut(outline, layout, at_once)
+            ]
+            found = min(
+                (option for option in options if option is not None),
+                key=lambda option: option.step_s,
+                default=None,
+            )
+            if any(option is None for option in options) and (found is None or found.step_s > within_s):
+                return found
+            self.known[key] = found
+        return self.known[key]
 
-    def _cut(self, outline: Outline, layout: Layout, at_once: int) -> Iterator[EstimatedSet]:
-        share = -(-self.search.problem.global_batch_size // outline.copies)
+    def _cut(self, outline: Outline, layout: Layout, at_once: int) -> Iterator[tuple[Family, PipelineTiming]]:
         charges = self._charges(outline, layout)
         for times in dict.fromkeys((charges, tuple(min(charge, 1) for charge in charges))):
             cutter = self._cutter(times, at_once)
-            cut = cutter.recut(layout.row, outline.microbatch_size, share)
+            cut = cutter.recut(layout.row, outline.microbatch_size, self._share(outline))
             if cut is not None:
                 cuts = tuple((stage.start, stage.stop, stage.recompute) for stage in cut.stages)
-                family = Family(outline, cuts)
-                seconds = self._with_cards(cut.timing.time_s(share), [(family, layout, share, cut.timing)])
-                yield EstimatedSet(seconds, (family,))
+                yield Family(outline, cuts), cut.timing
+
+    def _share(self, outline: Outline) -> int:
+        """Return the samples of a copy."""
+        return -(-self.search.problem.global_batch_size // outline.copies)
+
+    def _estimated(
+        self, family: Family, layout: Layout, timing: PipelineTiming, within_s: float
+    ) -> EstimatedSet | None:
+        """Return a family with its estimate; None where Z, sooner known than a clock, is too much."""
+        share = self._share(family.outline)
+        whole, parts = share // family.outline.microbatch_size, [(family, layout, share, timing)]
+        least_s, messages_s = timing.quick_s(whole) if whole else 0.0, self._card_messages_s(parts)
+        if with_messages_s(least_s, messages_s) * ROUNDING > within_s:
+            return None
+        sync_s = self._sync_s(parts)
+        if (with_messages_s(least_s, messages_s) + sync_s) * ROUNDING > within_s:
+            return None
+        return EstimatedSet(with_messages_s(timing.time_s(share), messages_s) + sync_s, (family,))
 
     def estimate_s(self, families: FamilySet, *, shared: bool) -> float:
         """Return the estimated step of families that share the batch; inf where they cannot do it."""
@@ -92,6 +123,18 @@ class FamilyCutter:
             place += family.outline.copies
         return self._with_cards(seconds, parts)
 
+    def cards_busy(self, estimated: EstimatedSet) -> float:
+        """Return the share of a step for which the busiest card carries messages, as estimated."""
+        batch, copies = self.search.problem.global_batch_size, 0
+        for family in estimated.families:
+            copies += family.outline.copies
+        layouts = self.space.layouts(estimated.families)
+        parts = [
+            (layout, -(-batch // copies // family.outline.microbatch_size), self._messages_of(family))
+            for family, layout in zip(estimated.families, layouts, strict=True)
+        ]
+        return card_messages_s(parts) / estimated.step_s if estimated.step_s else 0.0
+
     def timed(self, families: FamilySet) -> list[TimedPipeline] | None:
         """Return the pipelines of families on their devices; None where memory does not take one of them."""
         timed = [
@@ -103,23 +146,29 @@ class FamilyCutter:
 
     def _with_cards(self, clock_s: float, parts: Sequence[_Part]) -> float:
         """Return a step by its clock, with the messages and sums of the busiest cards."""
-        between: dict[tuple[str, str], float] = {}
-        hops: dict[str, int] = {}
-        for family, layout, samples, _ in parts:
-            size = family.outline.microbatch_size
-            count = -(-samples // size)
-            message_s: dict[object, tuple[float, float]] = {}
-            for place, one, other, pairs in layout.crossings:
-                links = self._links(one, other)
-                key = (place, id(links[0]), id(links[1]))
-                if key not in message_s:
-                    message_s[key] = self._message_s(one, other, family.cuts[place][1], size)
-                here, there, (forward_s, backward_s) = one.node, other.node, message_s[key]
-                between[here, there] = between.get((here, there), 0.0) + pairs * count * forward_s
-                between[there, here] = between.get((there, here), 0.0) + pairs * count * backward_s
-                hops[here], hops[there] = hops.get(here, 0) + pairs, hops.get(there, 0) + pairs
-        cards_s = queued_s(between, max(hops.values(), default=0) > FEW_HOPS)
-        return float((clock_s**TOGETHER + cards_s**TOGETHER) ** (1 / TOGETHER)) + self._sync_s(parts)
+        return with_messages_s(clock_s, self._card_messages_s(parts)) + self._sync_s(parts)
+
+    def _card_messages_s(self, parts: Sequence[_Part]) -> float:
+        """Return for how long the busiest cards carry the messages of families."""
+        return card_messages_s(
+            (layout, -(-samples // family.outline.microbatch_size), self._messages_of(family))
+            for family, layout, samples, _ in parts
+        )
+
+    def _messages_of(self, family: Family) -> MessageSeconds:
+        """Return what gives the seconds of a family's messages; equal links are asked for once."""
+        known: dict[object, tuple[float, float]] = {}
+
+        def message_s(one: Device, other: Device, place: int) -> tuple[float, float]:
+            links = self._links(one, other)
+            key = (place, id(links[0]), id(links[1]))
+            if key not in known:
+                known[key] = self._message_s(
+                    one, other, family.cuts[place][1], family.outline.microbatch_size
+                )
+            return known[key]
+
+        return message_s
 
     def _sync_s(self, parts: Sequence[_Part]) -> float:
         """Return the seconds for which the sums of layers go on after the last backwards."""
@@ -185,6 +234,24 @@ class FamilyCutter:
             charged_s = charge[:, None, None] * np.maximum(tables.bytes.trained, 0.0) * share
             self._cutters[key] = CutOptimizer(tables, timings, tables.optimizer_s + charged_s)
         return self._cutters[key]
+
+
+def card_messages_s(parts: Iterable[tuple[Layout, int, MessageSeconds]]) -> float:
+    """Return for how long the busiest cards carry the messages of layouts, each with so many microbatches."""
+    between: dict[tuple[str, str], float] = {}
+    hops: dict[str, int] = {}
+    for layout, count, message_s in parts:
+        for place, one, other, pairs in layout.crossings:
+            here, there, (forward_s, backward_s) = one.node, other.node, message_s(one, other, place)
+            between[here, there] = between.get((here, there), 0.0) + pairs * count * forward_s
+            between[there, here] = between.get((there, here), 0.0) + pairs * count * backward_s
+            hops[here], hops[there] = hops.get(here, 0) + pairs, hops.get(there, 0) + pairs
+    return queued_s(between, max(hops.values(), default=0) > FEW_HOPS)
+
+
+def with_messages_s(clock_s: float, messages_s: float) -> float:
+    """Return a step by its clock in which a card carries messages for so long."""
+    return float((clock_s**TOGETHER + messages_s**TOGETHER) ** (1 / TOGETHER))
 
 
 def _timed(timings: TimingCache, family: Family, row: Sequence[Device]) -> TimedPipeline:

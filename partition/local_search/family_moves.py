@@ -1,5 +1,6 @@
 """Changes of families: each changes all copies of a chain at once."""
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,8 +13,8 @@ from partition.local_search.moves import GAIN
 MOVES = ("shift", "shift", "shift", "size", "place", "order", "drop", "add", "class", "fewer", "recut")
 """A cut by one layer; microbatch size; runs, grouped or nested; two stages swapped; a stage less, more, or of
 another class; fewer copies; new cuts. As often as named."""
-EvaluateFamilies = Callable[[FamilySet], float]
-"""Seconds of a step of families; inf where they are no plan."""
+EvaluateFamilies = Callable[[FamilySet, float], float]
+"""Seconds of a step of families; inf where they are no plan, and maybe where it is above so many seconds."""
 
 
 class FamilyClimb:
@@ -25,7 +26,7 @@ class FamilyClimb:
 
     def improve(self, families: FamilySet, goes_on: Callable[[], bool], seed: int = 0) -> FamilySet:
         """Return families that are no worse. goes_on: whether another set may be evaluated."""
-        rng, best, best_s = random.Random(seed), families, self._evaluate(families)
+        rng, best, best_s = random.Random(seed), families, self._evaluate(families, math.inf)
         seen, in_vain, tries = {families}, 0, 0
         for _ in range(self._effort.most_changes):
             if tries == self._effort.climb_tries or in_vain == self._effort.most_in_vain or not goes_on():
@@ -36,8 +37,9 @@ class FamilyClimb:
             seen.add(trial)
             tries += 1
             in_vain += 1
-            step_s = self._evaluate(trial)
-            if step_s < best_s * (1 - GAIN):
+            most_s = best_s * (1 - GAIN)
+            step_s = self._evaluate(trial, most_s)
+            if step_s < most_s:
                 best, best_s, in_vain = trial, step_s, 0
         return best
 

@@ -45,7 +45,7 @@ def commands(page: Path) -> Iterator[str]:
             if part.startswith(WRAPPERS) and " hetpipe " in part:
                 part = part[part.index(" hetpipe ") + 1 :]
             if part.startswith("hetpipe "):
-                yield part
+                yield part.removesuffix(" &")
 
 
 @cache

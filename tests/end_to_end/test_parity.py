@@ -9,8 +9,14 @@ from random_cases import MODULES
 from stress_ranks import check_cases
 
 LIMIT = 1e-12
-NUM_PLANS = {1: 16, 2: 44, 3: 60, 4: 90}
-"""By number of ranks. A single one: check(4, [17])."""
+SEEDS = {
+    1: [*range(8)],
+    2: [*range(20), 30, 33, 42],
+    3: [*range(20), 22, 24, 34, 58],
+    4: [*range(40)],
+}
+"""By number of ranks, so that everything that a plan may have is in some. A single one: check(4, [17])."""
+MORE = {1: 16, 2: 50, 3: 80, 4: 120}
 
 
 def check(num_ranks: int, seeds: list[int], over_nodes: bool = False) -> list[dict[str, Any]]:
@@ -29,9 +35,9 @@ def check(num_ranks: int, seeds: list[int], over_nodes: bool = False) -> list[di
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_ranks", NUM_PLANS)
+@pytest.mark.parametrize("num_ranks", SEEDS)
 def test_gradients_of_random_plans_equal_one_process(num_ranks):
-    cases = check(num_ranks, list(range(NUM_PLANS[num_ranks])))
+    cases = check(num_ranks, SEEDS[num_ranks])
     if num_ranks > 1:  # the plans have everything that a plan may have
         impossible = {
             4: {"interleaved"},
@@ -40,6 +46,13 @@ def test_gradients_of_random_plans_equal_one_process(num_ranks):
         for feature in cases[0].keys() - {"event", "name", "worst"} - impossible.get(num_ranks, set()):
             least = 2 if feature == "sums cut" else 4  # a ring of two ranks is seldom cut
             assert sum(case[feature] for case in cases) >= least, feature
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("num_ranks", MORE)
+def test_gradients_of_more_random_plans_equal_one_process(num_ranks):
+    check(num_ranks, [seed for seed in range(MORE[num_ranks]) if seed not in SEEDS[num_ranks]])
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """What a step holds and for how long, and steps that differ from the ones before."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import runtime_mains
 import user_tasks
 from cost_model.cluster import CPU
 from cost_model.layer_profile import LayerProfile, LayerTimes
+from cost_model.memory import StageShape, stage_activation_bytes
 from cost_model.profile import KindProfile, ModelProfile
 from hetpipe.models.chain import ChainModel, TensorSpec
 from hetpipe.runs.run_folder import RunFolder
@@ -97,6 +99,25 @@ def test_memory_does_not_grow_with_the_microbatches(make, most):
     assert len(peaks) == 2 * num_ranks
     for rank in range(num_ranks):
         assert 0 < peaks[1, rank] <= most * peaks[0, rank], rank
+
+
+@pytest.mark.slow
+def test_a_gradient_waits_for_a_stage_that_has_more_in_flight():
+    flights = [(1, 1), (2, 1), (6, 1), (3, 3), (6, 3)]
+    cases = [
+        case_of("gpt2-tiny", Pipeline(2, 24, stages((0, 0, 3, before), (1, 3, 6, here))))
+        for before, here in flights
+    ]
+    events = run(runtime_mains.peak_bytes, cases[0], cases)
+    peaks = {flights[event["case"]]: event["bytes"] for event in events if event["rank"] == 1}
+    message = 2 * 8 * 16 * 8  # samples, tokens, width, float64
+    layers = (replace(it, output_bytes_per_sample=message / 2) for it in cases[0].profile.layers)
+    profile = replace(cases[0].profile, layers=tuple(layers))
+    for before, here in flights:
+        shape = StageShape(3, 6, here, 2, in_flight_before=before)
+        alike = stage_activation_bytes(profile, replace(shape, in_flight_before=here))[1]
+        more = stage_activation_bytes(profile, shape)[1] - alike
+        assert more == message * (before - here) == peaks[before, here] - peaks[here, here]
 
 
 def test_a_rank_keeps_the_events_of_its_last_steps_only(tmp_path):

@@ -1,13 +1,25 @@
-"""How a rank comes to the device made of Python, which nothing but that rank may have loaded."""
+"""How ranks come to the device made of Python, which nothing but those ranks may have loaded."""
 
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+from hetpipe.data.task import TaskFactory
+from hetpipe.runtime.cuda_events import GpuPace
+from hetpipe.training import rank as ranks
 
-def call(name: str, *arguments: Any, rank: int, emit: Callable[[dict[str, Any]], None]) -> None:
+Emit = Callable[[dict[str, Any]], None]
+
+
+def call(name: str, *arguments: Any, rank: int, emit: Emit) -> None:
     """Call a function of `sim_mains`, and emit what it emits."""
-    assert rank == 0
     getattr(import_module("sim_mains"), name)(
-        *arguments, emit=lambda found: emit({"event": "found", **found})
+        *arguments, rank=rank, emit=lambda found: emit({"event": "found", "rank": rank, **found})
     )
+
+
+def train_rank(folder: str, make_task: TaskFactory, handover: str, *, rank: int, emit: Emit) -> None:
+    """Train as a rank whose GPU is the device; emit after the last step how often the host has waited."""
+    device = import_module("sim_device")
+    vars(ranks).update(torch_device=lambda _: device.DEVICE, pace_of=lambda *_: GpuPace(device.MODULE.Event))
+    ranks.train_rank(folder, make_task, handover, rank=rank, emit=emit)

@@ -13,6 +13,7 @@ INSTANT = Link(latency_s=0.0, bandwidth_bytes_per_s=1e30)
 
 CLUSTER_TOML = """
 reserve = "0 B"
+driver_memory = "0 B"
 [network]
 bandwidth = "320 bit/s"
 latency = "0.25 s"

@@ -48,11 +48,15 @@ CONFIG = {
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A contender on a cluster: its plan, None where none fits, and the seconds of its timed steps."""
+    """A contender on a cluster: its plan, None where none fits, and the seconds of its timed steps.
+
+    samples_per_s: of each run by the wall clock, with all that lies between its steps.
+    """
 
     plan: Plan | None
     predicted_s: float
     measured_s: list[float]
+    samples_per_s: list[float]
     overloaded: list[bool]
 
 
@@ -167,9 +171,9 @@ def _planned(cluster: Cluster, profile: ModelProfile) -> dict[str, Row]:
             plan = plan_of(problem)
         except InfeasibleError as error:
             print(f"{cluster.name}, {name}: {error}", file=sys.stderr)
-            rows[name] = Row(None, float("inf"), [], [])
+            rows[name] = Row(None, float("inf"), [], [], [])
             continue
-        rows[name] = Row(plan, evaluate(plan).step_s, [], [])
+        rows[name] = Row(plan, evaluate(plan).step_s, [], [], [])
     return rows
 
 
@@ -180,6 +184,7 @@ def _run(
     settings = Settings.of(row.plan, profile, steps=options.steps, save=False, **entry.in_settings)
     report = measure(settings, cluster_file, profile, row.plan)
     row.measured_s.extend(report.step_s_all[1:])
+    row.samples_per_s.append(report.samples_per_s)
     row.overloaded.append(report.host_overloaded)
 
 
@@ -194,19 +199,20 @@ def _table(cluster: Cluster, rows: Mapping[str, Row]) -> str:
         "| slower than ours |",
         "|---|---|---|---|---|---|---|",
     ]
-    ours_s = statistics.median(rows[OURS].measured_s or [float("nan")])
+    ours = statistics.median(rows[OURS].samples_per_s or [float("nan")])
     for contender, row in rows.items():
         if row.plan is None:
             lines.append(f"| {contender} | does not fit | | | | | |")
             continue
         median = statistics.median(row.measured_s or [float("nan")])
+        speed = statistics.median(row.samples_per_s or [float("nan")])
         star = " *" if any(row.overloaded) else ""
         sizes = "/".join(map(str, sorted({each.microbatch_size for each in row.plan.pipelines})))
         lines.append(
             f"| {contender} | {_layers(row.plan.pipelines)} | {sizes} "
             f"| {row.predicted_s:.3f} | {median:.3f} [{min(row.measured_s, default=0):.3f}, "
-            f"{max(row.measured_s, default=0):.3f}] of {len(row.measured_s)}{star} | {BATCH / median:.1f} "
-            f"| {median / ours_s:.2f} |"
+            f"{max(row.measured_s, default=0):.3f}] of {len(row.measured_s)}{star} | {speed:.1f} "
+            f"| {ours / speed:.2f} |"
         )
     return "\n".join(lines) + "\n"
 

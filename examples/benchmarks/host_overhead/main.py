@@ -4,6 +4,8 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -98,6 +100,52 @@ def steps(spec: ModelSpec) -> dict[str, Step]:
     return {"torch": eager, "hetpipe": ours(KeyedDropout(0)), "watched": ours(Watched(0))}
 
 
+def stages_of(spec: ModelSpec, num_stages: int) -> dict[str, Step]:
+    """Return what computes all stages of a pipeline in turn, with the prefix once or each time."""
+    chain = ChainModel.from_spec(spec)
+    ids = torch.randint(1, VOCABULARY, (1, LENGTH))
+    cuts = [stage * chain.num_layers // num_stages for stage in range(num_stages + 1)]
+    ranges = list(pairwise(cuts))
+    ranks = tuple(Stage((f"a/{index}",), cut, num_stages - index) for index, cut in enumerate(ranges))
+    plan = Plan("several", "narrow", 1, (Pipeline(1, 1, ranks),))
+
+    def step_of(*, keeps: bool) -> Step:
+        runners = []
+        for cut in ranges:
+            layers = chain.materialise(range(*cut), 0, torch.float32).train()
+            if not keeps:
+                layers._arguments.may_record = lambda _: False  # as it was: the prefix in each forward
+            dropout, loss = KeyedDropout(0), partial(loss_sum, spec.task)
+            runners.append(StageRunner(Program(plan, (), ()), layers, dropout, loss))
+
+        def step(number: int) -> None:
+            data = Microbatch(number, (0,), {"input_ids": ids}, ids, 1.0)
+            carried: tuple[Tensor, ...] = ()
+            for stage, runner in enumerate(runners):
+                carried = runner.forward(Compute(Pass.FORWARD, 0, stage, 0), data, carried)
+                carried = tuple(tensor.detach() for tensor in carried)
+            for stage, runner in reversed(list(enumerate(runners))):
+                carried = runner.backward(Compute(Pass.BACKWARD, 0, stage, 0), carried)
+
+        return step
+
+    return {"each time": step_of(keeps=False), "once": step_of(keeps=True)}
+
+
+def table_of_stages(rounds: int, num_stages: int = 6) -> Iterator[str]:
+    yield f"| {num_stages} stages | prefix in each forward | once for each shape | ratio |"
+    yield "|---|---|---|---|"
+    for name, spec in models():
+        found = milliseconds(stages_of(spec, num_stages), rounds)
+        ratios = sorted(once / each for once, each in zip(found["once"], found["each time"], strict=True))
+        low, high = ratios[len(ratios) // 4], ratios[3 * len(ratios) // 4]
+        before, now = (statistics.median(found[way]) for way in ("each time", "once"))
+        yield (
+            f"| {name} | {before:.2f} ms | {now:.2f} ms | {statistics.median(ratios):.3f} "
+            f"[{low:.3f}, {high:.3f}] |"
+        )
+
+
 def milliseconds(ways: dict[str, Step], rounds: int) -> dict[str, list[float]]:
     """Return the CPU milliseconds of each way in each round, the ways in turn."""
     found: dict[str, list[float]] = {name: [] for name in ways}
@@ -154,10 +202,13 @@ def table_of_dropout(rounds: int) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=40)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--only", choices=("dropout", "steps", "stages"))
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    for line in (*table_of_dropout(rounds), "", *table_of_steps(rounds)):
-        print(line, flush=True)
+    tables = {"dropout": table_of_dropout, "steps": table_of_steps, "stages": table_of_stages}
+    for table in [options.only] if options.only else tables:
+        for line in (*tables[table](options.rounds), ""):
+            print(line, flush=True)
 
 
 if __name__ == "__main__":

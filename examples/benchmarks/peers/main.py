@@ -130,13 +130,13 @@ def _measure(name: str, contender: str, profile: ModelProfile, options: argparse
         path = _plan(name, contender, profile, options)
     except InfeasibleError as error:
         print(f"{name} {contender}: {error}", file=sys.stderr)
-        return {"cluster": name, "contender": contender, "measured_s": []}
+        return {"cluster": name, "contender": contender, "measured_s": [], "wall_s": None}
     plan, cluster = read_plan(path), read_cluster(CLUSTERS[name])
     runtime = RUNTIME.get(contender)
     if runtime is None:
-        measured, overloaded = _run_ours(name, plan, profile, options)
+        measured, wall_s, overloaded = _run_ours(name, plan, profile, options)
     else:
-        measured, overloaded = _run_theirs(name, path, plan, runtime, options)
+        measured, wall_s, overloaded = _run_theirs(name, path, plan, runtime, options)
     predicted_s = evaluator(profile, cluster)(plan).step_s
     error = statistics.median(measured) / predicted_s - 1
     print(f"{name} {contender}: {statistics.median(measured):.3f} s, {error:+.1%}", file=sys.stderr)
@@ -149,23 +149,26 @@ def _measure(name: str, contender: str, profile: ModelProfile, options: argparse
         "speed": max(cluster.device(device).speed for device in plan.device_names),
         "predicted_s": predicted_s,
         "measured_s": measured,
+        "wall_s": wall_s,
         "overloaded": overloaded,
     }
 
 
 def _run_ours(
     name: str, plan: Plan, profile: ModelProfile, options: argparse.Namespace
-) -> tuple[list[float], bool]:
+) -> tuple[list[float], float, bool]:
+    """The seconds of the timed steps, those of one by the wall clock in the mean, and whether disturbed."""
     settings = Settings.of(plan, profile, steps=options.steps, save=False)
     with tempfile.TemporaryDirectory() as folder:
         run = RunFolder(Path(folder) / "run")
         report = train(settings, CLUSTERS[name], profile, plan, run, make_task=make_task)
-    return list(report.step_s_all[1:]), report.host_overloaded
+    return list(report.step_s_all[1:]), plan.global_batch_size / report.samples_per_s, report.host_overloaded
 
 
 def _run_theirs(
     name: str, path: Path, plan: Plan, runtime: str, options: argparse.Namespace
-) -> tuple[list[float], bool]:
+) -> tuple[list[float], float, bool]:
+    """The same of another runtime."""
     events: list[Row] = []
     shared_memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=shared_memory) as folder:
@@ -177,7 +180,7 @@ def _run_theirs(
         run_ranks(contender_rank, (files, runtime, options.steps), group, events.append)
     (event,) = events
     late = event["over_budget"] > OVERLOADED_SHARE or event["foreign_cores"] > OVERLOADED_CORES
-    return event["seconds"], late and runtime != "TorchGPipe"
+    return event["seconds"], event["wall_s"], late and runtime != "TorchGPipe"
 
 
 def _table(name: str, rows: Sequence[Row], options: argparse.Namespace) -> str:
@@ -199,11 +202,12 @@ def _table(name: str, rows: Sequence[Row], options: argparse.Namespace) -> str:
             lines.append(f"| {contender} | does not fit | | | | | |")
             continue
         values = [value for row in mine for value in row["measured_s"]]
+        step_s = statistics.median(values)
         star = " *" if any(row["overloaded"] for row in mine) else ""
         lines.append(
             f"| {contender} | {mine[0]['layers']} | {'/'.join(map(str, mine[0]['microbatch']))} "
             f"| {mine[0]['predicted_s']:.3f} "
-            f"| {median:.3f} [{min(values):.3f}, {max(values):.3f}] of {len(values)}{star} "
+            f"| {step_s:.3f} [{min(values):.3f}, {max(values):.3f}] of {len(values)}{star} "
             f"| {mine[0]['samples'] / median:.1f} | {median / medians['ours']:.2f} |"
         )
     ours = next(row for row in rows if row["contender"] == "ours")
@@ -216,13 +220,13 @@ def _table(name: str, rows: Sequence[Row], options: argparse.Namespace) -> str:
 
 
 def _medians(rows: Sequence[Row]) -> dict[str, float]:
-    """Median step by contender, in the order of the table; inf for what does not fit.
+    """Wall-clock seconds of a step by contender, median of runs, in the order of the table.
 
-    Those without a run are left out.
+    inf for what does not fit; those without a run are left out.
     """
     found: dict[str, list[float]] = {}
     for row in rows:
-        found.setdefault(row["contender"], []).extend(row["measured_s"])
+        found.setdefault(row["contender"], []).extend([row["wall_s"]] if row["measured_s"] else [])
     return {name: statistics.median(found[name] or [float("inf")]) for name in PLANS if name in found}
 
 

@@ -339,12 +339,14 @@ RUNTIMES: dict[str, Callable[[Files, int], Contender]] = {
 def contender_rank(files: Files, runtime: str, num_steps: int, *, rank: int, emit: Emit) -> None:
     """Run steps, of which the first is neither slowed nor timed.
 
-    Emits the seconds of the others (last end of a rank less common start), the largest share of a device's
-    busy time by which operations took longer than they may, and the foreign load in cores.
+    Emits the seconds of the others (last end of a rank less common start), those of one from end to end in
+    the mean, which a clock that nobody waits for does not have, the largest share of a device's busy time by
+    which operations took longer than they may, and the foreign load in cores.
     """
     contender = RUNTIMES[runtime](files, rank)
     load = HostLoad()
     seconds: list[float] = []
+    ended_s: list[float] = []
     over_s = busy_s = 0.0
     for step in range(num_steps):
         contender.prepare(slowed=step > 0)
@@ -357,6 +359,7 @@ def contender_rank(files: Files, runtime: str, num_steps: int, *, rank: int, emi
         virtual = isinstance(contender.pace, VirtualPace)
         end_s = contender.pace.now_s if virtual else time.monotonic()
         ends = gather(end_s)
+        ended_s.append(max(ends))
         if step > 0:
             seconds.append(max(ends) - start_s)
             over_s += contender.pace.over_budget_s
@@ -366,4 +369,6 @@ def contender_rank(files: Files, runtime: str, num_steps: int, *, rank: int, emi
     foreign = max(0.0, (host_s - sum(own for _, own in rows)) / wall_s)
     if rank == 0:
         over = max(share for share, _ in rows)
-        emit({"event": "steps", "seconds": seconds, "over_budget": over, "foreign_cores": foreign})
+        total_s = sum(seconds) if virtual else ended_s[-1] - ended_s[0]
+        found = {"seconds": seconds, "wall_s": total_s / len(seconds)}
+        emit({"event": "steps", **found, "over_budget": over, "foreign_cores": foreign})

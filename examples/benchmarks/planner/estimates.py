@@ -13,6 +13,7 @@ import json
 import math
 import statistics
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from measured_cases import mixed_case
 
 from hetpipe.simulation.prediction import evaluator
 from partition.estimates.gradient_sync import SyncCosts
-from partition.local_search.family_search import FamilyStarts
+from partition.local_search.family_starts import FamilyStarts
 from partition.local_search.pipeline_search import PipelineSearch
 
 FAMILIES, STARTS = 8, 6
@@ -34,7 +35,7 @@ def errors(index: int) -> Iterator[dict[str, Any]]:
     judge = search._with_cards(lambda timed, seconds: seconds + sync.exposed_s(timed))
     starts = FamilyStarts(search, search.effort.families)
     rows: list[tuple[str, Sequence[Any], dict[str, float]]] = []
-    for families in starts.all()[:FAMILIES]:
+    for families in islice(starts.likely(), FAMILIES):
         timed = starts.cutter.timed(families)
         if timed is not None:
             both = {

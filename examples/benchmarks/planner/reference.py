@@ -29,7 +29,7 @@ from partition.estimates.effort import FamilyEffort
 from partition.local_search.families import Counts, Family, FamilySet, FamilySpace, Outline
 from partition.local_search.family_cuts import FamilyCutter
 from partition.local_search.family_moves import FamilyClimb
-from partition.local_search.family_search import FamilyStarts
+from partition.local_search.family_starts import FamilyStarts
 from partition.local_search.pipeline_search import PipelineSearch
 from partition.problem import Problem
 
@@ -69,7 +69,7 @@ class Reference:
             effort = replace(self.search.effort.families, **wider)
             starts = (ManyStarts if index else FamilyStarts)(self.search, effort)
             starts.cutter = self.cutter
-            for place, families in enumerate(starts.all()):
+            for place, families in enumerate(starts.likely()):
                 if place >= ALWAYS and self._left() < 1 - ENUMERATED * (index + 1) / len(WIDER):
                     break
                 self.step_s(families)
@@ -78,7 +78,7 @@ class Reference:
         self._climb(replace(self.search.effort.families, **LONG_CLIMB))
         return min(self.known.items(), key=lambda item: item[1])
 
-    def step_s(self, families: FamilySet) -> float:
+    def step_s(self, families: FamilySet, _: float = math.inf) -> float:
         if families not in self.known:
             self.known[families] = simulated_s(self.search, self.cutter, self.evaluate, families)
         return self.known[families]

@@ -206,7 +206,9 @@ def test_a_dry_run_plans_and_trains_nothing(hetpipe: Shell):
     result = hetpipe(f"{line} --json")
     assert result.json["settings"]["seed"] == 3
     assert result.json["plan"]["model"] == "bert-tiny"
-    assert "auto: bert-tiny" in hetpipe(line).out
+    shown = hetpipe(line)
+    assert "auto: bert-tiny" in shown.out
+    assert "note: attention_probs_dropout_prob of bert-tiny is 0.1" in shown.err
     assert len(hetpipe(f"{line} --json --pipelines 2 --no-proof").json["plan"]["pipelines"]) == 2
     excluded = hetpipe(f"{line} --json --exclude a").json["plan"]
     assert list(excluded["predicted"]["devices"]) == ["b/0"]

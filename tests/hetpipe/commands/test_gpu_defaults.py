@@ -23,22 +23,21 @@ def lab(folder: Path, *kinds: str) -> Cluster:
     return read_cluster(cluster_file(folder, f"{text}devices = [{devices}]\n"))
 
 
-def test_gpus_alone_get_long_sequences_their_fastest_precision_and_large_microbatches(tmp_path, capsys):
+def test_gpus_alone_get_long_sequences_their_fastest_precision_and_large_microbatches(tmp_path):
     cluster = lab(tmp_path, "RTX-3090", "V100", "Apple-M3")
     how = measured(cluster, "llama-small", None, None)
     assert (how.sequence_length, how.dtype, how.microbatch_sizes) == (512, "auto,Apple-M3=float32", None)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line == (
-        "note: all devices are GPUs, so what is not given is --sequence-length 512, --dtype "
+    assert how.said == (
+        "all devices are GPUs, so what is not given is --sequence-length 512, --dtype "
         "auto,Apple-M3=float32 (RTX-3090 bfloat16-autocast, V100 float16-autocast, Apple-M3 float32), "
-        "--microbatch-sizes auto"
+        "--microbatch-sizes auto",
     )
 
 
-def test_what_is_given_is_taken_without_a_word(tmp_path, capsys):
+def test_what_is_given_is_taken_without_a_word(tmp_path):
     how = measured(lab(tmp_path, "RTX-3090"), "llama-small", 128, "tf32", (1, 8), sizes_given=True)
     assert (how.sequence_length, how.dtype, how.microbatch_sizes) == (128, "tf32", (1, 8))
-    assert capsys.readouterr().err == ""
+    assert how.said == ()
 
 
 def test_no_sequence_is_longer_than_the_model_takes(tmp_path):
@@ -54,10 +53,10 @@ def test_no_sequence_is_longer_than_the_model_takes(tmp_path):
 
 
 @pytest.mark.parametrize("kinds", [("cpu",), ("emulated",), ("T4", "cpu")])
-def test_others_keep_what_is_measured_in_seconds(tmp_path, capsys, kinds):
+def test_others_keep_what_is_measured_in_seconds(tmp_path, kinds):
     how = measured(lab(tmp_path, *kinds), "llama-small", None, None)
     assert (how.sequence_length, how.dtype, how.microbatch_sizes) == (64, None, (1, 2, 4))
-    assert capsys.readouterr().err == ""
+    assert how.said == ()
 
 
 def test_a_profile_of_gpus_is_measured_so(tmp_path, monkeypatch, capsys):
@@ -80,4 +79,16 @@ def test_a_profile_of_gpus_is_measured_so(tmp_path, monkeypatch, capsys):
     assert (settings.sequence_length, settings.dtype) == (512, "float16-autocast")
     assert limits == (None, 16 * 2.0**30, 1.0)
     assert read_profile(tmp_path / "profile.json").model == "bert-tiny"
-    assert "--sequence-length 512" in capsys.readouterr().err
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(
+        "note: all devices are GPUs, so what is not given is --sequence-length 512, --dtype"
+    )
+
+
+def test_nothing_is_said_beside_a_refusal(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(gpus, "gpus_here", list)
+    lab(tmp_path, "T4")
+    assert cli.main(["run", "--model", "bert-tiny", "--cluster", str(tmp_path / "cluster.toml")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "this host has no GPU 0" in line

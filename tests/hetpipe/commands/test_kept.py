@@ -1,7 +1,9 @@
 """A run keeps its model: the checkpoint of its end, the room that it needs, and what is gone on from."""
 
+import io
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +12,12 @@ from typing import Any
 
 import pytest
 
+import checkpoints
 import user_tasks
 from cost_model.errors import InputError
 from cost_model.memory import checkpoint_bytes
 from cost_model.profile import profile_text
+from hetpipe.commands.training import train_shown
 from hetpipe.models.huggingface import model_spec
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.run_report import read_report
@@ -195,6 +199,25 @@ def test_resume_auto_takes_the_newest_run_with_a_checkpoint(run):
     nothing = run("--steps 4 --resume auto")
     assert nothing.code == 2
     assert "nothing to resume: no complete checkpoint in runs/bert-tiny-002; did it run" in nothing.err
+
+
+class Terminal(io.StringIO):
+    """A terminal on which nobody looks."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_bar_of_a_resumed_run_begins_at_the_steps_that_are_done(tmp_path, monkeypatch):
+    folder, terminal = RunFolder(tmp_path), Terminal()
+    source = checkpoints.save(folder.checkpoints, step=6)
+    folder.metrics.write_text("")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr("hetpipe.training.run.train_predicted", lambda *_, **__: None)
+    settings = Settings("toy", 9, resume_from=str(source))
+    train_shown(settings, tmp_path, small_profile(), None, folder, quiet=False)
+    assert "6/9" in terminal.getvalue() and "0/9" not in terminal.getvalue()
 
 
 @pytest.mark.slow

@@ -88,6 +88,7 @@ def test_what_does_not_fit_and_how_accurate_it_is_are_said(folder, capsys, monke
     given = replace(profile, kinds={"fast": fast})
     monkeypatch.setattr(profile_verb, "profile_model", lambda *_, **__: given)
     line = "profile --model bert-tiny --cluster run/cluster.toml --microbatch-sizes 1,2,4"
+    line += " --sequence-length 8 --dtype float32"
     assert cli.main(line.split()) == 0
     out, err = capsys.readouterr()
     said = "standard error of the median: worst 1.4 % (block0 forward, microbatch 1), reached"

@@ -1,5 +1,6 @@
 """The registry of models, and the loss."""
 
+import json
 import math
 import subprocess
 import sys
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from cost_model.errors import InputError
-from hetpipe.models.huggingface import Task, model_spec, registered_models
+from hetpipe.models.huggingface import Task, attention_sentence, model_spec, registered_models
 from hetpipe.models.loss import loss_sum
 
 
@@ -75,3 +76,18 @@ def test_causal_loss_scores_each_position_against_the_next_label():
 def test_loss_is_float32_even_for_bfloat16_logits():
     logits = torch.zeros(1, 2, 4, dtype=torch.bfloat16)
     assert loss_sum(Task.MASKED_LM, logits, torch.tensor([[0, 1]])).dtype == torch.float32
+
+
+def test_what_attention_dropout_costs_is_said_and_how_to_do_without(tmp_path):
+    """16 heads of 512 x 512 scores in float32 are 16 MiB."""
+    told = attention_sentence("bert-large", None, 512)
+    assert told is not None and "attention_probs_dropout_prob of bert-large is 0.1" in told
+    assert "16 x 512 x 512 scores of a sample, 16.00 MiB" in told
+    assert '"attention_probs_dropout_prob": 0' in told
+    assert "attn_pdrop of gpt2 is 0.1" in str(attention_sentence("gpt2", None, 64))
+    assert attention_sentence("llama-small", None, 512) is None
+    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.0, "n_layer": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert attention_sentence(tmp_path.name, tmp_path, 512) is None
+    (tmp_path / "config.json").write_text(json.dumps({**config, "attn_pdrop": 0.3}))
+    assert "is 0.3" in str(attention_sentence(tmp_path.name, tmp_path, 512))

@@ -92,17 +92,20 @@ def test_float64_on_the_cpu_and_what_is_not_contiguous():
     assert torch.equal(philox.dropped(x, drawn), x * kept * 2.0)
 
 
-def test_the_backward_draws_the_same_again_and_keeps_nothing():
-    x = torch.randn(len(SAMPLES), 50, requires_grad=True)
-    drawn, gradient = philox_torch.draw(KEY, 1, SAMPLES, 0.6), torch.randn(len(SAMPLES), 50)
+@pytest.mark.parametrize("more", [0, 1])
+def test_the_backward_draws_the_same_again_and_keeps_nothing_of_large_samples(more):
+    num_elements = philox.KEPT_ELEMENTS + more
+    x = torch.randn(len(SAMPLES), num_elements, requires_grad=True)
+    drawn, gradient = philox_torch.draw(KEY, 1, SAMPLES, 0.6), torch.randn(len(SAMPLES), num_elements)
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(
         lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor
     ):
         out = philox.dropped(x, drawn)
     out.backward(gradient)
+    assert torch.equal(out, philox.dropped(x.detach(), drawn))
     assert torch.equal(x.grad, philox.dropped(gradient, drawn))
-    assert not saved
+    assert sum(tensor.numel() for tensor in saved) == (0 if more else x.numel())
 
 
 def test_words_are_spread_evenly_and_draws_are_independent():

@@ -21,6 +21,7 @@ from shell import Shell
 
 KINDS = ("RTX-4090", "RTX-3090")
 TWO_CARDS = """
+driver_memory = "0 B"
 [network]
 bandwidth = "10 Gbit/s"
 latency = "50 us"

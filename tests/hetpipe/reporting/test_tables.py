@@ -76,7 +76,7 @@ def test_plan_table_has_a_row_per_stage():
     rows = tables.as_text(tables.plan_table(plan, small_profile(), small_cluster())).splitlines()
     first = next(row for row in rows if "a/0" in row).split()
     busy = predict(plan, small_profile(), small_cluster()).devices["a/0"].busy
-    assert first == f"0 a/0 fast embeddings, block0-1 2 {busy:.0%} 3.27 KiB 9.77 KiB".split()
+    assert first == f"0 a/0 fast embeddings, block0-1 2 {busy:.0%} 3.28 KiB 9.77 KiB".split()
     assert "slow (estimated)" in next(row for row in rows if "b/0" in row)
 
 

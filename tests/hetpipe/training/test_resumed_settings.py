@@ -6,7 +6,12 @@ import pytest
 
 from hetpipe.runs.settings import Settings, TaskSettings
 from hetpipe.training.checkpoint import Manifest
-from hetpipe.training.resumed_settings import deciding_settings, differences, inherited
+from hetpipe.training.resumed_settings import (
+    deciding_settings,
+    differences,
+    inherited,
+    option_differences,
+)
 from runs import chain_plan
 
 PLAN = chain_plan("mine", [0, 2, 5], 4)
@@ -64,3 +69,27 @@ def test_what_is_not_given_is_inherited():
     assert Settings(steps=8, **found) == replace(BEFORE.run, steps=8, total_steps=10)
     assert "total_steps" not in inherited(manifest(), steps=11)  # the schedule ended before
     assert inherited(replace(manifest(), settings={}), steps=8) == {"seed": 3}  # of an older checkpoint
+
+
+def in_groups(*groups: dict[str, object], rate: float = 0.1) -> list[str]:
+    before = [{"lr": 0.1, "momentum": 0.9, "nesterov": False}, {"lr": 0.2, "momentum": 0.9}]
+    optimizer = {"name": "torch.optim.sgd.SGD", "options": before[: len(groups) or 2]}
+    settings = {"learning_rate": 0.1}
+    return option_differences(replace(manifest(), optimizer=optimizer, settings=settings), list(groups), rate)
+
+
+def test_the_options_of_an_optimizer_of_ones_own_are_compared():
+    same = {"lr": 0.1, "momentum": 0.9, "nesterov": False, "new": 3}
+    assert in_groups(same) == []
+    other = {"lr": 0.3, "momentum": 0.5, "nesterov": True}
+    told = [
+        "momentum of SGD is 0.5, before the checkpoint it was 0.9",
+        "nesterov of SGD is True, before the checkpoint it was False",
+    ]
+    assert in_groups(other, rate=0.3) == told  # of the rate the settings tell
+    assert in_groups(same, {"lr": 0.3, "momentum": 0.9}) == [
+        "lr of group 1 of SGD is 0.3, before the checkpoint it was 0.2"
+    ]
+    assert in_groups() == ["SGD has 0 groups of parameters, before the checkpoint it had 2"]
+    before = replace(manifest(), optimizer={"name": "AdamW", "steps": 4})
+    assert option_differences(before, [], 0.1) == []  # of an older checkpoint

@@ -155,6 +155,20 @@ def test_a_checkpoint_holds_the_states_of_the_optimizer_for_any_plan(tmp_path, o
 
 
 @pytest.mark.slow
+def test_a_resumed_run_has_the_settings_of_its_checkpoint_and_tells_of_other_options(tmp_path):
+    trainer(tmp_path, optimizer=SGD, save=True, seed=7, clip_norm=0.5, total_steps=4).fit(1)
+    other = trainer(tmp_path, optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.5), clip_norm=2.0)
+    with pytest.warns(UserWarning) as told:
+        other.fit(2, resume_from=tmp_path / "run")
+    assert [str(warning.message) for warning in told] == [
+        "clip_norm is 2, before the checkpoint it was 0.5",
+        "momentum of SGD is 0.5, before the checkpoint it was 0.9",
+    ]
+    settings = read_settings(RunFolder(tmp_path / "run").config)
+    assert (settings.seed, settings.total_steps, settings.clip_norm) == (7, 4, 2.0)
+
+
+@pytest.mark.slow
 def test_states_of_another_optimizer_are_refused(tmp_path):
     trainer(tmp_path, save=True).fit(1)
     other = trainer(tmp_path, optimizer=user_tasks.sgd)

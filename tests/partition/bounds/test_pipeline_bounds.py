@@ -145,10 +145,10 @@ def two_layers(
 
 
 def test_only_full_microbatches_take_a_full_round_trip() -> None:
-    # F 4 and B 4 at size 2, 0.5 and 0.5 at size 1; 6.2 bytes are one layer with one of size 2 in flight.
+    # F 4 and B 4 at size 2, 0.5 and 0.5 at size 1; 8.2 bytes are one layer with one of size 2 in flight.
     # two pipelines of 3 samples: round trips of 16 and of 2 one after the other, not 1.5 * 16 = 24
     times = LayerTimes((0.5, 4.0), (0.5, 4.0))
-    problem = two_layers(times, 6.3, 4, output_bytes=1.0, batch=6, size=2)
+    problem = two_layers(times, 8.3, 4, output_bytes=1.0, batch=6, size=2)
     pipelines = tuple(
         Pipeline(2, 3, (Stage((f"a/{first}",), (0, 1), 1), Stage((f"a/{first + 1}",), (1, 2), 1)))
         for first in (0, 2)
@@ -160,9 +160,9 @@ def test_only_full_microbatches_take_a_full_round_trip() -> None:
 
 
 def test_a_larger_microbatch_may_take_less_time() -> None:
-    # F 8 and B 8 at size 1, 2 and 2 at size 4, so 4 and 4 at 3; 7.3 bytes are one layer of 3 samples
+    # F 8 and B 8 at size 1, 2 and 2 at size 4, so 4 and 4 at 3; 10.3 bytes are one layer of 3 samples
     times = LayerTimes((8.0, 2.0), (8.0, 2.0))
-    problem = two_layers(times, 7.4, 2, output_bytes=1.0, batch=3, size=4)
+    problem = two_layers(times, 10.4, 2, output_bytes=1.0, batch=3, size=4)
     stages = (Stage(("a/0",), (0, 1), 1), Stage(("a/1",), (1, 2), 1))
     plan = Plan("manual", problem.profile.model, 3, (Pipeline(3, 3, stages),))
     assert fits(plan, problem) and without_sync_s(plan, problem) == pytest.approx(16.0, rel=1e-6)

@@ -19,9 +19,15 @@ from hetpipe.simulation.prediction import evaluator
 from parallel import on_all_cores
 from partition.bounds import best_bound
 from partition.bounds.best_bound import Bound, fractional_bound_s, pipeline_bound_s, sync_bound_s
-from partition.bounds.card_bound import lone_layer_bound_s, summed_layers_bound_s, whole_pipeline_bound_s
+from partition.bounds.card_bound import (
+    lone_layer_bound_s,
+    node_shapes,
+    summed_layers_bound_s,
+    whole_pipeline_bound_s,
+)
 from partition.bounds.card_columns import CardColumns
 from partition.bounds.node_bound import NodeBound
+from partition.bounds.node_samples import layer_times
 from partition.bounds.pipeline_amounts import PipelineAmounts
 from partition.bounds.sync_tables import summed_bytes
 from partition.estimates.device_classes import equal_devices
@@ -30,7 +36,7 @@ from partition.local_search.pipeline_search import PipelineSearch
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import Problem
 from partition.solver import compare, solve
-from random_plans import random_plan, sync_case, with_tight_memory
+from random_plans import fits, random_plan, sync_case, with_tight_memory
 
 SLACK = 1 + 1e-9
 
@@ -118,40 +124,56 @@ def on_many_nodes(seed: int) -> Problem:
     return replace(problem, profile=profile, cluster=Cluster("many", network, nodes))
 
 
+def case_of(plan: Plan, problem: Problem) -> str:
+    """Return the case of the bounds of cards that a plan belongs to."""
+    node_of = {name: problem.cluster.device(name).node for name in plan.device_names}
+    stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
+    nodes = [
+        {node_of[stage.device] for stage in stages if layer in range(*stage.layers)}
+        for layer in range(plan.num_layers)
+    ]
+    if min(map(len, nodes)) > 1:
+        return "summed"
+    inside = [len({node_of[stage.device] for stage in one.stages}) == 1 for one in plan.pipelines]
+    return "whole" if any(inside) else "spanning"
+
+
 def check_cards(seed: int, num_plans: int) -> Counter[str]:
-    """Hold random plans against the bound of cards that speaks about each; return plans by case."""
+    """Hold the fastest of random plans of each case against its bounds of cards; return plans by case."""
     rng, problem = random.Random(seed), on_many_nodes(seed) if seed % 3 == 2 else sync_case(seed)
-    tables = ProblemTables(problem, equal_devices(problem.cluster).merged())
-    lone_s, summed_s = lone_layer_bound_s(tables), summed_layers_bound_s(tables, 1e-3, 1e4)
-    whole_s, nodes_bound = whole_pipeline_bound_s(tables), NodeBound(tables)
-    homes = range(len(nodes_bound.shapes))
-    columns = {False: [CardColumns(tables)], True: [CardColumns(tables, home) for home in homes]}
     evaluate = evaluator(problem.profile, problem.cluster)
     cases: Counter[str] = Counter()
+    least: dict[str, tuple[float, Plan]] = {}
     for plan in (random_plan(rng, problem) for _ in range(num_plans)):
-        step_s = evaluate(plan).step_s * SLACK
-        node_of = {name: problem.cluster.device(name).node for name in plan.device_names}
-        stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
-        nodes = [
-            {node_of[stage.device] for stage in stages if layer in range(*stage.layers)}
-            for layer in range(plan.num_layers)
-        ]
-        if min(map(len, nodes)) > 1:
-            case, known_s = "summed", summed_s
-        else:
-            inside = [len({node_of[stage.device] for stage in one.stages}) == 1 for one in plan.pipelines]
-            case, known_s = ("whole", whole_s) if any(inside) else ("spanning", lone_s)
-            assert lone_s <= step_s, seed
-        assert known_s <= step_s, (seed, case)
+        case, step_s = case_of(plan, problem), evaluate(plan).step_s * SLACK
+        cases[case] += 1
+        if case not in least or step_s < least[case][0]:
+            least[case] = step_s, plan
+    if seed % 2 and least:  # memory for the fastest, and no more
+        step_s, plan = min(least.values(), key=lambda pair: pair[0])
+        problem = with_tight_memory(rng, problem, plan)
+        least = {case: pair for case, pair in least.items() if fits(pair[1], problem)}
+    tables = ProblemTables(problem, equal_devices(problem.cluster).merged())
+    nodes_bound, lone_s = NodeBound(tables), lone_layer_bound_s(tables)
+    homes = range(len(nodes_bound.shapes))
+    columns = {
+        "summed": [CardColumns(tables)],
+        "spanning": [CardColumns(tables, home) for home in homes],
+        "whole": [CardColumns(tables, home, whole=True) for home in homes],
+    }
+    known_s = {
+        "summed": summed_layers_bound_s(tables, 1e-3, 1e4),
+        "spanning": lone_s,
+        "whole": max(lone_s, whole_pipeline_bound_s(tables)),
+    }
+    for case, (step_s, _) in least.items():
+        assert known_s[case] <= step_s, (seed, case)
+        assert not all(one.rules_out(step_s) for one in columns[case]), (seed, case)
+        cases[f"{case}, eighth by columns"] += all(one.rules_out(step_s / 8) for one in columns[case])
         if case != "whole":
             spanning = case == "spanning"
             assert not nodes_bound.rules_out(step_s, spanning=spanning), (seed, case)
-            assert not all(one.rules_out(step_s) for one in columns[spanning]), (seed, case)
-            if not cases[case]:
-                cases[f"{case}, eighth"] += nodes_bound.rules_out(step_s / 8, spanning=spanning)
-                eighth = all(one.rules_out(step_s / 8) for one in columns[spanning])
-                cases[f"{case}, eighth by columns"] += eighth
-        cases[case] += 1
+            cases[f"{case}, eighth"] += nodes_bound.rules_out(step_s / 8, spanning=spanning)
     return cases
 
 
@@ -159,7 +181,7 @@ def test_no_plan_beats_the_bounds_of_cards() -> None:
     cases = sum((check_cards(seed, 6) for seed in range(12)), Counter[str]())
     assert min(cases[case] for case in ("summed", "whole", "spanning")) >= 5
     assert min(cases[f"{case}, eighth"] for case in ("summed", "spanning")) >= 2
-    assert min(cases[f"{case}, eighth by columns"] for case in ("summed", "spanning")) >= 2
+    assert min(cases[f"{case}, eighth by columns"] for case in ("summed", "whole", "spanning")) >= 2
 
 
 @pytest.mark.slow
@@ -237,6 +259,55 @@ def test_pipelines_and_cards_together_by_hand() -> None:
     # alone, and with messages for nothing, they need 4 s
     devices = CardColumns(tables, cards=False)
     assert devices.rules_out(3.9) and not devices.rules_out(4.001)
+
+
+def one_after_the_other(memory_bytes: float = 1e9) -> Problem:
+    """Return two layers of F and B 0.5 s a sample on nodes of 1, 1 and 2 devices, 1 MB/s; batch 8.
+
+    Each has 2 MB of parameters, 0.5 MB a sample go from one to the other.
+    """
+    layers = tuple(LayerProfile(f"layer {at}", 2e6, 0.5e6, 1e6) for at in range(2))
+    kinds = {"kind": KindProfile("measured", (1,), (LayerTimes((0.5,), (0.5,)),) * 2)}
+    nodes = tuple(
+        Node(
+            name,
+            tuple(Device(f"{name}/{at}", name, "kind", memory_bytes) for at in range(width)),
+            Link(0.0, 1e12),
+        )
+        for name, width in (("a", 1), ("b", 1), ("c", 2))
+    )
+    profile = ModelProfile("two layers", 8, "float32", layers, kinds)
+    return Problem(profile, Cluster("three nodes", Link(0.0, 1e6), nodes), 8, (1,))
+
+
+def test_devices_behind_a_node_have_ended_before_its_sums_begin() -> None:
+    problem = one_after_the_other()
+    tables = ProblemTables(problem, equal_devices(problem.cluster).merged())
+    # two pipelines of 4 samples, one layer on c, the other on a and b, whose cards take 2 s for its sums.
+    # a and b in front would be done in 4 + 2 s, but c begins a forward and a message later, and must be done
+    # a message before these sums begin: 1 + 4 + 0.5 + 2 s. Behind c, they take 1 + 4 + 2 s
+    home = next(at for at, shape in enumerate(node_shapes(tables)) if shape.width == 2)
+    columns = CardColumns(tables, home)
+    assert columns.rules_out(6.9) and not columns.rules_out(7.05)
+    stages = [
+        (Stage((f"{name}/0",), (0, 1), 2), Stage((f"c/{at}",), (1, 2), 1)) for at, name in enumerate("ab")
+    ]
+    plan = Plan("manual", "two layers", 8, tuple(Pipeline(1, 4, one) for one in stages))
+    assert evaluator(problem.profile, problem.cluster)(plan).step_s >= 7.5
+
+
+def test_the_last_forward_of_a_stage_waits_for_backwards_where_memory_is_tight() -> None:
+    problem = one_after_the_other()
+
+    def arrival_s(memory_bytes: float) -> float:
+        tight = one_after_the_other(memory_bytes)
+        times = layer_times(ProblemTables(tight, equal_devices(tight.cluster).merged()), (0,), 1, (1,))
+        return float(times.arrivals_s(8, 1)[0, 1])
+
+    # 8 MB of states, 0.5 MB of a gradient and 1.5 MB a sample: of 8 microbatches 2 wait for their backward when the last forward
+    # ends, so that 8 forwards and 6 backwards are done; or, with memory for all of them, 8 forwards alone
+    assert arrival_s(11.7e6) == pytest.approx(7.0)
+    assert arrival_s(problem.cluster.devices[0].memory_bytes) == pytest.approx(4.0)
 
 
 @pytest.mark.parametrize(("size", "least", "most"), [(1, 1, 1), (4, 4, 4), (4, 2, 3), (8, 1, 3)])

@@ -3,6 +3,7 @@
 import math
 import random
 from dataclasses import replace
+from itertools import islice, product
 
 import pytest
 
@@ -13,8 +14,10 @@ from hetpipe.simulation.prediction import evaluator
 from partition.auto import auto
 from partition.local_search.families import Family, FamilySpace, Outline
 from partition.local_search.family_cuts import FamilyCutter
+from partition.local_search.family_floors import FamilyFloors
 from partition.local_search.family_moves import FamilyClimb
-from partition.local_search.family_search import FamilyStarts, best_families, families_may_win
+from partition.local_search.family_search import best_families, families_may_win
+from partition.local_search.family_starts import FamilyStarts
 from partition.local_search.moves import PipelineSet
 from partition.local_search.pipeline_search import PipelineSearch
 from partition.plan import Plan
@@ -182,7 +185,7 @@ def test_a_move_changes_all_copies_and_takes_no_device_twice() -> None:
     starts = FamilyStarts(search, search.effort.families)
     seen = []
 
-    def evaluate(families: tuple[Family, ...]) -> float:
+    def evaluate(families: tuple[Family, ...], _: float) -> float:
         seen.append(families)
         timed = starts.cutter.timed(families)
         assert timed is not None
@@ -191,7 +194,7 @@ def test_a_move_changes_all_copies_and_takes_no_device_twice() -> None:
         assert sum(family.outline.copies for family in families) == len(timed)
         return 1 / len(seen)  # every change is a gain, so that moves follow one another
 
-    first = starts.all()[0]
+    first = next(starts.likely())
     FamilyClimb(starts.cutter, evaluate, search.effort.families).improve(first, lambda: True)
     assert len(set(seen)) > 20
 
@@ -202,9 +205,57 @@ def test_two_families_share_a_cluster_that_one_does_not_fill() -> None:
         {"fast": 1.0, "slow": 0.5}, [("fast", 4), ("slow", 4)], network=Link(0.0, 1e5), batch=32
     )
     search = PipelineSearch(problem)
-    sets = FamilyStarts(search, search.effort.families).all()
+    sets = list(FamilyStarts(search, search.effort.families).likely())
     assert any(len(families) == 2 for families in sets)
     assert all(families for families in sets)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_not_cut_would_not_have_been_likely(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    search = PipelineSearch(random_sync_problem(seed))
+    starts = FamilyStarts(search, search.effort.families)
+    likely = list(islice(starts.likely(), 30))
+    monkeypatch.setattr(FamilyFloors, "floor_s", lambda *_: 0.0)
+    monkeypatch.setattr(FamilyFloors, "clock_s", lambda *_: 0.0)
+    monkeypatch.setattr(FamilyFloors, "of_both_s", lambda *_: 0.0)
+    with_all = FamilyStarts(search, search.effort.families)
+    assert list(islice(with_all.likely(), 30)) == likely
+    assert len(with_all.cutter.known) > len(starts.cutter.known)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_cuts_are_estimated_below_their_floor(seed: int) -> None:
+    search = PipelineSearch(random_sync_problem(seed))
+    space = FamilySpace(search)
+    cutter, floors, none = FamilyCutter(search, space), FamilyFloors(search, space), (0,) * len(space.counts)
+    near = 0
+    for vector in islice(space.vectors(space.counts, 4, 200), 0, None, 3):
+        most = space.room(vector, space.counts)
+        for order, copies, size, run in product(space.orders(vector), {most, 1}, (1, 2), (1, max(vector))):
+            outline = Outline(order, copies, size, run)
+            for shared in (True, False):
+                cut = cutter.cut(outline, none, shared=shared)
+                if cut is not None:
+                    assert floors.floor_s(outline, none) <= cut.step_s
+                    near += floors.floor_s(outline, none) > 0.9 * cut.step_s
+    assert near > 20
+
+
+def test_no_step_is_shorter_than_its_longest_pipeline_alone() -> None:
+    problem = random_sync_problem(0)
+    search, evaluate = PipelineSearch(problem), evaluator(problem.profile, problem.cluster)
+    starts, near = FamilyStarts(search, search.effort.families), 0
+    for families in islice(starts.likely(), 20):
+        timed = starts.cutter.timed(families)
+        plan = search.plan("families", timed or [])
+        assert timed is not None and plan is not None
+        least_s = max(
+            one.timing.least_s(entry.num_samples) for one, entry in zip(timed, plan.pipelines, strict=True)
+        )
+        step_s = evaluate(plan).step_s
+        assert least_s <= step_s * (1 + 1e-12)
+        near += least_s > 0.8 * step_s
+    assert near > 5
 
 
 def test_the_gate_is_shut_where_the_step_is_near_its_clock_and_there_is_not_much_sync() -> None:

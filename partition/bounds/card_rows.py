@@ -1,0 +1,139 @@
+"""The rows that all pipelines of a plan keep together in a step, with cards and sums (see `card_columns`)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from partition.bounds.card_bound import NodeShape, gradient_bytes
+from partition.bounds.run_tables import RunKind
+from partition.estimates.arrays import Bools, Floats, Singles
+from partition.estimates.stage_tables import ProblemTables
+
+MOST_LONE = 2  # nodes with a layer for themselves where cards are slow
+
+
+@dataclass(frozen=True, slots=True)
+class Summed:
+    """Bytes, least to most, that home sums with others, as a share of those of the model."""
+
+    least: float
+    most: float
+
+    def parts(self) -> "tuple[Summed, Summed]":
+        """Return the lower and the upper half."""
+        middle = (self.least + self.most) / 2
+        return Summed(self.least, middle), Summed(middle, self.most)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What `least_price` is given beside prices, samples and needs; runs_s: of one sample.
+
+    elsewhere: bytes of runs that are not at home, over those of the model and the batch.
+    """
+
+    ways: Floats
+    sums_s: Singles
+    runs_s: Floats
+    open_runs: Bools
+    links_s: Floats
+    elsewhere: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Devices of a node in a pipeline; paid, free: times that bytes move which others sum, too, or not."""
+
+    start: int
+    stop: int
+    kind: int
+    devices: int
+    paid: float
+    free: float
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A pipeline on kinds of nodes, what it does, and the step in which it was found."""
+
+    runs: tuple[Run, ...]
+    samples: float
+    step_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CardRows:
+    """What there is of each row, and what a pipeline takes of it.
+
+    Devices and cards by shape of node, sums; if all pipelines pass home, the last of the shapes, pipelines
+    and scarce nodes; if home has the whole model, all samples' bytes that are elsewhere.
+    own: bytes of each layer that count as sums.
+    """
+
+    tables: ProblemTables
+    shapes: Sequence[NodeShape]
+    own: Floats
+    has_home: bool
+    whole: bool
+
+    def passing_s(self, shape: NodeShape) -> float:
+        """Return the least seconds in which the batch passes a node's card, once for each sample."""
+        least = float(gradient_bytes(self.tables)[1:-1].min(initial=np.inf))
+        return self.tables.problem.global_batch_size * shape.s_per_byte * least
+
+    def slow(self, shape: NodeShape, step_s: float) -> bool:
+        """Return whether a card takes less than two messages a sample for the batch."""
+        return step_s < 2 * self.passing_s(shape)
+
+    @property
+    def least_s(self) -> float:
+        return min(shape.s_per_byte for shape in self.shapes)
+
+    def limits(self, summed: Summed, step_s: float) -> Floats:
+        """Return what there is of each row in a step."""
+        rows = [float(shape.count * shape.width) for shape in self.shapes]
+        rows += [shape.count * step_s for shape in self.shapes]
+        rows.append(2 * self.least_s * float(self.own.sum()))
+        if self.has_home:
+            others = MOST_LONE - self.slow(self.shapes[-1], step_s)
+            rows += [float(self.shapes[-1].width), float(others)]
+        if self.whole:
+            rows.append(summed.most)
+        return np.array(rows)
+
+    def left(self, summed: Summed, limits: Floats) -> Floats:
+        """Return what is left of each row beside what home sums at the least."""
+        count, num_bytes = len(self.shapes), summed.least * float(self.own.sum())
+        left = limits.copy()
+        left[2 * count - 1] -= num_bytes * self.shapes[-1].s_per_byte
+        left[2 * count] -= num_bytes * self.least_s
+        return np.maximum(left, 0.0)
+
+    def value(self, summed: Summed, prices: Floats, limits: Floats) -> float:
+        """Return what there is of all rows at their prices, less what home sums at the least."""
+        count, num_bytes = len(self.shapes), summed.least * float(self.own.sum())
+        card = prices[2 * count - 1] * self.shapes[-1].s_per_byte
+        sums = prices[2 * count] * self.least_s
+        return float(prices @ limits) - num_bytes * float(card + min(card, sums))
+
+    def taken(self, column: Column, kinds: Sequence[RunKind], given: Given) -> Floats:
+        """Return what a pipeline takes of each row."""
+        count = len(self.shapes)
+        rows = np.zeros(2 * count + 1 + 2 * self.has_home + self.whole)
+        for run in column.runs:
+            kind = kinds[run.kind]
+            part, index = run.devices / self.shapes[kind.shape].width, (run.kind, run.start, run.stop)
+            sample_s, paid_s, free_s = (float(each[index]) for each in given.runs_s)
+            rows[kind.shape] += run.devices
+            rows[count + kind.shape] += column.samples * sample_s
+            rows[count + kind.shape] += part * (run.paid * paid_s + run.free * free_s)
+            left_s = (2 - run.paid) * paid_s + (2 - run.free) * free_s
+            rows[2 * count] += part * left_s * self.least_s / max(self.shapes[kind.shape].s_per_byte, 1e-300)
+            if kind.scarce:
+                rows[2 * count + 2] += part
+            if self.whole:
+                rows[-1] += column.samples * given.elsewhere[index]
+        if self.has_home:
+            rows[2 * count + 1] = 1.0
+        return rows

@@ -1,0 +1,129 @@
+"""The arrays of runs of layers on nodes that `run_kernel` looks at, made once."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from partition.bounds.card_bound import NodeShape, card_bytes, gradient_bytes, output_bytes
+from partition.bounds.node_samples import LayerTimes, layer_times
+from partition.bounds.pipeline_amounts import PipelineAmounts
+from partition.bounds.run_kernel import needed_s
+from partition.bounds.sync_tables import card_directions_s, summed_bytes
+from partition.estimates.arrays import Floats, Singles
+from partition.estimates.layer_bytes import between
+from partition.estimates.stage_tables import ProblemTables
+
+MOST_BYTES = 150e6  # of tables of runs that are kept
+SHARES = 6  # of what sums move between the least and the most
+LEAST_MOVED, MOST_MOVED = 1.0, 2.0  # times its bytes that a layer's sums leave a node, of all that count
+
+
+@dataclass(frozen=True, slots=True)
+class RunKind:
+    """Nodes of a shape; lone: those that may have layers for themselves; scarce: of which there are few."""
+
+    shape: int
+    lone: bool = False
+    scarce: bool = False
+
+
+@dataclass(slots=True)
+class RunTables:
+    """Owns what `run_kernel.least_price` is given beside prices and limits.
+
+    own: bytes of each layer that count as `sync_tables.ring_bytes`. cards: whether nodes and their cards
+    count; else each device is a node by itself, that sends for nothing.
+    """
+
+    tables: ProblemTables
+    shapes: Sequence[NodeShape]
+    own: Floats
+    cards: bool = True
+    _times: dict[tuple[int, int, int, int], LayerTimes] = field(default_factory=dict)
+    _needed: "OrderedDict[object, Singles]" = field(default_factory=OrderedDict)
+    _num_bytes: int = 0
+
+    @property
+    def shares(self) -> Floats:
+        """How many times its bytes a run's sums move, by [least and most, which]."""
+        if not self.own.any():
+            return np.array([[LEAST_MOVED], [LEAST_MOVED]])
+        ends = np.linspace(LEAST_MOVED, MOST_MOVED, SHARES + 1)
+        return np.array([ends[:-1], ends[1:]])
+
+    def sums_s(self, kinds: Sequence[RunKind]) -> Singles:
+        """Return the least seconds of the sums of runs on the card, by [kind, share, start, stop]."""
+        summed, moved = np.maximum(summed_bytes(self.tables.problem), 0.0), self.shares[0]
+        num_bytes = np.maximum(summed, moved[:, None, None] * between(self.own))
+        paces = np.array([0.0 if kind.lone else self.shapes[kind.shape].s_per_byte for kind in kinds])
+        return np.asarray(paces[:, None, None, None] * num_bytes, dtype=np.float32)
+
+    def runs_s(self, kinds: Sequence[RunKind]) -> Floats:
+        """Return seconds on the card of runs, by [what, kind, start, stop].
+
+        Of a sample at the ends; of bytes that others sum, too; of those that the node may have for itself.
+        """
+        paces = np.array([self.shapes[kind.shape].s_per_byte for kind in kinds])[:, None, None]
+        lone = np.array([kind.lone for kind in kinds])[:, None, None]
+        own_s = paces * between(self.own)
+        return np.stack([paces * card_bytes(self.tables), own_s * ~lone, own_s * lone])
+
+    def ways(self, kinds: Sequence[RunKind], amounts: PipelineAmounts) -> Floats:
+        """Return forward, backward and forward of the last microbatch, by [kind, what, place]."""
+        rows = []
+        for kind in kinds:
+            _, _, _, forward, backward, _ = (times := self.times(kind.shape, amounts)).rows
+            rows.append([forward, backward, times.ends_s[0]])
+        return np.array(rows)
+
+    def links_s(self, amounts: PipelineAmounts) -> Floats:
+        """Return rows by layer that it begins with, at the least: messages there between nodes, and the rest.
+
+        Forward, backward, forward of the last microbatch, and the last one's way to the end and back.
+        """
+        cluster, network = self.tables.problem.cluster, self.tables.network
+        pace = 0.0  # the next stage may be on the same node
+        if self.cards:
+            pace = min(min(card_directions_s(cluster, network, node.devices)) for node in cluster.nodes)
+        out, back = pace * output_bytes(self.tables), pace * gradient_bytes(self.tables)
+        after_s = self.times(0, amounts).ends_s[1]
+        return np.array([amounts.size * out, amounts.least * back, amounts.least * out, after_s])
+
+    def needed(self, kinds: Sequence[RunKind], amounts: PipelineAmounts) -> Singles:
+        """Return `run_kernel.needed_s` of the fewest samples by [kind, ...]."""
+        key = (tuple(kinds), amounts.size, amounts.least, amounts.most, amounts.first)
+        found = self._needed.get(key)
+        if found is not None:
+            self._needed.move_to_end(key)
+            return found
+        sums_s, widest = self.sums_s(kinds), max(shape.width for shape in self.shapes)
+        found = np.stack(
+            [
+                self._needed_by(kind.shape, amounts, each_s, widest)
+                for kind, each_s in zip(kinds, sums_s, strict=True)
+            ]
+        )
+        self._num_bytes += found.nbytes
+        while self._needed and self._num_bytes > MOST_BYTES:
+            self._num_bytes -= self._needed.popitem(last=False)[1].nbytes
+        self._needed[key] = found
+        return found
+
+    def _needed_by(self, shape: int, amounts: PipelineAmounts, sums_s: Singles, widest: int) -> Singles:
+        times = self.times(shape, amounts)
+        last, _, _, forward, backward, optimizer = times.rows
+        ways = np.array([last, forward, backward, optimizer, times.ends_s[0]])
+        stages_s = times.stages_s(amounts.first, amounts.size)
+        arrivals_s = times.arrivals_s(amounts.first, amounts.size)
+        found: Singles = needed_s(ways, stages_s, arrivals_s, sums_s, self.shapes[shape].width, widest)
+        return found
+
+    def times(self, shape: int, amounts: PipelineAmounts) -> LayerTimes:
+        """Return the times of a shape of node."""
+        key = (shape, amounts.size, amounts.least, amounts.most)
+        if key not in self._times:
+            lasts = range(amounts.least, amounts.most + 1)
+            self._times[key] = layer_times(self.tables, self.shapes[shape].classes, amounts.size, lasts)
+        return self._times[key]

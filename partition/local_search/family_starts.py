@@ -1,0 +1,214 @@
+"""The families that a search begins with, likely ones first; those that cannot be likely are not cut."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from heapq import heapify, heappop, heappush
+from itertools import chain, islice, zip_longest
+
+from partition.estimates.device_classes import ClassOrder
+from partition.estimates.effort import FamilyEffort
+from partition.local_search.families import Counts, Family, FamilySet, FamilySpace, Outline
+from partition.local_search.family_cuts import EstimatedSet, FamilyCutter
+from partition.local_search.family_floors import FamilyFloors
+from partition.local_search.starts import SearchSpace
+
+WITH_REST = 0.8  # of what idle devices could do, as counted where families are ranked that leave some over
+ROUGH, SHARP, MADE = range(3)  # what a group is in the queue with: a floor, a higher one, a set
+BUSY = (
+    0.25  # share of a step for which a card carries messages, from which on copies get into each other's way
+)
+NEAR = 1.1  # times the best estimate: a family of another microbatch size is kept too
+
+
+@dataclass
+class _Group:
+    """Sets of families that are made together, once one of them may be next.
+
+    rough_s, floor_s: no estimate of theirs is below; the second one is asked for where the first one is not
+    enough. used: share of the cluster's speed in their devices.
+    """
+
+    rough_s: float
+    floor_s: Callable[[], float]
+    make: Callable[[], Iterable[EstimatedSet]]
+    used: float = 1.0
+
+    @cached_property
+    def sets(self) -> list[EstimatedSet]:
+        """Return what is made."""
+        return list(self.make())
+
+
+def in_order(groups: Sequence[_Group], *, used: bool = False) -> Iterator[EstimatedSet]:
+    """Give the sets of groups by their estimates, as a stable sort does; used: times their group's share."""
+    shares = [group.used if used else 1.0 for group in groups]
+    queue = [
+        (share * group.rough_s, ROUGH, at, 0)
+        for at, (group, share) in enumerate(zip(groups, shares, strict=True))
+    ]
+    heapify(queue)
+    while queue:
+        floor_s, state, at, place = heappop(queue)
+        group, share = groups[at], shares[at]
+        if state == MADE:
+            yield group.sets[place]
+        elif state == ROUGH:
+            heappush(queue, (max(floor_s, share * group.floor_s()), SHARP, at, 0))
+        else:
+            for place, entry in enumerate(group.sets):
+                heappush(queue, (share * entry.step_s, MADE, at, place))
+
+
+class FamilyStarts:
+    """The families that a search begins with; owns what cuts them."""
+
+    def __init__(self, search: SearchSpace, effort: FamilyEffort) -> None:
+        self._space, self._effort = FamilySpace(search), effort
+        self.cutter = FamilyCutter(search, self._space)
+        self._floors = FamilyFloors(search, self._space)
+
+    def likely(self) -> Iterator[FamilySet]:
+        """Give sets of families, likely ones first, by clocks on unshared links.
+
+        And in turn by those on links that are shared, where the messages of the likeliest keep cards busy.
+        """
+        chosen = self._vectors()
+        alone = self._ranked(chosen, shared=False)
+        rankings = [alone]
+        if (first := next(alone, None)) is not None:
+            rankings = [chain([first], alone)]
+            if self.cutter.cards_busy(first) >= BUSY:
+                rankings.insert(0, self._ranked(chosen, shared=True))
+        turns = (pair for pairs in zip_longest(*rankings) for pair in pairs if pair is not None)
+        given = set[FamilySet]()
+        for families in (estimated.families for estimated in turns):
+            if families not in given and self._space.as_many_as_wished(families):
+                given.add(families)
+                yield families
+
+    def _ranked(self, chosen: Sequence[tuple[Counts, int]], *, shared: bool) -> Iterator[EstimatedSet]:
+        """Give the families of vectors, and the best with a second family beside, least estimate first."""
+        none = (0,) * len(self._space.counts)
+        alone = [group for vector, copies in chosen for group in self._of(vector, copies, none, shared)]
+        first = list(islice(in_order(alone, used=True), self._effort.second))
+        both = [group for one in first for group in self._with_second(one, shared)]
+        return in_order([*alone, *both])
+
+    def _vectors(self) -> list[tuple[Counts, int]]:
+        """Return (devices of each class, copies) by closed forms: alone, and with others on what is left."""
+        space, effort = self._space, self._effort
+        alone: list[tuple[float, Counts, int]] = []
+        mixed: list[tuple[float, Counts, int]] = []
+        for vector in space.vectors(space.counts, effort.most_stages, effort.most_vectors):
+            most = space.room(vector, space.counts)
+            for copies in sorted({most, max(1, most // 2)}) if most else ():
+                used = tuple(copies * m for m in vector)
+                rest = space.rate([count - u for count, u in zip(space.counts, used, strict=True)])
+                alone.append((space.quick_s(vector, copies), vector, copies))
+                if rest > 0:
+                    mixed.append((space.quick_s(vector, copies, WITH_REST * rest), vector, copies))
+        ranked = sorted(alone)[: effort.kept] + sorted(mixed)[: effort.kept_with_rest]
+        return list(dict.fromkeys((vector, copies) for _, vector, copies in ranked))
+
+    def _of(self, vector: Counts, copies: int, taken: Counts, shared: bool) -> list[_Group]:
+        """Return, for each of its runs, the best family of a vector, and a near one of another size.
+
+        All sizes of microbatches are cut for the first order of classes, the two best for the others.
+        """
+        problem = self._space.problem
+        sizes = [s for s in problem.microbatch_sizes if s <= max(1, problem.global_batch_size // copies)]
+        sizes = sizes or list(problem.microbatch_sizes[:1])
+        orders, floors = self._space.orders(vector), self._floors
+        runs = sorted(self._space.runs(vector, copies))
+        rough_s = min(floors.clock_s(order, copies, size) for order in orders for size in sizes)
+        used = self._space.rate(tuple(copies * m for m in vector)) / self._space.rate(self._space.counts)
+
+        def group(run: int) -> _Group:
+            outlines = [Outline(order, copies, size, run) for order in orders for size in sizes]
+            return _Group(
+                rough_s,
+                lambda: min(floors.floor_s(outline, taken) for outline in outlines),
+                lambda: self._best(orders, sizes, outlines[0], taken, shared),
+                used,
+            )
+
+        # of runs that put a chain on the same devices the longest charges sums in more ways
+        rows = {self._space.layout(Outline(orders[0], copies, 1, run), taken).rows: run for run in runs}
+        return [group(run) for run in rows.values()]
+
+    def _best(
+        self,
+        orders: Sequence[ClassOrder],
+        sizes: Sequence[int],
+        outline: Outline,
+        taken: Counts,
+        shared: bool,
+    ) -> list[EstimatedSet]:
+        """Return the best family of some orders of classes and sizes, and a near one of another size."""
+        of_size: dict[int, EstimatedSet] = {}
+
+        def cut(order: ClassOrder, size: int, within_s: float) -> None:
+            """Keep the best of each size: no other is given."""
+            found = self._cut(replace(outline, chain=order, microbatch_size=size), taken, shared, within_s)
+            if found is not None and (size not in of_size or found.step_s < of_size[size].step_s):
+                of_size[size] = found
+
+        def floor_s(size: int) -> float:
+            return self._floors.floor_s(replace(outline, microbatch_size=size), taken)
+
+        for size in sorted(sizes, key=floor_s):
+            known = sorted(map(_seconds, of_size.values()))
+            cut(orders[0], size, known[1] if len(known) > 1 else math.inf)
+        near = sorted(of_size, key=lambda size: of_size[size].step_s)[:2] or sizes[:1]
+        for order in orders[1:]:
+            for size in near:
+                best_s = min(map(_seconds, of_size.values()), default=math.inf)
+                own_s = of_size[size].step_s if size in of_size else math.inf
+                cut(order, size, min(own_s, NEAR * best_s))
+        best = sorted(of_size.values(), key=_seconds)[:2]
+        return [one for one in best if one is best[0] or one.step_s < NEAR * best[0].step_s]
+
+    def _cut(self, outline: Outline, taken: Counts, shared: bool, within_s: float) -> EstimatedSet | None:
+        """Return the family of an outline; None where none fits, or none is so short."""
+        if self._floors.floor_s(outline, taken) > within_s:
+            return None
+        return self.cutter.cut(outline, taken, shared=shared, within_s=within_s)
+
+    def _with_second(self, first: EstimatedSet, shared: bool) -> Iterator[_Group]:
+        """Give groups of a family with a second one on the devices that it leaves."""
+        space, effort = self._space, self._effort
+        (family,) = first.families
+        used = family.uses(len(space.counts))
+        left = tuple(count - u for count, u in zip(space.counts, used, strict=True))
+        if not any(left):
+            return
+        options = []
+        for vector in space.vectors(left, effort.most_stages, effort.most_vectors):
+            copies = space.room(vector, left, first.families)
+            if not copies:
+                continue
+            options.append((-copies * space.rate(vector) / (1 + 0.02 * sum(vector)), vector, copies))
+        for _, vector, copies in sorted(options)[: effort.second_options]:
+            floor_s = self._floors.of_both_s(family.outline, vector, copies)
+            yield _Group(floor_s, lambda: 0.0, partial(self._both, family, vector, copies, used, shared))
+
+    def _both(
+        self, family: Family, vector: Counts, copies: int, used: Counts, shared: bool
+    ) -> Iterator[EstimatedSet]:
+        """Give a family with the first two families of a vector on devices that it leaves."""
+        seconds = (second for group in self._of(vector, copies, used, shared) for second in group.sets)
+        for second in islice(seconds, 2):
+            families = (family, *second.families)
+            step_s = self.cutter.estimate_s(families, shared=shared)
+            if math.isfinite(step_s):
+                yield EstimatedSet(step_s, families)
+
+
+def _seconds(estimated: EstimatedSet) -> float:
+    return estimated.step_s
+
+
+def _size(estimated: EstimatedSet) -> int:
+    return estimated.families[0].outline.microbatch_size
