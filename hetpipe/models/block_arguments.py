@@ -156,8 +156,9 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if self._recorder.is_marked((args, kwargs)):
+            asks = func.namespace != "prim"  # prim.device is asked for of tensors without memory
             gives_tensors = any(isinstance(leaf, Tensor) for leaf in tree_leaves(result))
-            if not gives_tensors or not _SHOWS_VALUES.isdisjoint(func.tags):
+            if (asks and not gives_tensors) or not _SHOWS_VALUES.isdisjoint(func.tags):
                 self._recorder.depends = True  # the host knows something of a value now
             self._recorder.mark([result, args, kwargs] if func._schema.is_mutable else [result])
         return result

@@ -71,8 +71,8 @@ class RunReport:
     samples_per_s: of the timed steps by the wall clock, with all that lay between them (data, meetings,
     callbacks, checkpoints); between_steps: what that adds to the seconds of the steps, as a share of them.
     Both 0 in older reports, and global_batch_size too. gradient_dtype: in which gradients travelled.
-    skipped_steps: whose gradients were not finite, so that they changed nothing; loss_spikes: steps whose
-    loss stood out.
+    skipped_steps: those that changed nothing, since a gradient was not finite; loss_spikes: those whose loss
+    stood out.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT

@@ -110,10 +110,10 @@ class _Run:
     data: RankData
     need_bytes: float
     writer: CheckpointWriter
-    watch: LossWatch = field(default_factory=LossWatch)
-    stopping: Stopping = field(default_factory=Stopping)
     step: int = 0
     samples_seen: int = 0
+    watch: LossWatch = field(default_factory=LossWatch)
+    stopping: Stopping = field(default_factory=Stopping)
     outcomes: deque[StepOutcome] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
     step_s: list[float] = field(default_factory=list)
     wall_s: list[float] = field(default_factory=list)
@@ -152,6 +152,7 @@ class _Run:
             board=board,
         )  # fmt: skip
         model = layers.model
+        writer = CheckpointWriter(folder, task_settings, task, program, rank, model, optimizer)
         count = program.plan.global_batch_size
         step, seen, source = 0, 0, None if settings.resume_from is None else Path(settings.resume_from)
         if source is not None:
@@ -163,9 +164,7 @@ class _Run:
         return cls(
             folder, handover, task_settings, costs, rank, task, model, optimizer, executor, board, device,
             place, emit, RankData(task, program, rank, place, seen + (settings.steps - step) * count),
-            memory_on(program.plan, profile, device).total_bytes,
-            CheckpointWriter(folder, task_settings, task, program, rank, model, optimizer),
-            step=step, samples_seen=seen,
+            memory_on(program.plan, profile, device).total_bytes, writer, step, seen,
         )  # fmt: skip
 
     @property

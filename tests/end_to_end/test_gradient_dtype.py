@@ -49,10 +49,9 @@ def losses(plan: Plan, folder: Path, steps: int) -> torch.Tensor:
 
 
 @pytest.mark.slow
-def test_losses_are_near_those_in_float32_over_100_steps(tmp_path):
-    exact = losses(PLAN, tmp_path / "float32", 100)
-    assert float(exact[-10:].mean()) < 0.6 * float(exact[0])  # it learns
-    for plan in (PLAN, SHARDED):
-        found = losses(replace(plan, gradient_dtype=GRADIENT_BF16), tmp_path / f"bf16-{plan.zero}", 100)
-        apart = (found - exact).abs() / exact
-        assert 0 < float(apart.max()) < 0.01, float(apart.max())
+def test_losses_are_near_those_in_float32(tmp_path):
+    exact = losses(PLAN, tmp_path / "float32", 40)
+    assert float(exact[-5:].mean()) < 0.9 * float(exact[0])  # it learns
+    found = losses(replace(SHARDED, gradient_dtype=GRADIENT_BF16), tmp_path / "bf16", 40)
+    apart = (found - exact).abs() / exact
+    assert 0 < float(apart.max()) < 1e-3, float(apart.max())

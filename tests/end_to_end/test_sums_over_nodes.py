@@ -9,6 +9,7 @@ from cost_model.cluster import EMULATED
 from cost_model.cluster_file import read_cluster
 from cost_model.collective_choice import BUCKET_BYTES
 from cost_model.collectives import Collective
+from cost_model.dtypes import FLOAT32, GRADIENT_BF16
 from hetpipe.program import bucket_sizes
 from hetpipe.program.instructions import Sync
 from hetpipe.program.sync_starts import inner_syncs
@@ -36,15 +37,19 @@ interconnect = {{ bandwidth = "1 GB/s", latency = "10 us" }}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bucket_bytes", [BUCKET_BYTES, 2e5], ids=["whole", "cut"])
+@pytest.mark.parametrize(
+    ("bucket_bytes", "gradient_dtype"),
+    [(BUCKET_BYTES, FLOAT32), (1e5, GRADIENT_BF16)],
+    ids=["whole", "cut, in half the bytes"],
+)
 def test_a_step_with_sums_over_nodes_lasts_as_long_as_predicted(
-    tmp_path: Path, bucket_bytes: float, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, bucket_bytes: float, gradient_dtype: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(bucket_sizes, "BUCKET_BYTES", bucket_bytes)  # this process lowers, ranks read
     # a pipeline of one stage on each device, their nodes taking turns, which a ring of all would follow
     names = [f"{name}/{index}" for index in range(2) for name in "abc"]
     pipelines = tuple(Pipeline(1, 1, (Stage((name,), (0, 8), 1),)) for name in names)
-    plan = Plan("manual", MODEL, len(names), pipelines)
+    plan = Plan("manual", MODEL, len(names), pipelines, gradient_dtype=gradient_dtype)
     profile, path = made_up_profile(MODEL, EMULATED, layer_s=0.008), cluster_file(tmp_path, THREE_NODES)
     predicted = predict(plan, profile, read_cluster(path))
     buckets = predicted.program.buckets  # of cut ones some are so small that a ring is sooner

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import user_tasks
 from cost_model.cluster import CPU
-from cost_model.dtypes import BFLOAT16_AUTOCAST, FLOAT16_AUTOCAST
+from cost_model.dtypes import BFLOAT16_AUTOCAST, FLOAT16_AUTOCAST, GRADIENT_BF16
 from cost_model.profile import ModelProfile
 from hetpipe.data.task import TrainingTask
 from hetpipe.models.chain import ChainModel
@@ -68,6 +68,8 @@ PLANS = {
     "crossing pipelines": plan(*CROSSING),
     "replicas": plan(*replicas()),
     "sharded states": plan(*replicas(), zero=1),
+    "gradients in bf16": plan(*replicas(), gradient_dtype=GRADIENT_BF16),
+    "sharded states, gradients in bf16": plan(*replicas(), zero=1, gradient_dtype=GRADIENT_BF16),
 }
 
 

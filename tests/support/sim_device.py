@@ -151,6 +151,9 @@ class SimTensor(torch.Tensor):
     def __repr__(self, **_: Any) -> str:
         return f"SimTensor({self.raw}, sim:{self.sim.index})"
 
+    def record_stream(self, stream: Any) -> None:
+        """Do nothing: memory that a stream still uses is not given out again all the same."""
+
     @classmethod
     def __torch_dispatch__(
         cls, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -180,6 +183,7 @@ class SimTensor(torch.Tensor):
         if torch.Tag.data_dependent_output in op.tags or torch.Tag.dynamic_output_shape in op.tags:
             sim.wait()
         known, given = {id(leaf.raw): leaf for leaf in mine}, {id(leaf) for leaf in mine}
+        kwargs.pop("pin_memory", None)
         result = op(*tree_map(_here, args), **tree_map(_here, kwargs))
         if torch.device(kwargs.get("device") or "sim").type == "cpu":
             return result  # made there, of the same shape as what is here

@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,7 @@ from hetpipe.profiling.layer_profiler import profile_task
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import Program
 from hetpipe.runs.settings import TaskSettings
+from hetpipe.runtime import accelerators, transport
 from hetpipe.runtime.cuda_events import GpuPace
 from hetpipe.runtime.device_room import check_room
 from hetpipe.runtime.executor import Executor
@@ -112,7 +114,13 @@ def train(
 def train_together(
     model: str, cases: Sequence[tuple[Program, ModelProfile, Cluster]], *, rank: int, emit: Emit
 ) -> None:
-    """Train as a rank of several programs in turn, on the device of its kind in each; emit the steps."""
+    """Train as a rank of several programs in turn, on the device of its kind in each; emit the steps.
+
+    Messages have a stream of their own, as on CUDA.
+    """
+    vars(accelerators)["_ALIKE"] += ("sim",)
+    # NOTE: a message of gloo is not over before somebody waits for it: to look again and again is vain
+    vars(transport)["wait_for_gpu"] = lambda work, limit_s: work.wait(timedelta(seconds=limit_s))
     for number, (program, made_up, cluster) in enumerate(cases):
         place = PLACES[cluster.device(program.device_names[rank]).kind]
         executor, layers = _ready(place, model, program, made_up, cluster, rank)

@@ -73,7 +73,7 @@ def test_ranks_on_two_kinds_of_devices_and_on_the_host_train_as_on_the_host_alon
     replicas = Plan("manual", model, 8, halves)
     owners = ("here/0",) * 3 + ("here/1",) * 3
     plans = (chain_plan(model, [0, 3, 6], 2, 8), replicas, replace(replicas, zero=1, state_owners=owners))
-    kinds = (("cpu", "cpu"), ("Sim-A", "Sim-B"), ("Sim-A", "cpu"), ("cpu", "Sim-B"))
+    kinds = (("cpu", "cpu"), ("Sim-A", "Sim-B"), ("Sim-A", "cpu"))
     cases = []
     for plan in plans:
         for pair in kinds:
@@ -143,9 +143,7 @@ def test_who_does_not_wait_is_found_and_errors_come_out_of_a_backward():
     spoilt, arrived = found["late"]
     assert all(map(math.isnan, spoilt)) and arrived == [0.0, 1.0, 2.0, 3.0]
     assert found["asked"] == [False, True]
-    assert found["changed"] == (
-        "memory of the host was changed while a copy of it was under way to the device"
-    )
+    assert found["changed"] == ("memory of the host was changed while it was copied to the device")
     assert found["untimed"] == "the time of an event was asked for before the host had waited for it"
     assert "wrote last, and has not waited for it" in found["raced"]
     assert "read last, and has not waited for it" in found["overwritten"]

@@ -37,7 +37,7 @@ def writer(tmp_path) -> Iterator[CheckpointWriter]:
     program = verified_prediction(settings.run, cluster_file(tmp_path), profile, plan).program
     model = chain.materialise(range(chain.num_layers), seed=0)
     optimizer = Optimizer(model.owned_parameters(), (), 0.0)
-    task = cast(Any, SimpleNamespace(chain=chain, vocabulary_sha256="0" * 64))
+    task = cast(Any, SimpleNamespace(chain=chain, vocabulary_sha256="0" * 64, make_optimizer=None))
     made = CheckpointWriter(RunFolder(tmp_path / "run"), settings, task, program, 0, model, optimizer)
     yield made
     made.close()

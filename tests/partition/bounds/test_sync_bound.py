@@ -304,7 +304,7 @@ def test_the_last_forward_of_a_stage_waits_for_backwards_where_memory_is_tight()
         times = layer_times(ProblemTables(tight, equal_devices(tight.cluster).merged()), (0,), 1, (1,))
         return float(times.arrivals_s(8, 1)[0, 1])
 
-    # 8 MB of states, 0.5 MB of a gradient and 1.5 MB a sample: of 8 microbatches 2 wait for their backward when the last forward
+    # 8 MB of states, 0.5 MB of a gradient, 1.5 MB a sample: of 8 microbatches 2 wait when the last forward
     # ends, so that 8 forwards and 6 backwards are done; or, with memory for all of them, 8 forwards alone
     assert arrival_s(11.7e6) == pytest.approx(7.0)
     assert arrival_s(problem.cluster.devices[0].memory_bytes) == pytest.approx(4.0)

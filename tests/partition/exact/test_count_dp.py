@@ -72,14 +72,14 @@ def compare_kernels(
 
 @pytest.mark.slow
 def test_programme_equals_brute_force() -> None:
-    compared, infeasible = zip(*(compare_with_brute_force(seed) for seed in range(40)), strict=True)
-    assert sum(compared) > 400 and sum(infeasible) > 50
+    compared, infeasible = zip(*(compare_with_brute_force(seed) for seed in range(20)), strict=True)
+    assert sum(compared) > 200 and sum(infeasible) > 25
 
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_programme_equals_brute_force_on_hundreds_of_problems() -> None:
-    on_all_cores(compare_with_brute_force, range(1000, 1400))
+    on_all_cores(compare_with_brute_force, (*range(20, 40), *range(1000, 1400)))
 
 
 def milp_s(brute: BruteForce, counts: Sequence[int]) -> tuple[float, tuple[ColumnStage, ...]]:
@@ -192,11 +192,11 @@ def compare_with_milp(seed: int) -> tuple[bool, bool]:
 
 @pytest.mark.slow
 def test_programme_equals_a_milp() -> None:
-    assert sum(there for there, _ in map(compare_with_milp, range(500, 560))) >= 30
+    assert sum(there for there, _ in map(compare_with_milp, range(500, 530))) >= 15
 
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_programme_equals_a_milp_on_hundreds_of_problems() -> None:
-    there, exact = zip(*on_all_cores(compare_with_milp, range(2000, 2300)), strict=True)
+    there, exact = zip(*on_all_cores(compare_with_milp, (*range(530, 560), *range(2000, 2300))), strict=True)
     assert sum(there) >= 150 and sum(exact) >= 0.98 * len(exact)
