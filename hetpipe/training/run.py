@@ -297,8 +297,9 @@ class _Answered:
         if event["event"] == "diverged":
             self.diverged = event
         answer = self.on_event(event) is True
-        self.stopping.begun = True
-        self.complete |= event["event"] == "step" and event["step"] >= self.steps
+        if event["event"] == "step":
+            self.stopping.begun = True
+            self.complete |= event["step"] >= self.steps
         return answer or self.stopping.asked
 
 
