@@ -91,6 +91,7 @@ class ModelProfile:
         never for emulated devices, whose links behave as written in the file.
     all_reduces: measured between groups of real devices; each group appears once.
     loss_chunks: into how many chunks of tokens the loss of a microbatch is cut; None: it is not.
+    compiled: whether blocks were compiled, and are in a run.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -104,6 +105,7 @@ class ModelProfile:
     links: Mapping[str, _LinkInFile] = dataclasses.field(default_factory=dict)
     all_reduces: tuple[MeasuredAllReduce, ...] = ()
     loss_chunks: int | None = None
+    compiled: bool = False
 
     def __post_init__(self) -> None:
         if self.loss_chunks is not None and self.loss_chunks < 1:
@@ -252,6 +254,8 @@ class ModelProfile:
             del data["all_reduces"]
         if data["loss_chunks"] is None:
             del data["loss_chunks"]
+        if not data["compiled"]:
+            del data["compiled"]
         return {"format": FORMAT, **data}
 
     def with_kinds(self, kinds: Mapping[str, KindProfile], dtypes: Mapping[str, str]) -> "ModelProfile":

@@ -214,6 +214,7 @@ def get_profile(
             microbatch_sizes=how.microbatch_sizes,
             lora=None if entry is None else entry.lora, load_in=None if entry is None else entry.load_in,
             loss_chunks=options.loss_chunks,
+            compiled=options.compiled,
         )  # fmt: skip
     note(how.said)
     return profile
@@ -254,7 +255,9 @@ def estimate_all(
     run, profiles = Settings(steps=1, **entry.in_settings), []
     for dtype in dict.fromkeys(dtypes.values()):
         kinds = [kind for kind, own in dtypes.items() if own == dtype]
-        settings = TaskSettings(entry.name, how.sequence_length, dtype, run, options.loss_chunks)
+        settings = TaskSettings(
+            entry.name, how.sequence_length, dtype, run, options.loss_chunks, options.compiled
+        )
         profiles.append(estimated_profile(settings, kinds, allow_slow=options.allow_slow_bf16))
     note(how.said)
     return merge(profiles)
@@ -274,6 +277,11 @@ def _check_profile(profile: ModelProfile, options: ProfileOptions, name: str | N
         raise InputError(
             f"{options.profile_file}: a profile with {profile.loss_chunks or 'no'} chunks of the loss, and "
             f"--loss-chunks is {options.loss_chunks}; profile again with it, or leave the option out"
+        )
+    if options.compiled and not profile.compiled:
+        raise InputError(
+            f"{options.profile_file}: a profile of blocks that were not compiled, and --compile is given; "
+            "profile again with it, or leave the option out"
         )
     if options.dtype is not None:
         _check_dtypes(

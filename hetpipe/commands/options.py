@@ -42,6 +42,10 @@ AllowSlowOption = Annotated[
     bool, typer.Option("--allow-slow", "--allow-slow-bf16", help="Also on devices without units for --dtype.")
 ]
 BudgetOption = Annotated[float, typer.Option("--profile-budget", help="Seconds to spend on measuring.")]
+CompileOption = Annotated[
+    bool,
+    typer.Option("--compile", help="Compile each block (torch.compile); needs a C++ compiler or triton."),
+]
 LossChunksOption = Annotated[
     int | None,
     typer.Option("--loss-chunks", min=1, help="Compute the loss in so many chunks of tokens: less memory."),
@@ -80,6 +84,7 @@ class ProfileOptions(AdapterOptions):
     ] = None
     dtype: DtypeOption = None
     loss_chunks: LossChunksOption = None
+    compiled: CompileOption = False
     profile_budget_s: BudgetOption = 60.0
 
 

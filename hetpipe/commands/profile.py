@@ -22,6 +22,7 @@ from hetpipe.commands.options import (
     AdapterOptions,
     AllowSlowOption,
     BudgetOption,
+    CompileOption,
     DtypeOption,
     EstimateOption,
     JsonOption,
@@ -52,6 +53,7 @@ class MeasureOptions(AdapterOptions):
     sequence_length: SequenceOption = None
     dtype: DtypeOption = None
     loss_chunks: LossChunksOption = None
+    compiled: CompileOption = False
     allow_slow_bf16: AllowSlowOption = False
     profile_budget_s: BudgetOption = 60.0
     microbatch_sizes: Annotated[
@@ -132,7 +134,8 @@ def _check_source(
     measured = (
         ("--model", options.model), ("--cluster", options.cluster_file),
         ("--dtype", None if estimated else options.dtype),
-        ("--loss-chunks", options.loss_chunks), ("--lora", options.lora),
+        ("--loss-chunks", options.loss_chunks), ("--compile", options.compiled or None),
+        ("--lora", options.lora),
         ("--adapter", options.adapter), ("--load-in", options.load_in),
     )  # fmt: skip
     for option, value in measured:
@@ -196,6 +199,7 @@ def measure(
             lora=entry.lora,
             load_in=entry.load_in,
             loss_chunks=options.loss_chunks,
+            compiled=options.compiled,
         )  # fmt: skip
     note(how.said)
     for kind, missing in left_out(profile, how.microbatch_sizes or ()).items():

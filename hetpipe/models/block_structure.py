@@ -317,3 +317,25 @@ def _ports_between(output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         for index, tensor in enumerate(outputs)
         if isinstance(value, Tensor) and value is tensor
     )
+
+
+def holding_layers(name: str, path: str, num_blocks: int, seen: Observation) -> tuple[int, ...]:
+    """Return the layers that hold a parameter; one that nobody uses stays with the head."""
+    if name.startswith(f"{path}."):
+        return (int(name.removeprefix(f"{path}.").partition(".")[0]) + 1,)
+    before, after = name in seen.used_before, name in seen.used_after
+    return (0,) * before + (num_blocks + 1,) * (after or not before)
+
+
+def use_in(name: str, layer: int, path: str, seen: Observation) -> Use:
+    """Return how a layer uses a parameter."""
+    if name.startswith(f"{path}."):
+        return seen.used_in_blocks.get(name.removeprefix(f"{path}.").partition(".")[2], NO_USE)
+    return (seen.used_after if layer else seen.used_before).get(name, NO_USE)
+
+
+def is_reached(name: str, path: str, seen: Observation) -> bool:
+    """Return whether the output of the model depends on a parameter."""
+    if name.startswith(f"{path}."):
+        return name.removeprefix(f"{path}.").partition(".")[2] in seen.reached_in_blocks
+    return name in seen.reached

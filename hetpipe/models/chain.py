@@ -17,13 +17,15 @@ from hetpipe.models.adapters import has_adapters, packings_of
 from hetpipe.models.block_structure import (
     BlockStructure,
     Inputs,
-    Observation,
     ParameterInfo,
     find_blocks,
+    holding_layers,
+    is_reached,
     observe,
     refused_on_error,
+    use_in,
 )
-from hetpipe.models.frozen_weights import NO_USE, Use, cast_where_used, uncast
+from hetpipe.models.frozen_weights import NO_USE, cast_where_used, uncast
 from hetpipe.models.huggingface import ModelSpec
 from hetpipe.models.initialization import (
     Template,
@@ -210,6 +212,8 @@ class ChainModel:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         lowered: torch.dtype | None = None,
+        *,
+        compiled: bool = False,
     ) -> LayerModel:
         """Build these layers with real weights; all others cost nothing.
 
@@ -219,7 +223,10 @@ class ChainModel:
         owned.
 
         lowered: what autocast computes in, on weights of dtype; see hetpipe.models.mixed_precision. Frozen
-        weights are kept in their own bytes; see hetpipe.models.frozen_weights.
+        weights are kept in their own bytes; see hetpipe.models.frozen_weights. compiled: whether blocks are
+        compiled, one graph each, in which autocast lowers weights itself.
+
+        Raises: InputError if they cannot be.
         """
         owned = frozenset(layers)
         if not owned <= set(range(self.num_layers)):
@@ -232,7 +239,10 @@ class ChainModel:
         frozen = {parameter: name for parameter, name in names.items() if name in infos and infos[name].keeps}
         cast_where_used(model, frozen, dtype, lowered)
         if lowered is not None:
-            trained = {name for name, info in infos.items() if info.reached}
+            ends = {info.name for layer in (0, self.num_layers - 1) for info in self.layer_parameters[layer]}
+            trained = {
+                name for name, info in infos.items() if info.reached and (name in ends or not compiled)
+            }
             lower_where_used(model, {value for value, name in names.items() if name in trained}, lowered)
         parameters = {name: parameter for parameter, name in names.items()}
         by_layer = {
@@ -247,6 +257,8 @@ class ChainModel:
             layered = BlockLayers(model, self.num_layers, by_layer, self.structure)
         layered.device_type, layered.lowered = torch.device(device).type, lowered
         layered.first_trained = self.first_trained
+        if compiled:
+            layered.compile_blocks()
         return layered
 
     def _build_owned(
@@ -312,10 +324,12 @@ def _describe(
             seen = observe(small, path, inputs)
         structure = BlockStructure(path, num_blocks, seen.ports, seen.num_outputs)
         layer_names = ("embeddings", *(f"block{index}" for index in range(num_blocks)), "head")
-        holders = {key: _holders(key, path, num_blocks, seen) for key in shapes}
-        reached = {key for key in shapes if _is_reached(key, path, seen)}
+        holders = {key: holding_layers(key, path, num_blocks, seen) for key in shapes}
+        reached = {key for key in shapes if is_reached(key, path, seen)}
         uses = {
-            (key, layer): _uses(key, layer, path, seen) for key, layers in holders.items() for layer in layers
+            (key, layer): use_in(key, layer, path, seen)
+            for key, layers in holders.items()
+            for layer in layers
         }
     trained = reached & unfrozen
     if not trained:
@@ -352,26 +366,6 @@ def _describe(
         has_rule=structure is not None and has_rule(model),
         base=frozenset(shapes.keys() - unfrozen) if has_adapters(model) else frozenset(),
     )
-
-
-def _holders(name: str, path: str, num_blocks: int, seen: Observation) -> tuple[int, ...]:
-    """Return the layers that hold a parameter; one that nobody uses stays with the head."""
-    if name.startswith(f"{path}."):
-        return (int(name.removeprefix(f"{path}.").partition(".")[0]) + 1,)
-    before, after = name in seen.used_before, name in seen.used_after
-    return (0,) * before + (num_blocks + 1,) * (after or not before)
-
-
-def _uses(name: str, layer: int, path: str, seen: Observation) -> Use:
-    if name.startswith(f"{path}."):
-        return seen.used_in_blocks.get(name.removeprefix(f"{path}.").partition(".")[2], NO_USE)
-    return (seen.used_after if layer else seen.used_before).get(name, NO_USE)
-
-
-def _is_reached(name: str, path: str, seen: Observation) -> bool:
-    if name.startswith(f"{path}."):
-        return name.removeprefix(f"{path}.").partition(".")[2] in seen.reached_in_blocks
-    return name in seen.reached
 
 
 @lru_cache(maxsize=1024)

@@ -30,6 +30,8 @@ class KeyedDropout:
     In the first forward of a layer all calls of torch are looked at, and in later ones where that was needed,
     as it slows each down. Else `torch.nn.functional.dropout` is another function inside the context.
 
+    traces: whether layers may be compiled, whose graphs take what masks depend on as a tensor.
+
     >>> with KeyedDropout(seed=0) as dropout:
     ...     dropout.at(step=0, samples=(7, 8))
     ...     dropout.enter_layer(3)
@@ -40,8 +42,11 @@ class KeyedDropout:
     True
     """
 
+    traces: bool = False
+
     def __init__(self, seed: int, device: torch.device | None = None) -> None:
         """device: where layers compute, if not on the CPU; its generator is looked after, too."""
+        self._key_and_samples = torch.zeros(1, dtype=torch.int64)
         self._seed = seed
         self._generators = _Generators(device)
         self._mode = _Interception({_DROPOUT, self._dropout}, self._unexpected)
@@ -71,6 +76,8 @@ class KeyedDropout:
             self._quiet.add(layer)
         self._layer = layer
         self._call = 0
+        if self.traces and layer != PREFIX:
+            self._key_and_samples = torch.tensor((_key(self._seed, self._step, layer), *self._samples))
 
     def __enter__(self) -> Self:
         self._generators.remember()
@@ -110,12 +117,24 @@ class KeyedDropout:
         )
 
     def _unexpected(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Do what `_dropout` does where torch's function was called by another name than its own."""
+        """Do what `_dropout` does where torch's function was called by another name than its own.
+
+        Raises: InputError if layers are to be compiled: all calls of this one have to be looked at.
+        """
+        if self.traces:
+            raise InputError(
+                f"layer {self._layer} calls torch.nn.functional.dropout by another name than this, which a "
+                "compiled layer would hide; use nn.Dropout, or leave out --compile"
+            )
         self._quiet.discard(self._layer)
         return self._dropout(*args, **kwargs)
 
     def _dropout(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-        if not training or p == 0.0 or self._layer == PREFIX:
+        if not training or p == 0.0:
+            return input
+        if torch.compiler.is_compiling():
+            return self._traced(input, p, inplace=inplace)
+        if self._layer == PREFIX:
             return input
         if p == 1.0:
             return input.mul_(0.0) if inplace else input * 0.0
@@ -124,6 +143,15 @@ class KeyedDropout:
             mask = philox.kept(drawn, input.numel() // len(drawn.samples), input.device).view(input.shape)
             return input.mul_(mask).mul_(drawn.scale)
         return philox.dropped(input, drawn)
+
+    def _traced(self, x: Tensor, p: float, *, inplace: bool) -> Tensor:
+        """Do what `_dropout` does, in a graph that is to serve all layers, steps and samples."""
+        dropped = x * 0.0
+        if p != 1.0:
+            operation = torch.ops.hetpipe.keyed_dropout.default
+            dropped = operation(x, self._key_and_samples, self._call, 1.0 - p)
+            self._call += 1
+        return x.copy_(dropped) if inplace else dropped
 
     def _draw(self, x: Tensor, keep_probability: float) -> Draw:
         num_samples = len(self._samples)

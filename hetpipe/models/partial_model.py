@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
+from cost_model.errors import InputError
 from hetpipe.models.block_arguments import Arguments, BlockArguments, Recorder, shape_key
 from hetpipe.models.block_structure import BlockStructure, Inputs, call_options, logits_of
 from hetpipe.models.keyed_dropout import PREFIX
@@ -39,9 +40,11 @@ class LayerModel(nn.Module):
     runs. Lives on one device in one dtype: materialise again rather than moving it.
     lowered: what autocast computes in, and tensors between layers are rounded to; None for no autocast.
     first_trained: the first layer of the chain that trains a parameter; what enters it needs no gradient.
+    compiles: whether blocks run as `compile_blocks` has compiled them.
     """
 
     first_trained: int = 0
+    compiles: bool = False
     device_type: str = "cpu"
     lowered: torch.dtype | None = None
     on_layer: Callable[[int], None] | None = None
@@ -78,6 +81,13 @@ class LayerModel(nn.Module):
     def compute(self, start: int, stop: int, inputs: Inputs, carried: Carried) -> Carried:
         """Do what `run` does without its check that the layers are owned: others compute with zeros."""
         raise NotImplementedError
+
+    def compile_blocks(self) -> None:
+        """Let owned blocks run compiled from now on (`compiles`), each compiled when it is first run.
+
+        Raises: InputError if there are none, or they cannot be compiled.
+        """
+        raise InputError("--compile is for models with a list of blocks, which an nn.Sequential has not")
 
     def module_of(self, layer: int) -> nn.Module | None:
         """Return the module that is a layer; None at the ends of a model around blocks, which are many."""
@@ -184,6 +194,8 @@ class BlockLayers(LayerModel):
             if zeros is not None:
                 module.__dict__["forward"] = zeros
         self._blocks = tuple(model.get_submodule(structure.path).children())
+        self._forwards = {index + 1: block.forward for index, block in enumerate(self._blocks)}
+        self._compiled: dict[int, Callable[..., Any]] = {}
         for index, block in enumerate(self._blocks):
             # Replacing the forward, not the block, keeps its type, attributes and names.
             block.__dict__["forward"] = self._gate(index + 1, block.forward)
@@ -238,6 +250,16 @@ class BlockLayers(LayerModel):
             return self._carried
         return self._rounded(tensors)
 
+    def compile_blocks(self) -> None:
+        # NOTE: not at the top: it registers an operation, and torch's compiler is slow to load.
+        from hetpipe.models.compiled_blocks import check_compilable, compiled
+
+        for layer in self.layers & set(self._forwards):
+            block, name = self._blocks[layer - 1], f"block{layer - 1}"
+            check_compilable(block, name)
+            self._compiled[layer] = compiled(self._forwards[layer], name)
+        self.compiles = True
+
     def kept_arguments(self) -> list[Tensor]:
         return self._arguments.tensors()
 
@@ -262,10 +284,11 @@ class BlockLayers(LayerModel):
                 self._arrive(layer, tensors)
                 if self.lowered is not None:
                     args, kwargs = self._injected(args, kwargs, tensors)
+            compute = self._compiled.get(layer, forward) if self.compiles else forward
             if self._recorder is None:
-                result = forward(*args, **kwargs)
+                result = compute(*args, **kwargs)
             else:
-                result = self._recorded(self._recorder, layer, forward, args, kwargs)
+                result = self._recorded(self._recorder, layer, compute, args, kwargs)
             if self.lowered is not None:
                 result = self._pack(self._rounded(self._unpacked(result)))
             if layer + 1 == head:

@@ -33,7 +33,7 @@ def dropped(x: Tensor, drawn: Draw) -> Tensor:
             result: Tensor = x * _compiled().factors(drawn, x)
             return result
         return _Dropped.apply(x, drawn)  # type: ignore[no-any-return, no-untyped-call]  # torch
-    return _applied(x, drawn)
+    return applied(x, drawn)
 
 
 def kept(drawn: Draw, num_elements: int, device: torch.device) -> Tensor:
@@ -50,14 +50,15 @@ class _Dropped(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, drawn: Draw) -> Tensor:
         ctx.drawn = drawn
-        return _applied(x, drawn)
+        return applied(x, drawn)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         return dropped(gradients[0], ctx.drawn), None
 
 
-def _applied(x: Tensor, drawn: Draw) -> Tensor:
+def applied(x: Tensor, drawn: Draw) -> Tensor:
+    """Do what `dropped` does, beside autograd."""
     x = x.detach().contiguous()
     kernels = None
     if _drawn_at_once(x):

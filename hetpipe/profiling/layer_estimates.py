@@ -65,6 +65,7 @@ def estimated_profile(
         sequence_length=settings.sequence_length,
         dtype=settings.dtype,
         loss_chunks=settings.loss_chunks,
+        compiled=settings.compiled,
         layers=layers,
         kinds={kind: _kind_profile(works, device, sizes) for kind, device in devices.items()},
     )

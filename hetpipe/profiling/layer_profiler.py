@@ -96,7 +96,9 @@ def profile_task(
     chosen = sorted({layer for group in groups for layer in (group[0], group[-1])})
     lowered = lowered_dtype(settings.dtype)
     set_products(settings.dtype, device)
-    model = chain.materialise(chosen, settings.seed, weight_dtype(settings.dtype), device, lowered)
+    model = chain.materialise(
+        chosen, settings.seed, weight_dtype(settings.dtype), device, lowered, compiled=settings.compiled
+    )
     model.train()
     for layer in chosen:
         for info in chain.parameters(layer):
@@ -117,6 +119,7 @@ def profile_task(
         sequence_length=settings.sequence_length,
         dtype=settings.dtype,
         loss_chunks=settings.loss_chunks,
+        compiled=settings.compiled,
         layers=tuple(layer_profile(bench, layer, by_layer[layer]) for layer in range(chain.num_layers)),
         kinds={
             kind: KindProfile(

@@ -21,6 +21,7 @@ from hetpipe.models.names import model_entry
 from hetpipe.runs.lora import LoraSettings
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings, TaskSettings
+from hetpipe.runtime.compilers import check_compilers
 from hetpipe.runtime.gpus import check_here
 
 MICROBATCH_SIZES = (1, 2, 4)
@@ -61,6 +62,7 @@ def cache_key(
         {
             **({} if dtypes is None else {"dtypes": dict(dtypes)}),
             "loss_chunks": settings.loss_chunks,
+            "compiled": settings.compiled,
             "model": settings.model,
             "sequence_length": settings.sequence_length,
             "dtype": settings.dtype,
@@ -97,6 +99,7 @@ def profile_model(
     lora: LoraSettings | None = None,
     load_in: str | None = None,
     loss_chunks: int | None = None,
+    compiled: bool = False,
 ) -> ModelProfile:
     """Return the profile of a model for all kinds of the cluster's devices, from the cache if it is there.
 
@@ -107,14 +110,17 @@ def profile_model(
     fits. task: for a model of your
     own, named by `model`: an `own_task`, or an importable `TaskFactory`; never cached. lora: of adapters that
     are trained in place of the model. load_in: "4bit" or "8bit", in which the matrices beside them are held.
-    loss_chunks: into how many chunks of a microbatch's tokens the loss is cut; None: none.
+    loss_chunks: into how many chunks of a microbatch's tokens the loss is cut; None: none. compiled:
+    whether blocks are compiled.
 
     Raises: InputError for an unknown model, or a GPU that this host does not have; CheckFailedError for a
     model that does not compute the same when it is split.
     """
     kinds = sorted({device.kind for device in cluster.devices})
     dtypes = {kind: dtype if isinstance(dtype, str) else dtype[kind] for kind in kinds}
-    settings = TaskSettings(model, sequence_length, common_dtype(dtypes), loss_chunks=loss_chunks)
+    settings = TaskSettings(
+        model, sequence_length, common_dtype(dtypes), loss_chunks=loss_chunks, compiled=compiled
+    )
     if task is None:
         known = model_entry(model)
         known = known if lora is None else known.with_adapters(lora, load_in=load_in)
@@ -136,6 +142,8 @@ def profile_model(
     measured: dict[str, Device] = {}
     for device in cluster.devices:
         measured.setdefault(device.kind, device)
+    if compiled:
+        check_compilers(measured.values())
     check_here(measured.values(), MEASURE_ELSEWHERE)
     profiles = []
     for index, kind in enumerate(kinds):
@@ -227,7 +235,7 @@ def merge(profiles: Sequence[ModelProfile]) -> ModelProfile:
     """
     first = profiles[0]
     for other in profiles[1:]:
-        for key in ("model", "sequence_length", "num_layers", "loss_chunks"):
+        for key in ("model", "sequence_length", "num_layers", "loss_chunks", "compiled"):
             mine, theirs = getattr(first, key), getattr(other, key)
             if mine != theirs:
                 raise InputError(f"profiles of {key} {mine!r} and {theirs!r} cannot be joined")
@@ -315,6 +323,7 @@ def _code() -> str:
         "models/philox_triton",
         "models/loss",
         "models/chunked_loss",
+        "models/compiled_blocks",
     )
     package = Path(__file__).parents[1]
     return hashlib.sha256(b"".join((package / f"{place}.py").read_bytes() for place in places)).hexdigest()

@@ -174,7 +174,7 @@ def _decided_by(plan: Plan, profile: ModelProfile) -> dict[str, Any]:
 class TaskSettings:
     """What a task is made from: a model, the length and dtype of its profile, and the settings of the run.
 
-    loss_chunks: as in `ModelProfile`.
+    loss_chunks, compiled: as in `ModelProfile`.
 
     Where there is no profile yet, it is what a profiler is to measure.
     """
@@ -184,6 +184,7 @@ class TaskSettings:
     dtype: str = FLOAT32
     run: Settings = Settings(steps=1)
     loss_chunks: int | None = None
+    compiled: bool = False
 
     def __post_init__(self) -> None:
         if self.loss_chunks is not None and self.loss_chunks < 1:
@@ -202,7 +203,8 @@ class TaskSettings:
     @classmethod
     def of(cls, profile: ModelProfile, run: Settings) -> "TaskSettings":
         """Return what the task of a run is made from."""
-        return cls(profile.model, profile.sequence_length, profile.dtype, run, profile.loss_chunks)
+        shape = profile.model, profile.sequence_length, profile.dtype
+        return cls(*shape, run, profile.loss_chunks, profile.compiled)
 
     @property
     def seed(self) -> int:

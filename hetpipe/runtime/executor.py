@@ -37,6 +37,7 @@ from hetpipe.runtime.pace import Pace
 from hetpipe.runtime.peer_errors import PeerTimeout
 from hetpipe.runtime.stage_runner import Microbatch, StageRunner
 from hetpipe.runtime.transport import TensorShape, Transport, release_points
+from partition.plan import Pipeline
 
 Boundaries = Callable[[int, Microbatch], tuple[TensorShape, ...]]
 """(layer, microbatch) -> the tensors that travel from layer - 1 to layer for it."""
@@ -148,12 +149,20 @@ class Executor:
             for place, stage in enumerate(pipeline.stages):
                 if self._program.rank_of(index, place) != self._rank:
                     continue
-                data = microbatch(index, 0)
                 wire = self._wires[self._rank] if self._wires else None
-                shapes = self._boundaries(stage.start, data) if place else ()
-                carried = tuple(shape.sent_in(wire).filled(data.labels.device) for shape in shapes)
-                self._stages.rehearse(Compute(Pass.FORWARD, index, place, 0), data, carried, layer_names)
+                for number in self._rehearsed(pipeline):
+                    data = microbatch(index, number)
+                    shapes = self._boundaries(stage.start, data) if place else ()
+                    carried = tuple(shape.sent_in(wire).filled(data.labels.device) for shape in shapes)
+                    compute = Compute(Pass.FORWARD, index, place, number)
+                    self._stages.rehearse(compute, data, carried, layer_names)
         self.prepare()
+
+    def _rehearsed(self, pipeline: Pipeline) -> tuple[int, ...]:
+        """Return the microbatches that are rehearsed: the first; one of each size where that is compiled."""
+        last = pipeline.num_microbatches - 1
+        is_smaller = pipeline.microbatch_samples(last) != pipeline.microbatch_samples(0)
+        return (0, last) if is_smaller and self._stages.compiles else (0,)
 
     def gradient_buffers(self) -> list[Tensor]:
         """Return the tensors that `prepare` made room for."""

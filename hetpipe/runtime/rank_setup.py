@@ -61,10 +61,12 @@ class RankLayers:
         place: torch.device,
         dtype: torch.dtype,
         lowered: torch.dtype | None,
+        *,
+        compiled: bool = False,
     ) -> "RankLayers":
         """Materialise the layers of a rank.
 
-        lowered: what autocast computes in, None for no autocast.
+        lowered: what autocast computes in, None for no autocast. compiled: whether blocks are compiled.
 
         Raises: InputError if the model trains layers of which the program has no backward.
         """
@@ -75,7 +77,7 @@ class RankLayers:
                 f"from layer {program.first_trained} on: less is frozen than was profiled; profile it again"
             )
         layers = program.plan.layers_of(program.device_names[rank])
-        model = chain.materialise(layers, seed, dtype, place, lowered)
+        model = chain.materialise(layers, seed, dtype, place, lowered, compiled=compiled)
         model.train()
         reached = {info.name for layer in layers for info in chain.parameters(layer) if info.reached}
         for name, value in model.owned_parameters().items():
@@ -139,11 +141,13 @@ def executor_of(
     program = costs.program
     staging = Staging.of(costs.devices)
     wide = layers.travels if layers.model.lowered is None else torch.float32
+    dropout = KeyedDropout(seed, layers.place)
+    dropout.traces = layers.model.compiles
     wires = [lowered_dtype(dtype) or wide for dtype in costs.dtypes]
     return Executor(
         costs,
         rank,
-        stages=StageRunner(program, layers.model, KeyedDropout(seed, layers.place), loss, wires),
+        stages=StageRunner(program, layers.model, dropout, loss, wires),
         transport=DistributedTransport(program, rank, layers.place, timeout_s, staging),
         sync=GradientSync(program, rank, layers.chain, layers.trained, timeout_s, staging),
         optimizer=optimizer,

@@ -89,6 +89,11 @@ class StageRunner:
     def num_in_flight(self) -> int:
         return len(self._alive)
 
+    @property
+    def compiles(self) -> bool:
+        """Whether blocks are compiled, for each shape of a microbatch anew."""
+        return self._model.compiles
+
     def rehearse(
         self, compute: Compute, microbatch: Microbatch, carried: tuple[Tensor, ...], names: Sequence[str]
     ) -> None:

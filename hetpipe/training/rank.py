@@ -143,7 +143,9 @@ class _Run:
         set_products(precision, place)
         dtype, lowered = weight_dtype(precision), lowered_dtype(precision)
         check_weights(profile, task.chain)
-        layers = RankLayers.of(program, rank, task.chain, settings.seed, place, dtype, lowered)
+        layers = RankLayers.of(
+            program, rank, task.chain, settings.seed, place, dtype, lowered, compiled=profile.compiled
+        )
         optimizer = optimizer_of(task, layers.stepped, layers.counted, settings)
         board = handover.board(costs)
         executor = executor_of(

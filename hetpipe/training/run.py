@@ -23,6 +23,7 @@ from hetpipe.program.verification import verify
 from hetpipe.runs.run_folder import RunFolder, numbered_runs
 from hetpipe.runs.run_report import RunReport, read_report
 from hetpipe.runs.settings import Settings, TaskSettings, settings_text
+from hetpipe.runtime.compilers import check_compilers
 from hetpipe.runtime.gpus import check_here
 from hetpipe.runtime.host_staging import Staging
 from hetpipe.runtime.processes import Emit, RankGroup, run_ranks, under_torchrun
@@ -108,6 +109,8 @@ def prepare(
     Raises: InputError or InfeasibleError before anything is written, if the run cannot work.
     """
     task_settings = TaskSettings.of(profile, settings)
+    if profile.compiled:
+        check_compilers(prediction.costs.devices)
     check_here(prediction.costs.devices, "give a --plan of devices that are here")
     vocabulary, done = None, 0
     if settings.resume_from is not None:

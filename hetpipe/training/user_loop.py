@@ -20,6 +20,7 @@ from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import Program
 from hetpipe.program.trace import Trace
 from hetpipe.runs.settings import Clock
+from hetpipe.runtime.compilers import check_compilers
 from hetpipe.runtime.device_room import check_room
 from hetpipe.runtime.emulated_links import Board
 from hetpipe.runtime.executor import StepOutcome
@@ -93,7 +94,11 @@ class RankStages:
         if any(map(lowered_dtype, profile.dtypes.values())) and dtype != torch.float32:
             raise InputError(f"dtype is {dtype}; weights under a profile in {profile.dtype} are in float32")
         set_products(precision, self.device)
-        layers = RankLayers.of(program, self.rank, chain, seed, self.device, dtype, lowered)
+        if profile.compiled:
+            check_compilers([device])
+        layers = RankLayers.of(
+            program, self.rank, chain, seed, self.device, dtype, lowered, compiled=profile.compiled
+        )
         self.model = layers.model
         costs = ProgramCosts(program, profile, cluster)
         self._board = _open_board(costs, cluster)
