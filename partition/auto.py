@@ -90,14 +90,14 @@ def _enter_same_number(
 ) -> None:
     """Enter what a search for as many pipelines as the best plan has finds, where that is far from its bound.
 
-    There sums, messages or memory decide. All starts of that search have as many pipelines, of which the one
-    that may change the number has few; and the simulator changes those that the clocks find best, which
-    often are others.
+    And where memory is so tight that the search has begun from what fits at all (known). There sums, messages
+    or memory decide. All starts of that search have as many pipelines, of which the one that may change the
+    number has few; and the simulator changes those that the clocks find best, which often are others.
     """
     problem, best, columns = search.problem, contest.best, search.columns
     if best is None or columns is None or problem.forced.num_pipelines is not None:
         return
-    if contest.step_s <= search.effort.choice.far_from_columns * columns.step_s:
+    if not known and contest.step_s <= search.effort.choice.far_from_columns * columns.step_s:
         return
     number = len(best.pipelines)
     forced = dataclasses.replace(problem.forced, num_pipelines=number)

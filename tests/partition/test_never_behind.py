@@ -48,10 +48,10 @@ def test_no_wish_for_a_number_of_pipelines_finds_a_better_plan(seed: int) -> Non
 
 
 @pytest.mark.slow
-def test_a_chain_that_only_the_exact_programme_finds_is_hardly_worse_than_what_a_wish_for_one_finds() -> None:
-    problem = wish_case(90)  # eight devices and tight memory; 1.6 % behind
+def test_a_chain_that_only_the_exact_programme_finds_is_no_worse_than_what_a_wish_for_one_finds() -> None:
+    problem = wish_case(90)  # eight devices and tight memory
     ours_s = step_s(problem)
-    assert ours_s is not None and ours_s <= 1.02 * forced_steps(problem, (1,))[1]
+    assert ours_s is not None and ours_s <= forced_steps(problem, (1,))[1]
 
 
 @pytest.mark.slow
