@@ -74,7 +74,7 @@ def _enter_pipelines(
         shared = shared_plans(search.tables, costs, contest.best, contest.step_s)
         contest.enter(shared, most_lost=search.effort.choice.most_lost)
     contest.enter(interleaved_plans(problem, costs, contest.step_s))
-    _enter_same_number(contest, search, ranking, known)
+    _enter_same_number(contest, search, ranking, known, found)
 
 
 def _enter_families(contest: Contest, search: PipelineSearch, ranking: Ranking, single_s: float) -> bool:
@@ -86,25 +86,34 @@ def _enter_families(contest: Contest, search: PipelineSearch, ranking: Ranking, 
 
 
 def _enter_same_number(
-    contest: Contest, search: PipelineSearch, ranking: Ranking, known: Sequence[list[TimedPipeline]]
+    contest: Contest,
+    search: PipelineSearch,
+    ranking: Ranking,
+    known: Sequence[list[TimedPipeline]],
+    found: Sequence[PipelineSet],
 ) -> None:
     """Enter what a search for as many pipelines as the best plan has finds, where that is far from its bound.
 
     And where memory is so tight that the search has begun from what fits at all (known). There sums, messages
     or memory decide. All starts of that search have as many pipelines, of which the one that may change the
-    number has few; and the simulator changes those that the clocks find best, which often are others.
+    number has few; and the simulator changes those that the clocks find best, which often are others. Where
+    pipelines of the best plan share devices, as many as the best set of the search has (found) are looked
+    for, too.
     """
     problem, best, columns = search.problem, contest.best, search.columns
     if best is None or columns is None or problem.forced.num_pipelines is not None:
         return
     if not known and contest.step_s <= search.effort.choice.far_from_columns * columns.step_s:
         return
-    number = len(best.pipelines)
-    forced = dataclasses.replace(problem.forced, num_pipelines=number)
-    wished = PipelineSearch(dataclasses.replace(problem, forced=forced))
-    found = _improved_starts(wished, [timed for timed in known if len(timed) == number])
-    contest.enter(by_estimate(search.costs, _plans_of(wished, found)))
-    contest.enter_all(_improved_with_simulator(wished, found, ranking))
+    numbers = [len(best.pipelines)]
+    if found and sum(len(pipeline.stages) for pipeline in best.pipelines) > len(best.device_names):
+        numbers.append(len(found[0].timed))
+    for number in dict.fromkeys(numbers):
+        forced = dataclasses.replace(problem.forced, num_pipelines=number)
+        wished = PipelineSearch(dataclasses.replace(problem, forced=forced))
+        begun = _improved_starts(wished, [timed for timed in known if len(timed) == number])
+        contest.enter(by_estimate(search.costs, _plans_of(wished, begun)))
+        contest.enter_all(_improved_with_simulator(wished, begun, ranking))
 
 
 def _from_least(contest: Contest, search: PipelineSearch, ranking: Ranking) -> Iterator[Plan]:
