@@ -218,6 +218,8 @@ def _train(
         from hetpipe.data.task import model_notes
 
         note(model_notes(TaskSettings.of(profile, settings).base_model, settings.model_folder))
+    if profile.compiled:
+        note(["blocks are compiled before the first step, which waits for it"])
     report, folder = train_shown(settings, cluster_file, profile, prediction, start.folder, quiet=quiet)
     kept = kept_checkpoint(folder)
     result = {
