@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 
 from cost_model.errors import InfeasibleError
 from partition.baselines.layer_splits import BASELINES, Strategy, TooManyStagesError
@@ -45,7 +46,7 @@ def auto(problem: Problem, evaluate: Evaluate | None = None, *, search: Pipeline
     if not alone and (contest.best is None or memory_binds(problem, search.costs)):
         contest.enter(by_estimate(search.costs, _sharded(search, contest.step_s)))
     if contest.best is None:
-        return _named_auto(min(_from_least(contest, search, ranking), key=ranking))
+        return _named_auto(min(_from_least(contest, search, ranking, evaluate), key=ranking))
     return _named_auto(contest.best)
 
 
@@ -94,16 +95,15 @@ def _enter_same_number(
 ) -> None:
     """Enter what a search for as many pipelines as the best plan has finds, where that is far from its bound.
 
-    And where memory is so tight that the search has begun from what fits at all (known). There sums, messages
-    or memory decide. All starts of that search have as many pipelines, of which the one that may change the
-    number has few; and the simulator changes those that the clocks find best, which often are others. Where
-    pipelines of the best plan share devices, as many as the best set of the search has (found) are looked
-    for, too.
+    There sums, messages or memory decide. All starts of that search have as many pipelines, of which the one
+    that may change the number has few; and the simulator changes those that the clocks find best, which often
+    are others. Where pipelines of the best plan share devices, as many as the best set of the search has
+    (found) are looked for, too. known: where the search began from those, `_from_least` does more.
     """
     problem, best, columns = search.problem, contest.best, search.columns
     if best is None or columns is None or problem.forced.num_pipelines is not None:
         return
-    if not known and contest.step_s <= search.effort.choice.far_from_columns * columns.step_s:
+    if known or contest.step_s <= search.effort.choice.far_from_columns * columns.step_s:
         return
     numbers = [len(best.pipelines)]
     if found and sum(len(pipeline.stages) for pipeline in best.pipelines) > len(best.device_names):
@@ -111,15 +111,18 @@ def _enter_same_number(
     for number in dict.fromkeys(numbers):
         forced = dataclasses.replace(problem.forced, num_pipelines=number)
         wished = PipelineSearch(dataclasses.replace(problem, forced=forced))
-        begun = _improved_starts(wished, [timed for timed in known if len(timed) == number])
+        begun = _improved_starts(wished)
         contest.enter(by_estimate(search.costs, _plans_of(wished, begun)))
         contest.enter_all(_improved_with_simulator(wished, begun, ranking))
 
 
-def _from_least(contest: Contest, search: PipelineSearch, ranking: Ranking) -> Iterator[Plan]:
+def _from_least(
+    contest: Contest, search: PipelineSearch, ranking: Ranking, evaluate: Evaluate | None
+) -> Iterator[Plan]:
     """Give the plan of pipelines that fit, mostly a single one, and the best of a search that begins there.
 
-    For problems of which the search has found no plan.
+    Then all that is found where as many pipelines are forced: in so little memory walks end far apart. For
+    problems of which the search has found no plan.
 
     Raises: InfeasibleError if none fits.
     """
@@ -142,15 +145,19 @@ def _from_least(contest: Contest, search: PipelineSearch, ranking: Ranking) -> I
         _enter_pipelines(contest, search, ranking, known)
     if contest.best is not None:
         yield contest.best
+        if problem.forced.num_pipelines is None:
+            forced = dataclasses.replace(problem.forced, num_pipelines=len(contest.best.pipelines))
+            with suppress(InfeasibleError):
+                yield auto(dataclasses.replace(problem, forced=forced), evaluate)
 
 
 def _named_auto(plan: Plan) -> Plan:
     return dataclasses.replace(plan, strategy=AUTO)
 
 
-def _improved_starts(search: PipelineSearch, known: Sequence[list[TimedPipeline]] = ()) -> list[PipelineSet]:
+def _improved_starts(search: PipelineSearch) -> list[PipelineSet]:
     """Return the sets of a search, each once, by their clocks and gradient sync; least step first."""
-    return _each_once(search.search(_with_sync(search), known))
+    return _each_once(search.search(_with_sync(search)))
 
 
 def _with_sync(search: PipelineSearch) -> EvaluateSet:
