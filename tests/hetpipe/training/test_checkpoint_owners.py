@@ -75,7 +75,7 @@ def test_the_manifest_says_where_the_run_was(finished):
     manifest = checkpoint.read_manifest(finished.checkpoints / "step-000002")
     assert (manifest.model, manifest.step, manifest.samples_seen) == (MODEL, 2, 32)
     assert (manifest.seed, manifest.sequence_length) == (5, 64)
-    assert manifest.optimizer == {"name": "AdamW", "steps": 2}
+    assert manifest.optimizer == {"name": "AdamW", "steps": 2, "options": []}
     assert manifest.plan == json.loads(json.dumps(PLAN.to_json()))
 
 
