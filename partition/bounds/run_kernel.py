@@ -36,7 +36,8 @@ def needed_s(
     own_s = np.zeros(rows + 1)
     for start in range(num_layers):
         for stop in range(start + 1, num_layers + 1):
-            for place in range(stop - 1, start - 1, -1):
+            # the last stage begins at each place, or alone where there is one device
+            for place in range(stop - 1 if width > 1 else start, start - 1, -1):
                 work_s = stages_s[place, stop] + optimizer[stop] - optimizer[place]
                 if work_s == np.inf:
                     break  # a longer stage does not fit either

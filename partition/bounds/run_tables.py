@@ -117,7 +117,10 @@ class RunTables:
         ways = np.array([last, forward, backward, optimizer, times.ends_s[0]])
         stages_s = times.stages_s(amounts.first, amounts.size)
         arrivals_s = times.arrivals_s(amounts.first, amounts.size)
-        found: Singles = needed_s(ways, stages_s, arrivals_s, sums_s, self.shapes[shape].width, widest)
+        different = sums_s if sums_s.any() else sums_s[:0]  # else they are all as without sums
+        found: Singles = needed_s(ways, stages_s, arrivals_s, different, self.shapes[shape].width, widest)
+        if len(different) < len(sums_s):
+            found = np.concatenate([found[:1].repeat(len(sums_s) + 1, axis=0), found[1:]])
         return found
 
     def times(self, shape: int, amounts: PipelineAmounts) -> LayerTimes:
