@@ -75,7 +75,8 @@ def _enter_pipelines(
         shared = shared_plans(search.tables, costs, contest.best, contest.step_s)
         contest.enter(shared, most_lost=search.effort.choice.most_lost)
     contest.enter(interleaved_plans(problem, costs, contest.step_s))
-    _enter_same_number(contest, search, ranking, known, found)
+    if not known:  # else `_from_least` does more
+        _enter_same_number(contest, search, ranking, found)
 
 
 def _enter_families(contest: Contest, search: PipelineSearch, ranking: Ranking, single_s: float) -> bool:
@@ -87,23 +88,19 @@ def _enter_families(contest: Contest, search: PipelineSearch, ranking: Ranking, 
 
 
 def _enter_same_number(
-    contest: Contest,
-    search: PipelineSearch,
-    ranking: Ranking,
-    known: Sequence[list[TimedPipeline]],
-    found: Sequence[PipelineSet],
+    contest: Contest, search: PipelineSearch, ranking: Ranking, found: Sequence[PipelineSet]
 ) -> None:
     """Enter what a search for as many pipelines as the best plan has finds, where that is far from its bound.
 
     There sums, messages or memory decide. All starts of that search have as many pipelines, of which the one
     that may change the number has few; and the simulator changes those that the clocks find best, which often
     are others. Where pipelines of the best plan share devices, as many as the best set of the search has
-    (found) are looked for, too. known: where the search began from those, `_from_least` does more.
+    (found) are looked for, too.
     """
     problem, best, columns = search.problem, contest.best, search.columns
     if best is None or columns is None or problem.forced.num_pipelines is not None:
         return
-    if known or contest.step_s <= search.effort.choice.far_from_columns * columns.step_s:
+    if contest.step_s <= search.effort.choice.far_from_columns * columns.step_s:
         return
     numbers = [len(best.pipelines)]
     if found and sum(len(pipeline.stages) for pipeline in best.pipelines) > len(best.device_names):
