@@ -3,8 +3,9 @@
 import re
 import shlex
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,6 +27,12 @@ if TYPE_CHECKING:
     from hetpipe.simulation.prediction import Prediction
 
 RUNS = Path("runs")
+
+LONGEST_WAIT_S = 30 * 86400.0
+"""What `--timeout` may be at most: torch counts it in whole milliseconds, in 32 bits at some places."""
+
+SILENCE_S = 30.0
+"""Where there is no bar, a step is told at least so often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +69,12 @@ class TrainingOptions:
     clock: Annotated[
         Clock, typer.Option("--clock", help="What an emulated device charges: the profile's times, or CPU.")
     ] = Clock.NOMINAL
+    timeout: Annotated[
+        str | None,
+        typer.Option(
+            "--timeout", help="How long a rank waits for a message, as 2min; 10min, or as --resume."
+        ),
+    ] = None
     run_folder: Annotated[
         Path | None, typer.Option("--run-folder", help="Where to write; else runs/<model>-<number>.")
     ] = None
@@ -124,6 +137,7 @@ def run_start(
         save=options.save,
         clock=options.clock,
         schedule=schedule or before.schedule,
+        timeout_s=before.timeout_s if options.timeout is None else _timeout_s(options.timeout),
         resume_from=None if source is None else str(source),
         **entry.in_settings,
     )
@@ -144,6 +158,22 @@ def _every(text: str) -> tuple[int, float]:
         return 0, parse_seconds(text)
     except InputError:
         raise InputError(f"--every is {text!r}; give steps, such as 50, or a time, such as 10min") from None
+
+
+def _timeout_s(text: str) -> float:
+    """Return the seconds that a rank waits for another.
+
+    >>> _timeout_s("2min")
+    120.0
+
+    Raises: InputError if it is no time above zero.
+    """
+    seconds = 0.0
+    with suppress(InputError):
+        seconds = parse_seconds(text)
+    if not 0 < seconds <= LONGEST_WAIT_S:
+        raise InputError(f"--timeout is {text!r}; give a time above zero, at most 30 days, such as 2min")
+    return seconds
 
 
 def _begins_anew(resume: str, folder: RunFolder | None) -> bool:
@@ -260,7 +290,7 @@ def _steps_done(settings: Settings) -> int:
 
 @contextmanager
 def _step_bar(steps: int, done: int, *, quiet: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Give what takes the events of a run: a bar on a terminal, else a line for every tenth of the steps."""
+    """Give what takes the events of a run: a bar on a terminal, else lines, one each half minute at least."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from hetpipe.reporting.tables import console
@@ -277,8 +307,10 @@ def _step_bar(steps: int, done: int, *, quiet: bool) -> Iterator[Callable[[dict[
     )
     with bar:
         task = bar.add_task("training", total=steps, completed=done, text="")
+        told_s = time.monotonic()
 
         def on_event(event: dict[str, Any]) -> None:
+            nonlocal told_s
             if event.get("event") != "step":
                 return
             text = (
@@ -287,7 +319,9 @@ def _step_bar(steps: int, done: int, *, quiet: bool) -> Iterator[Callable[[dict[
             )
             done = int(event["step"])
             bar.update(task, completed=done, text=text)
-            if lines and (done % max(1, steps // 10) == 0 or done == steps):
+            late = time.monotonic() - told_s > SILENCE_S
+            if lines and (late or done % max(1, steps // 10) == 0 or done == steps):
+                told_s = time.monotonic()
                 typer.echo(f"step {done}/{steps}  {text}")
 
         yield on_event

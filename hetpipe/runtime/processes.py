@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cost_model.errors import InfeasibleError, InputError
@@ -148,7 +149,8 @@ def _watch(
             # others fail because of the first; wait a moment to see which that was
             deadline = time.monotonic() + GATHER_ERRORS_S
     if errors:
-        _raise_first(errors, group)
+        stopped = tuple(rank for rank, process in enumerate(processes) if _is_stopped(process))
+        _raise_first(errors, group, stopped)
 
 
 def _vanished(process: BaseProcess, rank: int, group: RankGroup) -> dict[str, Any]:
@@ -160,13 +162,24 @@ def _vanished(process: BaseProcess, rank: int, group: RankGroup) -> dict[str, An
     return {"event": "error", "rank": rank, "type": "", "text": text, "when_s": noticed_s}
 
 
-def _raise_first(errors: list[dict[str, Any]], group: RankGroup) -> None:
+def _is_stopped(process: BaseProcess) -> bool:
+    """Return whether a signal has stopped the process, so that others wait for it in vain (Linux)."""
+    try:
+        state = Path(f"/proc/{process.pid}/stat").read_text(errors="replace")
+    except OSError:
+        return False
+    return state.rpartition(")")[2].split()[0] in ("T", "t")  # after the name, which may hold anything
+
+
+def _raise_first(errors: list[dict[str, Any]], group: RankGroup, stopped: Sequence[int]) -> None:
     first = min(errors, key=lambda error: error["when_s"])
     known = _KNOWN.get(first["type"])
     if known is not None:
         raise known(first["text"])
     name = group.names[first["rank"]]
     text = first["text"] if not first["type"] else f"rank {first['rank']} ({name}) failed: {first['text']}"
+    for rank in stopped:
+        text += f"; rank {rank} ({group.names[rank]}) is stopped (SIGSTOP, or a debugger)"
     raise WorkerLostError(text)
 
 

@@ -1,5 +1,7 @@
 """A sum over ranks of which one has stopped: the error says who waited, where, for whom and how long."""
 
+import multiprocessing
+
 import pytest
 
 import runtime_mains
@@ -52,3 +54,12 @@ def test_a_rank_that_does_not_come_to_a_meeting_between_steps_is_missed(away, wa
     expected = waited.format("waited between steps for") + r", begun [1-9]\.\d s ago: .+"
     with pytest.raises(WorkerLostError, match=expected):
         run_ranks(runtime_mains.stay_away, (away,), group)
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_the_error_names_a_rank_that_a_signal_has_stopped_and_none_is_left(stopped):
+    group = RankGroup(("n/0", "n/1"), (1, 1), timeout_s=1.0)
+    expected = rf"; rank {stopped} \(n/{stopped}\) is stopped \(SIGSTOP, or a debugger\)$"
+    with pytest.raises(WorkerLostError, match=expected):
+        run_ranks(runtime_mains.stop_before_a_meeting, (stopped,), group)
+    assert not any(process.is_alive() for process in multiprocessing.active_children())

@@ -91,6 +91,13 @@ def stay_away(away: int, *, rank: int, emit: Emit) -> None:
         text_of_first("")
 
 
+def stop_before_a_meeting(stopped: int, *, rank: int, emit: Emit) -> None:
+    """One rank is stopped by a signal, as by hand; the others wait for it between steps."""
+    if rank == stopped:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    gather(rank)
+
+
 def train_under_all(
     cases: Sequence[Case], turns: Sequence[tuple[int, int]], *, rank: int, emit: Emit
 ) -> None:

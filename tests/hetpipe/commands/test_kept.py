@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ import user_tasks
 from cost_model.errors import InputError
 from cost_model.memory import checkpoint_bytes
 from cost_model.profile import profile_text
-from hetpipe.commands.training import train_shown
+from hetpipe.commands.training import _step_bar, train_shown
 from hetpipe.models.huggingface import model_spec
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.run_report import read_report
@@ -113,6 +114,38 @@ def test_how_often_is_a_number_of_steps_or_a_time(run, every):
     result = run(f"--steps 2 --every '{every}'")
     assert (result.code, result.err.count("\n")) == (2, 1)
     assert result.err.endswith("; give steps, such as 50, or a time, such as 10min\n")
+
+
+@pytest.mark.parametrize("timeout", ["never", "0 s", "-1 s", "1e9 s", "31000000", "1e400 s"])
+def test_how_long_a_rank_waits_is_a_time(run, timeout):
+    result = run(f"--steps 2 --timeout '{timeout}'")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert f"--timeout is {timeout!r}" in result.err and result.err.endswith(", such as 2min\n")
+
+
+@pytest.mark.slow
+def test_how_long_a_rank_waits_is_remembered(run):
+    config = RunFolder(Path("mine")).config
+    for options, expected in [
+        ("--steps 1 --timeout 2min", 120.0),
+        ("--steps 2 --resume auto", 120.0),
+        ("--steps 3 --resume auto --timeout 45s", 45.0),
+    ]:
+        result = run(f"{options} --run-folder mine -q")
+        assert result.code == 0, result.err
+        assert read_settings(config).timeout_s == expected
+
+
+def test_a_log_file_hears_of_a_step_each_half_minute(monkeypatch, capsys):
+    """Steps of ten seconds, of which a tenth of the run are a hundred."""
+    seconds = iter(range(0, 10000, 10))
+    monkeypatch.setattr("hetpipe.commands.training.time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    step = {"event": "step", "loss": 1.0, "samples_per_s": 2.0, "bubble": 0.5}
+    with _step_bar(1000, 0, quiet=False) as on_event:
+        for number in range(1, 13):
+            on_event({**step, "step": number})
+    told = [int(line.split()[1].split("/")[0]) for line in capsys.readouterr().out.splitlines()]
+    assert len(told) >= 2 and all(3 <= later - earlier <= 4 for earlier, later in pairwise(told))
 
 
 @pytest.mark.slow
