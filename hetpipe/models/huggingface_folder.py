@@ -4,6 +4,7 @@ import json
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,13 @@ ARCHITECTURES = {
     "Qwen3ForCausalLM": ("qwen3", CAUSAL),
 }
 """Classes of transformers that a folder may name, with their family and task."""
+
+MOST_BLOCKS = 2000
+"""A configuration with more is refused before it is built: the deepest Transformers published have 1,000
+(Wang et al., DeepNet, 2022)."""
+
+_BLOCKS = ("num_hidden_layers", "n_layer")
+"""Keys of config.json that hold the number of blocks."""
 
 _VOLATILE = ("transformers_version", "_name_or_path")
 
@@ -149,6 +157,12 @@ def described(path: Path, base_name: str, config: object) -> ModelFolder:
     if architecture not in ARCHITECTURES:
         near = did_you_mean(str(architecture), ARCHITECTURES)
         raise InputError(f"{where}: architecture {architecture!r} is not supported; {near}")
+    for key in _BLOCKS:
+        num_blocks = config.get(key)
+        if isinstance(num_blocks, int) and num_blocks > MOST_BLOCKS:
+            raise InputError(
+                f"{where}: {key} is {Decimal(num_blocks):.3g}; at most {MOST_BLOCKS} blocks are taken"
+            )
     read_quantization(where, config)
     content = {key: value for key, value in config.items() if key not in _VOLATILE}
     name = f"{base_name}@{canonical_sha256(content)[:8]}"

@@ -221,6 +221,7 @@ WRONG = [
         "architecture 'T5Model' is not supported",
     ),
     (lambda folder: edit_config(folder, architectures=None), "architecture None is not supported"),
+    (lambda folder: edit_config(folder, n_layer=10**7), "n_layer is 1.00e+7; at most 2000 blocks are taken"),
     (
         lambda folder: edit_config(folder, quantization_config={"quant_method": "gptq", "bits": 4}),
         "quant_method 'gptq', and weights in 4 or 8 bits are taken by bitsandbytes alone",
