@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 RUNS = Path("runs")
 
 LONGEST_WAIT_S = 30 * 86400.0
-"""What `--timeout` may be at most: torch counts it in whole milliseconds, in 32 bits at some places."""
+"""What `--timeout` may be at most; who asks for more has most likely mistaken the unit."""
 
 SILENCE_S = 30.0
 """Where there is no bar, a step is told at least so often."""
