@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -30,6 +30,7 @@ answer there was True."""
 RankMain = Callable[..., None]
 """What a rank runs: main(*arguments, rank=..., emit=...); importable, since it is pickled by name."""
 
+LOOPBACK = "lo"
 GATHER_ERRORS_S = 0.5
 END_S = 3.0
 NOTICED_AFTER_S = 0.05  # peers of a rank that disappears may report before its end is noticed
@@ -40,6 +41,10 @@ class WorkerLostError(RuntimeError):
     """A failure or loss of a rank, the first with its message. The command line exits with 5."""
 
 
+OpenStore = Callable[[int], "Store"]
+"""Opens, in a rank, the store over which so many ranks meet; picklable, since ranks are processes."""
+
+
 def under_torchrun() -> bool:
     """Return whether torchrun, or a scheduler with the same variables, started this process."""
     return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
@@ -47,26 +52,47 @@ def under_torchrun() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RankGroup:
-    """The start of the ranks: a name and CPU threads for each, modules to load before they fork."""
+    """The start of the ranks: a name and CPU threads for each, modules to load before they fork.
+
+    local: those that this host starts; None for all. first: the one that reports, on the leader's host.
+    interface: the network interface over which ranks reach one another; GLOO_SOCKET_IFNAME goes before.
+    store: where the ranks of all hosts meet; None for a file that only this host sees.
+    """
 
     names: tuple[str, ...]
     threads: tuple[int, ...]
     backend: str = "gloo"
     preload: tuple[str, ...] = ()
     timeout_s: float = 600.0
+    local: tuple[int, ...] | None = None
+    first: int = 0
+    interface: str = LOOPBACK
+    store: OpenStore | None = field(default=None, repr=False)
+
+    @property
+    def here(self) -> tuple[int, ...]:
+        """Return the ranks that this host starts, in order."""
+        return tuple(range(len(self.names))) if self.local is None else self.local
 
 
 def run_ranks(
-    main: RankMain, arguments: Sequence[Any], group: RankGroup, on_event: Emit = lambda event: None
+    main: RankMain,
+    arguments: Sequence[Any],
+    group: RankGroup,
+    on_event: Emit = lambda event: None,
+    *,
+    alarm: Connection | None = None,
 ) -> None:
-    """Run main on every rank until all have ended.
+    """Run main on every rank of this host until all have ended.
 
     Ranks are processes of a forkserver that has torch loaded (0.2 s to start four, 60 MiB each). However
     this ends, no rank is left over: they are ended here, and end themselves if this process is killed.
 
-    on_event: called with what the ranks emit; the rank goes on when it returns.
+    on_event: called with what the ranks emit; the rank goes on when it returns. alarm: gives errors of ranks
+    on other hosts, as events {"event": "error", "rank", "type", "text", "when_s"}, which end those here.
 
     Raises: WorkerLostError with the first error of a rank; InputError and InfeasibleError as raised there.
+    Each has the event of the error as its attribute `report`.
     """
     context = _context((main.__module__, *group.preload))
     with scratch_folder("store") as folder, _environment_at_start():
@@ -75,7 +101,7 @@ def run_ranks(
         try:
             if context.get_start_method() == "forkserver":
                 start_deaf_forkserver()
-            for rank in range(len(group.names)):
+            for rank in group.here:
                 launcher_end, rank_end = context.Pipe()
                 process = context.Process(
                     target=_rank_main,
@@ -86,7 +112,7 @@ def run_ranks(
                 rank_end.close()
                 processes.append(process)
                 connections.append(launcher_end)
-            _watch(processes, connections, group, on_event)
+            _watch(processes, connections, group, on_event, alarm)
         finally:
             _end(processes)
             for connection in connections:
@@ -119,23 +145,31 @@ def _environment_at_start() -> Iterator[None]:
 
 
 def _watch(
-    processes: list[BaseProcess], connections: list[Connection], group: RankGroup, on_event: Emit
+    processes: list[BaseProcess],
+    connections: list[Connection],
+    group: RankGroup,
+    on_event: Emit,
+    alarm: Connection | None = None,
 ) -> None:
     errors: list[dict[str, Any]] = []
-    open_ends = {connection: rank for rank, connection in enumerate(connections)}
+    open_ends = dict(zip(connections, group.here, strict=True))
+    alarms = [] if alarm is None else [alarm]
     done: set[int] = set()
     deadline = float("inf")
     while open_ends and time.monotonic() < deadline:
         left_s = None if deadline == float("inf") else max(0.0, deadline - time.monotonic())
-        for connection in wait(list(open_ends), left_s):
+        for connection in wait([*alarms, *open_ends], left_s):
             assert isinstance(connection, Connection)
+            if connection is alarm:
+                errors += _alarms_of(alarms)
+                continue
             rank = open_ends[connection]
             try:
                 event = connection.recv()
             except (EOFError, OSError):
                 del open_ends[connection]
                 if rank not in done and not any(error["rank"] == rank for error in errors):
-                    errors.append(_vanished(processes[rank], rank, group))
+                    errors.append(_vanished(processes[group.here.index(rank)], rank, group))
             else:
                 if event["event"] == "error":
                     errors.append({**event, "rank": rank})
@@ -149,8 +183,17 @@ def _watch(
             # others fail because of the first; wait a moment to see which that was
             deadline = time.monotonic() + GATHER_ERRORS_S
     if errors:
-        stopped = tuple(rank for rank, process in enumerate(processes) if _is_stopped(process))
+        stopped = tuple(group.here[index] for index, process in enumerate(processes) if _is_stopped(process))
         _raise_first(errors, group, stopped)
+
+
+def _alarms_of(alarms: list[Connection]) -> list[dict[str, Any]]:
+    """Take an error of another host; none, and no more to wait for, where nobody can raise one."""
+    try:
+        return [alarms[0].recv()]
+    except (EOFError, OSError):
+        alarms.clear()
+        return []
 
 
 def _vanished(process: BaseProcess, rank: int, group: RankGroup) -> dict[str, Any]:
@@ -173,14 +216,16 @@ def _is_stopped(process: BaseProcess) -> bool:
 
 def _raise_first(errors: list[dict[str, Any]], group: RankGroup, stopped: Sequence[int]) -> None:
     first = min(errors, key=lambda error: error["when_s"])
-    known = _KNOWN.get(first["type"])
-    if known is not None:
-        raise known(first["text"])
-    name = group.names[first["rank"]]
-    text = first["text"] if not first["type"] else f"rank {first['rank']} ({name}) failed: {first['text']}"
-    for rank in stopped:
-        text += f"; rank {rank} ({group.names[rank]}) is stopped (SIGSTOP, or a debugger)"
-    raise WorkerLostError(text)
+    known: type[Exception] | None = _KNOWN.get(first["type"])
+    text = first["text"]
+    if known is None:
+        if first["type"]:
+            text = f"rank {first['rank']} ({group.names[first['rank']]}) failed: {text}"
+        for rank in stopped:
+            text += f"; rank {rank} ({group.names[rank]}) is stopped (SIGSTOP, or a debugger)"
+    error = (known or WorkerLostError)(text)
+    error.report = {**first, "text": text}  # type: ignore[attr-defined]
+    raise error
 
 
 def _end(processes: list[BaseProcess]) -> None:
@@ -248,21 +293,25 @@ def _die_with_launcher() -> None:
 
 
 def join_group(rank: int, group: RankGroup, store: str) -> None:
-    """Join torch's process group over a file in a folder that only this host sees, on loopback."""
+    """Join torch's process group over the group's store, else a file in a folder that only this host sees."""
     import torch
     from torch._C._distributed_c10d import FileStore
 
     torch.set_num_threads(group.threads[rank])
     world = len(group.names)
     if world > 1:
-        open_default_group(group.backend, FileStore(store, world), rank, world, group.timeout_s)
+        meeting = FileStore(store, world) if group.store is None else group.store(world)
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", group.interface)
+        if "nccl" in group.backend and group.interface != LOOPBACK:
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", group.interface)
+        open_default_group(group.backend, meeting, rank, world, group.timeout_s)
 
 
 def open_default_group(backend: str, store: "Store", rank: int, world: int, timeout_s: float) -> None:
     """Join the process group of all ranks, on loopback unless GLOO_SOCKET_IFNAME says otherwise."""
     import torch.distributed as dist
 
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
     if ":" in backend:
         before_cuda(world)
     timeout = timedelta(seconds=timeout_s)
