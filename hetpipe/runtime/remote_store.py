@@ -7,8 +7,9 @@ over a `Channel`. It holds what torch's process groups ask of a store: addresses
 import threading
 import time
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 from torch._C._distributed_c10d import Store
 
@@ -90,9 +91,13 @@ class RemoteStore(Store):
     """The end of a rank: what torch asks, one question at a time.
 
     A wait for a key is asked in pieces, so that other threads of the rank get their turn.
+
+    NOTE: torch keeps the half in C++ alone, which finds no method once this one is collected; so it is kept
+    here until it is closed.
     """
 
     PIECE_S = 0.2
+    _open: ClassVar[set["RemoteStore"]] = set()
 
     def __init__(self, address: Address, token: bytes, timeout_s: float) -> None:
         super().__init__()
@@ -100,6 +105,7 @@ class RemoteStore(Store):
         self._channel.send({"purpose": STORE})
         self._asking = threading.Lock()
         self._timeout_s = timeout_s
+        self._open.add(self)
 
     def set(self, key: str, value: str | bytes) -> None:
         self._ask("set", [key], _as_bytes(value))
@@ -134,11 +140,24 @@ class RemoteStore(Store):
     def close(self) -> None:
         """End the connection."""
         self._channel.close()
+        self._open.discard(self)
 
     def _ask(self, do: str, keys: list[str], blob: bytes = b"", **rest: Any) -> tuple[dict[str, Any], bytes]:
         with self._asking:
             self._channel.send({"do": do, "keys": keys, **rest}, blob)
             return self._channel.receive(_ANSWER_S)
+
+
+@dataclass(frozen=True, slots=True)
+class LeadersStore:
+    """Opens, in a rank, the store of the launcher that leads (`RankGroup.store`)."""
+
+    address: Address
+    token: bytes = field(repr=False)
+    timeout_s: float
+
+    def __call__(self, world: int) -> RemoteStore:
+        return RemoteStore(self.address, self.token, self.timeout_s)
 
 
 def _as_bytes(value: str | bytes) -> bytes:

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,6 +10,9 @@ import torch.distributed as dist
 from torch.distributed import TCPStore
 
 from hetpipe.runtime.processes import Emit, RankGroup, run_ranks
+from hetpipe.runtime.remote_store import LeadersStore
+
+TOKEN = b"0123456789abcdef0123456789abcdef"
 
 
 @dataclass(frozen=True)
@@ -36,11 +39,32 @@ def add_up(failing: int | None, *, rank: int, emit: Emit) -> None:
     emit({"event": "sum", "rank": rank, "sum": value.item()})
 
 
-if __name__ == "__main__":  # the second host: port, failing rank or null, its ranks
+def proven_group(port: int, local: tuple[int, ...]) -> RankGroup:
+    """The same ranks, which meet at a store that asks for the token."""
+    store = LeadersStore(("127.0.0.1", port), TOKEN, 60.0)
+    return replace(group_of(port, local), store=store)
+
+
+def pair_up(*, rank: int, emit: Emit) -> None:
+    """Emit the sum over rank + 1 of all, and that of the first and the last, to whom alone it is one."""
+    last = dist.get_world_size() - 1
+    every, pair = torch.tensor(rank + 1.0), torch.tensor(rank + 1.0)
+    both = dist.new_group([0, last])
+    dist.all_reduce(every)
+    if rank in (0, last):
+        dist.all_reduce(pair, group=both)
+    emit({"event": "sums", "rank": rank, "all": every.item(), "pair": pair.item()})
+
+
+if __name__ == "__main__":  # the second host: port, failing rank or null or "proven", its ranks
     second: list[dict[str, Any]] = []
-    port, failing, *local = map(json.loads, sys.argv[1:])
+    port, failing, *local = sys.argv[1:]
+    here = tuple(map(int, local))
     try:
-        run_ranks(add_up, (failing,), group_of(port, tuple(local)), second.append)
+        if failing == "proven":
+            run_ranks(pair_up, (), proven_group(int(port), here), second.append)
+        else:
+            run_ranks(add_up, (json.loads(failing),), group_of(int(port), here), second.append)
     except RuntimeError as error:
         second.append({"error": str(error)})
     print(json.dumps(second))
