@@ -38,6 +38,7 @@ ORDER = (
     "hetpipe.reporting",
     "hetpipe.models",
     "hetpipe.data",
+    "hetpipe.trust",
     "hetpipe.runtime",
     "hetpipe.profiling",
     "hetpipe.training",
