@@ -35,7 +35,8 @@ from hetpipe.training.checkpoint_damage import damage_of, newest_whole, put_asid
 from hetpipe.training.checkpoint_owners import check_checkpoint
 from hetpipe.training.checkpoint_room import room_of
 from hetpipe.training.frozen_base import check_stored_base
-from hetpipe.training.handover import Handover
+from hetpipe.training.handover import Handover, Places
+from hetpipe.training.other_hosts import OtherHosts
 from hetpipe.training.rank import train_rank
 from hetpipe.training.resumed_settings import differences
 from partition.plan import Plan
@@ -99,19 +100,23 @@ def prepare(
     own_data: bool = False,
     adapters_alone: bool = False,
     own_schedule: bool = False,
+    local: Sequence[int] | None = None,
     tell: Callable[[str], None] = warnings.warn,
 ) -> None:
     """Check everything, then fill the run folder.
 
     prediction: of a verified program. own_data: the task brings its data, no corpus is read. adapters_alone:
-    as for `room_of`. own_schedule: as for `differences`, each of which is told.
+    as for `room_of`. own_schedule: as for `differences`, each of which is told. local: the ranks of this
+    host, None for all.
 
     Raises: InputError or InfeasibleError before anything is written, if the run cannot work.
     """
     task_settings = TaskSettings.of(profile, settings)
+    devices = prediction.costs.devices
+    here = devices if local is None else [devices[rank] for rank in local]
     if profile.compiled:
-        check_compilers(prediction.costs.devices)
-    check_here(prediction.costs.devices, "give a --plan of devices that are here")
+        check_compilers(here)
+    check_here(here, "give a --plan of devices that are here")
     vocabulary, done = None, 0
     if settings.resume_from is not None:
         source = Path(settings.resume_from)
@@ -227,14 +232,18 @@ def train_predicted(
     make_task: TaskFactory | None = None,
     tell: Callable[[str], None] = warnings.warn,
     on_signal: Callable[[str], None] = lambda name: None,
+    hosts: OtherHosts | None = None,
 ) -> RunReport:
     """Train as `train` does, what was predicted and verified before; return the report.
 
     tell: takes the sentences of which `train` warns. on_signal: takes the name of a signal after which
-    training ends with the step at hand, and a checkpoint unless `save` is False.
+    training ends with the step at hand, and a checkpoint unless `save` is False. hosts: who start the ranks
+    of other hosts, None where all are here.
 
     Raises: InputError, InfeasibleError as `prepare`; WorkerLostError if a process fails.
     """
+    devices = prediction.costs.devices
+    local = None if hosts is None else hosts.local(devices)
     with (
         folder.locked(),
         signals_heard(on_signal) as stopping,
@@ -246,17 +255,19 @@ def train_predicted(
             own_data=make_task is not None,
             adapters_alone=isinstance(make_task, UserTask) and make_task.has_adapters,
             own_schedule=isinstance(make_task, UserTask) and make_task.has_rate_schedule,
-            tell=tell,
+            local=local, tell=tell,
         )  # fmt: skip
         if isinstance(make_task, UserTask):
             ends.callback(make_task.remove_weights, folder)
             make_task.write_weights(folder)
-        group = rank_group(prediction.costs.devices, TaskSettings.of(profile, settings))
-        Handover.fill(handed, prediction)
+        group = rank_group(devices, TaskSettings.of(profile, settings), local)
+        Handover.fill(handed, prediction.costs, prediction.trace, Places.of(local))
         arguments = (str(folder.path), make_task or registered_task, str(handed))
         answered = _Answered(on_event, tell, stopping, settings.steps)
         if under_torchrun():
             torchrun.lead(*arguments, group, answered, stopping)
+        elif hosts is not None:
+            hosts.train(folder, str(handed), group, answered, stopping)
         else:
             run_ranks(train_rank, arguments, group, answered)
         if answered.diverged is not None:
@@ -306,13 +317,18 @@ class _Answered:
         return answer or self.stopping.asked
 
 
-def rank_group(devices: Sequence[Device], settings: TaskSettings) -> RankGroup:
+def rank_group(
+    devices: Sequence[Device], settings: TaskSettings, local: Sequence[int] | None = None
+) -> RankGroup:
     """Return a process per device: one thread each where they are emulated, NCCL between those with a GPU.
+
+    local: the ranks that share this host's cores, None for all.
 
     Raises: InputError for GPUs beside emulated devices.
     """
     kinds = [device.kind for device in devices]
-    threads = tuple(threads_for(kind, kinds.count(CPU)) for kind in kinds)
+    sharers = kinds if local is None else [kinds[rank] for rank in local]
+    threads = tuple(threads_for(kind, max(1, sharers.count(CPU))) for kind in kinds)
     try:
         preload = preload_modules(settings)
     except InputError:
