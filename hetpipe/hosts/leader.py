@@ -1,11 +1,9 @@
 """The launcher that leads: it waits for the others, compares them with itself, and has them do their part."""
 
-import _thread
 import multiprocessing
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from types import TracebackType
@@ -15,6 +13,7 @@ from cost_model.cluster import Device
 from cost_model.errors import InputError
 from hetpipe.hosts.agreement import Facts, compare
 from hetpipe.hosts.conversation import MEMBER, Answer, Conversation, Message
+from hetpipe.hosts.interruption import Interrupted, Interruption
 from hetpipe.hosts.job import Job
 from hetpipe.hosts.leader_store import LeaderStore
 from hetpipe.hosts.own_interface import interface_of
@@ -67,22 +66,22 @@ class Leader:
         self._alarm: Connection | None = None
         self._stopping: Stopping | None = None
         self._store: StoreServer | None = None
-        self._busy = False
+        self._interruption = Interruption()
         self._closed = False
 
     def __enter__(self) -> Self:
         self._listener = Listener(listening_socket(self._address), self._token, self._take)
-        self._busy = threading.current_thread() is threading.main_thread()
+        self._interruption.begin()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._interruption.end()
         with self._changed:
-            self._busy, self._closed = False, True
-            failure = self._failures[0] if self._failures else None
-        if isinstance(error, KeyboardInterrupt) and failure is not None:
-            error = found_in_alarm(failure)  # the interruption was that of `_fail`
+            self._closed = True
+        if isinstance(error, Interrupted):
+            error = _error_in(self._failures[0])
         for member in self._members.values():
             if error is None:
                 member.conversation.say("end")
@@ -93,7 +92,7 @@ class Leader:
         self._listener.close()
         if self._store is not None:
             self._store.close()
-        if error is not None and kind is KeyboardInterrupt and failure is not None:
+        if kind is Interrupted and error is not None:
             raise error from None
 
     @property
@@ -107,7 +106,7 @@ class Leader:
         Raises: InputError if one does not come in time, or what has to be alike is not.
         """
         end_s, said = time.monotonic() + wait_s, ""
-        with self._waiting():
+        with self._changed:
             while missing := [name for name in self._others if name not in self._members]:
                 here = len(self._others) + 1 - len(missing)
                 text = f"waiting for {', '.join(missing)} ({here} of {len(self._others) + 1} nodes are here)"
@@ -137,7 +136,7 @@ class Leader:
             member.answer = None
             member.conversation.say("ask", question=question, **rest)
         own = meanwhile()
-        with self._waiting():
+        with self._changed:
             while any(member.answer is None for member in asked):
                 self._changed.wait(LOOK_S)
                 self._check()
@@ -177,7 +176,7 @@ class Leader:
         self.ask("job", self._others, lambda: None, job=job)
         reader, writer = multiprocessing.Pipe(duplex=False)
         with self._changed:
-            self._alarm, self._stopping, self._busy = writer, stopping, False
+            self._alarm, self._stopping = writer, stopping
             for failure in self._failures:
                 writer.send(failure)
         self._say_to_all("start")
@@ -203,7 +202,7 @@ class Leader:
         with self._changed:
             while left := [name for name, member in self._members.items() if not member.done]:
                 if self._failures:
-                    raise found_in_alarm(self._failures[0])
+                    raise _error_in(self._failures[0])
                 if time.monotonic() > end_s:
                     raise error_of({"type": "", "text": f"the ranks of {', '.join(left)} do not end"})
                 self._changed.wait(LOOK_S)
@@ -264,26 +263,14 @@ class Leader:
             self._failures.append(failure)
             if self._alarm is not None:
                 self._alarm.send(failure)
-            elif self._busy:
-                _thread.interrupt_main()
+            else:
+                self._interruption.interrupt()
             self._changed.notify_all()
 
     def _check(self) -> None:
         if self._failures:
-            raise found_in_alarm(self._failures[0])
-
-    @contextmanager
-    def _waiting(self) -> Iterator[None]:
-        """Hold the lock, with no need to be interrupted."""
-        with self._changed:
-            before, self._busy = self._busy, False
-            try:
-                self._check()
-                yield
-            finally:
-                self._busy = before
+            raise _error_in(self._failures[0])
 
 
-def found_in_alarm(failure: dict[str, Any]) -> BaseException:
-    """Return the error of the event of an alarm."""
+def _error_in(failure: dict[str, Any]) -> BaseException:
     return error_of(failure["verdict"])

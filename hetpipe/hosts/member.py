@@ -1,6 +1,5 @@
 """The launcher that follows: it does what the leader asks, and ends as the leader ends."""
 
-import _thread
 import math
 import multiprocessing
 import queue
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from cost_model.errors import InputError
 from hetpipe.hosts.agreement import Facts
 from hetpipe.hosts.conversation import MEMBER, Answer, Conversation, Message
+from hetpipe.hosts.interruption import Interruption
 from hetpipe.hosts.job import Job, fill_folder, member_folder
 from hetpipe.hosts.leader_store import LeaderStore
 from hetpipe.hosts.own_interface import interface_of
@@ -78,7 +78,8 @@ class _Member:
     _messages: "queue.Queue[Message | None]" = field(default_factory=queue.Queue)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _verdict: Verdict | None = None
-    _busy: bool = False
+    _ended: bool = False
+    _interruption: Interruption = field(default_factory=Interruption)
     _alarm: Connection | None = None
     _stopping: "Stopping | None" = None
     _ends: ExitStack = field(default_factory=ExitStack)
@@ -87,12 +88,14 @@ class _Member:
     def follow(self) -> None:
         """Do what is asked until the leader ends; raise what ended it, on whichever host that was."""
         try:
+            self._interruption.begin()
             with self._ends:
                 self._obey()
         except BaseException as error:
             ending = self._ending(error)
             raise ending from (None if ending is not error else error.__cause__)
         finally:
+            self._interruption.end()
             self.conversation.close()
 
     def hear(self, message: Message, blob: bytes) -> None:
@@ -100,6 +103,9 @@ class _Member:
         match message["do"]:
             case "abort":
                 self._end_by(message["verdict"])
+            case "end":
+                self._ended = True
+                self._messages.put(message)
             case "begun":
                 if self._stopping is not None:
                     self._stopping.begun = True
@@ -108,7 +114,8 @@ class _Member:
 
     def lose(self, how: str) -> None:
         """Hear that the leader is lost, in the same thread."""
-        self._end_by({"type": "", "text": f"the run is lost with its leader: {how}"})
+        if not self._ended:
+            self._end_by({"type": "", "text": f"the run is lost with its leader: {how}"})
 
     def _end_by(self, verdict: Verdict) -> None:
         with self._lock:
@@ -117,8 +124,8 @@ class _Member:
             self._verdict = verdict
             if self._alarm is not None:
                 self._alarm.send(alarm_of(verdict, math.inf))  # goes before errors here
-            elif self._busy:
-                _thread.interrupt_main()
+            else:
+                self._interruption.interrupt()
         self._messages.put(None)
 
     def _ending(self, error: BaseException) -> BaseException:
@@ -144,18 +151,12 @@ class _Member:
             assert message is not None
             match message["do"]:
                 case "ask":
-                    self._set_busy(busy=True)
                     answer, blob = self._answer(message)
-                    self._set_busy(busy=False)
                     self.conversation.say("answer", blob, **answer)
                 case "start":
                     self._train()
                 case "end":
                     return
-
-    def _set_busy(self, *, busy: bool) -> None:
-        with self._lock:
-            self._busy = busy and threading.current_thread() is threading.main_thread()
 
     def _answer(self, message: Message) -> Answer:
         question = message["question"]
