@@ -3,6 +3,7 @@
 import json
 import shutil
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -26,7 +27,7 @@ from hetpipe.runs.settings import Settings, TaskSettings, settings_text
 from hetpipe.runtime.compilers import check_compilers
 from hetpipe.runtime.gpus import check_here
 from hetpipe.runtime.host_staging import Staging
-from hetpipe.runtime.processes import Emit, RankGroup, run_ranks, under_torchrun
+from hetpipe.runtime.processes import Emit, RankGroup, WorkerLostError, run_ranks, under_torchrun
 from hetpipe.runtime.scratch import scratch_folder
 from hetpipe.runtime.stopping import Stopping, signals_heard
 from hetpipe.simulation.prediction import Prediction, predict
@@ -37,6 +38,7 @@ from hetpipe.training.checkpoint_room import room_of
 from hetpipe.training.frozen_base import check_stored_base
 from hetpipe.training.handover import Handover
 from hetpipe.training.rank import train_rank
+from hetpipe.training.recovery import Recovery, Replan
 from hetpipe.training.resumed_settings import differences
 from partition.plan import Plan
 from partition.plan_file import plan_text
@@ -227,43 +229,82 @@ def train_predicted(
     make_task: TaskFactory | None = None,
     tell: Callable[[str], None] = warnings.warn,
     on_signal: Callable[[str], None] = lambda name: None,
+    max_restarts: int = 0,
+    replan: Replan | None = None,
 ) -> RunReport:
     """Train as `train` does, what was predicted and verified before; return the report.
 
     tell: takes the sentences of which `train` warns. on_signal: takes the name of a signal after which
-    training ends with the step at hand, and a checkpoint unless `save` is False.
+    training ends with the step at hand, and a checkpoint unless `save` is False. max_restarts, replan: see
+    `Recovery`; a run under torchrun is restarted by its agent alone.
 
     Raises: InputError, InfeasibleError as `prepare`; WorkerLostError if a process fails.
     """
-    with (
-        folder.locked(),
-        signals_heard(on_signal) as stopping,
-        scratch_folder("run", in_memory=True) as handed,
-        ExitStack() as ends,
-    ):
-        prepare(
-            folder, settings, cluster_file, profile, prediction,
-            own_data=make_task is not None,
-            adapters_alone=isinstance(make_task, UserTask) and make_task.has_adapters,
-            own_schedule=isinstance(make_task, UserTask) and make_task.has_rate_schedule,
-            tell=tell,
-        )  # fmt: skip
+    recovery = Recovery(folder, prediction, 0 if under_torchrun() else max_restarts, replan, tell)
+    begun_from = None if settings.resume_from is None else Path(settings.resume_from)
+    with folder.locked(), signals_heard(on_signal) as stopping, ExitStack() as ends:
+        answered = _Answered(on_event, tell, stopping, settings.steps, recovery)
+        prepared = _Preparation(settings, cluster_file, profile, folder, make_task)
+        prepared.fill(prediction, tell)
         if isinstance(make_task, UserTask):
             ends.callback(make_task.remove_weights, folder)
             make_task.write_weights(folder)
-        group = rank_group(prediction.costs.devices, TaskSettings.of(profile, settings))
-        Handover.fill(handed, prediction)
-        arguments = (str(folder.path), make_task or registered_task, str(handed))
-        answered = _Answered(on_event, tell, stopping, settings.steps)
-        if under_torchrun():
-            torchrun.lead(*arguments, group, answered, stopping)
-        else:
-            run_ranks(train_rank, arguments, group, answered)
+        while True:
+            try:
+                prepared.train(recovery.prediction, answered, stopping)
+                break
+            except WorkerLostError as error:
+                restart = recovery.restart(error, begun_from)
+                _wait(restart.wait_s, stopping)
+                source = None if restart.source is None else str(restart.source)
+                prepared.settings = replace(settings, resume_from=source)
+                prepared.fill(restart.prediction, lambda told: None)
         if answered.diverged is not None:
             raise DivergedError(_divergence(answered.diverged, folder))
         if not answered.complete:
             stopping.end()
     return read_report(folder.report)
+
+
+@dataclass(slots=True)
+class _Preparation:
+    """What the attempts of a run share: all but the plan, and where each goes on from."""
+
+    settings: Settings
+    cluster_file: Path
+    profile: ModelProfile
+    folder: RunFolder
+    make_task: TaskFactory | None
+
+    def fill(self, prediction: Prediction, tell: Callable[[str], None]) -> None:
+        """Fill the run folder for an attempt."""
+        own = self.make_task if isinstance(self.make_task, UserTask) else None
+        prepare(
+            self.folder, self.settings, self.cluster_file, self.profile, prediction,
+            own_data=self.make_task is not None,
+            adapters_alone=own is not None and own.has_adapters,
+            own_schedule=own is not None and own.has_rate_schedule,
+            tell=tell,
+        )  # fmt: skip
+
+    def train(self, prediction: Prediction, answered: "_Answered", stopping: Stopping) -> None:
+        """Train by the run folder until all ranks have ended, or one is lost."""
+        with scratch_folder("run", in_memory=True) as handed:
+            group = rank_group(prediction.costs.devices, TaskSettings.of(self.profile, self.settings))
+            Handover.fill(handed, prediction)
+            arguments = (str(self.folder.path), self.make_task or registered_task, str(handed))
+            if under_torchrun():
+                torchrun.lead(*arguments, group, answered, stopping)
+            else:
+                run_ranks(train_rank, arguments, group, answered)
+
+
+def _wait(wait_s: float, stopping: Stopping) -> None:
+    """Wait before a restart; end at once if a signal has asked for it: there is nothing to finish."""
+    end_s = time.monotonic() + wait_s
+    while not stopping.asked and time.monotonic() < end_s:
+        time.sleep(0.1)
+    stopping.end()
 
 
 def _divergence(event: Mapping[str, Any], folder: RunFolder) -> str:
@@ -289,11 +330,13 @@ class _Answered:
     tell: Callable[[str], object]
     stopping: Stopping
     steps: int
+    recovery: Recovery
     complete: bool = False
     diverged: dict[str, Any] | None = None
 
     def __call__(self, event: dict[str, Any]) -> bool:
         """Tell the caller; return whether training is to end."""
+        self.recovery.saw(event)
         if event["event"] == "told":
             self.tell(event["text"])
             return self.stopping.asked
