@@ -122,7 +122,7 @@ def run_start(
         from hetpipe.training.checkpoint import read_manifest
         from hetpipe.training.checkpoint_owners import check_adapters, check_same
         from hetpipe.training.resumed_settings import inherited
-        from hetpipe.training.run import find_checkpoint
+        from hetpipe.training.resumption import find_checkpoint
 
         source = find_checkpoint(options.resume, folder, RUNS, entry.name, tell=warn)
         manifest = read_manifest(source)

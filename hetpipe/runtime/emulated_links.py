@@ -18,11 +18,13 @@ class Board:
 
     Rows: when each resource is free; when each message of the step is due; per collective (SYNC of each
     bucket, NORM, broadcast of each bucket) and rank the step it joined in, when it was ready and when it is
-    due. Owns the file's map.
+    due. Owns the file's map. What goes to another host takes what the real link does, and is due at once.
     """
 
-    def __init__(self, path: Path, costs: ProgramCosts) -> None:
+    def __init__(self, path: Path, costs: ProgramCosts, local: Sequence[int] | None = None) -> None:
+        """Open the table; local: the ranks of this host, None for all."""
         self._costs = costs
+        self._local = frozenset(range(len(costs.program.ranks)) if local is None else local)
         self._slots = {message: slot for slot, message in enumerate(_messages(costs.program))}
         shapes = self._shapes(costs, len(self._slots))
         table = np.memmap(path, dtype=np.float64, mode="r+", shape=(sum(map(int, map(np.prod, shapes))),))
@@ -56,6 +58,8 @@ class Board:
 
     def send(self, send: Transfer, ready_s: float) -> float:
         """Reserve the links of a message that is ready now; return and note when it is due."""
+        if self._costs.program.rank_of(send.pipeline, send.peer_stage) not in self._local:
+            return ready_s
         route, num_bytes = self._costs.route(send), self._costs.transfer_bytes(send)
         with self._lock():
             free_at = self._free_at.tolist()
@@ -65,7 +69,10 @@ class Board:
         return due
 
     def due_s(self, message: object) -> float:
-        """Return when a message is due; its data must have arrived, which proves that the sender noted it."""
+        """Return when a message is due; its data must have arrived, which proves that the sender noted it.
+
+        0.0 for one of another host: it is here.
+        """
         return float(self._due[self._slots[message]])
 
     def join(self, collective: int, rank: int, step: int, ready_s: float) -> None:
@@ -75,6 +82,8 @@ class Board:
         """
         count = len(self._costs.program.buckets)
         members = self._members(collective)
+        if not self._local.issuperset(members):
+            return
         with self._lock():
             self._ready[collective, rank] = ready_s
             self._joined[collective, rank] = step + 1
@@ -100,7 +109,10 @@ class Board:
         return program.buckets[collective % (count + 1)].ranks
 
     def collective_due_s(self, collective: int, rank: int) -> float:
-        """Return when a rank has the sum; the real collective must be over: then all have joined."""
+        """Return when a rank has the sum; the real collective must be over: then all have joined.
+
+        0.0 for one over several hosts: it is over.
+        """
         return float(self._collective_due[collective, rank])
 
 

@@ -59,7 +59,7 @@ _Files = tuple[dict[int, checkpoint.LayerFile], dict[str, str]]
 
 @dataclass(slots=True)
 class _UnderWay:
-    """A checkpoint that is being written: first all ranks write their layers, then rank 0 completes it."""
+    """A checkpoint that is being written: first all ranks write their layers, then one completes it."""
 
     step: int
     folder: Path
@@ -83,6 +83,7 @@ class CheckpointWriter:
     rank: int
     model: LayerModel
     optimizer: Optimizer
+    first: int = 0
     _under_way: _UnderWay | None = None
     _copies: dict[str, Tensor] = field(default_factory=dict)
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "checkpoint"))
@@ -93,7 +94,7 @@ class CheckpointWriter:
         Where host memory has no room for a copy, it is written before this returns.
         """
         assert self._under_way is None
-        folder = Path(text_of_first(self._made_folder(step) if self.rank == 0 else ""))
+        folder = Path(text_of_first(self._made_folder(step) if self.rank == self.first else "", self.first))
         layers = self._layers()
         needed = sum(
             value.nbytes
@@ -151,7 +152,9 @@ class CheckpointWriter:
             return Written(now.step, now.folder.with_name(f"step-{now.step:06d}"), now.in_background)
         written = gather(now.work.result())
         now.completing = True
-        now.work = self._thread.submit(self._complete, now, written) if self.rank == 0 else _nothing()
+        now.work = (
+            self._thread.submit(self._complete, now, written) if self.rank == self.first else _nothing()
+        )
         return None
 
     def finish(self) -> Written | None:
@@ -223,7 +226,7 @@ class CheckpointWriter:
         return files, base_hashes(chain, self.model, seed)
 
     def _complete(self, now: _UnderWay, written: Sequence[_Files]) -> None:
-        """Turn what all ranks wrote into a checkpoint, as rank 0, and remove what is to go for it."""
+        """Turn what all ranks wrote into a checkpoint, as one rank, and remove what is to go for it."""
         files = {layer: file for part, _ in written for layer, file in part.items()}
         manifest = checkpoint.Manifest(
             **now.manifest,

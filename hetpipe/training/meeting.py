@@ -16,21 +16,21 @@ from hetpipe.runtime.peer_errors import PeerError, peer_error
 T = TypeVar("T")
 
 WAIT = -1
-"""What rank 0 says while it does not know yet whether to stop."""
+"""What the rank that reports says while it does not know yet whether to stop."""
 
 LEAD_S = 0.003
 """The common start of a step lies this far ahead, so that every rank is waiting for it."""
 
 
 @contextmanager
-def keep_alive(every_s: float) -> Iterator[None]:
-    """Keep the others waiting in `from_first`, as rank 0, as long as it takes: callbacks may."""
+def keep_alive(every_s: float, first: int = 0) -> Iterator[None]:
+    """Keep the others waiting in `from_first`, as the one that reports, for as long as callbacks take."""
     done = threading.Event()
 
     def tell() -> None:
         with suppress(PeerError):  # which this rank then meets itself
             while not done.wait(every_s):
-                from_first(WAIT)
+                from_first(WAIT, first)
 
     thread = threading.Thread(target=tell, daemon=True)
     thread.start()
@@ -41,27 +41,27 @@ def keep_alive(every_s: float) -> Iterator[None]:
         thread.join()
 
 
-def from_first(value: int) -> int:
-    """Return a number of rank 0, on every rank.
+def from_first(value: int, first: int = 0) -> int:
+    """Return a number of the rank that reports, on every rank.
 
-    Raises: PeerError if it does not come in time, or rank 0 is gone.
+    Raises: PeerError if it does not come in time, or that rank is gone.
     """
     found = torch.tensor(value)
-    with _meeting_with("rank 0"):
-        dist.broadcast(found, src=0)
+    with _meeting_with(f"rank {first}"):
+        dist.broadcast(found, src=first)
     return int(found)
 
 
-def text_of_first(text: str) -> str:
-    """Return the text of rank 0, on every rank.
+def text_of_first(text: str, first: int = 0) -> str:
+    """Return the text of the rank that reports, on every rank.
 
-    Raises: PeerError if it does not come in time, or rank 0 is gone.
+    Raises: PeerError if it does not come in time, or that rank is gone.
     """
     if not dist.is_initialized():
         return text
     values = [text]
-    with _meeting_with("rank 0"):
-        dist.broadcast_object_list(values, src=0)
+    with _meeting_with(f"rank {first}"):
+        dist.broadcast_object_list(values, src=first)
     return values[0]
 
 

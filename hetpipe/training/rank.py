@@ -61,7 +61,7 @@ KEPT_STEPS = 100
 
 
 class Asked(Flag):
-    """What shall follow a step, as rank 0 knows it and tells the others."""
+    """What shall follow a step, as the rank that reports knows it and tells the others."""
 
     STOP = auto()
     SAVE = auto()
@@ -76,7 +76,7 @@ def train_rank(
     emit: Emit,
     stopping: Stopping | None = None,
 ) -> None:
-    """Train as one rank of the program in a run folder; rank 0 emits metrics and writes the results.
+    """Train as one rank of the program in a run folder; one rank emits metrics and writes the results.
 
     handover: folder of what the process that planned hands over (`Handover.fill`). stopping: what signals
     have asked of this process, where nobody answers them for it.
@@ -111,6 +111,7 @@ class _Run:
     data: RankData
     need_bytes: float
     writer: CheckpointWriter
+    first: int
     step: int = 0
     samples_seen: int = 0
     watch: LossWatch = field(default_factory=LossWatch)
@@ -148,32 +149,37 @@ class _Run:
             program, rank, task.chain, settings.seed, place, dtype, lowered, compiled=profile.compiled
         )
         optimizer = optimizer_of(task, layers.stepped, layers.counted, settings)
-        board = handover.board(costs)
+        board, first = handover.board(costs), handover.places().first
         executor = executor_of(
             costs, rank, layers, task.loss_of(layers.model, profile.loss_chunks), optimizer,
             seed=settings.seed, pace=pace_of(device, settings.clock, place), timeout_s=settings.timeout_s,
             board=board,
         )  # fmt: skip
         model = layers.model
-        writer = CheckpointWriter(folder, task_settings, task, program, rank, model, optimizer)
+        writer = CheckpointWriter(folder, task_settings, task, program, rank, model, optimizer, first)
         count = program.plan.global_batch_size
         step, seen, source = 0, 0, None if settings.resume_from is None else Path(settings.resume_from)
         if source is not None:
             step, seen = load_checkpoint(source, task_settings, task, model, optimizer)
-            if rank == 0 and task.make_optimizer is not None:
+            if rank == first and task.make_optimizer is not None:
                 _tell_of_options(task.make_optimizer, settings, source, emit)
             if executor.loss_scale is not None:
                 executor.loss_scale = checkpoint.read_manifest(source).loss_scale or executor.loss_scale
         return cls(
             folder, handover, task_settings, costs, rank, task, model, optimizer, executor, board, device,
             place, emit, RankData(task, program, rank, place, seen + (settings.steps - step) * count),
-            memory_on(program.plan, profile, device).total_bytes, writer, step, seen,
+            memory_on(program.plan, profile, device).total_bytes, writer, first, step, seen,
         )  # fmt: skip
 
     @property
     def settings(self) -> Settings:
         """Return the settings of the run."""
         return self.task_settings.run
+
+    @property
+    def reports(self) -> bool:
+        """Return whether this rank emits and writes what all measured."""
+        return self.rank == self.first
 
     def close(self) -> None:
         self.data.close()
@@ -221,13 +227,14 @@ class _Run:
             driver_bytes=self.driver_bytes,
         )
         summaries = gather(summary)
-        if self.rank == 0 and self.outcomes:
+        if self.reports and self.outcomes:
             measured = Measurements(
                 summaries,
                 tuple(self.step_s),
                 tuple(self.wall_s),
                 self.watch.num_skipped,
                 self.watch.num_spikes,
+                self.handover.places(),
             )
             write_results(self.folder, self.settings, self.costs, self.handover.predicted(), measured)
         if self.watch.diverged:
@@ -299,7 +306,7 @@ class _Run:
         step_s, wall_s, self.ended_s = end_s - outcome.start_s, end_s - self.ended_s, end_s
         self.step_s.append(step_s)
         self.wall_s.append(wall_s)
-        if self.rank != 0:
+        if not self.reports:
             return asked | self._tell({})
         metrics = {
             "step": self.step + 1,
@@ -328,14 +335,14 @@ class _Run:
         return asked | self._tell({"event": "step", **metrics})
 
     def _tell(self, event: dict[str, Any]) -> Asked:
-        """Emit rank 0's event; return on all ranks what it asks for."""
+        """Emit the event of the rank that reports; return on all ranks what it asks for."""
         if not dist.is_initialized():
             return self._asked(event)
         answer = WAIT
-        if self.rank == 0:
-            with keep_alive(self.settings.timeout_s / 3):
+        if self.reports:
+            with keep_alive(self.settings.timeout_s / 3, self.first):
                 answer = self._asked(event).value
-        while (found := from_first(answer)) == WAIT:
+        while (found := from_first(answer, self.first)) == WAIT:
             pass
         return Asked(found)
 

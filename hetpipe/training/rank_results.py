@@ -20,6 +20,7 @@ from hetpipe.runs.run_folder import MEASURED, PREDICTED, RunFolder
 from hetpipe.runs.run_report import DeviceReport, RunReport, StageReport, report_text
 from hetpipe.runs.settings import Settings
 from hetpipe.runtime.executor import StepOutcome
+from hetpipe.training.handover import Places
 from partition.estimates.plan_memory import memory_on
 from partition.plan import Plan
 
@@ -83,7 +84,7 @@ class Measurements:
     """What a run measured: each rank, in their order, and the seconds of every step.
 
     wall_s: of each step with all that lay between it and the one before. num_skipped: steps that changed
-    nothing; num_spikes: of the loss (`LossWatch`).
+    nothing; num_spikes: of the loss (`LossWatch`). places: whose loads are of one host.
     """
 
     summaries: Sequence[RankSummary]
@@ -91,6 +92,7 @@ class Measurements:
     wall_s: tuple[float, ...]
     num_skipped: int
     num_spikes: int
+    places: Places
 
 
 def write_results(
@@ -112,8 +114,8 @@ def _report(
     timed = slice(-min(len(timed_s), len(summaries[0].outcomes)), None)
     traces = _timed_traces(predicted.device_names, summaries, timed)
     bubbles = [trace.bubble_of(seconds) for trace, seconds in zip(traces, timed_s[timed], strict=True)]
-    wall_s, host_s = summaries[0].load[:2]
-    foreign_s = host_s - sum(summary.load[2] for summary in summaries)
+    wall_s, host_s = summaries[measured.places.first].load[:2]
+    foreign_s = host_s - sum(summaries[rank].load[2] for rank in measured.places.local)
     names = {name for summary in summaries for name in summary.shared}
     return RunReport(
         model=plan.model,

@@ -21,7 +21,7 @@ from hetpipe.data.user_task import UserTask
 from hetpipe.models.adapters import preload_modules
 from hetpipe.profiling.layer_profiler import threads_for
 from hetpipe.program.verification import verify
-from hetpipe.runs.run_folder import RunFolder, numbered_runs
+from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.run_report import RunReport, read_report
 from hetpipe.runs.settings import Settings, TaskSettings, settings_text
 from hetpipe.runtime.compilers import check_compilers
@@ -32,63 +32,17 @@ from hetpipe.runtime.scratch import scratch_folder
 from hetpipe.runtime.stopping import Stopping, signals_heard
 from hetpipe.simulation.prediction import Prediction, predict
 from hetpipe.training import checkpoint, torchrun
-from hetpipe.training.checkpoint_damage import damage_of, newest_whole, put_aside
+from hetpipe.training.checkpoint_damage import damage_of, put_aside
 from hetpipe.training.checkpoint_owners import check_checkpoint
 from hetpipe.training.checkpoint_room import room_of
 from hetpipe.training.frozen_base import check_stored_base
-from hetpipe.training.handover import Handover
+from hetpipe.training.handover import Handover, Places
+from hetpipe.training.other_hosts import OtherHosts
 from hetpipe.training.rank import train_rank
 from hetpipe.training.recovery import Recovery, Replan
 from hetpipe.training.resumed_settings import differences
 from partition.plan import Plan
 from partition.plan_file import plan_text
-
-
-def find_checkpoint(
-    resume: str,
-    folder: RunFolder | None,
-    root: Path,
-    model: str,
-    *,
-    tell: Callable[[str], None] = warnings.warn,
-) -> Path:
-    """Return the checkpoint to go on from; "auto": the newest of the run folder, else of the newest run.
-
-    Of a run the newest whole one is taken; tell: takes a sentence for each that is newer and damaged.
-
-    Raises: InputError if there is none, or the one that is named is damaged.
-    """
-    if resume != "auto":
-        path = Path(resume)
-        if checkpoint.holds_run(path):
-            return find_checkpoint("auto", RunFolder(path), root, model, tell=tell)
-        if damage := damage_of(path):
-            whole = newest_whole(path.parent).folder
-            found = "choose another checkpoint" if whole is None else f"the newest whole one is {whole}"
-            raise InputError(f"{damage}; {found}")
-        return path
-    runs = (folder,) if folder is not None else numbered_runs(root, model)
-    if not runs:
-        raise InputError(f"nothing to resume: {root} holds no run of {model!r}; leave --resume out to begin")
-    for run in runs:
-        if not checkpoint.written(run.checkpoints):
-            continue
-        with run.locked():
-            checkpoint.discard_unfinished(run.checkpoints)
-            newest = newest_whole(run.checkpoints)
-        if newest.folder is None:
-            raise InputError(
-                f"nothing to resume: {newest.damage[0]}, and no checkpoint of {run.path} is whole; begin in "
-                "another folder, or give a checkpoint of another run"
-            )
-        for damage in newest.damage:
-            tell(f"{damage}; going on from {newest.folder.name}, the newest whole one")
-        return newest.folder
-    where = str(runs[0].path) if len(runs) == 1 else f"{len(runs)} runs of {model!r} in {root}"
-    raise InputError(
-        f"nothing to resume: no complete checkpoint in {where}; did it run with --no-save, or end before its "
-        "first one (--every)?"
-    )
 
 
 def prepare(
@@ -101,19 +55,23 @@ def prepare(
     own_data: bool = False,
     adapters_alone: bool = False,
     own_schedule: bool = False,
+    local: Sequence[int] | None = None,
     tell: Callable[[str], None] = warnings.warn,
 ) -> None:
     """Check everything, then fill the run folder.
 
     prediction: of a verified program. own_data: the task brings its data, no corpus is read. adapters_alone:
-    as for `room_of`. own_schedule: as for `differences`, each of which is told.
+    as for `room_of`. own_schedule: as for `differences`, each of which is told. local: the ranks of this
+    host, None for all.
 
     Raises: InputError or InfeasibleError before anything is written, if the run cannot work.
     """
     task_settings = TaskSettings.of(profile, settings)
+    devices = prediction.costs.devices
+    here = devices if local is None else [devices[rank] for rank in local]
     if profile.compiled:
-        check_compilers(prediction.costs.devices)
-    check_here(prediction.costs.devices, "give a --plan of devices that are here")
+        check_compilers(here)
+    check_here(here, "give a --plan of devices that are here")
     vocabulary, done = None, 0
     if settings.resume_from is not None:
         source = Path(settings.resume_from)
@@ -231,12 +189,14 @@ def train_predicted(
     on_signal: Callable[[str], None] = lambda name: None,
     max_restarts: int = 0,
     replan: Replan | None = None,
+    hosts: OtherHosts | None = None,
 ) -> RunReport:
     """Train as `train` does, what was predicted and verified before; return the report.
 
     tell: takes the sentences of which `train` warns. on_signal: takes the name of a signal after which
     training ends with the step at hand, and a checkpoint unless `save` is False. max_restarts, replan: see
-    `Recovery`; a run under torchrun is restarted by its agent alone.
+    `Recovery`; a run under torchrun is restarted by its agent alone. hosts: who start the ranks of other
+    hosts, None where all are here.
 
     Raises: InputError, InfeasibleError as `prepare`; WorkerLostError if a process fails.
     """
@@ -244,7 +204,7 @@ def train_predicted(
     begun_from = None if settings.resume_from is None else Path(settings.resume_from)
     with folder.locked(), signals_heard(on_signal) as stopping, ExitStack() as ends:
         answered = _Answered(on_event, tell, stopping, settings.steps, recovery)
-        prepared = _Preparation(settings, cluster_file, profile, folder, make_task)
+        prepared = _Preparation(settings, cluster_file, profile, folder, make_task, hosts)
         prepared.fill(prediction, tell)
         if isinstance(make_task, UserTask):
             ends.callback(make_task.remove_weights, folder)
@@ -275,6 +235,11 @@ class _Preparation:
     profile: ModelProfile
     folder: RunFolder
     make_task: TaskFactory | None
+    hosts: OtherHosts | None
+
+    def local(self, prediction: Prediction) -> tuple[int, ...] | None:
+        """Return the ranks that this host starts, None where there are no others."""
+        return None if self.hosts is None else self.hosts.local(prediction.costs.devices)
 
     def fill(self, prediction: Prediction, tell: Callable[[str], None]) -> None:
         """Fill the run folder for an attempt."""
@@ -284,17 +249,20 @@ class _Preparation:
             own_data=self.make_task is not None,
             adapters_alone=own is not None and own.has_adapters,
             own_schedule=own is not None and own.has_rate_schedule,
-            tell=tell,
+            local=self.local(prediction), tell=tell,
         )  # fmt: skip
 
     def train(self, prediction: Prediction, answered: "_Answered", stopping: Stopping) -> None:
         """Train by the run folder until all ranks have ended, or one is lost."""
         with scratch_folder("run", in_memory=True) as handed:
-            group = rank_group(prediction.costs.devices, TaskSettings.of(self.profile, self.settings))
-            Handover.fill(handed, prediction)
+            devices, local = prediction.costs.devices, self.local(prediction)
+            group = rank_group(devices, TaskSettings.of(self.profile, self.settings), local)
+            Handover.fill(handed, prediction.costs, prediction.trace, Places.of(local))
             arguments = (str(self.folder.path), self.make_task or registered_task, str(handed))
             if under_torchrun():
                 torchrun.lead(*arguments, group, answered, stopping)
+            elif self.hosts is not None:
+                self.hosts.train(self.folder, str(handed), group, answered, stopping)
             else:
                 run_ranks(train_rank, arguments, group, answered)
 
@@ -349,13 +317,18 @@ class _Answered:
         return answer or self.stopping.asked
 
 
-def rank_group(devices: Sequence[Device], settings: TaskSettings) -> RankGroup:
+def rank_group(
+    devices: Sequence[Device], settings: TaskSettings, local: Sequence[int] | None = None
+) -> RankGroup:
     """Return a process per device: one thread each where they are emulated, NCCL between those with a GPU.
+
+    local: the ranks that share this host's cores, None for all.
 
     Raises: InputError for GPUs beside emulated devices.
     """
     kinds = [device.kind for device in devices]
-    threads = tuple(threads_for(kind, kinds.count(CPU)) for kind in kinds)
+    sharers = kinds if local is None else [kinds[rank] for rank in local]
+    threads = tuple(threads_for(kind, max(1, sharers.count(CPU))) for kind in kinds)
     try:
         preload = preload_modules(settings)
     except InputError:

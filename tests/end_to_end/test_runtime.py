@@ -130,7 +130,7 @@ def test_a_rank_keeps_the_events_of_its_last_steps_only(tmp_path):
     cluster = cluster_file(tmp_path)
     prediction = verified_prediction(settings, cluster, profile, chain_plan("mine", [0, 3], 16))
     prepare(folder, settings, cluster, profile, prediction, own_data=True)
-    handover = Handover.fill(tmp_path, prediction)
+    handover = Handover.fill(tmp_path, prediction.costs, prediction.trace)
     run = _Run.open(folder, user_tasks.linear_task, handover, 0, lambda event: None)
     run.train()
     assert len(run.outcomes) == KEPT_STEPS

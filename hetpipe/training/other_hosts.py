@@ -1,0 +1,26 @@
+"""What training asks of the launchers of other hosts, who are told by `hetpipe.hosts`."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from cost_model.cluster import Device
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runtime.processes import Emit, RankGroup
+from hetpipe.runtime.stopping import Stopping
+
+
+class OtherHosts(Protocol):
+    """The other hosts of a run, seen from the one that leads."""
+
+    def local(self, devices: Sequence[Device]) -> tuple[int, ...]:
+        """Return which ranks this host starts, given the device of each.
+
+        Raises: InputError if there is none to report.
+        """
+        ...
+
+    def train(
+        self, folder: RunFolder, handover: str, group: RankGroup, on_event: Emit, stopping: Stopping
+    ) -> None:
+        """Have all hosts train what is in the run folder, this one among them; as `run_ranks`."""
+        ...
