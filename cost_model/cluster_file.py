@@ -56,7 +56,7 @@ class _Node(BaseModel):
     devices: Annotated[tuple[_Devices, ...], Field(min_length=1)]
     interconnect: _Channel | None = None
     all_reduces: tuple[_AllReduce, ...] = ()
-    host: str | None = None
+    host: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]*$")] | None = None
 
 
 class _ClusterFile(BaseModel):
@@ -83,12 +83,6 @@ def read_cluster(path: Path) -> Cluster:
 def cluster_from_data(data: object, source: str) -> Cluster:
     """Return the cluster of data shaped like cluster.toml; source names it in errors."""
     file = validate(_ADAPTER, data, source)
-    for index, node in enumerate(file.nodes):
-        if node.host is not None:
-            raise InputError(
-                f"{source}: nodes[{index}].host: several hosts are not supported yet; "
-                f"remove `host = {node.host!r}` to run on this host"
-            )
     num_devices = sum(devices.count for node in file.nodes for devices in node.devices)
     if num_devices > MOST_DEVICES:
         raise InputError(f"{source}: has {num_devices:,} devices; {MOST_DEVICES:,} are the most")

@@ -42,6 +42,7 @@ ORDER = (
     "hetpipe.runtime",
     "hetpipe.profiling",
     "hetpipe.training",
+    "hetpipe.hosts",
     "hetpipe",
     "hetpipe.commands",
     "hetpipe.cli",

@@ -51,18 +51,21 @@ class PlanRequest:
         *,
         used: Iterable[Device] | None = None,
         trains: bool = False,
+        part: Cluster | None = None,
         quiet: bool,
     ) -> ModelProfile:
         """Return the profile of a file, or measure the model on the usable devices.
 
         used: devices that have to be made for its dtype, None for all usable ones. trains: they have to be
-        here; else, if none is, all are estimated.
+        here; else, if none is, all are estimated. part: the devices of this host, None for all.
 
         Raises: InputError as `get_profile`.
         """
         fast = () if self.options.allow_slow_bf16 else self.usable.devices if used is None else used
         if trains or self.options.profile_file is not None or not none_here(self.usable):
-            return get_profile(model, self.usable, sequence_length, self.options, fast=fast, quiet=quiet)
+            return get_profile(
+                model, self.usable, sequence_length, self.options, fast=fast, part=part, quiet=quiet
+            )
         check_fast(dtypes_of(self.options.dtype, {device.kind for device in self.usable.devices}), fast)
         return estimate_all(model, self.usable, sequence_length, self.options)
 
@@ -180,11 +183,13 @@ def get_profile(
     options: ProfileOptions,
     *,
     fast: Iterable[Device] = (),
+    part: Cluster | None = None,
     quiet: bool = False,
 ) -> ModelProfile:
     """Return the profile of a file, or else of the named model, measured here (or taken from the cache).
 
     fast: devices that have to be made for its dtype. sequence_length: None for the default of these devices.
+    part: those of them that are measured, None for all.
 
     Raises: InputError if neither is given, the file is of another model or dtype, or a device is too slow.
     """
@@ -209,7 +214,7 @@ def get_profile(
 
     with progress_bar(f"measuring {name}", quiet=quiet) as report:
         profile = profile_model(
-            model, cluster, how.sequence_length,
+            model, part or cluster, how.sequence_length,
             dtype=dtypes, budget_s=options.profile_budget_s, progress=report,
             microbatch_sizes=how.microbatch_sizes,
             lora=None if entry is None else entry.lora, load_in=None if entry is None else entry.load_in,

@@ -25,6 +25,7 @@ from hetpipe.commands.options import (
 )
 from hetpipe.commands.output import choice_json, choice_sentences, note, print_json, warn_if_too_fast
 from hetpipe.commands.plan import NO_OUTCOMES, new_plan, show_plan
+from hetpipe.commands.several_hosts import HostOptions, follow_leader, joined_profile, leading, place_of
 from hetpipe.commands.training import (
     RunStart,
     TrainingOptions,
@@ -43,6 +44,7 @@ from partition.plan import Plan
 from partition.plan_file import read_plan
 
 if TYPE_CHECKING:
+    from hetpipe.hosts.leader import Leader
     from hetpipe.training.recovery import Replan
     from partition.solver import Outcome
 
@@ -76,6 +78,7 @@ def run_command(
     options: PlanOptions,
     schedule: ScheduleOption = None,
     training: TrainingOptions,
+    hosts: HostOptions,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Plan and verify, train nothing.")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print the last table only.")] = False,
     json: JsonOption = False,
@@ -86,21 +89,33 @@ def run_command(
     silent = quiet or json
     request = plan_request(cluster_file, options, strategy)
     plan = None if given.plan_file is None else _given_plan(given.plan_file, given, options)
-    start = run_start(named_model(model, options), training, schedule, dry_run=dry_run)
-    profile = _profile(request, model, plan, given.sequence_length, quiet=silent)
-    batch = start.batch if given.global_batch_size is None else given.global_batch_size
-    prediction, outcomes = _predict(plan, profile, request, start, batch=batch, alone=silent)
-    estimates = _verified(prediction, profile, request.cluster, start)
-    if not silent:
-        show_plan(prediction.plan, outcomes, profile, request.cluster)
-        show(choice_sentences(prediction.choice, start.settings.schedule))
-    if dry_run:
-        result, tables = _planned(prediction, profile, start.settings), EMPTY
-    else:
-        replan = None if given.plan_file is not None else _replan(profile, request, start, batch=batch)
-        result, tables = _train(
-            start, cluster_file, profile, prediction, estimates, replan=replan, quiet=silent
-        )
+    entry = named_model(model, options)
+    place = None if dry_run else place_of(hosts, request.usable)
+
+    def measure(part: Cluster | None = None) -> ModelProfile:
+        return _profile(request, model, plan, given.sequence_length, part=part, quiet=silent)
+
+    if place is not None and not place.leads:
+        follow_leader(place, request, entry, training, measure)
+        return
+    with leading(place, request, entry, training) as others:
+        start = run_start(entry, training, schedule, dry_run=dry_run)
+        measures = others is not None and options.profile_file is None
+        profile = joined_profile(others, request, measure) if others and measures else measure()
+        batch = start.batch if given.global_batch_size is None else given.global_batch_size
+        prediction, outcomes = _predict(plan, profile, request, start, batch=batch, alone=silent)
+        estimates = _verified(prediction, profile, request.cluster, start)
+        if not silent:
+            show_plan(prediction.plan, outcomes, profile, request.cluster)
+            show(choice_sentences(prediction.choice, start.settings.schedule))
+        if dry_run:
+            result, tables = _planned(prediction, profile, start.settings), EMPTY
+        else:
+            replan = None if given.plan_file is not None else _replan(profile, request, start, batch=batch)
+            result, tables = _train(
+                start, cluster_file, profile, prediction, estimates,
+                replan=replan, hosts=others, quiet=silent,
+            )  # fmt: skip
     if json:
         print_json({**result, **choice_json(prediction.choice)})
         note(estimates)
@@ -140,14 +155,22 @@ def _given_plan(plan_file: Path, given: GivenOptions, options: PlanOptions) -> P
 
 
 def _profile(
-    request: PlanRequest, model: str, plan: Plan | None, sequence_length: int | None, *, quiet: bool
+    request: PlanRequest,
+    model: str,
+    plan: Plan | None,
+    sequence_length: int | None,
+    *,
+    part: Cluster | None,
+    quiet: bool,
 ) -> ModelProfile:
     """Return the profile to train by, of the devices of the plan where there is one.
+
+    part: the devices of this host, None for all.
 
     Raises: InputError if it is of another sequence length than asked for.
     """
     used = None if plan is None else [request.cluster.device(name) for name in plan.device_names]
-    profile = request.profile(model, sequence_length, used=used, trains=True, quiet=quiet)
+    profile = request.profile(model, sequence_length, used=used, trains=True, part=part, quiet=quiet)
     if sequence_length is not None and sequence_length != profile.sequence_length:
         raise InputError(
             f"--sequence-length is {sequence_length}, the profile is of {profile.sequence_length}; "
@@ -228,6 +251,7 @@ def _train(
     estimates: Sequence[str],
     *,
     replan: "Replan | None",
+    hosts: "Leader | None",
     quiet: bool,
 ) -> tuple[dict[str, Any], list[Any]]:
     """Train, and return what to print of it: as JSON, and as tables."""
@@ -238,7 +262,9 @@ def _train(
         note(model_notes(TaskSettings.of(profile, settings).base_model, settings.model_folder))
     if profile.compiled:
         note(["blocks are compiled before the first step, which waits for it"])
-    report, folder = train_shown(start, cluster_file, profile, prediction, replan=replan, quiet=quiet)
+    report, folder = train_shown(
+        start, cluster_file, profile, prediction, replan=replan, hosts=hosts, quiet=quiet
+    )
     kept = kept_checkpoint(folder)
     result = {
         "run_folder": str(folder.path),

@@ -25,6 +25,7 @@ from hetpipe.runs.settings import Clock, Settings, read_settings
 if TYPE_CHECKING:
     from hetpipe.runs.run_report import RunReport
     from hetpipe.simulation.prediction import Prediction
+    from hetpipe.training.other_hosts import OtherHosts
     from hetpipe.training.recovery import Replan
 
 RUNS = Path("runs")
@@ -114,7 +115,7 @@ def run_start(
         "seed": options.seed,
         "learning_rate": options.learning_rate,
         "total_steps": options.total_steps,
-        "data": tuple(map(str, _readable(options.data))) if options.data else None,
+        "data": tuple(map(str, readable_texts(options.data))) if options.data else None,
     }
     source, batch, gradient_dtype = None, None, FLOAT32
     decided: dict[str, Any] = {}  # what is not given is that of the run before
@@ -131,7 +132,7 @@ def run_start(
         decided, batch = inherited(manifest, options.steps), manifest.settings.get("global_batch_size")
         gradient_dtype = str(manifest.settings.get("gradient_dtype", FLOAT32))
         if given["data"] is None:
-            _readable(map(Path, decided.get("data", ())))
+            readable_texts(map(Path, decided.get("data", ())))
     before = _settings_before(source) or Settings(steps=1)
     every, every_s = (before.every, before.every_s) if options.every is None else _every(options.every)
     settings = Settings(
@@ -193,7 +194,7 @@ def _begins_anew(resume: str, folder: RunFolder | None) -> bool:
     return True
 
 
-def _readable(data: Iterable[Path]) -> tuple[Path, ...]:
+def readable_texts(data: Iterable[Path]) -> tuple[Path, ...]:
     """Return the texts by their full paths; refused before anything is measured."""
     texts = tuple(path.resolve() for path in data)
     if texts:
@@ -217,10 +218,12 @@ def train_shown(
     *,
     replan: "Replan | None",
     quiet: bool,
+    hosts: "OtherHosts | None" = None,
 ) -> "tuple[RunReport, RunFolder]":
     """Train a verified program and show the progress; return the report, and the folder it is in.
 
     replan: what plans without the devices that were lost; None where the plan is the user's.
+    hosts: the others that take part, None where all devices are here.
     """
     from hetpipe.training.checkpoint_room import room_of
     from hetpipe.training.run import train_predicted
@@ -240,6 +243,7 @@ def train_shown(
                 settings, cluster_file, profile, prediction, folder,
                 on_event=_waits_told(on_event), tell=lambda told: note([told]), on_signal=ending,
                 max_restarts=start.max_restarts, replan=replan,
+                hosts=hosts,
             )  # fmt: skip
     except (KeyboardInterrupt, SystemExit):
         if newest := kept_checkpoint(folder):

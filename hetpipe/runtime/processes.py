@@ -235,7 +235,8 @@ def _raise_first(errors: list[dict[str, Any]], group: RankGroup, stopped: Sequen
         for rank in stopped if first["type"] else ():
             text += f"; rank {rank} ({group.names[rank]}) is stopped (SIGSTOP, or a debugger)"
     error = (known or WorkerLostError)(text)
-    error.report = {**first, "text": text}  # type: ignore[attr-defined]
+    report = {**first, "type": first["type"] if known else "", "text": text}
+    error.report = report  # type: ignore[attr-defined]
     raise error
 
 

@@ -39,10 +39,14 @@ class Stopping:
         at_once = number == signal.SIGHUP or (self.asked and number == signal.SIGINT)
         if at_once or not self.begun:
             _leave(number)
+        self.ask(number)
+
+    def ask(self, number: int, where: str = "") -> None:
+        """Ask training to end, as the signal of that number does; where: "", or the host that got it."""
         if not self.asked:
             self.number = number
             with contextlib.suppress(RuntimeError):  # the stream was being written to
-                self._say(signal.Signals(number).name)
+                self._say(f"{signal.Signals(number).name}{where}")
 
     def end(self) -> None:
         """End the process, if a signal has asked for it, now that all is kept."""

@@ -24,7 +24,7 @@ LEAD_S = 0.003
 
 @contextmanager
 def keep_alive(every_s: float, first: int = 0) -> Iterator[None]:
-    """Keep the others waiting in `from_first`, as the one that reports, for as long as callbacks take."""
+    """Keep the others waiting in `from_first`, as the one that reports, however long callbacks take."""
     done = threading.Event()
 
     def tell() -> None:

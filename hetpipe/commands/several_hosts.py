@@ -1,0 +1,230 @@
+"""What `run` does where it is started on several hosts: who leads, what others are asked, who follows."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cost_model.cluster import Cluster, Node
+from cost_model.errors import InputError
+from cost_model.profile import ModelProfile, profile_from_data, profile_text
+from cost_model.units import parse_seconds
+from hetpipe.commands.inputs import PlanRequest
+from hetpipe.commands.output import note
+from hetpipe.commands.training import TrainingOptions, readable_texts
+from hetpipe.models.names import ModelEntry
+from hetpipe.runs.settings import Settings
+
+if TYPE_CHECKING:
+    from hetpipe.hosts.agreement import Facts
+    from hetpipe.hosts.leader import Leader
+    from hetpipe.hosts.rendezvous import SharedFile
+    from hetpipe.trust.channel import Address
+
+
+@dataclass(frozen=True, slots=True)
+class HostOptions:
+    """Where the hosts of a run meet, which of them this is, and whom it trusts."""
+
+    rendezvous: Annotated[
+        str | None,
+        typer.Option("--rendezvous", help="Several hosts: tcp://LEADER:PORT or file:///SHARED, on each."),
+    ] = None
+    node: Annotated[
+        str | None, typer.Option("--node", help="Which node of the cluster file this host is; by its name.")
+    ] = None
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", help="The secret of the run; else that of HETPIPE_TOKEN.")
+    ] = None
+    trust_network: Annotated[
+        bool, typer.Option("--trust-network", help="Let tensors travel over a network that proves nothing.")
+    ] = False
+    wait: Annotated[str, typer.Option("--wait", help="How long hosts wait for each other at the start.")] = (
+        "10min"
+    )
+
+    @property
+    def wait_s(self) -> float:
+        """Return the seconds that hosts wait for each other.
+
+        Raises: InputError if it is no time above zero.
+        """
+        seconds = parse_seconds(self.wait)
+        if not 0 < seconds < float("inf"):
+            raise InputError(f"--wait is {self.wait!r}; give a time above zero, such as 10min")
+        return seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A host among those of a run: its node, and the leader's address.
+
+    file: a rendezvous file that this host made, whose address it is yet to write.
+    """
+
+    node: Node
+    leads: bool
+    address: "Address"
+    token: bytes
+    options: HostOptions
+    file: "SharedFile | None" = None
+
+
+def place_of(options: HostOptions, cluster: Cluster) -> Place | None:
+    """Return this host's place in a run on several hosts; None where all devices are of this one.
+
+    Raises: InputError if the options do not say enough, or nobody vouches for the network.
+    """
+    if options.rendezvous is None:
+        given = {node.host for node in cluster.nodes if node.host is not None and node.devices}
+        if len(given) > 1:
+            raise InputError(
+                f"the nodes are on several hosts ({', '.join(sorted(given))}); give --rendezvous on each, or "
+                "take `host` out of the cluster file to run on this one"
+            )
+        return None
+    from hetpipe.hosts.rendezvous import (
+        SharedFile,
+        check_trusted,
+        leaders_number,
+        leads,
+        outer_number,
+        own_node,
+        parse_rendezvous,
+    )
+    from hetpipe.trust.token import run_token
+
+    meeting, token = parse_rendezvous(options.rendezvous), run_token(options.token_file)
+    name = own_node(cluster, options.node)
+    node = next(node for node in cluster.nodes if node.name == name)
+    if not node.devices:
+        raise InputError(
+            f"node {name!r} is this host, and --exclude leaves it out; do not start the run here"
+        )
+    if meeting.address is not None:
+        leading = leads(meeting.address, cluster, name)
+        host, port = meeting.address
+        named = next((each.host for each in cluster.nodes if each.name == host and each.host), host)
+        number = leaders_number(named) if leading else named
+        if leading:
+            check_trusted(number, trusts=options.trust_network)
+        return Place(node, leading, (number, port), token, options)
+    assert meeting.file is not None
+    file = SharedFile(meeting.file)
+    if not file.make():
+        return Place(node, False, file.read(options.wait_s), token, options)
+    try:
+        number = outer_number(node.host)
+        check_trusted(number, trusts=options.trust_network)
+    except BaseException:
+        file.remove()
+        raise
+    return Place(node, True, (number, 0), token, options, file)
+
+
+def facts_here(place: Place, request: PlanRequest, entry: ModelEntry, training: TrainingOptions) -> "Facts":
+    """Return what this host says of itself."""
+    from hetpipe.hosts.agreement import facts_of
+
+    given = {
+        "model": [entry.folder.path] if entry.folder is not None else [],
+        "adapter": [Path(entry.adapter)] if entry.adapter is not None else [],
+        "data": readable_texts(training.data) if training.data else (),
+    }
+    options = request.options
+    said = {
+        "--model": entry.name,
+        "--dtype": options.dtype,
+        "--loss-chunks": options.loss_chunks,
+        "--compile": options.compiled or None,
+    }
+    return facts_of(place.node, request.cluster, given, said)
+
+
+def follow_leader(
+    place: Place,
+    request: PlanRequest,
+    entry: ModelEntry,
+    training: TrainingOptions,
+    measure: Callable[[Cluster], ModelProfile],
+) -> None:
+    """Take part in a run that another host leads, until it ends.
+
+    measure: the profile of a part of the cluster.
+
+    Raises: whatever ended the run, on whichever host.
+    """
+    from hetpipe.hosts.member import follow
+
+    def profile(message: dict[str, object]) -> tuple[dict[str, object], bytes]:
+        return {}, profile_text(measure(part_of(request.usable, place.node))).encode()
+
+    own = Settings(steps=1, data=tuple(map(str, readable_texts(training.data or ()))), **entry.in_settings)
+    follow(
+        place.address, place.token, facts_here(place, request, entry, training), own, {"profile": profile},
+        wait_s=place.options.wait_s, tell=lambda text: note([text]),
+    )  # fmt: skip
+    note([f"{place.node.name}: training is over; its results are on the leader's host"])
+
+
+@contextmanager
+def leading(
+    place: Place | None, request: PlanRequest, entry: ModelEntry, training: TrainingOptions
+) -> "Iterator[Leader | None]":
+    """Lead the other hosts of a run, once they are there and alike; None where there are no others.
+
+    Raises: InputError if one does not come, or is not like this one.
+    """
+    if place is None:
+        yield None
+        return
+    from hetpipe.hosts.leader import Leader
+
+    nodes = [node.name for node in request.usable.nodes if node.devices]
+    try:
+        facts = facts_here(place, request, entry, training)
+        with Leader(facts, nodes, place.address, place.token, lambda text: note([text])) as leader:
+            if place.file is not None:
+                place.file.write(leader.address)
+            leader.gather(place.options.wait_s)
+            yield leader
+    finally:
+        if place.file is not None:
+            place.file.remove()
+
+
+def joined_profile(
+    leader: "Leader", request: PlanRequest, measure: Callable[[Cluster], ModelProfile]
+) -> ModelProfile:
+    """Have each host measure its own kinds, and join what they found.
+
+    Of a kind that several hosts have, the first measures it.
+    """
+    from hetpipe.profiling.profile_cache import merge
+
+    nodes = {node.name: node for node in request.usable.nodes if node.devices}
+    own = nodes.pop(leader.facts.node)
+    known, asked = {device.kind for device in own.devices}, []
+    for name, node in nodes.items():
+        kinds = {device.kind for device in node.devices}
+        if kinds - known:
+            asked.append(name)
+            known |= kinds
+    mine, answers = leader.ask("profile", asked, lambda: measure(part_of(request.usable, own)))
+    joined = mine
+    for name, (_, blob) in answers.items():
+        theirs = profile_from_data(json.loads(blob), f"the profile of {name}")
+        new = {kind: times for kind, times in theirs.kinds.items() if kind not in joined.kinds}
+        joined = merge([joined, dataclasses.replace(theirs, kinds=new)])
+    return joined
+
+
+def part_of(cluster: Cluster, node: Node) -> Cluster:
+    """Return the cluster with the devices of one node alone."""
+    own = next(entry for entry in cluster.nodes if entry.name == node.name)
+    return dataclasses.replace(cluster, nodes=(own,), links=())

@@ -1,0 +1,111 @@
+"""What the leader sends of a run that is planned, and the folder that a member makes of it."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from cost_model.cluster_file import read_cluster
+from cost_model.errors import InputError
+from cost_model.profile import read_profile
+from cost_model.strict_files import read_text
+from hetpipe.program.costs import ProgramCosts
+from hetpipe.program.instructions import parse_program
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.settings import Settings, TaskSettings, read_settings, settings_text
+from hetpipe.trust.channel import Address
+from partition.plan_file import read_plan
+
+_FILES = ("cluster", "profile", "plan", "program", "config", "vocabulary")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A run as the leader has planned it: the texts of its folder, and how its ranks meet.
+
+    folder: of the leader, as it is called. files: texts by the names of `RunFolder`. tokens_sha256: of the
+    texts that are trained on, as numbers. first: the rank that reports. port: of the leader's store.
+    attempt: counted from 0.
+    """
+
+    folder: str
+    files: dict[str, str]
+    tokens_sha256: str
+    first: int
+    port: int
+    attempt: int
+
+    @classmethod
+    def of(cls, folder: RunFolder, address: Address, first: int, attempt: int = 0) -> "Job":
+        """Return the job of a run folder that is filled."""
+        files = {name: read_text(getattr(folder, name)) for name in _FILES}
+        return cls(str(folder.path), files, tokens_sha256(folder), first, address[1], attempt)
+
+    @classmethod
+    def of_json(cls, data: dict[str, Any]) -> "Job":
+        """Return the job of a message."""
+        return _ADAPTER.validate_python({key: data[key] for key in cls.__slots__})
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+_ADAPTER = TypeAdapter(Job)
+
+
+def tokens_sha256(folder: RunFolder) -> str:
+    """Return the hash of the tokens in a run folder."""
+    return hashlib.sha256(folder.tokens.read_bytes()).hexdigest()
+
+
+@contextmanager
+def member_folder(job: Job, node: str) -> Iterator[RunFolder]:
+    """Give the folder of a member, locked: called as the leader's, with its node's name where that is taken.
+
+    Taken is a name of a run before, and one that is in use: where hosts share a file system, by the leader.
+    """
+    goes_on = json.loads(job.files["config"]).get("resume_from") is not None
+    first = RunFolder(Path(job.folder))
+    folder = RunFolder(first.path.with_name(f"{first.path.name}-{node}"))
+    if goes_on or not first.plan.exists():
+        with suppress(InputError), first.locked():
+            folder = first
+    with folder.locked():
+        yield folder
+
+
+def fill_folder(folder: RunFolder, job: Job, own: Settings) -> tuple[TaskSettings, ProgramCosts]:
+    """Fill the folder of a member; return what its task is made from, and what its program costs.
+
+    own: settings with the places of model, texts and adapters on this host.
+
+    Raises: InputError if the texts here give other tokens.
+    """
+    from hetpipe.data.task import prepare_data
+
+    for name in _FILES:
+        folder.write(getattr(folder, name), job.files[name])
+    settings = dataclasses.replace(
+        read_settings(folder.config),
+        model_folder=own.model_folder,
+        adapter=own.adapter,
+    )
+    if own.data:
+        settings = dataclasses.replace(settings, data=own.data)
+    folder.write(folder.config, settings_text(settings))
+    profile = read_profile(folder.profile)
+    task_settings = TaskSettings.of(profile, settings)
+    prepare_data(folder, task_settings, folder.vocabulary)
+    if tokens_sha256(folder) != job.tokens_sha256:
+        raise InputError(
+            "the texts of --data are read into other tokens here than on the leader's host; copy the same "
+            "texts to all hosts"
+        )
+    program = parse_program(job.files["program"], read_plan(folder.plan))
+    return task_settings, ProgramCosts(program, profile, read_cluster(folder.cluster))

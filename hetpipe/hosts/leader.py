@@ -1,0 +1,289 @@
+"""The launcher that leads: it waits for the others, compares them with itself, and has them do their part."""
+
+import _thread
+import multiprocessing
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from cost_model.cluster import Device
+from cost_model.errors import InputError
+from hetpipe.hosts.agreement import Facts, compare
+from hetpipe.hosts.conversation import MEMBER, Answer, Conversation, Message
+from hetpipe.hosts.job import Job
+from hetpipe.hosts.leader_store import LeaderStore
+from hetpipe.hosts.own_interface import interface_of
+from hetpipe.hosts.verdict import alarm_of, error_of, found_in, verdict_of
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runtime.processes import Emit, RankGroup, run_ranks
+from hetpipe.trust.channel import Address, Channel, Listener, listening_socket
+
+if TYPE_CHECKING:
+    from hetpipe.runtime.remote_store import StoreServer
+    from hetpipe.runtime.stopping import Stopping
+
+T = TypeVar("T")
+
+FIRST_WORD_S = 10.0
+LOOK_S = 0.5
+ENDING_S = 30.0
+"""So long may the ranks of other hosts take to end after those here."""
+
+
+@dataclass(slots=True)
+class _Member:
+    """Another host, as the leader knows it."""
+
+    facts: Facts
+    conversation: Conversation
+    answer: Answer | None = None
+    done: bool = False
+
+
+class Leader:
+    """The other hosts of a run; owns the listener, their channels, and the store of the ranks.
+
+    A context: what ends it, an error or a signal, ends the launchers of all hosts in the same way.
+    """
+
+    def __init__(
+        self, facts: Facts, nodes: Sequence[str], address: Address, token: bytes, tell: Callable[[str], None]
+    ) -> None:
+        """Prepare; nobody is listened to before the context is entered.
+
+        nodes: the names of those that take part, this one among them. tell: takes sentences for the user.
+        """
+        self.facts, self._tell = facts, tell
+        self._others = tuple(name for name in nodes if name != facts.node)
+        self._address, self._token = address, token
+        self._members: dict[str, _Member] = {}
+        self._changed = threading.Condition()
+        self._failures: list[dict[str, Any]] = []
+        self._alarm: Connection | None = None
+        self._stopping: Stopping | None = None
+        self._store: StoreServer | None = None
+        self._busy = False
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        self._listener = Listener(listening_socket(self._address), self._token, self._take)
+        self._busy = threading.current_thread() is threading.main_thread()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._changed:
+            self._busy, self._closed = False, True
+            failure = self._failures[0] if self._failures else None
+        if isinstance(error, KeyboardInterrupt) and failure is not None:
+            error = found_in_alarm(failure)  # the interruption was that of `_fail`
+        for member in self._members.values():
+            if error is None:
+                member.conversation.say("end")
+            else:
+                member.conversation.say("abort", verdict=verdict_of(error))
+        for member in self._members.values():
+            member.conversation.close()
+        self._listener.close()
+        if self._store is not None:
+            self._store.close()
+        if error is not None and kind is KeyboardInterrupt and failure is not None:
+            raise error from None
+
+    @property
+    def address(self) -> Address:
+        """Return the number and port on which others are listened to."""
+        return self._listener.address
+
+    def gather(self, wait_s: float) -> None:
+        """Wait for all nodes, and compare them with this one.
+
+        Raises: InputError if one does not come in time, or what has to be alike is not.
+        """
+        end_s, said = time.monotonic() + wait_s, ""
+        with self._waiting():
+            while missing := [name for name in self._others if name not in self._members]:
+                here = len(self._others) + 1 - len(missing)
+                text = f"waiting for {', '.join(missing)} ({here} of {len(self._others) + 1} nodes are here)"
+                if text != said:
+                    self._tell(text)
+                    said = text
+                if time.monotonic() > end_s:
+                    raise InputError(
+                        f"{', '.join(missing)} did not come within {wait_s:.4g} s; start the same line "
+                        "there, or leave the node out with --exclude"
+                    )
+                self._changed.wait(LOOK_S)
+                self._check()
+        found = [self._members[name].facts for name in self._others]
+        for told in compare([self.facts, *found]):
+            self._tell(told)
+
+    def ask(
+        self, question: str, nodes: Sequence[str], meanwhile: Callable[[], T], **rest: Any
+    ) -> tuple[T, dict[str, Answer]]:
+        """Have some nodes answer a question; return what is done here meanwhile, and their answers by name.
+
+        Raises: what one of them raises.
+        """
+        asked = [self._members[name] for name in nodes if name in self._members]
+        for member in asked:
+            member.answer = None
+            member.conversation.say("ask", question=question, **rest)
+        own = meanwhile()
+        with self._waiting():
+            while any(member.answer is None for member in asked):
+                self._changed.wait(LOOK_S)
+                self._check()
+        return own, {member.facts.node: member.answer for member in asked if member.answer is not None}
+
+    def local(self, devices: Sequence[Device]) -> tuple[int, ...]:
+        """Return which ranks this host starts.
+
+        Raises: InputError if the plan uses no device here: who leads also reports.
+        """
+        found = tuple(rank for rank, device in enumerate(devices) if device.node == self.facts.node)
+        if not found:
+            others = list(dict.fromkeys(device.node for device in devices))
+            raise InputError(
+                f"the plan uses no device of {self.facts.node}, which leads; let --rendezvous name one of "
+                f"{', '.join(others)}"
+            )
+        return found
+
+    def train(
+        self, folder: RunFolder, handover: str, group: RankGroup, on_event: Emit, stopping: "Stopping"
+    ) -> None:
+        """Have all hosts train what is in the run folder, this one among them; as `run_ranks`."""
+        from hetpipe.data.task import registered_task
+        from hetpipe.runtime.remote_store import StoreServer
+        from hetpipe.training.rank import train_rank
+
+        self._store = StoreServer()
+        local = tuple(
+            rank for rank, name in enumerate(group.names) if name.rpartition("/")[0] == self.facts.node
+        )
+        store = LeaderStore(self.address, self._token, group.timeout_s)
+        own = replace(
+            group, local=local, first=local[0], interface=interface_of(self.address[0]), store=store
+        )
+        job = Job.of(folder, self.address, local[0]).to_json()
+        self.ask("job", self._others, lambda: None, job=job)
+        reader, writer = multiprocessing.Pipe(duplex=False)
+        with self._changed:
+            self._alarm, self._stopping, self._busy = writer, stopping, False
+            for failure in self._failures:
+                writer.send(failure)
+        self._say_to_all("start")
+
+        def told(event: dict[str, Any]) -> object:
+            if event["event"] == "step" and not stopping.begun:
+                self._say_to_all("begun")
+            return on_event(event)
+
+        try:
+            run_ranks(train_rank, (str(folder.path), registered_task, handover), own, told, alarm=reader)
+            self._await_ends()
+        except Exception as error:
+            raise found_in(error) from None
+        finally:
+            with self._changed:
+                self._alarm = self._stopping = None
+            reader.close()
+            writer.close()
+
+    def _await_ends(self) -> None:
+        end_s = time.monotonic() + ENDING_S
+        with self._changed:
+            while left := [name for name, member in self._members.items() if not member.done]:
+                if self._failures:
+                    raise found_in_alarm(self._failures[0])
+                if time.monotonic() > end_s:
+                    raise error_of({"type": "", "text": f"the ranks of {', '.join(left)} do not end"})
+                self._changed.wait(LOOK_S)
+
+    def _say_to_all(self, what: str, **rest: Any) -> None:
+        for member in self._members.values():
+            member.conversation.say(what, **rest)
+
+    def _take(self, channel: Channel) -> None:
+        """Take a channel that has proven the token, in a thread of its own."""
+        message, _ = channel.receive(FIRST_WORD_S)
+        if message.get("purpose") == MEMBER:
+            self._welcome(channel, Facts.of_json(message))
+        elif self._store is not None:
+            self._store.serve(channel)
+
+    def _welcome(self, channel: Channel, facts: Facts) -> None:
+        with self._changed:
+            if facts.node not in self._others or facts.node in self._members or self._closed:
+                known = "takes no part in this run" if facts.node not in self._others else "is here already"
+                verdict = {"type": "InputError", "text": f"node {facts.node} {known}; give another --node"}
+                channel.send({"do": "abort", "verdict": verdict})
+                channel.close()
+                return
+            name = f"{facts.node} ({facts.host}, {channel.peer_address})"
+            self._members[facts.node] = _Member(facts, Conversation(
+                channel, name,
+                lambda message, blob: self._hear(facts.node, message, blob),
+                lambda how: self._lose(facts.node, how),
+            ))  # fmt: skip
+            self._changed.notify_all()
+
+    def _hear(self, node: str, message: Message, blob: bytes) -> None:
+        member = self._members[node]
+        match message["do"]:
+            case "answer":
+                with self._changed:
+                    member.answer = message, blob
+                    self._changed.notify_all()
+            case "done":
+                with self._changed:
+                    member.done = True
+                    self._changed.notify_all()
+            case "signal":
+                if self._stopping is not None:
+                    self._stopping.ask(int(message["number"]), f" on {node}")
+            case "failed":
+                self._fail(alarm_of(message["verdict"], float(message["age_s"])))
+
+    def _lose(self, node: str, how: str) -> None:
+        name = self._members[node].conversation.name
+        self._fail(alarm_of({"type": "", "text": f"node {name} is lost: {how}"}))
+
+    def _fail(self, failure: dict[str, Any]) -> None:
+        with self._changed:
+            if self._closed:
+                return
+            self._failures.append(failure)
+            if self._alarm is not None:
+                self._alarm.send(failure)
+            elif self._busy:
+                _thread.interrupt_main()
+            self._changed.notify_all()
+
+    def _check(self) -> None:
+        if self._failures:
+            raise found_in_alarm(self._failures[0])
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Hold the lock, with no need to be interrupted."""
+        with self._changed:
+            before, self._busy = self._busy, False
+            try:
+                self._check()
+                yield
+            finally:
+                self._busy = before
+
+
+def found_in_alarm(failure: dict[str, Any]) -> BaseException:
+    """Return the error of the event of an alarm."""
+    return error_of(failure["verdict"])

@@ -1,0 +1,237 @@
+"""The launcher that follows: it does what the leader asks, and ends as the leader ends."""
+
+import _thread
+import math
+import multiprocessing
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+from cost_model.errors import InputError
+from hetpipe.hosts.agreement import Facts
+from hetpipe.hosts.conversation import MEMBER, Answer, Conversation, Message
+from hetpipe.hosts.job import Job, fill_folder, member_folder
+from hetpipe.hosts.leader_store import LeaderStore
+from hetpipe.hosts.own_interface import interface_of
+from hetpipe.hosts.verdict import alarm_of, error_of, found_in, verdict_of
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.settings import Settings, TaskSettings
+from hetpipe.runtime.processes import run_ranks
+from hetpipe.runtime.scratch import scratch_folder
+from hetpipe.runtime.stopping import signals_heard
+from hetpipe.trust.channel import Address, ChannelError, connect
+
+if TYPE_CHECKING:
+    from hetpipe.program.costs import ProgramCosts
+    from hetpipe.runtime.stopping import Stopping
+
+VERDICT_S = 5.0
+"""So long may the leader take to say which of several errors was the first."""
+
+Verdict = dict[str, Any]
+
+
+def follow(
+    address: Address,
+    token: bytes,
+    facts: Facts,
+    own: Settings,
+    answers: Mapping[str, Callable[[Message], Answer]],
+    *,
+    wait_s: float,
+    tell: Callable[[str], None],
+) -> None:
+    """Take part in the run of a leader, as the node of the facts, until it ends.
+
+    own: settings with the places of model, texts and adapters on this host. answers: by what is asked.
+    wait_s: so long may the leader take to be there. tell: takes sentences for the user.
+
+    Raises: whatever ended the run, on whichever host.
+    """
+    tell(f"{facts.node} waits for the leader at {address[0]}:{address[1]}")
+    try:
+        channel = connect(address, token, wait_s, "the leader")
+        channel.send({"purpose": MEMBER, **facts.to_json()})
+    except ChannelError as error:
+        raise InputError(f"{error}; start the same line there, with the same token") from None
+    member = _Member(token, facts, own, answers, tell)
+    member.conversation = Conversation(channel, f"the leader ({address[0]})", member.hear, member.lose)
+    member.follow()
+
+
+@dataclass(slots=True)
+class _Member:
+    """A launcher that follows; owns its conversation with the leader, and the run folder here."""
+
+    token: bytes
+    facts: Facts
+    own: Settings
+    answers: Mapping[str, Callable[[Message], Answer]]
+    tell: Callable[[str], None]
+    conversation: Conversation = field(init=False)
+    _messages: "queue.Queue[Message | None]" = field(default_factory=queue.Queue)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _verdict: Verdict | None = None
+    _busy: bool = False
+    _alarm: Connection | None = None
+    _stopping: "Stopping | None" = None
+    _ends: ExitStack = field(default_factory=ExitStack)
+    _filled: "_Filled | None" = None
+
+    def follow(self) -> None:
+        """Do what is asked until the leader ends; raise what ended it, on whichever host that was."""
+        try:
+            with self._ends:
+                self._obey()
+        except BaseException as error:
+            ending = self._ending(error)
+            raise ending from (None if ending is not error else error.__cause__)
+        finally:
+            self.conversation.close()
+
+    def hear(self, message: Message, blob: bytes) -> None:
+        """Take a message of the leader, in the thread that listens."""
+        match message["do"]:
+            case "abort":
+                self._end_by(message["verdict"])
+            case "begun":
+                if self._stopping is not None:
+                    self._stopping.begun = True
+            case _:
+                self._messages.put(message)
+
+    def lose(self, how: str) -> None:
+        """Hear that the leader is lost, in the same thread."""
+        self._end_by({"type": "", "text": f"the run is lost with its leader: {how}"})
+
+    def _end_by(self, verdict: Verdict) -> None:
+        with self._lock:
+            if self._verdict is not None:
+                return
+            self._verdict = verdict
+            if self._alarm is not None:
+                self._alarm.send(alarm_of(verdict, math.inf))  # goes before errors here
+            elif self._busy:
+                _thread.interrupt_main()
+        self._messages.put(None)
+
+    def _ending(self, error: BaseException) -> BaseException:
+        """Return what ended the run: what the leader says, else an error here, of which it is told."""
+        if self._verdict is None:
+            report = getattr(error, "report", {})
+            age_s = time.monotonic() - report["when_s"] if "when_s" in report else 0.0
+            verdict = {**verdict_of(error), "rank": report.get("rank")}
+            self.conversation.say("failed", verdict=verdict, age_s=age_s)
+            deadline_s = time.monotonic() + VERDICT_S
+            while self._verdict is None and time.monotonic() < deadline_s:
+                try:
+                    self._messages.get(timeout=max(0.0, deadline_s - time.monotonic()))
+                except queue.Empty:
+                    break
+        return error if self._verdict is None else error_of(self._verdict)
+
+    def _obey(self) -> None:
+        while True:
+            message = self._messages.get()
+            if self._verdict is not None:
+                raise error_of(self._verdict)
+            assert message is not None
+            match message["do"]:
+                case "ask":
+                    self._set_busy(busy=True)
+                    answer, blob = self._answer(message)
+                    self._set_busy(busy=False)
+                    self.conversation.say("answer", blob, **answer)
+                case "start":
+                    self._train()
+                case "end":
+                    return
+
+    def _set_busy(self, *, busy: bool) -> None:
+        with self._lock:
+            self._busy = busy and threading.current_thread() is threading.main_thread()
+
+    def _answer(self, message: Message) -> Answer:
+        question = message["question"]
+        if question == "job":
+            self._filled = self._fill(Job.of_json(message["job"]))
+            return {}, b""
+        if question not in self.answers:
+            raise InputError(f"the leader asks for {question!r}, which this hetpipe does not know; update it")
+        return self.answers[question](message)
+
+    def _fill(self, job: Job) -> "_Filled":
+        from hetpipe.runtime.gpus import check_here
+        from hetpipe.training.handover import Handover, Places
+
+        folder = self._ends.enter_context(member_folder(job, self.facts.node))
+        settings, costs = fill_folder(folder, job, self.own)
+        ranks = tuple(rank for rank, device in enumerate(costs.devices) if device.node == self.facts.node)
+        check_here((costs.devices[rank] for rank in ranks), "give a --plan of devices that are there")
+        handed = self._ends.enter_context(scratch_folder("run", in_memory=True))
+        Handover.fill(handed, costs, None, Places(job.first, ranks))
+        return _Filled(job, folder, str(handed), settings, costs, ranks)
+
+    def _train(self) -> None:
+        """Run the ranks of this host; tell the leader that they are done."""
+        assert self._filled is not None
+        filled = self._filled
+        if filled.ranks:
+            reader, writer = multiprocessing.Pipe(duplex=False)
+            with self._lock:
+                self._alarm = writer
+                if self._verdict is not None:
+                    writer.send(alarm_of(self._verdict, math.inf))
+            try:
+                with signals_heard(self._pass_on) as self._stopping:
+                    self._run_ranks(filled, reader)
+            except Exception as error:
+                raise found_in(error) from None
+            finally:
+                with self._lock:
+                    self._alarm, self._stopping = None, None
+                reader.close()
+                writer.close()
+        else:
+            self.tell(f"the plan uses no device of {self.facts.node}")
+        self.conversation.say("done")
+
+    def _run_ranks(self, filled: "_Filled", alarm: Connection) -> None:
+        from hetpipe.data.task import registered_task
+        from hetpipe.training.rank import train_rank
+        from hetpipe.training.run import rank_group
+
+        channel, job = self.conversation.channel, filled.job
+        group = rank_group(filled.costs.devices, filled.settings, filled.ranks)
+        address = channel.peer_address, job.port
+        store = LeaderStore(address, self.token, group.timeout_s)
+        group = replace(
+            group, local=filled.ranks, first=job.first, interface=interface_of(channel.own_address),
+            store=store,
+        )  # fmt: skip
+        names = ", ".join(group.names[rank] for rank in filled.ranks)
+        self.tell(f"{names} train, in {filled.folder.path}")
+        arguments = (str(filled.folder.path), registered_task, filled.handover)
+        run_ranks(train_rank, arguments, group, alarm=alarm)
+
+    def _pass_on(self, name: str) -> None:
+        """Tell the leader of a signal, who ends training on all hosts."""
+        self.conversation.say("signal", number=signal.Signals[name].value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Filled:
+    """A job whose folder is filled here, and the ranks of this host."""
+
+    job: Job
+    folder: RunFolder
+    handover: str
+    settings: TaskSettings
+    costs: "ProgramCosts"
+    ranks: tuple[int, ...]

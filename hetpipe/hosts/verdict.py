@@ -1,0 +1,55 @@
+"""How an error on one host becomes the same error, and the same exit code, on all."""
+
+import time
+from typing import Any
+
+from cost_model.errors import CheckFailedError, DivergedError, InfeasibleError, InputError
+from hetpipe.runtime.processes import NOTICED_AFTER_S, WorkerLostError
+
+_KNOWN: dict[str, type[Exception]] = {
+    kind.__name__: kind for kind in (InputError, InfeasibleError, CheckFailedError, DivergedError)
+}
+
+
+def verdict_of(error: BaseException) -> dict[str, Any]:
+    """Return an error as others are told of it: its type, text, and the code of a process that ends."""
+    if isinstance(error, SystemExit):
+        return {"type": "SystemExit", "text": "", "code": error.code if isinstance(error.code, int) else 1}
+    if isinstance(error, KeyboardInterrupt):
+        return {"type": "KeyboardInterrupt", "text": "interrupted"}
+    name = next((name for name, kind in _KNOWN.items() if type(error) is kind), "")
+    text = str(error) or type(error).__name__
+    is_ours = bool(name) or isinstance(error, WorkerLostError)
+    return {"type": name, "text": text if is_ours else f"{type(error).__name__}: {text}"}
+
+
+def error_of(verdict: dict[str, Any]) -> BaseException:
+    """Return the error of a verdict, to be raised."""
+    name = verdict["type"]
+    if name == "SystemExit":
+        return SystemExit(int(verdict["code"]))
+    if name == "KeyboardInterrupt":
+        return KeyboardInterrupt()
+    return _KNOWN.get(name, WorkerLostError)(str(verdict["text"]))
+
+
+def alarm_of(verdict: dict[str, Any], age_s: float = NOTICED_AFTER_S) -> dict[str, Any]:
+    """Return the event that ends the ranks of this host (`run_ranks`), of a verdict from another.
+
+    age_s: how long ago it was.
+    """
+    known = verdict["type"] if verdict["type"] in ("InputError", "InfeasibleError") else ""
+    return {
+        "event": "error",
+        "rank": verdict.get("rank"),
+        "type": known,
+        "text": verdict["text"],
+        "when_s": time.monotonic() - age_s,
+        "verdict": verdict,
+    }
+
+
+def found_in(error: BaseException) -> BaseException:
+    """Return what is to be raised for an error of `run_ranks`: that of another host, if it came from one."""
+    verdict = getattr(error, "report", {}).get("verdict")
+    return error if verdict is None else error_of(verdict)
