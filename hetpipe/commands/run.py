@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -11,6 +11,7 @@ import typer
 from cost_model.cluster import Cluster, is_emulated
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
+from cost_model.what_if import without
 from hetpipe.commands.inputs import PlanRequest, named_model, plan_request, predict_given
 from hetpipe.commands.options import (
     AUTO,
@@ -44,6 +45,7 @@ from partition.plan_file import read_plan
 
 if TYPE_CHECKING:
     from hetpipe.hosts.leader import Leader
+    from hetpipe.training.recovery import Replan
     from partition.solver import Outcome
 
 EMPTY: list[Any] = []  # tables of a dry run
@@ -109,9 +111,11 @@ def run_command(
         if dry_run:
             result, tables = _planned(prediction, profile, start.settings), EMPTY
         else:
+            replan = None if given.plan_file is not None else _replan(profile, request, start, batch=batch)
             result, tables = _train(
-                start, cluster_file, profile, prediction, estimates, hosts=others, quiet=silent
-            )
+                start, cluster_file, profile, prediction, estimates,
+                replan=replan, hosts=others, quiet=silent,
+            )  # fmt: skip
     if json:
         print_json({**result, **choice_json(prediction.choice)})
         note(estimates)
@@ -217,6 +221,18 @@ def _verified(prediction: Prediction, profile: ModelProfile, cluster: Cluster, s
     return estimate_sentences(profile, (device.kind for device in used))
 
 
+def _replan(profile: ModelProfile, request: PlanRequest, start: RunStart, *, batch: int | None) -> "Replan":
+    """Return what plans the same run without the devices that were lost."""
+
+    def replan(lost: frozenset[str]) -> Prediction:
+        left = replace(request, usable=without(request.usable, sorted(lost)), proof_s=0.0)
+        prediction, _ = _predict(None, profile, left, start, batch=batch, alone=True)
+        verify(prediction.program, profile, request.cluster)
+        return prediction
+
+    return replan
+
+
 def _planned(prediction: Prediction, profile: ModelProfile, settings: Settings) -> dict[str, Any]:
     """Return what a dry run prints as JSON."""
     return {
@@ -234,6 +250,7 @@ def _train(
     prediction: Prediction,
     estimates: Sequence[str],
     *,
+    replan: "Replan | None",
     hosts: "Leader | None",
     quiet: bool,
 ) -> tuple[dict[str, Any], list[Any]]:
@@ -246,7 +263,7 @@ def _train(
     if profile.compiled:
         note(["blocks are compiled before the first step, which waits for it"])
     report, folder = train_shown(
-        settings, cluster_file, profile, prediction, start.folder, quiet=quiet, hosts=hosts
+        start, cluster_file, profile, prediction, replan=replan, hosts=hosts, quiet=quiet
     )
     kept = kept_checkpoint(folder)
     result = {

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hetpipe.runs.run_report import RunReport
     from hetpipe.simulation.prediction import Prediction
     from hetpipe.training.other_hosts import OtherHosts
+    from hetpipe.training.recovery import Replan
 
 RUNS = Path("runs")
 
@@ -76,6 +77,10 @@ class TrainingOptions:
             "--timeout", help="How long a rank waits for a message, as 2min; 10min, or as --resume."
         ),
     ] = None
+    max_restarts: Annotated[
+        int,
+        typer.Option("--max-restarts", min=0, help="Go on after a loss; so often in a row without progress."),
+    ] = 3
     run_folder: Annotated[
         Path | None, typer.Option("--run-folder", help="Where to write; else runs/<model>-<number>.")
     ] = None
@@ -86,7 +91,7 @@ class RunStart:
     """What a run begins with, checked before anything is measured.
 
     folder: None for a new numbered one. batch: samples a step of the run before, None if there is none.
-    gradient_dtype: in which its gradients travelled.
+    gradient_dtype: in which its gradients travelled. max_restarts: see `Recovery`.
     """
 
     entry: ModelEntry
@@ -94,6 +99,7 @@ class RunStart:
     settings: Settings
     batch: int | None = None
     gradient_dtype: str = FLOAT32
+    max_restarts: int = 0
 
 
 def run_start(
@@ -117,7 +123,7 @@ def run_start(
         from hetpipe.training.checkpoint import read_manifest
         from hetpipe.training.checkpoint_owners import check_adapters, check_same
         from hetpipe.training.resumed_settings import inherited
-        from hetpipe.training.run import find_checkpoint
+        from hetpipe.training.resumption import find_checkpoint
 
         source = find_checkpoint(options.resume, folder, RUNS, entry.name, tell=warn)
         manifest = read_manifest(source)
@@ -142,7 +148,8 @@ def run_start(
         resume_from=None if source is None else str(source),
         **entry.in_settings,
     )
-    return RunStart(entry, folder, settings, batch if isinstance(batch, int) else None, gradient_dtype)
+    samples = batch if isinstance(batch, int) else None
+    return RunStart(entry, folder, settings, samples, gradient_dtype, options.max_restarts)
 
 
 def _every(text: str) -> tuple[int, float]:
@@ -204,23 +211,25 @@ def _settings_before(source: Path | None) -> Settings | None:
 
 
 def train_shown(
-    settings: Settings,
+    start: RunStart,
     cluster_file: Path,
     profile: ModelProfile,
     prediction: "Prediction",
-    folder: RunFolder | None,
     *,
+    replan: "Replan | None",
     quiet: bool,
     hosts: "OtherHosts | None" = None,
 ) -> "tuple[RunReport, RunFolder]":
     """Train a verified program and show the progress; return the report, and the folder it is in.
 
+    replan: what plans without the devices that were lost; None where the plan is the user's.
     hosts: the others that take part, None where all devices are here.
     """
     from hetpipe.training.checkpoint_room import room_of
     from hetpipe.training.run import train_predicted
 
-    folder, made = _folder_of(settings, profile.model, folder)
+    settings = start.settings
+    folder, made = _folder_of(settings, profile.model, start.folder)
     if shortage := room_of(folder, settings, profile).shortage:
         warn(shortage)
 
@@ -233,6 +242,7 @@ def train_shown(
             report = train_predicted(
                 settings, cluster_file, profile, prediction, folder,
                 on_event=_waits_told(on_event), tell=lambda told: note([told]), on_signal=ending,
+                max_restarts=start.max_restarts, replan=replan,
                 hosts=hosts,
             )  # fmt: skip
     except (KeyboardInterrupt, SystemExit):

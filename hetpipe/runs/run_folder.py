@@ -63,6 +63,11 @@ class RunFolder:
         return self.path / "trace.json"
 
     @property
+    def recoveries(self) -> Path:
+        """Return the path of what was lost: a line per restart, an object: error, noticed, from_step, ..."""
+        return self.path / "recoveries.jsonl"
+
+    @property
     def report(self) -> Path:
         return self.path / "report.json"
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cost_model.errors import InfeasibleError, InputError
+from hetpipe.runtime import heartbeats
 from hetpipe.runtime.gpus import before_cuda
 from hetpipe.runtime.scratch import scratch_folder
 from hetpipe.runtime.stopping import leave_signals_to_launcher, start_deaf_forkserver
@@ -101,18 +102,22 @@ def run_ranks(
         try:
             if context.get_start_method() == "forkserver":
                 start_deaf_forkserver()
-            for rank in group.here:
+            beats = folder / "beats"
+            seen = heartbeats.Watch(
+                beats, group.here, lambda rank: _is_stopped(processes[group.here.index(rank)])
+            )
+            for row, rank in enumerate(group.here):
                 launcher_end, rank_end = context.Pipe()
                 process = context.Process(
                     target=_rank_main,
-                    args=(rank_end, rank, group, str(folder / "store"), main, tuple(arguments)),
+                    args=(rank_end, rank, group, folder / "store", (beats, row), main, tuple(arguments)),
                     name=f"hetpipe rank {rank}",
                 )
                 process.start()
                 rank_end.close()
                 processes.append(process)
                 connections.append(launcher_end)
-            _watch(processes, connections, group, on_event, alarm)
+            _watch(processes, connections, group, on_event, seen, alarm)
         finally:
             _end(processes)
             for connection in connections:
@@ -149,6 +154,7 @@ def _watch(
     connections: list[Connection],
     group: RankGroup,
     on_event: Emit,
+    seen: heartbeats.Watch,
     alarm: Connection | None = None,
 ) -> None:
     errors: list[dict[str, Any]] = []
@@ -157,7 +163,7 @@ def _watch(
     done: set[int] = set()
     deadline = float("inf")
     while open_ends and time.monotonic() < deadline:
-        left_s = None if deadline == float("inf") else max(0.0, deadline - time.monotonic())
+        left_s = min(heartbeats.LOOK_S, max(0.0, deadline - time.monotonic()))
         for connection in wait([*alarms, *open_ends], left_s):
             assert isinstance(connection, Connection)
             if connection is alarm:
@@ -179,6 +185,11 @@ def _watch(
                     answer = on_event(event) is True
                     with contextlib.suppress(OSError):  # that a rank is gone is noticed above
                         connection.send(answer)
+        if not errors and (found := seen.look(done)) is not None:
+            rank, text = found
+            who = "" if rank < 0 else f"rank {rank} ({group.names[rank]}) "
+            when_s = time.monotonic()
+            errors.append({"event": "error", "rank": rank, "type": "", "text": who + text, "when_s": when_s})
         if errors and deadline == float("inf"):
             # others fail because of the first; wait a moment to see which that was
             deadline = time.monotonic() + GATHER_ERRORS_S
@@ -221,7 +232,7 @@ def _raise_first(errors: list[dict[str, Any]], group: RankGroup, stopped: Sequen
     if known is None:
         if first["type"]:
             text = f"rank {first['rank']} ({group.names[first['rank']]}) failed: {text}"
-        for rank in stopped:
+        for rank in stopped if first["type"] else ():
             text += f"; rank {rank} ({group.names[rank]}) is stopped (SIGSTOP, or a debugger)"
     error = (known or WorkerLostError)(text)
     report = {**first, "type": first["type"] if known else "", "text": text}
@@ -242,11 +253,15 @@ def _rank_main(
     connection: Connection,
     rank: int,
     group: RankGroup,
-    store: str,
+    store: Path,
+    beats: tuple[Path, int],
     main: RankMain,
     arguments: tuple[Any, ...],
 ) -> None:
-    """Live the life of a rank: process group, main, and a last word about how it ended."""
+    """Live the life of a rank: process group, main, and a last word about how it ended.
+
+    beats: the table of `heartbeats`, and the row of this rank there.
+    """
 
     def emit(event: dict[str, Any]) -> bool:
         connection.send(event)
@@ -255,8 +270,9 @@ def _rank_main(
     _die_with_parent()
     threading.Thread(target=_die_with_launcher, daemon=True).start()
     leave_signals_to_launcher()
+    heartbeats.begin(*beats)
     try:
-        join_group(rank, group, store)
+        join_group(rank, group, str(store))
         main(*arguments, rank=rank, emit=emit)
         leave_group()
         connection.send({"event": "done"})

@@ -1,7 +1,8 @@
 """Training itself: steps, checkpoints, and the ways to start them.
 
 `run` checks and starts a run, in processes of this host or under `torchrun`, and hands the ranks what was
-predicted (`handover`); `rank` is the life of one rank, and `meeting` what ranks say to each other between
+predicted (`handover`); what it goes on from is `resumption`'s, and `recovery` starts it again when a
+rank is lost. `rank` is the life of one rank, and `meeting` what ranks say to each other between
 steps. A `checkpoint` is a file per layer, complete or absent, written by the layers' owners
 (`checkpoint_owners`) and read under any plan; of a model with adapters it holds these alone, and hashes
 of the base (`frozen_base`). `checkpoint_damage` finds the newest whole one, `checkpoint_weights` fills a
@@ -9,7 +10,9 @@ model from one, `adapter_export` takes adapters out. `trainer` is for a user's o
 user's own loop.
 
 Others use:
-    run: train, measure, find_checkpoint
+    run: train, train_predicted, verified_prediction, measure
+    resumption: find_checkpoint
+    recovery: Replan
     trainer: Trainer, AdamW, Callback
     user_loop: RankStages, execute, trace_of
     checkpoint: latest, read_manifest, Manifest

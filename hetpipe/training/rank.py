@@ -30,6 +30,7 @@ from hetpipe.runtime.byte_counter import ByteCounter
 from hetpipe.runtime.device_room import check_room
 from hetpipe.runtime.emulated_links import Board
 from hetpipe.runtime.executor import Executor, StepOutcome
+from hetpipe.runtime.heartbeats import within_step
 from hetpipe.runtime.host_load import HostLoad
 from hetpipe.runtime.optimizer import Optimizer
 from hetpipe.runtime.processes import Emit
@@ -265,7 +266,7 @@ class _Run:
             restart_peaks(self.place)  # what loading needed is no part of a step
         context: AbstractContextManager[Any] = counter if counter is not None else nullcontext()
         start_s = common_start()
-        with context, kept_casts():
+        with context, kept_casts(), within_step(first=counted):
             outcome = self.executor.step(
                 self.step,
                 microbatch,

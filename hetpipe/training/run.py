@@ -3,6 +3,7 @@
 import json
 import shutil
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -20,74 +21,28 @@ from hetpipe.data.user_task import UserTask
 from hetpipe.models.adapters import preload_modules
 from hetpipe.profiling.layer_profiler import threads_for
 from hetpipe.program.verification import verify
-from hetpipe.runs.run_folder import RunFolder, numbered_runs
+from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.run_report import RunReport, read_report
 from hetpipe.runs.settings import Settings, TaskSettings, settings_text
 from hetpipe.runtime.compilers import check_compilers
 from hetpipe.runtime.gpus import check_here
 from hetpipe.runtime.host_staging import Staging
-from hetpipe.runtime.processes import Emit, RankGroup, run_ranks, under_torchrun
+from hetpipe.runtime.processes import Emit, RankGroup, WorkerLostError, run_ranks, under_torchrun
 from hetpipe.runtime.scratch import scratch_folder
 from hetpipe.runtime.stopping import Stopping, signals_heard
 from hetpipe.simulation.prediction import Prediction, predict
 from hetpipe.training import checkpoint, torchrun
-from hetpipe.training.checkpoint_damage import damage_of, newest_whole, put_aside
+from hetpipe.training.checkpoint_damage import damage_of, put_aside
 from hetpipe.training.checkpoint_owners import check_checkpoint
 from hetpipe.training.checkpoint_room import room_of
 from hetpipe.training.frozen_base import check_stored_base
 from hetpipe.training.handover import Handover, Places
 from hetpipe.training.other_hosts import OtherHosts
 from hetpipe.training.rank import train_rank
+from hetpipe.training.recovery import Recovery, Replan
 from hetpipe.training.resumed_settings import differences
 from partition.plan import Plan
 from partition.plan_file import plan_text
-
-
-def find_checkpoint(
-    resume: str,
-    folder: RunFolder | None,
-    root: Path,
-    model: str,
-    *,
-    tell: Callable[[str], None] = warnings.warn,
-) -> Path:
-    """Return the checkpoint to go on from; "auto": the newest of the run folder, else of the newest run.
-
-    Of a run the newest whole one is taken; tell: takes a sentence for each that is newer and damaged.
-
-    Raises: InputError if there is none, or the one that is named is damaged.
-    """
-    if resume != "auto":
-        path = Path(resume)
-        if checkpoint.holds_run(path):
-            return find_checkpoint("auto", RunFolder(path), root, model, tell=tell)
-        if damage := damage_of(path):
-            whole = newest_whole(path.parent).folder
-            found = "choose another checkpoint" if whole is None else f"the newest whole one is {whole}"
-            raise InputError(f"{damage}; {found}")
-        return path
-    runs = (folder,) if folder is not None else numbered_runs(root, model)
-    if not runs:
-        raise InputError(f"nothing to resume: {root} holds no run of {model!r}; leave --resume out to begin")
-    for run in runs:
-        if not checkpoint.written(run.checkpoints):
-            continue
-        with run.locked():
-            checkpoint.discard_unfinished(run.checkpoints)
-            newest = newest_whole(run.checkpoints)
-        if newest.folder is None:
-            raise InputError(
-                f"nothing to resume: {newest.damage[0]}, and no checkpoint of {run.path} is whole; begin in "
-                "another folder, or give a checkpoint of another run"
-            )
-        for damage in newest.damage:
-            tell(f"{damage}; going on from {newest.folder.name}, the newest whole one")
-        return newest.folder
-    where = str(runs[0].path) if len(runs) == 1 else f"{len(runs)} runs of {model!r} in {root}"
-    raise InputError(
-        f"nothing to resume: no complete checkpoint in {where}; did it run with --no-save, or end before its "
-        "first one (--every)?"
-    )
 
 
 def prepare(
@@ -232,49 +187,94 @@ def train_predicted(
     make_task: TaskFactory | None = None,
     tell: Callable[[str], None] = warnings.warn,
     on_signal: Callable[[str], None] = lambda name: None,
+    max_restarts: int = 0,
+    replan: Replan | None = None,
     hosts: OtherHosts | None = None,
 ) -> RunReport:
     """Train as `train` does, what was predicted and verified before; return the report.
 
     tell: takes the sentences of which `train` warns. on_signal: takes the name of a signal after which
-    training ends with the step at hand, and a checkpoint unless `save` is False. hosts: who start the ranks
-    of other hosts, None where all are here.
+    training ends with the step at hand, and a checkpoint unless `save` is False. max_restarts, replan: see
+    `Recovery`; a run under torchrun is restarted by its agent alone. hosts: who start the ranks of other
+    hosts, None where all are here.
 
     Raises: InputError, InfeasibleError as `prepare`; WorkerLostError if a process fails.
     """
-    devices = prediction.costs.devices
-    local = None if hosts is None else hosts.local(devices)
-    with (
-        folder.locked(),
-        signals_heard(on_signal) as stopping,
-        scratch_folder("run", in_memory=True) as handed,
-        ExitStack() as ends,
-    ):
-        prepare(
-            folder, settings, cluster_file, profile, prediction,
-            own_data=make_task is not None,
-            adapters_alone=isinstance(make_task, UserTask) and make_task.has_adapters,
-            own_schedule=isinstance(make_task, UserTask) and make_task.has_rate_schedule,
-            local=local, tell=tell,
-        )  # fmt: skip
+    recovery = Recovery(
+        folder, prediction, 0 if under_torchrun() or hosts is not None else max_restarts, replan, tell
+    )
+    begun_from = None if settings.resume_from is None else Path(settings.resume_from)
+    with folder.locked(), signals_heard(on_signal) as stopping, ExitStack() as ends:
+        answered = _Answered(on_event, tell, stopping, settings.steps, recovery)
+        prepared = _Preparation(settings, cluster_file, profile, folder, make_task, hosts)
+        prepared.fill(prediction, tell)
         if isinstance(make_task, UserTask):
             ends.callback(make_task.remove_weights, folder)
             make_task.write_weights(folder)
-        group = rank_group(devices, TaskSettings.of(profile, settings), local)
-        Handover.fill(handed, prediction.costs, prediction.trace, Places.of(local))
-        arguments = (str(folder.path), make_task or registered_task, str(handed))
-        answered = _Answered(on_event, tell, stopping, settings.steps)
-        if under_torchrun():
-            torchrun.lead(*arguments, group, answered, stopping)
-        elif hosts is not None:
-            hosts.train(folder, str(handed), group, answered, stopping)
-        else:
-            run_ranks(train_rank, arguments, group, answered)
+        while True:
+            try:
+                prepared.train(recovery.prediction, answered, stopping)
+                break
+            except WorkerLostError as error:
+                restart = recovery.restart(error, begun_from)
+                _wait(restart.wait_s, stopping)
+                source = None if restart.source is None else str(restart.source)
+                prepared.settings = replace(settings, resume_from=source)
+                prepared.fill(restart.prediction, lambda told: None)
         if answered.diverged is not None:
             raise DivergedError(_divergence(answered.diverged, folder))
         if not answered.complete:
             stopping.end()
     return read_report(folder.report)
+
+
+@dataclass(slots=True)
+class _Preparation:
+    """What the attempts of a run share: all but the plan, and where each goes on from."""
+
+    settings: Settings
+    cluster_file: Path
+    profile: ModelProfile
+    folder: RunFolder
+    make_task: TaskFactory | None
+    hosts: OtherHosts | None
+
+    def local(self, prediction: Prediction) -> tuple[int, ...] | None:
+        """Return the ranks that this host starts, None where there are no others."""
+        return None if self.hosts is None else self.hosts.local(prediction.costs.devices)
+
+    def fill(self, prediction: Prediction, tell: Callable[[str], None]) -> None:
+        """Fill the run folder for an attempt."""
+        own = self.make_task if isinstance(self.make_task, UserTask) else None
+        prepare(
+            self.folder, self.settings, self.cluster_file, self.profile, prediction,
+            own_data=self.make_task is not None,
+            adapters_alone=own is not None and own.has_adapters,
+            own_schedule=own is not None and own.has_rate_schedule,
+            local=self.local(prediction), tell=tell,
+        )  # fmt: skip
+
+    def train(self, prediction: Prediction, answered: "_Answered", stopping: Stopping) -> None:
+        """Train by the run folder until all ranks have ended, or one is lost."""
+        with scratch_folder("run", in_memory=True) as handed:
+            devices, local = prediction.costs.devices, self.local(prediction)
+            group = rank_group(devices, TaskSettings.of(self.profile, self.settings), local)
+            Handover.fill(handed, prediction.costs, prediction.trace, Places.of(local))
+            arguments = (str(self.folder.path), self.make_task or registered_task, str(handed))
+            if under_torchrun():
+                torchrun.lead(*arguments, group, answered, stopping)
+            elif self.hosts is not None:
+                self.hosts.train(self.folder, str(handed), group, answered, stopping)
+            else:
+                run_ranks(train_rank, arguments, group, answered)
+
+
+def _wait(wait_s: float, stopping: Stopping) -> None:
+    """Wait before a restart; end at once if a signal has asked for it: there is nothing to finish."""
+    end_s = time.monotonic() + wait_s
+    while not stopping.asked and time.monotonic() < end_s:
+        time.sleep(0.1)
+    stopping.end()
 
 
 def _divergence(event: Mapping[str, Any], folder: RunFolder) -> str:
@@ -300,11 +300,13 @@ class _Answered:
     tell: Callable[[str], object]
     stopping: Stopping
     steps: int
+    recovery: Recovery
     complete: bool = False
     diverged: dict[str, Any] | None = None
 
     def __call__(self, event: dict[str, Any]) -> bool:
         """Tell the caller; return whether training is to end."""
+        self.recovery.saw(event)
         if event["event"] == "told":
             self.tell(event["text"])
             return self.stopping.asked

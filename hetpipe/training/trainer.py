@@ -25,7 +25,8 @@ from hetpipe.runtime.torch_optimizer import made_of_samples, optimizer_name
 from hetpipe.training import checkpoint, torchrun
 from hetpipe.training.checkpoint_owners import check_optimizer
 from hetpipe.training.resumed_settings import inherited
-from hetpipe.training.run import find_checkpoint, train
+from hetpipe.training.resumption import find_checkpoint
+from hetpipe.training.run import train
 from partition.plan import Plan
 
 RUNS = Path("runs")

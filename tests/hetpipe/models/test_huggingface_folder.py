@@ -26,7 +26,7 @@ from hetpipe.models.names import model_entry
 from hetpipe.profiling.profile_cache import cache_key
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings, TaskSettings
-from hetpipe.training.run import find_checkpoint
+from hetpipe.training.resumption import find_checkpoint
 from partition.plan import Pipeline, Plan, Stage
 from runs import chain_plan, made_up_profile, run
 from small_case import CLUSTER_TOML as CLUSTER

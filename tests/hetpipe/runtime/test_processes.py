@@ -13,6 +13,7 @@ import pytest
 
 import rank_mains
 from cost_model.errors import InputError
+from hetpipe.runtime import heartbeats
 from hetpipe.runtime.processes import RankGroup, WorkerLostError, _watch, run_ranks
 from places import ROOT, SUPPORT
 
@@ -70,7 +71,7 @@ def test_a_killed_rank_is_reported():
     assert str(caught.value) == "rank 1 (small/0) was killed by signal 9"
 
 
-def test_of_several_errors_the_earliest_is_raised_whichever_is_read_first():
+def test_of_several_errors_the_earliest_is_raised_whichever_is_read_first(tmp_path: Path):
     """Rank 0 fails because of rank 1, and its report lies in the first pipe that is looked at."""
     pipes = [multiprocessing.Pipe() for _ in range(3)]
     failed = {"event": "error", "type": "RuntimeError"}
@@ -80,7 +81,8 @@ def test_of_several_errors_the_earliest_is_raised_whichever_is_read_first():
     for _, rank_end in pipes:
         rank_end.close()
     with pytest.raises(WorkerLostError) as caught:
-        _watch([], [launcher_end for launcher_end, _ in pipes], GROUP, lambda event: None)
+        seen = heartbeats.Watch(tmp_path / "beats", GROUP.here, lambda rank: False)
+        _watch([], [launcher_end for launcher_end, _ in pipes], GROUP, lambda event: None, seen)
     assert str(caught.value) == "rank 1 (small/0) failed: RuntimeError: the cause"
 
 

@@ -31,7 +31,7 @@ from hetpipe.training.checkpoint import (
 )
 from hetpipe.training.checkpoint_damage import damage_of
 from hetpipe.training.checkpoint_weights import export_huggingface
-from hetpipe.training.run import find_checkpoint
+from hetpipe.training.resumption import find_checkpoint
 from places import SUPPORT
 
 

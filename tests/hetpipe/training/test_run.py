@@ -13,7 +13,7 @@ from hetpipe.models.keyed_dropout import KeyedDropout
 from hetpipe.models.loss import loss_sum
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings, TaskSettings
-from hetpipe.training.run import find_checkpoint
+from hetpipe.training.resumption import find_checkpoint
 from interleaved_runs import first_moments, interleaved
 from partition.plan import Pipeline, Plan, Stage
 from runs import CPU_CLUSTER, chain_plan, made_up_profile, run

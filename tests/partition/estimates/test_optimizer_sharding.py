@@ -20,7 +20,7 @@ from hetpipe.simulation.prediction import evaluator, simulate_plan
 from hetpipe.simulation.schedule_selection import lower
 from hetpipe.simulation.simulator import simulate
 from hetpipe.training import checkpoint
-from hetpipe.training.run import find_checkpoint
+from hetpipe.training.resumption import find_checkpoint
 from partition.bounds.best_bound import fractional_bound_s, sharded_bound
 from partition.estimates.optimizer_sharding import fits, with_state_owners
 from partition.estimates.plan_memory import plan_memory

@@ -1,0 +1,150 @@
+"""A run that loses ranks goes on by itself, and comes to the losses that it would have had."""
+
+import json
+import multiprocessing
+import os
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cost_model.errors import InfeasibleError, InputError
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.settings import Settings
+from hetpipe.runtime.processes import WorkerLostError
+from hetpipe.simulation.prediction import Prediction
+from hetpipe.training.recovery import Recovery
+from hetpipe.training.run import train_predicted, verified_prediction
+from runs import chain_plan, cluster_file, made_up_profile
+
+MODEL = "bert-tiny"
+STEPS = 6
+THREE = [0, 3, 6, 8]
+
+
+@dataclass
+class Killer:
+    """Sends a signal to a rank when it hears of a step, as often as it is told to."""
+
+    when: list[tuple[int, int, int]]  # step, rank, signal
+    told: list[str] = field(default_factory=list)
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        time.sleep(0.2)  # by now the checkpoint of the step before is written, if there is to be one
+        if event["event"] == "step" and self.when and event["step"] == self.when[0][0]:
+            _, rank, number = self.when.pop(0)
+            name = f"hetpipe rank {rank}"
+            (child,) = (found for found in multiprocessing.active_children() if found.name == name)
+            assert child.pid is not None
+            os.kill(child.pid, number)
+
+
+def predicted(folder: Path, cuts: list[int]) -> Prediction:
+    settings = Settings(steps=STEPS, every=2)
+    profile = made_up_profile(MODEL)
+    return verified_prediction(settings, cluster_file(folder), profile, chain_plan(MODEL, cuts, 4))
+
+
+def losses_of(folder: Path, killer: Killer, **options: Any) -> list[float]:
+    folder.mkdir(exist_ok=True)
+    settings, run = Settings(steps=STEPS, every=2), RunFolder(folder / "run")
+    train_predicted(
+        settings, cluster_file(folder), made_up_profile(MODEL), predicted(folder, THREE), run,
+        on_event=killer, tell=killer.told.append, **options,
+    )  # fmt: skip
+    metrics = run.read_metrics()
+    assert [entry["step"] for entry in metrics] == list(range(1, STEPS + 1))
+    assert [entry["samples_seen"] for entry in metrics] == [16 * step for step in range(1, STEPS + 1)]
+    assert multiprocessing.active_children() == []
+    return [entry["loss"] for entry in metrics]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    return losses_of(tmp_path_factory.mktemp("undisturbed"), Killer([]))
+
+
+@pytest.mark.slow
+def test_lost_ranks_cost_the_steps_since_the_checkpoint_and_nothing_else(tmp_path, undisturbed):
+    killer = Killer([(1, 0, signal.SIGKILL), (4, 2, signal.SIGSTOP)])
+    assert losses_of(tmp_path, killer, max_restarts=1) == undisturbed
+    assert killer.told == [
+        "rank 0 (here/0) was killed by signal 9, after step 1; going on from the beginning on the same "
+        "devices (restart 1 of 1 that come no further)",
+        "rank 2 (here/2) was stopped for 5 s (SIGSTOP, or a debugger), after step 4; going on from step 2 on "
+        "the same devices (restart 1 of 1 that come no further)",
+    ]
+    lines = RunFolder(tmp_path / "run").recoveries.read_text().splitlines()
+    found = [json.loads(line) for line in lines]
+    assert [(row["after_step"], row["from_step"]) for row in found] == [(1, 0), (4, 2)]
+    assert all(0 < row["again_s"] < 60 for row in found)
+
+
+@pytest.mark.slow
+def test_a_device_that_is_lost_again_at_once_is_planned_without(tmp_path, undisturbed):
+    killer = Killer([(4, 1, signal.SIGKILL)] * 2)
+    asked: list[frozenset[str]] = []
+
+    def replan(lost: frozenset[str]) -> Prediction:
+        asked.append(lost)
+        return predicted(tmp_path, [0, 4, 8])
+
+    found = losses_of(tmp_path, killer, max_restarts=3, replan=replan)
+    assert asked == [{"here/1"}]
+    assert found == pytest.approx(undisturbed, rel=1e-6)
+    assert "going on from step 2 without here/1 (restart 2 of 3" in killer.told[1]
+
+
+def recovery(tmp_path: Path, replan=None) -> Recovery:
+    return Recovery(RunFolder(tmp_path / "run"), predicted(tmp_path, THREE), 3, replan, lambda told: None)
+
+
+def lost(kind: str = "", rank: int = 1) -> WorkerLostError:
+    error = WorkerLostError("rank 1 (here/1) was lost")
+    error.report = {"rank": rank, "type": kind, "text": str(error)}  # type: ignore[attr-defined]
+    return error
+
+
+@pytest.mark.parametrize("kind", ["ZeroDivisionError", "MemoryError", "OutOfMemoryError", "RuntimeError"])
+def test_an_error_of_what_is_computed_is_not_tried_again(tmp_path, kind):
+    with pytest.raises(WorkerLostError, match=r"was lost$"):
+        recovery(tmp_path).restart(lost(kind), None)
+
+
+def test_where_nothing_fits_that_is_said_with_what_was_kept(tmp_path):
+    def replan(devices: frozenset[str]) -> Prediction:
+        raise InfeasibleError("no pipeline fits: 3 GiB are missing")
+
+    found = recovery(tmp_path, replan)
+    found.restart(lost(), None)
+    with pytest.raises(InfeasibleError, match=r"without here/1: no pipeline fits.*; nothing was kept yet"):
+        found.restart(lost(), None)
+
+
+def test_a_wish_that_needs_the_lost_device_is_named(tmp_path):
+    def replan(devices: frozenset[str]) -> Prediction:
+        raise InputError("--pin names here/1")
+
+    found = recovery(tmp_path, replan)
+    found.restart(lost(), None)
+    with pytest.raises(WorkerLostError, match="without here/1: --pin names here/1"):
+        found.restart(lost(), None)
+
+
+def test_waits_grow_while_nothing_is_gained_and_begin_anew_after_progress(tmp_path):
+    found = recovery(tmp_path)
+    found.folder.path.mkdir()
+    assert [found.restart(lost(rank=-1), None).wait_s for _ in range(3)] == [0.0, 1.0, 2.0]
+    found.saw({"event": "step", "step": 9})
+    assert found.restart(lost(rank=-1), None).wait_s == 0.0
+
+
+def test_restarts_without_progress_end(tmp_path):
+    found = recovery(tmp_path)
+    for _ in range(3):
+        found.restart(lost(rank=-1), None)
+    with pytest.raises(WorkerLostError, match=r"was lost; 3 restarts brought it no further \(--max-restarts"):
+        found.restart(lost(rank=-1), None)
