@@ -66,6 +66,7 @@ class Leader:
         self._alarm: Connection | None = None
         self._stopping: Stopping | None = None
         self._store: StoreServer | None = None
+        self._attempt = -1
         self._interruption = Interruption()
         self._closed = False
 
@@ -164,7 +165,8 @@ class Leader:
         from hetpipe.runtime.remote_store import StoreServer
         from hetpipe.training.rank import train_rank
 
-        self._store = StoreServer()
+        self._store, self._failures = StoreServer(), []
+        self._attempt += 1
         local = tuple(
             rank for rank, name in enumerate(group.names) if name.rpartition("/")[0] == self.facts.node
         )
@@ -172,7 +174,9 @@ class Leader:
         own = replace(
             group, local=local, first=local[0], interface=interface_of(self.address[0]), store=store
         )
-        job = Job.of(folder, self.address, local[0]).to_json()
+        for member in self._members.values():
+            member.done = False
+        job = Job.of(folder, self.address, local[0], self._attempt).to_json()
         self.ask("job", self._others, lambda: None, job=job)
         reader, writer = multiprocessing.Pipe(duplex=False)
         with self._changed:
@@ -189,13 +193,15 @@ class Leader:
         try:
             run_ranks(train_rank, (str(folder.path), registered_task, handover), own, told, alarm=reader)
             self._await_ends()
-        except Exception as error:
+        except BaseException as error:
+            self._say_to_all("stop", verdict=verdict_of(error))
             raise found_in(error) from None
         finally:
             with self._changed:
                 self._alarm = self._stopping = None
             reader.close()
             writer.close()
+            self._store.close()
 
     def _await_ends(self) -> None:
         end_s = time.monotonic() + ENDING_S
@@ -208,7 +214,7 @@ class Leader:
                 self._changed.wait(LOOK_S)
 
     def _say_to_all(self, what: str, **rest: Any) -> None:
-        for member in self._members.values():
+        for member in list(self._members.values()):
             member.conversation.say(what, **rest)
 
     def _take(self, channel: Channel) -> None:
@@ -236,7 +242,8 @@ class Leader:
             self._changed.notify_all()
 
     def _hear(self, node: str, message: Message, blob: bytes) -> None:
-        member = self._members[node]
+        with self._changed:
+            member = self._members[node]
         match message["do"]:
             case "answer":
                 with self._changed:
@@ -253,8 +260,11 @@ class Leader:
                 self._fail(alarm_of(message["verdict"], float(message["age_s"])))
 
     def _lose(self, node: str, how: str) -> None:
-        name = self._members[node].conversation.name
-        self._fail(alarm_of({"type": "", "text": f"node {name} is lost: {how}"}))
+        with self._changed:
+            member = self._members.pop(node)
+            self._others = tuple(name for name in self._others if name != node)
+        self._fail(alarm_of({"type": "", "text": f"node {member.conversation.name} is lost: {how}"}))
+        member.conversation.close()
 
     def _fail(self, failure: dict[str, Any]) -> None:
         with self._changed:
