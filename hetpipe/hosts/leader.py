@@ -1,11 +1,9 @@
 """The launcher that leads: it waits for the others, compares them with itself, and has them do their part."""
 
-import _thread
 import multiprocessing
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from types import TracebackType
@@ -15,6 +13,7 @@ from cost_model.cluster import Device
 from cost_model.errors import InputError
 from hetpipe.hosts.agreement import Facts, compare
 from hetpipe.hosts.conversation import MEMBER, Answer, Conversation, Message
+from hetpipe.hosts.interruption import Interrupted, Interruption
 from hetpipe.hosts.job import Job
 from hetpipe.hosts.leader_store import LeaderStore
 from hetpipe.hosts.own_interface import interface_of
@@ -67,22 +66,23 @@ class Leader:
         self._alarm: Connection | None = None
         self._stopping: Stopping | None = None
         self._store: StoreServer | None = None
-        self._busy = False
+        self._attempt = -1
+        self._interruption = Interruption()
         self._closed = False
 
     def __enter__(self) -> Self:
         self._listener = Listener(listening_socket(self._address), self._token, self._take)
-        self._busy = threading.current_thread() is threading.main_thread()
+        self._interruption.begin()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._interruption.end()
         with self._changed:
-            self._busy, self._closed = False, True
-            failure = self._failures[0] if self._failures else None
-        if isinstance(error, KeyboardInterrupt) and failure is not None:
-            error = found_in_alarm(failure)  # the interruption was that of `_fail`
+            self._closed = True
+        if isinstance(error, Interrupted):
+            error = _error_in(self._failures[0])
         for member in self._members.values():
             if error is None:
                 member.conversation.say("end")
@@ -93,7 +93,7 @@ class Leader:
         self._listener.close()
         if self._store is not None:
             self._store.close()
-        if error is not None and kind is KeyboardInterrupt and failure is not None:
+        if kind is Interrupted and error is not None:
             raise error from None
 
     @property
@@ -107,7 +107,7 @@ class Leader:
         Raises: InputError if one does not come in time, or what has to be alike is not.
         """
         end_s, said = time.monotonic() + wait_s, ""
-        with self._waiting():
+        with self._changed:
             while missing := [name for name in self._others if name not in self._members]:
                 here = len(self._others) + 1 - len(missing)
                 text = f"waiting for {', '.join(missing)} ({here} of {len(self._others) + 1} nodes are here)"
@@ -137,7 +137,7 @@ class Leader:
             member.answer = None
             member.conversation.say("ask", question=question, **rest)
         own = meanwhile()
-        with self._waiting():
+        with self._changed:
             while any(member.answer is None for member in asked):
                 self._changed.wait(LOOK_S)
                 self._check()
@@ -165,7 +165,8 @@ class Leader:
         from hetpipe.runtime.remote_store import StoreServer
         from hetpipe.training.rank import train_rank
 
-        self._store = StoreServer()
+        self._store, self._failures = StoreServer(), []
+        self._attempt += 1
         local = tuple(
             rank for rank, name in enumerate(group.names) if name.rpartition("/")[0] == self.facts.node
         )
@@ -173,11 +174,13 @@ class Leader:
         own = replace(
             group, local=local, first=local[0], interface=interface_of(self.address[0]), store=store
         )
-        job = Job.of(folder, self.address, local[0]).to_json()
+        for member in self._members.values():
+            member.done = False
+        job = Job.of(folder, self.address, local[0], self._attempt).to_json()
         self.ask("job", self._others, lambda: None, job=job)
         reader, writer = multiprocessing.Pipe(duplex=False)
         with self._changed:
-            self._alarm, self._stopping, self._busy = writer, stopping, False
+            self._alarm, self._stopping = writer, stopping
             for failure in self._failures:
                 writer.send(failure)
         self._say_to_all("start")
@@ -190,26 +193,28 @@ class Leader:
         try:
             run_ranks(train_rank, (str(folder.path), registered_task, handover), own, told, alarm=reader)
             self._await_ends()
-        except Exception as error:
+        except BaseException as error:
+            self._say_to_all("stop", verdict=verdict_of(error))
             raise found_in(error) from None
         finally:
             with self._changed:
                 self._alarm = self._stopping = None
             reader.close()
             writer.close()
+            self._store.close()
 
     def _await_ends(self) -> None:
         end_s = time.monotonic() + ENDING_S
         with self._changed:
             while left := [name for name, member in self._members.items() if not member.done]:
                 if self._failures:
-                    raise found_in_alarm(self._failures[0])
+                    raise _error_in(self._failures[0])
                 if time.monotonic() > end_s:
                     raise error_of({"type": "", "text": f"the ranks of {', '.join(left)} do not end"})
                 self._changed.wait(LOOK_S)
 
     def _say_to_all(self, what: str, **rest: Any) -> None:
-        for member in self._members.values():
+        for member in list(self._members.values()):
             member.conversation.say(what, **rest)
 
     def _take(self, channel: Channel) -> None:
@@ -237,7 +242,8 @@ class Leader:
             self._changed.notify_all()
 
     def _hear(self, node: str, message: Message, blob: bytes) -> None:
-        member = self._members[node]
+        with self._changed:
+            member = self._members[node]
         match message["do"]:
             case "answer":
                 with self._changed:
@@ -254,8 +260,11 @@ class Leader:
                 self._fail(alarm_of(message["verdict"], float(message["age_s"])))
 
     def _lose(self, node: str, how: str) -> None:
-        name = self._members[node].conversation.name
-        self._fail(alarm_of({"type": "", "text": f"node {name} is lost: {how}"}))
+        with self._changed:
+            member = self._members.pop(node)
+            self._others = tuple(name for name in self._others if name != node)
+        self._fail(alarm_of({"type": "", "text": f"node {member.conversation.name} is lost: {how}"}))
+        member.conversation.close()
 
     def _fail(self, failure: dict[str, Any]) -> None:
         with self._changed:
@@ -264,26 +273,14 @@ class Leader:
             self._failures.append(failure)
             if self._alarm is not None:
                 self._alarm.send(failure)
-            elif self._busy:
-                _thread.interrupt_main()
+            else:
+                self._interruption.interrupt()
             self._changed.notify_all()
 
     def _check(self) -> None:
         if self._failures:
-            raise found_in_alarm(self._failures[0])
-
-    @contextmanager
-    def _waiting(self) -> Iterator[None]:
-        """Hold the lock, with no need to be interrupted."""
-        with self._changed:
-            before, self._busy = self._busy, False
-            try:
-                self._check()
-                yield
-            finally:
-                self._busy = before
+            raise _error_in(self._failures[0])
 
 
-def found_in_alarm(failure: dict[str, Any]) -> BaseException:
-    """Return the error of the event of an alarm."""
+def _error_in(failure: dict[str, Any]) -> BaseException:
     return error_of(failure["verdict"])

@@ -1,6 +1,5 @@
 """The launcher that follows: it does what the leader asks, and ends as the leader ends."""
 
-import _thread
 import math
 import multiprocessing
 import queue
@@ -16,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 from cost_model.errors import InputError
 from hetpipe.hosts.agreement import Facts
 from hetpipe.hosts.conversation import MEMBER, Answer, Conversation, Message
+from hetpipe.hosts.interruption import Interruption
 from hetpipe.hosts.job import Job, fill_folder, member_folder
 from hetpipe.hosts.leader_store import LeaderStore
 from hetpipe.hosts.own_interface import interface_of
-from hetpipe.hosts.verdict import alarm_of, error_of, found_in, verdict_of
+from hetpipe.hosts.verdict import alarm_of, error_of, verdict_of
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings, TaskSettings
 from hetpipe.runtime.processes import run_ranks
@@ -78,7 +78,8 @@ class _Member:
     _messages: "queue.Queue[Message | None]" = field(default_factory=queue.Queue)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _verdict: Verdict | None = None
-    _busy: bool = False
+    _ended: bool = False
+    _interruption: Interruption = field(default_factory=Interruption)
     _alarm: Connection | None = None
     _stopping: "Stopping | None" = None
     _ends: ExitStack = field(default_factory=ExitStack)
@@ -87,12 +88,14 @@ class _Member:
     def follow(self) -> None:
         """Do what is asked until the leader ends; raise what ended it, on whichever host that was."""
         try:
+            self._interruption.begin()
             with self._ends:
                 self._obey()
         except BaseException as error:
             ending = self._ending(error)
             raise ending from (None if ending is not error else error.__cause__)
         finally:
+            self._interruption.end()
             self.conversation.close()
 
     def hear(self, message: Message, blob: bytes) -> None:
@@ -100,6 +103,11 @@ class _Member:
         match message["do"]:
             case "abort":
                 self._end_by(message["verdict"])
+            case "stop":
+                self._stop(message["verdict"])
+            case "end":
+                self._ended = True
+                self._messages.put(message)
             case "begun":
                 if self._stopping is not None:
                     self._stopping.begun = True
@@ -108,7 +116,14 @@ class _Member:
 
     def lose(self, how: str) -> None:
         """Hear that the leader is lost, in the same thread."""
-        self._end_by({"type": "", "text": f"the run is lost with its leader: {how}"})
+        if not self._ended:
+            self._end_by({"type": "", "text": f"the run is lost with its leader: {how}"})
+
+    def _stop(self, verdict: Verdict) -> None:
+        """End the ranks here, if they run; what follows is the leader's to say."""
+        with self._lock:
+            if self._alarm is not None:
+                self._alarm.send(alarm_of(verdict, math.inf))
 
     def _end_by(self, verdict: Verdict) -> None:
         with self._lock:
@@ -117,17 +132,14 @@ class _Member:
             self._verdict = verdict
             if self._alarm is not None:
                 self._alarm.send(alarm_of(verdict, math.inf))  # goes before errors here
-            elif self._busy:
-                _thread.interrupt_main()
+            else:
+                self._interruption.interrupt()
         self._messages.put(None)
 
     def _ending(self, error: BaseException) -> BaseException:
         """Return what ended the run: what the leader says, else an error here, of which it is told."""
         if self._verdict is None:
-            report = getattr(error, "report", {})
-            age_s = time.monotonic() - report["when_s"] if "when_s" in report else 0.0
-            verdict = {**verdict_of(error), "rank": report.get("rank")}
-            self.conversation.say("failed", verdict=verdict, age_s=age_s)
+            self._report(error)
             deadline_s = time.monotonic() + VERDICT_S
             while self._verdict is None and time.monotonic() < deadline_s:
                 try:
@@ -135,6 +147,12 @@ class _Member:
                 except queue.Empty:
                     break
         return error if self._verdict is None else error_of(self._verdict)
+
+    def _report(self, error: BaseException) -> None:
+        """Tell the leader of an error here, and how long ago that was."""
+        report = getattr(error, "report", {})
+        age_s = time.monotonic() - report["when_s"] if "when_s" in report else 0.0
+        self.conversation.say("failed", verdict=verdict_of(error), age_s=age_s)
 
     def _obey(self) -> None:
         while True:
@@ -144,18 +162,12 @@ class _Member:
             assert message is not None
             match message["do"]:
                 case "ask":
-                    self._set_busy(busy=True)
                     answer, blob = self._answer(message)
-                    self._set_busy(busy=False)
                     self.conversation.say("answer", blob, **answer)
                 case "start":
                     self._train()
                 case "end":
                     return
-
-    def _set_busy(self, *, busy: bool) -> None:
-        with self._lock:
-            self._busy = busy and threading.current_thread() is threading.main_thread()
 
     def _answer(self, message: Message) -> Answer:
         question = message["question"]
@@ -170,7 +182,10 @@ class _Member:
         from hetpipe.runtime.gpus import check_here
         from hetpipe.training.handover import Handover, Places
 
-        folder = self._ends.enter_context(member_folder(job, self.facts.node))
+        if self._filled is None:
+            folder = self._ends.enter_context(member_folder(job, self.facts.node))
+        else:  # once more
+            folder = self._filled.folder
         settings, costs = fill_folder(folder, job, self.own)
         ranks = tuple(rank for rank, device in enumerate(costs.devices) if device.node == self.facts.node)
         check_here((costs.devices[rank] for rank in ranks), "give a --plan of devices that are there")
@@ -191,8 +206,10 @@ class _Member:
             try:
                 with signals_heard(self._pass_on) as self._stopping:
                     self._run_ranks(filled, reader)
-            except Exception as error:
-                raise found_in(error) from None
+            except Exception as error:  # the leader says what follows
+                if "verdict" not in getattr(error, "report", {}):
+                    self._report(error)
+                return
             finally:
                 with self._lock:
                     self._alarm, self._stopping = None, None

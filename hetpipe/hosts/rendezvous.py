@@ -156,8 +156,8 @@ def check_trusted(number: str, *, trusts: bool) -> None:
     """
     if not trusts and not _is_loopback(number):
         raise InputError(
-            "tensors travel by gloo and NCCL, which do not prove who sends them: give --trust-network if only "
-            f"hosts that you trust reach {number}, or go through ssh tunnels"
+            "tensors travel by gloo and NCCL, which do not prove who sends them: give --trust-network if "
+            f"only hosts that you trust reach {number}, or go through ssh tunnels"
         )
 
 

@@ -10,6 +10,10 @@ _KNOWN: dict[str, type[Exception]] = {
     kind.__name__: kind for kind in (InputError, InfeasibleError, CheckFailedError, DivergedError)
 }
 
+NO_RANK = -1
+"""The rank of an error that is of none: of a launcher."""
+_OF_RANKS = ("", "InputError", "InfeasibleError")  # `run_ranks` raises them as they are
+
 
 def verdict_of(error: BaseException) -> dict[str, Any]:
     """Return an error as others are told of it: its type, text, and the code of a process that ends."""
@@ -20,7 +24,13 @@ def verdict_of(error: BaseException) -> dict[str, Any]:
     name = next((name for name, kind in _KNOWN.items() if type(error) is kind), "")
     text = str(error) or type(error).__name__
     is_ours = bool(name) or isinstance(error, WorkerLostError)
-    return {"type": name, "text": text if is_ours else f"{type(error).__name__}: {text}"}
+    report = getattr(error, "report", {})
+    return {
+        "type": name,
+        "text": text if is_ours else f"{type(error).__name__}: {text}",
+        "rank": report.get("rank", NO_RANK),
+        "cause": report.get("type", name),
+    }
 
 
 def error_of(verdict: dict[str, Any]) -> BaseException:
@@ -38,13 +48,13 @@ def alarm_of(verdict: dict[str, Any], age_s: float = NOTICED_AFTER_S) -> dict[st
 
     age_s: how long ago it was.
     """
-    known = verdict["type"] if verdict["type"] in ("InputError", "InfeasibleError") else ""
     return {
         "event": "error",
-        "rank": verdict.get("rank"),
-        "type": known,
+        "rank": verdict.get("rank", NO_RANK),
+        "type": verdict.get("cause", ""),
         "text": verdict["text"],
         "when_s": time.monotonic() - age_s,
+        "told": True,
         "verdict": verdict,
     }
 
@@ -52,4 +62,4 @@ def alarm_of(verdict: dict[str, Any], age_s: float = NOTICED_AFTER_S) -> dict[st
 def found_in(error: BaseException) -> BaseException:
     """Return what is to be raised for an error of `run_ranks`: that of another host, if it came from one."""
     verdict = getattr(error, "report", {}).get("verdict")
-    return error if verdict is None else error_of(verdict)
+    return error if verdict is None or verdict["type"] in _OF_RANKS else error_of(verdict)

@@ -90,7 +90,8 @@ def run_ranks(
     this ends, no rank is left over: they are ended here, and end themselves if this process is killed.
 
     on_event: called with what the ranks emit; the rank goes on when it returns. alarm: gives errors of ranks
-    on other hosts, as events {"event": "error", "rank", "type", "text", "when_s"}, which end those here.
+    on other hosts, as events {"event": "error", "rank", "type", "text", "when_s"}, which end those here;
+    told: True if the text names the rank.
 
     Raises: WorkerLostError with the first error of a rank; InputError and InfeasibleError as raised there.
     Each has the event of the error as its attribute `report`.
@@ -229,14 +230,13 @@ def _raise_first(errors: list[dict[str, Any]], group: RankGroup, stopped: Sequen
     first = min(errors, key=lambda error: error["when_s"])
     known: type[Exception] | None = _KNOWN.get(first["type"])
     text = first["text"]
-    if known is None:
+    if known is None and not first.get("told"):
         if first["type"]:
             text = f"rank {first['rank']} ({group.names[first['rank']]}) failed: {text}"
         for rank in stopped if first["type"] else ():
             text += f"; rank {rank} ({group.names[rank]}) is stopped (SIGSTOP, or a debugger)"
     error = (known or WorkerLostError)(text)
-    report = {**first, "type": first["type"] if known else "", "text": text}
-    error.report = report  # type: ignore[attr-defined]
+    error.report = {**first, "text": text, "told": True}  # type: ignore[attr-defined]
     raise error
 
 

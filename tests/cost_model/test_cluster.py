@@ -67,7 +67,7 @@ def test_reserve_may_be_a_size_or_nothing(tmp_path: Path):
         ('"40 GiB"', '"0 GiB"', "device 'big/0': memory of 0.0 bytes must be above zero"),
         ('name = "old"', 'name = "big"', "node 'big' appears twice; names of nodes must differ"),
         ('name = "old"', 'name = "o/d"', "nodes[1].name"),
-        ('name = "old"', 'name = "old"\nhost = "10.0.0.7"', "several hosts are not supported yet"),
+        ('name = "old"', 'name = "old"\nhost = "-oProxyCommand=x"', "host"),
         ("[network]", 'reserve = "100 %"\n[network]', "leaves nothing of its"),
         ("[network]", "[network", "not TOML"),
     ],

@@ -1,0 +1,67 @@
+from pathlib import Path
+
+import pytest
+
+from cost_model.cluster_file import cluster_from_data
+from cost_model.errors import InputError
+from hetpipe.hosts.agreement import Facts, compare, contents_sha256, facts_of
+
+CLUSTER = cluster_from_data(
+    {
+        "network": {"bandwidth": "1 Gbit/s", "latency": "1 ms"},
+        "nodes": [
+            {"name": name, "host": host, "devices": [{"kind": "emulated", "memory": "1 GiB"}]}
+            for name, host in (("big", "h0"), ("small", "h1"))
+        ],
+    },
+    "test",
+)
+
+
+def facts(node: str, **alike: str) -> Facts:
+    return Facts(node, f"host-of-{node}", {"torch": "2.13.0", "data": "aa", **alike})
+
+
+def test_the_same_everywhere_is_agreed():
+    assert compare([facts("big"), facts("small")]) == []
+
+
+def test_one_line_names_all_that_differs_and_where():
+    with pytest.raises(InputError) as caught:
+        compare([facts("big"), facts("mid"), facts("small", torch="2.12.0", data="bb")])
+    assert str(caught.value) == (
+        "data is bb on small (host-of-small) and aa on big (host-of-big), torch is 2.12.0 on small "
+        "(host-of-small) and 2.13.0 on big (host-of-big); copy the same texts to all hosts, and give them in "
+        "the same order; install the same versions on all hosts"
+    )
+
+
+def test_another_line_on_a_host_is_refused():
+    with pytest.raises(InputError, match=r"--dtype is bf16 on small .* and not given on big .*the same line"):
+        compare([facts("big"), facts("small", **{"--dtype": "bf16"})])
+
+
+def test_drivers_may_differ_and_are_told_and_a_host_without_gpus_has_none():
+    assert compare([facts("big", driver="550.1", NCCL="2.27"), facts("small")]) == []
+    (told,) = compare([facts("big", driver="550.1"), facts("small", driver="560.2")])
+    assert told.startswith("driver is 560.2 on small")
+
+
+def test_facts_hold_versions_and_contents(tmp_path: Path):
+    (tmp_path / "a.txt").write_text("one")
+    node = CLUSTER.nodes[0]
+    found = facts_of(node, CLUSTER, {"data": [tmp_path / "a.txt"], "adapter": []}, {"--dtype": None})
+    assert found.node == "big"
+    assert set(found.alike) == {"hetpipe", "torch", "python", "cluster.toml", "data"}
+    assert Facts.of_json(found.to_json()) == found
+
+
+def test_contents_of_folders_are_told_apart(tmp_path: Path):
+    for name, files in (("one", "ab"), ("two", "ab"), ("three", "ac")):
+        (tmp_path / name / "deep").mkdir(parents=True)
+        for file in files:
+            (tmp_path / name / "deep" / file).write_text(file)
+    one, two, three = (contents_sha256([tmp_path / name]) for name in ("one", "two", "three"))
+    assert one == two != three
+    with pytest.raises(InputError, match=r"gone\.txt: cannot be read"):
+        contents_sha256([tmp_path / "gone.txt"])
