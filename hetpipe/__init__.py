@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from hetpipe.runs.run_folder import RunFolder
     from hetpipe.runs.run_report import RunReport
     from hetpipe.runs.settings import Settings
-    from hetpipe.runtime.executor import StepOutcome
     from hetpipe.runtime.peer_errors import PeerError
     from hetpipe.runtime.processes import WorkerLostError
+    from hetpipe.runtime.step_outcome import StepOutcome
     from hetpipe.runtime.torchgpipe_backend import to_torchgpipe
     from hetpipe.simulation.prediction import evaluator, predict, simulate_plan
     from hetpipe.simulation.schedule_selection import lower
@@ -53,7 +53,7 @@ _HOMES = {
     "hetpipe.models.split_check": ("check_split",),
     "hetpipe.training.checkpoint_weights": ("load_weights",),
     "hetpipe.training.user_loop": ("RankStages", "execute", "trace_of"),
-    "hetpipe.runtime.executor": ("StepOutcome",),
+    "hetpipe.runtime.step_outcome": ("StepOutcome",),
     "hetpipe.runtime.torchgpipe_backend": ("to_torchgpipe",),
     "hetpipe.simulation.schedule_selection": ("lower",),
     "hetpipe.program.instructions": ("Program", "Schedule"),

@@ -44,7 +44,7 @@ def test_names_of_the_files_of_a_run():
     folder = RunFolder.__dict__
     files = {name for name, entry in folder.items() if isinstance(entry, property)}
     assert files == {
-        *("config", "cluster", "profile", "plan", "program", "metrics", "trace", "report"),
+        *("config", "cluster", "profile", "plan", "program", "metrics", "trace", "report", "recoveries"),
         *("vocabulary", "tokens", "checkpoints", "model_config"),
     }
 

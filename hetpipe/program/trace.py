@@ -5,7 +5,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hetpipe.program.instructions import Broadcast, Compute, Instruction, Norm, Pass, Step, Sync, Transfer
+from hetpipe.program.instructions import (
+    Broadcast,
+    Compute,
+    Instruction,
+    Norm,
+    Pass,
+    Step,
+    Sync,
+    Transfer,
+    parse_instruction,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +30,20 @@ class Event:
     @property
     def duration_s(self) -> float:
         return self.end_s - self.start_s
+
+    def to_json(self) -> list[Any]:
+        return [self.rank, str(self.instruction), self.start_s, self.end_s]
+
+
+def events_of_json(rows: Iterable[Sequence[Any]]) -> tuple["Event", ...]:
+    """Return events from what `Event.to_json` gives; an instruction that comes again is read once."""
+    known: dict[str, Instruction] = {}
+    events = []
+    for rank, text, start_s, end_s in rows:
+        if text not in known:
+            known[text] = parse_instruction(text)
+        events.append(Event(rank, known[text], start_s, end_s))
+    return tuple(events)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +63,14 @@ class Trace:
             if isinstance(event.instruction, Compute | Step):
                 busy[event.rank] += event.duration_s
         object.__setattr__(self, "_busy_s", tuple(busy))
+
+    def to_json(self) -> dict[str, Any]:
+        return {"devices": self.device_names, "events": [event.to_json() for event in self.events]}
+
+    @classmethod
+    def of_json(cls, data: dict[str, Any]) -> "Trace":
+        """Return the trace that `to_json` was made of."""
+        return cls(tuple(data["devices"]), events_of_json(data["events"]))
 
     @property
     def makespan_s(self) -> float:

@@ -11,7 +11,10 @@ Others use:
     stopping: Stopping, signals_heard
     scratch: scratch_folder
     rank_setup: RankLayers, executor_of, boundaries_of, slices, pace_of, torch_device
-    executor: Executor, StepOutcome
+    executor: Executor
+    step_outcome: StepOutcome
+    heartbeats: within_step
+    remote_store: StoreServer, RemoteStore
     stage_runner: StageRunner, Microbatch
     transport: DistributedTransport, TensorShape
     gradient_sync: GradientSync, counted_names

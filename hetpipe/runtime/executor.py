@@ -36,6 +36,7 @@ from hetpipe.runtime.optimizer import Optimizer
 from hetpipe.runtime.pace import Pace
 from hetpipe.runtime.peer_errors import PeerTimeout
 from hetpipe.runtime.stage_runner import Microbatch, StageRunner
+from hetpipe.runtime.step_outcome import StepOutcome
 from hetpipe.runtime.transport import TensorShape, Transport, release_points
 from partition.plan import Pipeline
 
@@ -44,27 +45,6 @@ Boundaries = Callable[[int, Microbatch], tuple[TensorShape, ...]]
 
 _Shaped = tuple[int, int, Pass, torch.dtype | None]
 """Layer, samples, direction and dtype of a received message: what its shapes depend on within a step."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepOutcome:
-    """The knowledge of a rank after a step: all ranks' loss and gradient norm, its own times and events.
-
-    start_s and end_s are read off the host's clock when the rank really starts and ends. Events are on the
-    device's clock, which is the host's but for emulated devices (`EmulatedPace`) and GPUs (`GpuPace`); a
-    message lasts from its dispatch to its due time on the emulated link. loss_scale: of this step, None where
-    losses are not scaled; loss and norm are without it.
-    """
-
-    loss: float
-    gradient_norm: float
-    finite: bool
-    loss_scale: float | None
-    start_s: float
-    end_s: float
-    busy_s: float
-    over_budget_s: float
-    events: tuple[Event, ...]
 
 
 @dataclass(frozen=True, slots=True)

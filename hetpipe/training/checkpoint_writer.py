@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,11 @@ from hetpipe.runtime.loss_scale import LossScale
 from hetpipe.runtime.optimizer import Optimizer
 from hetpipe.runtime.torch_optimizer import options_of
 from hetpipe.training import checkpoint
+from hetpipe.training.checkpoint_copies import Copies
 from hetpipe.training.checkpoint_owners import home_layers, written_by
 from hetpipe.training.checkpoint_room import free_host_bytes
 from hetpipe.training.frozen_base import base_hashes, weights_as_given
-from hetpipe.training.meeting import all_done, gather, text_of_first
+from hetpipe.training.meeting import all_done, gather
 from hetpipe.training.resumed_settings import deciding_settings
 
 MOST_OF_HOST = 0.9
@@ -83,7 +84,7 @@ class CheckpointWriter:
     rank: int
     model: LayerModel
     optimizer: Optimizer
-    first: int = 0
+    copies: Copies
     _under_way: _UnderWay | None = None
     _copies: dict[str, Tensor] = field(default_factory=dict)
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "checkpoint"))
@@ -94,7 +95,8 @@ class CheckpointWriter:
         Where host memory has no room for a copy, it is written before this returns.
         """
         assert self._under_way is None
-        folder = Path(text_of_first(self._made_folder(step) if self.rank == self.first else "", self.first))
+        lowest = self.copies.hosts.lowest[self.rank]
+        folder = Path(gather(self._made_folder(step) if self.rank == lowest else "")[lowest])
         layers = self._layers()
         needed = sum(
             value.nbytes
@@ -102,7 +104,7 @@ class CheckpointWriter:
             for name, value in layer.changing.items()
             if name not in self._copies
         )
-        room = gather((needed, free_host_bytes()))
+        room = gather([needed, free_host_bytes()])
         in_background = sum(needed for needed, _ in room) <= MOST_OF_HOST * min(free for _, free in room)
         if in_background:
             layers = {index: self._copied(layer) for index, layer in layers.items()}
@@ -149,12 +151,15 @@ class CheckpointWriter:
             return None
         if now.completing:
             self._under_way = None
+            self.copies.leave(now.folder)
             return Written(now.step, now.folder.with_name(f"step-{now.step:06d}"), now.in_background)
-        written = gather(now.work.result())
+        own, base = now.work.result()
+        rows = gather([[[layer, asdict(file)] for layer, file in own.items()], base])
+        written = [
+            ({layer: checkpoint.LayerFile(**file) for layer, file in files}, base) for files, base in rows
+        ]
         now.completing = True
-        now.work = (
-            self._thread.submit(self._complete, now, written) if self.rank == self.first else _nothing()
-        )
+        now.work = self._thread.submit(self._complete, now, written)
         return None
 
     def finish(self) -> Written | None:
@@ -226,7 +231,13 @@ class CheckpointWriter:
         return files, base_hashes(chain, self.model, seed)
 
     def _complete(self, now: _UnderWay, written: Sequence[_Files]) -> None:
-        """Turn what all ranks wrote into a checkpoint, as one rank, and remove what is to go for it."""
+        """Turn what all ranks wrote into a checkpoint, and remove what is to go for it.
+
+        Where there are several hosts, on two of them: see `checkpoint_copies`.
+        """
+        self.copies.exchange(now.folder, [own for own, _ in written])
+        if self.rank not in self.copies.hosts.completing:
+            return
         files = {layer: file for part, _ in written for layer, file in part.items()}
         manifest = checkpoint.Manifest(
             **now.manifest,
@@ -240,9 +251,3 @@ class CheckpointWriter:
             checkpoint.commit(now.folder, manifest, vocabulary, config)
         if self.settings.run.keep:
             checkpoint.keep_newest(self.folder.checkpoints, self.settings.run.keep)
-
-
-def _nothing() -> "Future[None]":
-    done: Future[None] = Future()
-    done.set_result(None)
-    return done

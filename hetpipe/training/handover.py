@@ -1,7 +1,6 @@
 """What a launcher hands to its ranks beside the run folder: emulated links, places, a predicted step."""
 
 import json
-import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +41,7 @@ class Handover:
         places = places or Places(0, tuple(range(len(costs.devices))))
         made._places.write_text(json.dumps([places.first, places.local]))
         if predicted is not None:
-            made._predicted.write_bytes(pickle.dumps(predicted, pickle.HIGHEST_PROTOCOL))
+            made._predicted.write_text(json.dumps(predicted.to_json()))
         return made
 
     def board(self, costs: ProgramCosts) -> Board | None:
@@ -56,9 +55,7 @@ class Handover:
 
     def predicted(self) -> Trace:
         """Return the step as it was predicted before the run: nothing is simulated twice."""
-        found = pickle.loads(self._predicted.read_bytes())  # of this run, in a folder of this user alone
-        assert isinstance(found, Trace)
-        return found
+        return Trace.of_json(json.loads(self._predicted.read_text()))
 
     @property
     def _board(self) -> Path:

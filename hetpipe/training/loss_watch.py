@@ -5,7 +5,7 @@ import statistics
 from collections import deque
 from dataclasses import dataclass, field
 
-from hetpipe.runtime.executor import StepOutcome
+from hetpipe.runtime.step_outcome import StepOutcome
 
 MOST_SKIPPED = 10
 MOST_SKIPPED_SCALED = 40

@@ -1,11 +1,13 @@
 """The meetings of ranks between steps, at which they tell each other values, each with a time limit."""
 
+import json
+import struct
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,10 +15,10 @@ import torch.distributed as dist
 from cost_model.errors import InputError
 from hetpipe.runtime.peer_errors import PeerError, peer_error
 
-T = TypeVar("T")
-
 WAIT = -1
 """What the rank that reports says while it does not know yet whether to stop."""
+
+_HEAD_BYTES = 248
 
 LEAD_S = 0.003
 """The common start of a step lies this far ahead, so that every rank is waiting for it."""
@@ -52,30 +54,34 @@ def from_first(value: int, first: int = 0) -> int:
     return int(found)
 
 
-def text_of_first(text: str, first: int = 0) -> str:
-    """Return the text of the rank that reports, on every rank.
-
-    Raises: PeerError if it does not come in time, or that rank is gone.
-    """
-    if not dist.is_initialized():
-        return text
-    values = [text]
-    with _meeting_with(f"rank {first}"):
-        dist.broadcast_object_list(values, src=first)
-    return values[0]
-
-
-def gather(value: T) -> list[T]:
+def gather(value: Any) -> list[Any]:
     """Return the values of all ranks, in order of rank, on every rank.
+
+    value: what JSON can say; numbers come out exactly as they were, tuples as lists.
 
     Raises: PeerError if a rank does not come in time, or is gone.
     """
     if not dist.is_initialized():
-        return [value]
-    values: list[Any] = [None] * dist.get_world_size()
+        return [json.loads(json.dumps(value))]
     with _meeting_with("all other ranks"):
-        dist.all_gather_object(values, value)
-    return values
+        return [json.loads(text) for text in _texts_of_all(json.dumps(value).encode())]
+
+
+def _texts_of_all(text: bytes) -> list[bytes]:
+    """Return the texts of all ranks: in one message each where they are short, as mostly."""
+    heads = _rows_of_all(struct.pack("!Q", len(text)) + text[:_HEAD_BYTES], _HEAD_BYTES + 8)
+    lengths = [struct.unpack_from("!Q", head)[0] for head in heads]
+    longest = max(lengths) - _HEAD_BYTES
+    rests = _rows_of_all(text[_HEAD_BYTES:], longest) if longest > 0 else [b""] * len(heads)
+    return [(head[8:] + rest)[:length] for head, rest, length in zip(heads, rests, lengths, strict=True)]
+
+
+def _rows_of_all(row: bytes, width: int) -> list[bytes]:
+    """Return the bytes of all ranks, each filled up with zeros to the same width."""
+    mine = torch.frombuffer(bytearray(row.ljust(width, b"\0")), dtype=torch.uint8)
+    found = [torch.empty(width, dtype=torch.uint8) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, mine)
+    return [row.numpy().tobytes() for row in found]
 
 
 def all_done(work: "Future[Any]", most_s: float) -> bool:
@@ -105,7 +111,7 @@ def _meeting_with(peers: str) -> Iterator[None]:
 
 def common_start() -> float:
     """Return when all ranks begin the next step, on the host's monotonic clock."""
-    return max(gather(time.monotonic())) + LEAD_S
+    return float(max(gather(time.monotonic()))) + LEAD_S
 
 
 def same_on_all_ranks(sha256: str) -> None:

@@ -29,7 +29,7 @@ from hetpipe.runtime.accelerators import has_peaks, memory_figures, restart_peak
 from hetpipe.runtime.byte_counter import ByteCounter
 from hetpipe.runtime.device_room import check_room
 from hetpipe.runtime.emulated_links import Board
-from hetpipe.runtime.executor import Executor, StepOutcome
+from hetpipe.runtime.executor import Executor
 from hetpipe.runtime.heartbeats import within_step
 from hetpipe.runtime.host_load import HostLoad
 from hetpipe.runtime.optimizer import Optimizer
@@ -42,9 +42,11 @@ from hetpipe.runtime.rank_setup import (
     pace_of,
     torch_device,
 )
+from hetpipe.runtime.step_outcome import StepOutcome
 from hetpipe.runtime.stopping import Stopping
 from hetpipe.runtime.torch_optimizer import optimizer_of, options_of
 from hetpipe.training import checkpoint
+from hetpipe.training.checkpoint_copies import Copies, Hosts
 from hetpipe.training.checkpoint_owners import load_checkpoint
 from hetpipe.training.checkpoint_writer import CheckpointWriter, Written
 from hetpipe.training.handover import Handover
@@ -156,7 +158,8 @@ class _Run:
             board=board,
         )  # fmt: skip
         model = layers.model
-        writer = CheckpointWriter(folder, task_settings, task, program, rank, model, optimizer, first)
+        copies = Copies(Hosts.of(handover.places()), rank)
+        writer = CheckpointWriter(folder, task_settings, task, program, rank, model, optimizer, copies)
         count = program.plan.global_batch_size
         step, seen, source = 0, 0, None if settings.resume_from is None else Path(settings.resume_from)
         if source is not None:
@@ -226,10 +229,10 @@ class _Run:
             reserved_bytes=self.reserved_bytes,
             driver_bytes=self.driver_bytes,
         )
-        summaries = gather(summary)
+        summaries = gather(summary.to_json())
         if self.reports and self.outcomes:
             measured = Measurements(
-                summaries,
+                tuple(map(RankSummary.of_json, summaries)),
                 tuple(self.step_s),
                 tuple(self.wall_s),
                 self.watch.num_skipped,
@@ -297,7 +300,7 @@ class _Run:
     def _record(self, outcome: StepOutcome, num_samples: int) -> Asked:
         self.stopping.begun = True
         is_spike = self.watch.see(outcome)
-        mine = (outcome.end_s, outcome.busy_s, self.stopping.number, self.writer.is_done)
+        mine = [outcome.end_s, outcome.busy_s, self.stopping.number, self.writer.is_done]
         ends_s, busy_s, numbers, written = zip(*gather(mine), strict=True)
         end_s, self.all_written = max(ends_s), all(written)
         asked = Asked(0)

@@ -3,7 +3,8 @@
 import hashlib
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from hetpipe.program.trace import Trace, chrome_trace
 from hetpipe.runs.run_folder import MEASURED, PREDICTED, RunFolder
 from hetpipe.runs.run_report import DeviceReport, RunReport, StageReport, report_text
 from hetpipe.runs.settings import Settings
-from hetpipe.runtime.executor import StepOutcome
+from hetpipe.runtime.step_outcome import StepOutcome
 from hetpipe.training.handover import Places
 from partition.estimates.plan_memory import memory_on
 from partition.plan import Plan
@@ -44,6 +45,22 @@ class RankSummary:
     on_gpu: bool
     reserved_bytes: float | None = None
     driver_bytes: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        plain = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        return plain | {
+            "outcomes": [outcome.to_json() for outcome in self.outcomes],
+            "shared": {name: [value.sha256, value.norm] for name, value in self.shared.items()},
+        }
+
+    @classmethod
+    def of_json(cls, data: dict[str, Any]) -> "RankSummary":
+        """Return the summary that `to_json` was made of."""
+        return cls(**data | {
+            "outcomes": tuple(map(StepOutcome.of_json, data["outcomes"])),
+            "load": tuple(data["load"]),
+            "shared": {name: SharedParameter(*value) for name, value in data["shared"].items()},
+        })  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,11 @@ from hetpipe.models.loss import Loss
 from hetpipe.models.mixed_precision import kept_casts, lowered_dtype, set_products
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import Program
-from hetpipe.program.trace import Trace
+from hetpipe.program.trace import Trace, events_of_json
 from hetpipe.runs.settings import Clock
 from hetpipe.runtime.compilers import check_compilers
 from hetpipe.runtime.device_room import check_room
 from hetpipe.runtime.emulated_links import Board
-from hetpipe.runtime.executor import StepOutcome
 from hetpipe.runtime.loss_scale import LossScale
 from hetpipe.runtime.rank_setup import (
     RankLayers,
@@ -33,6 +32,7 @@ from hetpipe.runtime.rank_setup import (
     slices,
     torch_device,
 )
+from hetpipe.runtime.step_outcome import StepOutcome
 from hetpipe.runtime.torch_optimizer import TorchOptimizer
 from hetpipe.training.meeting import common_start, gather, same_on_all_ranks
 from partition.estimates.plan_memory import memory_on
@@ -219,7 +219,8 @@ def execute(
 
 def trace_of(program: Program, outcome: StepOutcome) -> Trace:
     """Return the trace of a step from the outcomes of all ranks, on every rank, which must all call this."""
-    return Trace(program.device_names, tuple(event for events in gather(outcome.events) for event in events))
+    rows = gather([event.to_json() for event in outcome.events])
+    return Trace(program.device_names, tuple(event for found in rows for event in events_of_json(found)))
 
 
 def _rank_of(program: Program) -> int:

@@ -21,7 +21,7 @@ from hetpipe.program.instructions import Compute, Norm, Schedule, Sync
 from hetpipe.program.lowering import lower_as
 from hetpipe.runtime.byte_counter import ByteCounter
 from hetpipe.runtime.rank_setup import slices
-from hetpipe.training.meeting import gather, text_of_first
+from hetpipe.training.meeting import from_first, gather
 from partition.plan import Pipeline, Plan, Stage
 from random_cases import Case, batch_of, profile_of
 from stress_ranks import OneProcess, Rank, compare, executor_of
@@ -82,13 +82,13 @@ def stop_in_a_step(case: Case, where: Sync | Norm, timeout_s: float, *, rank: in
 
 
 def stay_away(away: int, *, rank: int, emit: Emit) -> None:
-    """One of two ranks never comes to a meeting between steps: rank 1 of a number, rank 0 of a text."""
+    """One of two ranks never comes to a meeting between steps: rank 1 of that of all, rank 0 of its own."""
     if rank == away:
         time.sleep(60)
     elif away == 1:
         gather(rank)
     else:
-        text_of_first("")
+        from_first(0)
 
 
 def stop_before_a_meeting(stopped: int, *, rank: int, emit: Emit) -> None:
@@ -204,7 +204,9 @@ def rounded_sums(cases: Sequence[Case], *, rank: int, emit: Emit) -> None:
 
 def _of_all(mine: Tensor | None) -> list[Tensor]:
     """The tensors of all ranks that have one."""
-    return [found for found in gather(None if mine is None else mine.clone()) if found is not None]
+    found: list[Tensor | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, None if mine is None else mine.clone())
+    return [value for value in found if value is not None]
 
 
 def train_rounded(cases: Sequence[Case], *, rank: int, emit: Emit) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from cost_model.collectives import Collective
@@ -20,13 +21,14 @@ from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.gradient_buckets import gradient_buckets
 from hetpipe.program.instructions import Schedule
 from hetpipe.program.sync_starts import inner_syncs
-from hetpipe.runtime.executor import Executor, StepOutcome
+from hetpipe.runtime.executor import Executor
 from hetpipe.runtime.gradient_sync import GradientSync, counted_names
 from hetpipe.runtime.host_staging import Staging
 from hetpipe.runtime.optimizer import Optimizer
 from hetpipe.runtime.pace import Pace
 from hetpipe.runtime.rank_setup import boundaries_of, slices
 from hetpipe.runtime.stage_runner import StageRunner
+from hetpipe.runtime.step_outcome import StepOutcome
 from hetpipe.runtime.transport import DistributedTransport
 from hetpipe.training.meeting import gather
 from random_cases import MODELS, Case, batch_of, chain_of, loss_of, random_case
@@ -176,7 +178,8 @@ def compare(
 ) -> float:
     """Run a step on all ranks; `difference` on rank 0, which has the one process, 0 on the others."""
     outcome = runner.step(step, sequence_length, learning_rate, clip)
-    found = gather(runner.optimizer.gradients)
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, runner.optimizer.gradients)
     if one is None:
         return 0.0
     count = runner.case.program.plan.global_batch_size

@@ -11,8 +11,8 @@ import user_tasks
 from cost_model.cluster import CPU
 from cost_model.cluster_file import read_cluster
 from hetpipe.models.chain import ChainModel
-from hetpipe.runtime.executor import StepOutcome
 from hetpipe.runtime.rank_setup import slices
+from hetpipe.runtime.step_outcome import StepOutcome
 from hetpipe.simulation.schedule_selection import lower
 from hetpipe.training.user_loop import RankStages, execute
 from partition.plan import Pipeline, Plan, Stage

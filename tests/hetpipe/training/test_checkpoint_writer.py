@@ -17,6 +17,7 @@ from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings, TaskSettings
 from hetpipe.runtime.optimizer import Optimizer
 from hetpipe.training import checkpoint, checkpoint_writer
+from hetpipe.training.checkpoint_copies import Copies, Hosts
 from hetpipe.training.checkpoint_damage import damage_of
 from hetpipe.training.checkpoint_room import free_host_bytes
 from hetpipe.training.checkpoint_weights import read_weights
@@ -38,7 +39,8 @@ def writer(tmp_path) -> Iterator[CheckpointWriter]:
     model = chain.materialise(range(chain.num_layers), seed=0)
     optimizer = Optimizer(model.owned_parameters(), (), 0.0)
     task = cast(Any, SimpleNamespace(chain=chain, vocabulary_sha256="0" * 64, make_optimizer=None))
-    made = CheckpointWriter(RunFolder(tmp_path / "run"), settings, task, program, 0, model, optimizer)
+    run, copies = RunFolder(tmp_path / "run"), Copies(Hosts((0,), 0), 0)
+    made = CheckpointWriter(run, settings, task, program, 0, model, optimizer, copies)
     yield made
     made.close()
 

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from hetpipe.runtime.executor import StepOutcome
+from hetpipe.runtime.step_outcome import StepOutcome
 from hetpipe.training.loss_watch import MOST_SKIPPED, MOST_SKIPPED_SCALED, LossWatch
 
 

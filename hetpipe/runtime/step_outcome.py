@@ -1,0 +1,36 @@
+"""What a rank knows after a step, and how other ranks are told of it."""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from hetpipe.program.trace import Event, events_of_json
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """The knowledge of a rank after a step: all ranks' loss and gradient norm, its own times and events.
+
+    start_s and end_s are read off the host's clock when the rank really starts and ends. Events are on the
+    device's clock, which is the host's but for emulated devices (`EmulatedPace`) and GPUs (`GpuPace`); a
+    message lasts from its dispatch to its due time on the emulated link. loss_scale: of this step, None where
+    losses are not scaled; loss and norm are without it.
+    """
+
+    loss: float
+    gradient_norm: float
+    finite: bool
+    loss_scale: float | None
+    start_s: float
+    end_s: float
+    busy_s: float
+    over_budget_s: float
+    events: tuple[Event, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        plain = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        return plain | {"events": [event.to_json() for event in self.events]}
+
+    @classmethod
+    def of_json(cls, data: dict[str, Any]) -> "StepOutcome":
+        """Return the outcome that `to_json` was made of."""
+        return cls(**data | {"events": events_of_json(data["events"])})
