@@ -28,7 +28,7 @@ latency = "0.2 ms"
 """
 LINE = (
     "--model bert-tiny --cluster cluster.toml --token-file token --trust-network --sequence-length 16 "
-    "--global-batch-size 8 --profile-budget 1 --strategy gpipe-even --no-save"
+    "--global-batch-size 8 --profile-budget 1 --strategy gpipe-even"
 )
 
 
@@ -65,13 +65,14 @@ class Runs:
             own = {"XDG_CACHE_HOME": str(folder / "cache"), "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
             self.started.append(host.start(*whole, *options[index].split(), folder=folder, environment=own))
 
-    def ends(self) -> list[Ended]:
-        """Wait until all have ended."""
+    def ends(self, *codes: int) -> list[Ended]:
+        """Wait until all have ended, with these codes."""
         found = []
         for process in self.started:
             out, err = process.communicate(timeout=SOON_S)
             found.append(Ended(process.returncode, out, err))
         self.started.clear()
+        assert tuple(ended.code for ended in found) == codes, "\n".join(ended.err for ended in found)
         return found
 
     def wait_for_step(self, folder: RunFolder, step: int) -> None:
