@@ -85,12 +85,12 @@ class Leader:
             self._closed = True
         if isinstance(error, Interrupted):
             error = _error_in(self._failures[0])
-        for member in self._members.values():
+        for member in list(self._members.values()):
             if error is None:
                 member.conversation.say("end")
             else:
                 member.conversation.say("abort", verdict=verdict_of(error))
-        for member in self._members.values():
+        for member in list(self._members.values()):
             member.conversation.close()
         self._listener.close()
         if self._store is not None:
@@ -176,7 +176,7 @@ class Leader:
         own = replace(
             group, local=local, first=local[0], interface=interface_of(self.address[0]), store=store
         )
-        for member in self._members.values():
+        for member in list(self._members.values()):
             member.done = False
         self._hand_out(Job.of(folder, self.address, local[0], self._attempt), folder)
         reader, writer = multiprocessing.Pipe(duplex=False)
@@ -219,7 +219,7 @@ class Leader:
     def _await_ends(self) -> None:
         end_s = time.monotonic() + ENDING_S
         with self._changed:
-            while left := [name for name, member in self._members.items() if not member.done]:
+            while left := [name for name, member in list(self._members.items()) if not member.done]:
                 if self._failures:
                     raise _error_in(self._failures[0])
                 if time.monotonic() > end_s:
