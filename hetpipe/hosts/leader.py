@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -19,6 +20,7 @@ from hetpipe.hosts.leader_store import LeaderStore
 from hetpipe.hosts.own_interface import interface_of
 from hetpipe.hosts.verdict import alarm_of, error_of, found_in, verdict_of
 from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.settings import read_settings
 from hetpipe.runtime.processes import Emit, RankGroup, run_ranks
 from hetpipe.trust.channel import Address, Channel, Listener, listening_socket
 
@@ -176,8 +178,7 @@ class Leader:
         )
         for member in list(self._members.values()):
             member.done = False
-        job = Job.of(folder, self.address, local[0], self._attempt).to_json()
-        self.ask("job", self._others, lambda: None, job=job)
+        self._hand_out(Job.of(folder, self.address, local[0], self._attempt), folder)
         reader, writer = multiprocessing.Pipe(duplex=False)
         with self._changed:
             self._alarm, self._stopping = writer, stopping
@@ -202,6 +203,18 @@ class Leader:
             reader.close()
             writer.close()
             self._store.close()
+
+    def _hand_out(self, job: Job, folder: RunFolder) -> None:
+        """Have all others fill their folders, and send them what they lack of the checkpoint."""
+        from hetpipe.hosts.checkpoint_transfer import pieces
+
+        _, answers = self.ask("job", self._others, lambda: None, job=job.to_json())
+        source = read_settings(folder.config).resume_from
+        for node, (answer, _) in answers.items():
+            for name in answer["lacks"]:
+                for piece in pieces(Path(str(source)) / Path(str(name)).name):
+                    self._members[node].conversation.say("piece", piece, file=name)
+        self.ask("ready", self._others, lambda: None)
 
     def _await_ends(self) -> None:
         end_s = time.monotonic() + ENDING_S
