@@ -186,6 +186,8 @@ class _Member:
         if question == "job":
             self._filled = self._fill(Job.of_json(message["job"]))
             return {"lacks": [] if self._source is None else self._source.lacks}, b""
+        if question == "there":
+            return {}, b""
         if question == "ready":
             if self._source is not None:
                 self._source.check()
