@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -21,6 +22,7 @@ from hetpipe.hosts.links import TIMEOUT_S, HostLink, Pair, devices_to_json, meas
 from hetpipe.hosts.own_interface import interface_of
 from hetpipe.hosts.verdict import alarm_of, error_of, found_in, verdict_of
 from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.settings import read_settings
 from hetpipe.runtime.processes import Emit, RankGroup, run_ranks
 from hetpipe.trust.channel import Address, Channel, Listener, listening_socket
 
@@ -83,15 +85,14 @@ class Leader:
         self._interruption.end()
         with self._changed:
             self._closed = True
-            members = list(self._members.values())  # who ends is lost while others are told
         if isinstance(error, Interrupted):
             error = _error_in(self._failures[0])
-        for member in members:
+        for member in list(self._members.values()):
             if error is None:
                 member.conversation.say("end")
             else:
                 member.conversation.say("abort", verdict=verdict_of(error))
-        for member in members:
+        for member in list(self._members.values()):
             member.conversation.close()
         self._listener.close()
         if self._store is not None:
@@ -208,10 +209,9 @@ class Leader:
         own = replace(
             group, local=local, first=local[0], interface=interface_of(self.address[0]), store=store
         )
-        for member in self._members.values():
+        for member in list(self._members.values()):
             member.done = False
-        job = Job.of(folder, self.address, local[0], self._attempt).to_json()
-        self.ask("job", self._others, lambda: None, job=job)
+        self._hand_out(Job.of(folder, self.address, local[0], self._attempt), folder)
         reader, writer = multiprocessing.Pipe(duplex=False)
         with self._changed:
             self._alarm, self._stopping = writer, stopping
@@ -237,10 +237,22 @@ class Leader:
             writer.close()
             self._store.close()
 
+    def _hand_out(self, job: Job, folder: RunFolder) -> None:
+        """Have all others fill their folders, and send them what they lack of the checkpoint."""
+        from hetpipe.hosts.checkpoint_transfer import pieces
+
+        _, answers = self.ask("job", self._others, lambda: None, job=job.to_json())
+        source = read_settings(folder.config).resume_from
+        for node, (answer, _) in answers.items():
+            for name in answer["lacks"]:
+                for piece in pieces(Path(str(source)) / Path(str(name)).name):
+                    self._members[node].conversation.say("piece", piece, file=name)
+        self.ask("ready", self._others, lambda: None)
+
     def _await_ends(self) -> None:
         end_s = time.monotonic() + ENDING_S
         with self._changed:
-            while left := [name for name, member in self._members.items() if not member.done]:
+            while left := [name for name, member in list(self._members.items()) if not member.done]:
                 if self._failures:
                     raise _error_in(self._failures[0])
                 if time.monotonic() > end_s:

@@ -16,7 +16,7 @@ from cost_model.errors import InputError
 from hetpipe.hosts.agreement import Facts
 from hetpipe.hosts.conversation import MEMBER, Answer, Conversation, Message
 from hetpipe.hosts.interruption import Interruption
-from hetpipe.hosts.job import Job, fill_folder, member_folder
+from hetpipe.hosts.job import FilledFolder, Job, fill_folder, go_on_from, member_folder
 from hetpipe.hosts.leader_store import LeaderStore
 from hetpipe.hosts.links import TIMEOUT_S, devices_of_json, rank_of_pair
 from hetpipe.hosts.own_interface import interface_of
@@ -29,6 +29,7 @@ from hetpipe.runtime.stopping import signals_heard
 from hetpipe.trust.channel import Address, ChannelError, connect
 
 if TYPE_CHECKING:
+    from hetpipe.hosts.checkpoint_transfer import Received
     from hetpipe.program.costs import ProgramCosts
     from hetpipe.runtime.stopping import Stopping
 
@@ -85,6 +86,7 @@ class _Member:
     _stopping: "Stopping | None" = None
     _ends: ExitStack = field(default_factory=ExitStack)
     _filled: "_Filled | None" = None
+    _source: "Received | None" = None
 
     def follow(self) -> None:
         """Do what is asked until the leader ends; raise what ended it, on whichever host that was."""
@@ -104,6 +106,8 @@ class _Member:
         match message["do"]:
             case "abort":
                 self._end_by(message["verdict"])
+            case "piece":
+                self._take_piece(str(message["file"]), blob)
             case "stop":
                 self._stop(message["verdict"])
             case "end":
@@ -119,6 +123,14 @@ class _Member:
         """Hear that the leader is lost, in the same thread."""
         if not self._ended:
             self._end_by({"type": "", "text": f"the run is lost with its leader: {how}"})
+
+    def _take_piece(self, name: str, blob: bytes) -> None:
+        """Take a piece of the checkpoint, in the thread that listens: it is sent no faster than that."""
+        try:
+            if self._source is not None:
+                self._source.take(name, blob)
+        except InputError as error:
+            self._report(error)
 
     def _stop(self, verdict: Verdict) -> None:
         """End the ranks here, if they run; what follows is the leader's to say."""
@@ -174,6 +186,10 @@ class _Member:
         question = message["question"]
         if question == "job":
             self._filled = self._fill(Job.of_json(message["job"]))
+            return {"lacks": [] if self._source is None else self._source.lacks}, b""
+        if question == "ready":
+            if self._source is not None:
+                self._source.check()
             return {}, b""
         if question == "link":
             channel = self.conversation.channel
@@ -194,12 +210,33 @@ class _Member:
             folder = self._ends.enter_context(member_folder(job, self.facts.node))
         else:  # once more
             folder = self._filled.folder
-        settings, costs = fill_folder(folder, job, self.own)
+        filled = fill_folder(folder, job, self.own)
+        costs = filled.costs
         ranks = tuple(rank for rank, device in enumerate(costs.devices) if device.node == self.facts.node)
+        self._source = self._received(folder, job, filled, ranks)
         check_here((costs.devices[rank] for rank in ranks), "give a --plan of devices that are there")
         handed = self._ends.enter_context(scratch_folder("run", in_memory=True))
         Handover.fill(handed, costs, None, Places(job.first, ranks))
-        return _Filled(job, folder, str(handed), settings, costs, ranks)
+        return _Filled(job, folder, str(handed), filled.settings, costs, ranks)
+
+    def _received(
+        self, folder: RunFolder, job: Job, filled: FilledFolder, ranks: tuple[int, ...]
+    ) -> "Received | None":
+        """Return the checkpoint that ranks here go on from, as far as it is here; None at the beginning."""
+        if not job.manifest:
+            return None
+        from hetpipe.hosts.checkpoint_transfer import needed_files, received
+
+        program, source = filled.costs.program, filled.settings.run.resume_from
+        devices = [program.device_names[rank] for rank in ranks]
+        found = self._ends.enter_context(
+            received(
+                folder, str(source), job.manifest,
+                lambda manifest: needed_files(manifest, program.plan, filled.profile, devices),
+            )
+        )  # fmt: skip
+        go_on_from(folder, found.path)
+        return found
 
     def _train(self) -> None:
         """Run the ranks of this host; tell the leader that they are done."""

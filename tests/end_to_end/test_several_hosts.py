@@ -16,6 +16,14 @@ from partition.plan_file import read_plan
 
 STEPS = 5
 LOSSES_AGREE = 2e-6
+ONE_DEVICE = """
+[network]
+bandwidth = "1 Gbit/s"
+latency = "1 ms"
+[[nodes]]
+name = "one"
+devices = [{ kind = "emulated", memory = "1 GiB" }]
+"""
 
 
 @pytest.fixture
@@ -30,6 +38,15 @@ def rendezvous(runs: Runs) -> str:
 
 def losses(folder: RunFolder) -> list[float]:
     return [entry["loss"] for entry in folder.read_metrics()]
+
+
+def train_alone(profile: Path, options: str, capsys: pytest.CaptureFixture[str]) -> list[float]:
+    """Return the losses of one process on one device, in the folder "alone" here."""
+    Path("one.toml").write_text(ONE_DEVICE)
+    line = LINE.replace("gpipe-even", "single").replace("cluster.toml", "one.toml")
+    line = f"run {line} {options} --profile {profile} -q --run-folder alone"
+    assert cli.main(line.split()) == 0, capsys.readouterr()
+    return losses(RunFolder(Path("alone")))
 
 
 def test_three_hosts_train_as_one_process_does(
@@ -51,16 +68,9 @@ def test_three_hosts_train_as_one_process_does(
         assert f"note: {name}: training is over" in ended.err
 
     monkeypatch.chdir(tmp_path)
-    alone = runs.folders[0] / "cluster.toml"
-    alone.write_text(alone.read_text().replace(f'host = "{runs.hosts[0].address}"', "").partition('"mid"')[0]
-                     .rpartition("[[nodes]]")[0])  # fmt: skip
-    line = LINE.replace("gpipe-even", "single").replace("cluster.toml", str(alone))
-    line = f"run {line} --steps {STEPS} --no-save --profile {leader.profile} -q --run-folder alone"
-    assert cli.main([word for word in line.split() if word not in ("--trust-network",)]) == 0, (
-        capsys.readouterr()
-    )
-    assert losses(leader) == pytest.approx(losses(RunFolder(tmp_path / "alone")), rel=LOSSES_AGREE)
-    assert len(losses(leader)) == STEPS
+    alone = train_alone(leader.profile, f"--steps {STEPS} --no-save", capsys)
+    assert losses(leader) == pytest.approx(alone, rel=LOSSES_AGREE)
+    assert len(alone) == STEPS
 
 
 def test_texts_that_differ_are_named_on_every_host(runs: Runs):
@@ -75,7 +85,9 @@ def test_texts_that_differ_are_named_on_every_host(runs: Runs):
 
 
 @pytest.mark.slow
-def test_a_signal_to_any_host_ends_all_in_good_order(runs: Runs):
+def test_a_signal_to_any_host_ends_all_in_good_order_and_they_go_on(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     runs.start(f"{LINE} {rendezvous(runs)} --steps 100000 -q")
     leader = RunFolder(runs.folders[0] / "runs" / "bert-tiny-001")
     runs.wait_for_step(leader, 2)
@@ -87,6 +99,14 @@ def test_a_signal_to_any_host_ends_all_in_good_order(runs: Runs):
     assert [len(found) for found in kept] == [1, 1, 0]  # on two hosts
     assert damage_of(kept[0][0]) is None
     assert damage_of(kept[1][0]) is None
+
+    done = len(leader.read_metrics())
+    runs.start(f"{LINE} {rendezvous(runs)} --steps {done + 2} --no-save --resume runs/bert-tiny-001 -q")
+    ends = runs.ends(0, 0, 0)
+    assert not list(runs.folders[2].glob("runs/*/.received*"))  # what the last host was sent
+    monkeypatch.chdir(tmp_path)
+    alone = train_alone(leader.profile, f"--steps {done + 2} --no-save --resume {kept[1][0]}", capsys)
+    assert losses(leader)[done:] == pytest.approx(alone, rel=LOSSES_AGREE)
 
 
 @pytest.mark.slow

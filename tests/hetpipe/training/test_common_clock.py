@@ -37,7 +37,7 @@ def clocks(*launcher: str) -> list[dict[str, Any]]:
 
 def test_on_one_host_the_clock_is_the_hosts_to_the_last_bit():
     found = clocks()
-    assert [event["figures"] for event in found] == [[0.0, 0.0, 0.0]] * 4
+    assert [list(event["figures"]) for event in found] == [[0.0, 0.0, 0.0]] * 4
     assert {event["lead_s"] for event in found} == {LEAD_S}
     assert len({event["own_start_s"] for event in found}) == 1
 
@@ -50,7 +50,7 @@ def can_shift() -> bool:
 @pytest.mark.skipif(not can_shift(), reason="needs the right to make a time namespace")
 def test_a_host_whose_clock_began_a_day_before_starts_at_the_same_moment():
     found = clocks("unshare", "--time", "--fork", "--monotonic", str(FAR_S))
-    assert [event["figures"] for event in found[:2]] == [[0.0, 0.0, 0.0]] * 2
+    assert [list(event["figures"]) for event in found[:2]] == [[0.0, 0.0, 0.0]] * 2
     for event in found[2:]:
         offset_s, _, error_s = event["figures"]
         assert abs(offset_s + FAR_S) <= error_s < 1.0
