@@ -1,6 +1,7 @@
 """The launcher that leads: it waits for the others, compares them with itself, and has them do their part."""
 
 import multiprocessing
+import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -10,13 +11,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from cost_model.cluster import Device
+from cost_model.cluster import Cluster, Device
 from cost_model.errors import InputError
 from hetpipe.hosts.agreement import Facts, compare
 from hetpipe.hosts.conversation import MEMBER, Answer, Conversation, Message
 from hetpipe.hosts.interruption import Interrupted, Interruption
 from hetpipe.hosts.job import Job
 from hetpipe.hosts.leader_store import LeaderStore
+from hetpipe.hosts.links import TIMEOUT_S, HostLink, Pair, devices_to_json, measure_pairs, rank_of_pair
 from hetpipe.hosts.own_interface import interface_of
 from hetpipe.hosts.verdict import alarm_of, error_of, found_in, verdict_of
 from hetpipe.runs.run_folder import RunFolder
@@ -145,6 +147,37 @@ class Leader:
                 self._changed.wait(LOOK_S)
                 self._check()
         return own, {member.facts.node: member.answer for member in asked if member.answer is not None}
+
+    def measure_links(self, cluster: Cluster) -> list[HostLink]:
+        """Return the links between all nodes of the cluster that have devices, each measured if unknown.
+
+        Raises: what one of the hosts raises.
+        """
+        from hetpipe.runtime.remote_store import StoreServer
+
+        self._store = StoreServer()
+        node, number = self.facts.node, self.address[0]
+
+        def ask(pairs: list[Pair], devices: list[tuple[Device, Device]]) -> list[dict[str, Any]]:
+            self._tell(f"measuring the link {', '.join(f'{one} to {other}' for one, other in pairs)}")
+            mark = secrets.token_hex(8)
+            store = LeaderStore(self.address, self._token, TIMEOUT_S, mark)
+            nodes = [name for pair in pairs for name in pair if name != node]
+            own, answers = self.ask(
+                "link", nodes,
+                lambda: rank_of_pair(node, devices, store, number),
+                devices=devices_to_json(devices), port=self.address[1], mark=mark,
+            )  # fmt: skip
+            found = {name: answer[0]["found"] for name, answer in answers.items()} | {node: own}
+            return [found[first] for first, _ in pairs]
+
+        hosts = {name: member.conversation.name for name, member in self._members.items()}
+        hosts[node] = f"{self.facts.host} {number}"
+        try:
+            return measure_pairs(cluster, hosts, interface_of(number), ask)
+        finally:
+            self._store.close()
+            self._store = None
 
     def local(self, devices: Sequence[Device]) -> tuple[int, ...]:
         """Return which ranks this host starts.

@@ -18,6 +18,7 @@ from hetpipe.hosts.conversation import MEMBER, Answer, Conversation, Message
 from hetpipe.hosts.interruption import Interruption
 from hetpipe.hosts.job import FilledFolder, Job, fill_folder, go_on_from, member_folder
 from hetpipe.hosts.leader_store import LeaderStore
+from hetpipe.hosts.links import TIMEOUT_S, devices_of_json, rank_of_pair
 from hetpipe.hosts.own_interface import interface_of
 from hetpipe.hosts.verdict import alarm_of, error_of, verdict_of
 from hetpipe.runs.run_folder import RunFolder
@@ -192,6 +193,13 @@ class _Member:
             if self._source is not None:
                 self._source.check()
             return {}, b""
+        if question == "link":
+            channel = self.conversation.channel
+            address = channel.peer_address, int(message["port"])
+            store = LeaderStore(address, self.token, TIMEOUT_S, str(message["mark"]))
+            devices = devices_of_json(message["devices"])
+            found = rank_of_pair(self.facts.node, devices, store, channel.own_address)
+            return {"found": found}, b""
         if question not in self.answers:
             raise InputError(f"the leader asks for {question!r}, which this hetpipe does not know; update it")
         return self.answers[question](message)
