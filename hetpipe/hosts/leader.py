@@ -255,7 +255,7 @@ class Leader:
 
     def _hand_out(self, job: Job, folder: RunFolder) -> None:
         """Have all others fill their folders, and send them what they lack of the checkpoint."""
-        from hetpipe.hosts.checkpoint_transfer import pieces
+        from hetpipe.training.checkpoint_transfer import pieces
 
         _, answers = self.ask("job", self._others, lambda: None, job=job.to_json())
         source = read_settings(folder.config).resume_from

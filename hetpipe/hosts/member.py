@@ -29,9 +29,9 @@ from hetpipe.runtime.stopping import signals_heard
 from hetpipe.trust.channel import Address, ChannelError, connect
 
 if TYPE_CHECKING:
-    from hetpipe.hosts.checkpoint_transfer import Received
     from hetpipe.program.costs import ProgramCosts
     from hetpipe.runtime.stopping import Stopping
+    from hetpipe.training.checkpoint_transfer import Received
 
 VERDICT_S = 5.0
 """So long may the leader take to say which of several errors was the first."""
@@ -227,7 +227,7 @@ class _Member:
         """Return the checkpoint that ranks here go on from, as far as it is here; None at the beginning."""
         if not job.manifest:
             return None
-        from hetpipe.hosts.checkpoint_transfer import needed_files, received
+        from hetpipe.training.checkpoint_transfer import needed_files, received
 
         program, source = filled.costs.program, filled.settings.run.resume_from
         devices = [program.device_names[rank] for rank in ranks]
