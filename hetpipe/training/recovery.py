@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,9 +79,12 @@ class Recovery:
         names, rank = self.prediction.program.device_names, int(report["rank"])
         device = names[rank] if 0 <= rank < len(names) else None
         where = "on the same devices"
+        gone = tuple(name for name in names if name.rpartition("/")[0] == report.get("node"))
         if device is not None and device == self._again and self.replan is not None:
-            where = f"without {device}"
-            self._plan_without(device, error, source)
+            gone = (device,)
+        if gone:
+            where = f"without {', '.join(gone)}"
+            self._plan_without(gone, error, source)
             device = None
         self._again = device
         begin = "the beginning" if source is None else f"step {checkpoint.read_manifest(source).step}"
@@ -93,9 +96,10 @@ class Recovery:
         wait_s = 0.0 if self._in_a_row == 1 else min(LONGEST_BACK_OFF_S, 2.0 ** (self._in_a_row - 2))
         return Restart(source, self.prediction, wait_s)
 
-    def _plan_without(self, device: str, error: WorkerLostError, source: Path | None) -> None:
-        assert self.replan is not None
-        lost = self.lost | {device}
+    def _plan_without(self, gone: Collection[str], error: WorkerLostError, source: Path | None) -> None:
+        if self.replan is None:  # the only plan that may be run has devices of a host that is gone
+            raise error
+        lost = self.lost | set(gone)
         try:
             self.prediction = self.replan(lost)
         except InfeasibleError as infeasible:
@@ -103,7 +107,7 @@ class Recovery:
             names = ", ".join(sorted(lost))
             raise InfeasibleError(f"{error}; without {names}: {infeasible}; {kept}") from error
         except InputError as refused:
-            raise WorkerLostError(f"{error}; without {device}: {refused}") from error
+            raise WorkerLostError(f"{error}; without {', '.join(gone)}: {refused}") from error
         self.lost = lost
 
     def _source(self, begun_from: Path | None) -> Path | None:
