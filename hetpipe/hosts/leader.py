@@ -1,6 +1,7 @@
 """The launcher that leads: it waits for the others, compares them with itself, and has them do their part."""
 
 import multiprocessing
+import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -10,13 +11,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from cost_model.cluster import Device
+from cost_model.cluster import Cluster, Device
 from cost_model.errors import InputError
 from hetpipe.hosts.agreement import Facts, compare
 from hetpipe.hosts.conversation import MEMBER, Answer, Conversation, Message
 from hetpipe.hosts.interruption import Interrupted, Interruption
 from hetpipe.hosts.job import Job
 from hetpipe.hosts.leader_store import LeaderStore
+from hetpipe.hosts.links import TIMEOUT_S, HostLink, Pair, devices_to_json, measure_pairs, rank_of_pair
 from hetpipe.hosts.own_interface import interface_of
 from hetpipe.hosts.verdict import alarm_of, error_in, error_of, found_in, verdict_of
 from hetpipe.runs.run_folder import RunFolder
@@ -73,6 +75,7 @@ class Leader:
         self._attempt = -1
         self._interruption = Interruption()
         self._closed = False
+        self._settling = False  # who is lost now is left out of the next attempt
 
     def __enter__(self) -> Self:
         self._listener = Listener(listening_socket(self._address), self._token, self._take)
@@ -151,6 +154,37 @@ class Leader:
                 self._check()
         return own, {member.facts.node: member.answer for member in asked if member.answer is not None}
 
+    def measure_links(self, cluster: Cluster) -> list[HostLink]:
+        """Return the links between all nodes of the cluster that have devices, each measured if unknown.
+
+        Raises: what one of the hosts raises.
+        """
+        from hetpipe.runtime.remote_store import StoreServer
+
+        self._store = StoreServer()
+        node, number = self.facts.node, self.address[0]
+
+        def ask(pairs: list[Pair], devices: list[tuple[Device, Device]]) -> list[dict[str, Any]]:
+            self._tell(f"measuring the link {', '.join(f'{one} to {other}' for one, other in pairs)}")
+            mark = secrets.token_hex(8)
+            store = LeaderStore(self.address, self._token, TIMEOUT_S, mark)
+            nodes = [name for pair in pairs for name in pair if name != node]
+            own, answers = self.ask(
+                "link", nodes,
+                lambda: rank_of_pair(node, devices, store, number),
+                devices=devices_to_json(devices), port=self.address[1], mark=mark,
+            )  # fmt: skip
+            found = {name: answer[0]["found"] for name, answer in answers.items()} | {node: own}
+            return [found[first] for first, _ in pairs]
+
+        hosts = {name: member.conversation.name for name, member in self._members.items()}
+        hosts[node] = f"{self.facts.host} {number}"
+        try:
+            return measure_pairs(cluster, hosts, interface_of(number), ask)
+        finally:
+            self._store.close()
+            self._store = None
+
     def local(self, devices: Sequence[Device]) -> tuple[int, ...]:
         """Return which ranks this host starts.
 
@@ -164,6 +198,21 @@ class Leader:
                 f"{', '.join(others)}"
             )
         return found
+
+    def missing(self, devices: Sequence[Device]) -> frozenset[str]:
+        """Return the names of devices whose hosts are gone, once each other host has answered or is lost."""
+        with self._changed:
+            self._settling, asked = True, list(self._members.values())
+            for member in asked:
+                member.answer = None
+        for member in asked:
+            member.conversation.say("ask", question="there")
+        with self._changed:
+            while any(member.answer is None and member in self._members.values() for member in asked):
+                self._changed.wait(LOOK_S)
+            self._settling, self._failures = False, []
+            here = {self.facts.node, *self._members}
+        return frozenset(device.name for device in devices if device.node not in here)
 
     def train(
         self, folder: RunFolder, handover: str, group: RankGroup, on_event: Emit, stopping: "Stopping"
@@ -215,7 +264,7 @@ class Leader:
 
     def _hand_out(self, job: Job, folder: RunFolder) -> None:
         """Have all others fill their folders, and send them what they lack of the checkpoint."""
-        from hetpipe.hosts.checkpoint_transfer import pieces
+        from hetpipe.training.checkpoint_transfer import pieces
 
         _, answers = self.ask("job", self._others, lambda: None, job=job.to_json())
         source = read_settings(folder.config).resume_from
@@ -292,7 +341,8 @@ class Leader:
 
     def _fail(self, failure: dict[str, Any]) -> None:
         with self._changed:
-            if self._closed:
+            if self._closed or self._settling:
+                self._changed.notify_all()
                 return
             self._failures.append(failure)
             if self._alarm is not None:

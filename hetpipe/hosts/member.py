@@ -18,6 +18,7 @@ from hetpipe.hosts.conversation import MEMBER, Answer, Conversation, Message
 from hetpipe.hosts.interruption import Interruption
 from hetpipe.hosts.job import FilledFolder, Job, fill_folder, go_on_from, member_folder
 from hetpipe.hosts.leader_store import LeaderStore
+from hetpipe.hosts.links import TIMEOUT_S, devices_of_json, rank_of_pair
 from hetpipe.hosts.own_interface import interface_of
 from hetpipe.hosts.verdict import alarm_of, error_of, verdict_of
 from hetpipe.runs.run_folder import RunFolder
@@ -28,9 +29,9 @@ from hetpipe.runtime.stopping import signals_heard
 from hetpipe.trust.channel import Address, ChannelError, connect
 
 if TYPE_CHECKING:
-    from hetpipe.hosts.checkpoint_transfer import Received
     from hetpipe.program.costs import ProgramCosts
     from hetpipe.runtime.stopping import Stopping
+    from hetpipe.training.checkpoint_transfer import Received
 
 VERDICT_S = 5.0
 """So long may the leader take to say which of several errors was the first."""
@@ -191,10 +192,19 @@ class _Member:
             self._attempt = job.attempt
             self._filled = self._fill(job)
             return {"lacks": [] if self._source is None else self._source.lacks}, b""
+        if question == "there":
+            return {}, b""
         if question == "ready":
             if self._source is not None:
                 self._source.check()
             return {}, b""
+        if question == "link":
+            channel = self.conversation.channel
+            address = channel.peer_address, int(message["port"])
+            store = LeaderStore(address, self.token, TIMEOUT_S, str(message["mark"]))
+            devices = devices_of_json(message["devices"])
+            found = rank_of_pair(self.facts.node, devices, store, channel.own_address)
+            return {"found": found}, b""
         if question not in self.answers:
             raise InputError(f"the leader asks for {question!r}, which this hetpipe does not know; update it")
         return self.answers[question](message)
@@ -224,7 +234,7 @@ class _Member:
         """Return the checkpoint that ranks here go on from, as far as it is here; None at the beginning."""
         if not job.manifest:
             return None
-        from hetpipe.hosts.checkpoint_transfer import needed_files, received
+        from hetpipe.training.checkpoint_transfer import needed_files, received
 
         program, source = filled.costs.program, filled.settings.run.resume_from
         devices = [program.device_names[rank] for rank in ranks]
