@@ -73,6 +73,7 @@ class Leader:
         self._attempt = -1
         self._interruption = Interruption()
         self._closed = False
+        self._settling = False  # who is lost now is left out of the next attempt
 
     def __enter__(self) -> Self:
         self._listener = Listener(listening_socket(self._address), self._token, self._take)
@@ -192,6 +193,21 @@ class Leader:
             )
         return found
 
+    def missing(self, devices: Sequence[Device]) -> frozenset[str]:
+        """Return the names of devices whose hosts are gone, once each other host has answered or is lost."""
+        with self._changed:
+            self._settling, asked = True, list(self._members.values())
+            for member in asked:
+                member.answer = None
+        for member in asked:
+            member.conversation.say("ask", question="there")
+        with self._changed:
+            while any(member.answer is None and member in self._members.values() for member in asked):
+                self._changed.wait(LOOK_S)
+            self._settling, self._failures = False, []
+            here = {self.facts.node, *self._members}
+        return frozenset(device.name for device in devices if device.node not in here)
+
     def train(
         self, folder: RunFolder, handover: str, group: RankGroup, on_event: Emit, stopping: "Stopping"
     ) -> None:
@@ -239,7 +255,7 @@ class Leader:
 
     def _hand_out(self, job: Job, folder: RunFolder) -> None:
         """Have all others fill their folders, and send them what they lack of the checkpoint."""
-        from hetpipe.hosts.checkpoint_transfer import pieces
+        from hetpipe.training.checkpoint_transfer import pieces
 
         _, answers = self.ask("job", self._others, lambda: None, job=job.to_json())
         source = read_settings(folder.config).resume_from
@@ -314,7 +330,8 @@ class Leader:
 
     def _fail(self, failure: dict[str, Any]) -> None:
         with self._changed:
-            if self._closed:
+            if self._closed or self._settling:
+                self._changed.notify_all()
                 return
             self._failures.append(failure)
             if self._alarm is not None:

@@ -29,9 +29,9 @@ from hetpipe.runtime.stopping import signals_heard
 from hetpipe.trust.channel import Address, ChannelError, connect
 
 if TYPE_CHECKING:
-    from hetpipe.hosts.checkpoint_transfer import Received
     from hetpipe.program.costs import ProgramCosts
     from hetpipe.runtime.stopping import Stopping
+    from hetpipe.training.checkpoint_transfer import Received
 
 VERDICT_S = 5.0
 """So long may the leader take to say which of several errors was the first."""
@@ -187,6 +187,8 @@ class _Member:
         if question == "job":
             self._filled = self._fill(Job.of_json(message["job"]))
             return {"lacks": [] if self._source is None else self._source.lacks}, b""
+        if question == "there":
+            return {}, b""
         if question == "ready":
             if self._source is not None:
                 self._source.check()
@@ -225,7 +227,7 @@ class _Member:
         """Return the checkpoint that ranks here go on from, as far as it is here; None at the beginning."""
         if not job.manifest:
             return None
-        from hetpipe.hosts.checkpoint_transfer import needed_files, received
+        from hetpipe.training.checkpoint_transfer import needed_files, received
 
         program, source = filled.costs.program, filled.settings.run.resume_from
         devices = [program.device_names[rank] for rank in ranks]

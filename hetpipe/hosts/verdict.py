@@ -62,4 +62,8 @@ def alarm_of(verdict: dict[str, Any], age_s: float = NOTICED_AFTER_S) -> dict[st
 def found_in(error: BaseException) -> BaseException:
     """Return what is to be raised for an error of `run_ranks`: that of another host, if it came from one."""
     verdict = getattr(error, "report", {}).get("verdict")
-    return error if verdict is None or verdict["type"] in _OF_RANKS else error_of(verdict)
+    if verdict is None or verdict["type"] in _OF_RANKS:
+        return error
+    found = error_of(verdict)
+    found.report = error.report  # type: ignore[attr-defined]
+    return found

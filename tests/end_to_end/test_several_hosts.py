@@ -1,6 +1,7 @@
 """`hetpipe run --rendezvous` on three hosts that share nothing but a network."""
 
 import json
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -111,7 +112,7 @@ def test_a_signal_to_any_host_ends_all_in_good_order_and_they_go_on(
 
 @pytest.mark.slow
 def test_the_loss_of_a_host_ends_the_others_with_its_name(runs: Runs):
-    runs.start(f"{LINE} {rendezvous(runs)} --steps 100000 -q")
+    runs.start(f"{LINE} {rendezvous(runs)} --steps 100000 -q --max-restarts 0")
     runs.wait_for_step(RunFolder(runs.folders[0] / "runs" / "bert-tiny-001"), 2)
     if runs.hosts[2].namespace is None:
         runs.started[2].kill()
@@ -122,3 +123,22 @@ def test_the_loss_of_a_host_ends_the_others_with_its_name(runs: Runs):
         assert "error: node small" in ended.err.splitlines()[-1]
         assert "is lost" in ended.err.splitlines()[-1]
         assert "Traceback" not in ended.err
+
+
+@pytest.mark.slow
+def test_the_hosts_that_are_left_go_on_from_the_last_checkpoint(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    runs.start(f"{LINE} {rendezvous(runs)} --steps 12 --every 2 -q")
+    leader = RunFolder(runs.folders[0] / "runs" / "bert-tiny-001")
+    runs.wait_for_step(leader, 5)
+    if runs.hosts[2].namespace is None:
+        runs.started[2].kill()
+    else:
+        runs.hosts[2].kill()
+    ends = runs.ends(0, 0, -signal.SIGKILL)
+    assert re.search("going on from step [24] without small/0", ends[0].err)
+    assert "small/0" not in read_plan(leader.plan).device_names
+    monkeypatch.chdir(tmp_path)
+    alone = train_alone(leader.profile, "--steps 12 --no-save", capsys)
+    assert losses(leader) == pytest.approx(alone, rel=LOSSES_AGREE)
