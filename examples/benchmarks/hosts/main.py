@@ -57,7 +57,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="bert-tiny")
     parser.add_argument("--sequence-length", type=int, default=64)
-    parser.add_argument("--speed", type=float, default=0.1)
+    parser.add_argument("--speed", type=float, default=0.05)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--strategies", nargs="+", default=["auto", "gpipe-even", "ddp"])
     return parser.parse_args()
@@ -70,7 +70,8 @@ def _run(
     line = (
         f"run --model {options.model} --cluster cluster.toml --token-file token --trust-network --no-save "
         f"--rendezvous tcp://{hosts[0].address}:29500 --sequence-length {options.sequence_length} "
-        f"--global-batch-size 16 --strategy {strategy} --steps {options.steps} --json"
+        f"--global-batch-size 16 --profile-budget 30 --strategy {strategy} --steps {options.steps} "
+        "--json"
     )
     text = CLUSTER + "".join(
         NODE.format(name=name, host=host.address, count=count, speed=options.speed)
