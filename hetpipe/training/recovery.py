@@ -73,7 +73,7 @@ class Recovery:
         Raises: the error, if it is the user's, or restarts bring the run no further; InfeasibleError if
             nothing fits on the devices that are left.
         """
-        report = getattr(error, "report", None)
+        noticed, report = time.time(), getattr(error, "report", None)
         if self.most <= 0 or report is None or report["type"] not in _FROM_OUTSIDE:
             raise error
         source, forgiven = self._source(begun_from), False
@@ -102,7 +102,7 @@ class Recovery:
             f"{error}, after step {self.reached}; going on from {begin} {where} "
             f"(restart {self._in_a_row} of {self.most} that come no further)"
         )
-        self._note(error, source, where)
+        self._note(error, source, where, noticed)
         wait_s = 0.0 if self._in_a_row == 1 else min(LONGEST_BACK_OFF_S, 2.0 ** (self._in_a_row - 2))
         return Restart(source, self.prediction, wait_s)
 
@@ -151,10 +151,10 @@ class Recovery:
             return "no checkpoint was written"
         return f"--resume {self.folder.path} goes on from {source.name}"
 
-    def _note(self, error: WorkerLostError, source: Path | None, where: str) -> None:
+    def _note(self, error: WorkerLostError, source: Path | None, where: str, noticed: float) -> None:
         self._open = {
             "error": str(error),
-            "noticed": time.time(),
+            "noticed": noticed,
             "after_step": self.reached,
             "from_step": 0 if source is None else checkpoint.read_manifest(source).step,
             "where": where,
