@@ -20,7 +20,7 @@ from hetpipe.hosts.job import Job
 from hetpipe.hosts.leader_store import LeaderStore
 from hetpipe.hosts.links import TIMEOUT_S, HostLink, Pair, devices_to_json, measure_pairs, rank_of_pair
 from hetpipe.hosts.own_interface import interface_of
-from hetpipe.hosts.verdict import alarm_of, error_of, found_in, verdict_of
+from hetpipe.hosts.verdict import alarm_of, error_in, error_of, found_in, verdict_of
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import read_settings
 from hetpipe.runtime.processes import Emit, RankGroup, run_ranks
@@ -34,6 +34,8 @@ T = TypeVar("T")
 
 FIRST_WORD_S = 10.0
 LOOK_S = 0.5
+CLOSING_S = 3.0
+"""So long may other launchers take to close their channels."""
 ENDING_S = 30.0
 """So long may the ranks of other hosts take to end after those here."""
 
@@ -87,12 +89,16 @@ class Leader:
         with self._changed:
             self._closed = True
         if isinstance(error, Interrupted):
-            error = _error_in(self._failures[0])
+            error = error_in(self._failures[0])
         for member in list(self._members.values()):
             if error is None:
                 member.conversation.say("end")
             else:
                 member.conversation.say("abort", verdict=verdict_of(error))
+        with self._changed:  # who closes first may lose what is on its way
+            end_s = time.monotonic() + CLOSING_S
+            while self._members and time.monotonic() < end_s:
+                self._changed.wait(LOOK_S)
         for member in list(self._members.values()):
             member.conversation.close()
         self._listener.close()
@@ -201,11 +207,14 @@ class Leader:
                 member.answer = None
         for member in asked:
             member.conversation.say("ask", question="there")
+        end_s = time.monotonic() + ENDING_S
         with self._changed:
-            while any(member.answer is None and member in self._members.values() for member in asked):
+            while waited := [found for found in self._members.values() if found.answer is None]:
+                if time.monotonic() > end_s:  # it is there, and does nothing
+                    break
                 self._changed.wait(LOOK_S)
             self._settling, self._failures = False, []
-            here = {self.facts.node, *self._members}
+            here = {self.facts.node, *self._members} - {found.facts.node for found in waited}
         return frozenset(device.name for device in devices if device.node not in here)
 
     def train(
@@ -227,25 +236,28 @@ class Leader:
         )
         for member in list(self._members.values()):
             member.done = False
-        self._hand_out(Job.of(folder, self.address, local[0], self._attempt), folder)
         reader, writer = multiprocessing.Pipe(duplex=False)
-        with self._changed:
-            self._alarm, self._stopping = writer, stopping
-            for failure in self._failures:
-                writer.send(failure)
-        self._say_to_all("start")
+        begun: list[int] = []
 
         def told(event: dict[str, Any]) -> object:
-            if event["event"] == "step" and not stopping.begun:
+            if event["event"] == "step" and not begun:
+                begun.append(event["step"])
                 self._say_to_all("begun")
             return on_event(event)
 
         try:
+            self._hand_out(Job.of(folder, self.address, local[0], self._attempt), folder)
+            with self._changed:
+                self._alarm, self._stopping = writer, stopping
+                for failure in self._failures:
+                    writer.send(failure)
+            self._say_to_all("start")
             run_ranks(train_rank, (str(folder.path), registered_task, handover), own, told, alarm=reader)
             self._await_ends()
         except BaseException as error:
-            self._say_to_all("stop", verdict=verdict_of(error))
-            raise found_in(error) from None
+            found = error_in(self._failures[0]) if isinstance(error, Interrupted) else found_in(error)
+            self._say_to_all("stop", verdict=verdict_of(found), attempt=self._attempt)
+            raise found from None
         finally:
             with self._changed:
                 self._alarm = self._stopping = None
@@ -255,7 +267,7 @@ class Leader:
 
     def _hand_out(self, job: Job, folder: RunFolder) -> None:
         """Have all others fill their folders, and send them what they lack of the checkpoint."""
-        from hetpipe.hosts.checkpoint_transfer import pieces
+        from hetpipe.training.checkpoint_transfer import pieces
 
         _, answers = self.ask("job", self._others, lambda: None, job=job.to_json())
         source = read_settings(folder.config).resume_from
@@ -270,7 +282,7 @@ class Leader:
         with self._changed:
             while left := [name for name, member in list(self._members.items()) if not member.done]:
                 if self._failures:
-                    raise _error_in(self._failures[0])
+                    raise error_in(self._failures[0])
                 if time.monotonic() > end_s:
                     raise error_of({"type": "", "text": f"the ranks of {', '.join(left)} do not end"})
                 self._changed.wait(LOOK_S)
@@ -318,14 +330,16 @@ class Leader:
             case "signal":
                 if self._stopping is not None:
                     self._stopping.ask(int(message["number"]), f" on {node}")
-            case "failed":
+            case "failed" if message["attempt"] >= self._attempt:
                 self._fail(alarm_of(message["verdict"], float(message["age_s"])))
 
     def _lose(self, node: str, how: str) -> None:
         with self._changed:
             member = self._members.pop(node)
             self._others = tuple(name for name in self._others if name != node)
-        self._fail(alarm_of({"type": "", "text": f"node {member.conversation.name} is lost: {how}"}))
+            self._changed.notify_all()
+        text = f"node {member.conversation.name} is lost: {how}"
+        self._fail(alarm_of({"type": "", "text": text, "node": node}))
         member.conversation.close()
 
     def _fail(self, failure: dict[str, Any]) -> None:
@@ -342,8 +356,4 @@ class Leader:
 
     def _check(self) -> None:
         if self._failures:
-            raise _error_in(self._failures[0])
-
-
-def _error_in(failure: dict[str, Any]) -> BaseException:
-    return error_of(failure["verdict"])
+            raise error_in(self._failures[0])

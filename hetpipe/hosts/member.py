@@ -29,9 +29,9 @@ from hetpipe.runtime.stopping import signals_heard
 from hetpipe.trust.channel import Address, ChannelError, connect
 
 if TYPE_CHECKING:
-    from hetpipe.hosts.checkpoint_transfer import Received
     from hetpipe.program.costs import ProgramCosts
     from hetpipe.runtime.stopping import Stopping
+    from hetpipe.training.checkpoint_transfer import Received
 
 VERDICT_S = 5.0
 """So long may the leader take to say which of several errors was the first."""
@@ -81,6 +81,8 @@ class _Member:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _verdict: Verdict | None = None
     _ended: bool = False
+    _attempt: int = -1
+    _stopped: int = -1
     _interruption: Interruption = field(default_factory=Interruption)
     _alarm: Connection | None = None
     _stopping: "Stopping | None" = None
@@ -109,7 +111,7 @@ class _Member:
             case "piece":
                 self._take_piece(str(message["file"]), blob)
             case "stop":
-                self._stop(message["verdict"])
+                self._stop(message["verdict"], int(message["attempt"]))
             case "end":
                 self._ended = True
                 self._messages.put(message)
@@ -132,9 +134,10 @@ class _Member:
         except InputError as error:
             self._report(error)
 
-    def _stop(self, verdict: Verdict) -> None:
-        """End the ranks here, if they run; what follows is the leader's to say."""
+    def _stop(self, verdict: Verdict, attempt: int) -> None:
+        """End the ranks here, if they run, and begin none of that attempt; the leader says what follows."""
         with self._lock:
+            self._stopped = attempt
             if self._alarm is not None:
                 self._alarm.send(alarm_of(verdict, math.inf))
 
@@ -165,7 +168,7 @@ class _Member:
         """Tell the leader of an error here, and how long ago that was."""
         report = getattr(error, "report", {})
         age_s = time.monotonic() - report["when_s"] if "when_s" in report else 0.0
-        self.conversation.say("failed", verdict=verdict_of(error), age_s=age_s)
+        self.conversation.say("failed", verdict=verdict_of(error), age_s=age_s, attempt=self._attempt)
 
     def _obey(self) -> None:
         while True:
@@ -185,7 +188,9 @@ class _Member:
     def _answer(self, message: Message) -> Answer:
         question = message["question"]
         if question == "job":
-            self._filled = self._fill(Job.of_json(message["job"]))
+            job = Job.of_json(message["job"])
+            self._attempt = job.attempt
+            self._filled = self._fill(job)
             return {"lacks": [] if self._source is None else self._source.lacks}, b""
         if question == "there":
             return {}, b""
@@ -206,12 +211,14 @@ class _Member:
 
     def _fill(self, job: Job) -> "_Filled":
         from hetpipe.runtime.gpus import check_here
+        from hetpipe.training.checkpoint import discard_unfinished
         from hetpipe.training.handover import Handover, Places
 
         if self._filled is None:
             folder = self._ends.enter_context(member_folder(job, self.facts.node))
         else:  # once more
             folder = self._filled.folder
+        discard_unfinished(folder.checkpoints)
         filled = fill_folder(folder, job, self.own)
         costs = filled.costs
         ranks = tuple(rank for rank, device in enumerate(costs.devices) if device.node == self.facts.node)
@@ -227,7 +234,7 @@ class _Member:
         """Return the checkpoint that ranks here go on from, as far as it is here; None at the beginning."""
         if not job.manifest:
             return None
-        from hetpipe.hosts.checkpoint_transfer import needed_files, received
+        from hetpipe.training.checkpoint_transfer import needed_files, received
 
         program, source = filled.costs.program, filled.settings.run.resume_from
         devices = [program.device_names[rank] for rank in ranks]
@@ -250,6 +257,8 @@ class _Member:
                 self._alarm = writer
                 if self._verdict is not None:
                     writer.send(alarm_of(self._verdict, math.inf))
+                if self._stopped == filled.job.attempt:
+                    writer.send(alarm_of({"type": "", "text": "stopped"}, math.inf))
             try:
                 with signals_heard(self._pass_on) as self._stopping:
                     self._run_ranks(filled, reader)
