@@ -1,4 +1,4 @@
-"""The benchmark of faults in short: a run whose processes are killed and stopped is one that was left alone."""
+"""The benchmark of faults in short: who is killed and stopped learns what one left alone does."""
 
 import json
 from pathlib import Path
