@@ -44,7 +44,7 @@ def test_the_judge_names_what_differs(benchmark, tmp_path, mine, said):
 
 @pytest.mark.slow
 def test_a_run_with_killed_and_stopped_processes_is_as_one_that_was_left_alone(benchmark, tmp_path):
-    (tmp_path / "profile.json").write_text(profile_text(made_up_profile("bert-tiny", kind="emulated")))
+    (tmp_path / "profile.json").write_text(profile_text(made_up_profile("bert-tiny", kind="emulated", layer_s=2e-4)))
     wanted = dict(zip(benchmark.KINDS, (1, 1, 1, 1, 0), strict=True))
     found = benchmark.faults_of(tmp_path, wanted)
     assert sum(found.done.values()) == 4
