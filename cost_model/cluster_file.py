@@ -1,7 +1,10 @@
 """cluster.toml: the file in which a user writes a cluster down, with units (docs/files.md)."""
 
+import re
+import tomllib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Annotated
@@ -130,3 +133,44 @@ def _node(node: _Node, file: _ClusterFile, counts: Mapping[str, int]) -> Node:
             "take that entry out, or give the node its `devices`"
         )
     return Node(node.name, devices, interconnect, node.host, sums)
+
+
+def with_links(text: str, links: Sequence[NodeLink], source: str) -> str:
+    """Return the text of a cluster.toml with these links between nodes, in place of what it says of them.
+
+    The rest of it stays as it is, down to the comments.
+
+    Raises: InputError if it gives links in another way than as [[links]].
+    """
+    before = cluster_from_data(tomllib.loads(text), source)
+    new = {frozenset(link.nodes) for link in links}
+    parts = re.split(r"^(?=[ \t]*\[)", text, flags=re.MULTILINE)
+    kept = "".join(part for part in parts if _pair_of(part) not in new).rstrip()
+    added = "".join(
+        f'\n\n[[links]]\nnodes = ["{link.nodes[0]}", "{link.nodes[1]}"]\n'
+        f'bandwidth = "{link.link.bandwidth_bytes_per_s * 8e-6:.5g} Mbit/s"\n'
+        f'latency = "{link.link.latency_s * 1e3:.4g} ms"'
+        for link in links
+    )
+    changed = f"{kept}{added}\n"
+    remedy = f"{source}: give each link as a table of its own, under [[links]]; measured ones replace some"
+    try:
+        after = cluster_from_data(tomllib.loads(changed), source)
+    except (tomllib.TOMLDecodeError, InputError):
+        raise InputError(remedy) from None
+    old = {frozenset(link.nodes) for link in before.links}
+    if replace(after, links=()) != replace(before, links=()) or (
+        {frozenset(link.nodes) for link in after.links} != old | new
+    ):
+        raise InputError(remedy)
+    return changed
+
+
+def _pair_of(part: str) -> frozenset[str]:
+    """Return the nodes of a [[links]] table; nobody of any other part of the file."""
+    if not re.match(r"[ \t]*\[\[\s*links\s*\]\]", part):
+        return frozenset()
+    try:
+        return frozenset(tomllib.loads(part)["links"][0].get("nodes", ()))
+    except (tomllib.TOMLDecodeError, TypeError):
+        return frozenset()

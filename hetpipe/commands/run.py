@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -13,6 +14,7 @@ from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
 from cost_model.what_if import slowed, without
 from hetpipe.commands.inputs import PlanRequest, named_model, plan_request, predict_given
+from hetpipe.commands.measured_network import measured_network
 from hetpipe.commands.options import (
     AUTO,
     ClusterOption,
@@ -100,10 +102,12 @@ def run_command(
     if place is not None and not place.leads:
         follow_leader(place, request, entry, training, measure)
         return
-    with leading(place, request, entry, training) as others:
+    with ExitStack() as ends:
+        others = ends.enter_context(leading(place, request, entry, training))
         start = run_start(entry, training, schedule, dry_run=dry_run)
-        measures = others is not None and options.profile_file is None
-        profile = joined_profile(others, request, measure) if others and measures else measure()
+        measuring = others if options.profile_file is None else None
+        profile = measure() if measuring is None else joined_profile(measuring, request, measure)
+        request, cluster_file = ends.enter_context(measured_network(measuring, request, cluster_file))
         batch = start.batch if given.global_batch_size is None else given.global_batch_size
         prediction, outcomes = _predict(plan, profile, request, start, batch=batch, alone=silent)
         estimates = _verified(prediction, profile, request.cluster, start)

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from cost_model.cluster_file import read_cluster
 from cost_model.errors import InputError
-from cost_model.profile import read_profile
+from cost_model.profile import ModelProfile, read_profile
 from cost_model.strict_files import read_text
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import parse_program
@@ -22,6 +22,7 @@ from hetpipe.runs.settings import Settings, TaskSettings, read_settings, setting
 from hetpipe.trust.channel import Address
 from partition.plan_file import read_plan
 
+MANIFEST_FILE = "manifest.json"
 _FILES = ("cluster", "profile", "plan", "program", "config", "vocabulary")
 
 
@@ -31,7 +32,7 @@ class Job:
 
     folder: of the leader, as it is called. files: texts by the names of `RunFolder`. tokens_sha256: of the
     texts that are trained on, as numbers. first: the rank that reports. port: of the leader's store.
-    attempt: counted from 0.
+    attempt: counted from 0. manifest: of the checkpoint that the run goes on from, "" at its beginning.
     """
 
     folder: str
@@ -40,12 +41,16 @@ class Job:
     first: int
     port: int
     attempt: int
+    manifest: str
 
     @classmethod
     def of(cls, folder: RunFolder, address: Address, first: int, attempt: int = 0) -> "Job":
         """Return the job of a run folder that is filled."""
         files = {name: read_text(getattr(folder, name)) for name in _FILES}
-        return cls(str(folder.path), files, tokens_sha256(folder), first, address[1], attempt)
+        source = read_settings(folder.config).resume_from
+        manifest = "" if source is None else read_text(Path(source) / MANIFEST_FILE)
+        tokens = tokens_sha256(folder)
+        return cls(str(folder.path), files, tokens, first, address[1], attempt, manifest)
 
     @classmethod
     def of_json(cls, data: dict[str, Any]) -> "Job":
@@ -80,8 +85,23 @@ def member_folder(job: Job, node: str) -> Iterator[RunFolder]:
         yield folder
 
 
-def fill_folder(folder: RunFolder, job: Job, own: Settings) -> tuple[TaskSettings, ProgramCosts]:
-    """Fill the folder of a member; return what its task is made from, and what its program costs.
+@dataclass(frozen=True, slots=True)
+class FilledFolder:
+    """The folder of a member: what its task is made from, and what its program costs."""
+
+    settings: TaskSettings
+    costs: ProgramCosts
+    profile: ModelProfile
+
+
+def go_on_from(folder: RunFolder, source: Path) -> None:
+    """Name, in the folder's settings, where the checkpoint is on this host."""
+    settings = dataclasses.replace(read_settings(folder.config), resume_from=str(source))
+    folder.write(folder.config, settings_text(settings))
+
+
+def fill_folder(folder: RunFolder, job: Job, own: Settings) -> FilledFolder:
+    """Fill the folder of a member.
 
     own: settings with the places of model, texts and adapters on this host.
 
@@ -108,4 +128,5 @@ def fill_folder(folder: RunFolder, job: Job, own: Settings) -> tuple[TaskSetting
             "texts to all hosts"
         )
     program = parse_program(job.files["program"], read_plan(folder.plan))
-    return task_settings, ProgramCosts(program, profile, read_cluster(folder.cluster))
+    costs = ProgramCosts(program, profile, read_cluster(folder.cluster))
+    return FilledFolder(task_settings, costs, profile)

@@ -1,24 +1,28 @@
 """The launcher that leads: it waits for the others, compares them with itself, and has them do their part."""
 
 import multiprocessing
+import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from cost_model.cluster import Device
+from cost_model.cluster import Cluster, Device
 from cost_model.errors import InputError
 from hetpipe.hosts.agreement import Facts, compare
 from hetpipe.hosts.conversation import MEMBER, Answer, Conversation, Message
 from hetpipe.hosts.interruption import Interrupted, Interruption
 from hetpipe.hosts.job import Job
 from hetpipe.hosts.leader_store import LeaderStore
+from hetpipe.hosts.links import TIMEOUT_S, HostLink, Pair, devices_to_json, measure_pairs, rank_of_pair
 from hetpipe.hosts.own_interface import interface_of
-from hetpipe.hosts.verdict import alarm_of, error_of, found_in, verdict_of
+from hetpipe.hosts.verdict import alarm_of, error_in, error_of, found_in, verdict_of
 from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.settings import read_settings
 from hetpipe.runtime.processes import Emit, RankGroup, run_ranks
 from hetpipe.trust.channel import Address, Channel, Listener, listening_socket
 
@@ -30,6 +34,8 @@ T = TypeVar("T")
 
 FIRST_WORD_S = 10.0
 LOOK_S = 0.5
+CLOSING_S = 3.0
+"""So long may other launchers take to close their channels."""
 ENDING_S = 30.0
 """So long may the ranks of other hosts take to end after those here."""
 
@@ -69,6 +75,7 @@ class Leader:
         self._attempt = -1
         self._interruption = Interruption()
         self._closed = False
+        self._settling = False  # who is lost now is left out of the next attempt
 
     def __enter__(self) -> Self:
         self._listener = Listener(listening_socket(self._address), self._token, self._take)
@@ -82,13 +89,17 @@ class Leader:
         with self._changed:
             self._closed = True
         if isinstance(error, Interrupted):
-            error = _error_in(self._failures[0])
-        for member in self._members.values():
+            error = error_in(self._failures[0])
+        for member in list(self._members.values()):
             if error is None:
                 member.conversation.say("end")
             else:
                 member.conversation.say("abort", verdict=verdict_of(error))
-        for member in self._members.values():
+        with self._changed:  # who closes first may lose what is on its way
+            end_s = time.monotonic() + CLOSING_S
+            while self._members and time.monotonic() < end_s:
+                self._changed.wait(LOOK_S)
+        for member in list(self._members.values()):
             member.conversation.close()
         self._listener.close()
         if self._store is not None:
@@ -143,6 +154,37 @@ class Leader:
                 self._check()
         return own, {member.facts.node: member.answer for member in asked if member.answer is not None}
 
+    def measure_links(self, cluster: Cluster) -> list[HostLink]:
+        """Return the links between all nodes of the cluster that have devices, each measured if unknown.
+
+        Raises: what one of the hosts raises.
+        """
+        from hetpipe.runtime.remote_store import StoreServer
+
+        self._store = StoreServer()
+        node, number = self.facts.node, self.address[0]
+
+        def ask(pairs: list[Pair], devices: list[tuple[Device, Device]]) -> list[dict[str, Any]]:
+            self._tell(f"measuring the link {', '.join(f'{one} to {other}' for one, other in pairs)}")
+            mark = secrets.token_hex(8)
+            store = LeaderStore(self.address, self._token, TIMEOUT_S, mark)
+            nodes = [name for pair in pairs for name in pair if name != node]
+            own, answers = self.ask(
+                "link", nodes,
+                lambda: rank_of_pair(node, devices, store, number),
+                devices=devices_to_json(devices), port=self.address[1], mark=mark,
+            )  # fmt: skip
+            found = {name: answer[0]["found"] for name, answer in answers.items()} | {node: own}
+            return [found[first] for first, _ in pairs]
+
+        hosts = {name: member.conversation.name for name, member in self._members.items()}
+        hosts[node] = f"{self.facts.host} {number}"
+        try:
+            return measure_pairs(cluster, hosts, interface_of(number), ask)
+        finally:
+            self._store.close()
+            self._store = None
+
     def local(self, devices: Sequence[Device]) -> tuple[int, ...]:
         """Return which ranks this host starts.
 
@@ -156,6 +198,24 @@ class Leader:
                 f"{', '.join(others)}"
             )
         return found
+
+    def missing(self, devices: Sequence[Device]) -> frozenset[str]:
+        """Return the names of devices whose hosts are gone, once each other host has answered or is lost."""
+        with self._changed:
+            self._settling, asked = True, list(self._members.values())
+            for member in asked:
+                member.answer = None
+        for member in asked:
+            member.conversation.say("ask", question="there")
+        end_s = time.monotonic() + ENDING_S
+        with self._changed:
+            while waited := [found for found in self._members.values() if found.answer is None]:
+                if time.monotonic() > end_s:  # it is there, and does nothing
+                    break
+                self._changed.wait(LOOK_S)
+            self._settling, self._failures = False, []
+            here = {self.facts.node, *self._members} - {found.facts.node for found in waited}
+        return frozenset(device.name for device in devices if device.node not in here)
 
     def train(
         self, folder: RunFolder, handover: str, group: RankGroup, on_event: Emit, stopping: "Stopping"
@@ -174,28 +234,30 @@ class Leader:
         own = replace(
             group, local=local, first=local[0], interface=interface_of(self.address[0]), store=store
         )
-        for member in self._members.values():
+        for member in list(self._members.values()):
             member.done = False
-        job = Job.of(folder, self.address, local[0], self._attempt).to_json()
-        self.ask("job", self._others, lambda: None, job=job)
         reader, writer = multiprocessing.Pipe(duplex=False)
-        with self._changed:
-            self._alarm, self._stopping = writer, stopping
-            for failure in self._failures:
-                writer.send(failure)
-        self._say_to_all("start")
+        begun: list[int] = []
 
         def told(event: dict[str, Any]) -> object:
-            if event["event"] == "step" and not stopping.begun:
+            if event["event"] == "step" and not begun:
+                begun.append(event["step"])
                 self._say_to_all("begun")
             return on_event(event)
 
         try:
+            self._hand_out(Job.of(folder, self.address, local[0], self._attempt), folder)
+            with self._changed:
+                self._alarm, self._stopping = writer, stopping
+                for failure in self._failures:
+                    writer.send(failure)
+            self._say_to_all("start")
             run_ranks(train_rank, (str(folder.path), registered_task, handover), own, told, alarm=reader)
             self._await_ends()
         except BaseException as error:
-            self._say_to_all("stop", verdict=verdict_of(error))
-            raise found_in(error) from None
+            found = error_in(self._failures[0]) if isinstance(error, Interrupted) else found_in(error)
+            self._say_to_all("stop", verdict=verdict_of(found), attempt=self._attempt)
+            raise found from None
         finally:
             with self._changed:
                 self._alarm = self._stopping = None
@@ -203,12 +265,24 @@ class Leader:
             writer.close()
             self._store.close()
 
+    def _hand_out(self, job: Job, folder: RunFolder) -> None:
+        """Have all others fill their folders, and send them what they lack of the checkpoint."""
+        from hetpipe.training.checkpoint_transfer import pieces
+
+        _, answers = self.ask("job", self._others, lambda: None, job=job.to_json())
+        source = read_settings(folder.config).resume_from
+        for node, (answer, _) in answers.items():
+            for name in answer["lacks"]:
+                for piece in pieces(Path(str(source)) / Path(str(name)).name):
+                    self._members[node].conversation.say("piece", piece, file=name)
+        self.ask("ready", self._others, lambda: None)
+
     def _await_ends(self) -> None:
         end_s = time.monotonic() + ENDING_S
         with self._changed:
-            while left := [name for name, member in self._members.items() if not member.done]:
+            while left := [name for name, member in list(self._members.items()) if not member.done]:
                 if self._failures:
-                    raise _error_in(self._failures[0])
+                    raise error_in(self._failures[0])
                 if time.monotonic() > end_s:
                     raise error_of({"type": "", "text": f"the ranks of {', '.join(left)} do not end"})
                 self._changed.wait(LOOK_S)
@@ -256,19 +330,22 @@ class Leader:
             case "signal":
                 if self._stopping is not None:
                     self._stopping.ask(int(message["number"]), f" on {node}")
-            case "failed":
+            case "failed" if message["attempt"] >= self._attempt:
                 self._fail(alarm_of(message["verdict"], float(message["age_s"])))
 
     def _lose(self, node: str, how: str) -> None:
         with self._changed:
             member = self._members.pop(node)
             self._others = tuple(name for name in self._others if name != node)
-        self._fail(alarm_of({"type": "", "text": f"node {member.conversation.name} is lost: {how}"}))
+            self._changed.notify_all()
+        text = f"node {member.conversation.name} is lost: {how}"
+        self._fail(alarm_of({"type": "", "text": text, "node": node}))
         member.conversation.close()
 
     def _fail(self, failure: dict[str, Any]) -> None:
         with self._changed:
-            if self._closed:
+            if self._closed or self._settling:
+                self._changed.notify_all()
                 return
             self._failures.append(failure)
             if self._alarm is not None:
@@ -279,8 +356,4 @@ class Leader:
 
     def _check(self) -> None:
         if self._failures:
-            raise _error_in(self._failures[0])
-
-
-def _error_in(failure: dict[str, Any]) -> BaseException:
-    return error_of(failure["verdict"])
+            raise error_in(self._failures[0])

@@ -11,14 +11,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LeaderStore:
-    """Opens, in a rank, the store of the launcher that leads."""
+    """Opens, in a rank, the store of the launcher that leads.
+
+    prefix: of the keys, so that groups which meet at the same time do not meet each other.
+    """
 
     address: Address
     token: bytes = field(repr=False)
     timeout_s: float
+    prefix: str = ""
 
     def __call__(self, world: int) -> "Store":
         """Connect to the store; it does not ask how many ranks there are."""
+        from torch._C._distributed_c10d import PrefixStore
+
         from hetpipe.runtime.remote_store import RemoteStore
 
-        return RemoteStore(self.address, self.token, self.timeout_s)
+        store = RemoteStore(self.address, self.token, self.timeout_s)
+        return PrefixStore(self.prefix, store) if self.prefix else store

@@ -16,8 +16,9 @@ from cost_model.errors import InputError
 from hetpipe.hosts.agreement import Facts
 from hetpipe.hosts.conversation import MEMBER, Answer, Conversation, Message
 from hetpipe.hosts.interruption import Interruption
-from hetpipe.hosts.job import Job, fill_folder, member_folder
+from hetpipe.hosts.job import FilledFolder, Job, fill_folder, go_on_from, member_folder
 from hetpipe.hosts.leader_store import LeaderStore
+from hetpipe.hosts.links import TIMEOUT_S, devices_of_json, rank_of_pair
 from hetpipe.hosts.own_interface import interface_of
 from hetpipe.hosts.verdict import alarm_of, error_of, verdict_of
 from hetpipe.runs.run_folder import RunFolder
@@ -30,6 +31,7 @@ from hetpipe.trust.channel import Address, ChannelError, connect
 if TYPE_CHECKING:
     from hetpipe.program.costs import ProgramCosts
     from hetpipe.runtime.stopping import Stopping
+    from hetpipe.training.checkpoint_transfer import Received
 
 VERDICT_S = 5.0
 """So long may the leader take to say which of several errors was the first."""
@@ -79,11 +81,14 @@ class _Member:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _verdict: Verdict | None = None
     _ended: bool = False
+    _attempt: int = -1
+    _stopped: int = -1
     _interruption: Interruption = field(default_factory=Interruption)
     _alarm: Connection | None = None
     _stopping: "Stopping | None" = None
     _ends: ExitStack = field(default_factory=ExitStack)
     _filled: "_Filled | None" = None
+    _source: "Received | None" = None
 
     def follow(self) -> None:
         """Do what is asked until the leader ends; raise what ended it, on whichever host that was."""
@@ -103,8 +108,10 @@ class _Member:
         match message["do"]:
             case "abort":
                 self._end_by(message["verdict"])
+            case "piece":
+                self._take_piece(str(message["file"]), blob)
             case "stop":
-                self._stop(message["verdict"])
+                self._stop(message["verdict"], int(message["attempt"]))
             case "end":
                 self._ended = True
                 self._messages.put(message)
@@ -119,9 +126,18 @@ class _Member:
         if not self._ended:
             self._end_by({"type": "", "text": f"the run is lost with its leader: {how}"})
 
-    def _stop(self, verdict: Verdict) -> None:
-        """End the ranks here, if they run; what follows is the leader's to say."""
+    def _take_piece(self, name: str, blob: bytes) -> None:
+        """Take a piece of the checkpoint, in the thread that listens: it is sent no faster than that."""
+        try:
+            if self._source is not None:
+                self._source.take(name, blob)
+        except InputError as error:
+            self._report(error)
+
+    def _stop(self, verdict: Verdict, attempt: int) -> None:
+        """End the ranks here, if they run, and begin none of that attempt; the leader says what follows."""
         with self._lock:
+            self._stopped = attempt
             if self._alarm is not None:
                 self._alarm.send(alarm_of(verdict, math.inf))
 
@@ -152,7 +168,7 @@ class _Member:
         """Tell the leader of an error here, and how long ago that was."""
         report = getattr(error, "report", {})
         age_s = time.monotonic() - report["when_s"] if "when_s" in report else 0.0
-        self.conversation.say("failed", verdict=verdict_of(error), age_s=age_s)
+        self.conversation.say("failed", verdict=verdict_of(error), age_s=age_s, attempt=self._attempt)
 
     def _obey(self) -> None:
         while True:
@@ -172,26 +188,64 @@ class _Member:
     def _answer(self, message: Message) -> Answer:
         question = message["question"]
         if question == "job":
-            self._filled = self._fill(Job.of_json(message["job"]))
+            job = Job.of_json(message["job"])
+            self._attempt = job.attempt
+            self._filled = self._fill(job)
+            return {"lacks": [] if self._source is None else self._source.lacks}, b""
+        if question == "there":
             return {}, b""
+        if question == "ready":
+            if self._source is not None:
+                self._source.check()
+            return {}, b""
+        if question == "link":
+            channel = self.conversation.channel
+            address = channel.peer_address, int(message["port"])
+            store = LeaderStore(address, self.token, TIMEOUT_S, str(message["mark"]))
+            devices = devices_of_json(message["devices"])
+            found = rank_of_pair(self.facts.node, devices, store, channel.own_address)
+            return {"found": found}, b""
         if question not in self.answers:
             raise InputError(f"the leader asks for {question!r}, which this hetpipe does not know; update it")
         return self.answers[question](message)
 
     def _fill(self, job: Job) -> "_Filled":
         from hetpipe.runtime.gpus import check_here
+        from hetpipe.training.checkpoint import discard_unfinished
         from hetpipe.training.handover import Handover, Places
 
         if self._filled is None:
             folder = self._ends.enter_context(member_folder(job, self.facts.node))
         else:  # once more
             folder = self._filled.folder
-        settings, costs = fill_folder(folder, job, self.own)
+        discard_unfinished(folder.checkpoints)
+        filled = fill_folder(folder, job, self.own)
+        costs = filled.costs
         ranks = tuple(rank for rank, device in enumerate(costs.devices) if device.node == self.facts.node)
+        self._source = self._received(folder, job, filled, ranks)
         check_here((costs.devices[rank] for rank in ranks), "give a --plan of devices that are there")
         handed = self._ends.enter_context(scratch_folder("run", in_memory=True))
         Handover.fill(handed, costs, None, Places(job.first, ranks))
-        return _Filled(job, folder, str(handed), settings, costs, ranks)
+        return _Filled(job, folder, str(handed), filled.settings, costs, ranks)
+
+    def _received(
+        self, folder: RunFolder, job: Job, filled: FilledFolder, ranks: tuple[int, ...]
+    ) -> "Received | None":
+        """Return the checkpoint that ranks here go on from, as far as it is here; None at the beginning."""
+        if not job.manifest:
+            return None
+        from hetpipe.training.checkpoint_transfer import needed_files, received
+
+        program, source = filled.costs.program, filled.settings.run.resume_from
+        devices = [program.device_names[rank] for rank in ranks]
+        found = self._ends.enter_context(
+            received(
+                folder, str(source), job.manifest,
+                lambda manifest: needed_files(manifest, program.plan, filled.profile, devices),
+            )
+        )  # fmt: skip
+        go_on_from(folder, found.path)
+        return found
 
     def _train(self) -> None:
         """Run the ranks of this host; tell the leader that they are done."""
@@ -203,6 +257,8 @@ class _Member:
                 self._alarm = writer
                 if self._verdict is not None:
                     writer.send(alarm_of(self._verdict, math.inf))
+                if self._stopped == filled.job.attempt:
+                    writer.send(alarm_of({"type": "", "text": "stopped"}, math.inf))
             try:
                 with signals_heard(self._pass_on) as self._stopping:
                     self._run_ranks(filled, reader)

@@ -55,11 +55,24 @@ def alarm_of(verdict: dict[str, Any], age_s: float = NOTICED_AFTER_S) -> dict[st
         "text": verdict["text"],
         "when_s": time.monotonic() - age_s,
         "told": True,
+        "node": verdict.get("node"),
         "verdict": verdict,
     }
+
+
+def error_in(alarm: dict[str, Any]) -> BaseException:
+    """Return the error of an alarm, to be raised, with its event as `run_ranks` leaves it."""
+    error = error_of(alarm["verdict"])
+    if isinstance(error, WorkerLostError):
+        error.report = alarm  # type: ignore[attr-defined]
+    return error
 
 
 def found_in(error: BaseException) -> BaseException:
     """Return what is to be raised for an error of `run_ranks`: that of another host, if it came from one."""
     verdict = getattr(error, "report", {}).get("verdict")
-    return error if verdict is None or verdict["type"] in _OF_RANKS else error_of(verdict)
+    if verdict is None or verdict["type"] in _OF_RANKS:
+        return error
+    found = error_of(verdict)
+    found.report = error.report  # type: ignore[attr-defined]
+    return found

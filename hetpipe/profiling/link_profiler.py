@@ -114,10 +114,11 @@ def link_rank(devices: Sequence[Device], *, rank: int, emit: Emit) -> None:
     longer than the smallest, it occupies the link.
     """
     sizes = mixed((LATENCY_BYTES, *MESSAGE_BYTES))
+    both_ways = [(size, size) for size in sizes]
     if rank == 1:
-        _return_messages(devices, sizes)
+        return_messages(devices, both_ways)
         return
-    found = _by_size(sizes, _time_round_trips(devices, sizes))
+    found = _by_size(sizes, round_trips_s(devices, both_ways))
     emit({"event": "link", "found": link_of({size: [s / 2 for s in times] for size, times in found.items()})})
 
 
@@ -154,14 +155,15 @@ def link_of(seconds: dict[int, list[float]]) -> MeasuredLink:
     return MeasuredLink(latency_s, by_last, sizes, occupied_s, error)
 
 
-def _time_round_trips(devices: Sequence[Device], sizes: Sequence[int]) -> list[float]:
+def round_trips_s(devices: Sequence[Device], sizes: Sequence[tuple[int, int]]) -> list[float]:
+    """Return the seconds of round trips, as rank 0; sizes: bytes there and back of each."""
     place, transport = _transport(devices, 0, len(sizes))
     seconds = []
-    for index, size in enumerate(sizes):
-        sent = (torch.zeros(size // 4, device=place),)
+    for index, (there, back) in enumerate(sizes):
+        sent = (torch.zeros(there // 4, device=place),)
         receive = Transfer(Direction.RECV, Pass.BACKWARD, 0, 0, index)
         send = Transfer(Direction.SEND, Pass.FORWARD, 0, 0, index)
-        transport.post_receive(receive, (TensorShape((size // 4,), torch.float32),))
+        transport.post_receive(receive, (TensorShape((back // 4,), torch.float32),))
         _finish(place)
         begin_s = time.perf_counter()
         transport.send(send, sent)
@@ -172,21 +174,24 @@ def _time_round_trips(devices: Sequence[Device], sizes: Sequence[int]) -> list[f
     return seconds
 
 
-def _return_messages(devices: Sequence[Device], sizes: Sequence[int]) -> None:
+def return_messages(devices: Sequence[Device], sizes: Sequence[tuple[int, int]]) -> None:
+    """Answer each message of `round_trips_s`, as rank 1: by itself, where what goes back is as large."""
     place, transport = _transport(devices, 1, len(sizes))
 
     def post(index: int) -> Transfer:
         receive = Transfer(Direction.RECV, Pass.FORWARD, 0, 1, index)
-        transport.post_receive(receive, (TensorShape((sizes[index] // 4,), torch.float32),))
+        transport.post_receive(receive, (TensorShape((sizes[index][0] // 4,), torch.float32),))
         return receive
 
+    answers = {back: (torch.zeros(back // 4, device=place),) for there, back in sizes if there != back}
     receive = post(0)
-    for index in range(len(sizes)):
+    for index, (there, back) in enumerate(sizes):
         received = transport.receive(receive)
         if index + 1 < len(sizes):
             receive = post(index + 1)
         _finish(place)
-        transport.send(Transfer(Direction.SEND, Pass.BACKWARD, 0, 1, index), received)
+        answer = received if there == back else answers[back]
+        transport.send(Transfer(Direction.SEND, Pass.BACKWARD, 0, 1, index), answer)
         if index > 0:  # the message at hand proves that the one before was received
             transport.release(Transfer(Direction.SEND, Pass.BACKWARD, 0, 1, index - 1))
     transport.finish()

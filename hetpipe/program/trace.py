@@ -112,10 +112,20 @@ _CATEGORY = {
 _COLOURS = {Pass.FORWARD: "thread_state_running", Pass.BACKWARD: "rail_response"}
 
 
-def chrome_trace(processes: Sequence[tuple[str, Trace]]) -> str:
-    """Return Chrome trace events as JSON, a process per named trace, for Perfetto and chrome://tracing."""
+def chrome_trace(
+    processes: Sequence[tuple[str, Trace]], clocks: Sequence[tuple[float, float, float]] = ()
+) -> str:
+    """Return Chrome trace events as JSON, a process per named trace, for Perfetto and chrome://tracing.
+
+    clocks: of each rank that was measured, the seconds by which its clock was behind the common one, by which
+    these grew a second, and by which they may be wrong.
+    """
     events = [event for pid, (name, trace) in enumerate(processes) for event in _process(pid, name, trace)]
-    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, separators=(",", ":"))
+    names = ("offset_s", "drift", "error_s")
+    other = {"clocks": [dict(zip(names, clock, strict=True)) for clock in clocks]}
+    return json.dumps(
+        {"traceEvents": events, "displayTimeUnit": "ms", "otherData": other}, separators=(",", ":")
+    )
 
 
 def _process(pid: int, name: str, trace: Trace) -> Iterable[dict[str, Any]]:

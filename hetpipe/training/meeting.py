@@ -49,7 +49,7 @@ def from_first(value: int, first: int = 0) -> int:
     Raises: PeerError if it does not come in time, or that rank is gone.
     """
     found = torch.tensor(value)
-    with _meeting_with(f"rank {first}"):
+    with meeting_with(f"rank {first}"):
         dist.broadcast(found, src=first)
     return int(found)
 
@@ -63,7 +63,7 @@ def gather(value: Any) -> list[Any]:
     """
     if not dist.is_initialized():
         return [json.loads(json.dumps(value))]
-    with _meeting_with("all other ranks"):
+    with meeting_with("all other ranks"):
         return [json.loads(text) for text in _texts_of_all(json.dumps(value).encode())]
 
 
@@ -99,7 +99,7 @@ def all_done(work: "Future[Any]", most_s: float) -> bool:
 
 
 @contextmanager
-def _meeting_with(peers: str) -> Iterator[None]:
+def meeting_with(peers: str) -> Iterator[None]:
     """Turn the error of a meeting between steps into a PeerError."""
     since_s = time.monotonic()
     try:
@@ -107,11 +107,6 @@ def _meeting_with(peers: str) -> Iterator[None]:
     except RuntimeError as error:
         waited = f"rank {dist.get_rank()} waited between steps for {peers}"
         raise peer_error(waited, since_s, error) from error
-
-
-def common_start() -> float:
-    """Return when all ranks begin the next step, on the host's monotonic clock."""
-    return float(max(gather(time.monotonic()))) + LEAD_S
 
 
 def same_on_all_ranks(sha256: str) -> None:

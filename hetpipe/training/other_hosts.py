@@ -19,6 +19,10 @@ class OtherHosts(Protocol):
         """
         ...
 
+    def missing(self, devices: Sequence[Device]) -> frozenset[str]:
+        """Return the names of devices whose hosts are gone, once each other host has answered or is lost."""
+        ...
+
     def train(
         self, folder: RunFolder, handover: str, group: RankGroup, on_event: Emit, stopping: Stopping
     ) -> None:

@@ -49,9 +49,10 @@ from hetpipe.training import checkpoint
 from hetpipe.training.checkpoint_copies import Copies, Hosts
 from hetpipe.training.checkpoint_owners import load_checkpoint
 from hetpipe.training.checkpoint_writer import CheckpointWriter, Written
+from hetpipe.training.common_clock import CommonClock
 from hetpipe.training.handover import Handover
 from hetpipe.training.loss_watch import LossWatch
-from hetpipe.training.meeting import WAIT, common_start, from_first, gather, keep_alive, same_on_all_ranks
+from hetpipe.training.meeting import WAIT, from_first, gather, keep_alive, same_on_all_ranks
 from hetpipe.training.rank_data import RankData
 from hetpipe.training.rank_results import Measurements, RankSummary, shared_parameters, write_results
 from hetpipe.training.resumed_settings import option_differences
@@ -114,7 +115,7 @@ class _Run:
     data: RankData
     need_bytes: float
     writer: CheckpointWriter
-    first: int
+    clock: CommonClock
     slow: SlowWatch  # sees anything on the rank that reports alone
     step: int = 0
     samples_seen: int = 0
@@ -160,6 +161,7 @@ class _Run:
             board=board,
         )  # fmt: skip
         model = layers.model
+        clock = CommonClock.of_all(first)
         copies = Copies(Hosts.of(handover.places()), rank)
         writer = CheckpointWriter(folder, task_settings, task, program, rank, model, optimizer, copies)
         count = program.plan.global_batch_size
@@ -173,8 +175,8 @@ class _Run:
         return cls(
             folder, handover, task_settings, costs, rank, task, model, optimizer, executor, board, device,
             place, emit, RankData(task, program, rank, place, seen + (settings.steps - step) * count),
-            memory_on(program.plan, profile, device).total_bytes, writer, first,
-            SlowWatch.of(program, handover.planned_busy_s() if rank == first else ()), step, seen,
+            memory_on(program.plan, profile, device).total_bytes, writer, clock,
+            SlowWatch.of(program, handover.planned_busy_s() if rank == clock.first else ()), step, seen,
         )  # fmt: skip
 
     @property
@@ -185,7 +187,7 @@ class _Run:
     @property
     def reports(self) -> bool:
         """Return whether this rank emits and writes what all measured."""
-        return self.rank == self.first
+        return self.rank == self.clock.first
 
     def close(self) -> None:
         self.data.close()
@@ -195,8 +197,8 @@ class _Run:
 
     def train(self) -> None:
         load = HostLoad()
-        first, self.ended_s = self.step, time.monotonic()
-        self.saved_s = self.ended_s
+        first, self.saved_s = self.step, time.monotonic()
+        self.ended_s = self.clock.common_s(self.saved_s)
         for step in range(first, self.settings.steps):
             if step == first + 1:
                 load.lap()  # the first step is not timed
@@ -231,6 +233,7 @@ class _Run:
             on_gpu=self.device.is_gpu,
             reserved_bytes=self.reserved_bytes,
             driver_bytes=self.driver_bytes,
+            clock=self.clock.figures,
         )
         summaries = gather(summary.to_json())
         if self.reports and self.outcomes:
@@ -272,7 +275,7 @@ class _Run:
         if counted:
             restart_peaks(self.place)  # what loading needed is no part of a step
         context: AbstractContextManager[Any] = counter if counter is not None else nullcontext()
-        start_s = common_start()
+        start_s = self.clock.own_s(self.clock.start_s())
         with context, kept_casts(), within_step(first=counted):
             outcome = self.executor.step(
                 self.step,
@@ -304,13 +307,16 @@ class _Run:
     def _record(self, outcome: StepOutcome, num_samples: int) -> Asked:
         self.stopping.begun = True
         is_spike = self.watch.see(outcome)
-        mine = [outcome.end_s, outcome.busy_s, self.stopping.number, self.writer.is_done]
-        ends_s, busy_s, numbers, written = zip(*gather(mine), strict=True)
+        start_s, own_end_s = self.clock.common_s(outcome.start_s), self.clock.common_s(outcome.end_s)
+        mine = [own_end_s, outcome.busy_s, self.stopping.number, self.writer.is_done, self.clock.is_due]
+        ends_s, busy_s, numbers, written, due = zip(*gather(mine), strict=True)
         end_s, self.all_written = max(ends_s), all(written)
+        if any(due):
+            self.clock.compare()
         asked = Asked(0)
         if signals := [number for number in numbers if number is not None]:
             asked, self.stopping.number = Asked.STOP, signals[0]
-        step_s, wall_s, self.ended_s = end_s - outcome.start_s, end_s - self.ended_s, end_s
+        step_s, wall_s, self.ended_s = end_s - start_s, end_s - self.ended_s, end_s
         self.step_s.append(step_s)
         self.wall_s.append(wall_s)
         if not self.reports:
@@ -348,9 +354,9 @@ class _Run:
             return self._asked(*events)
         answer = WAIT
         if self.reports:
-            with keep_alive(self.settings.timeout_s / 3, self.first):
+            with keep_alive(self.settings.timeout_s / 3, self.clock.first):
                 answer = self._asked(*events).value
-        while (found := from_first(answer, self.first)) == WAIT:
+        while (found := from_first(answer, self.clock.first)) == WAIT:
             pass
         return Asked(found)
 

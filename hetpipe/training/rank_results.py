@@ -35,7 +35,7 @@ class RankSummary:
 
     load: (wall seconds, CPU seconds of the host, CPU seconds of this rank) of the timed steps.
     shared: of each parameter that other ranks own too, at the end. on_gpu: where they are. reserved_bytes and
-    driver_bytes: see `DeviceReport`.
+    driver_bytes: see `DeviceReport`. clock: `CommonClock.figures` at the end.
     """
 
     peak_bytes: float | None
@@ -45,6 +45,7 @@ class RankSummary:
     on_gpu: bool
     reserved_bytes: float | None = None
     driver_bytes: float | None = None
+    clock: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     def to_json(self) -> dict[str, Any]:
         plain = {entry.name: getattr(self, entry.name) for entry in fields(self)}
@@ -59,6 +60,7 @@ class RankSummary:
         return cls(**data | {
             "outcomes": tuple(map(StepOutcome.of_json, data["outcomes"])),
             "load": tuple(data["load"]),
+            "clock": tuple(data["clock"]),
             "shared": {name: SharedParameter(*value) for name, value in data["shared"].items()},
         })  # fmt: skip
 
@@ -121,7 +123,8 @@ def write_results(
     events = [event for summary in measured.summaries for event in summary.outcomes[-1].events]
     events.sort(key=lambda event: (event.rank, event.start_s, event.end_s))
     last = Trace(predicted.device_names, tuple(events))
-    folder.write(folder.trace, chrome_trace([(PREDICTED, predicted), (MEASURED, last)]))
+    clocks = [summary.clock for summary in measured.summaries]
+    folder.write(folder.trace, chrome_trace([(PREDICTED, predicted), (MEASURED, last)], clocks))
     folder.write(folder.report, report_text(_report(folder, settings, costs, predicted, measured)))
 
 

@@ -2,11 +2,12 @@
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cost_model.cluster import Device
 from cost_model.errors import InfeasibleError, InputError
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runtime.processes import WorkerLostError
@@ -36,6 +37,8 @@ class Restart:
 class Recovery:
     """The restarts of a run: at most so many in a row that bring it no further.
 
+    missing: gives the names of devices, of some, whose hosts are gone.
+
     replan: None where only the plan at hand may be run. tell: takes a sentence for each restart.
     reached: the last step that was done. lost: devices that are not used any more.
     """
@@ -45,6 +48,7 @@ class Recovery:
     most: int
     replan: Replan | None
     tell: Callable[[str], object]
+    missing: Callable[[Sequence[Device]], frozenset[str]] = lambda devices: frozenset()
     reached: int = 0
     lost: frozenset[str] = frozenset()
     _furthest: int = -1
@@ -78,10 +82,12 @@ class Recovery:
         self._in_a_row += 1
         names, rank = self.prediction.program.device_names, int(report["rank"])
         device = names[rank] if 0 <= rank < len(names) else None
-        where = "on the same devices"
+        where, gone = "on the same devices", self.missing(self.prediction.costs.devices)
         if device is not None and device == self._again and self.replan is not None:
-            where = f"without {device}"
-            self._plan_without(device, error, source)
+            gone |= {device}
+        if gone:
+            where = f"without {', '.join(sorted(gone))}"
+            self._plan_without(gone, error, source)
             device = None
         self._again = device
         begin = "the beginning" if source is None else f"step {checkpoint.read_manifest(source).step}"
@@ -93,17 +99,19 @@ class Recovery:
         wait_s = 0.0 if self._in_a_row == 1 else min(LONGEST_BACK_OFF_S, 2.0 ** (self._in_a_row - 2))
         return Restart(source, self.prediction, wait_s)
 
-    def _plan_without(self, device: str, error: WorkerLostError, source: Path | None) -> None:
-        assert self.replan is not None
-        lost = self.lost | {device}
+    def _plan_without(self, gone: frozenset[str], error: WorkerLostError, source: Path | None) -> None:
+        lost, names = self.lost | gone, ", ".join(sorted(self.lost | gone))
+        if self.replan is None:
+            raise WorkerLostError(
+                f"{error}; {names} is gone, and --plan is not planned anew; {self._rest(source)}"
+            ) from error
         try:
             self.prediction = self.replan(lost)
         except InfeasibleError as infeasible:
             kept = "nothing was kept yet" if source is None else f"{source} is whole"
-            names = ", ".join(sorted(lost))
             raise InfeasibleError(f"{error}; without {names}: {infeasible}; {kept}") from error
         except InputError as refused:
-            raise WorkerLostError(f"{error}; without {device}: {refused}") from error
+            raise WorkerLostError(f"{error}; without {names}: {refused}") from error
         self.lost = lost
 
     def _source(self, begun_from: Path | None) -> Path | None:
@@ -114,8 +122,12 @@ class Recovery:
         return newest.folder or begun_from
 
     def _given_up(self, source: Path | None) -> str:
-        rest = "" if source is None else f"; --resume {self.folder.path} goes on from {source.name}"
-        return f"{self.most} restarts brought it no further (--max-restarts){rest}"
+        return f"{self.most} restarts brought it no further (--max-restarts); {self._rest(source)}"
+
+    def _rest(self, source: Path | None) -> str:
+        if source is None:
+            return "no checkpoint was written"
+        return f"--resume {self.folder.path} goes on from {source.name}"
 
     def _note(self, error: WorkerLostError, source: Path | None, where: str) -> None:
         self._open = {

@@ -203,9 +203,10 @@ def train_predicted(
 
     Raises: InputError, InfeasibleError as `prepare`; WorkerLostError if a process fails.
     """
-    recovery = Recovery(
-        folder, prediction, 0 if under_torchrun() or hosts is not None else max_restarts, replan, tell
-    )
+    most = 0 if under_torchrun() else max_restarts
+    recovery = Recovery(folder, prediction, most, replan, tell)
+    if hosts is not None:
+        recovery.missing = hosts.missing
     begun_from = None if settings.resume_from is None else Path(settings.resume_from)
     with folder.locked(), signals_heard(on_signal) as stopping, ExitStack() as ends:
         moved = checkpoint_bytes(profile, frozen=settings.lora is None)

@@ -34,7 +34,8 @@ from hetpipe.runtime.rank_setup import (
 )
 from hetpipe.runtime.step_outcome import StepOutcome
 from hetpipe.runtime.torch_optimizer import TorchOptimizer
-from hetpipe.training.meeting import common_start, gather, same_on_all_ranks
+from hetpipe.training.common_clock import CommonClock
+from hetpipe.training.meeting import gather, same_on_all_ranks
 from partition.estimates.plan_memory import memory_on
 from partition.plan import check_plan
 
@@ -84,6 +85,7 @@ class RankStages:
             )
         self.rank = _rank_of(program)
         same_on_all_ranks(program.sha256)
+        self.clock = CommonClock.of_all()
         self.program, self.chain = program, chain
         self.device_name = program.device_names[self.rank]
         device = cluster.device(self.device_name)
@@ -211,7 +213,7 @@ def execute(
         return stages.executor.step(
             step,
             microbatch,
-            start_s=common_start(),
+            start_s=stages.clock.own_s(stages.clock.start_s()),
             learning_rate=math.nan,  # the optimizer's own
             clip_norm=clip_norm,
         )

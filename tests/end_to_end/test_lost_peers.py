@@ -41,7 +41,7 @@ def test_a_sum_with_a_stopped_rank_names_rank_instruction_and_peers(collective, 
     group = RankGroup(case.program.device_names, (1, 1, 1), timeout_s=TIMEOUT_S)
     expected = (
         rf"rank \d \(n/\d\) waited at {where} for {peers}, begun [4-9]\.\d s ago: "
-        r"(Timed out waiting|Operation timed out)"
+        r"(Timed out waiting|Operation timed out|Application timeout)"
     )
     with pytest.raises(WorkerLostError, match=expected):
         run_ranks(runtime_mains.stop_in_a_step, (case, where, TIMEOUT_S), group)

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.distributed import TCPStore
 
 from hetpipe.runtime.processes import Emit, RankGroup, run_ranks
 from hetpipe.runtime.remote_store import LeadersStore
+from hetpipe.training.common_clock import CommonClock
 
 TOKEN = b"0123456789abcdef0123456789abcdef"
 
@@ -56,13 +58,26 @@ def pair_up(*, rank: int, emit: Emit) -> None:
     emit({"event": "sums", "rank": rank, "all": every.item(), "pair": pair.item()})
 
 
-if __name__ == "__main__":  # the second host: port, failing rank or null or "proven", its ranks
+def tell_clocks(*, rank: int, emit: Emit) -> None:
+    """Start a step together, and tell when that was by the own clock, and how long it was waited for."""
+    clock = CommonClock.of_all()
+    common_s, begun_s = clock.start_s(), time.monotonic()
+    own_s = clock.own_s(common_s)
+    time.sleep(max(0.0, own_s - begun_s))
+    slept_s = time.monotonic() - begun_s
+    emit({"event": "clock", "rank": rank, "figures": clock.figures, "lead_s": clock.lead_s,
+          "own_start_s": own_s, "slept_s": slept_s})  # fmt: skip
+
+
+if __name__ == "__main__":  # the second host: port, failing rank or null, "proven" or "clocks", its ranks
     second: list[dict[str, Any]] = []
     port, failing, *local = sys.argv[1:]
     here = tuple(map(int, local))
     try:
         if failing == "proven":
             run_ranks(pair_up, (), proven_group(int(port), here), second.append)
+        elif failing == "clocks":
+            run_ranks(tell_clocks, (), group_of(int(port), here), second.append)
         else:
             run_ranks(add_up, (json.loads(failing),), group_of(int(port), here), second.append)
     except RuntimeError as error:

@@ -1,0 +1,47 @@
+"""The measured links between the hosts of a run, put into what is planned for and into the cluster file."""
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cost_model.cluster import NodeLink
+from cost_model.cluster_file import read_cluster, with_links
+from cost_model.strict_files import read_text, write_atomically
+from hetpipe.commands.inputs import PlanRequest
+from hetpipe.commands.output import note
+
+if TYPE_CHECKING:
+    from hetpipe.hosts.leader import Leader
+
+
+@contextmanager
+def measured_network(
+    leader: "Leader | None", request: PlanRequest, cluster_file: Path
+) -> Iterator[tuple[PlanRequest, Path]]:
+    """Give the request with the links between hosts as they are measured, and a cluster file that says them.
+
+    leader: None where nothing is measured; then both are as they were.
+
+    Raises: InputError if a link cannot be measured, or does not fit into the file.
+    """
+    if leader is None:
+        yield request, cluster_file
+        return
+    from hetpipe.runtime.scratch import scratch_folder
+
+    with scratch_folder("cluster") as folder:
+        file = folder / cluster_file.name
+        write_atomically(file, measured_text(leader, request, cluster_file))
+        cluster = read_cluster(file)
+        usable = dataclasses.replace(request.usable, links=cluster.links)
+        yield dataclasses.replace(request, cluster=cluster, usable=usable), file
+
+
+def measured_text(leader: "Leader", request: PlanRequest, cluster_file: Path) -> str:
+    """Return the text of the cluster file with the measured links between the nodes that take part."""
+    found = leader.measure_links(request.usable)
+    note(f"measured {link}" for link in found)
+    links = [NodeLink(link.nodes, link.slower) for link in found]
+    return with_links(read_text(cluster_file), links, str(cluster_file))

@@ -1,0 +1,132 @@
+"""`hetpipe run --rendezvous` on three hosts that share nothing but a network."""
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cost_model.profile import read_profile
+from hetpipe import cli
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.training.checkpoint_damage import damage_of
+from host_runs import LINE, NODES, Runs, hosts_with_folders
+from partition.plan_file import read_plan
+
+STEPS = 5
+MANY = 60
+LOSSES_AGREE = 2e-6
+ONE_DEVICE = """
+[network]
+bandwidth = "1 Gbit/s"
+latency = "1 ms"
+[[nodes]]
+name = "one"
+devices = [{ kind = "emulated", memory = "1 GiB" }]
+"""
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Iterator[Runs]:
+    with hosts_with_folders(tmp_path) as made:
+        yield made
+
+
+def rendezvous(runs: Runs) -> str:
+    return f"--rendezvous tcp://{runs.hosts[0].address}:29500"
+
+
+def losses(folder: RunFolder) -> list[float]:
+    return [entry["loss"] for entry in folder.read_metrics()]
+
+
+def train_alone(profile: Path, options: str, capsys: pytest.CaptureFixture[str]) -> list[float]:
+    """Return the losses of one process on one device, in the folder "alone" here."""
+    Path("one.toml").write_text(ONE_DEVICE)
+    line = LINE.replace("gpipe-even", "single").replace("cluster.toml", "one.toml")
+    line = f"run {line} {options} --profile {profile} -q --run-folder alone"
+    assert cli.main(line.split()) == 0, capsys.readouterr()
+    return losses(RunFolder(Path("alone")))
+
+
+def test_three_hosts_train_as_one_process_does(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    runs.start(f"{LINE} {rendezvous(runs)} --steps {STEPS} --no-save --json")
+    ends = runs.ends(0, 0, 0)
+    leader, *members = (RunFolder(folder / "runs" / "bert-tiny-001") for folder in runs.folders)
+    plan = read_plan(leader.plan)
+    assert {name.partition("/")[0] for name in plan.device_names} == set(NODES)
+    assert json.loads(ends[0].out)["run_folder"] == "runs/bert-tiny-001"
+    assert len(leader.read_traces()["measured"].device_names) == 4
+    assert set(read_profile(leader.profile).kinds) == {"emulated", "emulated-slow"}
+    for member, ended, name in zip(members, ends[1:], NODES[1:], strict=True):
+        assert member.program.read_text() == leader.program.read_text()
+        assert not member.metrics.exists()
+        assert ended.out == ""
+        assert f"note: {name}/0 train, in runs/bert-tiny-001\n" in ended.err
+        assert f"note: {name}: training is over" in ended.err
+
+    monkeypatch.chdir(tmp_path)
+    alone = train_alone(leader.profile, f"--steps {STEPS} --no-save", capsys)
+    assert losses(leader) == pytest.approx(alone, rel=LOSSES_AGREE)
+    assert len(alone) == STEPS
+
+
+def test_texts_that_differ_are_named_on_every_host(runs: Runs):
+    for folder, text in zip(runs.folders, ("one", "one", "two"), strict=True):
+        (folder / "text.txt").write_text(f"{text} text\n" * 200)
+    runs.start(f"{LINE} {rendezvous(runs)} --steps {STEPS} --data text.txt")
+    ends = runs.ends(2, 2, 2)
+    last_lines = {ended.err.splitlines()[-1] for ended in ends}
+    assert len(last_lines) == 1
+    assert "copy the same texts to all hosts" in last_lines.pop()
+    assert not any((folder / "runs").exists() for folder in runs.folders)
+
+
+@pytest.mark.slow
+def test_a_signal_to_any_host_ends_all_in_good_order_and_they_go_on(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    runs.start(f"{LINE} {rendezvous(runs)} --steps 100000 -q")
+    leader = RunFolder(runs.folders[0] / "runs" / "bert-tiny-001")
+    runs.wait_for_step(leader, 2)
+    runs.started[1].send_signal(signal.SIGTERM)
+    ends = runs.ends(143, 143, 143)
+    assert "SIGTERM on mid: training ends after this step" in ends[0].err
+    assert leader.report.exists()
+    kept = [list((folder / "runs").glob("*/checkpoints/step-*")) for folder in runs.folders]
+    assert [len(found) for found in kept] == [1, 1, 0]  # on two hosts
+    assert damage_of(kept[0][0]) is None
+    assert damage_of(kept[1][0]) is None
+
+    done = len(leader.read_metrics())
+    runs.start(f"{LINE} {rendezvous(runs)} --steps {done + 2} --no-save --resume runs/bert-tiny-001 -q")
+    ends = runs.ends(0, 0, 0)
+    assert not list(runs.folders[2].glob("runs/*/.received*"))  # what the last host was sent
+    monkeypatch.chdir(tmp_path)
+    alone = train_alone(leader.profile, f"--steps {done + 2} --no-save --resume {kept[1][0]}", capsys)
+    assert losses(leader)[done:] == pytest.approx(alone, rel=LOSSES_AGREE)
+
+
+@pytest.mark.slow
+def test_the_run_goes_on_without_a_host_that_is_lost(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """The last host dies with all that runs there; its layers are on the leader's disk as well."""
+    runs.start(f"{LINE} {rendezvous(runs)} --steps {MANY} --every 2 --keep 2 -q")
+    leader = RunFolder(runs.folders[0] / "runs" / "bert-tiny-001")
+    runs.wait_for_step(leader, 4)
+    if runs.hosts[2].namespace is None:
+        runs.started[2].kill()
+    else:
+        runs.hosts[2].kill()
+    ends = runs.ends(0, 0, -signal.SIGKILL)
+    (told,) = [line for line in ends[0].err.splitlines() if "going on from" in line]
+    assert told.startswith("note: node small")
+    assert " without small/0 " in told
+    assert {name.partition("/")[0] for name in read_plan(leader.plan).device_names} == {"big", "mid"}
+    monkeypatch.chdir(tmp_path)
+    alone = train_alone(leader.profile, f"--steps {MANY} --no-save", capsys)
+    assert losses(leader) == pytest.approx(alone, rel=LOSSES_AGREE)

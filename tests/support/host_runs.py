@@ -1,0 +1,104 @@
+"""The same `hetpipe run` on each of three hosts, none of which sees a folder of another."""
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetpipe.runs.run_folder import RunFolder
+from places import ROOT
+from three_hosts import Host, three_hosts
+
+NODES = ("big", "mid", "small")
+SOON_S = 120.0  # a loaded machine starts six processes
+_NODE = """
+[[nodes]]
+name = "{name}"
+host = "{host}"
+devices = [{{ kind = "{kind}", memory = "1 GiB", count = {count}, speed = 0.2 }}]
+"""
+_CLUSTER = """
+name = "three"
+[network]
+bandwidth = "100 Mbit/s"
+latency = "0.2 ms"
+"""
+LINE = (
+    "--model bert-tiny --cluster cluster.toml --token-file token --trust-network --sequence-length 16 "
+    "--global-batch-size 8 --profile-budget 1 --strategy gpipe-even"
+)
+
+
+def cluster_text(hosts: Sequence[Host]) -> str:
+    """Two devices on the first host, one on each other; the last of another kind, which only it measures."""
+    shapes = (("emulated", 2), ("emulated", 1), ("emulated-slow", 1))
+    return _CLUSTER + "".join(
+        _NODE.format(name=name, host=host.address, kind=kind, count=count)
+        for name, host, (kind, count) in zip(NODES, hosts, shapes, strict=True)
+    )
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How one host's command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+@dataclass
+class Runs:
+    """Three hosts, each with a folder of its own, and the commands that run there."""
+
+    hosts: tuple[Host, ...]
+    folders: tuple[Path, ...]
+    started: "list[subprocess.Popen[str]]"
+
+    def start(self, line: str, *, options: Sequence[str] = ("", "", "")) -> None:
+        """Start a line on all hosts; options: more of it for each."""
+        for index, (host, folder) in enumerate(zip(self.hosts, self.folders, strict=True)):
+            whole = [sys.executable, "-m", "hetpipe", "run", "--node", NODES[index], *line.split()]
+            own = {"XDG_CACHE_HOME": str(folder / "cache"), "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
+            self.started.append(host.start(*whole, *options[index].split(), folder=folder, environment=own))
+
+    def ends(self, *codes: int) -> list[Ended]:
+        """Wait until all have ended, with these codes."""
+        found = []
+        for process in self.started:
+            out, err = process.communicate(timeout=SOON_S)
+            found.append(Ended(process.returncode, out, err))
+        self.started.clear()
+        assert tuple(ended.code for ended in found) == codes, "\n".join(ended.err for ended in found)
+        return found
+
+    def wait_for_step(self, folder: RunFolder, step: int) -> None:
+        """Wait until the leader has written the metrics of a step."""
+        end_s = time.monotonic() + SOON_S
+        while len(folder.read_metrics()) < step:
+            ended = [process.args for process in self.started if process.poll() is not None]
+            assert not ended, [process.communicate() for process in self.started]
+            assert time.monotonic() < end_s
+            time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def hosts_with_folders(path: Path) -> Iterator[Runs]:
+    """Make three hosts, and a folder with a cluster file and the token for each."""
+    with three_hosts() as hosts:
+        folders = tuple(path / host.name for host in hosts)
+        for folder in folders:
+            folder.mkdir()
+            (folder / "cluster.toml").write_text(cluster_text(hosts))
+            (folder / "token").write_text("0123456789abcdef" * 2)
+            (folder / "token").chmod(0o600)
+        runs = Runs(hosts, folders, [])
+        try:
+            yield runs
+        finally:
+            for process in runs.started:
+                process.kill()
+                process.communicate()
