@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 RUNS = Path("runs")
 
-LONGEST_WAIT_S = 30 * 86400.0
-"""What `--timeout` may be at most; who asks for more has most likely mistaken the unit."""
+LEAST_WAIT_S, LONGEST_WAIT_S = 1.0, 30 * 86400.0
+"""What `--timeout` may be; who asks for less or more has most likely mistaken the unit."""
 
 SILENCE_S = 30.0
 """Where there is no bar, a step is told at least so often."""
@@ -178,13 +178,13 @@ def _timeout_s(text: str) -> float:
     >>> _timeout_s("2min")
     120.0
 
-    Raises: InputError if it is no time above zero.
+    Raises: InputError if it is no time of a second at least.
     """
     seconds = 0.0
     with suppress(InputError):
         seconds = parse_seconds(text)
-    if not 0 < seconds <= LONGEST_WAIT_S:
-        raise InputError(f"--timeout is {text!r}; give a time above zero, at most 30 days, such as 2min")
+    if not LEAST_WAIT_S <= seconds <= LONGEST_WAIT_S:
+        raise InputError(f"--timeout is {text!r}; give a time of at least 1 s, at most 30 days, such as 2min")
     return seconds
 
 
