@@ -94,6 +94,15 @@ def without(cluster: Cluster, names: Iterable[str]) -> Cluster:
     return replace(cluster, nodes=kept)
 
 
+def slowed(cluster: Cluster, times: Mapping[str, float]) -> Cluster:
+    """Return the cluster with some devices, by name, so many times slower than they are."""
+    nodes = []
+    for node in cluster.nodes:
+        devices = (replace(found, speed=found.speed / times.get(found.name, 1.0)) for found in node.devices)
+        nodes.append(replace(node, devices=tuple(devices)))
+    return replace(cluster, nodes=tuple(nodes))
+
+
 def check_measured_links(before: Cluster, after: Cluster, profile: ModelProfile) -> None:
     """Refuse better links than before where the profile's measurements count instead of them.
 

@@ -1,7 +1,7 @@
 """run: plan, train, and show how far the prediction was off."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +12,7 @@ import typer
 from cost_model.cluster import Cluster, is_emulated
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
-from cost_model.what_if import without
+from cost_model.what_if import slowed, without
 from hetpipe.commands.inputs import PlanRequest, named_model, plan_request, predict_given
 from hetpipe.commands.measured_network import measured_network
 from hetpipe.commands.options import (
@@ -55,6 +55,7 @@ from partition.plan_file import read_plan
 
 if TYPE_CHECKING:
     from hetpipe.hosts.leader import Leader
+    from hetpipe.training.adaptation import Adapt
     from hetpipe.training.recovery import Replan
     from partition.solver import Outcome
 
@@ -96,6 +97,7 @@ def run_command(
     """Train a model over the devices of a cluster file; torchrun may start it too, a process per device."""
     if under_torchrun() and os.environ["RANK"] != "0":
         _follow()
+    _check_adapt(training, given, hosts)
     silent = quiet or json
     request = plan_request(cluster_file, options, strategy)
     plan = None if given.plan_file is None else _given_plan(given.plan_file, given, options)
@@ -127,9 +129,10 @@ def run_command(
             result, tables = _planned(prediction, profile, start.settings), EMPTY
         else:
             replan = None if given.plan_file is not None else _replan(profile, request, start, batch=batch)
+            adapt = _adapt(profile, request, start, batch=batch) if training.adapt else None
             result, tables = _train(
                 start, cluster_file, profile, prediction, estimates,
-                replan=replan, hosts=others, quiet=silent,
+                replan=replan, adapt=adapt, hosts=others, quiet=silent,
             )  # fmt: skip
     if json:
         print_json({**result, **choice_json(prediction.choice)})
@@ -248,6 +251,35 @@ def _replan(profile: ModelProfile, request: PlanRequest, start: RunStart, *, bat
     return replan
 
 
+def _adapt(profile: ModelProfile, request: PlanRequest, start: RunStart, *, batch: int | None) -> "Adapt":
+    """Return what plans the same run with devices that have become slow, or says what a plan does then."""
+
+    def adapt(lost: frozenset[str], times: Mapping[str, float], plan: Plan | None) -> Prediction:
+        whole = slowed(request.cluster, times)
+        usable = slowed(without(request.usable, sorted(lost)), times)
+        now = replace(request, cluster=whole, usable=usable, proof_s=0.0)
+        prediction, _ = _predict(plan, profile, now, start, batch=batch, alone=True)
+        verify(prediction.program, profile, whole)
+        return prediction
+
+    return adapt
+
+
+def _check_adapt(training: TrainingOptions, given: GivenOptions, hosts: HostOptions) -> None:
+    """Refuse --adapt where no other plan can be taken.
+
+    Raises: InputError if so.
+    """
+    if not training.adapt:
+        return
+    if given.plan_file is not None:
+        raise InputError("--adapt plans again, and --plan decides the plan; leave out one of them")
+    if not training.save:
+        raise InputError("--adapt moves layers by a checkpoint; leave out --no-save")
+    if under_torchrun() or hosts.rendezvous is not None:
+        raise InputError("--adapt starts the ranks again, which works on one host without torchrun")
+
+
 def _planned(prediction: Prediction, profile: ModelProfile, settings: Settings) -> dict[str, Any]:
     """Return what a dry run prints as JSON."""
     return {
@@ -266,6 +298,7 @@ def _train(
     estimates: Sequence[str],
     *,
     replan: "Replan | None",
+    adapt: "Adapt | None",
     hosts: "Leader | None",
     quiet: bool,
 ) -> tuple[dict[str, Any], list[Any]]:
@@ -278,7 +311,7 @@ def _train(
     if profile.compiled:
         note(["blocks are compiled before the first step, which waits for it"])
     report, folder = train_shown(
-        start, cluster_file, profile, prediction, replan=replan, hosts=hosts, quiet=quiet
+        start, cluster_file, profile, prediction, replan=replan, adapt=adapt, hosts=hosts, quiet=quiet
     )
     kept = kept_checkpoint(folder)
     result = {

@@ -25,13 +25,14 @@ from hetpipe.runs.settings import Clock, Settings, read_settings
 if TYPE_CHECKING:
     from hetpipe.runs.run_report import RunReport
     from hetpipe.simulation.prediction import Prediction
+    from hetpipe.training.adaptation import Adapt
     from hetpipe.training.other_hosts import OtherHosts
     from hetpipe.training.recovery import Replan
 
 RUNS = Path("runs")
 
-LONGEST_WAIT_S = 30 * 86400.0
-"""What `--timeout` may be at most; who asks for more has most likely mistaken the unit."""
+LEAST_WAIT_S, LONGEST_WAIT_S = 1.0, 30 * 86400.0
+"""What `--timeout` may be; who asks for less or more has most likely mistaken the unit."""
 
 SILENCE_S = 30.0
 """Where there is no bar, a step is told at least so often."""
@@ -81,6 +82,9 @@ class TrainingOptions:
         int,
         typer.Option("--max-restarts", min=0, help="Go on after a loss; so often in a row without progress."),
     ] = 3
+    adapt: Annotated[
+        bool, typer.Option("--adapt", help="Plan again when a device has become slow, if that gains time.")
+    ] = False
     run_folder: Annotated[
         Path | None, typer.Option("--run-folder", help="Where to write; else runs/<model>-<number>.")
     ] = None
@@ -174,13 +178,13 @@ def _timeout_s(text: str) -> float:
     >>> _timeout_s("2min")
     120.0
 
-    Raises: InputError if it is no time above zero.
+    Raises: InputError if it is no time of a second at least.
     """
     seconds = 0.0
     with suppress(InputError):
         seconds = parse_seconds(text)
-    if not 0 < seconds <= LONGEST_WAIT_S:
-        raise InputError(f"--timeout is {text!r}; give a time above zero, at most 30 days, such as 2min")
+    if not LEAST_WAIT_S <= seconds <= LONGEST_WAIT_S:
+        raise InputError(f"--timeout is {text!r}; give a time of at least 1 s, at most 30 days, such as 2min")
     return seconds
 
 
@@ -217,12 +221,14 @@ def train_shown(
     prediction: "Prediction",
     *,
     replan: "Replan | None",
+    adapt: "Adapt | None" = None,
     quiet: bool,
     hosts: "OtherHosts | None" = None,
 ) -> "tuple[RunReport, RunFolder]":
     """Train a verified program and show the progress; return the report, and the folder it is in.
 
-    replan: what plans without the devices that were lost; None where the plan is the user's.
+    replan: what plans without the devices that were lost; None where the plan is the user's. adapt: what
+    plans with slow ones; None where they are named alone.
     hosts: the others that take part, None where all devices are here.
     """
     from hetpipe.training.checkpoint_room import room_of
@@ -242,7 +248,7 @@ def train_shown(
             report = train_predicted(
                 settings, cluster_file, profile, prediction, folder,
                 on_event=_waits_told(on_event), tell=lambda told: note([told]), on_signal=ending,
-                max_restarts=start.max_restarts, replan=replan,
+                max_restarts=start.max_restarts, replan=replan, adapt=adapt,
                 hosts=hosts,
             )  # fmt: skip
     except (KeyboardInterrupt, SystemExit):

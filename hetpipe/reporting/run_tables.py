@@ -85,6 +85,7 @@ def run_marks(report: RunReport) -> list[str]:
         marks.append(
             f'losses: that of {report.loss_spikes} {steps} stood out ("spike" in metrics.jsonl says which)'
         )
+    marks += [f"slow: {text}" for text in report.slow_devices]
     if not report.owners_agree:
         marks.append("warning: parameters with several owners differ between them; this is a bug")
     return marks

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cost_model.errors import InputError
-from cost_model.strict_files import canonical_sha256, did_you_mean, read_json
+from cost_model.strict_files import LONGEST_SHOWN, canonical_sha256, did_you_mean, read_json
 
 ADAPTER_CONFIG_FILE = "adapter_config.json"
 EXAMPLE = "r=16,alpha=32,targets=q_proj,v_proj"
@@ -122,20 +122,24 @@ def read_adapter_settings(folder: Path) -> LoraSettings:
     config = read_json(path)
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
         found = config.get("peft_type") if isinstance(config, dict) else None
-        raise InputError(f"{path}: peft_type is {found!r}, and adapters here are LORA; give such a folder")
+        raise InputError(
+            f"{path}: peft_type is {_shown(found)}, and adapters here are LORA; give such a folder"
+        )
     _check_plain(path, config)
     targets = config.get("target_modules")
     if not isinstance(targets, list) or not all(isinstance(name, str) for name in targets):
-        raise InputError(f"{path}: target_modules is {targets!r}; a list of names is needed")
+        raise InputError(f"{path}: target_modules is {_shown(targets)}; a list of names is needed")
     rank, alpha, dropout = (config.get(key) for key in ("r", "lora_alpha", "lora_dropout"))
     for key, value, kind in (("r", rank, int), ("lora_alpha", alpha, int | float)):
         if not isinstance(value, kind) or isinstance(value, bool):
-            raise InputError(f"{path}: {key} is {value!r}; a number is needed")
+            raise InputError(f"{path}: {key} is {_shown(value)}; a number is needed")
     if not isinstance(dropout, int | float):
-        raise InputError(f"{path}: lora_dropout is {dropout!r}; a number is needed")
+        raise InputError(f"{path}: lora_dropout is {_shown(dropout)}; a number is needed")
     assert isinstance(rank, int) and isinstance(alpha, int | float)
     try:
         return LoraSettings(rank, float(alpha), tuple(targets), float(dropout))
+    except OverflowError:
+        raise InputError(f"{path}: a number has hundreds of digits; is it the right file?") from None
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
 
@@ -153,6 +157,15 @@ def _check_plain(path: Path, config: Mapping[str, Any]) -> None:
     if others:
         key, value = next(iter(others.items()))
         raise InputError(
-            f"{path}: {key} is {value!r}, which is not trained here; adapters have rank, alpha, dropout and "
-            "targets alone"
+            f"{path}: {_shown_key(key)} is {_shown(value)}, which is not trained here; adapters have rank, "
+            "alpha, dropout and targets alone"
         )
+
+
+def _shown(value: object) -> str:
+    """Return a value of a file as an error shows it, cut where it is long."""
+    return repr(value)[:LONGEST_SHOWN]
+
+
+def _shown_key(key: str) -> str:
+    return key[:LONGEST_SHOWN] if key.isidentifier() else _shown(key)

@@ -166,8 +166,17 @@ class RunFolder:
         return tuple(rows)
 
     def read_traces(self) -> dict[str, Trace]:
-        """Return the traces of trace.json by the name of their process; none if the run wrote none."""
-        return parse_chrome_trace(read_json(self.trace)) if self.trace.exists() else {}
+        """Return the traces of trace.json by the name of their process; none if the run wrote none.
+
+        Raises: InputError if it holds something else.
+        """
+        if not self.trace.exists():
+            return {}
+        data = read_json(self.trace)
+        try:
+            return parse_chrome_trace(data)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, InputError):
+            raise InputError(f"{self.trace}: is no trace as a run writes it; take it away") from None
 
 
 def numbered_runs(root: Path, model: str) -> tuple[RunFolder, ...]:

@@ -72,7 +72,7 @@ class RunReport:
     callbacks, checkpoints); between_steps: what that adds to the seconds of the steps, as a share of them.
     Both 0 in older reports, and global_batch_size too. gradient_dtype: in which gradients travelled.
     skipped_steps: those that changed nothing, since a gradient was not finite; loss_spikes: those whose loss
-    stood out.
+    stood out. slow_devices: sentences on devices that took longer than planned, and as long again.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -99,6 +99,7 @@ class RunReport:
     gradient_dtype: str = FLOAT32
     skipped_steps: int = 0
     loss_spikes: int = 0
+    slow_devices: tuple[str, ...] = ()
 
     @property
     def predicted_samples_per_s(self) -> float:

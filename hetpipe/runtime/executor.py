@@ -170,6 +170,7 @@ class Executor:
         totals = torch.zeros(3, dtype=torch.float64)
         scale = None if self.loss_scale is None else self.loss_scale.value
         self._stages.loss_scale = scale
+        self._pace.step = step
         self._pace.start_step(start_s)
         for index, instruction in enumerate(self._program.ranks[self._rank]):
             begin = self._pace.now_s

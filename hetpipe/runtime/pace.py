@@ -1,15 +1,23 @@
 """The pace of a device: when its operations start and end, on this host's CPU or emulated."""
 
+import os
+import re
 import time
+
+from cost_model.errors import InputError
 
 CARRY_S = 0.05
 """Lateness up to this much is carried: the next operation starts when this one should have ended."""
+
+
+SLOWDOWN_VARIABLE = "HETPIPE_EMULATED_SLOWDOWN"
 
 
 class Pace:
     """The times at which a device's operations start and end: on a CPU, the real ones; owns its clock."""
 
     def __init__(self) -> None:
+        self.step = 0  # index of the step at hand
         self.now_s = 0.0
         self.busy_s = 0.0
         self.over_budget_s = 0.0
@@ -62,10 +70,12 @@ class EmulatedPace(Pace):
 
     That clock lags the host's by what operations were late, at most CARRY_S, so that a late wake-up does not
     add up. cpu_speed: charge the CPU seconds of the thread over this speed, instead of nominal_s.
+    slowdown: (times, step): from that step on, by its number, each operation takes so many times as long.
     """
 
-    def __init__(self, cpu_speed: float | None = None) -> None:
+    def __init__(self, cpu_speed: float | None = None, slowdown: tuple[float, int] = (1.0, 0)) -> None:
         super().__init__()
+        self._slowdown = slowdown
         self._cpu_speed = cpu_speed
         self._cpu_s = 0.0
         self._wall_s = 0.0
@@ -79,6 +89,7 @@ class EmulatedPace(Pace):
         wall_s = time.monotonic() - self._wall_s
         if self._cpu_speed is not None:
             nominal_s = (time.thread_time() - self._cpu_s) / self._cpu_speed
+        nominal_s *= self._slower
         self.over_budget_s += max(0.0, wall_s - nominal_s)
         end = self._reach(start_s + nominal_s)
         self.busy_s += end - start_s
@@ -87,7 +98,7 @@ class EmulatedPace(Pace):
     def part(self, start_s: float, nominal_s: float) -> float:
         if self._cpu_speed is not None:
             nominal_s = (time.thread_time() - self._cpu_s) / self._cpu_speed
-        now_s, target_s = time.monotonic(), start_s + nominal_s
+        now_s, target_s = time.monotonic(), start_s + nominal_s * self._slower
         return target_s if now_s - target_s <= CARRY_S else now_s
 
     def leave_out(self, cpu_s: float) -> None:
@@ -99,12 +110,35 @@ class EmulatedPace(Pace):
         self.over_budget_s += max(0.0, time.monotonic() - target_s - CARRY_S)
         return self._reach(target_s)
 
+    @property
+    def _slower(self) -> float:
+        times, since = self._slowdown
+        return times if self.step + 1 >= since else 1.0
+
     def _reach(self, target_s: float) -> float:
         late_s = time.monotonic() - target_s
         if late_s < 0:
             sleep_until(target_s)
         self.now_s = target_s if late_s <= CARRY_S else target_s + late_s
         return self.now_s
+
+
+def slowdown_of(device: str) -> tuple[float, int]:
+    """Return how much slower an emulated device becomes in a run, and from which step on.
+
+    `SLOWDOWN_VARIABLE` says so, for trials: "big/1=2@40" makes big/1 take twice its time from step 40 on.
+
+    Raises: InputError if it says something else.
+    """
+    for text in filter(None, os.environ.get(SLOWDOWN_VARIABLE, "").split(",")):
+        match = re.fullmatch(r"(.+)=([0-9]{1,6}(?:\.[0-9]{1,6})?)@([0-9]{1,12})", text.strip())
+        if match is None or not float(match[2]) > 0:
+            raise InputError(
+                f"{SLOWDOWN_VARIABLE} holds {text!r}; write DEVICE=TIMES@STEP, such as big/1=2@40"
+            )
+        if match[1] == device:
+            return float(match[2]), int(match[3])
+    return 1.0, 0
 
 
 def sleep_until(when_s: float) -> None:

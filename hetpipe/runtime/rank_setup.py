@@ -27,7 +27,7 @@ from hetpipe.runtime.gpus import before_cuda, gpu_index
 from hetpipe.runtime.gradient_sync import GradientSync, counted_names
 from hetpipe.runtime.host_staging import Staging
 from hetpipe.runtime.optimizer import Optimizer
-from hetpipe.runtime.pace import EmulatedPace, Pace
+from hetpipe.runtime.pace import EmulatedPace, Pace, slowdown_of
 from hetpipe.runtime.stage_runner import Microbatch, StageRunner
 from hetpipe.runtime.torch_optimizer import TorchOptimizer
 from hetpipe.runtime.transport import DistributedTransport, TensorShape
@@ -227,5 +227,6 @@ def torch_device(device: Device) -> torch.device:
 def pace_of(device: Device, clock: Clock, place: torch.device) -> Pace:
     """Return the pace at which operations start and end on a device."""
     if is_emulated(device.kind):
-        return EmulatedPace(device.speed if clock is Clock.CPU else None)
+        cpu_speed = device.speed if clock is Clock.CPU else None
+        return EmulatedPace(cpu_speed, slowdown_of(device.name))
     return GpuPace(partial(accelerators.new_event, place)) if accelerators.has_events(place) else Pace()

@@ -57,6 +57,11 @@ class Handover:
         """Return the step as it was predicted before the run: nothing is simulated twice."""
         return Trace.of_json(json.loads(self._predicted.read_text()))
 
+    def planned_busy_s(self) -> tuple[float, ...]:
+        """Return the busy seconds of each rank in that step."""
+        predicted = self.predicted()
+        return tuple(predicted.busy_s(rank) for rank in range(len(predicted.device_names)))
+
     @property
     def _board(self) -> Path:
         return self.path / "board"

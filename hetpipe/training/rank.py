@@ -56,6 +56,7 @@ from hetpipe.training.meeting import WAIT, from_first, gather, keep_alive, same_
 from hetpipe.training.rank_data import RankData
 from hetpipe.training.rank_results import Measurements, RankSummary, shared_parameters, write_results
 from hetpipe.training.resumed_settings import option_differences
+from hetpipe.training.slow_devices import SlowWatch
 from partition.estimates.plan_memory import memory_on
 from partition.plan_file import read_plan
 
@@ -115,6 +116,7 @@ class _Run:
     need_bytes: float
     writer: CheckpointWriter
     clock: CommonClock
+    slow: SlowWatch  # sees anything on the rank that reports alone
     step: int = 0
     samples_seen: int = 0
     watch: LossWatch = field(default_factory=LossWatch)
@@ -173,7 +175,8 @@ class _Run:
         return cls(
             folder, handover, task_settings, costs, rank, task, model, optimizer, executor, board, device,
             place, emit, RankData(task, program, rank, place, seen + (settings.steps - step) * count),
-            memory_on(program.plan, profile, device).total_bytes, writer, clock, step, seen,
+            memory_on(program.plan, profile, device).total_bytes, writer, clock,
+            SlowWatch.of(program, handover.planned_busy_s() if rank == clock.first else ()), step, seen,
         )  # fmt: skip
 
     @property
@@ -241,6 +244,7 @@ class _Run:
                 self.watch.num_skipped,
                 self.watch.num_spikes,
                 self.handover.places(),
+                tuple(self.slow.told),
             )
             write_results(self.folder, self.settings, self.costs, self.handover.predicted(), measured)
         if self.watch.diverged:
@@ -332,33 +336,34 @@ class _Run:
         }
         if outcome.loss_scale is not None:
             metrics["loss_scale"] = outcome.loss_scale
+        slow = self.slow.events(self.step + 1, busy_s) if len(self.step_s) > 1 else []
         finite = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
         try:
             with open(self.folder.metrics, "a", encoding="utf-8") as file:
-                file.write(json.dumps(finite) + "\n")
+                file.write(json.dumps(finite | self.slow.now()) + "\n")
         except OSError as error:
             raise InputError(
                 f"{self.folder.metrics}: cannot be written ({error.strerror}); make room there, and go on "
                 "with --resume"
             ) from error
-        return asked | self._tell({"event": "step", **metrics})
+        return asked | self._tell({"event": "step", **metrics}, *slow)
 
-    def _tell(self, event: dict[str, Any]) -> Asked:
-        """Emit the event of the rank that reports; return on all ranks what it asks for."""
+    def _tell(self, *events: dict[str, Any]) -> Asked:
+        """Emit the events of the rank that reports; return on all ranks what they ask for."""
         if not dist.is_initialized():
-            return self._asked(event)
+            return self._asked(*events)
         answer = WAIT
         if self.reports:
             with keep_alive(self.settings.timeout_s / 3, self.clock.first):
-                answer = self._asked(event).value
+                answer = self._asked(*events).value
         while (found := from_first(answer, self.clock.first)) == WAIT:
             pass
         return Asked(found)
 
-    def _asked(self, event: dict[str, Any]) -> Asked:
-        asked = Asked.STOP if self.emit(event) is True else Asked(0)
+    def _asked(self, *events: dict[str, Any]) -> Asked:
+        asked = Asked.STOP if list(map(self.emit, events)).count(True) else Asked(0)
         every_s = self.settings.every_s
-        if every_s and event["event"] == "step" and time.monotonic() - self.saved_s >= every_s:
+        if every_s and events[0]["event"] == "step" and time.monotonic() - self.saved_s >= every_s:
             asked |= Asked.SAVE
         return asked
 

@@ -103,7 +103,8 @@ class Measurements:
     """What a run measured: each rank, in their order, and the seconds of every step.
 
     wall_s: of each step with all that lay between it and the one before. num_skipped: steps that changed
-    nothing; num_spikes: of the loss (`LossWatch`). places: whose loads are of one host.
+    nothing; num_spikes: of the loss (`LossWatch`). places: whose loads are of one host. slow: what was told
+    of slow devices.
     """
 
     summaries: Sequence[RankSummary]
@@ -112,6 +113,7 @@ class Measurements:
     num_skipped: int
     num_spikes: int
     places: Places
+    slow: tuple[str, ...] = ()
 
 
 def write_results(
@@ -160,6 +162,7 @@ def _report(
         gradient_dtype=plan.gradient_dtype,
         skipped_steps=measured.num_skipped,
         loss_spikes=measured.num_spikes,
+        slow_devices=measured.slow,
     )
 
 

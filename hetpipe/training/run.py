@@ -14,6 +14,7 @@ from typing import Any
 from cost_model.cluster import CPU, Device
 from cost_model.cluster_file import read_cluster
 from cost_model.errors import DivergedError, InputError
+from cost_model.memory import checkpoint_bytes
 from cost_model.profile import ModelProfile, profile_text
 from cost_model.strict_files import read_text
 from hetpipe.data.task import TaskFactory, prepare_data, registered_task
@@ -32,6 +33,7 @@ from hetpipe.runtime.scratch import scratch_folder
 from hetpipe.runtime.stopping import Stopping, signals_heard
 from hetpipe.simulation.prediction import Prediction, predict
 from hetpipe.training import checkpoint, torchrun
+from hetpipe.training.adaptation import Adapt, Adaptation
 from hetpipe.training.checkpoint_damage import damage_of, put_aside
 from hetpipe.training.checkpoint_owners import check_checkpoint
 from hetpipe.training.checkpoint_room import room_of
@@ -189,14 +191,15 @@ def train_predicted(
     on_signal: Callable[[str], None] = lambda name: None,
     max_restarts: int = 0,
     replan: Replan | None = None,
+    adapt: Adapt | None = None,
     hosts: OtherHosts | None = None,
 ) -> RunReport:
     """Train as `train` does, what was predicted and verified before; return the report.
 
     tell: takes the sentences of which `train` warns. on_signal: takes the name of a signal after which
     training ends with the step at hand, and a checkpoint unless `save` is False. max_restarts, replan: see
-    `Recovery`; a run under torchrun is restarted by its agent alone. hosts: who start the ranks of other
-    hosts, None where all are here.
+    `Recovery`; a run under torchrun is restarted by its agent alone. adapt: see `Adaptation`. hosts: who
+    start the ranks of other hosts, None where all are here.
 
     Raises: InputError, InfeasibleError as `prepare`; WorkerLostError if a process fails.
     """
@@ -206,7 +209,9 @@ def train_predicted(
         recovery.missing = hosts.missing
     begun_from = None if settings.resume_from is None else Path(settings.resume_from)
     with folder.locked(), signals_heard(on_signal) as stopping, ExitStack() as ends:
-        answered = _Answered(on_event, tell, stopping, settings.steps, recovery)
+        moved = checkpoint_bytes(profile, frozen=settings.lora is None)
+        adaptation = Adaptation(settings.steps, moved, adapt, tell)
+        answered = _Answered(on_event, tell, stopping, settings.steps, recovery, adaptation)
         prepared = _Preparation(settings, cluster_file, profile, folder, make_task, hosts)
         prepared.fill(prediction, tell)
         if isinstance(make_task, UserTask):
@@ -214,14 +219,18 @@ def train_predicted(
             make_task.write_weights(folder)
         while True:
             try:
+                adaptation.begin()
                 prepared.train(recovery.prediction, answered, stopping)
-                break
+                new = adaptation.take()
+                if new is None or stopping.asked or answered.over:
+                    break
+                recovery.prediction, source = new, checkpoint.latest(folder.checkpoints)
             except WorkerLostError as error:
                 restart = recovery.restart(error, begun_from)
                 _wait(restart.wait_s, stopping)
-                source = None if restart.source is None else str(restart.source)
-                prepared.settings = replace(settings, resume_from=source)
-                prepared.fill(restart.prediction, lambda told: None)
+                source = restart.source
+            prepared.settings = replace(settings, resume_from=None if source is None else str(source))
+            prepared.fill(recovery.prediction, lambda told: None)
         if answered.diverged is not None:
             raise DivergedError(_divergence(answered.diverged, folder))
         if not answered.complete:
@@ -302,8 +311,14 @@ class _Answered:
     stopping: Stopping
     steps: int
     recovery: Recovery
+    adaptation: Adaptation
     complete: bool = False
     diverged: dict[str, Any] | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing to go on with."""
+        return self.complete or self.diverged is not None
 
     def __call__(self, event: dict[str, Any]) -> bool:
         """Tell the caller; return whether training is to end."""
@@ -313,11 +328,14 @@ class _Answered:
             return self.stopping.asked
         if event["event"] == "diverged":
             self.diverged = event
+        adapts = self.adaptation.saw(event, self.recovery.prediction.plan, self.recovery.lost)
         answer = self.on_event(event) is True
+        if answer:
+            self.adaptation.pending = None  # the caller ends the run
         if event["event"] == "step":
             self.stopping.begun = True
             self.complete |= event["step"] >= self.steps
-        return answer or self.stopping.asked
+        return answer or adapts or self.stopping.asked
 
 
 def rank_group(

@@ -116,7 +116,7 @@ def test_how_often_is_a_number_of_steps_or_a_time(run, every):
     assert result.err.endswith("; give steps, such as 50, or a time, such as 10min\n")
 
 
-@pytest.mark.parametrize("timeout", ["never", "0 s", "-1 s", "1e9 s", "31000000", "1e400 s"])
+@pytest.mark.parametrize("timeout", ["never", "1 ns", "0 s", "-1 s", "1e9 s", "31000000", "1e400 s"])
 def test_how_long_a_rank_waits_is_a_time(run, timeout):
     result = run(f"--steps 2 --timeout '{timeout}'")
     assert (result.code, result.err.count("\n")) == (2, 1)

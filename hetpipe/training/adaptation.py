@@ -1,0 +1,88 @@
+"""What follows when a device has become slow: layers and shares move, when that gains more than it costs."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cost_model.errors import InfeasibleError, InputError
+from cost_model.units import format_seconds
+from hetpipe.simulation.prediction import Prediction
+from partition.plan import Plan
+
+WRITTEN_BYTES_PER_S = 100e6
+"""What a disk is taken to write and read at, where a checkpoint moves layers."""
+
+Adapt = Callable[[frozenset[str], Mapping[str, float], Plan | None], Prediction]
+"""(lost devices, how many times slower each slow one is, a plan) -> what that plan does then; without one,
+what a new plan does. InfeasibleError or InputError if there is none."""
+
+
+@dataclass(slots=True)
+class Adaptation:
+    """Decides on the slow devices of a run; adapt: None where they are named alone.
+
+    checkpoint_bytes: what moves. tell: takes the sentence of each decision. pending: what to go on with,
+    after the checkpoint of the step at hand; taken by `take`.
+    """
+
+    steps: int
+    checkpoint_bytes: float
+    adapt: Adapt | None
+    tell: Callable[[str], object]
+    slowed: dict[str, float] = field(default_factory=dict)
+    pending: Prediction | None = None
+    _begun_s: float = 0.0
+    _start_s: float | None = None  # what the attempt at hand took until its first step was over
+
+    def begin(self) -> None:
+        """Note that an attempt begins."""
+        self._begun_s, self._start_s, self.pending = time.monotonic(), None, None
+
+    def saw(self, event: Mapping[str, Any], current: Plan, lost: frozenset[str]) -> bool:
+        """Take what a rank emits; return whether the attempt is to end, for a new plan."""
+        if event["event"] == "step" and self._start_s is None:
+            self._start_s = time.monotonic() - self._begun_s
+        if event["event"] != "slow":
+            return False
+        self.tell(str(event["text"]))
+        if self.adapt is None or event["ended"]:
+            return False
+        device = str(event["device"])
+        slowed = {**self.slowed, device: self.slowed.get(device, 1.0) * float(event["ratio"])}
+        try:
+            as_is = self.adapt(lost, slowed, current)
+            new = self.adapt(lost, slowed, None)
+        except (InfeasibleError, InputError) as error:
+            self.tell(f"no other plan for {device} slowed: {error}")
+            return False
+        return self._is_worth_it(as_is, new, slowed, int(event["step"]))
+
+    @property
+    def cost_s(self) -> float:
+        """Seconds to move: a start as long as that of this attempt, a checkpoint written and read."""
+        return (self._start_s or 0.0) + 2 * self.checkpoint_bytes / WRITTEN_BYTES_PER_S
+
+    def take(self) -> Prediction | None:
+        """Return what to go on with, None if nothing is pending; once."""
+        pending, self.pending = self.pending, None
+        return pending
+
+    def _is_worth_it(self, as_is: Prediction, new: Prediction, slowed: dict[str, float], step: int) -> bool:
+        gain_s = (as_is.step_s - new.step_s) * (self.steps - step)
+        steps = (
+            f"{format_seconds(as_is.step_s)} a step with it, {format_seconds(new.step_s)} planned again: "
+            f"{format_seconds(max(0.0, gain_s))} over the {self.steps - step} steps left"
+        )
+        cost = f"moving costs {format_seconds(self.cost_s)}"
+        if gain_s <= self.cost_s:
+            self.tell(f"the plan stays: {steps}; {cost}")
+            return False
+        self.tell(f"planned again: {steps}; {cost}; {_moves(new.plan)}")
+        self.slowed, self.pending = slowed, new
+        return True
+
+
+def _moves(plan: Plan) -> str:
+    held = {name: plan.layers_of(name) for name in plan.device_names}
+    return ", ".join(f"{name} runs layers {layers[0]} to {layers[-1]}" for name, layers in held.items())

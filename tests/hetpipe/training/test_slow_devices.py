@@ -1,0 +1,179 @@
+"""Slow devices: named soon after they are, never for noise, and planned around where that gains time."""
+
+import math
+import random
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cost_model.cluster_file import read_cluster
+from cost_model.errors import InfeasibleError
+from cost_model.what_if import slowed
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.run_report import read_report
+from hetpipe.runs.settings import Settings
+from hetpipe.runtime.pace import SLOWDOWN_VARIABLE
+from hetpipe.simulation.prediction import Prediction, predict
+from hetpipe.training.adaptation import Adaptation
+from hetpipe.training.run import train_predicted
+from hetpipe.training.slow_devices import SlowDevices, SlowSpell, SlowWatch
+from partition.plan import Plan
+from partition.plan_file import read_plan
+from runs import EMULATED_CLUSTER, chain_plan, cluster_file, made_up_profile
+
+MODEL = "bert-tiny"
+
+
+def spells(busy: list[list[float]]) -> list[tuple[int, SlowSpell]]:
+    """Return what is said of busy seconds by step, planned as 1 s each, and after which step."""
+    watch = SlowDevices([1.0] * len(busy[0]))
+    return [(step, spell) for step, row in enumerate(busy, 1) for spell in watch.see(step, row)]
+
+
+def noise(seed: int, num_ranks: int, sigma: float, tails: float, level: float) -> list[list[float]]:
+    """1,000 steps: each rank's lognormal noise with heavy tails, and load of the host that all ranks feel."""
+    draw, load, rows = random.Random(seed), 0, []
+    for _ in range(1000):
+        load = load - 1 if load else draw.randint(3, 60) * (draw.random() < 0.02)
+        row = []
+        for _ in range(num_ranks):
+            value = level * (1.6 if load else 1.0) * math.exp(draw.gauss(0, sigma))
+            row.append(value * (1 + draw.paretovariate(1.5)) if draw.random() < tails else value)
+        rows.append(row)
+    return rows
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    num_ranks=st.integers(1, 6),
+    sigma=st.floats(0, 0.15),
+    tails=st.floats(0, 0.1),
+    level=st.floats(0.3, 3),
+)
+@settings(max_examples=15, deadline=None)
+def test_no_alarm_in_1000_steps_of_noise_tails_load_and_a_plan_that_errs(
+    seed, num_ranks, sigma, tails, level
+):
+    assert spells(noise(seed, num_ranks, sigma, tails, level)) == []
+
+
+@given(seed=st.integers(0, 10**6), num_ranks=st.integers(2, 6), begin=st.integers(1, 500))
+@settings(max_examples=15, deadline=None)
+def test_a_device_slowed_twice_is_named_within_25_steps_and_when_it_ends(seed, num_ranks, begin):
+    rows = noise(seed, num_ranks, 0.1, 0.03, 1.3)
+    for row in rows[begin - 1 : begin + 99]:
+        row[1] *= 2
+    (named, spell), (over, ended) = spells(rows)
+    assert spell.rank == ended.rank == 1
+    assert named < begin + 25
+    assert abs(spell.since - begin) <= 5
+    assert spell.ratio == pytest.approx(2, rel=0.15)
+    assert not spell.ended
+    assert ended.ended
+    assert begin + 100 <= over < begin + 125
+
+
+def test_a_quarter_slower_is_slow_and_less_is_not():
+    assert [spell.ratio for _, spell in spells([[1.0, 1.0, 1.25]] * 40)] == [1.25]
+    assert spells([[1.0, 1.0, 1.24]] * 40) == []
+    # a device that keeps to the plan is not slow, however fast the others are
+    assert spells([[0.5, 0.5, 1.0]] * 40) == []
+    # nor is one alone, beside which there is nothing
+    assert spells([[1.0]] * 20 + [[2.0]] * 40) == []
+
+
+def test_an_episode_is_told_once_with_its_evidence():
+    plan = SimpleNamespace(layers_of=lambda device: (3, 4, 5))
+    program: Any = SimpleNamespace(device_names=("big/0", "big/1"), plan=plan)
+    watch = SlowWatch.of(program, [0.1, 0.21])
+    slow = [[0.1, 0.21]] * 39 + [[0.1, 0.399]] * 60 + [[0.1, 0.21]] * 40
+    events = [event for step, row in enumerate(slow, 1) for event in watch.events(step, row)]
+    assert [(event["device"], event["since"], event["ended"]) for event in events] == [
+        ("big/1", 40, False),
+        ("big/1", 40, True),
+    ]
+    assert events[0]["text"] == watch.told[0]
+    assert watch.told[0] == (
+        "big/1 takes 1.90 times its planned 210 ms per step since step 40 (median of 15 steps; the others "
+        "take 1.00 times theirs); it runs layers 3 to 5"
+    )
+    assert "big/1 is as fast as planned again" in watch.told[1]
+
+
+def predictions(step_s: float) -> Any:
+    return SimpleNamespace(
+        step_s=step_s, plan=SimpleNamespace(device_names=("a",), layers_of=lambda name: (0, 1))
+    )
+
+
+@pytest.mark.parametrize(("steps_left", "moves"), [(10, False), (1000, True)])
+def test_layers_move_when_the_gain_exceeds_what_moving_costs(steps_left, moves):
+    told: list[str] = []
+
+    def adapt(lost: frozenset[str], times: Any, plan: Plan | None) -> Prediction:
+        assert times == {"a": 2.0}
+        return predictions(1.0 if plan is None else 1.5)
+
+    found = Adaptation(40 + steps_left, 500e6, adapt, told.append)  # 10 s for the checkpoint
+    event = {"event": "slow", "step": 40, "device": "a", "ratio": 2.0, "ended": False, "text": "a is slow"}
+    found.begin()
+    assert found.saw(event, predictions(0.0).plan, frozenset()) is moves
+    assert (found.take() is not None) is moves
+    assert found.take() is None
+    assert told[0] == "a is slow"
+    assert told[1].startswith("planned again" if moves else "the plan stays")
+
+
+def test_a_device_without_which_nothing_fits_stays():
+    told: list[str] = []
+
+    def adapt(lost: frozenset[str], times: Any, plan: Plan | None) -> Prediction:
+        raise InfeasibleError("too large")
+
+    found = Adaptation(100, 0.0, adapt, told.append)
+    event = {"event": "slow", "step": 40, "device": "a", "ratio": 2.0, "ended": False, "text": "a is slow"}
+    assert not found.saw(event, predictions(0.0).plan, frozenset())
+    assert told == ["a is slow", "no other plan for a slowed: too large"]
+
+
+def slowed_run(folder: Path, *, adapts: bool, last: int) -> tuple[RunFolder, list[str]]:
+    """Train on two emulated devices, the second of which is slowed three times from step 8 on."""
+    folder.mkdir()
+    path, run, told = cluster_file(folder, EMULATED_CLUSTER), RunFolder(folder / "run"), list[str]()
+    profile, cluster = made_up_profile(MODEL, "emulated"), read_cluster(path)
+
+    def adapt(lost: frozenset[str], times: Mapping[str, float], plan: Plan | None) -> Prediction:
+        return predict(plan or chain_plan(MODEL, [0, 6, 8], 4), profile, slowed(cluster, times))
+
+    first = predict(chain_plan(MODEL, [0, 4, 8], 4), profile, cluster)
+    train_predicted(
+        Settings(steps=10_000), path, profile, first, run,
+        on_event=lambda event: event.get("step", 0) >= last,
+        tell=told.append, adapt=adapt if adapts else None,
+    )  # fmt: skip
+    return run, told
+
+
+@pytest.mark.slow
+def test_layers_of_a_slowed_device_move_and_the_losses_stay(tmp_path, monkeypatch):
+    monkeypatch.setenv(SLOWDOWN_VARIABLE, "here/1=3@8")
+    stays, told = slowed_run(tmp_path / "stays", adapts=False, last=38)
+    assert len(told) == 1
+    assert re.match(r"here/1 takes [23]\.\d\d times its planned .* per step since step [6-9] ", told[0])
+    assert list(read_report(stays.report).slow_devices) == told
+    named = [entry["step"] for entry in stays.read_metrics() if "slow" in entry]
+    assert named[0] < 8 + 25
+    moves, told = slowed_run(tmp_path / "moves", adapts=True, last=38)
+    assert [text.split(":")[0] for text in told[1:]] == ["planned again"]
+    assert read_plan(moves.plan).layers_of("here/1") == (6, 7)
+    pairs = zip(stays.read_metrics(), moves.read_metrics(), strict=True)
+    for before, after in pairs:
+        assert after["loss"] == pytest.approx(before["loss"], rel=1e-6)
+    # the new plan is measured by its own times: the device is as planned now
+    assert not any("slow" in entry for entry in moves.read_metrics()[-2:])
