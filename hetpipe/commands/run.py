@@ -34,6 +34,7 @@ from hetpipe.commands.several_hosts import (
     joined_profile,
     leading,
     place_of,
+    print_launch,
 )
 from hetpipe.commands.training import (
     RunStart,
@@ -98,6 +99,9 @@ def run_command(
     silent = quiet or json
     request = plan_request(cluster_file, options, strategy)
     plan = None if given.plan_file is None else _given_plan(given.plan_file, given, options)
+    if hosts.print_launch:
+        print_launch(hosts, request.usable)
+        return
     entry = named_model(model, options)
     place = None if dry_run else place_of(hosts, request.usable)
 
