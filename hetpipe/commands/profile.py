@@ -169,10 +169,13 @@ def _check_hosts(sources: Sequence[str], hosts: HostOptions, cluster_output: Pat
 
     Raises: InputError if they measure nothing, or there are none.
     """
-    if hosts.rendezvous is not None and sources:
-        raise InputError(f"--rendezvous is for measuring, and {sources[0]} measures nothing; leave one out")
-    if cluster_output is not None and hosts.rendezvous is None:
+    several = hosts.rendezvous is not None or hosts.hosts
+    if several and sources:
+        raise InputError(f"several hosts are for measuring, and {sources[0]} measures nothing; leave it out")
+    if cluster_output is not None and not several:
         raise InputError("--cluster-output is of links between hosts; give --rendezvous, or leave it out")
+    if hosts.print_launch:
+        raise InputError("--print-launch is of `hetpipe run`; start the same profile line on each host")
 
 
 def parse_sizes(text: str) -> tuple[int, ...] | None:
@@ -240,7 +243,7 @@ def measure(
                 compiled=options.compiled,
             )  # fmt: skip
 
-    place = place_of(hosts, cluster) if hosts.rendezvous is not None else None
+    place = place_of(hosts, cluster) if hosts.rendezvous is not None or hosts.hosts else None
     said = said_of(options.dtype, options.loss_chunks, compiled=options.compiled)
     said["--sequence-length"] = options.sequence_length
     asked = Asked(cluster, cluster, entry, said, what="measuring")
