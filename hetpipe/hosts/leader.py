@@ -207,11 +207,14 @@ class Leader:
                 member.answer = None
         for member in asked:
             member.conversation.say("ask", question="there")
+        end_s = time.monotonic() + ENDING_S
         with self._changed:
-            while any(member.answer is None and member in self._members.values() for member in asked):
+            while waited := [found for found in self._members.values() if found.answer is None]:
+                if time.monotonic() > end_s:  # it is there, and does nothing
+                    break
                 self._changed.wait(LOOK_S)
             self._settling, self._failures = False, []
-            here = {self.facts.node, *self._members}
+            here = {self.facts.node, *self._members} - {found.facts.node for found in waited}
         return frozenset(device.name for device in devices if device.node not in here)
 
     def train(

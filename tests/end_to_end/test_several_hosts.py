@@ -1,7 +1,6 @@
 """`hetpipe run --rendezvous` on three hosts that share nothing but a network."""
 
 import json
-import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from host_runs import LINE, NODES, Runs, hosts_with_folders
 from partition.plan_file import read_plan
 
 STEPS = 5
+MANY = 60
 LOSSES_AGREE = 2e-6
 ONE_DEVICE = """
 [network]
@@ -111,34 +111,22 @@ def test_a_signal_to_any_host_ends_all_in_good_order_and_they_go_on(
 
 
 @pytest.mark.slow
-def test_the_loss_of_a_host_ends_the_others_with_its_name(runs: Runs):
-    runs.start(f"{LINE} {rendezvous(runs)} --steps 100000 -q --max-restarts 0")
-    runs.wait_for_step(RunFolder(runs.folders[0] / "runs" / "bert-tiny-001"), 2)
-    if runs.hosts[2].namespace is None:
-        runs.started[2].kill()
-    else:
-        runs.hosts[2].kill()
-    ends = runs.ends(5, 5, -signal.SIGKILL)
-    for ended in ends[:2]:
-        assert "error: node small" in ended.err.splitlines()[-1]
-        assert "is lost" in ended.err.splitlines()[-1]
-        assert "Traceback" not in ended.err
-
-
-@pytest.mark.slow
-def test_the_hosts_that_are_left_go_on_from_the_last_checkpoint(
+def test_the_run_goes_on_without_a_host_that_is_lost(
     runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    runs.start(f"{LINE} {rendezvous(runs)} --steps 12 --every 2 -q")
+    """The last host dies with all that runs there; its layers are on the leader's disk as well."""
+    runs.start(f"{LINE} {rendezvous(runs)} --steps {MANY} --every 2 --keep 2 -q")
     leader = RunFolder(runs.folders[0] / "runs" / "bert-tiny-001")
-    runs.wait_for_step(leader, 5)
+    runs.wait_for_step(leader, 4)
     if runs.hosts[2].namespace is None:
         runs.started[2].kill()
     else:
         runs.hosts[2].kill()
     ends = runs.ends(0, 0, -signal.SIGKILL)
-    assert re.search("going on from step [24] without small/0", ends[0].err)
-    assert "small/0" not in read_plan(leader.plan).device_names
+    (told,) = [line for line in ends[0].err.splitlines() if "going on from" in line]
+    assert told.startswith("note: node small")
+    assert " without small/0 " in told
+    assert {name.partition("/")[0] for name in read_plan(leader.plan).device_names} == {"big", "mid"}
     monkeypatch.chdir(tmp_path)
-    alone = train_alone(leader.profile, "--steps 12 --no-save", capsys)
+    alone = train_alone(leader.profile, f"--steps {MANY} --no-save", capsys)
     assert losses(leader) == pytest.approx(alone, rel=LOSSES_AGREE)
