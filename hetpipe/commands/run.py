@@ -27,7 +27,14 @@ from hetpipe.commands.options import (
 )
 from hetpipe.commands.output import choice_json, choice_sentences, note, print_json, warn_if_too_fast
 from hetpipe.commands.plan import NO_OUTCOMES, new_plan, show_plan
-from hetpipe.commands.several_hosts import HostOptions, follow_leader, joined_profile, leading, place_of
+from hetpipe.commands.several_hosts import (
+    HostOptions,
+    follow_leader,
+    joined_profile,
+    leading,
+    place_of,
+    print_launch,
+)
 from hetpipe.commands.training import (
     RunStart,
     TrainingOptions,
@@ -91,6 +98,9 @@ def run_command(
     silent = quiet or json
     request = plan_request(cluster_file, options, strategy)
     plan = None if given.plan_file is None else _given_plan(given.plan_file, given, options)
+    if hosts.print_launch:
+        print_launch(hosts, request.usable)
+        return
     entry = named_model(model, options)
     place = None if dry_run else place_of(hosts, request.usable)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from hetpipe.hosts.agreement import Facts
     from hetpipe.hosts.leader import Leader
     from hetpipe.hosts.rendezvous import SharedFile
+    from hetpipe.hosts.ssh import Launch, RemoteHosts
     from hetpipe.trust.channel import Address
 
 
@@ -43,6 +45,15 @@ class HostOptions:
     ] = None
     trust_network: Annotated[
         bool, typer.Option("--trust-network", help="Let tensors travel over a network that proves nothing.")
+    ] = False
+    hosts: Annotated[
+        bool, typer.Option("--hosts", help="Start the other hosts from here by ssh, and lead them.")
+    ] = False
+    ssh_config: Annotated[
+        Path | None, typer.Option("--ssh-config", help="A configuration file for ssh, instead of your own.")
+    ] = None
+    print_launch: Annotated[
+        bool, typer.Option("--print-launch", help="Print the line for each host, and start nothing.")
     ] = False
     wait: Annotated[str, typer.Option("--wait", help="How long hosts wait for each other at the start.")] = (
         "10min"
@@ -73,6 +84,7 @@ class Place:
     token: bytes
     options: HostOptions
     file: "SharedFile | None" = None
+    launch: "Launch | None" = None
 
 
 def place_of(options: HostOptions, cluster: Cluster) -> Place | None:
@@ -80,6 +92,8 @@ def place_of(options: HostOptions, cluster: Cluster) -> Place | None:
 
     Raises: InputError if the options do not say enough, or nobody vouches for the network.
     """
+    if options.hosts:
+        return _starting_place(options, cluster)
     if options.rendezvous is None:
         given = {node.host for node in cluster.nodes if node.host is not None and node.devices}
         if len(given) > 1:
@@ -127,6 +141,51 @@ def place_of(options: HostOptions, cluster: Cluster) -> Place | None:
     return Place(node, True, (number, 0), token, options, file)
 
 
+def _starting_place(options: HostOptions, cluster: Cluster) -> Place:
+    """Return the place of the host that leads, and starts the others by ssh."""
+    from hetpipe.hosts.rendezvous import (
+        check_trusted,
+        leaders_number,
+        outer_number,
+        own_node,
+        parse_rendezvous,
+    )
+    from hetpipe.trust.token import run_token
+
+    name = own_node(cluster, options.node)
+    node = next(node for node in cluster.nodes if node.name == name)
+    launch = _launch_of(options, cluster, name)
+    launch.check()
+    number, port = outer_number(None) if node.host is None else leaders_number(node.host), 0
+    if options.rendezvous is not None:
+        meeting = parse_rendezvous(options.rendezvous)
+        if meeting.address is None:
+            raise InputError("--hosts starts the others from here; give no rendezvous file with it")
+        port = meeting.address[1]
+    check_trusted(number, trusts=options.trust_network)
+    return Place(node, True, (number, port), run_token(options.token_file), options, launch=launch)
+
+
+def _launch_of(options: HostOptions, cluster: Cluster, name: str | None) -> "Launch":
+    """Return what is started on all nodes but this one; on all, where that is none."""
+    from hetpipe.hosts.ssh import Launch
+
+    nodes = tuple(node for node in cluster.nodes if node.devices and node.name != name)
+    return Launch(nodes, tuple(sys.argv[1:]), options.ssh_config)
+
+
+def print_launch(options: HostOptions, cluster: Cluster) -> None:
+    """Print the line to paste on each host.
+
+    Raises: InputError without a rendezvous.
+    """
+    if options.rendezvous is None:
+        raise InputError("--print-launch needs --rendezvous tcp://LEADER:PORT, where the hosts are to meet")
+    token_file = "token" if options.token_file is None else str(options.token_file)
+    for line in _launch_of(options, cluster, None).lines(options.rendezvous, token_file):
+        typer.echo(line)
+
+
 def facts_here(place: Place, request: PlanRequest, entry: ModelEntry, training: TrainingOptions) -> "Facts":
     """Return what this host says of itself."""
     from hetpipe.hosts.agreement import facts_of
@@ -160,10 +219,13 @@ def follow_leader(
     Raises: whatever ended the run, on whichever host.
     """
     from hetpipe.hosts.member import follow
+    from hetpipe.hosts.ssh import TOKEN_FROM_INPUT, end_with_input
 
     def profile(message: dict[str, object]) -> tuple[dict[str, object], bytes]:
         return {}, profile_text(measure(part_of(request.usable, place.node))).encode()
 
+    if str(place.options.token_file) == TOKEN_FROM_INPUT:
+        end_with_input()
     own = Settings(steps=1, data=tuple(map(str, readable_texts(training.data or ()))), **entry.in_settings)
     follow(
         place.address, place.token, facts_here(place, request, entry, training), own, {"profile": profile},
@@ -188,14 +250,31 @@ def leading(
     nodes = [node.name for node in request.usable.nodes if node.devices]
     try:
         facts = facts_here(place, request, entry, training)
-        with Leader(facts, nodes, place.address, place.token, lambda text: note([text])) as leader:
+        with (
+            _remote_hosts(place) as remote,
+            Leader(facts, nodes, place.address, place.token, lambda text: note([text])) as leader,
+        ):
             if place.file is not None:
                 place.file.write(leader.address)
+            if remote is not None:
+                remote.start(leader.address, leader.not_started)
             leader.gather(place.options.wait_s)
             yield leader
     finally:
         if place.file is not None:
             place.file.remove()
+
+
+@contextmanager
+def _remote_hosts(place: Place) -> "Iterator[RemoteHosts | None]":
+    """Give what starts the other hosts, which end with this one; None where others start them."""
+    if place.launch is None:
+        yield None
+        return
+    from hetpipe.hosts.ssh import RemoteHosts
+
+    with RemoteHosts(place.launch, place.token, lambda text: typer.echo(text, err=True)) as remote:
+        yield remote
 
 
 def joined_profile(

@@ -75,6 +75,7 @@ class Leader:
         self._attempt = -1
         self._interruption = Interruption()
         self._closed = False
+        self._known: set[str] = set()  # who has ever come
         self._settling = False  # who is lost now is left out of the next attempt
 
     def __enter__(self) -> Self:
@@ -111,6 +112,11 @@ class Leader:
     def address(self) -> Address:
         """Return the number and port on which others are listened to."""
         return self._listener.address
+
+    def not_started(self, node: str, how: str) -> None:
+        """Hear that the launcher of a node has ended; where it had never come, nobody waits for it."""
+        if node not in self._known:
+            self._fail(alarm_of({"type": "InputError", "text": how}))
 
     def gather(self, wait_s: float) -> None:
         """Wait for all nodes, and compare them with this one.
@@ -308,6 +314,7 @@ class Leader:
                 channel.close()
                 return
             name = f"{facts.node} ({facts.host}, {channel.peer_address})"
+            self._known.add(facts.node)
             self._members[facts.node] = _Member(facts, Conversation(
                 channel, name,
                 lambda message, blob: self._hear(facts.node, message, blob),

@@ -2,6 +2,7 @@
 
 import os
 import stat
+import sys
 from pathlib import Path
 
 from cost_model.errors import InputError
@@ -17,6 +18,8 @@ MAKE_TOKEN = "(umask 077; python3 -c 'import secrets; print(secrets.token_hex())
 def run_token(file: Path | None) -> bytes:
     """Return the token in a file, else that of HETPIPE_TOKEN; the same one is needed on all hosts.
 
+    file: "-" for a line of standard input.
+
     Raises: InputError if there is none, others may read the file, or it is too short.
     """
     if file is None:
@@ -26,6 +29,8 @@ def run_token(file: Path | None) -> bytes:
                 "several hosts need a token that each proves to hold: give --token-file or set "
                 f"{TOKEN_VARIABLE}; {MAKE_TOKEN} makes one, to be copied to each host"
             )
+    elif str(file) == "-":
+        text, source = sys.stdin.readline(MOST_LENGTH + 2), "standard input"
     else:
         text, source = read_text(file, MOST_LENGTH), str(file)
         if stat.S_IMODE(file.stat().st_mode) & 0o077:

@@ -1,0 +1,145 @@
+"""`hetpipe run --hosts` starts another host by a real sshd, and leaves nothing running there."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ssh_server
+from cost_model.profile import ModelProfile, profile_text
+from hetpipe import cli
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.settings import Settings
+from hetpipe.training.run import train
+from places import ROOT
+from runs import chain_plan, cluster_file, made_up_profile
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not ssh_server.IS_HERE, reason="needs sshd and ssh of openssh"),
+]
+
+CLUSTER = """
+[network]
+bandwidth = "1 Gbit/s"
+latency = "0.1 ms"
+[[nodes]]
+name = "big"
+host = "127.0.0.1"
+devices = [{ kind = "emulated", count = 1, speed = 0.4, memory = "1 GiB", driver_memory = "0 B" }]
+[[nodes]]
+name = "small"
+host = "127.0.0.2"
+devices = [{ kind = "emulated", count = 1, speed = 0.4, memory = "1 GiB", driver_memory = "0 B" }]
+"""
+LINE = (
+    "--model bert-tiny --cluster cluster.toml --node big --hosts --token-file token --sequence-length 16 "
+    "--global-batch-size 8 --profile profile.json --strategy gpipe-even --no-save -q"
+)
+
+
+def made_up(kind: str) -> ModelProfile:
+    return dataclasses.replace(made_up_profile("bert-tiny", kind), sequence_length=16)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Iterator[Path]:
+    (tmp_path / "cluster.toml").write_text(CLUSTER)
+    (tmp_path / "profile.json").write_text(profile_text(made_up("emulated")))
+    (tmp_path / "token").write_text("0123456789abcdef0123456789abcdef")
+    (tmp_path / "token").chmod(0o600)
+    with ssh_server.ssh_server(tmp_path / "sshd", "127.0.0.2") as config:
+        yield config
+
+
+def started(folder: Path, line: str, *more: str) -> "subprocess.Popen[str]":
+    own = {"XDG_CACHE_HOME": str(folder / "cache"), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "hetpipe", "run", *line.split(), *more],
+        cwd=folder, env={**os.environ, **own}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def running_in(folder: Path) -> list[str]:
+    """The commands of hetpipe whose working directory is the folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            if os.readlink(process / "cwd") == str(folder) and "hetpipe" in command:
+                found.append(command)
+        except OSError:
+            continue
+    return found
+
+
+def wait_until_none_runs(folder: Path) -> None:
+    end_s = time.monotonic() + 30
+    while left := running_in(folder):
+        assert time.monotonic() < end_s, left
+        time.sleep(0.1)
+
+
+def test_the_other_host_is_started_trains_and_ends(tmp_path: Path, config: Path):
+    process = started(tmp_path, LINE, "--steps", "3", "--ssh-config", str(config), "--run-folder", "run")
+    out, err = process.communicate(timeout=180)
+    assert process.returncode == 0, err
+    assert "[small] note: small/0 train, in run" in err
+    assert "0123456789abcdef" not in err + out
+    metrics = RunFolder(tmp_path / "run").read_metrics()
+    assert [entry["step"] for entry in metrics] == [1, 2, 3]
+    wait_until_none_runs(tmp_path)
+
+    alone = RunFolder(tmp_path / "alone")
+    settings = Settings(steps=3, save=False)
+    plan = chain_plan("bert-tiny", [0, 8], 8, 8)
+    train(settings, cluster_file(tmp_path), made_up("cpu"), plan, alone)
+    expected = [entry["loss"] for entry in alone.read_metrics()]
+    assert [entry["loss"] for entry in metrics] == pytest.approx(expected, rel=2e-6)
+
+
+def test_nothing_is_left_there_when_the_launcher_here_is_killed(tmp_path: Path, config: Path):
+    process = started(tmp_path, LINE, "--steps", "100000", "--ssh-config", str(config), "--run-folder", "run")
+    end_s = time.monotonic() + 120
+    while len(RunFolder(tmp_path / "run").read_metrics()) < 2:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end_s
+        time.sleep(0.1)
+    process.kill()
+    process.communicate()
+    wait_until_none_runs(tmp_path)
+
+
+def test_a_host_that_lets_nobody_in_is_one_line(tmp_path: Path, config: Path):
+    (tmp_path / "sshd" / "authorized").write_text("")
+    process = started(tmp_path, LINE, "--steps", "3", "--ssh-config", str(config))
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert err.splitlines()[-1].startswith("error: small (127.0.0.2) ended with code 255: ")
+    assert "Permission denied" in err.splitlines()[-1]
+
+
+def test_the_lines_to_paste(tmp_path: Path, monkeypatch, capsys):
+    (tmp_path / "cluster.toml").write_text(CLUSTER)
+    monkeypatch.chdir(tmp_path)
+    words = [
+        "run",
+        "--model",
+        "bert-tiny",
+        "--cluster",
+        "cluster.toml",
+        "--rendezvous",
+        "tcp://big:29500",
+        "--print-launch",
+    ]
+    monkeypatch.setattr(sys, "argv", ["hetpipe", *words])
+    assert cli.main(words) == 0
+    line = "hetpipe " + " ".join(words[:-1]) + " --node {} --token-file token"
+    assert capsys.readouterr().out.splitlines() == [
+        "# on 127.0.0.1", line.format("big"), "# on 127.0.0.2", line.format("small")
+    ]  # fmt: skip
