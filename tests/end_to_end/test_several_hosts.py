@@ -15,6 +15,7 @@ from host_runs import LINE, NODES, Runs, hosts_with_folders
 from partition.plan_file import read_plan
 
 STEPS = 5
+MANY = 60
 LOSSES_AGREE = 2e-6
 STEPS_WITH_A_LOSS = 16
 ONE_DEVICE = """
