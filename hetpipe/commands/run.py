@@ -95,7 +95,7 @@ def run_command(
     json: JsonOption = False,
 ) -> None:
     """Train a model over the devices of a cluster file; torchrun may start it too, a process per device."""
-    if under_torchrun() and os.environ["RANK"] != "0":
+    if not hosts.are_several and under_torchrun() and os.environ["RANK"] != "0":
         _follow()
     _check_adapt(training, given, hosts)
     silent = quiet or json

@@ -60,6 +60,11 @@ class HostOptions:
     )
 
     @property
+    def are_several(self) -> bool:
+        """Return whether a launcher is started on each host, whatever else has started this process."""
+        return self.rendezvous is not None or self.hosts
+
+    @property
     def wait_s(self) -> float:
         """Return the seconds that hosts wait for each other.
 
