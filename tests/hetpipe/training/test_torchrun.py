@@ -67,7 +67,7 @@ def test_processes_on_several_hosts_are_refused(monkeypatch: pytest.MonkeyPatch)
     for name, value in {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     group = RankGroup(("a/0", "b/0", "a/1", "b/1"), (1,) * 4)
-    with pytest.raises(InputError, match="on several hosts.*--rendezvous"):
+    with pytest.raises(InputError, match=r"on several hosts.*--rendezvous"):
         torchrun.lead("run", registered_task, "handover", group, lambda event: None, Stopping())
 
 
