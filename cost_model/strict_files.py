@@ -23,7 +23,7 @@ MAX_TOML_BYTES = 16 * 2**20
 """People write TOML by hand, and it is read more slowly than JSON."""
 _PIECE_BYTES = 2**20
 LONGEST_LIST = 200_000
-LONGEST_SHOWN = 60
+LONGEST_SHOWN, LONGEST_TEXT = 60, 4096
 _CONTROL = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f]")
 """What a terminal may take for a command, all but tab and the end of a line."""
 _UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
@@ -35,7 +35,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     >>> did_you_mean("bandwith", ["bandwidth", "latency"])
     'did you mean "bandwidth"?'
     """
-    names = list(known)
+    names = [name[:LONGEST_SHOWN] for name in known]
     near = difflib.get_close_matches(word, names, n=1)
     return f'did you mean "{near[0]}"?' if near else f"known: {', '.join(names)}"
 
@@ -148,6 +148,8 @@ def _check_plain(data: object, source: str) -> None:
     Raises: InputError naming what it has.
     """
     if isinstance(data, str):
+        if len(data) > LONGEST_TEXT:
+            raise InputError(f"{source}: has a text of {len(data):,} characters; is it the right file?")
         if found := _CONTROL.search(data):
             raise InputError(f"{source}: the text {data[:LONGEST_SHOWN]!r} holds {found[0]!r}; take it out")
     elif isinstance(data, dict):
