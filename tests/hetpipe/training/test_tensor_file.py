@@ -36,6 +36,6 @@ def test_a_file_without_tensors_is_read(tmp_path):
 
 
 def test_a_dtype_without_a_name_is_refused(tmp_path):
-    with pytest.raises(OSError, match="cannot hold 'x' of torch.complex128"):
+    with pytest.raises(OSError, match=r"cannot hold 'x' of torch\.complex128"):
         write_tensors(tmp_path / "x", {"x": torch.zeros(2, dtype=torch.complex128)})
     assert not (tmp_path / "x").exists()
