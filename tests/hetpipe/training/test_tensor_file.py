@@ -1,4 +1,9 @@
+import ctypes
 import hashlib
+import mmap
+import os
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -39,3 +44,31 @@ def test_a_dtype_without_a_name_is_refused(tmp_path):
     with pytest.raises(OSError, match=r"cannot hold 'x' of torch\.complex128"):
         write_tensors(tmp_path / "x", {"x": torch.zeros(2, dtype=torch.complex128)})
     assert not (tmp_path / "x").exists()
+
+
+def pages_in_memory(path: Path) -> int:
+    """How many pages of a file the kernel holds, by mincore."""
+    held = (ctypes.c_ubyte * -(-path.stat().st_size // mmap.PAGESIZE))()
+    with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE) as seen:
+        start = ctypes.c_char.from_buffer(seen)
+        found = ctypes.CDLL(None, use_errno=True).mincore(
+            ctypes.c_void_p(ctypes.addressof(start)), ctypes.c_size_t(len(seen)), held
+        )
+        del start
+    assert found == 0
+    return sum(page & 1 for page in held)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mincore")
+def test_what_is_on_disk_does_not_stay_in_memory(tmp_path):
+    plain = tmp_path / "plain"
+    with open(plain, "wb") as file:
+        file.write(bytes(2**20))
+        file.flush()
+        os.fsync(file.fileno())
+        assert pages_in_memory(plain) == 2**20 // mmap.PAGESIZE
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if pages_in_memory(plain):
+        pytest.skip("the folder itself is in memory")
+    write_tensors(tmp_path / "x", {"x": torch.zeros(2**24, dtype=torch.uint8)})
+    assert pages_in_memory(tmp_path / "x") == 0
