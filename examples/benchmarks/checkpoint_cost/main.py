@@ -163,8 +163,8 @@ def newest_of(folder: RunFolder) -> Path:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="bert-large")
-    parser.add_argument("--tokens", type=int, default=64, help="length of a sample")
-    parser.add_argument("--batch", type=int, default=4, help="samples a step")
+    parser.add_argument("--tokens", type=int, default=32, help="length of a sample")
+    parser.add_argument("--batch", type=int, default=2, help="samples a step")
     parser.add_argument("--every", type=int, default=50)
     parser.add_argument("--checkpoints", type=int, default=2)
     parser.add_argument("--place", type=Path, help="where to write; else the temporary folder")
