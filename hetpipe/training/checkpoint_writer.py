@@ -239,7 +239,7 @@ class CheckpointWriter:
             if name not in self._copies
         )
         room = gather([needed, free_host_bytes()])
-        return sum(needed for needed, _ in room) <= MOST_OF_HOST * min(free for _, free in room)
+        return bool(sum(needed for needed, _ in room) <= MOST_OF_HOST * min(free for _, free in room))
 
     def _make_memory(self, layers: Mapping[int, _Layer]) -> None:
         for layer in layers.values():

@@ -75,6 +75,6 @@ def _pieces(names: list[str], tensors: Mapping[str, Tensor]) -> Iterator[memoryv
     yield memoryview(struct.pack("<Q", len(text)) + text)
     for name in names:
         flat = tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        content = memoryview(flat.numpy())
+        content = flat.numpy().data
         for start in range(0, len(content), _PIECE_BYTES):
             yield content[start : start + _PIECE_BYTES]
