@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cost_model.cluster import NodeLink
+from cost_model.cluster import Cluster, NodeLink
 from cost_model.cluster_file import read_cluster, with_links
 from cost_model.strict_files import read_text, write_atomically
 from hetpipe.commands.inputs import PlanRequest
@@ -33,15 +33,15 @@ def measured_network(
 
     with scratch_folder("cluster") as folder:
         file = folder / cluster_file.name
-        write_atomically(file, measured_text(leader, request, cluster_file))
+        write_atomically(file, measured_text(leader, request.usable, cluster_file))
         cluster = read_cluster(file)
         usable = dataclasses.replace(request.usable, links=cluster.links)
         yield dataclasses.replace(request, cluster=cluster, usable=usable), file
 
 
-def measured_text(leader: "Leader", request: PlanRequest, cluster_file: Path) -> str:
+def measured_text(leader: "Leader", usable: Cluster, cluster_file: Path) -> str:
     """Return the text of the cluster file with the measured links between the nodes that take part."""
-    found = leader.measure_links(request.usable)
+    found = leader.measure_links(usable)
     note(f"measured {link}" for link in found)
     links = [NodeLink(link.nodes, link.slower) for link in found]
     return with_links(read_text(cluster_file), links, str(cluster_file))

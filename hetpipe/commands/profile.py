@@ -18,6 +18,7 @@ from cost_model.profile import ModelProfile, profile_text, read_profile
 from cost_model.units import format_bandwidth, format_bytes, format_seconds
 from hetpipe.commands.gpu_defaults import FEW_SIZES, measured
 from hetpipe.commands.inputs import named_model, remaining, with_estimates
+from hetpipe.commands.measured_network import measured_text
 from hetpipe.commands.options import (
     AdapterOptions,
     AllowSlowOption,
@@ -32,6 +33,15 @@ from hetpipe.commands.options import (
     with_options,
 )
 from hetpipe.commands.output import note, print_json, progress_bar, warn, write_output
+from hetpipe.commands.several_hosts import (
+    Asked,
+    HostOptions,
+    follow_leader,
+    joined_profile,
+    leading,
+    place_of,
+    said_of,
+)
 from hetpipe.profiling.calibration import calibrate
 from hetpipe.profiling.median_error import precision_text
 from hetpipe.profiling.profile_cache import left_out, merge, profile_model
@@ -67,7 +77,12 @@ def profile_command(
     *,
     files: Annotated[list[Path] | None, typer.Argument(help="Profiles to --merge.")] = None,
     options: MeasureOptions,
+    hosts: HostOptions,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the profile here.")] = None,
+    cluster_output: Annotated[
+        Path | None,
+        typer.Option("--cluster-output", help="With --rendezvous: the cluster file, with measured links."),
+    ] = None,
     merge: Annotated[bool, typer.Option("--merge", help="Join the profiles of several hosts.")] = False,
     profile_file: Annotated[
         Path | None, typer.Option("--profile", help="Go on from this profile.json; nothing is measured.")
@@ -86,6 +101,7 @@ def profile_command(
     given = {"--merge": merge, "--from-run": run is not None, "--profile": profile_file is not None}
     sources = [name for name, is_given in given.items() if is_given]
     _check_source(sources, files or [], options, estimated=kinds)
+    _check_hosts(sources, hosts, cluster_output)
     dtype = options.dtype
     if merge:
         profile = merge_files(files or [])
@@ -94,7 +110,10 @@ def profile_command(
     elif profile_file is not None:
         profile = read_profile(profile_file)
     else:
-        profile, dtype = measure(options, estimated=kinds, quiet=json)
+        found = measure(options, hosts, cluster_output, estimated=kinds, quiet=json)
+        if found is None:  # the profile is on the leader's host
+            return
+        profile, dtype = found
     profile = with_estimates(profile, kinds, dtype=dtype, allow_slow=options.allow_slow_bf16)
     if output is not None:
         write_output(output, profile_text(profile))
@@ -145,6 +164,20 @@ def _check_source(
             )
 
 
+def _check_hosts(sources: Sequence[str], hosts: HostOptions, cluster_output: Path | None) -> None:
+    """Check that several hosts are asked for where something is measured between them.
+
+    Raises: InputError if they measure nothing, or there are none.
+    """
+    several = hosts.rendezvous is not None or hosts.hosts
+    if several and sources:
+        raise InputError(f"several hosts are for measuring, and {sources[0]} measures nothing; leave it out")
+    if cluster_output is not None and not several:
+        raise InputError("--cluster-output is of links between hosts; give --rendezvous, or leave it out")
+    if hosts.print_launch:
+        raise InputError("--print-launch is of `hetpipe run`; start the same profile line on each host")
+
+
 def parse_sizes(text: str) -> tuple[int, ...] | None:
     """Return microbatch sizes as on the command line; None for "auto".
 
@@ -164,13 +197,19 @@ def parse_sizes(text: str) -> tuple[int, ...] | None:
 
 
 def measure(
-    options: MeasureOptions, *, estimated: Collection[str] = (), quiet: bool
-) -> tuple[ModelProfile, str | None]:
+    options: MeasureOptions,
+    hosts: HostOptions,
+    cluster_output: Path | None,
+    *,
+    estimated: Collection[str] = (),
+    quiet: bool,
+) -> tuple[ModelProfile, str | None] | None:
     """Measure a model on the kinds of a cluster file, or take it from the cache; return the --dtype, too.
 
-    Warns of what did not fit.
+    On several hosts each measures its own kinds, and the leader's has all; None on the others. Warns of what
+    did not fit.
 
-    estimated: kinds that are left out.
+    estimated: kinds that are left out. cluster_output: where the cluster with measured links is written.
 
     Raises: InputError if one of the two is missing or unknown, or no kind is left.
     """
@@ -191,16 +230,32 @@ def measure(
     if not options.allow_slow_bf16:
         check_fast(dtypes, cluster.devices)
         check_estimable({kind: dtypes[kind] for kind in estimated})
-    with progress_bar(f"measuring {name}", quiet=quiet) as report:
-        profile = profile_model(
-            options.model, cluster, how.sequence_length,
-            dtype=dtypes, budget_s=options.profile_budget_s, microbatch_sizes=how.microbatch_sizes,
-            progress=report,
-            lora=entry.lora,
-            load_in=entry.load_in,
-            loss_chunks=options.loss_chunks,
-            compiled=options.compiled,
-        )  # fmt: skip
+
+    def measured_on(part: Cluster | None = None) -> ModelProfile:
+        with progress_bar(f"measuring {name}", quiet=quiet) as report:
+            return profile_model(
+                str(options.model), part or cluster, how.sequence_length,
+                dtype=dtypes, budget_s=options.profile_budget_s, microbatch_sizes=how.microbatch_sizes,
+                progress=report,
+                lora=entry.lora,
+                load_in=entry.load_in,
+                loss_chunks=options.loss_chunks,
+                compiled=options.compiled,
+            )  # fmt: skip
+
+    place = place_of(hosts, cluster) if hosts.rendezvous is not None or hosts.hosts else None
+    said = said_of(options.dtype, options.loss_chunks, compiled=options.compiled)
+    said["--sequence-length"] = options.sequence_length
+    asked = Asked(cluster, cluster, entry, said, what="measuring")
+    if place is not None and not place.leads:
+        follow_leader(place, asked, measured_on)
+        return None
+    with leading(place, asked) as leader:
+        profile = measured_on() if leader is None else joined_profile(leader, cluster, measured_on)
+        if leader is not None:
+            text = measured_text(leader, cluster, options.cluster_file)
+            if cluster_output is not None:
+                write_output(cluster_output, text)
     note(how.said)
     for kind, missing in left_out(profile, how.microbatch_sizes or ()).items():
         warn(f"microbatches of {', '.join(map(str, missing))} do not fit on {kind!r} and were left out")

@@ -28,6 +28,7 @@ from hetpipe.commands.options import (
 from hetpipe.commands.output import choice_json, choice_sentences, note, print_json, warn_if_too_fast
 from hetpipe.commands.plan import NO_OUTCOMES, new_plan, show_plan
 from hetpipe.commands.several_hosts import (
+    Asked,
     HostOptions,
     follow_leader,
     joined_profile,
@@ -94,7 +95,7 @@ def run_command(
     json: JsonOption = False,
 ) -> None:
     """Train a model over the devices of a cluster file; torchrun may start it too, a process per device."""
-    if under_torchrun() and os.environ["RANK"] != "0":
+    if not hosts.are_several and under_torchrun() and os.environ["RANK"] != "0":
         _follow()
     _check_adapt(training, given, hosts)
     silent = quiet or json
@@ -110,13 +111,13 @@ def run_command(
         return _profile(request, model, plan, given.sequence_length, part=part, quiet=silent)
 
     if place is not None and not place.leads:
-        follow_leader(place, request, entry, training, measure)
+        follow_leader(place, Asked.training(request, entry, training), measure)
         return
     with ExitStack() as ends:
-        others = ends.enter_context(leading(place, request, entry, training))
+        others = ends.enter_context(leading(place, Asked.training(request, entry, training)))
         start = run_start(entry, training, schedule, dry_run=dry_run)
         measuring = others if options.profile_file is None else None
-        profile = measure() if measuring is None else joined_profile(measuring, request, measure)
+        profile = measure() if measuring is None else joined_profile(measuring, request.usable, measure)
         request, cluster_file = ends.enter_context(measured_network(measuring, request, cluster_file))
         batch = start.batch if given.global_batch_size is None else given.global_batch_size
         prediction, outcomes = _predict(plan, profile, request, start, batch=batch, alone=silent)

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +58,11 @@ class HostOptions:
     wait: Annotated[str, typer.Option("--wait", help="How long hosts wait for each other at the start.")] = (
         "10min"
     )
+
+    @property
+    def are_several(self) -> bool:
+        """Return whether a launcher is started on each host, whatever else has started this process."""
+        return self.rendezvous is not None or self.hosts
 
     @property
     def wait_s(self) -> float:
@@ -186,30 +191,49 @@ def print_launch(options: HostOptions, cluster: Cluster) -> None:
         typer.echo(line)
 
 
-def facts_here(place: Place, request: PlanRequest, entry: ModelEntry, training: TrainingOptions) -> "Facts":
-    """Return what this host says of itself."""
-    from hetpipe.hosts.agreement import facts_of
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What all hosts are asked to do together, and what of it is compared before.
 
-    given = {
-        "model": [entry.folder.path] if entry.folder is not None else [],
-        "adapter": [Path(entry.adapter)] if entry.adapter is not None else [],
-        "data": readable_texts(training.data) if training.data else (),
-    }
-    options = request.options
-    said = {
-        "--model": entry.name,
-        "--dtype": options.dtype,
-        "--loss-chunks": options.loss_chunks,
-        "--compile": options.compiled or None,
-    }
-    return facts_of(place.node, request.cluster, given, said)
+    cluster: whole; usable: less what is excluded. said: options by name that are to be the same. data: texts.
+    what: a word for it.
+    """
+
+    cluster: Cluster
+    usable: Cluster
+    entry: ModelEntry
+    said: Mapping[str, object]
+    data: tuple[Path, ...] = ()
+    what: str = "training"
+
+    @classmethod
+    def training(cls, request: PlanRequest, entry: ModelEntry, training: TrainingOptions) -> "Asked":
+        """Return what `run` asks."""
+        options = request.options
+        said = said_of(options.dtype, options.loss_chunks, compiled=options.compiled)
+        texts = readable_texts(training.data) if training.data else ()
+        return cls(request.cluster, request.usable, entry, said, tuple(map(Path, texts)))
+
+    def facts(self, node: Node) -> "Facts":
+        """Return what this host, of a node, says of itself."""
+        from hetpipe.hosts.agreement import facts_of
+
+        given = {
+            "model": [self.entry.folder.path] if self.entry.folder is not None else [],
+            "adapter": [Path(self.entry.adapter)] if self.entry.adapter is not None else [],
+            "data": self.data,
+        }
+        return facts_of(node, self.cluster, given, {"--model": self.entry.name, **self.said})
+
+
+def said_of(dtype: str | None, loss_chunks: int | None, *, compiled: bool) -> dict[str, object]:
+    """Return the options that decide what layers are, by name; None where they are not given."""
+    return {"--dtype": dtype, "--loss-chunks": loss_chunks, "--compile": compiled or None}
 
 
 def follow_leader(
     place: Place,
-    request: PlanRequest,
-    entry: ModelEntry,
-    training: TrainingOptions,
+    asked: Asked,
     measure: Callable[[Cluster], ModelProfile],
 ) -> None:
     """Take part in a run that another host leads, until it ends.
@@ -222,22 +246,20 @@ def follow_leader(
     from hetpipe.hosts.ssh import TOKEN_FROM_INPUT, end_with_input
 
     def profile(message: dict[str, object]) -> tuple[dict[str, object], bytes]:
-        return {}, profile_text(measure(part_of(request.usable, place.node))).encode()
+        return {}, profile_text(measure(part_of(asked.usable, place.node))).encode()
 
     if str(place.options.token_file) == TOKEN_FROM_INPUT:
         end_with_input()
-    own = Settings(steps=1, data=tuple(map(str, readable_texts(training.data or ()))), **entry.in_settings)
+    own = Settings(steps=1, data=tuple(map(str, asked.data)), **asked.entry.in_settings)
     follow(
-        place.address, place.token, facts_here(place, request, entry, training), own, {"profile": profile},
+        place.address, place.token, asked.facts(place.node), own, {"profile": profile},
         wait_s=place.options.wait_s, tell=lambda text: note([text]),
     )  # fmt: skip
-    note([f"{place.node.name}: training is over; its results are on the leader's host"])
+    note([f"{place.node.name}: {asked.what} is over; its results are on the leader's host"])
 
 
 @contextmanager
-def leading(
-    place: Place | None, request: PlanRequest, entry: ModelEntry, training: TrainingOptions
-) -> "Iterator[Leader | None]":
+def leading(place: Place | None, asked: Asked) -> "Iterator[Leader | None]":
     """Lead the other hosts of a run, once they are there and alike; None where there are no others.
 
     Raises: InputError if one does not come, or is not like this one.
@@ -247,9 +269,9 @@ def leading(
         return
     from hetpipe.hosts.leader import Leader
 
-    nodes = [node.name for node in request.usable.nodes if node.devices]
+    nodes = [node.name for node in asked.usable.nodes if node.devices]
     try:
-        facts = facts_here(place, request, entry, training)
+        facts = asked.facts(place.node)
         with (
             _remote_hosts(place) as remote,
             Leader(facts, nodes, place.address, place.token, lambda text: note([text])) as leader,
@@ -278,7 +300,7 @@ def _remote_hosts(place: Place) -> "Iterator[RemoteHosts | None]":
 
 
 def joined_profile(
-    leader: "Leader", request: PlanRequest, measure: Callable[[Cluster], ModelProfile]
+    leader: "Leader", usable: Cluster, measure: Callable[[Cluster], ModelProfile]
 ) -> ModelProfile:
     """Have each host measure its own kinds, and join what they found.
 
@@ -286,7 +308,7 @@ def joined_profile(
     """
     from hetpipe.profiling.profile_cache import merge
 
-    nodes = {node.name: node for node in request.usable.nodes if node.devices}
+    nodes = {node.name: node for node in usable.nodes if node.devices}
     own = nodes.pop(leader.facts.node)
     known, asked = {device.kind for device in own.devices}, []
     for name, node in nodes.items():
@@ -294,7 +316,7 @@ def joined_profile(
         if kinds - known:
             asked.append(name)
             known |= kinds
-    mine, answers = leader.ask("profile", asked, lambda: measure(part_of(request.usable, own)))
+    mine, answers = leader.ask("profile", asked, lambda: measure(part_of(usable, own)))
     joined = mine
     for name, (_, blob) in answers.items():
         theirs = profile_from_data(json.loads(blob), f"the profile of {name}")

@@ -9,7 +9,7 @@ from hetpipe.trust.channel import Channel, ChannelError
 
 ALIVE_S = 1.0
 """So often each side says that it is alive."""
-SILENT_S = 10.0
+SILENT_S = 8.0
 """Who has said nothing for so long is lost: hung, stopped, or behind a link that is cut."""
 
 MEMBER = "member"

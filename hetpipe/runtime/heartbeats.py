@@ -23,6 +23,9 @@ LEAST_HANG_S = 10.0
 HANG_FACTOR = 5.0
 """So many times the longest pause of all ranks so far is a hang."""
 
+_COUNTS = Path("/proc/vmstat")
+"""Of the kernel, among them how many processes it has killed for want of memory (Linux)."""
+
 _FIRST, _LATER = 2, 1  # what a row says within a step, else 0
 
 _here: "Heart | None" = None
@@ -92,6 +95,12 @@ class Watch:
         self._moves: list[int] = []
         self._moved_s = self._looked_s = time.monotonic()
         self._longest_s = 0.0
+        self._kills = _memory_kills()
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Return whether the kernel has killed a process of this host for want of memory since the start."""
+        return _memory_kills() > self._kills
 
     def look(self, ended: Mapping[int, object] | set[int]) -> tuple[int, str] | None:
         """Return a rank that has been stopped for too long and what to say of it; -1 where all hang.
@@ -128,3 +137,11 @@ class Watch:
             f"no rank has moved for {pause_s:.0f} s within a step (until then {self._longest_s:.1f} s at "
             "most): a device hangs, or a link is cut"
         )
+
+
+def _memory_kills() -> int:
+    try:
+        lines = _COUNTS.read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)

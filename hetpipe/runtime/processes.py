@@ -176,7 +176,7 @@ def _watch(
             except (EOFError, OSError):
                 del open_ends[connection]
                 if rank not in done and not any(error["rank"] == rank for error in errors):
-                    errors.append(_vanished(processes[group.here.index(rank)], rank, group))
+                    errors.append(_vanished(processes[group.here.index(rank)], rank, group, seen))
             else:
                 if event["event"] == "error":
                     errors.append({**event, "rank": rank})
@@ -208,11 +208,13 @@ def _alarms_of(alarms: list[Connection]) -> list[dict[str, Any]]:
         return []
 
 
-def _vanished(process: BaseProcess, rank: int, group: RankGroup) -> dict[str, Any]:
+def _vanished(process: BaseProcess, rank: int, group: RankGroup, seen: heartbeats.Watch) -> dict[str, Any]:
     noticed_s = time.monotonic() - NOTICED_AFTER_S
     process.join(END_S)
     code = process.exitcode
     how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
+    if code == -signal.SIGKILL and seen.out_of_memory:
+        how += " when this host was out of memory"
     text = f"rank {rank} ({group.names[rank]}) {how}"
     return {"event": "error", "rank": rank, "type": "", "text": text, "when_s": noticed_s}
 

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,8 @@ class Recovery:
     missing: gives the names of devices, of some, whose hosts are gone.
 
     replan: None where only the plan at hand may be run. tell: takes a sentence for each restart.
-    reached: the last step that was done. lost: devices that are not used any more.
+    reached: the last step that was done. lost: devices that are not used for now; those whose host is there
+    are tried again after the next loss that the run has come further before.
     """
 
     folder: RunFolder
@@ -53,7 +55,8 @@ class Recovery:
     lost: frozenset[str] = frozenset()
     _furthest: int = -1
     _in_a_row: int = 0
-    _again: str | None = None  # the device that was lost last
+    _doubted: frozenset[str] = frozenset()  # left out if they are lost once more before it comes further
+    _unreachable: frozenset[str] = frozenset()  # of hosts that are gone
     _open: dict[str, Any] = field(default_factory=dict)
 
     def saw(self, event: Mapping[str, Any]) -> None:
@@ -70,49 +73,68 @@ class Recovery:
         Raises: the error, if it is the user's, or restarts bring the run no further; InfeasibleError if
             nothing fits on the devices that are left.
         """
-        report = getattr(error, "report", None)
+        noticed, report = time.time(), getattr(error, "report", None)
         if self.most <= 0 or report is None or report["type"] not in _FROM_OUTSIDE:
             raise error
+        source, forgiven = self._source(begun_from), False
         if self.reached > self._furthest:
-            self._in_a_row, self._again = 0, None
+            self._in_a_row, self._doubted = 0, self.lost - self._unreachable
+            forgiven = bool(self._doubted)
         self._furthest = max(self._furthest, self.reached)
-        source = self._source(begun_from)
         if self._in_a_row >= self.most:
             raise WorkerLostError(f"{error}; {self._given_up(source)}") from error
         self._in_a_row += 1
         names, rank = self.prediction.program.device_names, int(report["rank"])
         device = names[rank] if 0 <= rank < len(names) else None
         where, gone = "on the same devices", self.missing(self.prediction.costs.devices)
-        if device is not None and device == self._again and self.replan is not None:
+        self._unreachable |= gone
+        if device in self._doubted and self.replan is not None:
             gone |= {device}
         if gone:
-            where = f"without {', '.join(sorted(gone))}"
             self._plan_without(gone, error, source)
-            device = None
-        self._again = device
+            where = f"without {', '.join(sorted(self.lost))}"
+        elif forgiven:
+            where = self._plan_with_all(where)
+        if device is not None:
+            self._doubted |= {device}
         begin = "the beginning" if source is None else f"step {checkpoint.read_manifest(source).step}"
         self.tell(
             f"{error}, after step {self.reached}; going on from {begin} {where} "
             f"(restart {self._in_a_row} of {self.most} that come no further)"
         )
-        self._note(error, source, where)
+        self._note(error, source, where, noticed)
         wait_s = 0.0 if self._in_a_row == 1 else min(LONGEST_BACK_OFF_S, 2.0 ** (self._in_a_row - 2))
         return Restart(source, self.prediction, wait_s)
 
     def _plan_without(self, gone: frozenset[str], error: WorkerLostError, source: Path | None) -> None:
-        lost, names = self.lost | gone, ", ".join(sorted(self.lost | gone))
+        """Plan without devices and those lost before; if nothing fits, with those whose hosts are there."""
+        lost, least = self.lost | gone, self._unreachable | gone
+        names = ", ".join(sorted(least))
         if self.replan is None:
             raise WorkerLostError(
                 f"{error}; {names} is gone, and --plan is not planned anew; {self._rest(source)}"
             ) from error
+        if lost != least:
+            with suppress(InfeasibleError, InputError):
+                self.prediction, self.lost = self.replan(lost), lost
+                return
         try:
-            self.prediction = self.replan(lost)
+            self.prediction, self.lost = self.replan(least), least
         except InfeasibleError as infeasible:
             kept = "nothing was kept yet" if source is None else f"{source} is whole"
             raise InfeasibleError(f"{error}; without {names}: {infeasible}; {kept}") from error
         except InputError as refused:
             raise WorkerLostError(f"{error}; without {names}: {refused}") from error
-        self.lost = lost
+
+    def _plan_with_all(self, where: str) -> str:
+        """Plan with devices that were lost before; return where the run goes on."""
+        assert self.replan is not None  # without which none is left out
+        again = ", ".join(sorted(self.lost - self._unreachable))
+        try:
+            self.prediction, self.lost = self.replan(self._unreachable), self._unreachable
+        except (InfeasibleError, InputError):  # the plan at hand is one that fits
+            return where
+        return f"with {again} again"
 
     def _source(self, begun_from: Path | None) -> Path | None:
         checkpoint.discard_unfinished(self.folder.checkpoints)
@@ -129,10 +151,10 @@ class Recovery:
             return "no checkpoint was written"
         return f"--resume {self.folder.path} goes on from {source.name}"
 
-    def _note(self, error: WorkerLostError, source: Path | None, where: str) -> None:
+    def _note(self, error: WorkerLostError, source: Path | None, where: str, noticed: float) -> None:
         self._open = {
             "error": str(error),
-            "noticed": time.time(),
+            "noticed": noticed,
             "after_step": self.reached,
             "from_step": 0 if source is None else checkpoint.read_manifest(source).step,
             "where": where,

@@ -203,7 +203,7 @@ def train_predicted(
 
     Raises: InputError, InfeasibleError as `prepare`; WorkerLostError if a process fails.
     """
-    most = 0 if under_torchrun() else max_restarts
+    most = 0 if under_torchrun() and hosts is None else max_restarts
     recovery = Recovery(folder, prediction, most, replan, tell)
     if hosts is not None:
         recovery.missing = hosts.missing
@@ -271,10 +271,10 @@ class _Preparation:
             group = rank_group(devices, TaskSettings.of(self.profile, self.settings), local)
             Handover.fill(handed, prediction.costs, prediction.trace, Places.of(local))
             arguments = (str(self.folder.path), self.make_task or registered_task, str(handed))
-            if under_torchrun():
-                torchrun.lead(*arguments, group, answered, stopping)
-            elif self.hosts is not None:
+            if self.hosts is not None:
                 self.hosts.train(self.folder, str(handed), group, answered, stopping)
+            elif under_torchrun():
+                torchrun.lead(*arguments, group, answered, stopping)
             else:
                 run_ranks(train_rank, arguments, group, answered)
 

@@ -33,9 +33,15 @@ def lead(
 ) -> None:
     """Tell the others, as rank 0, what was planned, and train with them until the end, or a signal to any.
 
-    Raises: InputError if torchrun started another number of processes than the plan has devices.
+    Raises: InputError if torchrun started another number of processes than the plan has devices, or on
+        several hosts.
     """
     world = int(os.environ["WORLD_SIZE"])
+    if int(os.environ.get("LOCAL_WORLD_SIZE", world)) != world:
+        raise InputError(
+            "torchrun started processes on several hosts, whose devices it does not tell apart; start one "
+            "hetpipe on each host instead, with --rendezvous"
+        )
     if world != len(group.names):
         raise InputError(
             f"torchrun started {world} processes, the plan uses {len(group.names)} devices "

@@ -3,6 +3,7 @@
 import contextlib
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ name = "three"
 bandwidth = "100 Mbit/s"
 latency = "0.2 ms"
 """
+_LINKS = tempfile.TemporaryDirectory(prefix="hetpipe-test-links-")
 LINE = (
     "--model bert-tiny --cluster cluster.toml --token-file token --trust-network --sequence-length 16 "
     "--global-batch-size 8 --profile-budget 1 --strategy gpipe-even"
@@ -58,10 +60,10 @@ class Runs:
     folders: tuple[Path, ...]
     started: "list[subprocess.Popen[str]]"
 
-    def start(self, line: str, *, options: Sequence[str] = ("", "", "")) -> None:
+    def start(self, line: str, *, options: Sequence[str] = ("", "", ""), command: str = "run") -> None:
         """Start a line on all hosts; options: more of it for each."""
         for index, (host, folder) in enumerate(zip(self.hosts, self.folders, strict=True)):
-            whole = [sys.executable, "-m", "hetpipe", "run", "--node", NODES[index], *line.split()]
+            whole = [sys.executable, "-m", "hetpipe", command, "--node", NODES[index], *line.split()]
             own = {"XDG_CACHE_HOME": str(folder / "cache"), "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
             self.started.append(host.start(*whole, *options[index].split(), folder=folder, environment=own))
 
@@ -86,8 +88,11 @@ class Runs:
 
 
 @contextlib.contextmanager
-def hosts_with_folders(path: Path) -> Iterator[Runs]:
-    """Make three hosts, and a folder with a cluster file and the token for each."""
+def hosts_with_folders(path: Path, *, fresh: bool = False) -> Iterator[Runs]:
+    """Make three hosts, and a folder with a cluster file and the token for each.
+
+    fresh: the leader does not know the links from tests before, as it else does to save time.
+    """
     with three_hosts() as hosts:
         folders = tuple(path / host.name for host in hosts)
         for folder in folders:
@@ -95,6 +100,10 @@ def hosts_with_folders(path: Path) -> Iterator[Runs]:
             (folder / "cluster.toml").write_text(cluster_text(hosts))
             (folder / "token").write_text("0123456789abcdef" * 2)
             (folder / "token").chmod(0o600)
+        if not fresh:
+            known = folders[0] / "cache" / "hetpipe" / "links"
+            known.parent.mkdir(parents=True)
+            known.symlink_to(_LINKS.name)
         runs = Runs(hosts, folders, [])
         try:
             yield runs

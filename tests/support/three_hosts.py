@@ -161,6 +161,7 @@ def _remove(mark: str) -> None:
     for name in _namespaces():
         if name.startswith(mark):
             with contextlib.suppress(subprocess.CalledProcessError):  # another was faster
+                Host(name, "", "", name).kill()
                 _run("ip", "netns", "del", name)
     for folder in _ETC.glob(f"{mark}*"):
         shutil.rmtree(folder, ignore_errors=True)

@@ -35,8 +35,16 @@ devices = [{ kind = "emulated", count = 1, speed = 0.5, memory = "2 GiB", driver
 name = "small"
 devices = [{ kind = "emulated", count = 2, speed = 0.25, memory = "1 GiB", driver_memory = "0 B" }]
 """
-KINDS = ("rank killed", "rank killed while a checkpoint is written", "launcher killed", "rank stopped")
+KINDS = (
+    "rank killed", "rank killed while a checkpoint is written", "launcher killed", "rank stopped",
+    "rank killed twice",
+)  # fmt: skip
+"""The last is lost once more before the run comes further, so that it goes on without its device."""
+WRITER, LAUNCHER, STOPPED, TWICE = KINDS[1:]
 SOON_S = 120.0
+ENDLESS = 5000
+"""Steps of the schedule; a run ends by SIGTERM when it has been disturbed often enough."""
+LOSSES_AGREE = 1e-6
 
 
 @dataclass(slots=True)
@@ -52,6 +60,9 @@ class Faults:
     repeated: dict[str, list[int]] = field(default_factory=dict)
     sessions: list[int] = field(default_factory=list)
     seen: int = 0  # lines of recoveries.jsonl
+    furthest: int = 0
+    hurt: int = 0  # the rank
+    worst: float = float("nan")  # relative difference of a loss
 
     @property
     def folder(self) -> RunFolder:
@@ -60,75 +71,87 @@ class Faults:
     def step(self) -> int:
         """Return the last step in the metrics, 0 where there is none."""
         try:
-            lines = self.folder.metrics.read_text().splitlines()
-            return int(json.loads(lines[-1])["step"]) if lines else 0
-        except (OSError, ValueError):
+            with open(self.folder.metrics, "rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
+                return int(json.loads(file.read().splitlines()[-1])["step"])
+        except (OSError, ValueError, IndexError):
             return 0
 
-    def train(self, command: Sequence[str], steps: int) -> None:
-        """Start the run, again and again, and disturb it until it has ended."""
+    def train(self, command: Sequence[str]) -> int:
+        """Start the run, again and again, and disturb it often enough; return the steps it came to."""
         while True:
             launcher = start(command, self.place)
             self.sessions.append(launcher.pid)
-            if self._disturb(launcher, steps):
-                return
+            if self._disturb(launcher):
+                return self.step()
 
-    def _disturb(self, launcher: "subprocess.Popen[bytes]", steps: int) -> bool:
-        """Disturb the run of a launcher; return whether it has come to its end."""
-        while sum(self.left.values()):
-            pause_s = self.chance.uniform(0.1, 2.0)
-            self._wait_for_steps(launcher)
-            time.sleep(pause_s)
-            if launcher.poll() is not None:
-                break
+    def _disturb(self, launcher: "subprocess.Popen[bytes]") -> bool:
+        """Disturb the run of a launcher; return whether that was often enough, and the run has ended."""
+        while any(self.left.values()):
+            # mostly once it has come further, also while it repeats steps
+            self._wait_for_step(launcher, self.furthest if self.chance.random() < 0.8 else 0)
+            time.sleep(self.chance.uniform(0.0, 1.0))
+            self.furthest = max(self.furthest, self.step())
             kind = self.chance.choices(list(self.left), list(self.left.values()))[0]
-            if kind == "launcher killed":
-                at, when_s = self.step(), time.time()
-                launcher.kill()
-                launcher.wait()
-                self._note(kind)
-                self.repeated.setdefault(kind, []).append(max(0, at - self._kept()))
-                if not wait_for(lambda: not running_in_session(launcher.pid)):
-                    raise SystemExit(f"left over: {running_in_session(launcher.pid)}")
-                self.noticed_s.setdefault(kind, []).append(time.time() - when_s)
+            if kind == LAUNCHER:
+                self._kill(launcher)
                 return False
-            self._hurt(kind, launcher.pid)
-        if launcher.wait() != 0:
-            raise SystemExit((self.place / "errors").read_text()[-2000:])
-        if self.step() != steps:
-            raise SystemExit(f"the run ended at step {self.step()}")
+            if self._hurt(kind, launcher, self._any_rank(launcher)) and kind == TWICE:
+                self._hurt(kind, launcher, self.hurt)
+        self._wait_for_step(launcher, self.furthest)
+        launcher.terminate()
+        if launcher.wait(SOON_S) != 128 + signal.SIGTERM:
+            raise SystemExit(self._last_words())
         return True
 
-    def _wait_for_steps(self, launcher: "subprocess.Popen[bytes]") -> None:
-        begun_from = self.step()
-        if not wait_for(lambda: launcher.poll() is not None or self.step() != begun_from):
+    def _wait_for_step(self, launcher: "subprocess.Popen[bytes]", beyond: int) -> None:
+        before = self.step()
+        if not wait_for(lambda: launcher.poll() is not None or beyond < self.step() != before):
             raise SystemExit("the run comes no further")
+        if launcher.poll() is not None:
+            raise SystemExit(self._last_words())
 
-    def _hurt(self, kind: str, launcher: int) -> bool:
-        """Kill or stop a rank; return whether the run went on after it, False if there was none to hurt."""
-        if kind == KINDS[1] and not wait_for(self._is_writing, 20.0):
-            return False
-        ranks = ranks_of(launcher)
-        if not ranks:
-            return False
+    def _kill(self, launcher: "subprocess.Popen[bytes]") -> None:
         when_s = time.time()
-        os.kill(self.chance.choice(ranks), signal.SIGSTOP if kind == "rank stopped" else signal.SIGKILL)
-        if not wait_for(lambda: len(self._recoveries()) > self.seen or not alive(launcher)):
+        launcher.kill()
+        launcher.wait()
+        if not wait_for(lambda: not running_in_session(launcher.pid)):
+            raise SystemExit(f"left over: {running_in_session(launcher.pid)}")
+        self.noticed_s.setdefault(LAUNCHER, []).append(time.time() - when_s)
+        self.repeated.setdefault(LAUNCHER, []).append(max(0, self.step() - self._kept()))
+        self._note(LAUNCHER)
+
+    def _any_rank(self, launcher: "subprocess.Popen[bytes]") -> int:
+        return self.chance.randrange(max(1, len(ranks_of(launcher.pid))))
+
+    def _hurt(self, kind: str, launcher: "subprocess.Popen[bytes]", rank: int) -> bool:
+        """Kill or stop a rank, and wait until the run has gone on; return whether there was one to hurt."""
+        if kind == WRITER and not wait_for(self._is_writing, 20.0):
+            return False
+        ranks = ranks_of(launcher.pid)
+        if rank >= len(ranks):
+            return False
+        when_s, self.hurt = time.time(), rank
+        os.kill(ranks[rank], signal.SIGSTOP if kind == STOPPED else signal.SIGKILL)
+        if not wait_for(lambda: len(self._recoveries()) > self.seen or launcher.poll() is not None):
             raise SystemExit(f"{kind}: nothing was noticed for {SOON_S} s")
         rows = self._recoveries()
         if len(rows) == self.seen:
-            return False  # the run was at its end
-        row = rows[-1]
-        self.seen = len(rows)
-        self._note(kind)
-        self.noticed_s.setdefault(kind, []).append(row["noticed"] - when_s)
-        self.again_s.setdefault(kind, []).append(row["again_s"])
-        self.repeated.setdefault(kind, []).append(row["after_step"] - row["from_step"])
+            raise SystemExit(self._last_words())
+        row, self.seen = rows[-1], len(rows)
+        where = "" if row["where"] == "on the same devices" else ", other devices"
+        self.noticed_s.setdefault(kind + where, []).append(row["noticed"] - when_s)
+        self.again_s.setdefault(kind + where, []).append(row["again_s"])
+        self.repeated.setdefault(kind + where, []).append(row["after_step"] - row["from_step"])
+        self._note(kind, where)
         return True
 
-    def _note(self, kind: str) -> None:
-        self.left[kind] -= 1
-        self.done[kind] = self.done.get(kind, 0) + 1
+    def _last_words(self) -> str:
+        return (self.place / "errors").read_text()[-2000:]
+
+    def _note(self, kind: str, where: str = "") -> None:
+        self.left[kind] = max(0, self.left[kind] - 1)
+        self.done[kind + where] = self.done.get(kind + where, 0) + 1
 
     def _recoveries(self) -> list[dict[str, Any]]:
         path = self.folder.recoveries
@@ -140,13 +163,6 @@ class Faults:
     def _is_writing(self) -> bool:
         found = self.folder.checkpoints
         return found.is_dir() and any(UNFINISHED_NAME.fullmatch(path.name) for path in found.iterdir())
-
-
-def alive(pid: int) -> bool:
-    return (
-        Path(f"/proc/{pid}").exists()
-        and "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:1]
-    )
 
 
 def wait_for(condition: Any, most_s: float = SOON_S) -> bool:
@@ -168,29 +184,45 @@ def start(command: Sequence[str], place: Path) -> "subprocess.Popen[bytes]":
         )  # fmt: skip
 
 
-def command_of(place: Path, folder: str, steps: int) -> list[str]:
+def command_of(place: Path, folder: str, steps: int, *, planned: bool) -> list[str]:
+    """Return a run's line; planned: by the plan that it began with, on other devices never."""
+    plan = ["--plan", str(place / "plan.json")] if planned else []
     return [
         "run", "--model", "bert-tiny", "--cluster", "cluster.toml", "--profile", str(place / "profile.json"),
-        "--steps", str(steps), "--every", "10", "--keep", "3", "--run-folder", folder, "--resume", "auto",
-        "--max-restarts", "10", "--no-proof", "-q",
+        "--steps", str(steps), "--total-steps", str(ENDLESS), "--every", "10", "--keep", "3",
+        "--run-folder", folder, "--resume", "auto", "--max-restarts", "20", "-q", *plan,
     ]  # fmt: skip
 
 
-def faults_of(place: Path, counts: dict[str, int], steps: int, seed: int = 0) -> Faults:
+def faults_of(place: Path, counts: dict[str, int], seed: int = 0) -> Faults:
     """Train with faults, and without; check that nothing tells one from the other.
 
-    steps: of either run; where they are over before all faults came, the rest is left out.
+    counts: how often, by kind.
+
+    Raises: SystemExit if the run ends; AssertionError where something differs or is left.
     """
+    place.mkdir(exist_ok=True)
     (place / "tmp").mkdir()
     (place / "cluster.toml").write_text(CLUSTER)
+    model = ["--model", "bert-tiny", "--cluster", "cluster.toml"]
     if not (place / "profile.json").exists():
-        command = ["profile", "--model", "bert-tiny", "--cluster", "cluster.toml", "-o", "profile.json"]
-        start(command, place).wait()
-    found = Faults(place, dict(counts), random.Random(seed))
-    found.train(command_of(place, "run", steps), steps)
-    start(command_of(place, "undisturbed", steps), place).wait()
+        done(["profile", *model, "-o", "profile.json"], place)
+    done(["plan", *model, "--profile", "profile.json", "--no-proof", "-o", "plan.json"], place)
+    found = Faults(place, {kind: count for kind, count in counts.items() if count}, random.Random(seed))
+    planned = TWICE not in found.left
+    steps = found.train(command_of(place, "run", ENDLESS, planned=planned))
+    done(command_of(place, "undisturbed", steps, planned=planned), place)
     check(found, RunFolder(place / "undisturbed"), steps)
     return found
+
+
+def done(command: Sequence[str], place: Path) -> None:
+    """Run a command of hetpipe to its end.
+
+    Raises: SystemExit if it fails.
+    """
+    if start(command, place).wait() != 0:
+        raise SystemExit((place / "errors").read_text()[-2000:])
 
 
 def check(found: Faults, undisturbed: RunFolder, steps: int) -> None:
@@ -199,8 +231,8 @@ def check(found: Faults, undisturbed: RunFolder, steps: int) -> None:
     assert [row["step"] for row in mine] == list(range(1, steps + 1)), "a step is missing, or twice"
     assert [row["samples_seen"] for row in mine] == [row["samples_seen"] for row in other]
     assert len(mine) == len(other)
-    worst = max(abs(a["loss"] - b["loss"]) / abs(b["loss"]) for a, b in zip(mine, other, strict=True))
-    assert worst <= 1e-6, f"losses differ by {worst:.1e}"
+    found.worst = max(abs(a["loss"] - b["loss"]) / abs(b["loss"]) for a, b in zip(mine, other, strict=True))
+    assert found.worst <= LOSSES_AGREE, f"losses differ by {found.worst:.1e}"
     for _, folder in written(found.folder.checkpoints):
         assert damage_of(folder) is None, damage_of(folder)
     left = [path.name for path in found.folder.checkpoints.iterdir() if path.name.startswith(".")]
@@ -240,24 +272,23 @@ def main() -> None:
     parser.add_argument("--writers", type=int, default=40, help="ranks killed while a checkpoint is written")
     parser.add_argument("--launchers", type=int, default=20, help="launchers killed")
     parser.add_argument("--stops", type=int, default=50, help="ranks stopped")
-    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--twice", type=int, default=0, help="ranks killed twice: kills, two each; alone")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--profile", type=Path, help="one that was measured before")
     options = parser.parse_args()
-    counts = dict(zip(KINDS, (options.ranks, options.writers, options.launchers, options.stops), strict=True))
+    wanted = (options.ranks, options.writers, options.launchers, options.stops, options.twice)
     begun_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="faults-") as name:
         place = Path(name)
         if options.profile is not None:
             (place / "profile.json").write_text(options.profile.read_text())
-        wanted = {kind: count for kind, count in counts.items() if count}
-        found = faults_of(place, wanted, options.steps, options.seed)
+        found = faults_of(place, dict(zip(KINDS, wanted, strict=True)), options.seed)
+        steps = found.step()
     print(table(found))
     print(
-        f"{sum(found.done.values())} faults in {time.monotonic() - begun_s:.0f} s, "
-        f"{sum(found.left.values())} of those wanted did not come to pass; "
-        f"{os.cpu_count()} cores ({processor_name()}); Python {platform.python_version()}, "
-        f"torch {version('torch')}"
+        f"{sum(found.done.values())} faults in {time.monotonic() - begun_s:.0f} s, {steps} steps; losses "
+        f"differ by {found.worst:.1e} at most; {os.cpu_count()} cores ({processor_name()}); "
+        f"Python {platform.python_version()}, torch {version('torch')}"
     )
 
 

@@ -77,3 +77,12 @@ def test_who_is_used_to_long_pauses_is_given_longer(seen: Seen):
     seen.after(1, moving=True)
     assert seen.after(29) is None
     assert seen.after(3) is not None
+
+
+def test_kills_of_the_kernel_for_want_of_memory_count_from_the_start(tmp_path, monkeypatch):
+    monkeypatch.setattr(heartbeats, "_COUNTS", tmp_path / "vmstat")
+    (tmp_path / "vmstat").write_text("pgfault 7\noom_kill 3\ndrop_slab 0\n")
+    watch = Watch(tmp_path / "beats", (0,), lambda rank: False)
+    assert not watch.out_of_memory
+    (tmp_path / "vmstat").write_text("pgfault 9\noom_kill 4\ndrop_slab 0\n")
+    assert watch.out_of_memory

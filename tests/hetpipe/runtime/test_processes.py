@@ -71,6 +71,18 @@ def test_a_killed_rank_is_reported():
     assert str(caught.value) == "rank 1 (small/0) was killed by signal 9"
 
 
+def test_a_rank_that_the_kernel_killed_for_want_of_memory_is_told_from_others(tmp_path, monkeypatch):
+    counts = tmp_path / "vmstat"
+    counts.write_text("oom_kill 3\n")
+    monkeypatch.setattr(heartbeats, "_COUNTS", counts)
+
+    def killed(event: dict[str, Any]) -> None:
+        counts.write_text("oom_kill 4\n")
+
+    with pytest.raises(WorkerLostError, match=r"rank 1 .* by signal 9 when this host was out of memory$"):
+        run_ranks(rank_mains.fail, ("kill", "wait"), GROUP, killed)
+
+
 def test_of_several_errors_the_earliest_is_raised_whichever_is_read_first(tmp_path: Path):
     """Rank 0 fails because of rank 1, and its report lies in the first pipe that is looked at."""
     pipes = [multiprocessing.Pipe() for _ in range(3)]

@@ -114,6 +114,64 @@ def test_an_error_of_what_is_computed_is_not_tried_again(tmp_path, kind):
         recovery(tmp_path).restart(lost(kind), None)
 
 
+class Planner:
+    """Plans for any devices that are left, as long as there is one; remembers what was asked."""
+
+    def __init__(self, folder: Path) -> None:
+        self.asked: list[frozenset[str]] = []
+        self.plans = {3: predicted(folder, THREE), 2: predicted(folder, [0, 4, 8])}
+
+    def __call__(self, devices: frozenset[str]) -> Prediction:
+        self.asked.append(devices)
+        if len(devices) > 1:
+            raise InputError("leave out fewer")
+        return self.plans[3 - len(devices)]
+
+
+def test_a_device_that_was_left_out_is_tried_again_after_progress_but_only_once(tmp_path):
+    planner = Planner(tmp_path)
+    found = recovery(tmp_path, planner)
+    found.folder.path.mkdir()
+    told: list[str] = []
+    found.tell = told.append
+    found.restart(lost(), None)
+    found.restart(lost(), None)
+    assert found.lost == {"here/1"}
+    found.saw({"event": "step", "step": 9})
+    found.restart(lost(rank=0), None)
+    assert found.lost == frozenset()
+    assert "going on from the beginning with here/1 again (restart 1 of 3" in told[-1]
+    found.restart(lost(), None)
+    assert found.lost == {"here/1"}
+    assert planner.asked == [{"here/1"}, frozenset(), {"here/1"}]
+
+
+def test_where_nothing_is_left_devices_that_were_lost_before_are_tried_again(tmp_path):
+    planner = Planner(tmp_path)
+    found = recovery(tmp_path, planner)
+    found.restart(lost(), None)
+    found.restart(lost(), None)
+    assert found.lost == {"here/1"}
+    found.restart(lost(rank=0), None)  # no progress: the first loss of this one
+    found.most = 9
+    found.restart(lost(rank=0), None)
+    assert planner.asked == [{"here/1"}, {"here/1", "here/0"}, {"here/0"}]
+    assert found.lost == {"here/0"}
+
+
+def test_a_host_that_is_gone_is_not_tried_again(tmp_path):
+    planner = Planner(tmp_path)
+    found = recovery(tmp_path, planner)
+    found.folder.path.mkdir()
+    found.missing = lambda devices: frozenset({"here/2"} & {device.name for device in devices})
+    found.restart(lost(rank=-1), None)
+    assert found.lost == {"here/2"}
+    found.saw({"event": "step", "step": 9})
+    found.restart(lost(rank=-1), None)
+    assert found.lost == {"here/2"}
+    assert planner.asked == [{"here/2"}]
+
+
 def test_where_nothing_fits_that_is_said_with_what_was_kept(tmp_path):
     def replan(devices: frozenset[str]) -> Prediction:
         raise InfeasibleError("no pipeline fits: 3 GiB are missing")

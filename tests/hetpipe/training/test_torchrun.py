@@ -8,9 +8,14 @@ from pathlib import Path
 import pytest
 
 import trainers
+from cost_model.errors import InputError
 from cost_model.profile import profile_text
+from hetpipe.data.task import registered_task
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings
+from hetpipe.runtime.processes import RankGroup
+from hetpipe.runtime.stopping import Stopping
+from hetpipe.training import torchrun
 from partition.plan_file import plan_text
 from places import SUPPORT
 from runs import chain_plan, cluster_file, made_up_profile, run
@@ -55,6 +60,15 @@ def test_another_number_of_processes_is_refused(folder):
     result = under_torchrun(folder, 3)
     assert result.returncode != 0
     assert "torchrun started 3 processes, the plan uses 2 devices (here/0, here/1)" in result.stderr
+
+
+def test_processes_on_several_hosts_are_refused(monkeypatch: pytest.MonkeyPatch):
+    """Their ranks are no devices: the second host's first process is not the plan's third device."""
+    for name, value in {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    group = RankGroup(("a/0", "b/0", "a/1", "b/1"), (1,) * 4)
+    with pytest.raises(InputError, match=r"on several hosts.*--rendezvous"):
+        torchrun.lead("run", registered_task, "handover", group, lambda event: None, Stopping())
 
 
 @pytest.mark.slow

@@ -1,0 +1,103 @@
+"""Are runs over several hosts predicted, whose links were measured before? See README.md. As root."""
+
+import argparse
+import importlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from hetpipe.profiling.profile_cache import processor_name
+
+ROOT = Path(__file__).parents[3]
+NODES = (("big", 2), ("mid", 1), ("small", 1))
+TOKEN = "0123456789abcdef" * 2
+CLUSTER = """
+name = "three"
+[network]
+bandwidth = "10 Gbit/s"
+latency = "0.1 ms"
+"""
+NODE = """
+[[nodes]]
+name = "{name}"
+host = "{host}"
+devices = [{{ kind = "emulated", memory = "4 GiB", count = {count}, speed = {speed} }}]
+"""
+
+
+def main() -> None:
+    options = _options()
+    sys.path.insert(0, str(ROOT / "tests" / "support"))
+    hosts_of_tests = importlib.import_module("three_hosts")
+    print("| links | strategy | predicted s | measured s | error |\n|---|---|---|---|---|")
+    said: list[str] = []
+    for rates in (("1gbit", "1gbit", "1gbit"), ("1gbit", "1gbit", "100mbit")):
+        with hosts_of_tests.three_hosts(rates) as hosts, tempfile.TemporaryDirectory() as folder:
+            for strategy in options.strategies:
+                report, notes = _run(hosts, Path(folder), strategy, options)
+                predicted_s, measured_s = report["predicted_step_s"], report["measured_step_s"]
+                error = f"{100 * (measured_s / predicted_s - 1):+.1f} %"
+                print(
+                    f"| {', '.join(rates)} | {strategy} | {predicted_s:.3f} | {measured_s:.3f} | {error} |",
+                    flush=True,
+                )
+                said += [f"{', '.join(rates)}: {line}" for line in notes if line not in "".join(said)]
+    print("", *said, sep="\n")
+    machine = f"{os.cpu_count()} x {processor_name()}"
+    print(f"\n{machine}; Python {platform.python_version()}, torch {version('torch')}; {_load()}")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="bert-tiny")
+    parser.add_argument("--sequence-length", type=int, default=64)
+    parser.add_argument("--speed", type=float, default=0.05)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--strategies", nargs="+", default=["auto", "gpipe-even", "ddp"])
+    return parser.parse_args()
+
+
+def _run(
+    hosts: Any, folder: Path, strategy: str, options: argparse.Namespace
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the leader's report of a run over the hosts, and what it said of the links."""
+    line = (
+        f"run --model {options.model} --cluster cluster.toml --token-file token --trust-network --no-save "
+        f"--rendezvous tcp://{hosts[0].address}:29500 --sequence-length {options.sequence_length} "
+        f"--global-batch-size 16 --profile-budget 30 --strategy {strategy} --steps {options.steps} "
+        "--json"
+    )
+    text = CLUSTER + "".join(
+        NODE.format(name=name, host=host.address, count=count, speed=options.speed)
+        for (name, count), host in zip(NODES, hosts, strict=True)
+    )
+    started = []
+    for (name, _), host in zip(NODES, hosts, strict=True):
+        own = folder / name
+        own.mkdir(exist_ok=True)
+        (own / "cluster.toml").write_text(text)
+        (own / "token").touch(0o600)
+        (own / "token").write_text(TOKEN)
+        environment = {"XDG_CACHE_HOME": str(own / "cache"), "PYTHONPATH": str(ROOT)}
+        command = (sys.executable, "-m", "hetpipe", *line.split(), "--node", name)
+        started.append(host.start(*command, folder=own, environment=environment))
+    ends = [process.communicate() for process in started]
+    if any(process.returncode for process in started):
+        raise subprocess.SubprocessError("\n".join(err for _, err in ends))
+    notes = [line for line in ends[0][1].splitlines() if line.startswith("note: measured")]
+    found: dict[str, Any] = json.loads(ends[0][0])
+    return found, notes
+
+
+def _load() -> str:
+    return f"load at the end {os.getloadavg()[0]:.2f}"
+
+
+if __name__ == "__main__":
+    main()

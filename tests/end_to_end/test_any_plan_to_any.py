@@ -1,0 +1,73 @@
+"""What one plan has written any other goes on from, with the losses of a run that knew neither."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.settings import Settings
+from hetpipe.training.resumption import find_checkpoint
+from partition.plan import Pipeline, Plan, Stage
+from runs import chain_plan, made_up_profile, run
+
+MODEL = "bert-tiny"
+BEFORE, AFTER = 4, 10
+
+
+def pipeline(size: int, samples: int, *stages: tuple[int, int, int, int]) -> Pipeline:
+    """Stages as (device, first layer, layer after the last, in_flight)."""
+    return Pipeline(
+        size, samples, tuple(Stage((f"here/{device}",), cut, held) for device, *cut, held in stages)
+    )
+
+
+def two(*, zero: int) -> Plan:
+    first, second = pipeline(2, 6, (0, 0, 8, 1)), pipeline(2, 10, (1, 0, 3, 2), (2, 3, 8, 1))
+    return Plan("manual", MODEL, 16, (first, second), zero=zero)
+
+
+PLANS = {
+    "one device": chain_plan(MODEL, [0, 8], 16),
+    "even": chain_plan(MODEL, [0, 3, 6, 8], 4),
+    "uneven": chain_plan(MODEL, [0, 1, 4, 7, 8], 2),
+    "recomputed": chain_plan(MODEL, [0, 5, 8], 8, recompute=True),
+    "two pipelines": two(zero=0),
+    "zero 1": two(zero=1),
+    "shared device": Plan(
+        "manual", MODEL, 16,
+        (pipeline(2, 10, (0, 0, 3, 3), (1, 3, 8, 1)), pipeline(4, 6, (0, 0, 5, 2), (2, 5, 8, 1))),
+    ),
+    "three replicas": Plan(
+        "manual", MODEL, 16,
+        (
+            pipeline(2, 4, (0, 0, 8, 1)),
+            pipeline(2, 4, (1, 0, 8, 1)),
+            pipeline(2, 8, (2, 0, 5, 2), (3, 5, 8, 1)),
+        ),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("dtype", "most"), [("float32", 1e-6), ("float64", 1e-12)])
+def test_all_ordered_pairs(tmp_path: Path, dtype: str, most: float):
+    profile = replace(made_up_profile(MODEL), dtype=dtype)
+    whole = Settings(MODEL, BEFORE + AFTER, dtype=dtype, learning_rate=1e-3, save=False)
+    _, expected = run(tmp_path / "whole", PLANS["one device"], whole, profile)
+    worst = 0.0
+    for source, plan in PLANS.items():
+        begun = tmp_path / source
+        first = replace(whole, steps=BEFORE, total_steps=BEFORE + AFTER, save=True)
+        run(begun, plan, first, profile)
+        found = find_checkpoint("auto", RunFolder(begun / "run"), tmp_path, MODEL)
+        for target, other in PLANS.items():
+            place = tmp_path / f"{source} to {target}"
+            _, losses = run(place, other, replace(whole, resume_from=str(found)), profile)
+            assert len(losses) == AFTER
+            differences = [abs(a - b) / abs(b) for a, b in zip(losses, expected[BEFORE:], strict=True)]
+            assert max(differences) <= most, (source, target, max(differences))
+            worst = max(worst, *differences)
+            shutil.rmtree(place)
+    print(f"{dtype}: {len(PLANS) ** 2} pairs, losses differ by {worst:.1e} at most")

@@ -1,0 +1,48 @@
+"""Links between three hosts are what they were shaped to, and the plan is for what was measured."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cost_model.cluster_file import read_cluster
+from cost_model.profile import read_profile
+from hetpipe.simulation.prediction import evaluator
+from host_runs import NODES, hosts_with_folders
+from partition.problem import problem_of
+from partition.solver import solve
+from three_hosts import has_namespaces
+
+SHAPED_BYTES_PER_S = {("big", "mid"): 1.25e8, ("big", "small"): 1.25e7, ("mid", "small"): 1.25e7}
+WITHIN = 0.1
+LINE = (
+    "--model bert-tiny --cluster cluster.toml --token-file token --trust-network --sequence-length 16 "
+    "--profile-budget 1"
+)
+OUTPUTS = ("-o profile.json --cluster-output measured.toml", "", "")
+
+
+@pytest.mark.skipif(not has_namespaces(), reason="no network namespaces can be made here")
+def test_measured_bandwidths_are_the_shaped_ones_and_change_the_plan(tmp_path: Path):
+    with hosts_with_folders(tmp_path, fresh=True) as runs:
+        runs.start(
+            f"{LINE} --rendezvous tcp://{runs.hosts[0].address}:29501", options=OUTPUTS, command="profile"
+        )
+        ended = runs.ends(0, 0, 0)
+        profile = read_profile(runs.folders[0] / "profile.json")
+        cluster = read_cluster(runs.folders[0] / "measured.toml")
+    assert set(profile.kinds) == {"emulated", "emulated-slow"}
+    for name, member in zip(NODES[1:], ended[1:], strict=True):
+        assert f"note: {name}: measuring is over" in member.err
+    found = {link.nodes: link.link for link in cluster.links}
+    assert {nodes: link.bandwidth_bytes_per_s for nodes, link in found.items()} == pytest.approx(
+        SHAPED_BYTES_PER_S, rel=WITHIN
+    )
+    assert "note: measured big to small: 9" in ended[0].err
+
+    all_fast = tuple(replace(link, link=found["big", "mid"]) for link in cluster.links)
+    plans = [
+        solve(problem_of(profile, each, 16), evaluator(profile, each), proof_s=0.0)
+        for each in (cluster, replace(cluster, links=all_fast))
+    ]
+    assert plans[0].pipelines != plans[1].pipelines
