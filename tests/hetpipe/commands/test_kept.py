@@ -20,7 +20,7 @@ from cost_model.memory import checkpoint_bytes
 from cost_model.profile import profile_text
 from hetpipe.commands.training import RunStart, _step_bar, train_shown
 from hetpipe.models.huggingface import model_spec
-from hetpipe.models.names import model_entry
+from hetpipe.models.names import ModelEntry, Task
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.run_report import read_report
 from hetpipe.runs.settings import Settings, read_settings, settings_text
@@ -250,7 +250,7 @@ def test_the_bar_of_a_resumed_run_begins_at_the_steps_that_are_done(tmp_path, mo
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setattr("hetpipe.training.run.train_predicted", lambda *_, **__: None)
     settings = Settings("toy", 9, resume_from=str(source))
-    start = RunStart(model_entry(MODEL), folder, settings)
+    start = RunStart(ModelEntry("toy", Task.MASKED_LM, ""), folder, settings)
     train_shown(start, tmp_path, small_profile(), None, replan=None, quiet=False)
     assert "6/9" in terminal.getvalue() and "0/9" not in terminal.getvalue()
 
