@@ -178,8 +178,10 @@ def compare(
 ) -> float:
     """Run a step on all ranks; `difference` on rank 0, which has the one process, 0 on the others."""
     outcome = runner.step(step, sequence_length, learning_rate, clip)
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, runner.optimizer.gradients)
+    found: list[Any] = [runner.optimizer.gradients]
+    if dist.is_initialized():
+        found *= dist.get_world_size()
+        dist.all_gather_object(found, runner.optimizer.gradients)
     if one is None:
         return 0.0
     count = runner.case.program.plan.global_batch_size
