@@ -5,12 +5,10 @@ import re
 import time
 
 from cost_model.errors import InputError
+from hetpipe.runtime.processes import SLOWDOWN_VARIABLE
 
 CARRY_S = 0.05
 """Lateness up to this much is carried: the next operation starts when this one should have ended."""
-
-
-SLOWDOWN_VARIABLE = "HETPIPE_EMULATED_SLOWDOWN"
 
 
 class Pace:

@@ -32,6 +32,8 @@ RankMain = Callable[..., None]
 """What a rank runs: main(*arguments, rank=..., emit=...); importable, since it is pickled by name."""
 
 LOOPBACK = "lo"
+SLOWDOWN_VARIABLE = "HETPIPE_EMULATED_SLOWDOWN"
+"""The name of what makes emulated devices slower, for trials (`hetpipe.runtime.pace`)."""
 GATHER_ERRORS_S = 0.5
 END_S = 3.0
 NOTICED_AFTER_S = 0.05  # peers of a rank that disappears may report before its end is noticed
@@ -111,7 +113,16 @@ def run_ranks(
                 launcher_end, rank_end = context.Pipe()
                 process = context.Process(
                     target=_rank_main,
-                    args=(rank_end, rank, group, folder / "store", (beats, row), main, tuple(arguments)),
+                    args=(
+                        rank_end,
+                        rank,
+                        group,
+                        folder / "store",
+                        (beats, row),
+                        main,
+                        tuple(arguments),
+                        os.environ.get(SLOWDOWN_VARIABLE, ""),
+                    ),
                     name=f"hetpipe rank {rank}",
                 )
                 process.start()
@@ -259,11 +270,14 @@ def _rank_main(
     beats: tuple[Path, int],
     main: RankMain,
     arguments: tuple[Any, ...],
+    slowdown: str,
 ) -> None:
     """Live the life of a rank: process group, main, and a last word about how it ended.
 
-    beats: the table of `heartbeats`, and the row of this rank there.
+    beats: the table of `heartbeats`, and the row of this rank there. slowdown: what the launcher's
+    environment says of it now; the server that forks has that of when it was started.
     """
+    os.environ[SLOWDOWN_VARIABLE] = slowdown
 
     def emit(event: dict[str, Any]) -> bool:
         connection.send(event)

@@ -18,7 +18,7 @@ from cost_model.what_if import slowed
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.run_report import read_report
 from hetpipe.runs.settings import Settings
-from hetpipe.runtime.pace import SLOWDOWN_VARIABLE
+from hetpipe.runtime.processes import SLOWDOWN_VARIABLE
 from hetpipe.simulation.prediction import Prediction, predict
 from hetpipe.training.adaptation import Adaptation
 from hetpipe.training.run import train_predicted
