@@ -146,9 +146,10 @@ def run_command(
 
 def _follow() -> NoReturn:
     """Train as another rank than the one that plans, and end with the training."""
+    from hetpipe.data.task import registered_task
     from hetpipe.training.torchrun import follow
 
-    follow()
+    follow(registered_task)
 
 
 def _given_plan(plan_file: Path, given: GivenOptions, options: PlanOptions) -> Plan:

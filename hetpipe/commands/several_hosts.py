@@ -113,6 +113,7 @@ def place_of(options: HostOptions, cluster: Cluster) -> Place | None:
         check_trusted,
         leaders_number,
         leads,
+        numbers_of,
         outer_number,
         own_node,
         parse_rendezvous,
@@ -131,13 +132,16 @@ def place_of(options: HostOptions, cluster: Cluster) -> Place | None:
         host, port = meeting.address
         named = next((each.host for each in cluster.nodes if each.name == host and each.host), host)
         number = leaders_number(named) if leading else named
-        if leading:
-            check_trusted(number, trusts=options.trust_network)
+        for each in [number] if leading else numbers_of(named):
+            check_trusted(each, trusts=options.trust_network)
         return Place(node, leading, (number, port), token, options)
     assert meeting.file is not None
     file = SharedFile(meeting.file)
     if not file.make():
-        return Place(node, False, file.read(options.wait_s), token, options)
+        host, port = file.read(options.wait_s)
+        for each in numbers_of(host):
+            check_trusted(each, trusts=options.trust_network)
+        return Place(node, False, (host, port), token, options)
     try:
         number = outer_number(node.host)
         check_trusted(number, trusts=options.trust_network)

@@ -157,7 +157,7 @@ def check_trusted(number: str, *, trusts: bool) -> None:
     if not trusts and not _is_loopback(number):
         raise InputError(
             "tensors travel by gloo and NCCL, which do not prove who sends them: give --trust-network if "
-            f"only hosts that you trust reach {number}, or go through ssh tunnels"
+            f"only hosts that you trust reach {number}, as over WireGuard or a tunnel of ssh -w"
         )
 
 

@@ -58,7 +58,8 @@ class RankGroup:
     """The start of the ranks: a name and CPU threads for each, modules to load before they fork.
 
     local: those that this host starts; None for all. first: the one that reports, on the leader's host.
-    interface: the network interface over which ranks reach one another; GLOO_SOCKET_IFNAME goes before.
+    interface: the network interface over which ranks reach one another; what GLOO_SOCKET_IFNAME and
+    NCCL_SOCKET_IFNAME name goes before.
     store: where the ranks of all hosts meet; None for a file that only this host sees.
     """
 
@@ -334,17 +335,22 @@ def join_group(rank: int, group: RankGroup, store: str) -> None:
     world = len(group.names)
     if world > 1:
         meeting = FileStore(store, world) if group.store is None else group.store(world)
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", group.interface)
-        if "nccl" in group.backend and group.interface != LOOPBACK:
-            os.environ.setdefault("NCCL_SOCKET_IFNAME", group.interface)
+        use_interface(group.interface, group.backend)
         open_default_group(group.backend, meeting, rank, world, group.timeout_s)
 
 
+def use_interface(interface: str, backend: str) -> None:
+    """Have gloo and NCCL listen on one network interface alone, unless the environment names theirs."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    if "nccl" in backend:
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")  # = for just that name
+
+
 def open_default_group(backend: str, store: "Store", rank: int, world: int, timeout_s: float) -> None:
-    """Join the process group of all ranks, on loopback unless GLOO_SOCKET_IFNAME says otherwise."""
+    """Join the process group of all ranks, on loopback unless the environment names an interface."""
     import torch.distributed as dist
 
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
+    use_interface(LOOPBACK, backend)
     if ":" in backend:
         before_cuda(world)
     timeout = timedelta(seconds=timeout_s)

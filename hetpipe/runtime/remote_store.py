@@ -18,6 +18,7 @@ from hetpipe.trust.channel import Address, Channel, ChannelError, connect
 STORE = "store"
 """The purpose that a channel to the store names."""
 MOST_KEYS = 1_000_000
+_THAT_ADD_KEYS = ("set", "add", "compare")
 _ANSWER_S = 30.0
 
 
@@ -30,10 +31,10 @@ class StoreServer:
         self._channels: list[Channel] = []
 
     def serve(self, channel: Channel) -> None:
-        """Answer one rank until it is gone; to be called in a thread of its own."""
+        """Answer one rank until it is gone, or asks what is no question; called in a thread of its own."""
         with self._changed:
             self._channels.append(channel)
-        with suppress(ChannelError):
+        with suppress(ChannelError, LookupError, TypeError, ValueError):
             while True:
                 message, blob = channel.receive()
                 channel.send(*self._answer(message, blob))
@@ -49,10 +50,11 @@ class StoreServer:
     def _answer(self, message: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
         keys, wait_s = message["keys"], float(message.get("wait_s", 0.0))
         with self._changed:
+            is_full = len(self._values) >= MOST_KEYS
+            if is_full and message["do"] in _THAT_ADD_KEYS and keys[0] not in self._values:
+                return {"ok": False}, b""
             match message["do"]:
                 case "set":
-                    if len(self._values) >= MOST_KEYS:
-                        return {"ok": False}, b""
                     self._values[keys[0]] = blob
                 case "get":
                     if self._comes(keys, wait_s):
@@ -145,7 +147,10 @@ class RemoteStore(Store):
     def _ask(self, do: str, keys: list[str], blob: bytes = b"", **rest: Any) -> tuple[dict[str, Any], bytes]:
         with self._asking:
             self._channel.send({"do": do, "keys": keys, **rest}, blob)
-            return self._channel.receive(_ANSWER_S)
+            answer, found = self._channel.receive(_ANSWER_S)
+        if do in _THAT_ADD_KEYS and not answer["ok"]:
+            raise ChannelError(f"the leader holds {MOST_KEYS:,} keys, and takes no more")
+        return answer, found
 
 
 @dataclass(frozen=True, slots=True)

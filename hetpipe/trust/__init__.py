@@ -4,6 +4,6 @@ Nothing that a peer says is parsed before it has proven that it holds the token 
 JSON and bytes, each frame under a MAC. No torch here, and no pickle.
 
 Others use:
-    token: run_token, MAKE_TOKEN
+    token: run_token, token_for, MAKE_TOKEN
     channel: Channel, Listener, connect, ChannelError, listening_socket
 """

@@ -30,17 +30,22 @@ MOST_BLOB_BYTES = 64 * 2**20
 PROOF_S = 10.0
 """So long may a peer take to prove the token."""
 MOST_UNPROVEN = 64
-"""So many connections may be proving at a time; further ones are closed at once."""
+"""So many connections may be proving at a time; one more, and the oldest of them is closed."""
 UNTAKEN_S = 60.0
 """So long may what was sent stay unacknowledged."""
 AGAIN_S = 0.25
 _MAGIC = b"hetpipe\x01"
 _NONCE_BYTES = 32
+_REFUSED = bytes(hashlib.sha256().digest_size)  # in place of the listener's proof
 _HEADER = struct.Struct("!IIQ")  # bytes of JSON and of the blob, number of the frame
 
 
 class ChannelError(RuntimeError):
     """A peer that is gone, silent, or does not hold the token; its message names it."""
+
+
+class _DroppedError(ChannelError):
+    """A peer that went before it said whether it holds the token: it may answer another time."""
 
 
 class Channel:
@@ -132,7 +137,8 @@ class Listener:
         raises of ChannelError ends that channel alone.
         """
         self._socket, self._token, self._on_channel = listening, token, on_channel
-        self._unproven = threading.Semaphore(MOST_UNPROVEN)
+        self._unproven: dict[socket.socket, None] = {}  # the oldest first
+        self._lock = threading.Lock()
         self._closed = False
         threading.Thread(target=self._accept, daemon=True, name="hetpipe listener").start()
 
@@ -157,10 +163,23 @@ class Listener:
                 if not self._closed:
                     time.sleep(AGAIN_S)  # out of descriptors: others will end
                 continue
-            if not self._unproven.acquire(blocking=False):
-                connection.close()
-                continue
+            self._make_room()
+            with self._lock:
+                self._unproven[connection] = None
             threading.Thread(target=self._prove, args=(connection, address), daemon=True).start()
+
+    def _make_room(self) -> None:
+        """Let go the oldest that has not proven the token yet, where there are many.
+
+        Whoever holds the token proves it within a round trip; so those who say nothing keep nobody out.
+        """
+        with self._lock:
+            if len(self._unproven) < MOST_UNPROVEN:
+                return
+            oldest = next(iter(self._unproven))
+            del self._unproven[oldest]
+            with suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)
 
     def _prove(self, connection: socket.socket, address: Any) -> None:
         peer = f"{address[0]}:{address[1]}"
@@ -170,7 +189,8 @@ class Listener:
             connection.close()  # whoever it was: it learns nothing, and disturbs nobody
             return
         finally:
-            self._unproven.release()
+            with self._lock:
+                self._unproven.pop(connection, None)
         with suppress(ChannelError):
             self._on_channel(channel)
 
@@ -212,7 +232,6 @@ def connect(address: Address, token: bytes, timeout_s: float, name: str = "") ->
     peer = f"{name} ({address[0]}:{address[1]})" if name else f"{address[0]}:{address[1]}"
     end_s = time.monotonic() + timeout_s
     while True:
-        reason = "no answer"
         try:
             connection = socket.create_connection(address, min(PROOF_S, max(0.01, end_s - time.monotonic())))
         except OSError as error:
@@ -220,6 +239,9 @@ def connect(address: Address, token: bytes, timeout_s: float, name: str = "") ->
         else:
             try:
                 return _proven(connection, token, peer, is_listener=False, end_s=_soon())
+            except _DroppedError:
+                connection.close()
+                reason = "it drops connections"
             except BaseException:
                 connection.close()
                 raise
@@ -234,42 +256,46 @@ def _proven(
     """Prove the token to a peer, and let it prove it; return the channel."""
     mine = secrets.token_bytes(_NONCE_BYTES)
     connection.settimeout(None)
-    try:
-        connection.sendall(_MAGIC + mine)
-    except OSError as error:
-        raise ChannelError(f"{peer} is gone ({error.strerror or error})") from None
-    if _exactly(connection, len(_MAGIC), end_s, peer) != _MAGIC:
+    _say(connection, _MAGIC + mine, peer)
+    if _exactly(connection, len(_MAGIC), end_s, peer, _DroppedError) != _MAGIC:
         raise ChannelError(f"{peer} is no process of hetpipe, or of another version")
-    theirs = _exactly(connection, _NONCE_BYTES, end_s, peer)
+    theirs = _exactly(connection, _NONCE_BYTES, end_s, peer, _DroppedError)
     both = theirs + mine if is_listener else mine + theirs  # the connector's first
-
-    def check() -> None:
-        found = _exactly(connection, hashlib.sha256().digest_size, end_s, peer)
-        role = b"connector" if is_listener else b"listener"
-        if not hmac.compare_digest(found, _mac(token, b"proof of the ", role, both)):
-            raise ChannelError(f"{peer} does not hold the token of this run")
-
-    def prove() -> None:
-        role = b"listener" if is_listener else b"connector"
-        connection.sendall(_mac(token, b"proof of the ", role, both))
-
-    try:
-        if is_listener:  # the connector proves first: who does not hold the token hears nothing to try
-            check()
-            prove()
-        else:
-            prove()
-            check()
-    except ChannelError as error:
-        if not is_listener and "closed" in str(error):
-            raise ChannelError(f"{peer} refused: it holds another token than this host") from None
-        raise
+    connectors, listeners = (
+        _mac(token, b"proof of the ", role, both) for role in (b"connector", b"listener")
+    )
+    own, awaited = (listeners, connectors) if is_listener else (connectors, listeners)
+    if not is_listener:  # it proves first: who does not hold the token hears nothing to try tokens on
+        _say(connection, own, peer)
+    found = _exactly(connection, len(awaited), end_s, peer, _DroppedError)
+    if not hmac.compare_digest(found, awaited):
+        if is_listener:
+            _say(connection, _REFUSED, peer)
+        elif found == _REFUSED:
+            raise ChannelError(f"{peer} refused: it holds another token than this host")
+        raise ChannelError(f"{peer} does not hold the token of this run")
+    if is_listener:
+        _say(connection, own, peer)
     keys = _mac(token, b"connector sends", both), _mac(token, b"listener sends", both)
     send_key, receive_key = keys[::-1] if is_listener else keys
     return Channel(connection, peer, send_key, receive_key)
 
 
-def _exactly(connection: socket.socket, count: int, end_s: float | None, peer: str) -> bytes:
+def _say(connection: socket.socket, what: bytes, peer: str) -> None:
+    try:
+        connection.sendall(what)
+    except OSError as error:
+        raise _DroppedError(f"{peer} is gone ({error.strerror or error})") from None
+
+
+def _exactly(
+    connection: socket.socket,
+    count: int,
+    end_s: float | None,
+    peer: str,
+    gone: type[ChannelError] = ChannelError,
+) -> bytes:
+    """Return so many bytes of a peer; gone: what is raised where it is no longer there."""
     content = bytearray()
     while len(content) < count:
         left_s = None if end_s is None else end_s - time.monotonic()
@@ -282,9 +308,9 @@ def _exactly(connection: socket.socket, count: int, end_s: float | None, peer: s
         except (OSError, ValueError) as error:  # ValueError: closed here, by another thread
             if isinstance(error, ValueError):
                 raise ChannelError(f"the channel to {peer} is closed") from None
-            raise ChannelError(f"{peer} is gone ({error.strerror or error})") from None
+            raise gone(f"{peer} is gone ({error.strerror or error})") from None
         if not piece:
-            raise ChannelError(f"{peer} closed the connection")
+            raise gone(f"{peer} closed the connection")
         content += piece
     return bytes(content)
 

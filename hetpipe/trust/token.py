@@ -1,8 +1,12 @@
 """The token of a run on several hosts: a secret that each of its processes proves to hold."""
 
+import hashlib
+import hmac
 import os
+import secrets
 import stat
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from cost_model.errors import InputError
@@ -42,3 +46,37 @@ def run_token(file: Path | None) -> bytes:
             f"without a space: {MAKE_TOKEN}"
         )
     return token.encode()
+
+
+def token_for(*purpose: str) -> bytes:
+    """Return a token that processes of one user agree on without saying it, for one purpose alone.
+
+    Made of HETPIPE_TOKEN where that is set, else of a secret that is kept for the user in hetpipe's cache.
+
+    Raises: InputError as `run_token`, or if no secret can be kept.
+    """
+    secret = run_token(None) if os.environ.get(TOKEN_VARIABLE, "").strip() else run_token(_kept_secret())
+    return hmac.new(secret, "\0".join(purpose).encode(), hashlib.sha256).digest()
+
+
+def _kept_secret() -> Path:
+    """Return the file of the user's secret; made, whole or not at all, where there is none."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hetpipe"
+    kept, made = folder / "secret", folder / f".secret-{secrets.token_hex(8)}"
+    if not kept.exists():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                with os.fdopen(descriptor, "w") as file:
+                    file.write(secrets.token_hex() + "\n")
+                with suppress(FileExistsError):  # another process was faster: its secret counts
+                    os.link(made, kept)
+            finally:
+                made.unlink()
+        except OSError as error:
+            raise InputError(
+                f"{kept}: cannot be made ({error.strerror}), and processes under torchrun need a secret; set "
+                f"{TOKEN_VARIABLE}"
+            ) from None
+    return kept

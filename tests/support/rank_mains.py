@@ -1,7 +1,9 @@
 """What the ranks of launch and transport tests run: apart, so that a rank imports little."""
 
+import glob
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -94,3 +96,20 @@ def gather_all(values: list[Any], *, rank: int, emit: Emit) -> None:
     """Gather each value, of which rank 1 gives a long text instead; emit what both gave."""
     found = [gather([rank, value if rank == 0 else "x" * 1000]) for value in values]
     emit({"event": "gathered", "found": [row[0] for row in found], "other": [row[1] for row in found]})
+
+
+def tell_listening(*, rank: int, emit: Emit) -> None:
+    """Emit the addresses on which this process listens (IPv4; IPv6 as the kernel writes it)."""
+    dist.barrier()
+    own = {os.readlink(path) for path in glob.glob("/proc/self/fd/*") if os.path.exists(path)}
+    found = []
+    for table in ("tcp", "tcp6"):
+        with open(f"/proc/self/net/{table}") as file:
+            for line in list(file)[1:]:
+                words = line.split()
+                if words[3] == "0A" and f"socket:[{words[9]}]" in own:
+                    digits = words[1].partition(":")[0]
+                    packed = bytes.fromhex(digits)[::-1]
+                    found.append(socket.inet_ntoa(packed) if table == "tcp" else digits)
+    emit({"event": "listening", "rank": rank, "listening": found})
+    dist.barrier()

@@ -14,7 +14,7 @@ import pytest
 import rank_mains
 from cost_model.errors import InputError
 from hetpipe.runtime import heartbeats
-from hetpipe.runtime.processes import RankGroup, WorkerLostError, _watch, run_ranks
+from hetpipe.runtime.processes import RankGroup, WorkerLostError, _watch, run_ranks, use_interface
 from places import ROOT, SUPPORT
 
 GROUP = RankGroup(("big/0", "small/0", "small/1"), (1, 1, 1))
@@ -176,3 +176,24 @@ def test_a_killed_rank_ends_the_script(launcher):
     os.kill(pids[2], signal.SIGKILL)
     _, errors = process.communicate(timeout=SOON_S)
     assert "WorkerLostError: rank 2 (a/2) was killed by signal 9" in errors
+
+
+def test_ranks_of_one_host_listen_on_loopback_alone(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    events: list[dict[str, Any]] = []
+    run_ranks(rank_mains.tell_listening, (), GROUP, events.append)
+    heard = [address for event in events for address in event["listening"]]
+    assert len(heard) >= 3 and all(address.startswith("127.") for address in heard), heard
+
+
+@pytest.mark.parametrize("given", [None, "ib0"])
+def test_gloo_and_nccl_listen_on_one_interface(monkeypatch: pytest.MonkeyPatch, given: str | None):
+    """The one that the environment names, else that of the run; by its whole name."""
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    for name in names:
+        monkeypatch.setenv(name, "")  # what is there afterwards is put back
+        monkeypatch.delenv(name)
+        if given is not None:
+            monkeypatch.setenv(name, given)
+    use_interface("eth0", "cpu:gloo,cuda:nccl")
+    assert [os.environ[name] for name in names] == [given or "eth0", given or "=eth0"]

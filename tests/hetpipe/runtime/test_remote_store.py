@@ -13,9 +13,10 @@ import pytest
 from torch.distributed import FileStore
 
 import host_mains
+from hetpipe.runtime import remote_store
 from hetpipe.runtime.processes import RankGroup, WorkerLostError, run_ranks
 from hetpipe.runtime.remote_store import STORE, LeadersStore, RemoteStore, StoreServer
-from hetpipe.trust.channel import Channel, ChannelError, Listener, listening_socket
+from hetpipe.trust.channel import Channel, ChannelError, Listener, connect, listening_socket
 from host_mains import TOKEN
 from places import ROOT, SUPPORT
 
@@ -100,4 +101,29 @@ def test_garbage_beside_it_disturbs_nobody(listener: Listener):
     store = RemoteStore(listener.address, TOKEN, 5.0)
     store.set("a", "b")
     assert store.get("a") == b"b"
+    store.close()
+
+
+def test_a_question_that_is_none_ends_that_channel_alone(listener: Listener):
+    store = RemoteStore(listener.address, TOKEN, 5.0)
+    for said in ({}, {"do": "set", "keys": []}, {"do": "add", "keys": ["n"], "amount": "much"}):
+        other = connect(listener.address, TOKEN, 5.0)
+        other.send({"purpose": STORE})
+        other.send(said)
+        with pytest.raises(ChannelError, match="closed"):
+            other.receive(5.0)
+        other.close()
+    store.set("a", "b")
+    assert store.get("a") == b"b"
+    store.close()
+
+
+def test_a_full_store_takes_no_more_and_says_so(listener: Listener, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(remote_store, "MOST_KEYS", 2)
+    store = RemoteStore(listener.address, TOKEN, 5.0)
+    store.set("a", "b")
+    store.add("n", 1)
+    with pytest.raises(ChannelError, match="holds 2 keys"):
+        store.set("c", "d")
+    assert store.add("n", 1) == 2 and store.get("a") == b"b" and store.num_keys() == 2
     store.close()

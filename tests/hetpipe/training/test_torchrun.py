@@ -1,11 +1,16 @@
 """The same program under torchrun."""
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch.distributed import TCPStore
 
 import trainers
 from cost_model.errors import InputError
@@ -13,9 +18,11 @@ from cost_model.profile import profile_text
 from hetpipe.data.task import registered_task
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings
-from hetpipe.runtime.processes import RankGroup
+from hetpipe.runtime.processes import RankGroup, WorkerLostError
+from hetpipe.runtime.remote_store import RemoteStore, StoreServer
 from hetpipe.runtime.stopping import Stopping
 from hetpipe.training import torchrun
+from hetpipe.trust.channel import Channel, Listener, listening_socket
 from partition.plan_file import plan_text
 from places import SUPPORT
 from runs import chain_plan, cluster_file, made_up_profile, run
@@ -69,6 +76,69 @@ def test_processes_on_several_hosts_are_refused(monkeypatch: pytest.MonkeyPatch)
     group = RankGroup(("a/0", "b/0", "a/1", "b/1"), (1,) * 4)
     with pytest.raises(InputError, match=r"on several hosts.*--rendezvous"):
         torchrun.lead("run", registered_task, "handover", group, lambda event: None, Stopping())
+
+
+Listening = Callable[[bytes], int]
+
+
+@pytest.fixture
+def agents_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TCPStore:
+    """A store as torchrun's agent has one, at which this process is rank 1."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    names = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    for name, value in {**names, "XDG_CACHE_HOME": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("HETPIPE_TOKEN", raising=False)
+    return store
+
+
+@pytest.fixture
+def listening() -> Iterator[Listening]:
+    """Listens as rank 0, to whoever holds a token; gives the port."""
+    listeners: list[Listener] = []
+    serve: Callable[[Channel], None] = partial(torchrun._serve, StoreServer())
+
+    def begin(token: bytes) -> int:
+        listeners.append(Listener(listening_socket(("127.0.0.1", 0)), token, serve))
+        return listeners[-1].address[1]
+
+    yield begin
+    for listener in listeners:
+        listener.close()
+
+
+@pytest.mark.parametrize(
+    "said", ["", "0", "65536", "-1", "127.0.0.1:80", '{"task": ["os", "abort"]}', "9" * 5000]
+)
+def test_what_anybody_writes_to_the_agents_store_is_a_port_or_nothing(agents_store: TCPStore, said: str):
+    agents_store.set("hetpipe0/port", said)
+    with pytest.raises(WorkerLostError, match="names no port of rank 0"):
+        torchrun.follow(registered_task)
+
+
+def test_a_rank_0_that_does_not_prove_the_token_is_not_followed(agents_store: TCPStore, listening: Listening):
+    agents_store.set("hetpipe0/port", str(listening(b"a token that somebody else has made up")))
+    with pytest.raises(WorkerLostError, match=r"rank 1 does not reach rank 0: .* another token"):
+        torchrun.follow(registered_task)
+
+
+@pytest.mark.parametrize("task", [["os", "abort"], None])
+def test_no_rank_is_named_what_to_load(agents_store: TCPStore, listening: Listening, task: Any):
+    """Not even by one that holds the token."""
+    port = listening(torchrun._token())
+    store = RemoteStore(("127.0.0.1", port), torchrun._token(), 5.0)
+    store.set("run", json.dumps({"task": task}))
+    agents_store.set("hetpipe0/port", str(port))
+    with pytest.raises(InputError, match="rank 0 trains something else"):
+        torchrun.follow(registered_task)
+    store.close()
+
+
+def test_each_start_has_a_token_of_its_own(agents_store: TCPStore, monkeypatch: pytest.MonkeyPatch):
+    first = torchrun._token()
+    assert torchrun._token() == first
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert torchrun._token() != first
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@ import socket
 import struct
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -82,7 +83,7 @@ def test_garbage_is_not_parsed(opened, said: bytes):
                 heard += piece
         except ConnectionResetError:
             pass
-        assert len(heard) <= 40  # a magic word and a nonce: no proof to try tokens on
+        assert len(heard) <= 40 or heard[40:] == bytes(32)  # a nonce and a no: no proof to try tokens on
     assert taken.empty()
 
 
@@ -93,6 +94,62 @@ def test_who_says_nothing_is_let_go(opened, monkeypatch: pytest.MonkeyPatch):
         other.settimeout(5)
         assert len(other.recv(40)) == 40
         assert other.recv(1) == b""
+
+
+def is_open(connection: socket.socket) -> bool:
+    """Return whether the other end of a connection has not closed it."""
+    connection.setblocking(False)
+    try:
+        while connection.recv(1000):
+            pass
+    except BlockingIOError:
+        return True
+    except ConnectionResetError:
+        pass
+    return False
+
+
+def test_many_who_say_nothing_or_little_keep_nobody_out(opened):
+    """More than may prove the token at a time, each with a byte now and then."""
+    listener, taken, connected = opened
+    slow = [socket.create_connection(listener.address) for _ in range(2 * channel_module.MOST_UNPROVEN)]
+    for sign in channel_module._MAGIC[:3]:
+        for other in slow:
+            with suppress(OSError):  # the oldest have been let go
+                other.sendall(bytes([sign]))
+    begun_s = time.monotonic()
+    connected().send({"still": "here"})
+    assert taken.get(timeout=5).receive(5.0)[0] == {"still": "here"}
+    assert time.monotonic() - begun_s < channel_module.PROOF_S / 2
+    assert sum(map(is_open, slow)) <= channel_module.MOST_UNPROVEN
+    for other in slow:
+        other.close()
+
+
+def test_who_is_dropped_before_an_answer_tries_again():
+    listening = listening_socket(("127.0.0.1", 0))
+    taken: queue.Queue[Channel] = queue.Queue()
+    waiting: queue.Queue[Channel | ChannelError] = queue.Queue()
+
+    def reach() -> None:
+        try:
+            waiting.put(connect(listening.getsockname(), TOKEN, 20.0))
+        except ChannelError as error:
+            waiting.put(error)
+
+    thread = threading.Thread(target=reach)
+    thread.start()
+    for said in (b"", channel_module._MAGIC + b"n" * 32):
+        peer, _ = listening.accept()
+        peer.sendall(said)
+        peer.close()
+    listener = Listener(listening, TOKEN, taken.put)
+    found = waiting.get(timeout=30)
+    assert isinstance(found, Channel)
+    thread.join()
+    listener.close()
+    found.close()
+    taken.get(timeout=5).close()
 
 
 def test_a_listener_without_the_token_is_found_out():

@@ -1,9 +1,11 @@
+import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from cost_model.errors import InputError
-from hetpipe.trust.token import TOKEN_VARIABLE, run_token
+from hetpipe.trust.token import TOKEN_VARIABLE, run_token, token_for
 
 
 def written(folder: Path, text: str, mode: int = 0o600) -> Path:
@@ -36,3 +38,38 @@ def test_no_token_says_how_to_make_one(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
     with pytest.raises(InputError, match="umask 077"):
         run_token(None)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "hetpipe"
+
+
+def test_processes_of_one_user_agree_on_a_token_for_each_purpose(cache: Path, tmp_path: Path):
+    with ThreadPoolExecutor(8) as pool:
+        found = set(pool.map(lambda _: token_for("a", "b"), range(8)))
+    assert len(found) == 1 and len(found.pop()) == 32
+    assert [path.name for path in cache.iterdir()] == ["secret"]
+    assert stat.S_IMODE((cache / "secret").stat().st_mode) == 0o600
+    assert len({token_for("a", "b"), token_for("ab"), token_for("a", "c")}) == 3
+
+
+def test_the_token_of_the_environment_goes_before_the_kept_one(cache: Path, monkeypatch: pytest.MonkeyPatch):
+    kept = token_for("a")
+    monkeypatch.setenv(TOKEN_VARIABLE, "e" * 32)
+    assert token_for("a") not in (kept, b"e" * 32)
+
+
+def test_a_kept_secret_that_others_may_read_is_refused(cache: Path):
+    token_for("a")
+    (cache / "secret").chmod(0o640)
+    with pytest.raises(InputError, match="chmod 600"):
+        token_for("a")
+
+
+def test_where_no_secret_can_be_kept_a_token_is_asked_for(cache: Path):
+    cache.write_text("no folder")
+    with pytest.raises(InputError, match=f"cannot be made.*set {TOKEN_VARIABLE}"):
+        token_for("a")
