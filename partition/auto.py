@@ -76,7 +76,7 @@ def _enter_pipelines(
         contest.enter(shared, most_lost=search.effort.choice.most_lost)
     contest.enter(interleaved_plans(problem, costs, contest.step_s))
     if not known:  # else `_from_least` does more
-        _enter_same_number(contest, search, ranking, found)
+        _enter_near_numbers(contest, search, ranking, found)
 
 
 def _enter_families(contest: Contest, search: PipelineSearch, ranking: Ranking, single_s: float) -> bool:
@@ -87,29 +87,33 @@ def _enter_families(contest: Contest, search: PipelineSearch, ranking: Ranking, 
     return True
 
 
-def _enter_same_number(
+def _enter_near_numbers(
     contest: Contest, search: PipelineSearch, ranking: Ranking, found: Sequence[PipelineSet]
 ) -> None:
-    """Enter what a search for as many pipelines as the best plan has finds, where that is far from its bound.
+    """Enter what searches for as many pipelines as the best plan has, and for one less, find.
 
-    There sums, messages or memory decide. All starts of that search have as many pipelines, of which the one
-    that may change the number has few; and the simulator changes those that the clocks find best, which often
-    are others. Where pipelines of the best plan share devices, as many as the best set of the search has
-    (found) are looked for, too.
+    Where that plan is far from its bound: there sums, messages or memory decide. All starts of such a search
+    have as many pipelines, of which those that may change the number have few; and the simulator changes
+    those that the clocks find best, which often are others. Where pipelines of the best plan share devices,
+    as many as the best set of the search has (found) are looked for, too.
     """
     problem, best, columns = search.problem, contest.best, search.columns
     if best is None or columns is None or problem.forced.num_pipelines is not None:
         return
     if contest.step_s <= search.effort.choice.far_from_columns * columns.step_s:
         return
-    numbers = [len(best.pipelines)]
+    count = len(best.pipelines)
+    numbers = [count, count - 1]
     if found and sum(len(pipeline.stages) for pipeline in best.pipelines) > len(best.device_names):
         numbers.append(len(found[0].timed))
-    for number in dict.fromkeys(numbers):
+    for number in filter(None, dict.fromkeys(numbers)):
         forced = dataclasses.replace(problem.forced, num_pipelines=number)
         wished = PipelineSearch(dataclasses.replace(problem, forced=forced))
         begun = _improved_starts(wished)
-        contest.enter(by_estimate(search.costs, _plans_of(wished, begun)))
+        plans = by_estimate(search.costs, _plans_of(wished, begun))
+        contest.enter(plans)
+        if plans:
+            _enter_families(contest, wished, ranking, ranking(plans[0])[0])
         contest.enter_all(_improved_with_simulator(wished, begun, ranking))
 
 
