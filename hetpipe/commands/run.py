@@ -30,6 +30,7 @@ from hetpipe.commands.plan import NO_OUTCOMES, new_plan, show_plan
 from hetpipe.commands.several_hosts import (
     Asked,
     HostOptions,
+    bring_back_lost,
     follow_leader,
     joined_profile,
     leading,
@@ -115,6 +116,8 @@ def run_command(
         return
     with ExitStack() as ends:
         others = ends.enter_context(leading(place, Asked.training(request, entry, training)))
+        if others is not None:
+            bring_back_lost(others, training, entry)
         start = run_start(entry, training, schedule, dry_run=dry_run)
         measuring = others if options.profile_file is None else None
         profile = measure() if measuring is None else joined_profile(measuring, request.usable, measure)

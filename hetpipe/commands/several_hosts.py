@@ -17,8 +17,9 @@ from cost_model.profile import ModelProfile, profile_from_data, profile_text
 from cost_model.units import parse_seconds
 from hetpipe.commands.inputs import PlanRequest
 from hetpipe.commands.output import note
-from hetpipe.commands.training import TrainingOptions, readable_texts
+from hetpipe.commands.training import RUNS, TrainingOptions, readable_texts
 from hetpipe.models.names import ModelEntry
+from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings
 
 if TYPE_CHECKING:
@@ -243,6 +244,7 @@ def follow_leader(
     Raises: whatever ended the run, on whichever host.
     """
     from hetpipe.hosts.member import follow
+    from hetpipe.hosts.returned_copies import OwnCopies
     from hetpipe.hosts.ssh import TOKEN_FROM_INPUT, end_with_input
 
     def profile(message: dict[str, object]) -> tuple[dict[str, object], bytes]:
@@ -252,7 +254,8 @@ def follow_leader(
         end_with_input()
     own = Settings(steps=1, data=tuple(map(str, asked.data)), **asked.entry.in_settings)
     follow(
-        place.address, place.token, asked.facts(place.node), own, {"profile": profile},
+        place.address, place.token, asked.facts(place.node), own,
+        {"profile": profile, **OwnCopies(RUNS, place.node.name).answers},
         wait_s=place.options.wait_s, tell=lambda text: note([text]),
     )  # fmt: skip
     note([f"{place.node.name}: {asked.what} is over; its results are on the leader's host"])
@@ -297,6 +300,15 @@ def _remote_hosts(place: Place) -> "Iterator[RemoteHosts | None]":
 
     with RemoteHosts(place.launch, place.token, lambda text: typer.echo(text, err=True)) as remote:
         yield remote
+
+
+def bring_back_lost(others: "Leader", training: TrainingOptions, entry: ModelEntry) -> None:
+    """Have the checkpoint to go on from brought back where this host has lost it and another holds it."""
+    from hetpipe.hosts.returned_copies import bring_back
+
+    if training.resume is not None:
+        folder = None if training.run_folder is None else RunFolder(training.run_folder)
+        bring_back(others, training.resume, folder, RUNS, entry.name, lambda text: note([text]))
 
 
 def joined_profile(

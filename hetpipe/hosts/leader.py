@@ -113,6 +113,11 @@ class Leader:
         """Return the number and port on which others are listened to."""
         return self._listener.address
 
+    @property
+    def others(self) -> tuple[str, ...]:
+        """Return the names of the other nodes that take part."""
+        return self._others
+
     def not_started(self, node: str, how: str) -> None:
         """Hear that the launcher of a node has ended; where it had never come, nobody waits for it."""
         if node not in self._known:

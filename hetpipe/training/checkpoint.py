@@ -23,13 +23,13 @@ from pathlib import Path
 
 from pydantic import ConfigDict, JsonValue, TypeAdapter, with_config
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from cost_model.errors import InputError
 from cost_model.strict_files import canonical_sha256, check_format, read_json, validate
 from hetpipe.runs.lora import LoraSettings
 from hetpipe.runtime.loss_scale import LossScale
+from hetpipe.training.tensor_file import write_tensors
 
 FORMAT = "hetpipe.checkpoint/2"
 FORMAT_BEFORE = "hetpipe.checkpoint/1"
@@ -112,11 +112,8 @@ def begin(root: Path, step: int) -> Path:
 def write_layer(folder: Path, layer: int, tensors: Mapping[str, Tensor]) -> LayerFile:
     """Write one layer's parameters and optimizer states into an unfinished folder, on disk on return."""
     path = folder / layer_file_name(layer)
-    try:
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
-    except SafetensorError as error:
-        raise OSError(None, str(error), str(path)) from error
-    return _written(path)
+    sha256, num_bytes = write_tensors(path, tensors)
+    return LayerFile(file=path.name, sha256=sha256, bytes=num_bytes)
 
 
 def commit(

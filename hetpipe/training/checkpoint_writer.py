@@ -1,8 +1,11 @@
 """The checkpoint that a rank has under way: copied to host memory, then written while training goes on."""
 
+import os
+import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +32,10 @@ from hetpipe.training.resumed_settings import deciding_settings
 
 MOST_OF_HOST = 0.9
 """Of the free memory of the host: what copies of all ranks may take."""
+
+
+LESS_URGENT = 10
+"""Added to what `nice` gives: a tenth of the time of a core that another thread wants."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +77,14 @@ class _UnderWay:
     completing: bool = False
 
 
+def _yield_to_others() -> None:
+    """Let this thread have what threads that compute leave: it has until the next checkpoint."""
+    if sys.platform == "linux":  # where a thread has a priority of its own
+        with suppress(OSError):
+            this = threading.get_native_id()
+            os.setpriority(os.PRIO_PROCESS, this, os.getpriority(os.PRIO_PROCESS, this) + LESS_URGENT)
+
+
 @dataclass(slots=True)
 class CheckpointWriter:
     """Writes the checkpoints of a rank, one at a time; owns the thread that writes, and the copies.
@@ -87,7 +102,19 @@ class CheckpointWriter:
     copies: Copies
     _under_way: _UnderWay | None = None
     _copies: dict[str, Tensor] = field(default_factory=dict)
-    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "checkpoint"))
+    _made: Future[None] | None = None  # the memory of the copies, where it is made before it is needed
+    _thread: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(1, "checkpoint", initializer=_yield_to_others)
+    )
+
+    def make_memory(self) -> None:
+        """Have the memory of the copies made beside training, before the first checkpoint needs it.
+
+        Pages that are new cost ten times what copying into known ones does. Called on all ranks together.
+        """
+        layers = self._layers()
+        if self._has_room(layers):
+            self._made = self._thread.submit(self._make_memory, layers)
 
     def begin(self, step: int, samples_seen: int, loss_scale: LossScale | None) -> None:
         """Begin to write the state after `step` steps; on return training may change it.
@@ -98,14 +125,9 @@ class CheckpointWriter:
         lowest = self.copies.hosts.lowest[self.rank]
         folder = Path(gather(self._made_folder(step) if self.rank == lowest else "")[lowest])
         layers = self._layers()
-        needed = sum(
-            value.nbytes
-            for layer in layers.values()
-            for name, value in layer.changing.items()
-            if name not in self._copies
-        )
-        room = gather([needed, free_host_bytes()])
-        in_background = sum(needed for needed, _ in room) <= MOST_OF_HOST * min(free for _, free in room)
+        if self._made is not None:
+            self._made.result()
+        in_background = self._has_room(layers)
         if in_background:
             layers = {index: self._copied(layer) for index, layer in layers.items()}
         manifest = {
@@ -208,11 +230,24 @@ class CheckpointWriter:
             layers[layer] = _Layer(held, states)
         return layers
 
-    def _copied(self, layer: _Layer) -> _Layer:
-        """Return the layer with copies, in memory of the host, of what changes.
+    def _has_room(self, layers: Mapping[int, _Layer]) -> bool:
+        """Return, on all ranks, whether the host has room for the copies of all that are not made yet."""
+        needed = sum(
+            value.nbytes
+            for layer in layers.values()
+            for name, value in layer.changing.items()
+            if name not in self._copies
+        )
+        room = gather([needed, free_host_bytes()])
+        return bool(sum(needed for needed, _ in room) <= MOST_OF_HOST * min(free for _, free in room))
 
-        NOTE: the memory is used again: pages that are new cost ten times what copying into known ones does.
-        """
+    def _make_memory(self, layers: Mapping[int, _Layer]) -> None:
+        for layer in layers.values():
+            for name, value in layer.changing.items():
+                self._copies[name] = torch.zeros(value.shape, dtype=value.dtype)
+
+    def _copied(self, layer: _Layer) -> _Layer:
+        """Return the layer with copies, in memory of the host that is used again, of what changes."""
         for name, value in layer.changing.items():
             if name not in self._copies:
                 self._copies[name] = torch.empty(value.shape, dtype=value.dtype)

@@ -212,6 +212,8 @@ class _Run:
             if step == first and self.settings.saves:
                 for name in self.optimizer.parameters:
                     self.optimizer.states(name)  # what cannot be saved is refused now, not in the end
+                if self.settings.every or self.settings.every_s:
+                    self.writer.make_memory()
             if self.watch.diverged:
                 break
             due = self.put_off or Asked.SAVE in asked or (every > 0 and done % every == 0)

@@ -6,7 +6,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -209,6 +209,8 @@ def train_predicted(
         recovery.missing = hosts.missing
     begun_from = None if settings.resume_from is None else Path(settings.resume_from)
     with folder.locked(), signals_heard(on_signal) as stopping, ExitStack() as ends:
+        _tidy(folder, begun_from)
+        ends.callback(_tidy, folder, begun_from)
         moved = checkpoint_bytes(profile, frozen=settings.lora is None)
         adaptation = Adaptation(settings.steps, moved, adapt, tell)
         answered = _Answered(on_event, tell, stopping, settings.steps, recovery, adaptation)
@@ -277,6 +279,13 @@ class _Preparation:
                 torchrun.lead(*arguments, group, answered, stopping)
             else:
                 run_ranks(train_rank, arguments, group, answered)
+
+
+def _tidy(folder: RunFolder, source: Path | None) -> None:
+    """Remove what became no checkpoint, and takes the room of one, unless the run goes on from just that."""
+    if source is None or not source.name.startswith("."):
+        with suppress(OSError):
+            checkpoint.discard_unfinished(folder.checkpoints)
 
 
 def _wait(wait_s: float, stopping: Stopping) -> None:

@@ -31,20 +31,17 @@ class SlowSpell:
     """A change of what is known of a rank: that it is slow, or, `ended`, that it is not any more.
 
     since: number of the first slow step. taken: its time over the planned one, median since then; others:
-    that of the other ranks. num_steps: so many steps say so.
+    that of the other ranks. ratio: of the two step by step, median: how many times slower it is beside the
+    others, whatever load all had meanwhile. num_steps: so many steps say so.
     """
 
     rank: int
     since: int
     taken: float
     others: float
+    ratio: float
     num_steps: int
     ended: bool = False
-
-    @property
-    def ratio(self) -> float:
-        """How many times slower than planned it is, if the run as a whole is as fast as it is."""
-        return self.taken / self.others
 
 
 @dataclass(slots=True)
@@ -117,7 +114,8 @@ class SlowDevices:
             rank,
             since,
             taken=statistics.median(taken[rank] for taken in last),
-            others=statistics.median(self._others(rank, taken) for taken in last) or 1.0,
+            others=statistics.median(self._others(rank, taken) for taken in last),
+            ratio=statistics.median(self._beside(rank)[-num_steps:]),
             num_steps=num_steps,
             ended=ended,
         )

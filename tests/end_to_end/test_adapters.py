@@ -132,6 +132,28 @@ def test_adapters_train_as_by_peft_alone(tmp_path, architecture, names):
     assert max(abs(alone[0] - later) for later in alone) > 1e-3
 
 
+@pytest.mark.exhaustive
+def test_each_plan_goes_on_from_the_adapters_of_each_other(tmp_path):
+    here = place(tmp_path, LLAMA)
+    plans = {**PLANS, "sharded states": replace(two_pipelines(), zero=1)}
+    before, after = 4, 10
+    settings = here.settings(steps=before + after, total_steps=before + after, save=False)
+    _, expected = here.run("whole", plans["one device"], settings)
+    worst = 0.0
+    for source, plan in plans.items():
+        here.run(source, plan, replace(settings, steps=before, save=True))
+        found = checkpoint.latest(here.folder(source).checkpoints)
+        again = replace(settings, resume_from=str(found), adapter=None)
+        for target, other in plans.items():
+            _, losses = here.run("pair", other, again)
+            assert len(losses) == after
+            shutil.rmtree(here.folder("pair").path)
+            off = max(abs(mine / one - 1) for mine, one in zip(losses, expected[before:], strict=True))
+            assert off <= 1e-6, (source, target, off)
+            worst = max(worst, off)
+    print(f"adapters: {len(plans) ** 2} pairs, losses differ by {worst:.1e} at most")
+
+
 @pytest.mark.slow
 def test_a_base_in_bfloat16_stays_so_and_trains_as_its_values_in_float32(tmp_path):
     here = place(tmp_path, LLAMA)

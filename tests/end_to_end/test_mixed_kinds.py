@@ -22,6 +22,7 @@ from hetpipe.models.names import model_entry
 from hetpipe.profiling.profile_cache import merge, profile_model
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings
+from hetpipe.training import checkpoint_weights
 from hetpipe.training.checkpoint import read_manifest
 from hetpipe.training.run import measure
 from hetpipe.training.trainer import AdamW, Trainer
@@ -31,6 +32,7 @@ from runs import cluster_file, made_up_profile_of
 
 OLD, NEW, PLAIN = "emulated-V100", "emulated-RTX-3090", "emulated-GTX-1080-Ti"
 IN_16 = (FLOAT16_AUTOCAST, BFLOAT16_AUTOCAST, BFLOAT16_AUTOCAST)
+IN_32 = (FLOAT32, FLOAT32, FLOAT32)
 EACH_ITS_OWN = (FLOAT16_AUTOCAST, BFLOAT16_AUTOCAST, FLOAT32)
 CLUSTER = f"""
 [network]
@@ -121,15 +123,24 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
     return RunFolder(folder / "run").read_metrics()
 
 
-def by_hand(stages: list[tuple[str, int, int]], scale: float) -> tuple[float, float]:
-    """Return loss and gradient norm of the first step of (precision, start, stop), in one process."""
-    data = user_tasks.sequences(BATCH)
+def by_hand(
+    stages: list[tuple[str, int, int]], scale: float, step: int = 0, weights: dict[str, Tensor] | None = None
+) -> tuple[float, float]:
+    """Return loss and gradient norm of a step of (precision, start, stop), in one process.
+
+    weights: None for those of the beginning.
+    """
+    data = user_tasks.sequences(40)[step * BATCH : (step + 1) * BATCH]
     ids = torch.stack([row["input_ids"] for row in data])
     chain = layers()
     model = [
         chain.materialise(tuple(range(start, stop)), seed=0, lowered=lowered_dtype(dtype))
         for dtype, start, stop in stages
     ]
+    for each in model if weights is not None else ():
+        with torch.no_grad():
+            for name, value in each.owned_parameters().items():
+                value.copy_(weights[name])
     total, terms = 0.0, user_tasks.num_next_tokens(ids)
     for start in range(0, BATCH, 4):
         part = {"input_ids": ids[start : start + 4]}
@@ -148,6 +159,12 @@ def by_hand(stages: list[tuple[str, int, int]], scale: float) -> tuple[float, fl
     return total, float(torch.cat([value.flatten() for value in gradients.values()]).norm())
 
 
+def stages_in(plan: Plan, dtypes: tuple[str, ...]) -> list[tuple[str, int, int]]:
+    """The stages of a pipeline as `by_hand` takes them."""
+    of_nodes = dict(zip(("old", "new", "plain"), dtypes, strict=True))
+    return [(of_nodes[stage.device.split("/")[0]], *stage.layers) for stage in plan.pipelines[0].stages]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("plan", "dtypes"),
@@ -162,9 +179,7 @@ def test_a_plan_over_several_computes_what_is_written_down(tmp_path, plan, dtype
     trainer(tmp_path / "cut", plan, dtypes, save=False).fit(1)
     (first,) = metrics(tmp_path / "cut")
     assert first["finite"] and first.get("loss_scale") == (2.0**16 if FLOAT16_AUTOCAST in dtypes else None)
-    of_nodes = dict(zip(("old", "new", "plain"), dtypes, strict=True))
-    stages = [(of_nodes[stage.device.split("/")[0]], *stage.layers) for stage in plan.pipelines[0].stages]
-    loss, norm = by_hand(stages, first.get("loss_scale") or 1.0)
+    loss, norm = by_hand(stages_in(plan, dtypes), first.get("loss_scale") or 1.0)
     assert first["loss"] == pytest.approx(loss, rel=1e-6)
     assert first["gradient_norm"] == pytest.approx(norm, rel=1e-6)
 
@@ -185,6 +200,33 @@ def test_it_goes_on_under_other_plans(tmp_path):
         assert (losses == exact[2:]) == (name == "same")
         end = read_manifest(tmp_path / name / "run" / "checkpoints" / "step-000004").loss_scale
         assert end is not None and (end.value, end.good_steps) == (2.0**16, 4)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.filterwarnings("ignore:dtype is")
+@pytest.mark.parametrize("begun_in", [EACH_ITS_OWN, IN_32], ids=["mixed", "float32"])
+def test_each_precision_goes_on_from_the_states_of_each_other(tmp_path, begun_in):
+    """Plans in float32 agree; where layers are rounded, the next step is that of the same weights by hand."""
+    begun = tmp_path / "begun"
+    trainer(begun, THREE, begun_in).fit(2)
+    source = begun / "run" / "checkpoints" / "step-000002"
+    weights = checkpoint_weights.read_weights(source)
+
+    def again(name: str, plan: Plan, dtypes: tuple[str, ...]) -> list[dict[str, Any]]:
+        trainer(tmp_path / name, plan, dtypes, save=False).fit(STEPS, resume_from=source)
+        return metrics(tmp_path / name)
+
+    exact, _ = by_hand([(FLOAT32, 0, 4)], 1.0, 2, weights)
+    plans = {"three": THREE, "cut": CUT, "replicas": REPLICAS}
+    in_32 = [[step["loss"] for step in again(name, plan, IN_32)] for name, plan in plans.items()]
+    assert [losses[0] for losses in in_32] == pytest.approx([exact] * 3, rel=1e-6)
+    for losses in in_32[1:]:
+        assert losses == pytest.approx(in_32[0], rel=1e-6)
+    for name, plan, dtypes in (("mixed", THREE, EACH_ITS_OWN), ("mixed cut", CUT, IN_16)):
+        first = again(name, plan, dtypes)[0]
+        loss, norm = by_hand(stages_in(plan, dtypes), first["loss_scale"], 2, weights)
+        assert (first["loss"], first["gradient_norm"]) == pytest.approx((loss, norm), rel=1e-6)
+        assert loss != exact
 
 
 @pytest.mark.slow

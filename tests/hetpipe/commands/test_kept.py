@@ -18,8 +18,9 @@ import user_tasks
 from cost_model.errors import InputError
 from cost_model.memory import checkpoint_bytes
 from cost_model.profile import profile_text
-from hetpipe.commands.training import _step_bar, train_shown
+from hetpipe.commands.training import RunStart, _step_bar, train_shown
 from hetpipe.models.huggingface import model_spec
+from hetpipe.models.names import ModelEntry, Task
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.run_report import read_report
 from hetpipe.runs.settings import Settings, read_settings, settings_text
@@ -249,7 +250,8 @@ def test_the_bar_of_a_resumed_run_begins_at_the_steps_that_are_done(tmp_path, mo
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setattr("hetpipe.training.run.train_predicted", lambda *_, **__: None)
     settings = Settings("toy", 9, resume_from=str(source))
-    train_shown(settings, tmp_path, small_profile(), None, folder, quiet=False)
+    start = RunStart(ModelEntry("toy", Task.MASKED_LM, ""), folder, settings)
+    train_shown(start, tmp_path, small_profile(), None, replan=None, quiet=False)
     assert "6/9" in terminal.getvalue() and "0/9" not in terminal.getvalue()
 
 

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import copy_mains
 from cost_model.errors import InputError
@@ -41,3 +43,21 @@ def test_on_one_host_nothing_travels():
     one = Hosts((0, 0, 0), 0)
     assert one.completing == (0,)
     assert [one.takers(rank) for rank in range(3)] == [()] * 3
+
+
+@given(st.lists(st.integers(0, 4), min_size=2, max_size=12), st.data())
+def test_without_any_one_host_all_layers_are_left(host_of, data):
+    """host_of: by rank; each rank owns a layer."""
+    ranks = range(len(host_of))
+    first = data.draw(st.sampled_from(ranks))
+    hosts = Hosts(tuple(min(other for other in ranks if host_of[other] == host) for host in host_of), first)
+    held = {
+        rank: {host_of[taker] for taker in hosts.takers(rank)}
+        | ({host_of[rank]} & {host_of[kept] for kept in hosts.completing})
+        for rank in ranks
+    }
+    several = len(set(host_of)) > 1
+    assert all(host_of[first] in found and len(found) == (2 if several else 1) for found in held.values())
+    for lost in set(host_of) if several else ():
+        left = [host for host in set(host_of) - {lost} if all(host in found for found in held.values())]
+        assert left, "no host has them all"

@@ -1,6 +1,8 @@
 """A checkpoint is of the moment at which it was begun, whatever training does while it is written."""
 
+import os
 import resource
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -98,6 +100,30 @@ def test_the_memory_of_the_copies_is_used_again(writer, monkeypatch):
         places.append({name: value.data_ptr() for name, value in writer._copies.items()})
         monkeypatch.setattr(checkpoint_writer, "free_host_bytes", lambda: 0.0)  # none more is needed
     assert places[0] == places[1] and len(places[0]) == 3 * len(writer.optimizer.parameters)
+
+
+def test_the_memory_is_made_before_it_is_needed(writer, monkeypatch):
+    with monkeypatch.context() as little:
+        little.setattr(checkpoint_writer, "free_host_bytes", lambda: 1000.0)
+        writer.make_memory()
+    assert writer._made is None and not writer._copies
+    fill(writer, 1.0)
+    writer.make_memory()
+    monkeypatch.setattr(checkpoint_writer, "free_host_bytes", lambda: 0.0)  # none more is needed
+    writer.begin(1, 16, None)
+    fill(writer, 2.0)
+    written = writer.finish()
+    assert written is not None and written.in_background and values_in(written.path) == {1.0}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority of their own")
+def test_the_thread_that_writes_leaves_cores_to_others(writer):
+    mine = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    of_thread = writer._thread.submit(
+        lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    ).result()
+    assert of_thread == min(19, mine + checkpoint_writer.LESS_URGENT)
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == mine
 
 
 @contextmanager

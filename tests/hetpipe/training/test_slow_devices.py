@@ -79,6 +79,13 @@ def test_a_device_slowed_twice_is_named_within_25_steps_and_when_it_ends(seed, n
     assert begin + 100 <= over < begin + 125
 
 
+def test_load_that_begins_within_the_window_does_not_change_how_slow_a_device_is():
+    loaded = [[1.6, 1.6, 2.0]] * 2 + [[1.6, 1.6, 3.2]] * 30
+    rows = [[1.0, 1.0, 1.0]] * 30 + [[1.0, 1.0, 2.0]] * 7 + loaded
+    ((_, spell),) = spells(rows)
+    assert spell.ratio == 2.0
+
+
 def test_a_quarter_slower_is_slow_and_less_is_not():
     assert [spell.ratio for _, spell in spells([[1.0, 1.0, 1.25]] * 40)] == [1.25]
     assert spells([[1.0, 1.0, 1.24]] * 40) == []

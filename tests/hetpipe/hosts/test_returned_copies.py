@@ -1,0 +1,140 @@
+"""What a host has lost comes back from one that holds a copy, whole or not at all."""
+
+import contextlib
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import checkpoints
+from cost_model.errors import InputError
+from hetpipe.hosts import returned_copies
+from hetpipe.hosts.conversation import Answer
+from hetpipe.hosts.returned_copies import PIECE, OwnCopies, bring_back
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.training.checkpoint import written
+from hetpipe.training.checkpoint_damage import damage_of
+
+MODEL, RUNS = "toy", Path("runs")
+
+
+class Members:
+    """Two other hosts, each with a working folder of its own; who is spoilt sends other bytes."""
+
+    def __init__(self, place: Path) -> None:
+        self.folders = {name: place / name for name in ("mid", "small")}
+        self.copies = {name: OwnCopies(RUNS, name) for name in self.folders}
+        self.num_pieces, self.spoilt = 0, False
+        for folder in self.folders.values():
+            folder.mkdir()
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        return tuple(self.folders)
+
+    def ask(
+        self, question: str, nodes: Iterable[str], meanwhile: Callable[[], None], **rest: Any
+    ) -> tuple[None, dict[str, Answer]]:
+        found = {}
+        for name in nodes:
+            with contextlib.chdir(self.folders[name]):
+                message, blob = self.copies[name].answers[question](rest)
+            self.num_pieces += question == PIECE
+            found[name] = message, blob[:-1] + b"!" if self.spoilt and blob else blob
+        return meanwhile(), found
+
+
+@pytest.fixture
+def members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Members:
+    (tmp_path / "big").mkdir()
+    monkeypatch.chdir(tmp_path / "big")
+    return Members(tmp_path)
+
+
+def bring(members: Members, resume: str = "auto", folder: str | None = None) -> list[str]:
+    told: list[str] = []
+    bring_back(members, resume, None if folder is None else RunFolder(Path(folder)), RUNS, MODEL, told.append)
+    return told
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("place", ["mine", "mine-mid"])
+@pytest.mark.parametrize("resume", ["auto", "mine"])
+def test_a_run_of_which_nothing_is_left_comes_back_from_the_newest_copy(members, monkeypatch, place, resume):
+    monkeypatch.setattr(returned_copies, "PIECE_BYTES", 20)
+    checkpoints.save(members.folders["small"] / "mine" / "checkpoints", step=3, value=3.0)
+    for step in (3, 6):
+        checkpoints.save(members.folders["mid"] / place / "checkpoints", step=step, value=float(step))
+    (told,) = bring(members, resume, "mine" if resume == "auto" else None)
+    assert told == (
+        "mine/checkpoints/step-000006 is brought back from mid, which holds a copy; it was lost here"
+    )
+    (kept,) = (path for _, path in written(Path("mine/checkpoints")))
+    assert damage_of(kept) is None and checkpoints.value_of(kept) == 6.0
+    assert members.num_pieces > 20
+    assert bring(members, resume, "mine" if resume == "auto" else None) == []  # it is there
+
+
+def test_without_a_folder_it_is_the_newest_numbered_run(members):
+    for number, step in ((1, 9), (2, 4)):
+        root = members.folders["small"] / "runs" / f"{MODEL}-{number:03d}"
+        checkpoints.save(root / "checkpoints", step=step)
+    assert "runs/toy-002/checkpoints/step-000004 is brought" in bring(members)[0]
+
+
+def test_a_damaged_one_is_replaced_by_the_same_and_by_no_other(members):
+    here = checkpoints.save(Path("mine/checkpoints"), step=6, value=6.0)
+    theirs = members.folders["mid"] / "mine" / "checkpoints" / "step-000006"
+    shutil.copytree(here, theirs)
+    flip(here / "layer-001.safetensors")
+    assert len(bring(members, folder="mine")) == 1
+    assert damage_of(here) is None and checkpoints.value_of(here) == 6.0
+    assert len(list(here.parent.glob(".step-000006.aside-*"))) == 1
+
+    flip(here / "layer-001.safetensors")
+    shutil.rmtree(theirs)
+    checkpoints.save(theirs.parent, step=6, value=7.0)  # of a run of the same name
+    assert bring(members, folder="mine") == []
+    assert damage_of(here) is not None
+
+
+def test_a_copy_that_is_damaged_or_of_another_model_is_not_offered(members):
+    flip(checkpoints.save(members.folders["mid"] / "mine" / "checkpoints") / "layer-000.safetensors")
+    assert bring(members, folder="mine") == []
+    checkpoints.save(members.folders["small"] / "mine" / "checkpoints")
+    told: list[str] = []
+    bring_back(members, "auto", RunFolder(Path("mine")), RUNS, "another", told.append)
+    assert told == [] and not Path("mine").exists()
+
+
+def test_what_arrives_otherwise_leaves_nothing(members):
+    checkpoints.save(members.folders["mid"] / "mine" / "checkpoints")
+    members.spoilt = True
+    with pytest.raises(InputError, match=r"is damaged: .*, sent by mid; start again"):
+        bring(members, folder="mine")
+    assert list(Path("mine/checkpoints").iterdir()) == []
+
+
+def test_no_file_is_sent_but_those_of_the_checkpoint(members):
+    copies = members.copies["mid"]
+    checkpoints.save(members.folders["mid"] / "mine" / "checkpoints")
+    with pytest.raises(InputError, match="was not offered"):
+        copies.piece({"file": "manifest.json", "start": 0})
+    members.ask(returned_copies.NEWEST, ["mid"], lambda: None, folder="mine", model=MODEL)
+    for name in ("../step-000010/manifest.json", "/etc/hostname", ".."):
+        with pytest.raises(InputError):
+            members.ask(PIECE, ["mid"], lambda: None, file=name, start=0)
+
+
+def test_a_checkpoint_that_is_named_and_here_is_taken_as_it_is(members):
+    here = checkpoints.save(Path("mine/checkpoints"), step=3)
+    checkpoints.save(members.folders["mid"] / "mine" / "checkpoints", step=6)
+    assert bring(members, str(here)) == []
+    assert bring(members, folder="mine") == []  # what is here is whole
