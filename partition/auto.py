@@ -47,6 +47,9 @@ def auto(problem: Problem, evaluate: Evaluate | None = None, *, search: Pipeline
         contest.enter(by_estimate(search.costs, _sharded(search, contest.step_s)))
     if contest.best is None:
         return _named_auto(min(_from_least(contest, search, ranking, evaluate), key=ranking))
+    if search.best is None:  # what others found is no start of the search
+        with suppress(InfeasibleError):
+            return _named_auto(min(_from_least(contest, search, ranking, evaluate), key=ranking))
     return _named_auto(contest.best)
 
 
@@ -92,15 +95,17 @@ def _enter_near_numbers(
 ) -> None:
     """Enter what searches for as many pipelines as the best plan has, and for one less, find.
 
-    Where that plan is far from its bound: there sums, messages or memory decide. All starts of such a search
-    have as many pipelines, of which those that may change the number have few; and the simulator changes
-    those that the clocks find best, which often are others. Where pipelines of the best plan share devices,
-    as many as the best set of the search has (found) are looked for, too.
+    Where that plan is far from the relaxed programme, or that knows no set nearly as good: there sums,
+    messages or memory decide. All starts of such a search have as many pipelines, of which those that may
+    change the number have few; and the simulator changes those that the clocks find best, which often are
+    others. Where pipelines of the best plan share devices, as many as the best set of the search has (found)
+    are looked for, too.
     """
     problem, best, columns = search.problem, contest.best, search.columns
     if best is None or columns is None or problem.forced.num_pipelines is not None:
         return
-    if contest.step_s <= search.effort.choice.far_from_columns * columns.step_s:
+    far = search.effort.choice.far_from_columns
+    if 1 / far <= contest.step_s / columns.step_s <= far:
         return
     count = len(best.pipelines)
     numbers = [count, count - 1]
