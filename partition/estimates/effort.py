@@ -121,8 +121,8 @@ class ChoiceEffort:
     sharded_for_speed: bool
     """Whether sharded optimizer states are searched for where memory does not ask for them."""
     far_from_columns: float
-    """Ratio to the relaxed step, either way, beyond which as many pipelines as the best plan has, or one less,
-    are searched for."""
+    """Ratio to the relaxed step, either way, beyond which as many pipelines as the best plan has, and one
+    less, are searched for."""
     least_sharding_gain: float = 0.02
     """Relative, that the fractional bound must promise then."""
     always_simulated: int = 3
