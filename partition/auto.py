@@ -47,6 +47,9 @@ def auto(problem: Problem, evaluate: Evaluate | None = None, *, search: Pipeline
         contest.enter(by_estimate(search.costs, _sharded(search, contest.step_s)))
     if contest.best is None:
         return _named_auto(min(_from_least(contest, search, ranking, evaluate), key=ranking))
+    if search.best is None:  # what others found is no start of the search
+        with suppress(InfeasibleError):
+            return _named_auto(min(_from_least(contest, search, ranking, evaluate), key=ranking))
     return _named_auto(contest.best)
 
 
@@ -76,7 +79,7 @@ def _enter_pipelines(
         contest.enter(shared, most_lost=search.effort.choice.most_lost)
     contest.enter(interleaved_plans(problem, costs, contest.step_s))
     if not known:  # else `_from_least` does more
-        _enter_same_number(contest, search, ranking, found)
+        _enter_near_numbers(contest, search, ranking, found)
 
 
 def _enter_families(contest: Contest, search: PipelineSearch, ranking: Ranking, single_s: float) -> bool:
@@ -87,29 +90,35 @@ def _enter_families(contest: Contest, search: PipelineSearch, ranking: Ranking, 
     return True
 
 
-def _enter_same_number(
+def _enter_near_numbers(
     contest: Contest, search: PipelineSearch, ranking: Ranking, found: Sequence[PipelineSet]
 ) -> None:
-    """Enter what a search for as many pipelines as the best plan has finds, where that is far from its bound.
+    """Enter what searches for as many pipelines as the best plan has, and for one less, find.
 
-    There sums, messages or memory decide. All starts of that search have as many pipelines, of which the one
-    that may change the number has few; and the simulator changes those that the clocks find best, which often
-    are others. Where pipelines of the best plan share devices, as many as the best set of the search has
-    (found) are looked for, too.
+    Where that plan is far from the relaxed programme, or that knows no set nearly as good: there sums,
+    messages or memory decide. All starts of such a search have as many pipelines, of which those that may
+    change the number have few; and the simulator changes those that the clocks find best, which often are
+    others. Where pipelines of the best plan share devices, as many as the best set of the search has (found)
+    are looked for, too.
     """
     problem, best, columns = search.problem, contest.best, search.columns
     if best is None or columns is None or problem.forced.num_pipelines is not None:
         return
-    if contest.step_s <= search.effort.choice.far_from_columns * columns.step_s:
+    far = search.effort.choice.far_from_columns
+    if 1 / far <= contest.step_s / columns.step_s <= far:
         return
-    numbers = [len(best.pipelines)]
+    count = len(best.pipelines)
+    numbers = [count, count - 1]
     if found and sum(len(pipeline.stages) for pipeline in best.pipelines) > len(best.device_names):
         numbers.append(len(found[0].timed))
-    for number in dict.fromkeys(numbers):
+    for number in filter(None, dict.fromkeys(numbers)):
         forced = dataclasses.replace(problem.forced, num_pipelines=number)
         wished = PipelineSearch(dataclasses.replace(problem, forced=forced))
         begun = _improved_starts(wished)
-        contest.enter(by_estimate(search.costs, _plans_of(wished, begun)))
+        plans = by_estimate(search.costs, _plans_of(wished, begun))
+        contest.enter(plans)
+        if plans:
+            _enter_families(contest, wished, ranking, ranking(plans[0])[0])
         contest.enter_all(_improved_with_simulator(wished, begun, ranking))
 
 

@@ -121,7 +121,8 @@ class ChoiceEffort:
     sharded_for_speed: bool
     """Whether sharded optimizer states are searched for where memory does not ask for them."""
     far_from_columns: float
-    """Times the relaxed step: above it a search for as many pipelines as the best plan has follows."""
+    """Ratio to the relaxed step, either way, beyond which as many pipelines as the best plan has, and one
+    less, are searched for."""
     least_sharding_gain: float = 0.02
     """Relative, that the fractional bound must promise then."""
     always_simulated: int = 3
@@ -246,6 +247,6 @@ def effort_for(num_devices: int, *, forced: bool = False) -> Effort:
             simulated_baselines=few,
             exact_chains=16 if num_devices <= 5 else 0,
             sharded_for_speed=num_devices <= 12,
-            far_from_columns=1.1 if few else math.inf,
+            far_from_columns=1.1 if num_devices <= SMALL else math.inf,
         ),
     )

@@ -44,8 +44,8 @@ def shared_plans(
 
     ceiling_s: the step of a plan that is known; slower ones are of no interest.
     Best estimates first; the simulator has the last word. Two families: stages replicated on groups of
-    devices of any size (`partition.shared_devices.replicated_stages`), and pipelines of `best` (of a single
-    pipeline, if None) next to a second one over the same devices whose cuts are a layer away.
+    devices of any size (`partition.shared_devices.replicated_stages`), and pipelines of `best`, and single
+    ones, next to a second one over the same devices whose cuts are a layer away.
     """
     if len(tables.problem.cluster.devices) > LARGE:
         return []
@@ -92,8 +92,8 @@ class ShiftedCuts:
         self._found: dict[object, list[_Shift]] = {}
 
     def drafts(self, best: Plan | None) -> Iterator[Draft]:
-        """Yield each pipeline of a plan cut a second time, one at a time and all of them."""
-        bases = [self._draft(best)] if best is not None else list(self._chains())
+        """Yield each pipeline of a plan cut a second time, one at a time and all of them; and chains so."""
+        bases = [*([self._draft(best)] if best is not None else []), *self._chains()]
         for base in bases:
             if len(base) > MOST_SHIFTED:
                 continue
