@@ -110,6 +110,11 @@ def problem_of(
     """Return the problem with the microbatch sizes that all kinds were profiled at, or the given one."""
     sizes: tuple[int, ...]
     if microbatch_size is not None:
+        if microbatch_size > global_batch_size > 0:
+            raise InputError(
+                f"microbatch_size is {microbatch_size:,}, more than the batch of "
+                f"{global_batch_size:,}; give less"
+            )
         sizes = (microbatch_size,)
     else:
         kinds = {device.kind for device in cluster.devices}

@@ -115,6 +115,8 @@ def run_start(
         resume.
     """
     folder = RunFolder(options.run_folder) if options.run_folder is not None else None
+    if folder is not None and not dry_run:
+        folder.check_free()
     given = {
         "seed": options.seed,
         "learning_rate": options.learning_rate,
@@ -125,7 +127,7 @@ def run_start(
     decided: dict[str, Any] = {}  # what is not given is that of the run before
     if options.resume is not None and not dry_run and not _begins_anew(options.resume, folder):
         from hetpipe.training.checkpoint import read_manifest
-        from hetpipe.training.checkpoint_owners import check_adapters, check_same
+        from hetpipe.training.checkpoint_owners import check_adapters, check_same, check_steps
         from hetpipe.training.resumed_settings import inherited
         from hetpipe.training.resumption import find_checkpoint
 
@@ -133,6 +135,7 @@ def run_start(
         manifest = read_manifest(source)
         check_adapters(manifest, entry.lora, source)
         check_same(manifest, "model", entry.name, source)
+        check_steps(manifest, options.steps, source)
         decided, batch = inherited(manifest, options.steps), manifest.settings.get("global_batch_size")
         gradient_dtype = str(manifest.settings.get("gradient_dtype", FLOAT32))
         if given["data"] is None:
@@ -256,7 +259,9 @@ def train_shown(
             note([f"--resume {folder.path} goes on from {newest.name}"])
         raise
     finally:
-        if made and not any(folder.path.iterdir()):  # refused before anything was written
+        if (
+            made and folder.path.is_dir() and not any(folder.path.iterdir())
+        ):  # refused before anything was written
             folder.path.rmdir()
     _warn_of_skipped_steps(folder)
     return report, folder
