@@ -53,6 +53,26 @@ def test_a_cluster_file_is_refused_in_one_line(tmp_path, text, reason):
     assert len(message) < 500 and message.isprintable()
 
 
+def test_a_key_of_many_parts_is_refused_before_it_is_parsed(tmp_path):
+    path = tmp_path / "cluster.toml"
+    for text in (
+        ".".join("a" * 20_000) + " = 1",
+        f"[{' . '.join('a' * 20_000)}]",
+        "x = 1\n" + "'a'." * 200 + "b = 1",
+    ):
+        path.write_text(text)
+        tracemalloc.start()
+        with pytest.raises(InputError, match="nested too deeply"):
+            read_cluster(path)
+        assert tracemalloc.get_traced_memory()[1] < 50 * 2**20
+        tracemalloc.stop()
+
+
+def test_a_text_of_many_dots_is_no_key_of_many_parts(tmp_path):
+    (tmp_path / "cluster.toml").write_text(f'name = "{"a." * 200}"\n{cluster()}# {"." * 500}\n')
+    assert read_cluster(tmp_path / "cluster.toml").devices
+
+
 def test_a_good_cluster_file_with_many_devices_is_read(tmp_path):
     (tmp_path / "cluster.toml").write_text(cluster(count="20000", kind="emu"))
     assert len(read_cluster(tmp_path / "cluster.toml").devices) == 20000
