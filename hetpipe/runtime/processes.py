@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from cost_model.errors import InfeasibleError, InputError
 from hetpipe.runtime import heartbeats
 from hetpipe.runtime.gpus import before_cuda
-from hetpipe.runtime.scratch import scratch_folder
+from hetpipe.runtime.scratch import place_sockets, scratch_folder
 from hetpipe.runtime.stopping import leave_signals_to_launcher, start_deaf_forkserver
 
 if TYPE_CHECKING:
@@ -105,6 +105,7 @@ def run_ranks(
         connections: list[Connection] = []
         try:
             if context.get_start_method() == "forkserver":
+                place_sockets()
                 start_deaf_forkserver()
             beats = folder / "beats"
             seen = heartbeats.Watch(

@@ -1,6 +1,7 @@
 """Folders that go with the process that made them or, if it was killed, when the next one is made."""
 
 import fcntl
+import functools
 import os
 import re
 import shutil
@@ -8,12 +9,16 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.process import current_process
+from multiprocessing.util import Finalize, get_temp_dir
 from pathlib import Path
 
 MADE_BEFORE_S = 60.0
 """A folder that is younger may be one that is not locked yet."""
 _NAME = re.compile(r"hetpipe-[a-z]+-\d+-\w+")
 _SHARED_MEMORY = Path("/dev/shm")
+_LONGEST_PARENT = 107 - len("/hetpipe-sockets-1234567-abcdefgh/pymp-abcdefgh/listener-abcdefgh")
+"""Of what the path of a socket may have; see unix(7)."""
 
 
 @contextmanager
@@ -33,6 +38,28 @@ def scratch_folder(purpose: str, *, in_memory: bool = False) -> Iterator[Path]:
             yield Path(name)
         finally:
             os.close(descriptor)
+
+
+@functools.cache
+def place_sockets() -> None:
+    """Let the sockets of multiprocessing lie in a folder that is locked as long as this process lives.
+
+    Its own `pymp-` folder bears no lock by which one could tell whether anybody uses it, and stays for ever
+    where its process is killed. Nothing is changed where that is made already, or where the path would be too
+    long for a socket.
+    """
+    parent, before = Path(tempfile.gettempdir()), tempfile.tempdir
+    if len(os.fsencode(parent)) > _LONGEST_PARENT or current_process()._config.get("tempdir"):  # type: ignore[attr-defined]
+        return
+    remove_left_over(parent)
+    name = tempfile.mkdtemp(prefix=f"hetpipe-sockets-{os.getpid()}-", dir=parent)
+    _lock(os.open(name, os.O_RDONLY))  # never closed: it is this process's
+    tempfile.tempdir = name
+    try:
+        get_temp_dir()
+    finally:
+        tempfile.tempdir = before
+    Finalize(None, shutil.rmtree, args=(name,), kwargs={"ignore_errors": True}, exitpriority=-200)
 
 
 def remove_left_over(parent: Path) -> None:
