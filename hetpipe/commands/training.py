@@ -259,10 +259,9 @@ def train_shown(
             note([f"--resume {folder.path} goes on from {newest.name}"])
         raise
     finally:
-        if (
-            made and folder.path.is_dir() and not any(folder.path.iterdir())
-        ):  # refused before anything was written
-            folder.path.rmdir()
+        for empty in (folder.path, RUNS) if made else ():  # refused before anything was written
+            with suppress(OSError):
+                empty.rmdir()
     _warn_of_skipped_steps(folder)
     return report, folder
 

@@ -45,12 +45,16 @@ def place_sockets() -> None:
     """Let the sockets of multiprocessing lie in a folder that is locked as long as this process lives.
 
     Its own `pymp-` folder bears no lock by which one could tell whether anybody uses it, and stays for ever
-    where its process is killed. Nothing is changed where that is made already, or where the path would be too
-    long for a socket.
+    where its process is killed. The folder is in shared memory where the path of the usual place is too long
+    for that of a socket. Nothing is changed where multiprocessing has its own already.
     """
-    parent, before = Path(tempfile.gettempdir()), tempfile.tempdir
-    if len(os.fsencode(parent)) > _LONGEST_PARENT or current_process()._config.get("tempdir"):  # type: ignore[attr-defined]
+    parents = (Path(tempfile.gettempdir()), _SHARED_MEMORY)
+    short = [
+        path for path in parents if len(os.fsencode(path)) <= _LONGEST_PARENT and os.access(path, os.W_OK)
+    ]
+    if not short or current_process()._config.get("tempdir"):  # type: ignore[attr-defined]
         return
+    parent, before = short[0], tempfile.tempdir
     remove_left_over(parent)
     name = tempfile.mkdtemp(prefix=f"hetpipe-sockets-{os.getpid()}-", dir=parent)
     _lock(os.open(name, os.O_RDONLY))  # never closed: it is this process's

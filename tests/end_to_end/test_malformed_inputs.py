@@ -13,6 +13,7 @@ import pytest
 from cost_model.profile import profile_text
 from hetpipe.cli import VERBS, main
 from partition.plan_file import plan_text
+from runs import made_up_profile
 from small_case import CLUSTER_TOML, small_plan, small_profile
 
 KNOWN = "--cluster cluster.toml --profile profile.json"
@@ -30,6 +31,14 @@ CLUSTERS = {
     "memory.toml": ('"10 kB"', '"1e999 kB"'),
 }
 """Cluster files with one mistake: what is replaced, and by what."""
+ONE_EMULATED = """
+[network]
+bandwidth = "1 Gbit/s"
+latency = "1 us"
+[[nodes]]
+name = "a"
+devices = [{ kind = "emulated", memory = "2 GiB", driver_memory = "0 B" }]
+"""
 LINES = {
     "demo": """
         demo -o cluster.toml
@@ -204,6 +213,7 @@ LINES = {
         {TINY} --plan plan.json --global-batch-size 5
         {TINY} --profile profile.json
         {TINY} --adapt --no-save
+        run --model bert-tiny --cluster one.toml --profile bert.json --data few-words.txt -q
     """,
     "plot": f"""
         plot
@@ -252,6 +262,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         "cluster.toml": CLUSTER_TOML,
         "profile.json": json.dumps(profile),
         "plan.json": json.dumps(plan),
+        "bert.json": profile_text(made_up_profile("bert-tiny", kind="emulated")),
+        "one.toml": ONE_EMULATED,
+        "few-words.txt": "hello world",
         "empty": "",
         "list.json": "[]",
         "null.json": "null",
