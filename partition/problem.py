@@ -12,6 +12,9 @@ from partition.plan import Figures, Pipeline, Plan
 MOST_BATCH = 2**23
 """Samples a step: 8 pipelines of as many as one may have; what is beyond would be searched without end."""
 
+MOST_LAYERS = 1024
+"""Tables of all stages grow as their square: about 2 GiB and a minute there, on three devices."""
+
 Evaluate = Callable[[Plan], Figures]
 """What a plan's step will be: the simulator, handed in from above (`hetpipe.simulation.prediction`)."""
 
@@ -72,6 +75,11 @@ class Problem:
         if not self.microbatch_sizes or min(self.microbatch_sizes) < 1:
             raise InputError(
                 f"microbatch sizes {list(self.microbatch_sizes)} must be at least one, from 1 up"
+            )
+        if self.profile.num_layers > MOST_LAYERS:
+            raise InputError(
+                f"{self.profile.model!r} has {self.profile.num_layers:,} layers; plans are made of at most "
+                f"{MOST_LAYERS:,}: put several in one"
             )
         check_gradient_dtype(self.gradient_dtype, self.profile.dtype)
         for device in self.cluster.devices:

@@ -19,7 +19,7 @@ from partition.estimates.effort import effort_for
 from partition.estimates.pipeline_costs import PipelineCosts
 from partition.estimates.stage_tables import ProblemTables
 from partition.estimates.timed_pipeline import TimedPipeline, TimingCache
-from partition.exact.cluster_split import ClusterSplit
+from partition.exact.cluster_split import MOST_LAYERS, ClusterSplit
 from partition.exact.cut_dp import CutOptimizer
 from partition.local_search.moves import PipelineSet, fitted
 from partition.local_search.placement import place
@@ -141,7 +141,7 @@ def dealt_sets(
             cuts = [space.cut_optimizer.recut(devices, size, count * size) for devices in arrangement]
             timed = [pipeline for pipeline in cuts if pipeline is not None and pipeline.timing.fits]
             if len(timed) == number:
-                pace = sum(count * size / pipeline.timing.quick_s(count) for pipeline in timed)
+                pace = sum(count * size / max(pipeline.timing.quick_s(count), 1e-300) for pipeline in timed)
                 yield batch / pace, timed
 
 
@@ -184,6 +184,8 @@ def from_counts(space: SearchSpace, ceiling_s: float) -> Iterator[PipelineSet]:
     """
     vectors = math.prod(count + 1 for count in space.classes.counts)
     if vectors > space.effort.starts.most_count_vectors or not math.isfinite(ceiling_s):
+        return
+    if space.tables.num_layers > MOST_LAYERS:
         return
     split = ClusterSplit(space.tables, ceiling_s, limits=space.limits)
     least_s = split.least_step_s(upper=False, low_s=ceiling_s / 16)
