@@ -214,7 +214,14 @@ def readable_texts(data: Iterable[Path]) -> tuple[Path, ...]:
 def _settings_before(source: Path | None) -> Settings | None:
     """Return the settings of the run of a checkpoint; None where its folder is not there."""
     config = None if source is None else RunFolder(source.parent.parent).config
-    return read_settings(config) if config is not None and config.exists() else None
+    if config is None or not config.exists():
+        return None
+    try:
+        return read_settings(config)
+    except InputError as error:
+        raise InputError(
+            f"{error}; remove it to go on without: the checkpoint holds what decides the mathematics"
+        ) from None
 
 
 def train_shown(

@@ -39,6 +39,7 @@ latency = "1 us"
 name = "a"
 devices = [{ kind = "emulated", memory = "2 GiB", driver_memory = "0 B" }]
 """
+GPT2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}
 LINES = {
     "demo": """
         demo -o cluster.toml
@@ -178,6 +179,8 @@ LINES = {
         check --model bert-tiny --adapter nowhere
         check --model bert-tiny --load-in 3bit --lora r=2,targets=query
         check --model bert-tiny --run-file strange.toml
+        check --model ./words
+        check --model ./deep
     """,
     "run": f"""
         run
@@ -285,6 +288,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         (place / name).write_text(CLUSTER_TOML.replace(old, new, 1))
     (place / "latin").write_bytes(b'{"name": "caf\xe9"}')
     (place / "utf16").write_bytes('name = "a"'.encode("utf-16"))
+    for name, change in (("words", {"vocab_size": "x"}), ("deep", {"n_layer": 10**7})):
+        (place / name).mkdir()
+        (place / name / "config.json").write_text(json.dumps(GPT2 | change))
     (place / "full").mkdir()
     (place / "full" / "mine.txt").write_text("mine")
     (place / "loop").symlink_to("loop")
@@ -326,6 +332,17 @@ def test_a_line_is_refused_in_one_line(folder: Path, tmp_path: Path, line: str, 
     assert err.startswith("error: ") and err.endswith("\n") and err[:-1].isprintable(), err
     assert len(err) < 1500, err
     assert state(folder) == before, "something was written"
+
+
+def test_the_reason_is_in_the_line(folder: Path, capsys):
+    for line, reason in (
+        ("check --model ./words", "expected int, got str"),
+        ("check --model ./deep", "at most 2000 blocks are taken"),
+        (f"plan {KNOWN} -o cluster.toml", "exists, and is no hetpipe.plan file"),
+        ("plan --cluster loop --profile profile.json", "Too many levels of symbolic links"),
+    ):
+        assert main(shlex.split(line)) == 2
+        assert reason in capsys.readouterr().err
 
 
 def test_an_unknown_verb_is_refused_in_one_line(capsys):
