@@ -18,6 +18,7 @@ from hetpipe.runs.settings import Settings
 from hetpipe.training.run import train
 from places import ROOT
 from runs import chain_plan, cluster_file, made_up_profile
+from three_hosts import Host
 
 pytestmark = [
     pytest.mark.slow,
@@ -53,7 +54,7 @@ def config(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "profile.json").write_text(profile_text(made_up("emulated")))
     (tmp_path / "token").write_text("0123456789abcdef0123456789abcdef")
     (tmp_path / "token").chmod(0o600)
-    with ssh_server.ssh_server(tmp_path / "sshd", "127.0.0.2") as config:
+    with ssh_server.ssh_servers(tmp_path / "sshd", Host("small", "127.0.0.2", "lo")) as config:
         yield config
 
 
