@@ -23,7 +23,8 @@ SLURM = {  # srun --ntasks-per-node=2, the third of four tasks
     "SLURM_JOB_ID": "200505", "SLURM_JOB_NODELIST": "gpu[01-02]", "SLURM_NNODES": "2", "SLURM_NTASKS": "4",
     "SLURM_NTASKS_PER_NODE": "2", "SLURM_TASKS_PER_NODE": "2(x2)", "SLURM_PROCID": "2", "SLURM_NODEID": "1",
     "SLURM_LOCALID": "0", "SLURMD_NODENAME": "gpu02", "SLURM_STEP_ID": "0",
-    "SLURM_STEP_NODELIST": "gpu[01-02]", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+    "SLURM_STEP_NODELIST": "gpu[01-02]", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
 }  # fmt: skip
 OPEN_MPI = {  # 5.0.11, mpirun --map-by ppr:1:node on two hosts
     "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0",

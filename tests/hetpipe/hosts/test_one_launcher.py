@@ -56,7 +56,7 @@ def test_a_launcher_that_is_killed_is_an_error():
     assert process.stdout.readline() == b"here\n"
     threading.Timer(0.3, process.kill).start()
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(WorkerLostError, match="the launcher of this host .* is gone"):
+    with pytest.raises(WorkerLostError, match=r"the launcher of this host .* is gone"):
         launchers_code("killed")
     assert signal.getsignal(signal.SIGTERM) == before
     process.communicate()
