@@ -164,11 +164,11 @@ def _ray(variables: _Variables) -> Placed:
 
 
 def _open_mpi(variables: _Variables) -> Placed:
-    """Read what mpirun says; not who the other hosts are."""
+    """Read what mpirun says; not who the other hosts are, nor how many: each may have another number."""
     rank, size = variables.pair(("OMPI_COMM_WORLD_RANK",), ("OMPI_COMM_WORLD_SIZE",))
     local, num_local = variables.pair(("OMPI_COMM_WORLD_LOCAL_RANK",), ("OMPI_COMM_WORLD_LOCAL_SIZE",))
     _check_counts(variables, rank, local, (size, num_local, 1))
-    hosts = 1 if num_local == size else size if num_local == 1 else None
+    hosts = 1 if num_local == size else None
     job = variables.text("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
     return Placed(Starter.OPEN_MPI, local, num_local, hosts, port_of(job), job)
 

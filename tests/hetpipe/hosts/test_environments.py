@@ -19,13 +19,19 @@ TORCHRUN = {  # torch 2.13, the second of two agents, its second process
     "RANK": "3", "LOCAL_RANK": "1", "GROUP_RANK": "1", "ROLE_RANK": "3", "ROLE_NAME": "default",
     "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "2", "ROLE_WORLD_SIZE": "4",
 }  # fmt: skip
-SLURM = {  # srun --ntasks-per-node=2, the third of four tasks
-    "SLURM_JOB_ID": "200505", "SLURM_JOB_NODELIST": "gpu[01-02]", "SLURM_NNODES": "2", "SLURM_NTASKS": "4",
-    "SLURM_NTASKS_PER_NODE": "2", "SLURM_TASKS_PER_NODE": "2(x2)", "SLURM_PROCID": "2", "SLURM_NODEID": "1",
-    "SLURM_LOCALID": "0", "SLURMD_NODENAME": "gpu02", "SLURM_STEP_ID": "0",
-    "SLURM_STEP_NODELIST": "gpu[01-02]", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "4",
-    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+SLURM = {  # 22.05.8, srun --ntasks-per-node=2 in a batch script, the third of six tasks
+    "SLURMD_NODENAME": "gpu02", "SLURM_CLUSTER_NAME": "test", "SLURM_CPUS_ON_NODE": "4",
+    "SLURM_DISTRIBUTION": "block", "SLURM_GTIDS": "2,3", "SLURM_JOBID": "200505",
+    "SLURM_JOB_CPUS_PER_NODE": "4(x3)", "SLURM_JOB_ID": "200505", "SLURM_JOB_NODELIST": "gpu[01-03]",
+    "SLURM_JOB_NUM_NODES": "3", "SLURM_LAUNCH_NODE_IPADDR": "10.77.0.10", "SLURM_LOCALID": "0",
+    "SLURM_NNODES": "3", "SLURM_NODEID": "1", "SLURM_NODELIST": "gpu[01-03]", "SLURM_NODE_ALIASES": "(null)",
+    "SLURM_NPROCS": "6", "SLURM_NTASKS": "6", "SLURM_NTASKS_PER_NODE": "2", "SLURM_PROCID": "2",
+    "SLURM_STEPID": "0", "SLURM_STEP_ID": "0", "SLURM_STEP_LAUNCHER_PORT": "45023",
+    "SLURM_STEP_NODELIST": "gpu[01-03]", "SLURM_STEP_NUM_NODES": "3", "SLURM_STEP_NUM_TASKS": "6",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x3)", "SLURM_SUBMIT_HOST": "gpu01", "SLURM_TASKS_PER_NODE": "2(x3)",
+    "SLURM_TASK_PID": "30195", "SLURM_TOPOLOGY_ADDR": "gpu02", "SLURM_TOPOLOGY_ADDR_PATTERN": "node",
 }  # fmt: skip
+THREE_NAMES = ("gpu01", "gpu02", "gpu03")
 OPEN_MPI = {  # 5.0.11, mpirun --map-by ppr:1:node on two hosts
     "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
     "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_NODE_RANK": "0", "OMPI_UNIVERSE_SIZE": "2",
@@ -71,8 +77,8 @@ def test_torchrun():
 
 def test_slurm():
     found = placed(SLURM)
-    assert facts(found) == (Starter.SLURM, 0, 2, 2, "gpu01", False)
-    assert (found.hosts, found.host) == (("gpu01", "gpu02"), "gpu02")
+    assert facts(found) == (Starter.SLURM, 0, 2, 3, "gpu01", False)
+    assert (found.hosts, found.host) == (THREE_NAMES, "gpu02")
     other = placed(SLURM, SLURM_PROCID="0", SLURM_NODEID="0", SLURMD_NODENAME="gpu01")
     assert other.here_leads
     assert (other.port, other.job) == (found.port, found.job)
@@ -85,10 +91,8 @@ def test_a_batch_script_that_srun_has_not_started_is_on_its_own():
 
 def test_open_mpi():
     found = placed(OPEN_MPI)
-    assert facts(found) == (Starter.OPEN_MPI, 0, 1, 2, None, False)
-    several = placed(OPEN_MPI, OMPI_COMM_WORLD_SIZE="3", OMPI_COMM_WORLD_LOCAL_SIZE="2")
-    assert several.num_hosts is None  # one of the hosts has two of the three
-    assert several.are_several
+    assert facts(found) == (Starter.OPEN_MPI, 0, 1, None, None, False)  # another host may have several
+    assert found.are_several
     assert not placed(OPEN_MPI, OMPI_COMM_WORLD_LOCAL_SIZE="2").are_several
 
 
@@ -132,10 +136,10 @@ def test_no_starter():
         (TORCHRUN, {"GROUP_RANK": "one"}, r"GROUP_RANK is 'one', which is no whole number"),
         (TORCHRUN, {"GROUP_RANK": "٣"}, r"which is no whole number"),
         (TORCHRUN, {"MASTER_ADDR": ""}, r"MASTER_ADDR is not set"),
-        (SLURM, {"SLURM_NODEID": "2"}, r"SLURM_NODEID is 2"),
+        (SLURM, {"SLURM_NODEID": "3"}, r"SLURM_NODEID is 3"),
         (SLURM, {"SLURMD_NODENAME": "gpu01"}, r"node 1 is gpu02, and here is gpu01"),
-        (SLURM, {"SLURM_LOCALID": "2"}, r"SLURM_LOCALID 2 of node 1, 4 tasks"),
-        (SLURM, {"SLURM_STEP_NODELIST": "gpu[01-03]"}, r"on gpu01, gpu02, gpu03"),
+        (SLURM, {"SLURM_LOCALID": "2"}, r"SLURM_LOCALID 2 of node 1, 6 tasks"),
+        (SLURM, {"SLURM_STEP_NODELIST": "gpu[01-04]"}, r"on gpu01, gpu02, gpu03, gpu04"),
         (SLURM, {"SLURM_STEP_NODELIST": "gpu["}, r"is no list of hosts"),
         (OPEN_MPI, {"OMPI_COMM_WORLD_SIZE": "1"}, r"OMPI_COMM_WORLD_RANK is 1"),
         (PYTORCHJOB, {"PET_NODE_RANK": "2"}, r"PET_NODE_RANK is 2, and PET_NNODES is 2"),
@@ -205,6 +209,7 @@ def cluster(*hosts: tuple[str, str | None]) -> Cluster:
 
 
 TWO = cluster(("gpu01", "127.0.0.5"), ("gpu02", "127.0.0.6"))
+THREE = cluster(("gpu01", "127.0.0.5"), ("two", "gpu02"), ("gpu03", None))
 
 
 def silent(text: str) -> None:
@@ -224,13 +229,16 @@ def test_hosts_are_nodes_by_name_or_address():
     [
         (
             cluster(("gpu01", None), ("other", None)),
-            r"on gpu02, and the cluster file has gpu01, other",
+            r"on gpu02, gpu03, and the cluster file has gpu01, other",
         ),
-        (cluster(("gpu01", None), ("gpu02", None), ("gpu03", None)), r"on gpu01, gpu02, and not on gpu03"),
+        (
+            cluster(*((name, None) for name in (*THREE_NAMES, "gpu04"))),
+            r"on gpu01, gpu02, gpu03, and not on gpu04",
+        ),
     ],
 )
 def test_a_cluster_file_of_other_hosts_is_refused(nodes: Cluster, said: str):
-    check_hosts(placed(SLURM), TWO)
+    check_hosts(placed(SLURM), THREE)
     with pytest.raises(InputError, match=f"SLURM started this {said}.*--exclude"):
         check_hosts(placed(SLURM), nodes)
 
@@ -244,7 +252,7 @@ def test_a_cluster_file_of_another_number_of_hosts_is_refused():
 
 
 def test_where_the_hosts_meet():
-    assert meeting_of(placed(SLURM), TWO, 1.0, silent) == ("gpu01", placed(SLURM).port)
+    assert meeting_of(placed(SLURM), THREE, 1.0, silent) == ("gpu01", placed(SLURM).port)
     assert meeting_of(placed(OPEN_MPI), TWO, 1.0, silent)[0] == "gpu01"  # nobody says where rank 0 is
     assert meeting_of(placed(RAY), TWO, 1.0, silent)[0] == "192.0.2.2"
     here = placed(OLD_PYTORCHJOB, MASTER_ADDR="localhost")  # as its master is told
