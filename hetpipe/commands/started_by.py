@@ -72,12 +72,11 @@ def started(hosts: HostOptions) -> Iterator[Start]:
         return
     from hetpipe.hosts.one_launcher import launchers_code, launching
 
-    job = f"{placed.starter}\0{placed.job}"
     if placed.local > 0:
-        raise typer.Exit(launchers_code(job))
+        raise typer.Exit(launchers_code(placed.job_here))
     put_away = {name: os.environ.pop(name) for name in OF_RANKS if name in os.environ}
     try:
-        with launching(job, placed.num_local - 1, _code_of):
+        with launching(placed.job_here, placed.num_local - 1, _code_of):
             yield Start(placed)
     finally:
         os.environ.update(put_away)

@@ -64,7 +64,7 @@ def meeting_of(placed: Placed, cluster: Cluster, wait_s: float, tell: Callable[[
         first = next(node for node in cluster.nodes if node.devices)
         return first.name if first.host else _known_name(first.name), placed.port
     leader = placed.leader
-    if placed.here_leads and _is_loopback(leader):
+    if placed.index == 0 and _is_loopback(leader):
         leader = socket.gethostname()
     node = node_of(cluster, leader)
     if node is not None and node.host:

@@ -44,9 +44,9 @@ class Placed:
     local: counted among the num_local processes of the same start on this host. num_hosts: None where the
     starter does not say it, and there are several. hosts: their names, () where it does not say them; host:
     this one's, "" where it does not say it.
-    leader: the host that leads, by name or address; None where it does not say one. here_leads: whether that
-    is this host, where its own name for itself may be "localhost". port: at which the hosts meet. job:
-    the same text for all processes of one start, and for no other's.
+    leader: the host that leads, by name or address; None where it does not say one. index: of this host, None
+    where it does not say it; the first leads. port: at which the hosts meet. job: the same text for all
+    processes of one start, and for no other's.
     """
 
     starter: Starter
@@ -56,7 +56,7 @@ class Placed:
     port: int
     job: str
     leader: str | None = None
-    here_leads: bool = False
+    index: int | None = None
     hosts: tuple[str, ...] = ()
     host: str = ""
 
@@ -64,6 +64,11 @@ class Placed:
     def are_several(self) -> bool:
         """Return whether there are several hosts."""
         return self.num_hosts != 1
+
+    @property
+    def job_here(self) -> str:
+        """Return the same text for all processes of one start on this host."""
+        return f"{self.starter}\0{self.job}\0{self.index}"
 
 
 def placed_by(environment: Environment) -> Placed | None:
@@ -142,7 +147,7 @@ def _torchrun(variables: _Variables) -> Placed:
     again = variables.text("TORCHELASTIC_RESTART_COUNT", default="0")
     return Placed(
         Starter.TORCHRUN, local, num_local, hosts, port_of(*job, again), "\0".join((*job, again)),
-        leader, here_leads=node == 0,
+        leader, node,
     )  # fmt: skip
 
 
@@ -156,11 +161,9 @@ def _ray(variables: _Variables) -> Placed:
     hosts = 1 if num_local == size else None
     _check_counts(variables, rank, local, (size, num_local, hosts or 1))
     leader, meeting = variables.text("MASTER_ADDR"), variables.text("MASTER_PORT")
-    here = variables.number("NODE_RANK") == 0
+    node = variables.number("NODE_RANK")
     job = (leader, meeting)
-    return Placed(
-        Starter.RAY, local, num_local, hosts, port_of(*job), "\0".join(job), leader, here_leads=here
-    )
+    return Placed(Starter.RAY, local, num_local, hosts, port_of(*job), "\0".join(job), leader, node)
 
 
 def _open_mpi(variables: _Variables) -> Placed:
@@ -195,7 +198,7 @@ def _slurm(variables: _Variables) -> Placed:
     job = (variables.text("SLURM_JOB_ID"), variables.text("SLURM_STEP_ID"), again)
     return Placed(
         Starter.SLURM, local, counts[node], hosts, port_of(*job), "\0".join(job),
-        names[0], here_leads=node == 0, hosts=names, host=names[node],
+        names[0], node, names, names[node],
     )  # fmt: skip
 
 
@@ -211,7 +214,7 @@ def _kubernetes(variables: _Variables) -> Placed:
         node, hosts = variables.pair(("RANK",), ("WORLD_SIZE",))
     leader = variables.text("MASTER_ADDR", "PET_MASTER_ADDR")
     port = variables.port("MASTER_PORT", "PET_MASTER_PORT")
-    return Placed(Starter.KUBERNETES, 0, 1, hosts, port, f"{leader}\0{port}", leader, here_leads=node == 0)
+    return Placed(Starter.KUBERNETES, 0, 1, hosts, port, f"{leader}\0{port}", leader, node)
 
 
 def _check_counts(variables: _Variables, rank: int, local: int, counts: tuple[int, int, int]) -> None:

@@ -14,6 +14,7 @@ from places import ROOT
 from three_hosts import Host, three_hosts
 
 NODES = ("big", "mid", "small")
+TOKEN = "0123456789abcdef" * 2
 SOON_S = 400.0  # a loaded machine starts six processes, which measure links too
 _NODE = """
 [[nodes]]
@@ -76,7 +77,11 @@ class Runs:
         for index, count in enumerate(processes):
             agent = ["-m", "torch.distributed.run", "--nnodes", str(len(processes)), "--nproc-per-node"]
             agent += [str(count), "--rdzv-backend", "c10d", "--rdzv-endpoint", meeting, "--rdzv-id", "test"]
-            self._start(index, sys.executable, *agent, "-m", "hetpipe", "run", *line.split())
+            words = ["-m", "--", "hetpipe", "run", *line.split()]
+            if self.hosts[index].namespace is None:  # all have the same name
+                agent += ["--local-addr", self.hosts[index].address]
+                words += ["--node", NODES[index]]
+            self._start(index, sys.executable, *agent, *words)
 
     def _start(self, index: int, *command: str) -> None:
         folder = self.folders[index]
@@ -114,7 +119,7 @@ def hosts_with_folders(path: Path, *, fresh: bool = False) -> Iterator[Runs]:
         for folder in folders:
             folder.mkdir()
             (folder / "cluster.toml").write_text(cluster_text(hosts))
-            (folder / "token").write_text("0123456789abcdef" * 2)
+            (folder / "token").write_text(TOKEN)
             (folder / "token").chmod(0o600)
         if not fresh:
             known = folders[0] / "cache" / "hetpipe" / "links"

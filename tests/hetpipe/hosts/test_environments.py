@@ -63,13 +63,13 @@ def placed(environment: Mapping[str, str], **changed: str) -> Placed:
     return found
 
 
-def facts(found: Placed) -> tuple[Starter, int, int, int | None, str | None, bool]:
-    return found.starter, found.local, found.num_local, found.num_hosts, found.leader, found.here_leads
+def facts(found: Placed) -> tuple[Starter, int, int, int | None, str | None, int | None]:
+    return found.starter, found.local, found.num_local, found.num_hosts, found.leader, found.index
 
 
 def test_torchrun():
     found = placed(TORCHRUN)
-    assert facts(found) == (Starter.TORCHRUN, 1, 2, 2, "gpu01", False)
+    assert facts(found) == (Starter.TORCHRUN, 1, 2, 2, "gpu01", 1)
     assert found.port != 43659  # there its agent listens
     again = placed(TORCHRUN, TORCHELASTIC_RESTART_COUNT="1")
     assert (found.port, found.job) != (again.port, again.job)
@@ -77,11 +77,12 @@ def test_torchrun():
 
 def test_slurm():
     found = placed(SLURM)
-    assert facts(found) == (Starter.SLURM, 0, 2, 3, "gpu01", False)
+    assert facts(found) == (Starter.SLURM, 0, 2, 3, "gpu01", 1)
     assert (found.hosts, found.host) == (THREE_NAMES, "gpu02")
     other = placed(SLURM, SLURM_PROCID="0", SLURM_NODEID="0", SLURMD_NODENAME="gpu01")
-    assert other.here_leads
+    assert other.index == 0
     assert (other.port, other.job) == (found.port, found.job)
+    assert other.job_here != found.job_here
     assert placed(SLURM, SLURM_STEP_ID="1").port != found.port
 
 
@@ -91,7 +92,7 @@ def test_a_batch_script_that_srun_has_not_started_is_on_its_own():
 
 def test_open_mpi():
     found = placed(OPEN_MPI)
-    assert facts(found) == (Starter.OPEN_MPI, 0, 1, None, None, False)  # another host may have several
+    assert facts(found) == (Starter.OPEN_MPI, 0, 1, None, None, None)  # another host may have several
     assert found.are_several
     assert not placed(OPEN_MPI, OMPI_COMM_WORLD_LOCAL_SIZE="2").are_several
 
@@ -110,14 +111,14 @@ def test_torchrun_in_a_pod_or_a_job_is_torchrun():
 
 
 def test_pods_of_kubeflow():
-    assert facts(placed(PYTORCHJOB)) == (Starter.KUBERNETES, 0, 1, 2, "bert-master-0", False)
+    assert facts(placed(PYTORCHJOB)) == (Starter.KUBERNETES, 0, 1, 2, "bert-master-0", 1)
     assert placed(PYTORCHJOB).port == 23456
-    assert facts(placed(OLD_PYTORCHJOB)) == (Starter.KUBERNETES, 0, 1, 3, "bert-master-0", True)
-    assert facts(placed(TRAINJOB)) == (Starter.KUBERNETES, 0, 1, 2, "bert-node-0-0.bert", True)
+    assert facts(placed(OLD_PYTORCHJOB)) == (Starter.KUBERNETES, 0, 1, 3, "bert-master-0", 0)
+    assert facts(placed(TRAINJOB)) == (Starter.KUBERNETES, 0, 1, 2, "bert-node-0-0.bert", 0)
 
 
 def test_ray_train():
-    assert facts(placed(RAY)) == (Starter.RAY, 1, 2, 1, "192.0.2.2", True)
+    assert facts(placed(RAY)) == (Starter.RAY, 1, 2, 1, "192.0.2.2", 0)
     assert placed(RAY, WORLD_SIZE="4").num_hosts is None
     assert placed(RAY).port != 53303  # there torch's process group of Ray meets
 
