@@ -37,6 +37,7 @@ from hetpipe.commands.several_hosts import (
     place_of,
     print_launch,
 )
+from hetpipe.commands.started_by import started
 from hetpipe.commands.training import (
     RunStart,
     TrainingOptions,
@@ -96,25 +97,26 @@ def run_command(
     json: JsonOption = False,
 ) -> None:
     """Train a model over the devices of a cluster file; torchrun may start it too, a process per device."""
-    if not hosts.are_several and under_torchrun() and os.environ["RANK"] != "0":
-        _follow()
-    _check_adapt(training, given, hosts)
-    silent = quiet or json
-    request = plan_request(cluster_file, options, strategy)
-    plan = None if given.plan_file is None else _given_plan(given.plan_file, given, options)
-    if hosts.print_launch:
-        print_launch(hosts, request.usable)
-        return
-    entry = named_model(model, options)
-    place = None if dry_run else place_of(hosts, request.usable)
-
-    def measure(part: Cluster | None = None) -> ModelProfile:
-        return _profile(request, model, plan, given.sequence_length, part=part, quiet=silent)
-
-    if place is not None and not place.leads:
-        follow_leader(place, Asked.training(request, entry, training), measure)
-        return
     with ExitStack() as ends:
+        by = ends.enter_context(started(hosts))
+        if not hosts.are_several and under_torchrun() and os.environ["RANK"] != "0":
+            _follow()
+        _check_adapt(training, given, several=hosts.are_several or by.are_several)
+        silent = quiet or json
+        request = plan_request(cluster_file, options, strategy)
+        plan = None if given.plan_file is None else _given_plan(given.plan_file, given, options)
+        if hosts.print_launch:
+            print_launch(hosts, request.usable)
+            return
+        entry = named_model(model, options)
+        place = None if dry_run else place_of(by.options(hosts, request.usable), request.usable)
+
+        def measure(part: Cluster | None = None) -> ModelProfile:
+            return _profile(request, model, plan, given.sequence_length, part=part, quiet=silent)
+
+        if place is not None and not place.leads:
+            follow_leader(place, Asked.training(request, entry, training), measure)
+            return
         others = ends.enter_context(leading(place, Asked.training(request, entry, training)))
         if others is not None:
             bring_back_lost(others, training, entry)
@@ -269,8 +271,8 @@ def _adapt(profile: ModelProfile, request: PlanRequest, start: RunStart, *, batc
     return adapt
 
 
-def _check_adapt(training: TrainingOptions, given: GivenOptions, hosts: HostOptions) -> None:
-    """Refuse --adapt where no other plan can be taken.
+def _check_adapt(training: TrainingOptions, given: GivenOptions, *, several: bool) -> None:
+    """Refuse --adapt where no other plan can be taken, as on several hosts.
 
     Raises: InputError if so.
     """
@@ -280,7 +282,7 @@ def _check_adapt(training: TrainingOptions, given: GivenOptions, hosts: HostOpti
         raise InputError("--adapt plans again, and --plan decides the plan; leave out one of them")
     if not training.save:
         raise InputError("--adapt moves layers by a checkpoint; leave out --no-save")
-    if under_torchrun() or hosts.rendezvous is not None:
+    if under_torchrun() or several:
         raise InputError("--adapt starts the ranks again, which works on one host without torchrun")
 
 

@@ -220,7 +220,13 @@ class Asked:
         return cls(request.cluster, request.usable, entry, said, tuple(map(Path, texts)))
 
     def facts(self, node: Node) -> "Facts":
-        """Return what this host, of a node, says of itself."""
+        """Return what this host, of a node, says of itself.
+
+        NOTE: torch is loaded before hosts talk: the loader holds Python's lock meanwhile, on a busy host or
+        from a slow disk for longer than a launcher may be silent.
+        """
+        import torch  # noqa: F401
+
         from hetpipe.hosts.agreement import facts_of
 
         given = {

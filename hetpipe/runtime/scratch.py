@@ -10,10 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from cost_model.errors import InputError
+
 MADE_BEFORE_S = 60.0
 """A folder that is younger may be one that is not locked yet."""
 _NAME = re.compile(r"hetpipe-[a-z]+-\d+-\w+")
 _SHARED_MEMORY = Path("/dev/shm")
+_SHORT = ("/tmp", "/var/tmp", "/dev/shm")
+_MOST_SOCKET_BYTES, _SOCKET_BYTES = 107, len("/pymp-12345678/listener-12345678")
 
 
 @contextmanager
@@ -61,3 +65,27 @@ def _lock(descriptor: int) -> bool:
     except OSError:
         return False
     return True
+
+
+@contextmanager
+def short_names() -> Iterator[None]:
+    """Have Python's own sockets made where their paths are short enough, whatever TMPDIR is.
+
+    The server that forks ranks listens at TMPDIR/pymp-*/listener-*, and a socket's path may have 107 bytes
+    (unix(7)).
+
+    Raises: InputError if no folder with a short name can be written to.
+    """
+    given = tempfile.tempdir
+    if len(os.fsencode(tempfile.gettempdir())) + _SOCKET_BYTES > _MOST_SOCKET_BYTES:
+        short = next((folder for folder in _SHORT if os.access(folder, os.W_OK)), None)
+        if short is None:
+            raise InputError(
+                f"TMPDIR is {tempfile.gettempdir()}, too long a name for sockets in there, and "
+                f"{', '.join(_SHORT)} cannot be written to; set TMPDIR to a folder with a short name"
+            )
+        tempfile.tempdir = short
+    try:
+        yield
+    finally:
+        tempfile.tempdir = given

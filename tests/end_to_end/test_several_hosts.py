@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+import ssh_server
 from cost_model.profile import read_profile
 from hetpipe import cli
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.training.checkpoint_damage import damage_of
-from host_runs import LINE, NODES, Runs, hosts_with_folders
+from host_runs import LINE, NODES, TOKEN, Runs, hosts_with_folders
 from partition.plan_file import read_plan
 
 STEPS = 5
@@ -74,6 +75,27 @@ def test_three_hosts_train_as_one_process_does(
     alone = train_alone(leader.profile, f"--steps {STEPS} --no-save", capsys)
     assert losses(leader) == pytest.approx(alone, rel=LOSSES_AGREE)
     assert len(alone) == STEPS
+
+    for folder in runs.folders:
+        shutil.copy(leader.profile, folder / "measured.json")
+    line = f"{LINE} --profile measured.json --steps {STEPS} --no-save -q"
+    runs.start_by_torchrun(line)
+    ends = runs.ends(0, 0, 0)
+    assert "note: started by torchrun on several hosts, which meet at tcp://big:" in ends[0].err
+    for member, ended, name in zip(members, ends[1:], NODES[1:], strict=True):
+        again = member.path.with_name("bert-tiny-002")
+        assert again.is_dir(), ended.err
+        assert f"note: {name}/0 train, in runs/bert-tiny-002\n" in ended.err
+    started_by_torchrun = RunFolder(leader.path.with_name("bert-tiny-002"))
+    assert losses(started_by_torchrun) == pytest.approx(alone, rel=LOSSES_AGREE)
+    if ssh_server.IS_HERE:
+        home = runs.folders[0]
+        with ssh_server.ssh_servers(tmp_path / "sshd", *runs.hosts[1:], home=home) as config:
+            runs.start_here(f"{line} --hosts --ssh-config {config} --run-folder by-ssh")
+            (ended,) = runs.ends(0)
+        assert "[small] note: small/0 train, in by-ssh" in ended.err
+        assert TOKEN not in ended.err + ended.out
+        assert losses(RunFolder(home / "by-ssh")) == pytest.approx(alone, rel=LOSSES_AGREE)
 
 
 def test_texts_that_differ_are_named_on_every_host(runs: Runs):

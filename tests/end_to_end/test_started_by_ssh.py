@@ -1,4 +1,7 @@
-"""`hetpipe run --hosts` starts another host by a real sshd, and leaves nothing running there."""
+"""`hetpipe run --hosts` starts another host by a real sshd, and leaves nothing running there.
+
+That it trains there as one process does is in `test_several_hosts`.
+"""
 
 import dataclasses
 import os
@@ -14,10 +17,9 @@ import ssh_server
 from cost_model.profile import ModelProfile, profile_text
 from hetpipe import cli
 from hetpipe.runs.run_folder import RunFolder
-from hetpipe.runs.settings import Settings
-from hetpipe.training.run import train
 from places import ROOT
-from runs import chain_plan, cluster_file, made_up_profile
+from runs import made_up_profile
+from three_hosts import Host
 
 pytestmark = [
     pytest.mark.slow,
@@ -53,7 +55,7 @@ def config(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "profile.json").write_text(profile_text(made_up("emulated")))
     (tmp_path / "token").write_text("0123456789abcdef0123456789abcdef")
     (tmp_path / "token").chmod(0o600)
-    with ssh_server.ssh_server(tmp_path / "sshd", "127.0.0.2") as config:
+    with ssh_server.ssh_servers(tmp_path / "sshd", Host("small", "127.0.0.2", "lo")) as config:
         yield config
 
 
@@ -83,24 +85,6 @@ def wait_until_none_runs(folder: Path) -> None:
     while left := running_in(folder):
         assert time.monotonic() < end_s, left
         time.sleep(0.1)
-
-
-def test_the_other_host_is_started_trains_and_ends(tmp_path: Path, config: Path):
-    process = started(tmp_path, LINE, "--steps", "3", "--ssh-config", str(config), "--run-folder", "run")
-    out, err = process.communicate(timeout=180)
-    assert process.returncode == 0, err
-    assert "[small] note: small/0 train, in run" in err
-    assert "0123456789abcdef" not in err + out
-    metrics = RunFolder(tmp_path / "run").read_metrics()
-    assert [entry["step"] for entry in metrics] == [1, 2, 3]
-    wait_until_none_runs(tmp_path)
-
-    alone = RunFolder(tmp_path / "alone")
-    settings = Settings(steps=3, save=False)
-    plan = chain_plan("bert-tiny", [0, 8], 8, 8)
-    train(settings, cluster_file(tmp_path), made_up("cpu"), plan, alone)
-    expected = [entry["loss"] for entry in alone.read_metrics()]
-    assert [entry["loss"] for entry in metrics] == pytest.approx(expected, rel=2e-6)
 
 
 def test_nothing_is_left_there_when_the_launcher_here_is_killed(tmp_path: Path, config: Path):
