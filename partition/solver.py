@@ -1,7 +1,9 @@
 """From a problem to a plan with its predicted figures and a bound, for every strategy."""
 
 import dataclasses
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from cost_model.errors import InfeasibleError, InputError
@@ -79,9 +81,26 @@ def compare(
 
 
 def _plan(strategy: str, problem: Problem, evaluate: Evaluate, search: PipelineSearch) -> Plan:
-    if strategy == AUTO:
-        return auto(problem, evaluate, search=search)
-    return STRATEGIES[strategy](problem, evaluate)
+    with _collector_paused():
+        if strategy == AUTO:
+            return auto(problem, evaluate, search=search)
+        return STRATEGIES[strategy](problem, evaluate)
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Search for no cycles of references while planning.
+
+    Millions of objects are kept until the end and have none; to look at them again and again took a sixth of
+    the time for 10,000 devices, and not to look took 2 % more memory.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _silent(_: str) -> None:

@@ -141,7 +141,7 @@ def dealt_sets(
             cuts = [space.cut_optimizer.recut(devices, size, count * size) for devices in arrangement]
             timed = [pipeline for pipeline in cuts if pipeline is not None and pipeline.timing.fits]
             if len(timed) == number:
-                pace = sum(count * size / pipeline.timing.quick_s(count) for pipeline in timed)
+                pace = sum(count * size / max(pipeline.timing.quick_s(count), 1e-300) for pipeline in timed)
                 yield batch / pace, timed
 
 
