@@ -56,7 +56,13 @@ class Adaptation:
         except (InfeasibleError, InputError) as error:
             self.tell(f"no other plan for {device} slowed: {error}")
             return False
-        return self._is_worth_it(as_is, new, slowed, int(event["step"]))
+        errs = float(event["others"])  # so many times do all take what is planned
+        if not self._is_worth_it(
+            as_is.step_s * errs, new.step_s * errs, int(event["step"]), _moves(new.plan)
+        ):
+            return False
+        self.slowed, self.pending = slowed, new
+        return True
 
     @property
     def cost_s(self) -> float:
@@ -68,18 +74,17 @@ class Adaptation:
         pending, self.pending = self.pending, None
         return pending
 
-    def _is_worth_it(self, as_is: Prediction, new: Prediction, slowed: dict[str, float], step: int) -> bool:
-        gain_s = (as_is.step_s - new.step_s) * (self.steps - step)
+    def _is_worth_it(self, now_s: float, new_s: float, step: int, moves: str) -> bool:
+        gain_s = (now_s - new_s) * (self.steps - step)
         steps = (
-            f"{format_seconds(as_is.step_s)} a step with it, {format_seconds(new.step_s)} planned again: "
+            f"{format_seconds(now_s)} a step with it, {format_seconds(new_s)} planned again: "
             f"{format_seconds(max(0.0, gain_s))} over the {self.steps - step} steps left"
         )
         cost = f"moving costs {format_seconds(self.cost_s)}"
         if gain_s <= self.cost_s:
             self.tell(f"the plan stays: {steps}; {cost}")
             return False
-        self.tell(f"planned again: {steps}; {cost}; {_moves(new.plan)}")
-        self.slowed, self.pending = slowed, new
+        self.tell(f"planned again: {steps}; {cost}; {moves}")
         return True
 
 
