@@ -2,11 +2,13 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cost_model.errors import InfeasibleError, InputError
 from cost_model.units import format_seconds
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.run_report import RunReport, read_report, report_text
 from hetpipe.simulation.prediction import Prediction
 from partition.plan import Plan
 
@@ -32,6 +34,7 @@ class Adaptation:
     tell: Callable[[str], object]
     slowed: dict[str, float] = field(default_factory=dict)
     pending: Prediction | None = None
+    _heard: list[str] = field(default_factory=list)  # in all attempts
     _begun_s: float = 0.0
     _start_s: float | None = None  # what the attempt at hand took until its first step was over
 
@@ -45,7 +48,8 @@ class Adaptation:
             self._start_s = time.monotonic() - self._begun_s
         if event["event"] != "slow":
             return False
-        self.tell(str(event["text"]))
+        self._heard.append(str(event["text"]))
+        self.tell(self._heard[-1])
         if self.adapt is None or event["ended"]:
             return False
         device = str(event["device"])
@@ -63,6 +67,15 @@ class Adaptation:
             return False
         self.slowed, self.pending = slowed, new
         return True
+
+    def completed(self, folder: RunFolder) -> RunReport:
+        """Return the report of a run, with what was slow in attempts before the last one; write that too."""
+        report = read_report(folder.report)
+        if set(self._heard) <= set(report.slow_devices):
+            return report
+        report = replace(report, slow_devices=tuple(self._heard))
+        folder.write(folder.report, report_text(report))
+        return report
 
     @property
     def cost_s(self) -> float:

@@ -24,7 +24,7 @@ from hetpipe.models.adapters import preload_modules
 from hetpipe.profiling.layer_profiler import threads_for
 from hetpipe.program.verification import verify
 from hetpipe.runs.run_folder import RunFolder
-from hetpipe.runs.run_report import RunReport, read_report
+from hetpipe.runs.run_report import RunReport
 from hetpipe.runs.settings import Settings, TaskSettings, settings_text
 from hetpipe.runtime.compilers import check_compilers
 from hetpipe.runtime.gpus import check_here
@@ -243,7 +243,7 @@ def train_predicted(
             raise DivergedError(_divergence(answered.diverged, folder))
         if not answered.complete:
             stopping.end()
-    return read_report(folder.report)
+    return adaptation.completed(folder)
 
 
 @dataclass(slots=True)
