@@ -1,4 +1,4 @@
-"""The benchmark of what --adapt gives back when a device becomes slow: its figures, and the whole in short."""
+"""The benchmark of what --adapt gives back when a device is slow: its figures, and the whole in short."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def test_the_share_is_of_what_the_best_plan_promises():
 def test_a_change_is_the_longest_wait_between_two_steps():
     benchmark = load_benchmark("stragglers/main.py")
     told_s = {step: step * 0.2 + (9.0 if step > 57 else 0.0) for step in range(1, 100)}
-    run = benchmark.Run({step: 0.2 for step in told_s}, told_s, (57,), "")
+    run = benchmark.Run(dict.fromkeys(told_s, 0.2), told_s, (57,), "")
     assert benchmark._changed_after(run) == 57
     assert benchmark._seconds_of_change(run, 57) == pytest.approx(9.0)
 
