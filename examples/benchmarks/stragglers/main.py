@@ -183,7 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", default="bert-tiny")
     parser.add_argument("--tokens", type=int, default=16, help="length of a sample")
     parser.add_argument("--batch", type=int, default=16, help="samples a step")
-    parser.add_argument("--speed", type=float, default=0.3, help="of each device, of this host's core")
+    parser.add_argument("--speed", type=float, default=0.2, help="of each device, of this host's core")
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args(arguments)
