@@ -58,7 +58,7 @@ def noise(seed: int, num_ranks: int, sigma: float, tails: float, level: float) -
     tails=st.floats(0, 0.1),
     level=st.sampled_from([0.1, 0.3, 1.0, 3.0, 10.0]),
 )
-@settings(max_examples=15, deadline=None, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=15, deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
 def test_no_alarm_in_1000_steps_of_noise_tails_load_and_a_plan_that_errs(seed, errs, sigma, tails, level):
     """By a factor for all, and by up to a quarter between devices, each of a kind of its own."""
     rows = noise(seed, len(errs), sigma, tails, level)
@@ -73,12 +73,13 @@ def test_no_alarm_in_1000_steps_of_noise_tails_load_and_a_plan_that_errs(seed, e
     level=st.sampled_from([0.1, 1.3, 10.0]),
     begin=st.integers(21, 500),
 )
-@settings(max_examples=15, deadline=None, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=15, deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
 def test_a_device_slowed_twice_is_named_within_25_steps_and_when_it_ends(seed, errs, level, begin):
     rows = noise(seed, len(errs), 0.05, 0.01, level)
     for row in rows[begin - 1 : begin + 99]:
         row[1] *= 2
-    (named, spell), (over, ended) = spells(rows, [1 / error for error in errs])
+    kinds = [f"kind {rank}" for rank in range(len(errs))]
+    (named, spell), (over, ended) = spells(rows, [1 / error for error in errs], kinds)
     assert spell.rank == ended.rank == 1
     assert named < begin + 25
     assert abs(spell.since - begin) <= 8
