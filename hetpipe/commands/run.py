@@ -264,7 +264,9 @@ def _adapt(profile: ModelProfile, request: PlanRequest, start: RunStart, *, batc
         whole = slowed(request.cluster, times)
         usable = slowed(without(request.usable, sorted(lost)), times)
         now = replace(request, cluster=whole, usable=usable, proof_s=0.0)
-        prediction, _ = _predict(plan, profile, now, start, batch=batch, alone=True)
+        if plan is not None:  # without a word on the cluster, which is another one now
+            return predict(plan, profile, whole, start.settings.schedule)
+        prediction, _ = _predict(None, profile, now, start, batch=batch, alone=True)
         verify(prediction.program, profile, whole)
         return prediction
 

@@ -239,6 +239,9 @@ def train_shown(
     if shortage := room_of(folder, settings, profile).shortage:
         warn(shortage)
 
+    def say(told: str) -> None:
+        note([told])
+
     def ending(name: str) -> None:
         kept = ", with a checkpoint" if settings.save else ""
         note([f"{name}: training ends after this step{kept}; Ctrl-C ends it at once"])
@@ -247,7 +250,7 @@ def train_shown(
         with _step_bar(settings.steps, _steps_done(settings), quiet=quiet) as on_event:
             report = train_predicted(
                 settings, cluster_file, profile, prediction, folder,
-                on_event=_waits_told(on_event), tell=lambda told: note([told]), on_signal=ending,
+                on_event=_waits_told(on_event), tell=say, notice=say, on_signal=ending,
                 max_restarts=start.max_restarts, replan=replan, adapt=adapt,
                 hosts=hosts,
             )  # fmt: skip

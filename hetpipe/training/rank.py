@@ -176,7 +176,11 @@ class _Run:
             folder, handover, task_settings, costs, rank, task, model, optimizer, executor, board, device,
             place, emit, RankData(task, program, rank, place, seen + (settings.steps - step) * count),
             memory_on(program.plan, profile, device).total_bytes, writer, clock,
-            SlowWatch.of(program, handover.planned_busy_s() if rank == clock.first else ()), step, seen,
+            SlowWatch.of(
+                program, handover.planned_busy_s() if rank == clock.first else (),
+                [device.kind for device in costs.devices],
+            ),
+            step, seen,
         )  # fmt: skip
 
     @property

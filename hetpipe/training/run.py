@@ -1,6 +1,7 @@
 """From a plan to a finished run: the run folder, the processes, and what came out."""
 
 import json
+import logging
 import shutil
 import tempfile
 import time
@@ -23,7 +24,7 @@ from hetpipe.models.adapters import preload_modules
 from hetpipe.profiling.layer_profiler import threads_for
 from hetpipe.program.verification import verify
 from hetpipe.runs.run_folder import RunFolder
-from hetpipe.runs.run_report import RunReport, read_report
+from hetpipe.runs.run_report import RunReport
 from hetpipe.runs.settings import Settings, TaskSettings, settings_text
 from hetpipe.runtime.compilers import check_compilers
 from hetpipe.runtime.gpus import check_here
@@ -45,6 +46,8 @@ from hetpipe.training.recovery import Recovery, Replan
 from hetpipe.training.resumed_settings import differences
 from partition.plan import Plan
 from partition.plan_file import plan_text
+
+LOGGER = logging.getLogger("hetpipe")
 
 
 def prepare(
@@ -152,7 +155,8 @@ def train(
     make_task: for a model of your own: an `UserTask`, or an importable function that gives its
     `TrainingTask`.
 
-    Warns of settings in which the run differs from the one that it goes on from.
+    Warns of settings in which the run differs from the one that it goes on from; logs, as "hetpipe", devices
+    that have become slow.
 
     Raises: InputError, InfeasibleError if the run cannot work; WorkerLostError if a process fails;
     DivergedError if loss or gradients stay without finite values, the checkpoint before named;
@@ -188,6 +192,7 @@ def train_predicted(
     on_event: Emit = lambda event: None,
     make_task: TaskFactory | None = None,
     tell: Callable[[str], None] = warnings.warn,
+    notice: Callable[[str], None] = LOGGER.warning,
     on_signal: Callable[[str], None] = lambda name: None,
     max_restarts: int = 0,
     replan: Replan | None = None,
@@ -196,8 +201,9 @@ def train_predicted(
 ) -> RunReport:
     """Train as `train` does, what was predicted and verified before; return the report.
 
-    tell: takes the sentences of which `train` warns. on_signal: takes the name of a signal after which
-    training ends with the step at hand, and a checkpoint unless `save` is False. max_restarts, replan: see
+    tell: takes the sentences of which `train` warns. notice: those on slow devices, which no change of the
+    caller's code would spare it. on_signal: takes the name of a signal after which training ends with the
+    step at hand, and a checkpoint unless `save` is False. max_restarts, replan: see
     `Recovery`; a run under torchrun is restarted by its agent alone. adapt: see `Adaptation`. hosts: who
     start the ranks of other hosts, None where all are here.
 
@@ -212,7 +218,7 @@ def train_predicted(
         _tidy(folder, begun_from)
         ends.callback(_tidy, folder, begun_from)
         moved = checkpoint_bytes(profile, frozen=settings.lora is None)
-        adaptation = Adaptation(settings.steps, moved, adapt, tell)
+        adaptation = Adaptation(settings.steps, moved, adapt, notice)
         answered = _Answered(on_event, tell, stopping, settings.steps, recovery, adaptation)
         prepared = _Preparation(settings, cluster_file, profile, folder, make_task, hosts)
         prepared.fill(prediction, tell)
@@ -237,7 +243,7 @@ def train_predicted(
             raise DivergedError(_divergence(answered.diverged, folder))
         if not answered.complete:
             stopping.end()
-    return read_report(folder.report)
+    return adaptation.completed(folder)
 
 
 @dataclass(slots=True)
