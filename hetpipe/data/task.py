@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from cost_model.errors import InputError
-from hetpipe.data.dataset import Dataset, load_tokens, write_tokens
+from hetpipe.data.dataset import Dataset, load_tokens, tokens_texts_sha256, write_tokens
 from hetpipe.data.special_tokens import SpecialTokens, adopt_vocabulary
 from hetpipe.data.vocabulary import (
     load_vocabulary,
@@ -46,6 +46,7 @@ class TrainingTask:
     count_terms, where given, counts them in the labels of a whole step instead.
     make_optimizer: None for AdamW with the hyper-parameters of the settings. rate_schedule: the learning rate
     of each step, counted from 0, as a multiple of the settings'; None for their warm-up and decay.
+    data_sha256: of the texts, "" where nobody knows.
     predicts: where the loss is `loss_sum` of logits, of which task; None for any other loss.
     """
 
@@ -54,6 +55,7 @@ class TrainingTask:
     batch: Batch
     num_loss_tokens: Callable[[int], int]
     vocabulary_sha256: str = ""
+    data_sha256: str = ""
     count_terms: Callable[[Tensor], int] | None = None
     make_optimizer: OptimizerFactory | None = None
     rate_schedule: Callable[[int], float] | None = None
@@ -161,6 +163,7 @@ def registered_task(folder: RunFolder, settings: TaskSettings) -> TrainingTask:
         batch=batch,
         num_loss_tokens=dataset.num_loss_tokens,
         vocabulary_sha256=vocabulary_sha256(load_vocabulary(folder.vocabulary)),
+        data_sha256=tokens_texts_sha256(folder.path),
         predicts=spec.task,
     )
 

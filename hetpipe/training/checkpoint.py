@@ -64,6 +64,7 @@ class Manifest:
     lora: of the adapters, if --lora made some.  base: of a model with adapters, the hashes of all that is
     frozen beside them, by name; its weights are not in the checkpoint. loss_scale: of the next step, None
     where losses are not scaled. settings: `deciding_settings` of the run, {} of older checkpoints.
+    changes: of these on the way here, each with the step after which it was, key, before and now.
     others: the files beside those of the layers, which `commit` adds.
     """
 
@@ -81,6 +82,7 @@ class Manifest:
     base: dict[str, str] = field(default_factory=dict)
     loss_scale: LossScale | None = None
     settings: dict[str, JsonValue] = field(default_factory=dict)
+    changes: tuple[dict[str, JsonValue], ...] = ()
     others: tuple[LayerFile, ...] = ()
 
     def __post_init__(self) -> None:

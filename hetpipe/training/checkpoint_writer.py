@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import JsonValue
 from torch import Tensor
 
 from cost_model.errors import InputError
@@ -100,6 +101,7 @@ class CheckpointWriter:
     model: LayerModel
     optimizer: Optimizer
     copies: Copies
+    changes: tuple[dict[str, JsonValue], ...] = ()  # of settings, in the runs that led here
     _under_way: _UnderWay | None = None
     _copies: dict[str, Tensor] = field(default_factory=dict)
     _made: Future[None] | None = None  # the memory of the copies, where it is made before it is needed
@@ -146,7 +148,8 @@ class CheckpointWriter:
             "plan": self.program.plan.to_json(),
             "lora": self.settings.lora,
             "loss_scale": loss_scale,
-            "settings": deciding_settings(self.settings, self.program.plan),
+            "settings": deciding_settings(self.settings, self.program.plan, self.task.data_sha256),
+            "changes": self.changes,
         }
         work = self._thread.submit(self._write, step, folder, layers)
         self._under_way = _UnderWay(step, folder, manifest, in_background, work)

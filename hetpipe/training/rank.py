@@ -55,7 +55,7 @@ from hetpipe.training.loss_watch import LossWatch
 from hetpipe.training.meeting import WAIT, from_first, gather, keep_alive, same_on_all_ranks
 from hetpipe.training.rank_data import RankData
 from hetpipe.training.rank_results import Measurements, RankSummary, shared_parameters, write_results
-from hetpipe.training.resumed_settings import option_differences
+from hetpipe.training.resumed_settings import all_changes, option_differences
 from hetpipe.training.slow_devices import SlowWatch
 from partition.estimates.plan_memory import memory_on
 from partition.plan_file import read_plan
@@ -170,8 +170,10 @@ class _Run:
             step, seen = load_checkpoint(source, task_settings, task, model, optimizer)
             if rank == first and task.make_optimizer is not None:
                 _tell_of_options(task.make_optimizer, settings, source, emit)
+            manifest = checkpoint.read_manifest(source)
             if executor.loss_scale is not None:
-                executor.loss_scale = checkpoint.read_manifest(source).loss_scale or executor.loss_scale
+                executor.loss_scale = manifest.loss_scale or executor.loss_scale
+            writer.changes = all_changes(manifest, task_settings, program.plan, task)
         return cls(
             folder, handover, task_settings, costs, rank, task, model, optimizer, executor, board, device,
             place, emit, RankData(task, program, rank, place, seen + (settings.steps - step) * count),
