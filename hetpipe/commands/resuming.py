@@ -75,10 +75,7 @@ class RunBefore:
 
 
 def check_changes(
-    override: Collection[str],
-    profile: ModelProfile,
-    run: Settings,
-    prediction: "Prediction",
+    run: Settings, override: Collection[str], profile: ModelProfile, prediction: "Prediction"
 ) -> None:
     """Check that whatever decides the losses is as before the checkpoint, or named by --override.
 

@@ -234,7 +234,7 @@ class Asked:
             "model": [self.entry.folder.path] if self.entry.folder is not None else [],
             "adapter": [Path(self.entry.adapter)] if self.entry.adapter is not None else [],
             "data": self.data,
-            "--eval-data": self.eval_data,
+            "eval_data": self.eval_data,
         }
         return facts_of(node, self.cluster, given, {"--model": self.entry.name, **self.said})
 

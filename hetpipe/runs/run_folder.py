@@ -85,6 +85,11 @@ class RunFolder:
         return self.path / "tokens.bin"
 
     @property
+    def held_out(self) -> Path:
+        """Return the path of a folder with the tokens of --eval-data; none where there are no such texts."""
+        return self.path / "held-out"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 

@@ -61,9 +61,10 @@ class Settings:
     model, global_batch_size, sequence_length, dtype: decided by the plan and its profile, and not held; who
     states them all the same has them compared when training starts (`check_stated`).
     total_steps: length of the learning-rate schedule, None: steps. warmup: its first part, in which the rate
-    rises, as a share of it; warmup_steps: in steps, None: as warmup says; decay: the rest. every: a checkpoint each
-    so many steps, 0 for none; every_s: one whenever so many seconds have passed since the last, 0.0 for none; save: one at
-    the end; keep: so many stay, the newest, 0: all. resume_from: folder of the checkpoint to go on from.
+    rises, as a share of it; warmup_steps: in steps, None: as warmup says; decay: the rest.
+    every: a checkpoint each so many steps, 0 for none; every_s: one whenever so many seconds have passed
+    since the last, 0.0 for none; save: one at the end; keep: so many stay, the newest, and the best, 0: all.
+    resume_from: folder of the checkpoint to go on from.
     schedule: as asked for, None: `hetpipe.simulation.schedule_selection.default_schedule`. model_folder:
     where a model that is not of the table lies, configuration and weights. lora: of the adapters that are
     trained in place of the model; adapter: the PEFT folder that they begin with, None for new ones. load_in:

@@ -27,6 +27,7 @@ from hetpipe.training import checkpoint
 from hetpipe.training.checkpoint_copies import Copies
 from hetpipe.training.checkpoint_owners import home_layers, written_by
 from hetpipe.training.checkpoint_room import free_host_bytes
+from hetpipe.training.evaluated import Evaluated
 from hetpipe.training.frozen_base import base_hashes, weights_as_given
 from hetpipe.training.meeting import all_done, gather
 from hetpipe.training.resumed_settings import deciding_settings
@@ -118,7 +119,13 @@ class CheckpointWriter:
         if self._has_room(layers):
             self._made = self._thread.submit(self._make_memory, layers)
 
-    def begin(self, step: int, samples_seen: int, loss_scale: LossScale | None) -> None:
+    def begin(
+        self,
+        step: int,
+        samples_seen: int,
+        loss_scale: LossScale | None,
+        evaluated: Evaluated | None = None,
+    ) -> None:
         """Begin to write the state after `step` steps; on return training may change it.
 
         Where host memory has no room for a copy, it is written before this returns.
@@ -150,6 +157,8 @@ class CheckpointWriter:
             "loss_scale": loss_scale,
             "settings": deciding_settings(self.settings, self.program.plan, self.task.data_sha256),
             "changes": self.changes,
+            "evaluated": evaluated,
+            "best": evaluated is not None and evaluated.best_step == step,
         }
         work = self._thread.submit(self._write, step, folder, layers)
         self._under_way = _UnderWay(step, folder, manifest, in_background, work)

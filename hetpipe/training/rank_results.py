@@ -1,8 +1,10 @@
 """From what the ranks measured to report.json and trace.json."""
 
 import hashlib
+import json
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 from torch import Tensor
 
 from cost_model.cluster import is_emulated
+from cost_model.errors import InputError
 from cost_model.profile import ModelProfile, read_profile
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.partial_model import LayerModel
@@ -126,6 +129,21 @@ def write_results(
     clocks = [summary.clock for summary in measured.summaries]
     folder.write(folder.trace, chrome_trace([(PREDICTED, predicted), (MEASURED, last)], clocks))
     folder.write(folder.report, report_text(_report(folder, settings, costs, predicted, measured)))
+
+
+def add_metrics(folder: RunFolder, metrics: Mapping[str, Any], others: Mapping[str, Any]) -> None:
+    """Add the line of a step to metrics.jsonl; numbers that are not finite are null.
+
+    Raises: InputError if it cannot be written.
+    """
+    finite = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
+    try:
+        with open(folder.metrics, "a", encoding="utf-8") as file:
+            file.write(json.dumps(finite | others) + "\n")
+    except OSError as error:
+        raise InputError(
+            f"{folder.metrics}: cannot be written ({error.strerror}); make room there, and go on with --resume"
+        ) from error
 
 
 def _report(
