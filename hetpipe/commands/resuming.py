@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 class RunBefore:
     """What a run has of the one that it goes on with; nothing of that where it begins.
 
-    decided: as `hetpipe.training.resumed_settings.inherited`. batch: samples a step. settings: where its run
-    folder is there.
+    is_best: whether it was asked for as that, and others came after it. decided: as
+    `hetpipe.training.resumed_settings.inherited`. batch: samples a step. settings: where its run folder is
+    there.
     """
 
     source: Path | None = None
@@ -31,6 +32,7 @@ class RunBefore:
     gradient_dtype: str = FLOAT32
     sequence_length: int | None = None
     dtype: str | None = None
+    is_best: bool = False
     settings: Settings = field(default_factory=lambda: Settings(steps=1))
 
     @classmethod
@@ -41,10 +43,11 @@ class RunBefore:
 
         Raises: InputError if there is nothing, or it is of another model.
         """
+        from hetpipe.training.checkpoint import latest as newest
         from hetpipe.training.checkpoint import read_manifest
         from hetpipe.training.checkpoint_owners import check_adapters, check_same
         from hetpipe.training.resumed_settings import inherited
-        from hetpipe.training.resumption import find_checkpoint
+        from hetpipe.training.resumption import find_checkpoint, is_best
 
         source = find_checkpoint(resume, folder, root, entry.name, tell=warn)
         manifest = read_manifest(source)
@@ -59,6 +62,7 @@ class RunBefore:
             str(manifest.settings.get("gradient_dtype", FLOAT32)),
             manifest.sequence_length,
             dtype if isinstance(dtype, str) and dtype != MIXED else None,
+            is_best(resume) and newest(source.parent) != source,
             read_settings(config) if config.exists() else Settings(steps=1),
         )
 

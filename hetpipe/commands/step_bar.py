@@ -41,10 +41,12 @@ def step_bar(steps: int, done: int, *, quiet: bool) -> Iterator[Callable[[dict[s
                 f"loss {event['loss']:.4f}  {event['samples_per_s']:.4g} samples/s  "
                 f"bubble {event['bubble']:.0%}"
             )
+            if "eval_loss" in event:
+                text += f"  held-out {event['eval_loss']:.4f}{' (best)' if event['best'] else ''}"
             done = int(event["step"])
             bar.update(task, completed=done, text=text)
             late = time.monotonic() - told_s > SILENCE_S
-            if lines and (late or done % max(1, steps // 10) == 0 or done == steps):
+            if lines and (late or "eval_loss" in event or done % max(1, steps // 10) == 0 or done == steps):
                 told_s = time.monotonic()
                 typer.echo(f"step {done}/{steps}  {text}")
 

@@ -58,14 +58,17 @@ class TrainingOptions:
     ] = None
     keep: Annotated[
         int | None,
-        typer.Option("--keep", help="Keep so many checkpoints, the newest; 0: all, or as --resume."),
+        typer.Option(
+            "--keep", help="Keep the newest so many checkpoints, and the best; 0: all, or as --resume."
+        ),
     ] = None
     save: Annotated[
         bool,
         typer.Option("--save/--no-save", help="Keep the trained model: a checkpoint at the end, or none."),
     ] = True
     resume: Annotated[
-        str | None, typer.Option("--resume", help='"auto", a run folder, or a checkpoint to go on from.')
+        str | None,
+        typer.Option("--resume", help='"auto", "best", a run folder or a checkpoint to go on from.'),
     ] = None
     clock: Annotated[
         Clock, typer.Option("--clock", help="What an emulated device charges: the profile's times, or CPU.")
@@ -271,7 +274,7 @@ def train_shown(
 
     settings = start.settings
     check_changes(settings, start.override, profile, prediction)
-    folder, made = _folder_of(settings, profile.model, start.folder)
+    folder, made = _folder_of(settings, profile.model, start.folder, anew=start.before.is_best)
     if shortage := room_of(folder, settings, profile).shortage:
         warn(shortage)
 
@@ -311,11 +314,16 @@ def _waits_told(on_event: Callable[[dict[str, Any]], None]) -> Callable[[dict[st
     return told
 
 
-def _folder_of(settings: Settings, model: str, folder: RunFolder | None) -> tuple[RunFolder, bool]:
-    """Return the folder to write, and whether it was made for the run; say what is in it."""
+def _folder_of(
+    settings: Settings, model: str, folder: RunFolder | None, *, anew: bool
+) -> tuple[RunFolder, bool]:
+    """Return the folder to write, and whether it was made for the run; say what is in it.
+
+    anew: whether that of the checkpoint is not gone on with.
+    """
     if settings.resume_from is not None:
         checkpoints = Path(settings.resume_from).parent
-        if folder is None and checkpoints.name == "checkpoints":
+        if folder is None and checkpoints.name == "checkpoints" and not anew:
             folder = RunFolder(checkpoints.parent)
         note([f"going on from {settings.resume_from}"])
     elif folder is not None and folder.plan.exists() and kept_checkpoint(folder) is None:
@@ -361,7 +369,9 @@ def kept_sentences(folder: RunFolder, source: Path | None, steps: int) -> list[s
 
     manifest = checkpoint.read_manifest(source)
     done, name = manifest.step, "my-model" if manifest.lora is None else "my-adapter"
+    trained = folder.read_metrics()
+    why = "" if trained and trained[-1]["step"] == done else ": --no-save"
     return [
-        f"model: {source}{'' if done == steps else f' (step {done} of {steps}: --no-save)'}",
+        f"model: {source}{'' if done == steps else f' (step {done} of {steps}{why})'}",
         f"next: hetpipe export {shlex.quote(str(folder.path))} -o {name}",
     ]

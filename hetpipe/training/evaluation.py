@@ -52,11 +52,19 @@ class Evaluation:
         every = settings.eval_every
         return step == settings.steps or (every > 0 and step % every == 0)
 
-    def ends(self, settings: Settings) -> bool:
-        """Return whether training is to end, since the loss has not fallen for too long."""
-        return (
-            settings.patience > 0 and self.evaluated is not None and self.evaluated.worse >= settings.patience
+    def ending(self, settings: Settings) -> list[dict[str, Any]]:
+        """Return what tells that training is to end, since the loss has not fallen for too long; else []."""
+        found = self.evaluated
+        if found is None or not 0 < settings.patience <= found.worse or found.step == settings.steps:
+            return []
+        best = "none was finite"
+        if found.best_loss is not None:
+            best = f"that was {found.best_loss:.4f} after step {found.best_step}"
+        text = (
+            f"training ends after step {found.step}: {found.worse} held-out losses in a row were not below "
+            f"the best (--patience {settings.patience}); {best}"
         )
+        return [{"event": "told", "text": text}]
 
     def run(self, step: int) -> dict[str, float]:
         """Compute the mean loss of the held-out tokens after a step; weights and random numbers stay.

@@ -15,7 +15,7 @@ from cost_model.cluster import Device, is_emulated
 from cost_model.cluster_file import read_cluster
 from cost_model.profile import read_profile
 from cost_model.strict_files import read_text
-from hetpipe.data.task import OptimizerFactory, TaskFactory, TrainingTask
+from hetpipe.data.task import TaskFactory, TrainingTask
 from hetpipe.models.mixed_precision import kept_casts, lowered_dtype, set_products, weight_dtype
 from hetpipe.models.partial_model import LayerModel
 from hetpipe.program.costs import ProgramCosts
@@ -175,7 +175,9 @@ class _Run:
         if source is not None:
             step, seen = load_checkpoint(source, task_settings, task, model, optimizer)
             if rank == first and task.make_optimizer is not None:
-                _tell_of_options(task.make_optimizer, settings, source, emit)
+                manifest, made = checkpoint.read_manifest(source), options_of(task.make_optimizer)
+                for told in option_differences(manifest, made, settings.learning_rate):
+                    emit({"event": "told", "text": told})
             manifest = checkpoint.read_manifest(source)
             if executor.loss_scale is not None:
                 executor.loss_scale = manifest.loss_scale or executor.loss_scale
@@ -260,6 +262,7 @@ class _Run:
                 self.watch.num_spikes,
                 self.handover.places(),
                 tuple(self.slow.told),
+                None if self.evaluation is None else self.evaluation.evaluated,
             )
             write_results(self.folder, self.settings, self.costs, self.handover.predicted(), measured)
         if self.watch.diverged:
@@ -355,7 +358,8 @@ class _Run:
         metrics |= held_out
         slow = self.slow.events(self.step + 1, busy_s) if len(self.step_s) > 1 else []
         add_metrics(self.folder, metrics, self.slow.now())
-        return asked | self._tell({"event": "step", **metrics}, *slow)
+        ending = self.evaluation.ending(self.settings) if held_out and self.evaluation else []
+        return asked | self._tell({"event": "step", **metrics}, *slow, *ending)
 
     def _evaluate(self, asked: Asked) -> tuple[dict[str, Any], Asked]:
         """Compute the held-out loss, if it is due; return what it says, and what is asked for then."""
@@ -369,7 +373,7 @@ class _Run:
             self.ended_s = max(gather(self.clock.common_s(time.monotonic())))
         if found["best"] and self.settings.save:
             asked |= Asked.SAVE
-        return found, asked | (Asked.STOP if evaluation.ends(self.settings) else Asked(0))
+        return found, asked | (Asked.STOP if evaluation.ending(self.settings) else Asked(0))
 
     def _tell(self, *events: dict[str, Any]) -> Asked:
         """Emit the events of the rank that reports; return on all ranks what they ask for."""
@@ -389,10 +393,3 @@ class _Run:
         if every_s and events[0]["event"] == "step" and time.monotonic() - self.saved_s >= every_s:
             asked |= Asked.SAVE
         return asked
-
-
-def _tell_of_options(make: OptimizerFactory, settings: Settings, source: Path, emit: Emit) -> None:
-    """Emit how the options of the user's optimizer differ from those of a checkpoint."""
-    manifest = checkpoint.read_manifest(source)
-    for told in option_differences(manifest, options_of(make), settings.learning_rate):
-        emit({"event": "told", "text": told})
