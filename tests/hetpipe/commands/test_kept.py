@@ -126,6 +126,26 @@ def test_how_long_a_rank_waits_is_a_time(run, timeout):
     assert f"--timeout is {timeout!r}" in result.err and result.err.endswith(", such as 2min\n")
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--eval-every 2", "--eval-every is 2, and there is no text for it; give --eval-data"),
+        ("--patience 2", "--patience is 2, and there is no text for it; give --eval-data"),
+        ("--eval-data none.txt", "none.txt does not exist; give the path of a text file"),
+        (
+            "--override betas",
+            "--override is of what a run before had; give --resume with it, or leave it out",
+        ),
+        ("--betas 0.9", "--betas is '0.9'; give two numbers, such as 0.9,0.999"),
+        ("--clip-norm 0", "clip_norm is 0.0; give more than zero (1e30 for no clipping)"),
+    ],
+)
+def test_options_of_learning_that_cannot_be_are_one_line(run, options, words):
+    result = run(f"--steps 2 {options}")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert words in result.err
+
+
 @pytest.mark.slow
 def test_how_long_a_rank_waits_is_remembered(run):
     config = RunFolder(Path("mine")).config
