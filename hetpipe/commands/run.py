@@ -28,6 +28,7 @@ from hetpipe.commands.options import (
 )
 from hetpipe.commands.output import choice_json, choice_sentences, note, print_json, warn_if_too_fast
 from hetpipe.commands.plan import NO_OUTCOMES, new_plan, show_plan
+from hetpipe.commands.run_file import JobArgument
 from hetpipe.commands.several_hosts import (
     Asked,
     HostOptions,
@@ -84,6 +85,7 @@ class GivenOptions:
 @with_options
 def run_command(
     *,
+    job: JobArgument = None,
     model: RequiredModel,
     cluster_file: ClusterOption,
     given: GivenOptions,

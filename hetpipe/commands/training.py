@@ -14,6 +14,7 @@ from cost_model.dtypes import FLOAT32
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
 from cost_model.units import parse_seconds
+from hetpipe.commands.job_file import job_text, leaving_job
 from hetpipe.commands.learning import LearningOptions
 from hetpipe.commands.output import note, warn
 from hetpipe.commands.resuming import RunBefore, check_changes
@@ -282,11 +283,15 @@ def train_shown(
         kept = ", with a checkpoint" if settings.save else ""
         note([f"{name}: training ends after this step{kept}; Ctrl-C ends it at once"])
 
+    def leave_job(on_event: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
+        text = job_text(folder, settings, profile, start.max_restarts)
+        return on_event if hosts is not None else leaving_job(on_event, folder, text)
+
     try:
         with step_bar(settings.steps, _steps_done(settings), quiet=quiet) as on_event:
             report = train_predicted(
                 settings, cluster_file, profile, prediction, folder,
-                on_event=_waits_told(on_event), tell=lambda told: note([told]), on_signal=ending,
+                on_event=leave_job(_waits_told(on_event)), tell=lambda told: note([told]), on_signal=ending,
                 max_restarts=start.max_restarts, replan=replan, adapt=adapt,
                 hosts=hosts,
             )  # fmt: skip

@@ -36,6 +36,11 @@ class RunFolder:
         return self.path / "config.json"
 
     @property
+    def job(self) -> Path:
+        """Return the path of a run file that repeats the run."""
+        return self.path / "job.toml"
+
+    @property
     def cluster(self) -> Path:
         """Return the path of a copy of the cluster file."""
         return self.path / "cluster.toml"
