@@ -14,6 +14,7 @@ from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
 from cost_model.what_if import slowed, without
 from hetpipe.commands.inputs import PlanRequest, named_model, plan_request, predict_given
+from hetpipe.commands.learning import LearningOptions
 from hetpipe.commands.measured_network import measured_network
 from hetpipe.commands.options import (
     AUTO,
@@ -27,6 +28,7 @@ from hetpipe.commands.options import (
 )
 from hetpipe.commands.output import choice_json, choice_sentences, note, print_json, warn_if_too_fast
 from hetpipe.commands.plan import NO_OUTCOMES, new_plan, show_plan
+from hetpipe.commands.run_file import JobArgument
 from hetpipe.commands.several_hosts import (
     Asked,
     HostOptions,
@@ -84,6 +86,7 @@ class GivenOptions:
 @with_options
 def run_command(
     *,
+    job: JobArgument = None,
     model: RequiredModel,
     cluster_file: ClusterOption,
     given: GivenOptions,
@@ -91,6 +94,7 @@ def run_command(
     options: PlanOptions,
     schedule: ScheduleOption = None,
     training: TrainingOptions,
+    learning: LearningOptions,
     hosts: HostOptions,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Plan and verify, train nothing.")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print the last table only.")] = False,
@@ -110,17 +114,20 @@ def run_command(
             return
         entry = named_model(model, options)
         place = None if dry_run else place_of(by.options(hosts, request.usable), request.usable)
+        length = given.sequence_length
 
         def measure(part: Cluster | None = None) -> ModelProfile:
-            return _profile(request, model, plan, given.sequence_length, part=part, quiet=silent)
+            return _profile(request, model, plan, length, part=part, quiet=silent)
 
         if place is not None and not place.leads:
-            follow_leader(place, Asked.training(request, entry, training), measure)
+            follow_leader(place, Asked.training(request, entry, training, learning), measure)
             return
-        others = ends.enter_context(leading(place, Asked.training(request, entry, training)))
+        others = ends.enter_context(leading(place, Asked.training(request, entry, training, learning)))
         if others is not None:
             bring_back_lost(others, training, entry)
-        start = run_start(entry, training, schedule, dry_run=dry_run)
+        start = run_start(entry, training, schedule, learning, dry_run=dry_run, several=others is not None)
+        if others is None:
+            request, length = _as_before(request, start, given.sequence_length)
         measuring = others if options.profile_file is None else None
         profile = measure() if measuring is None else joined_profile(measuring, request.usable, measure)
         request, cluster_file = ends.enter_context(measured_network(measuring, request, cluster_file))
@@ -144,6 +151,18 @@ def run_command(
         note(estimates)
     else:
         show(tables)
+
+
+def _as_before(
+    request: PlanRequest, start: RunStart, sequence_length: int | None
+) -> tuple[PlanRequest, int | None]:
+    """Return what is measured, where nothing says how, as before: the precision and the length."""
+    options, before = request.options, start.before
+    if options.profile_file is not None:
+        return request, sequence_length
+    if options.dtype is None and before.dtype is not None:
+        request = replace(request, options=replace(options, dtype=before.dtype))
+    return request, before.sequence_length if sequence_length is None else sequence_length
 
 
 def _follow() -> NoReturn:

@@ -16,6 +16,7 @@ from cost_model.errors import InputError
 from cost_model.profile import ModelProfile, profile_from_data, profile_text
 from cost_model.units import parse_seconds
 from hetpipe.commands.inputs import PlanRequest
+from hetpipe.commands.learning import LearningOptions
 from hetpipe.commands.output import note
 from hetpipe.commands.training import RUNS, TrainingOptions, readable_texts
 from hetpipe.models.names import ModelEntry
@@ -209,15 +210,21 @@ class Asked:
     entry: ModelEntry
     said: Mapping[str, object]
     data: tuple[Path, ...] = ()
+    eval_data: tuple[Path, ...] = ()
     what: str = "training"
 
     @classmethod
-    def training(cls, request: PlanRequest, entry: ModelEntry, training: TrainingOptions) -> "Asked":
+    def training(
+        cls, request: PlanRequest, entry: ModelEntry, training: TrainingOptions, learning: LearningOptions
+    ) -> "Asked":
         """Return what `run` asks."""
         options = request.options
         said = said_of(options.dtype, options.loss_chunks, compiled=options.compiled)
         texts = readable_texts(training.data) if training.data else ()
-        return cls(request.cluster, request.usable, entry, said, tuple(map(Path, texts)))
+        held_out = readable_texts(learning.eval_data) if learning.eval_data else ()
+        return cls(
+            request.cluster, request.usable, entry, said, tuple(map(Path, texts)), tuple(map(Path, held_out))
+        )
 
     def facts(self, node: Node) -> "Facts":
         """Return what this host, of a node, says of itself.
@@ -233,6 +240,7 @@ class Asked:
             "model": [self.entry.folder.path] if self.entry.folder is not None else [],
             "adapter": [Path(self.entry.adapter)] if self.entry.adapter is not None else [],
             "data": self.data,
+            "eval_data": self.eval_data,
         }
         return facts_of(node, self.cluster, given, {"--model": self.entry.name, **self.said})
 
@@ -262,7 +270,10 @@ def follow_leader(
 
     if str(place.options.token_file) == TOKEN_FROM_INPUT:
         end_with_input()
-    own = Settings(steps=1, data=tuple(map(str, asked.data)), **asked.entry.in_settings)
+    own = Settings(
+        steps=1, data=tuple(map(str, asked.data)), eval_data=tuple(map(str, asked.eval_data)),
+        **asked.entry.in_settings,
+    )  # fmt: skip
     follow(
         place.address, place.token, asked.facts(place.node), own,
         {"profile": profile, **OwnCopies(RUNS, place.node.name).answers},

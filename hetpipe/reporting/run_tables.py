@@ -66,6 +66,11 @@ def _errors(predicted_s: float, measured_s: float, error: float) -> tuple[str, s
 def run_marks(report: RunReport) -> list[str]:
     """Say what is to be known beside the figures of a run."""
     marks = gradient_sentences(report.gradient_dtype)
+    if report.best_eval_loss is not None:
+        last = "not finite" if report.eval_loss is None else f"{report.eval_loss:.4f}"
+        marks.append(
+            f"held-out loss {last}, best {report.best_eval_loss:.4f} after step {report.best_eval_step}"
+        )
     if report.emulated and report.clock == Clock.NOMINAL:
         marks.append(f"note: {EMULATION_NOTE}")
     if abs(report.between_steps) > LARGE_BETWEEN:

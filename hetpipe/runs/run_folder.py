@@ -36,6 +36,11 @@ class RunFolder:
         return self.path / "config.json"
 
     @property
+    def job(self) -> Path:
+        """Return the path of a run file that repeats the run."""
+        return self.path / "job.toml"
+
+    @property
     def cluster(self) -> Path:
         """Return the path of a copy of the cluster file."""
         return self.path / "cluster.toml"
@@ -83,6 +88,11 @@ class RunFolder:
     @property
     def tokens(self) -> Path:
         return self.path / "tokens.bin"
+
+    @property
+    def held_out(self) -> Path:
+        """Return the path of a folder with the tokens of --eval-data; none where there are no such texts."""
+        return self.path / "held-out"
 
     @property
     def checkpoints(self) -> Path:

@@ -73,6 +73,8 @@ class RunReport:
     Both 0 in older reports, and global_batch_size too. gradient_dtype: in which gradients travelled.
     skipped_steps: those that changed nothing, since a gradient was not finite; loss_spikes: those whose loss
     stood out. slow_devices: sentences on devices that took longer than planned, and as long again.
+    eval_loss: of held-out texts, the last; best_eval_loss, best_eval_step: the least, and after which step;
+    None without such texts, or where it is not finite.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -100,6 +102,9 @@ class RunReport:
     skipped_steps: int = 0
     loss_spikes: int = 0
     slow_devices: tuple[str, ...] = ()
+    eval_loss: float | None = None
+    best_eval_loss: float | None = None
+    best_eval_step: int = 0
 
     @property
     def predicted_samples_per_s(self) -> float:

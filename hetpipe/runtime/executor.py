@@ -28,6 +28,7 @@ from hetpipe.program.instructions import (
 )
 from hetpipe.program.trace import Event
 from hetpipe.runtime.emulated_links import Board
+from hetpipe.runtime.forward_runner import ForwardRunner
 from hetpipe.runtime.gradient_sync import GradientSync
 from hetpipe.runtime.host_staging import numbers_on_host
 from hetpipe.runtime.inner_sums import InnerSums
@@ -213,6 +214,13 @@ class Executor:
             over_budget_s=self._pace.over_budget_s,
             events=self._as_events(events, settled, start_s),
         )
+
+    def forwards(self) -> ForwardRunner:
+        """Return what runs the forwards of this rank alone, between steps."""
+        return ForwardRunner(
+            self._program, self._rank, stages=self._stages, transport=self._transport,
+            boundaries=self._boundaries, wires=self._wires,
+        )  # fmt: skip
 
     def close(self) -> None:
         """Give back the process groups; all ranks together, after their last step."""

@@ -1,8 +1,10 @@
 """From what the ranks measured to report.json and trace.json."""
 
 import hashlib
+import json
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 from torch import Tensor
 
 from cost_model.cluster import is_emulated
+from cost_model.errors import InputError
 from cost_model.profile import ModelProfile, read_profile
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.partial_model import LayerModel
@@ -21,6 +24,7 @@ from hetpipe.runs.run_folder import MEASURED, PREDICTED, RunFolder
 from hetpipe.runs.run_report import DeviceReport, RunReport, StageReport, report_text
 from hetpipe.runs.settings import Settings
 from hetpipe.runtime.step_outcome import StepOutcome
+from hetpipe.training.evaluated import Evaluated
 from hetpipe.training.handover import Places
 from partition.estimates.plan_memory import memory_on
 from partition.plan import Plan
@@ -104,7 +108,7 @@ class Measurements:
 
     wall_s: of each step with all that lay between it and the one before. num_skipped: steps that changed
     nothing; num_spikes: of the loss (`LossWatch`). places: whose loads are of one host. slow: what was told
-    of slow devices.
+    of slow devices. evaluated: of held-out texts, None without any.
     """
 
     summaries: Sequence[RankSummary]
@@ -114,6 +118,7 @@ class Measurements:
     num_spikes: int
     places: Places
     slow: tuple[str, ...] = ()
+    evaluated: Evaluated | None = None
 
 
 def write_results(
@@ -126,6 +131,22 @@ def write_results(
     clocks = [summary.clock for summary in measured.summaries]
     folder.write(folder.trace, chrome_trace([(PREDICTED, predicted), (MEASURED, last)], clocks))
     folder.write(folder.report, report_text(_report(folder, settings, costs, predicted, measured)))
+
+
+def add_metrics(folder: RunFolder, metrics: Mapping[str, Any], others: dict[str, Any]) -> None:
+    """Add the line of a step to metrics.jsonl; numbers that are not finite are null.
+
+    Raises: InputError if it cannot be written.
+    """
+    finite = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
+    try:
+        with open(folder.metrics, "a", encoding="utf-8") as file:
+            file.write(json.dumps(finite | others) + "\n")
+    except OSError as error:
+        raise InputError(
+            f"{folder.metrics}: cannot be written ({error.strerror}); make room there, and go on "
+            "with --resume"
+        ) from error
 
 
 def _report(
@@ -163,7 +184,19 @@ def _report(
         skipped_steps=measured.num_skipped,
         loss_spikes=measured.num_spikes,
         slow_devices=measured.slow,
+        **_held_out(measured.evaluated),
     )
+
+
+def _held_out(evaluated: Evaluated | None) -> dict[str, Any]:
+    """Return what the report says of held-out texts."""
+    if evaluated is None:
+        return {}
+    return {
+        "eval_loss": evaluated.loss,
+        "best_eval_loss": evaluated.best_loss,
+        "best_eval_step": evaluated.best_step,
+    }
 
 
 def _stage_reports(plan: Plan, predicted: Trace, traces: Sequence[Trace]) -> tuple[StageReport, ...]:

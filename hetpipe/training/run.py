@@ -20,6 +20,7 @@ from cost_model.profile import ModelProfile, profile_text
 from cost_model.strict_files import read_text
 from hetpipe.data.task import TaskFactory, prepare_data, registered_task
 from hetpipe.data.user_task import UserTask
+from hetpipe.data.vocabulary import read_corpus, texts_sha256
 from hetpipe.models.adapters import preload_modules
 from hetpipe.profiling.layer_profiler import threads_for
 from hetpipe.program.verification import verify
@@ -88,7 +89,10 @@ def prepare(
     damaged = _damaged_later(folder, done, settings)
     room_of(folder, settings, profile, adapters_alone=adapters_alone).check()
     if settings.resume_from is not None:
-        for told in differences(manifest, task_settings, prediction.plan, own_schedule=own_schedule):
+        sha256 = "" if own_data else texts_sha256(read_corpus([Path(path) for path in settings.data]))
+        for told in differences(
+            manifest, task_settings, prediction.plan, own_schedule=own_schedule, data_sha256=sha256
+        ):
             tell(told)
     for later, damage in damaged.items():
         tell(f"{damage}; it is kept as {put_aside(later).name}")

@@ -113,8 +113,15 @@ def test_texts_that_differ_are_named_on_every_host(runs: Runs):
 def test_a_signal_to_any_host_ends_all_in_good_order_and_they_go_on(
     runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """The leader's disk is lost meanwhile; its checkpoint comes back from the host that has a copy."""
-    runs.start(f"{LINE} {rendezvous(runs)} --steps 100000 -q")
+    """The leader's disk is lost meanwhile; its checkpoint comes back from the host that has a copy.
+
+    Each host has the texts at a place of its own, which they leave meanwhile, too.
+    """
+    for folder in runs.folders:
+        (folder / "text.txt").write_text("a text that all have\n" * 400)
+        (folder / "held.txt").write_text("held out words\n" * 90)
+    texts = "--data text.txt --eval-data held.txt"
+    runs.start(f"{LINE} {rendezvous(runs)} --steps 100000 -q {texts}")
     leader = RunFolder(runs.folders[0] / "runs" / "bert-tiny-001")
     runs.wait_for_step(leader, 2)
     runs.started[1].send_signal(signal.SIGTERM)
@@ -128,15 +135,25 @@ def test_a_signal_to_any_host_ends_all_in_good_order_and_they_go_on(
 
     done = len(leader.read_metrics())
     shutil.rmtree(leader.path)
-    runs.start(f"{LINE} {rendezvous(runs)} --steps {done + 2} --no-save --resume auto -q")
+    for folder in runs.folders:
+        (folder / "text.txt").rename(folder / "moved.txt")
+    texts = texts.replace("text.txt", "moved.txt")
+    runs.start(f"{LINE} {rendezvous(runs)} --steps {done + 2} --no-save --resume auto -q {texts}")
     ends = runs.ends(0, 0, 0)
     name = kept[0][0].relative_to(runs.folders[0])
     assert f"note: {name} is brought back from mid, which holds a copy; it was lost here\n" in ends[0].err
     assert f"note: going on from {name}\n" in ends[0].err
     assert not list(runs.folders[2].glob("runs/*/.received*"))  # what the last host was sent
     monkeypatch.chdir(tmp_path)
-    alone = train_alone(leader.profile, f"--steps {done + 2} --no-save --resume {kept[1][0]}", capsys)
+    monkeypatch.chdir(runs.folders[0])
+    alone = train_alone(
+        leader.profile,
+        f"--steps {done + 2} --no-save --resume {kept[1][0]} {texts} --run-folder alone",
+        capsys,
+    )
     assert losses(leader) == pytest.approx(alone, rel=LOSSES_AGREE)
+    held_out = [RunFolder(path).read_metrics()[-1]["eval_loss"] for path in (leader.path, Path("alone"))]
+    assert held_out[0] == pytest.approx(held_out[1], rel=LOSSES_AGREE)
 
 
 @pytest.mark.slow
