@@ -115,6 +115,8 @@ class _Member:
             case "end":
                 self._ended = True
                 self._messages.put(message)
+            case "told":
+                self.tell(str(message["text"]))
             case "begun":
                 if self._stopping is not None:
                     self._stopping.begun = True

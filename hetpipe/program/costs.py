@@ -42,6 +42,11 @@ class ProgramCosts:
         self._boundary_bytes = cache(self._message_bytes)
 
     @property
+    def cluster(self) -> Cluster:
+        """The cluster that the program is for, also what of it the plan leaves out."""
+        return self._cluster
+
+    @property
     def dtypes(self) -> tuple[str, ...]:
         """The precision in which each rank computes."""
         return tuple(self._profile.dtype_of(device.kind) for device in self.devices)

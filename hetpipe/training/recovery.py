@@ -20,6 +20,8 @@ Replan = Callable[[frozenset[str]], Prediction]
 """Plans without some devices, by name; InfeasibleError if nothing fits, InputError if a wish forbids it."""
 
 LONGEST_BACK_OFF_S = 30.0
+LOST, JOINED = "lost", "joined"
+"""What lines of recoveries.jsonl are about: a rank or a host that was lost, a host that is back."""
 _FROM_OUTSIDE = ("", "PeerError", "ChannelError", "DistNetworkError")
 """Types of errors that a rank gets from outside: it was killed, stopped or hangs, or a peer is gone. Others
 come from what it computes, and would come again."""
@@ -38,7 +40,8 @@ class Restart:
 class Recovery:
     """The restarts of a run: at most so many in a row that bring it no further.
 
-    missing: gives the names of devices, of some, whose hosts are gone.
+    missing: gives the names of devices, of some, whose hosts are gone. returned: lets in the hosts that are
+    back, and gives their nodes.
 
     replan: None where only the plan at hand may be run. tell: takes a sentence for each restart.
     reached: the last step that was done. lost: devices that are not used for now; those whose host is there
@@ -51,6 +54,7 @@ class Recovery:
     replan: Replan | None
     tell: Callable[[str], object]
     missing: Callable[[Sequence[Device]], frozenset[str]] = lambda devices: frozenset()
+    returned: Callable[[], frozenset[str]] = frozenset
     reached: int = 0
     lost: frozenset[str] = frozenset()
     _furthest: int = -1
@@ -86,25 +90,58 @@ class Recovery:
         self._in_a_row += 1
         names, rank = self.prediction.program.device_names, int(report["rank"])
         device = names[rank] if 0 <= rank < len(names) else None
-        where, gone = "on the same devices", self.missing(self.prediction.costs.devices)
-        self._unreachable |= gone
+        where = "on the same devices"
+        gone, back = self._gone_and_back()
         if device in self._doubted and self.replan is not None:
             gone |= {device}
-        if gone:
+        if gone & set(names):
             self._plan_without(gone, error, source)
             where = f"without {', '.join(sorted(self.lost))}"
-        elif forgiven:
-            where = self._plan_with_all(where)
+        elif forgiven or back:
+            where = self._plan_with_all(where, back)
         if device is not None:
             self._doubted |= {device}
-        begin = "the beginning" if source is None else f"step {checkpoint.read_manifest(source).step}"
         self.tell(
-            f"{error}, after step {self.reached}; going on from {begin} {where} "
+            f"{error}, after step {self.reached}; going on from {_begin(source)} {where} "
             f"(restart {self._in_a_row} of {self.most} that come no further)"
         )
-        self._note(error, source, where, noticed)
+        self._note(str(error), source, where, noticed)
         wait_s = 0.0 if self._in_a_row == 1 else min(LONGEST_BACK_OFF_S, 2.0 ** (self._in_a_row - 2))
         return Restart(source, self.prediction, wait_s)
+
+    def join(self, begun_from: Path | None) -> Restart:
+        """Return how to go on with the hosts that are back; begun_from: where the whole run began."""
+        noticed, back = time.time(), self._back()
+        names, source = ", ".join(sorted(back)), self._source(begun_from)
+        if not back:  # gone again, meanwhile
+            return Restart(source, self.prediction, 0.0)
+        assert self.replan is not None  # without which nobody is let in
+        try:
+            self.prediction = self.replan(self.lost)
+            is_used = bool(back & set(self.prediction.program.device_names))
+            where = f"with {names} again" if is_used else "as before: no plan with it is faster"
+        except (InfeasibleError, InputError) as refused:
+            where = f"as before: {refused}"
+        told = f"{names} is back"
+        self.tell(f"{told}, after step {self.reached}; going on from {_begin(source)} {where}")
+        self._note(told, source, where, noticed, kind=JOINED)
+        return Restart(source, self.prediction, 0.0)
+
+    def _gone_and_back(self) -> tuple[frozenset[str], frozenset[str]]:
+        """Return the devices whose hosts are gone, and those whose hosts are back, since the last time."""
+        gone = self.missing(self.prediction.costs.cluster.devices) - self._unreachable
+        self._unreachable |= gone
+        self.lost |= gone - set(self.prediction.program.device_names)  # nothing ran there
+        back = self._back()
+        return gone - back, back
+
+    def _back(self) -> frozenset[str]:
+        """Let in the hosts that are back; return their devices."""
+        nodes = self.returned()
+        back = frozenset(name for name in self._unreachable if name.rpartition("/")[0] in nodes)
+        self._unreachable -= back
+        self.lost -= back
+        return back
 
     def _plan_without(self, gone: frozenset[str], error: WorkerLostError, source: Path | None) -> None:
         """Plan without devices and those lost before; if nothing fits, with those whose hosts are there."""
@@ -126,10 +163,10 @@ class Recovery:
         except InputError as refused:
             raise WorkerLostError(f"{error}; without {names}: {refused}") from error
 
-    def _plan_with_all(self, where: str) -> str:
-        """Plan with devices that were lost before; return where the run goes on."""
+    def _plan_with_all(self, where: str, back: frozenset[str]) -> str:
+        """Plan with devices that were lost before, and those that are back; return where the run goes on."""
         assert self.replan is not None  # without which none is left out
-        again = ", ".join(sorted(self.lost - self._unreachable))
+        again = ", ".join(sorted((self.lost - self._unreachable) | back))
         try:
             self.prediction, self.lost = self.replan(self._unreachable), self._unreachable
         except (InfeasibleError, InputError):  # the plan at hand is one that fits
@@ -151,9 +188,10 @@ class Recovery:
             return "no checkpoint was written"
         return f"--resume {self.folder.path} goes on from {source.name}"
 
-    def _note(self, error: WorkerLostError, source: Path | None, where: str, noticed: float) -> None:
+    def _note(self, error: str, source: Path | None, where: str, noticed: float, *, kind: str = LOST) -> None:
         self._open = {
-            "error": str(error),
+            "kind": kind,
+            "error": error,
             "noticed": noticed,
             "after_step": self.reached,
             "from_step": 0 if source is None else checkpoint.read_manifest(source).step,
@@ -165,3 +203,7 @@ class Recovery:
         with open(self.folder.recoveries, "a", encoding="utf-8") as file:
             file.write(json.dumps({**self._open, "again_s": again_s}) + "\n")
         self._open = {}
+
+
+def _begin(source: Path | None) -> str:
+    return "the beginning" if source is None else f"step {checkpoint.read_manifest(source).step}"

@@ -62,10 +62,15 @@ class Runs:
 
     def start(self, line: str, *, options: Sequence[str] = ("", "", ""), command: str = "run") -> None:
         """Start a line on all hosts; options: more of it for each."""
-        for index, (host, folder) in enumerate(zip(self.hosts, self.folders, strict=True)):
-            whole = [sys.executable, "-m", "hetpipe", command, "--node", NODES[index], *line.split()]
-            own = {"XDG_CACHE_HOME": str(folder / "cache"), "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
-            self.started.append(host.start(*whole, *options[index].split(), folder=folder, environment=own))
+        for index, option in enumerate(options):
+            self.start_on(index, f"{line} {option}", command=command)
+
+    def start_on(self, index: int, line: str, *, command: str = "run") -> None:
+        """Start a line on one host."""
+        folder = self.folders[index]
+        whole = [sys.executable, "-m", "hetpipe", command, "--node", NODES[index], *line.split()]
+        own = {"XDG_CACHE_HOME": str(folder / "cache"), "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
+        self.started.append(self.hosts[index].start(*whole, folder=folder, environment=own))
 
     def ends(self, *codes: int) -> list[Ended]:
         """Wait until all have ended, with these codes."""

@@ -181,6 +181,55 @@ def test_a_host_that_is_gone_is_not_tried_again(tmp_path):
     assert planner.asked == [{"here/2"}]
 
 
+def without_a_host(tmp_path: Path) -> tuple[Recovery, list[str], list[frozenset[str]]]:
+    """A run that goes on without here/2; what it tells, and what it plans without."""
+    planner, told = Planner(tmp_path), []
+    found = recovery(tmp_path, planner)
+    found.folder.path.mkdir()
+    found.tell = told.append
+    found.missing = lambda devices: frozenset({"here/2"})
+    found.restart(lost(rank=-1), None)
+    assert found.lost == {"here/2"}
+    return found, told, planner.asked
+
+
+def test_a_host_that_is_back_is_planned_with_again(tmp_path):
+    found, told, asked = without_a_host(tmp_path)
+    found.saw({"event": "step", "step": 7})
+    found.returned = lambda: frozenset({"here"})
+    assert found.join(None).prediction.program.device_names == ("here/0", "here/1", "here/2")
+    assert (asked[-1], found.lost) == (frozenset(), frozenset())
+    assert told[-1] == "here/2 is back, after step 7; going on from the beginning with here/2 again"
+    found.saw({"event": "step", "step": 1})
+    rows = [json.loads(line) for line in found.folder.recoveries.read_text().splitlines()]
+    assert [(row["kind"], row["after_step"]) for row in rows] == [("lost", 0), ("joined", 7)]
+
+
+def test_a_host_that_is_back_in_a_moment_of_loss_is_planned_with_too(tmp_path):
+    found, told, _ = without_a_host(tmp_path)
+    found.missing, found.returned = lambda devices: frozenset(), lambda: frozenset({"here"})
+    assert len(found.restart(lost(rank=0), None).prediction.program.device_names) == 3
+    assert "going on from the beginning with here/2 again (restart 2 of 3" in told[-1]
+
+
+def test_a_host_that_was_let_in_and_is_gone_again_changes_nothing(tmp_path):
+    found, told, asked = without_a_host(tmp_path)
+    assert len(found.join(None).prediction.program.device_names) == 2
+    assert (len(told), len(asked)) == (1, 1)
+
+
+def test_a_host_on_which_nothing_ran_is_missed_by_plans_to_come_alone(tmp_path):
+    planner = Planner(tmp_path)
+    found = recovery(tmp_path, planner)
+    found.missing = lambda devices: frozenset({"here/3"})
+    found.restart(lost(rank=-1), None)
+    assert planner.asked == []
+    with pytest.raises(WorkerLostError, match="leave out fewer"):
+        for _ in range(2):
+            found.restart(lost(rank=1), None)
+    assert planner.asked[0] == {"here/1", "here/3"}
+
+
 def test_where_nothing_fits_that_is_said_with_what_was_kept(tmp_path):
     def replan(devices: frozenset[str]) -> Prediction:
         raise InfeasibleError("no pipeline fits: 3 GiB are missing")
