@@ -276,7 +276,8 @@ class _Preparation:
         """Train by the run folder until all ranks have ended, or one is lost."""
         with scratch_folder("run", in_memory=True) as handed:
             devices, local = prediction.costs.devices, self.local(prediction)
-            group = rank_group(devices, TaskSettings.of(self.profile, self.settings), local)
+            settings = TaskSettings.of(self.profile, self.settings)
+            group = rank_group(devices, settings, local, plan=prediction.plan)
             Handover.fill(handed, prediction.costs, prediction.trace, Places.of(local))
             arguments = (str(self.folder.path), self.make_task or registered_task, str(handed))
             if self.hosts is not None:
@@ -334,11 +335,15 @@ def _divergence(event: Mapping[str, Any], folder: RunFolder) -> str:
 
 
 def rank_group(
-    devices: Sequence[Device], settings: TaskSettings, local: Sequence[int] | None = None
+    devices: Sequence[Device],
+    settings: TaskSettings,
+    local: Sequence[int] | None = None,
+    *,
+    plan: Plan | None = None,
 ) -> RankGroup:
     """Return a process per device: one thread each where they are emulated, NCCL between those with a GPU.
 
-    local: the ranks that share this host's cores, None for all.
+    local: the ranks that share this host's cores, None for all. plan: what they run, for messages.
 
     Raises: InputError for GPUs beside emulated devices.
     """
@@ -355,7 +360,14 @@ def rank_group(
         backend=Staging.of(devices).backend,
         preload=preload,
         timeout_s=settings.run.timeout_s,
+        parts=() if plan is None else tuple(parts_of(plan, device.name) for device in devices),
     )
+
+
+def parts_of(plan: Plan, device: str) -> str:
+    """Return what runs on a device, in words: "layers 3 to 5"."""
+    layers = plan.layers_of(device)
+    return f"layers {layers[0]} to {layers[-1]}" if len(layers) > 1 else f"layer {layers[0]}"
 
 
 def measure(

@@ -13,7 +13,7 @@ import pytest
 
 import rank_mains
 from cost_model.errors import InputError
-from hetpipe.runtime import heartbeats
+from hetpipe.runtime import rank_watch
 from hetpipe.runtime.processes import RankGroup, WorkerLostError, _watch, run_ranks, use_interface
 from places import ROOT, SUPPORT
 
@@ -74,7 +74,7 @@ def test_a_killed_rank_is_reported():
 def test_a_rank_that_the_kernel_killed_for_want_of_memory_is_told_from_others(tmp_path, monkeypatch):
     counts = tmp_path / "vmstat"
     counts.write_text("oom_kill 3\n")
-    monkeypatch.setattr(heartbeats, "_COUNTS", counts)
+    monkeypatch.setattr(rank_watch, "_COUNTS", counts)
 
     def killed(event: dict[str, Any]) -> None:
         counts.write_text("oom_kill 4\n")
@@ -93,7 +93,7 @@ def test_of_several_errors_the_earliest_is_raised_whichever_is_read_first(tmp_pa
     for _, rank_end in pipes:
         rank_end.close()
     with pytest.raises(WorkerLostError) as caught:
-        seen = heartbeats.Watch(tmp_path / "beats", GROUP.here, lambda rank: False)
+        seen = rank_watch.Watch(tmp_path / "beats", GROUP.here, lambda rank: False)
         _watch([], [launcher_end for launcher_end, _ in pipes], GROUP, lambda event: None, seen)
     assert str(caught.value) == "rank 1 (small/0) failed: RuntimeError: the cause"
 
