@@ -371,7 +371,8 @@ class Leader:
             self._others = tuple(name for name in self._others if name != node)
             self._changed.notify_all()
         text = f"node {member.conversation.name} is lost: {how}"
-        self._fail(alarm_of({"type": "", "text": text, "node": node}))
+        silent_s = time.monotonic() - member.conversation.heard_s
+        self._fail(alarm_of({"type": "", "text": text, "node": node, "silent_s": silent_s}))
         member.conversation.close()
 
     def _fail(self, failure: dict[str, Any]) -> None:

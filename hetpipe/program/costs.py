@@ -55,6 +55,10 @@ class ProgramCosts:
         """Return the costs of another program for the same plan."""
         return ProgramCosts(program, self._profile, self._cluster, self.network)
 
+    def memory_bytes(self, rank: int) -> float:
+        """Return what the plan needs on a rank's device."""
+        return memory_on(self.program.plan, self._profile, self.devices[rank]).total_bytes
+
     def compute_s(self, rank: int, compute: Compute) -> float:
         samples = self._pipelines[compute.pipeline].microbatch_samples(compute.microbatch)
         return self._seconds(rank, compute.op, compute.pipeline, compute.stage, samples)

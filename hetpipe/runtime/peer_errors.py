@@ -15,6 +15,15 @@ _PLACE = re.compile(r"^\[\S+:\d+\] ")
 """Where in its own sources torch has raised an error."""
 
 
+_FULL = re.compile(r"DefaultCPUAllocator: (can't allocate|not enough) memory")
+"""What torch says where the host has no memory left, in an error of no type of its own."""
+
+
+def is_full(error: BaseException) -> bool:
+    """Return whether an error says that memory is full: that of a GPU, an emulated device, or the host."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or _FULL.search(str(error)) is not None
+
+
 class PeerError(RuntimeError):
     """An error that a message or a sum did not come; names rank, instruction, peers and age."""
 
@@ -42,7 +51,7 @@ class PeerTimeout:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         goes_on()
-        if isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError):
+        if isinstance(error, RuntimeError) and not is_full(error):
             others = ", ".join(_name(self.program, peer) for peer in self.peers if peer != self.rank)
             waited = f"{_name(self.program, self.rank)} waited at {self.instruction} for {others}"
             raise peer_error(waited, self.since_s, error) from error

@@ -235,9 +235,10 @@ def _vanished(process: BaseProcess, rank: int, group: RankGroup, seen: Watch) ->
     process.join(END_S)
     code = process.exitcode
     how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
-    if code == -signal.SIGKILL and seen.out_of_memory:
+    full = code == -signal.SIGKILL and seen.out_of_memory
+    if full:
         how += " when this host was out of memory"
-    return _error(rank, f"rank {rank} ({group.names[rank]}) {how}", noticed_s, silent_s)
+    return _error(rank, f"rank {rank} ({group.names[rank]}) {how}", noticed_s, silent_s) | {"full": full}
 
 
 def _is_stopped(process: BaseProcess) -> bool:
@@ -303,10 +304,13 @@ def _rank_main(
         leave_group()
         connection.send({"event": "done"})
     except BaseException as error:
+        from hetpipe.runtime.peer_errors import is_full
+
         text = str(error) or type(error).__name__
         if type(error).__name__ not in _KNOWN and not isinstance(error, MemoryError):
             text = f"{type(error).__name__}: {text}"
         event = {"event": "error", "type": type(error).__name__, "text": text, "when_s": time.monotonic()}
+        event["full"] = is_full(error)
         if os.environ.get("HETPIPE_DEBUG"):
             import traceback
 

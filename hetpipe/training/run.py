@@ -219,6 +219,8 @@ def train_predicted(
         answered = Answered(on_event, tell, stopping, settings, recovery, adaptation, hosts)
         prepared = _Preparation(settings, cluster_file, profile, folder, make_task, hosts)
         prepared.fill(prediction, tell)
+        if begun_from is None:
+            folder.recoveries.unlink(missing_ok=True)  # of a run before
         if isinstance(make_task, UserTask):
             ends.callback(make_task.remove_weights, folder)
             make_task.write_weights(folder)
@@ -239,6 +241,7 @@ def train_predicted(
                 source = restart.source
             prepared.settings = replace(settings, resume_from=None if source is None else str(source))
             prepared.fill(recovery.prediction, lambda told: None)
+        recovery.finish()
         if answered.diverged is not None:
             raise DivergedError(_divergence(answered.diverged, folder))
         if not answered.complete:
@@ -291,8 +294,8 @@ class _Preparation:
 def _with_leader(replan: Replan, hosts: OtherHosts) -> Replan:
     """Return what plans as before, and raises InputError for a plan without a device of this host."""
 
-    def planned(lost: frozenset[str]) -> Prediction:
-        prediction = replan(lost)
+    def planned(lost: frozenset[str], room_bytes: Mapping[str, float]) -> Prediction:
+        prediction = replan(lost, room_bytes)
         hosts.local(prediction.costs.devices)
         return prediction
 
