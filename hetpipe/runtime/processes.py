@@ -251,6 +251,8 @@ def _is_stopped(process: BaseProcess) -> bool:
 
 
 def _raise_first(errors: list[dict[str, Any]], group: RankGroup, stopped: Sequence[int]) -> None:
+    if any(not error["type"] for error in errors):  # who lost a peer may say so before the loss is seen
+        errors = [error for error in errors if error["type"] != "PeerError"]
     first = min(errors, key=lambda error: error["when_s"])
     known: type[Exception] | None = _KNOWN.get(first["type"])
     text = first["text"]

@@ -14,7 +14,14 @@ import pytest
 import rank_mains
 from cost_model.errors import InputError
 from hetpipe.runtime import rank_watch
-from hetpipe.runtime.processes import RankGroup, WorkerLostError, _watch, run_ranks, use_interface
+from hetpipe.runtime.processes import (
+    RankGroup,
+    WorkerLostError,
+    _raise_first,
+    _watch,
+    run_ranks,
+    use_interface,
+)
 from places import ROOT, SUPPORT
 
 GROUP = RankGroup(("big/0", "small/0", "small/1"), (1, 1, 1))
@@ -96,6 +103,14 @@ def test_of_several_errors_the_earliest_is_raised_whichever_is_read_first(tmp_pa
         seen = rank_watch.Watch(tmp_path / "beats", GROUP.here, lambda rank: False)
         _watch([], [launcher_end for launcher_end, _ in pipes], GROUP, lambda event: None, seen)
     assert str(caught.value) == "rank 1 (small/0) failed: RuntimeError: the cause"
+
+
+def test_a_rank_that_was_lost_is_named_and_not_one_that_missed_it_and_said_so_before():
+    missed = {"event": "error", "rank": 0, "type": "PeerError", "text": "waited for rank 1", "when_s": 7.0}
+    lost = {"event": "error", "rank": 1, "type": "", "text": "rank 1 was killed", "when_s": 7.25}
+    with pytest.raises(WorkerLostError, match=r"^rank 1 was killed$") as caught:
+        _raise_first([missed, lost], GROUP, ())
+    assert caught.value.report["rank"] == 1  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow
