@@ -123,8 +123,7 @@ class Recovery:
             f"{error}, after step {self.reached}; going on from {_begin(source)} {where} "
             f"(restart {self._in_a_row} of {self.most} that come no further)"
         )
-        silent_s = getattr(error, "report", {}).get("silent_s")
-        self._note(str(error), source, where, noticed, silent_s)
+        self._note(str(error), source, where, noticed, _noticed_after_s(getattr(error, "report", {})))
         return Restart(source, self.prediction, wait_s)
 
     def _restart_with_less(self, error: WorkerLostError, full: FullDevice, source: Path | None) -> Restart:
@@ -266,6 +265,13 @@ class Recovery:
         except OSError as error:
             self.tell(f"{self.folder.recoveries}: cannot be written ({error.strerror})")
         self._open = {}
+
+
+def _noticed_after_s(report: Mapping[str, Any]) -> float | None:
+    """Return the seconds since the last sign of life of what was lost, or since its own last word."""
+    if report.get("silent_s") is not None:
+        return float(report["silent_s"])
+    return max(0.0, time.monotonic() - report["when_s"]) if "when_s" in report else None
 
 
 def _begin(source: Path | None) -> str:

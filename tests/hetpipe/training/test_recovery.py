@@ -16,6 +16,8 @@ import torch
 
 import user_tasks
 from cost_model.errors import InfeasibleError, InputError
+from cost_model.profile import profile_text
+from hetpipe import cli
 from hetpipe.models.chain import ChainModel
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.run_report import read_report
@@ -292,37 +294,34 @@ bandwidth = "10 Gbit/s"
 latency = "50 us"
 [[nodes]]
 name = "here"
-devices = [{ kind = "emulated", memory = "17 MB" }, { kind = "emulated", memory = "1 GiB" }]
+devices = [{ kind = "emulated", memory = "7 MB" }, { kind = "emulated", memory = "1 GiB" }]
 """
 
 
-def test_a_run_whose_device_is_full_goes_on_under_a_plan_that_fits(tmp_path):
-    """The profile says of activations that they need nothing."""
+@pytest.mark.parametrize("restarts", [3, 0])
+def test_a_run_whose_device_is_full_goes_on_under_a_plan_that_fits(tmp_path, monkeypatch, capsys, restarts):
+    """The profile says of activations that they need nothing. Without restarts it ends with exit code 3."""
     profile = made_up_profile(MODEL, "emulated", 2e-4)
     layers = (replace(layer, saved_bytes_per_sample=1e3) for layer in profile.layers)
-    profile = replace(profile, layers=tuple(layers))
-    cluster, settings = cluster_file(tmp_path, TWO_EMULATED), Settings(steps=2, save=False)
-
-    def planned(cut: int) -> Prediction:
-        return verified_prediction(settings, cluster, profile, chain_plan(MODEL, [0, cut, 8], 4))
-
-    rooms: list[dict[str, float]] = []
-
-    def replan(devices: frozenset[str], room_bytes: Mapping[str, float]) -> Prediction:
-        rooms.append(dict(room_bytes))
-        return planned(4)
-
-    run, told = RunFolder(tmp_path / "run"), []
-    train_predicted(
-        settings, cluster, profile, planned(5), run, tell=told.append, max_restarts=1, replan=replan
-    )
-    assert [entry["step"] for entry in run.read_metrics()] == [1, 2]
-    assert rooms == [{"here/0": pytest.approx(0.8 * planned(5).costs.memory_bytes(0))}]
-    assert re.match(
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "profile.json").write_text(profile_text(replace(profile, layers=tuple(layers))))
+    line = f"run --model {MODEL} --cluster {cluster_file(tmp_path, TWO_EMULATED)} --profile profile.json"
+    line += f" --pipelines 1 --steps 2 --no-save --run-folder run --max-restarts {restarts}"
+    code, said = cli.main(line.split()), capsys.readouterr()
+    full = (
         r"rank 0 \(here/0\) failed: OutOfMemoryError: here/0: [\d,]+ bytes are needed, the device has "
-        r"17,000,000; stage 0, layers 0 to 4, on here/0 was planned with ",
-        told[0],
+        r"7,000,000; stage 0, layers 0 to \d, on here/0 was planned with [\d,]+ bytes of its 7,000,000, "
     )
+    assert re.search(full, said.err)
+    if restarts == 0:
+        assert (code, "--exclude here/0" in said.err) == (3, True)
+        return
+    assert code == 0
+    assert [entry["step"] for entry in RunFolder(tmp_path / "run").read_metrics()] == [1, 2]
+    found = read_report(RunFolder(tmp_path / "run").report).recoveries
+    assert re.fullmatch(r"with [\d,]+ bytes planned on here/0", found[0].where)
+    assert found[0].noticed_after_s < 60
+    assert f"losses: {len(found)}, noticed after " in said.out
 
 
 @pytest.mark.parametrize("error", ["ValueError", "KeyError"])
