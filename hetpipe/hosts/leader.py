@@ -109,10 +109,15 @@ class Leader:
         """Return the names of the other nodes that take part."""
         return self._others
 
-    def not_started(self, node: str, how: str) -> None:
-        """Hear that the launcher of a node has ended; where it had never come, nobody waits for it."""
+    def ended(self, node: str, how: str) -> bool:
+        """Hear that the launcher of a node has ended; return whether one that comes back is let in.
+
+        Where it had never come, nobody waits for it.
+        """
         if node not in self._known:
             self._fail(alarm_of({"type": "InputError", "text": how}))
+            return False
+        return not (self._back.refusal or self._closed)
 
     def gather(self, wait_s: float) -> None:
         """Wait for all nodes, and compare them with this one.
