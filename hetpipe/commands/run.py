@@ -12,7 +12,7 @@ import typer
 from cost_model.cluster import Cluster, is_emulated
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
-from cost_model.what_if import slowed, without
+from cost_model.what_if import slowed, with_room, without
 from hetpipe.commands.inputs import PlanRequest, named_model, plan_request, predict_given
 from hetpipe.commands.learning import LearningOptions
 from hetpipe.commands.measured_network import measured_network
@@ -265,10 +265,11 @@ def _verified(prediction: Prediction, profile: ModelProfile, cluster: Cluster, s
 
 
 def _replan(profile: ModelProfile, request: PlanRequest, start: RunStart, *, batch: int | None) -> "Replan":
-    """Return what plans the same run without the devices that were lost."""
+    """Return what plans the same run without the devices that were lost, and with less on those too full."""
 
-    def replan(lost: frozenset[str]) -> Prediction:
-        left = replace(request, usable=without(request.usable, sorted(lost)), proof_s=0.0)
+    def replan(lost: frozenset[str], room_bytes: Mapping[str, float]) -> Prediction:
+        usable = with_room(without(request.usable, sorted(lost)), room_bytes)
+        left = replace(request, usable=usable, proof_s=0.0)
         prediction, _ = _predict(None, profile, left, start, batch=batch, alone=True)
         verify(prediction.program, profile, request.cluster)
         return prediction

@@ -303,7 +303,7 @@ def leading(place: Place | None, asked: Asked) -> "Iterator[Leader | None]":
             if place.file is not None:
                 place.file.write(leader.address)
             if remote is not None:
-                remote.start(leader.address, leader.not_started)
+                remote.start(leader.address, leader.ended)
             leader.gather(place.options.wait_s)
             yield leader
     finally:

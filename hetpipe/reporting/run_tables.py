@@ -1,5 +1,6 @@
 """Runs as tables and sentences for people: predicted beside measured."""
 
+import statistics
 from collections.abc import Sequence
 
 from rich.console import RenderableType
@@ -8,7 +9,7 @@ from rich.table import Table
 from cost_model.units import format_bytes, format_seconds
 from hetpipe.reporting.driver_memory import beyond_tensors
 from hetpipe.reporting.tables import gradient_sentences, new_table
-from hetpipe.runs.run_report import LARGE_BETWEEN, RunReport
+from hetpipe.runs.run_report import LARGE_BETWEEN, RecoveryReport, RunReport
 from hetpipe.runs.settings import Clock
 
 EMULATION_NOTE = (
@@ -91,9 +92,35 @@ def run_marks(report: RunReport) -> list[str]:
             f'losses: that of {report.loss_spikes} {steps} stood out ("spike" in metrics.jsonl says which)'
         )
     marks += [f"slow: {text}" for text in report.slow_devices]
+    marks += recovery_sentences(report.recoveries)
     if not report.owners_agree:
         marks.append("warning: parameters with several owners differ between them; this is a bug")
     return marks
+
+
+def recovery_sentences(recoveries: Sequence[RecoveryReport]) -> list[str]:
+    """Say how often a run went on by itself, what that took, and how often a host was let in again."""
+    lost = [found for found in recoveries if found.kind != "joined"]
+    told = []
+    if lost:
+        told.append(
+            f"losses: {len(lost)}, {_typical('noticed after', [found.noticed_after_s for found in lost])}, "
+            f"{_typical('trained again after', [found.again_s for found in lost])}; "
+            f"{sum(found.steps_repeated for found in lost)} steps were done again (recoveries.jsonl)"
+        )
+    if joined := [found for found in recoveries if found.kind == "joined"]:
+        again = _typical("trained again after", [found.again_s for found in joined])
+        told.append(f"hosts let in again: {len(joined)}, {again} (recoveries.jsonl)")
+    return told
+
+
+def _typical(what: str, seconds: Sequence[float | None]) -> str:
+    """Return the median, and the most where there are several."""
+    known = sorted(found for found in seconds if found is not None)
+    if not known:
+        return f"{what} a time that is not known"
+    most = f" ({known[-1]:.1f} s at most)" if len(known) > 1 else ""
+    return f"{what} {statistics.median(known):.1f} s{most}"
 
 
 def measured_table(reports: Sequence[RunReport]) -> Table:

@@ -36,6 +36,7 @@ from hetpipe.runtime.stopping import Stopping, signals_heard
 from hetpipe.simulation.prediction import Prediction, predict
 from hetpipe.training import checkpoint, torchrun
 from hetpipe.training.adaptation import Adapt, Adaptation
+from hetpipe.training.answered import Answered
 from hetpipe.training.checkpoint_damage import damage_of, put_aside
 from hetpipe.training.checkpoint_owners import check_checkpoint
 from hetpipe.training.checkpoint_room import room_of
@@ -216,16 +217,20 @@ def train_predicted(
     most = 0 if under_torchrun() and hosts is None else max_restarts
     recovery = Recovery(folder, prediction, most, replan, tell)
     if hosts is not None:
-        recovery.missing = hosts.missing
+        recovery.replan = None if replan is None else _with_leader(replan, hosts)
+        recovery.missing, recovery.returned = hosts.missing, hosts.returned
+        hosts.take_back(_no_way_back(settings, recovery))
     begun_from = None if settings.resume_from is None else Path(settings.resume_from)
     with folder.locked(), signals_heard(on_signal) as stopping, ExitStack() as ends:
         _tidy(folder, begun_from)
         ends.callback(_tidy, folder, begun_from)
         moved = checkpoint_bytes(profile, frozen=settings.lora is None)
         adaptation = Adaptation(settings.steps, moved, adapt, notice)
-        answered = _Answered(on_event, tell, stopping, settings.steps, recovery, adaptation)
+        answered = Answered(on_event, tell, stopping, settings, recovery, adaptation, hosts)
         prepared = _Preparation(settings, cluster_file, profile, folder, make_task, hosts)
         prepared.fill(prediction, tell)
+        if begun_from is None:
+            folder.recoveries.unlink(missing_ok=True)  # of a run before
         if isinstance(make_task, UserTask):
             ends.callback(make_task.remove_weights, folder)
             make_task.write_weights(folder)
@@ -233,16 +238,20 @@ def train_predicted(
             try:
                 adaptation.begin()
                 prepared.train(recovery.prediction, answered, stopping)
-                new = adaptation.take()
-                if new is None or stopping.asked or answered.over:
+                new, joins = adaptation.take(), answered.takes_joining()
+                if stopping.asked or answered.over or not (new or joins):
                     break
-                recovery.prediction, source = new, checkpoint.latest(folder.checkpoints)
+                if new is not None:
+                    recovery.prediction, source = new, checkpoint.latest(folder.checkpoints)
+                if joins:
+                    source = recovery.join(begun_from).source
             except WorkerLostError as error:
                 restart = recovery.restart(error, begun_from)
                 _wait(restart.wait_s, stopping)
                 source = restart.source
             prepared.settings = replace(settings, resume_from=None if source is None else str(source))
             prepared.fill(recovery.prediction, lambda told: None)
+        recovery.finish()
         if answered.diverged is not None:
             raise DivergedError(_divergence(answered.diverged, folder))
         if not answered.complete:
@@ -276,11 +285,12 @@ class _Preparation:
             local=self.local(prediction), tell=tell,
         )  # fmt: skip
 
-    def train(self, prediction: Prediction, answered: "_Answered", stopping: Stopping) -> None:
+    def train(self, prediction: Prediction, answered: Answered, stopping: Stopping) -> None:
         """Train by the run folder until all ranks have ended, or one is lost."""
         with scratch_folder("run", in_memory=True) as handed:
             devices, local = prediction.costs.devices, self.local(prediction)
-            group = rank_group(devices, TaskSettings.of(self.profile, self.settings), local)
+            settings = TaskSettings.of(self.profile, self.settings)
+            group = rank_group(devices, settings, local, plan=prediction.plan)
             Handover.fill(handed, prediction.costs, prediction.trace, Places.of(local))
             arguments = (str(self.folder.path), self.make_task or registered_task, str(handed))
             if self.hosts is not None:
@@ -289,6 +299,26 @@ class _Preparation:
                 torchrun.lead(*arguments, group, answered, stopping)
             else:
                 run_ranks(train_rank, arguments, group, answered)
+
+
+def _with_leader(replan: Replan, hosts: OtherHosts) -> Replan:
+    """Return what plans as before, and raises InputError for a plan without a device of this host."""
+
+    def planned(lost: frozenset[str], room_bytes: Mapping[str, float]) -> Prediction:
+        prediction = replan(lost, room_bytes)
+        hosts.local(prediction.costs.devices)
+        return prediction
+
+    return planned
+
+
+def _no_way_back(settings: Settings, recovery: Recovery) -> str:
+    """Return why a host that was lost is not let into the run again; "" if it is."""
+    if recovery.replan is None:
+        return "--plan is not planned anew"
+    if not (settings.save or settings.every or settings.every_s):
+        return "the run writes no checkpoint from which all could go on (--no-save)"
+    return "--max-restarts is 0" if recovery.most <= 0 else ""
 
 
 def _tidy(folder: RunFolder, source: Path | None) -> None:
@@ -317,52 +347,16 @@ def _divergence(event: Mapping[str, Any], folder: RunFolder) -> str:
     )
 
 
-@dataclass(slots=True)
-class _Answered:
-    """Answers the events of a run, for its caller and for signals.
-
-    complete: whether the last step is over, so that no signal has cut the run short. diverged: what told of
-    it, None if the run did not diverge.
-    """
-
-    on_event: Emit
-    tell: Callable[[str], object]
-    stopping: Stopping
-    steps: int
-    recovery: Recovery
-    adaptation: Adaptation
-    complete: bool = False
-    diverged: dict[str, Any] | None = None
-
-    @property
-    def over(self) -> bool:
-        """Whether there is nothing to go on with."""
-        return self.complete or self.diverged is not None
-
-    def __call__(self, event: dict[str, Any]) -> bool:
-        """Tell the caller; return whether training is to end."""
-        self.recovery.saw(event)
-        if event["event"] == "told":
-            self.tell(event["text"])
-            return self.stopping.asked
-        if event["event"] == "diverged":
-            self.diverged = event
-        adapts = self.adaptation.saw(event, self.recovery.prediction.plan, self.recovery.lost)
-        answer = self.on_event(event) is True
-        if answer:
-            self.adaptation.pending = None  # the caller ends the run
-        if event["event"] == "step":
-            self.stopping.begun = True
-            self.complete |= event["step"] >= self.steps
-        return answer or adapts or self.stopping.asked
-
-
 def rank_group(
-    devices: Sequence[Device], settings: TaskSettings, local: Sequence[int] | None = None
+    devices: Sequence[Device],
+    settings: TaskSettings,
+    local: Sequence[int] | None = None,
+    *,
+    plan: Plan | None = None,
 ) -> RankGroup:
     """Return a process per device: one thread each where they are emulated, NCCL between those with a GPU.
 
-    local: the ranks that share this host's cores, None for all.
+    local: the ranks that share this host's cores, None for all. plan: what they run, for messages.
 
     Raises: InputError for GPUs beside emulated devices.
     """
@@ -379,7 +373,14 @@ def rank_group(
         backend=Staging.of(devices).backend,
         preload=preload,
         timeout_s=settings.run.timeout_s,
+        parts=() if plan is None else tuple(parts_of(plan, device.name) for device in devices),
     )
+
+
+def parts_of(plan: Plan, device: str) -> str:
+    """Return what runs on a device, in words: "layers 3 to 5"."""
+    layers = plan.layers_of(device)
+    return f"layers {layers[0]} to {layers[-1]}" if len(layers) > 1 else f"layer {layers[0]}"
 
 
 def measure(

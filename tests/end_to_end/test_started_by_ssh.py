@@ -4,11 +4,13 @@ That it trains there as one process does is in `test_several_hosts`.
 """
 
 import dataclasses
+import json
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -67,14 +69,14 @@ def started(folder: Path, line: str, *more: str) -> "subprocess.Popen[str]":
     )  # fmt: skip
 
 
-def running_in(folder: Path) -> list[str]:
-    """The commands of hetpipe whose working directory is the folder."""
-    found = []
+def running_in(folder: Path) -> dict[int, str]:
+    """The commands of hetpipe whose working directory is the folder, by process."""
+    found = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
             command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
             if os.readlink(process / "cwd") == str(folder) and "hetpipe" in command:
-                found.append(command)
+                found[int(process.name)] = command
         except OSError:
             continue
     return found
@@ -87,15 +89,34 @@ def wait_until_none_runs(folder: Path) -> None:
         time.sleep(0.1)
 
 
-def test_nothing_is_left_there_when_the_launcher_here_is_killed(tmp_path: Path, config: Path):
-    process = started(tmp_path, LINE, "--steps", "100000", "--ssh-config", str(config), "--run-folder", "run")
-    end_s = time.monotonic() + 120
-    while len(RunFolder(tmp_path / "run").read_metrics()) < 2:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < end_s
-        time.sleep(0.1)
-    process.kill()
-    process.communicate()
+def test_a_host_is_started_again_and_nothing_is_left_there_when_the_launcher_here_is_killed(
+    tmp_path: Path, config: Path
+):
+    options = ("--steps", "100000", "--every", "5", "--keep", "2", "--ssh-config", str(config))
+    process = started(tmp_path, LINE, *options, "--run-folder", "run")
+    folder = RunFolder(tmp_path / "run")
+
+    def wait_until(is_so: Callable[[], bool]) -> None:
+        end_s = time.monotonic() + 240
+        while not is_so():
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < end_s
+            time.sleep(0.1)
+
+    try:
+        wait_until(lambda: len(folder.read_metrics()) >= 2)
+        there = running_in(tmp_path).items()
+        (launcher,) = (pid for pid, command in there if "--node small" in command and command[:3] != "ssh")
+        os.kill(launcher, signal.SIGKILL)
+        wait_until(
+            lambda: folder.recoveries.exists() and len(folder.recoveries.read_text().splitlines()) == 2
+        )
+        lost, joined = (json.loads(line) for line in folder.recoveries.read_text().splitlines())
+        assert (lost["kind"], lost["devices"]) == ("lost", ["big/0"])
+        assert (joined["kind"], joined["devices"]) == ("joined", ["big/0", "small/0"])
+    finally:
+        process.kill()
+        process.communicate()
     wait_until_none_runs(tmp_path)
 
 

@@ -63,9 +63,13 @@ class Runs:
 
     def start(self, line: str, *, options: Sequence[str] = ("", "", ""), command: str = "run") -> None:
         """Start a line on all hosts; options: more of it for each."""
-        for index, more in enumerate(options):
-            words = [command, "--node", NODES[index], *line.split(), *more.split()]
-            self._start(index, sys.executable, "-m", "hetpipe", *words)
+        for index, option in enumerate(options):
+            self.start_on(index, f"{line} {option}", command=command)
+
+    def start_on(self, index: int, line: str, *, command: str = "run") -> None:
+        """Start a line on one host."""
+        words = [command, "--node", NODES[index], *line.split()]
+        self._start(index, sys.executable, "-m", "hetpipe", *words)
 
     def start_here(self, line: str) -> None:
         """Start a line on the first host alone."""

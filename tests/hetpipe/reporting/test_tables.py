@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from hetpipe.reporting import run_tables, tables
-from hetpipe.runs.run_report import DeviceReport, RunReport, StageReport
+from hetpipe.runs.run_report import DeviceReport, RecoveryReport, RunReport, StageReport
 from hetpipe.simulation.prediction import predict
 from partition.plan import Pipeline, Plan, Stage
 from partition.solver import Outcome
@@ -189,3 +189,20 @@ def test_a_pipe_gets_plain_unwrapped_text():
     tables.show(["x" * 300, tables.profile_table(small_profile())], file)
     assert "x" * 300 in file.getvalue()
     assert "\x1b" not in file.getvalue()
+
+
+def test_what_was_lost_is_told_with_what_it_took():
+    def lost(noticed_after_s: float | None, again_s: float, kind: str = "lost") -> RecoveryReport:
+        return RecoveryReport(kind, "rank 1 (a/0) was killed", noticed_after_s, again_s, 7, 5, "there")
+
+    assert run_tables.recovery_sentences(()) == []
+    (told,) = run_tables.recovery_sentences((lost(0.5, 4.0),))
+    expected = "losses: 1, noticed after 0.5 s, trained again after 4.0 s; 2 steps were done again"
+    assert told == f"{expected} (recoveries.jsonl)"
+    found = run_report(recoveries=(lost(0.5, 4), lost(None, 6), lost(5.5, 5), lost(None, 3, "joined")))
+    marks = run_tables.run_marks(found)
+    assert marks[-2:] == [
+        "losses: 3, noticed after 3.0 s (5.5 s at most), trained again after 5.0 s (6.0 s at most); "
+        "6 steps were done again (recoveries.jsonl)",
+        "hosts let in again: 1, trained again after 3.0 s (recoveries.jsonl)",
+    ]
