@@ -25,6 +25,9 @@ def is_emulated(kind: str) -> bool:
     return kind.partition("-")[0] == EMULATED
 
 
+LEAST_BANDWIDTH = 1e-9
+
+
 @dataclass(frozen=True, slots=True)
 class Link:
     """A directed channel: latency plus bytes over bandwidth (alpha-beta model, Hockney, 1994)."""
@@ -37,6 +40,10 @@ class Link:
             raise InputError(f"latency of {self.latency_s} s is negative; give zero or more")
         if not self.bandwidth_bytes_per_s > 0:
             raise InputError(f"bandwidth of {self.bandwidth_bytes_per_s} B/s must be above zero")
+        if self.bandwidth_bytes_per_s < LEAST_BANDWIDTH:
+            raise InputError(
+                f"bandwidth of {self.bandwidth_bytes_per_s} B/s: a byte would take 30 years; give more"
+            )
 
     def transfer_s(self, num_bytes: float) -> float:
         """Return seconds for one message on the idle link.

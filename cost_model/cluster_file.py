@@ -23,6 +23,7 @@ Seconds = Annotated[float, BeforeValidator(parse_seconds)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 DEFAULT_RESERVE = "10 %"
 MOST_DEVICES = 100_000
+SLOWEST, FASTEST = 1e-9, 1e9
 
 
 class _Channel(BaseModel):
@@ -47,7 +48,7 @@ class _Devices(BaseModel):
     kind: Annotated[str, Field(min_length=1)]
     memory: Bytes
     count: Annotated[int, Field(ge=1)] = 1
-    speed: Annotated[float, Field(ge=1e-9, le=1e9)] = 1.0
+    speed: Annotated[float, Field(ge=SLOWEST, le=FASTEST)] = 1.0
     price_per_hour: Annotated[float, Field(ge=0)] | None = None
     watts: Annotated[float, Field(ge=0)] | None = None
     driver_memory: Bytes | None = None

@@ -10,7 +10,7 @@ from cost_model.errors import InputError
 from cost_model.interpolation import interpolate
 from cost_model.strict_files import STRICT
 
-LONGEST_LAYER_S = 3600.0
+SHORTEST_LAYER_S, LONGEST_LAYER_S = 1e-15, 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,5 +114,7 @@ class LayerTimes:
             for value in values:
                 if value < 0:
                     raise InputError(f"{name} holds {value}; give zero or more seconds")
+                if 0 < value < SHORTEST_LAYER_S:
+                    raise InputError(f"{name} holds {value} s for one layer; no device is as fast, give 0")
                 if value > LONGEST_LAYER_S:
                     raise InputError(f"{name} holds {value} s for one layer; is it in milliseconds?")

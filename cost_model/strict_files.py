@@ -26,6 +26,8 @@ LONGEST_LIST = 200_000
 LONGEST_SHOWN, LONGEST_TEXT = 60, 4096
 _CONTROL = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f]")
 """What a terminal may take for a command, all but tab and the end of a line."""
+_DOTTED = re.compile(r"^(?:[^\n.#=,]{0,60}\.){100}", re.MULTILINE)
+"""A key of so many parts, which the parser would take time and memory for that grow as their square."""
 _UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
 
 
@@ -79,8 +81,11 @@ def read_toml(path: Path) -> Any:
 
     Raises: InputError if it cannot be read or is not TOML; says where.
     """
+    text = read_text(path, MAX_TOML_BYTES)
+    if _DOTTED.search(text):
+        raise InputError(f"{path}: nested too deeply; is it the right file?")
     try:
-        return tomllib.loads(read_text(path, MAX_TOML_BYTES))
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{path}: not TOML ({error})") from None
     except RecursionError:

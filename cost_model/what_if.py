@@ -15,6 +15,8 @@ from cost_model.strict_files import did_you_mean
 from cost_model.units import parse_bandwidth, parse_bytes, parse_seconds
 from cost_model.vendors import driver_bytes
 
+MOST_ADDED = 10_000
+
 _NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _QUANTITY = re.compile(r"\s*([-+.\d]\S*(?:\s+[^\s\d]\S*)?)")
 
@@ -176,9 +178,13 @@ def _add_devices(context: _Context, words: re.Match[str]) -> Cluster:
 
 
 def _count(text: str | None) -> int:
+    if text is not None and len(text) > len(str(MOST_ADDED)):
+        raise InputError(f"{text[:40]} devices are too many; give at most {MOST_ADDED:,}")
     count = int(text or 1)
     if count < 1:
         raise InputError(f"{count} devices are none; give at least 1")
+    if count > MOST_ADDED:
+        raise InputError(f"{count:,} devices are too many; give at most {MOST_ADDED:,}")
     return count
 
 

@@ -140,5 +140,11 @@ def _is_lost_worker(error: RuntimeError) -> bool:
 
 
 def _fail(message: str, code: int) -> int:
-    sys.stderr.write(f"error: {message}\n")
+    sys.stderr.write(f"error: {_in_one_line(message)}\n")
     return code
+
+
+def _in_one_line(message: str) -> str:
+    """Return a message without what a terminal may take for a command, which names of files may hold."""
+    text = " ".join(line.strip() for line in message.splitlines())
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

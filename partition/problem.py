@@ -12,6 +12,9 @@ from partition.plan import Figures, Pipeline, Plan
 MOST_BATCH = 2**23
 """Samples a step: 8 pipelines of as many as one may have; what is beyond would be searched without end."""
 
+MOST_LAYERS = 1024
+"""Tables of all stages grow as their square: about 2 GiB and a minute there, on three devices."""
+
 Evaluate = Callable[[Plan], Figures]
 """What a plan's step will be: the simulator, handed in from above (`hetpipe.simulation.prediction`)."""
 
@@ -73,6 +76,11 @@ class Problem:
             raise InputError(
                 f"microbatch sizes {list(self.microbatch_sizes)} must be at least one, from 1 up"
             )
+        if self.profile.num_layers > MOST_LAYERS:
+            raise InputError(
+                f"{self.profile.model!r} has {self.profile.num_layers:,} layers; plans are made of at most "
+                f"{MOST_LAYERS:,}: put several in one"
+            )
         check_gradient_dtype(self.gradient_dtype, self.profile.dtype)
         for device in self.cluster.devices:
             self.profile.kind(device.kind)
@@ -110,6 +118,11 @@ def problem_of(
     """Return the problem with the microbatch sizes that all kinds were profiled at, or the given one."""
     sizes: tuple[int, ...]
     if microbatch_size is not None:
+        if microbatch_size > global_batch_size > 0:
+            raise InputError(
+                f"microbatch_size is {microbatch_size:,}, more than the batch of "
+                f"{global_batch_size:,}; give less"
+            )
         sizes = (microbatch_size,)
     else:
         kinds = {device.kind for device in cluster.devices}

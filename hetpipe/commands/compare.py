@@ -55,7 +55,7 @@ def compare_command(
     measure: Annotated[
         bool, typer.Option("--measure", help="Also run each that fits, a few steps long.")
     ] = False,
-    steps: Annotated[int, typer.Option("--steps", help="Steps of each run of --measure.")] = 5,
+    steps: Annotated[int, typer.Option("--steps", help="Steps of each run of --measure.", min=1)] = 5,
     other_devices: WhatIfOptions,
     json: JsonOption = False,
 ) -> None:

@@ -46,7 +46,7 @@ def measured(
     model: its name or folder, without adapters.
     """
     if not all(device.is_gpu for device in cluster.devices):
-        return Measured(sequence_length or LENGTH, dtype, sizes)
+        return Measured(LENGTH if sequence_length is None else sequence_length, dtype, sizes)
     said = []
     if sequence_length is None:
         from hetpipe.models.huggingface import model_spec

@@ -1,6 +1,7 @@
 """init: write a cluster.toml of what this host has."""
 
 import os
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +9,7 @@ from typing import Annotated
 import typer
 
 from cost_model.cluster import CPU, EMULATED
-from cost_model.cluster_file import read_cluster
+from cost_model.cluster_file import FASTEST, SLOWEST, cluster_from_data
 from cost_model.errors import InputError
 from cost_model.units import format_bytes
 from hetpipe.commands.options import JsonOption
@@ -41,11 +42,11 @@ def init_command(
     json: JsonOption = False,
 ) -> None:
     """Look at this host and write a cluster.toml to start from."""
-    if output.exists() and not force:
+    if (output.exists() or output.is_symlink()) and not force:
         raise InputError(f"{output}: exists already; give another name with -o, or --force to overwrite it")
     text = host_text() if emulate is None else emulated_text(parse_speeds(emulate), host_memory_bytes())
+    cluster = cluster_from_data(tomllib.loads(text), str(output))
     write_output(output, text)
-    cluster = read_cluster(output)
     if json:
         print_json({"file": str(output), "cluster": cluster.to_json()})
         return
@@ -64,8 +65,11 @@ def parse_speeds(text: str) -> tuple[float, ...]:
         speeds = tuple(float(word) for word in text.split(","))
     except ValueError:
         raise InputError(f'--emulate {text!r} is no list of speeds; write it like "0.6,0.4,0.2"') from None
-    if any(not 0 < speed < float("inf") for speed in speeds):
-        raise InputError(f"--emulate {text!r}: speeds must be above zero; 1 is one core of this host")
+    if any(not SLOWEST <= speed <= FASTEST for speed in speeds):
+        raise InputError(
+            f"--emulate {text!r}: speeds must be above zero, from {SLOWEST:g} to {FASTEST:g}; 1 is one core "
+            "of this host"
+        )
     return speeds
 
 

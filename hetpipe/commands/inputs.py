@@ -203,6 +203,11 @@ def get_profile(
     if options.profile_file is not None:
         profile = read_profile(options.profile_file)
         _check_profile(profile, options, name)
+        if sequence_length not in (None, profile.sequence_length):
+            raise InputError(
+                f"--sequence-length is {sequence_length}, the profile is of {profile.sequence_length}; "
+                "profile again, or leave the option out"
+            )
         check_fast(profile.dtypes, fast)
         return profile
     if model is None:

@@ -41,7 +41,9 @@ DtypeOption = Annotated[
 AllowSlowOption = Annotated[
     bool, typer.Option("--allow-slow", "--allow-slow-bf16", help="Also on devices without units for --dtype.")
 ]
-BudgetOption = Annotated[float, typer.Option("--profile-budget", help="Seconds to spend on measuring.")]
+BudgetOption = Annotated[
+    float, typer.Option("--profile-budget", help="Seconds to spend on measuring.", min=0.0)
+]
 CompileOption = Annotated[
     bool,
     typer.Option("--compile", help="Compile each block (torch.compile); needs a C++ compiler or triton."),

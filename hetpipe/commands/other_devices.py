@@ -49,6 +49,10 @@ def check_what_if(cluster: Cluster, options: WhatIfOptions, *, measure: bool) ->
         raise InputError("--measure runs the strategies; leave out --what-if and --pareto")
     if options.plot_file is not None and not options.pareto:
         raise InputError("--plot draws what --pareto finds; give --pareto too")
+    if options.plot_file is not None:
+        from hetpipe.commands.plot import check_picture
+
+        check_picture(options.plot_file)
     for kind in options.estimate or ():
         accelerator(kind)
     for _ in changed_clusters(cluster, options.what_if or (), ()):

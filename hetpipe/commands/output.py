@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from cost_model.profile import ModelProfile
     from hetpipe.simulation.schedule_selection import Choice
 
+_HEAD_BYTES = 2**16
 EMULATED_SHARE = 0.75
 """Of the host: memory that emulated devices get together, and cores that their speeds may add up to."""
 
@@ -52,6 +53,34 @@ def warn_if_too_fast(speeds: Iterable[float]) -> None:
             f"speeds add up to {total:g}, more than {EMULATED_SHARE:g} x {cores} cores; the host "
             "cannot keep up, and measured times will be too long: lower the speeds"
         )
+
+
+def check_output(path: Path | None, kind: str) -> None:
+    """Check, before anything slow is done, that a file can be written that the user asked for.
+
+    kind: what its "format" begins with, or a word of a file that has none: an older one of it is replaced.
+
+    Raises: InputError if there is no folder for it, or another file in its place, which would be lost.
+    """
+    if path is None:
+        return
+    if path.is_dir():
+        raise InputError(f"{path}: cannot be written (Is a directory); give the name of a file")
+    if not path.parent.is_dir():
+        raise InputError(
+            f"{path}: cannot be written (no such folder as {path.parent}); make it, or give another"
+        )
+    if not path.exists():
+        return
+    if not path.is_file():
+        raise InputError(f"{path}: cannot be written (it is no file); give the name of one")
+    try:
+        with open(path, "rb") as file:
+            head = file.read(_HEAD_BYTES)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror}); give another name") from None
+    if head.strip() and kind.encode() not in head:
+        raise InputError(f"{path}: exists, and is no {kind} file, which would be replaced; give another name")
 
 
 def write_output(path: Path, text: str) -> None:

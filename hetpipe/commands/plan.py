@@ -25,6 +25,7 @@ from hetpipe.commands.options import (
 )
 from hetpipe.commands.other_devices import chosen_plan, plan_expenses
 from hetpipe.commands.output import (
+    check_output,
     choice_json,
     choice_sentences,
     estimates_of,
@@ -45,6 +46,7 @@ from partition.problem import Problem
 if TYPE_CHECKING:
     from partition.solver import Outcome
 
+PLAN_FILE = "hetpipe.plan"
 NO_OUTCOMES: "tuple[Outcome, ...]" = ()
 
 
@@ -64,6 +66,7 @@ def plan_command(
     json: JsonOption = False,
 ) -> None:
     """Decide who holds which layers, and show it beside the plain alternatives."""
+    check_output(output, PLAN_FILE)
     request = plan_request(cluster_file, options, strategy)
     cluster = request.cluster
     profile = request.profile(model, sequence_length, quiet=json)

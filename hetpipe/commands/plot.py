@@ -52,7 +52,12 @@ def plot_command(
 ) -> None:
     """Draw a run or a plan: the step, memory, layers, speed-ups and losses, as PNG and SVG."""
     one_file = output is not None and output.suffix in PICTURES
+    if not path.exists():
+        raise InputError(f"{path}: no such file or folder; give a run folder, or a plan.json")
     if path.is_dir():
+        for option, given in (("--profile", profile_file), ("--cluster", cluster_file)):
+            if given is not None:
+                raise InputError(f"{path}: a run folder has its own {option[2:]}; leave {option} out")
         if one_file:
             raise InputError(f"-o {output}: a run is several pictures; give a folder")
         written = plot_run(RunFolder(path), output or path)
@@ -79,6 +84,17 @@ def _plot_plan_file(
         return plot_overview(plan, prediction, profile, cluster, output)
     written = plot_plan(plan, profile, cluster, prediction.trace, output)
     return written + plot_speedups(prediction.plan, profile, cluster, output)
+
+
+def check_picture(path: Path) -> None:
+    """Check that a path can name a picture.
+
+    Raises: InputError if it has the name of another kind of file, or none.
+    """
+    if path.suffix not in ("", *PICTURES) or not path.name:
+        raise InputError(f"{path}: pictures are written as PNG and SVG; give a name such as step.png")
+    if path.parent.exists() and not path.parent.is_dir():
+        raise InputError(f"{path}: cannot be written ({path.parent} is no folder); give another place")
 
 
 def save_picture(ax: "Axes", path: Path) -> list[Path]:

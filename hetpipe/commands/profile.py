@@ -32,7 +32,7 @@ from hetpipe.commands.options import (
     SequenceOption,
     with_options,
 )
-from hetpipe.commands.output import note, print_json, progress_bar, warn, write_output
+from hetpipe.commands.output import check_output, note, print_json, progress_bar, warn, write_output
 from hetpipe.commands.several_hosts import (
     Asked,
     HostOptions,
@@ -52,6 +52,8 @@ from hetpipe.runs.settings import Clock
 from partition.plan_file import read_plan
 
 AUTO_SIZES = "auto"
+MOST_SAMPLES = 2**20
+PROFILE_FILE = "hetpipe.profile"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -102,6 +104,8 @@ def profile_command(
     sources = [name for name, is_given in given.items() if is_given]
     _check_source(sources, files or [], options, estimated=kinds)
     _check_hosts(sources, hosts, cluster_output)
+    check_output(output, PROFILE_FILE)
+    check_output(cluster_output, "nodes")
     dtype = options.dtype
     if merge:
         profile = merge_files(files or [])
@@ -154,7 +158,8 @@ def _check_source(
         ("--model", options.model), ("--cluster", options.cluster_file),
         ("--dtype", None if estimated else options.dtype),
         ("--loss-chunks", options.loss_chunks), ("--compile", options.compiled or None),
-        ("--lora", options.lora),
+        ("--lora", options.lora), ("--sequence-length", options.sequence_length),
+        ("--microbatch-sizes", options.microbatch_sizes),
         ("--adapter", options.adapter), ("--load-in", options.load_in),
     )  # fmt: skip
     for option, value in measured:
@@ -193,6 +198,8 @@ def parse_sizes(text: str) -> tuple[int, ...] | None:
         raise InputError(
             f'--microbatch-sizes {text!r} is no list of sizes; write for example 1,2,4, or "auto"'
         )
+    if max(map(len, words)) > len(str(MOST_SAMPLES)) or max(map(int, words)) > MOST_SAMPLES:
+        raise InputError(f"--microbatch-sizes {text[:60]!r}: give at most {MOST_SAMPLES:,} samples")
     return tuple(sorted({int(word) for word in words}))
 
 

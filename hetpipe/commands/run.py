@@ -108,7 +108,7 @@ def run_command(
         _check_adapt(training, given, several=hosts.are_several or by.are_several)
         silent = quiet or json
         request = plan_request(cluster_file, options, strategy)
-        plan = None if given.plan_file is None else _given_plan(given.plan_file, given, options)
+        plan = None if given.plan_file is None else _given_plan(given.plan_file, given, options, strategy)
         if hosts.print_launch:
             print_launch(hosts, request.usable)
             return
@@ -173,13 +173,17 @@ def _follow() -> NoReturn:
     follow(registered_task)
 
 
-def _given_plan(plan_file: Path, given: GivenOptions, options: PlanOptions) -> Plan:
+def _given_plan(plan_file: Path, given: GivenOptions, options: PlanOptions, strategy: str) -> Plan:
     """Read a plan to run.
 
     Raises: InputError if a part of it is forced too, or another batch or dtype of gradients is asked for
         than it is for.
     """
     plan = read_plan(plan_file)
+    if strategy != AUTO:
+        raise InputError(f"--plan decides everything; leave out --strategy {strategy}")
+    if options.microbatch_size is not None:
+        raise InputError(f"--plan decides everything; leave out --microbatch-size {options.microbatch_size}")
     if options.forces_plan or options.exclude:
         raise InputError(
             "--plan decides everything; leave out --pin, --exclude, --pipelines and --max-devices"
@@ -213,13 +217,7 @@ def _profile(
     Raises: InputError if it is of another sequence length than asked for.
     """
     used = None if plan is None else [request.cluster.device(name) for name in plan.device_names]
-    profile = request.profile(model, sequence_length, used=used, trains=True, part=part, quiet=quiet)
-    if sequence_length is not None and sequence_length != profile.sequence_length:
-        raise InputError(
-            f"--sequence-length is {sequence_length}, the profile is of {profile.sequence_length}; "
-            "profile again"
-        )
-    return profile
+    return request.profile(model, sequence_length, used=used, trains=True, part=part, quiet=quiet)
 
 
 def _predict(

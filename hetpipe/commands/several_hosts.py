@@ -61,6 +61,9 @@ class HostOptions:
         "10min"
     )
 
+    def __post_init__(self) -> None:
+        assert self.wait_s > 0  # refuses what is no time
+
     @property
     def are_several(self) -> bool:
         """Return whether a launcher is started on each host, whatever else has started this process."""

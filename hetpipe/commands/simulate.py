@@ -12,6 +12,7 @@ from cost_model.profile import read_profile
 from hetpipe.commands.inputs import predict_given
 from hetpipe.commands.options import ClusterOption, JsonOption, ScheduleOption, with_options
 from hetpipe.commands.output import (
+    check_output,
     choice_json,
     choice_sentences,
     estimates_of,
@@ -43,6 +44,11 @@ def simulate_command(
     json: JsonOption = False,
 ) -> None:
     """Run a plan on a virtual clock: step time, bubble, memory, and what the step waits for."""
+    check_output(trace, "traceEvents")
+    if plot is not None:
+        from hetpipe.commands.plot import check_picture
+
+        check_picture(plot)
     cluster, profile = read_cluster(cluster_file), read_profile(profile_file)
     prediction = predict_given(read_plan(plan_file), profile, cluster, schedule)
     check_memory(prediction.plan, profile, cluster)

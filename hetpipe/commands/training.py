@@ -128,6 +128,8 @@ def run_start(
         resume.
     """
     folder = RunFolder(options.run_folder) if options.run_folder is not None else None
+    if folder is not None and not dry_run:
+        folder.check_free()
     given = {
         "seed": options.seed,
         "learning_rate": options.learning_rate,
@@ -303,8 +305,9 @@ def train_shown(
             note([f"--resume {folder.path} goes on from {newest.name}"])
         raise
     finally:
-        if made and not any(folder.path.iterdir()):  # refused before anything was written
-            folder.path.rmdir()
+        for empty in (folder.path, RUNS) if made else ():  # refused before anything was written
+            with suppress(OSError):
+                empty.rmdir()
     _warn_of_skipped_steps(folder)
     return report, folder
 

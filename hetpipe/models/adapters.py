@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import logging
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -137,6 +138,8 @@ def peft_config_of(spec: ModelSpec) -> Any:
 
 
 def _peft() -> ModuleType:
+    # bitsandbytes, which peft loads, says on CPUs that a faster kernel is not installed
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     try:
         return importlib.import_module("peft")
     except ImportError as error:

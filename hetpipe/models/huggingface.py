@@ -228,13 +228,16 @@ def _spec(
     )
 
 
+LONGEST_REASON = 300
+
+
 def _config(family: _Family, config: Mapping[str, object]) -> Any:
     """Return the family's configuration; import only that family's file of transformers."""
     module = importlib.import_module(f"transformers.models.{family.module}.configuration_{family.module}")
     try:
         return getattr(module, family.config)(**config)
     except Exception as error:  # what a configuration raises of a wrong value is of many kinds
-        reason = (str(error).strip().splitlines() or [""])[0]
+        reason = " ".join(str(error).split())[:LONGEST_REASON]
         raise InputError(f"the configuration of this {family.config} cannot be used: {reason}") from error
 
 

@@ -6,7 +6,6 @@ import importlib.metadata
 import json
 import os
 import platform
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings, TaskSettings
 from hetpipe.runtime.compilers import check_compilers
 from hetpipe.runtime.gpus import check_here
+from hetpipe.runtime.scratch import scratch_folder
 
 MICROBATCH_SIZES = (1, 2, 4)
 DEFAULT_BUDGET_S = 60.0
@@ -186,8 +186,8 @@ def _measure(
         elif event["event"] == "profile":
             found.append(profile_from_data(json.loads(json.dumps(event["profile"])), "measurement"))
 
-    with tempfile.TemporaryDirectory(prefix="hetpipe-") as name:
-        folder = RunFolder(Path(name))
+    with scratch_folder("profile") as place:
+        folder = RunFolder(place)
         if task is None:
             require_split(task_spec(settings))
             prepare_data(folder, settings)
@@ -195,7 +195,7 @@ def _measure(
             task.write_weights(folder)
         preload = preload_modules(settings) if task is None else ()
         group = RankGroup((device.kind,), (threads_for(device.kind, count),), preload=preload)
-        arguments = (name, settings, device, *limits, task or registered_task)
+        arguments = (str(place), settings, device, *limits, task or registered_task)
         run_ranks(profile_rank, arguments, group, on_event)
     return found[0]
 

@@ -16,6 +16,8 @@ ALL_LINEAR = "all-linear"
 MARK = "+lora@"
 """Stands in a model's name between that of the base and a hash of the adapters' settings."""
 
+MOST_RANK = 2**16
+
 _KEYS = ("r", "alpha", "dropout", "targets")
 
 
@@ -35,6 +37,8 @@ class LoraSettings:
     def __post_init__(self) -> None:
         if self.r < 1:
             raise InputError(f"LoRA rank r is {self.r}; give at least 1")
+        if self.r > MOST_RANK:
+            raise InputError(f"LoRA rank r is {self.r:,}; give at most {MOST_RANK:,}")
         if not (math.isfinite(self.alpha) and self.alpha > 0):
             raise InputError(f"LoRA alpha is {self.alpha:g}; give a finite number above zero")
         if not 0 <= self.dropout < 1:

@@ -118,6 +118,21 @@ class RunFolder:
         except OSError as error:
             raise InputError(f"{root}: no run folder can be made there ({error.strerror})") from None
 
+    def check_free(self) -> None:
+        """Check, before anything slow is done, that a run can be written there.
+
+        Raises: InputError if there is a file in the way, or other files than a run's would be replaced.
+        """
+        there = next(path for path in (self.path, *self.path.absolute().parents) if path.exists())
+        if not there.is_dir():
+            raise InputError(f"{self.path}: no run folder can be made there ({there} is no folder)")
+        if any(own.exists() for own in (self.config, self.metrics, self.checkpoints)):
+            return
+        if found := next((own for own in (self.plan, self.profile, self.cluster) if own.exists()), None):
+            raise InputError(
+                f"{self.path}: holds no run, but {found.name}, which would be replaced; give a new folder"
+            )
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other runs out of the folder, which is made; remove it if it is empty at the end.

@@ -22,6 +22,7 @@ from partition.plan import Plan
 
 FORMAT = "hetpipe.config/2"
 FORMAT_BEFORE = "hetpipe.config/1"
+MOST_STEPS = 10**12
 DECIDED = ("model", "global_batch_size", "sequence_length", "dtype")
 """What the plan and its profile decide of a run."""
 
@@ -129,6 +130,8 @@ class Settings:
                 raise InputError(f"{name} is {getattr(self, name)}; give a finite number")
         if self.steps < 1:
             raise InputError(f"steps is {self.steps}; give at least 1")
+        if self.steps > MOST_STEPS:
+            raise InputError(f"steps is {self.steps:,}; give at most {MOST_STEPS:,}")
         if self.seed >= 2**63:
             raise InputError(f"seed is {self.seed}; give less than 2**63")
         for name in (

@@ -55,10 +55,16 @@ def check_checkpoint(manifest: checkpoint.Manifest, settings: TaskSettings, sour
     check_adapters(manifest, settings.lora, source)
     for key in ("model", "seed", "sequence_length"):
         check_same(manifest, key, getattr(settings, key), source)
-    if manifest.step >= settings.run.steps:
-        raise InputError(
-            f"{source}: is at step {manifest.step}, the run ends at step {settings.run.steps}; raise --steps"
-        )
+    check_steps(manifest, settings.run.steps, source)
+
+
+def check_steps(manifest: checkpoint.Manifest, steps: int, source: Path) -> None:
+    """Check that a run of so many steps has some left to do after a checkpoint.
+
+    Raises: InputError if not.
+    """
+    if manifest.step >= steps:
+        raise InputError(f"{source}: is at step {manifest.step}, the run ends at step {steps}; raise --steps")
 
 
 def check_same(manifest: checkpoint.Manifest, key: str, mine: str | int, source: Path) -> None:

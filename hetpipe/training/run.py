@@ -3,7 +3,6 @@
 import json
 import logging
 import shutil
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -391,8 +390,8 @@ def measure(
     No checkpoint is written, whatever the settings say. keep: a folder to move the run's to instead.
     """
     settings = replace(settings, save=False, every=0, every_s=0.0)
-    with tempfile.TemporaryDirectory(prefix="hetpipe-measure-") as name:
-        folder = RunFolder(Path(name) / "run")
+    with scratch_folder("measure") as place:
+        folder = RunFolder(place / "run")
         report = train(settings, cluster_file, profile, plan, folder)
         if keep is not None:
             shutil.copytree(folder.path, keep, dirs_exist_ok=True)

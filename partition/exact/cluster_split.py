@@ -24,6 +24,7 @@ MOST_PARTS, MOST_COMPILED = 6_000_000, 30_000_000  # pairs of a vector and one b
 SAFETY = 1e-7  # relative: a floating-point tie must not prove a false bound
 ROUNDS = 100
 GROWTH = 1.6  # of microbatches between amounts of the first grid
+MOST_LAYERS = 400  # of its tables, whose memory grows as their square: 1 GiB there
 SIDE_BY_SIDE, MOST_STATES = 12, 12_000_000  # of amounts, and of vectors, classes and layers times those
 
 Family = tuple[int, int, int]
@@ -73,7 +74,9 @@ class ClusterSplit:
 
     @staticmethod
     def work(tables: ProblemTables, growth: float = GROWTH) -> float:
-        """Return about how many candidates the first grid for a bound looks at."""
+        """Return about how many candidates the first grid for a bound looks at; inf for too many layers."""
+        if tables.num_layers > MOST_LAYERS:
+            return math.inf
         counts, problem = tables.classes.counts, tables.problem
         vectors = math.prod(count + 1 for count in counts)
         size = tables.at(min(problem.microbatch_sizes))

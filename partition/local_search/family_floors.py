@@ -81,7 +81,8 @@ class FamilyFloors:
         for size in self._search.problem.microbatch_sizes:
             if size <= most:
                 places_s, in_all = self._places(chain, size)
-                rates.append(size * sum(1 / max(whole_s, 1e-300) for whole_s in places_s) / in_all)
+                per_s = sum(1 / max(whole_s, 1e-300) for whole_s in places_s)
+                rates.append(size * per_s / max(in_all, 1e-300))
         return max(rates)
 
     def _with_links_s(self, outline: Outline, layout: Layout) -> float:

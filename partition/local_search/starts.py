@@ -19,7 +19,7 @@ from partition.estimates.effort import effort_for
 from partition.estimates.pipeline_costs import PipelineCosts
 from partition.estimates.stage_tables import ProblemTables
 from partition.estimates.timed_pipeline import TimedPipeline, TimingCache
-from partition.exact.cluster_split import ClusterSplit
+from partition.exact.cluster_split import MOST_LAYERS, ClusterSplit
 from partition.exact.cut_dp import CutOptimizer
 from partition.local_search.moves import PipelineSet, fitted
 from partition.local_search.placement import place
@@ -184,6 +184,8 @@ def from_counts(space: SearchSpace, ceiling_s: float) -> Iterator[PipelineSet]:
     """
     vectors = math.prod(count + 1 for count in space.classes.counts)
     if vectors > space.effort.starts.most_count_vectors or not math.isfinite(ceiling_s):
+        return
+    if space.tables.num_layers > MOST_LAYERS:
         return
     split = ClusterSplit(space.tables, ceiling_s, limits=space.limits)
     least_s = split.least_step_s(upper=False, low_s=ceiling_s / 16)

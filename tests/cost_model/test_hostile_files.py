@@ -9,6 +9,7 @@ import pytest
 
 from cost_model.cluster_file import read_cluster
 from cost_model.errors import InputError
+from cost_model.layer_profile import LayerTimes
 from cost_model.profile import profile_text, read_profile
 from cost_model.strict_files import read_json, read_text, write_atomically
 from small_case import CLUSTER_TOML, small_profile
@@ -51,6 +52,39 @@ def test_a_cluster_file_is_refused_in_one_line(tmp_path, text, reason):
     message = str(caught.value)
     assert reason in message and str(path) in message
     assert len(message) < 500 and message.isprintable()
+
+
+def test_a_key_of_many_parts_is_refused_before_it_is_parsed(tmp_path):
+    path = tmp_path / "cluster.toml"
+    for text in (
+        ".".join("a" * 20_000) + " = 1",
+        f"[{' . '.join('a' * 20_000)}]",
+        "x = 1\n" + "'a'." * 200 + "b = 1",
+    ):
+        path.write_text(text)
+        tracemalloc.start()
+        with pytest.raises(InputError, match="nested too deeply"):
+            read_cluster(path)
+        assert tracemalloc.get_traced_memory()[1] < 50 * 2**20
+        tracemalloc.stop()
+
+
+def test_a_bandwidth_below_any_is_refused(tmp_path):
+    path = tmp_path / "cluster.toml"
+    path.write_text(cluster().replace("1 Gbit/s", "0.000000000000000000000000000001e-30 bit/s"))
+    with pytest.raises(InputError, match="a byte would take 30 years; give more"):
+        read_cluster(path)
+
+
+def test_times_that_no_device_has_are_refused():
+    assert LayerTimes((0.0,), (1e-15,)).forward_s == (0.0,)
+    with pytest.raises(InputError, match="no device is as fast, give 0"):
+        LayerTimes((1e-16,), (0.0,))
+
+
+def test_a_text_of_many_dots_is_no_key_of_many_parts(tmp_path):
+    (tmp_path / "cluster.toml").write_text(f'name = "{"a." * 200}"\n{cluster()}# {"." * 500}\n')
+    assert read_cluster(tmp_path / "cluster.toml").devices
 
 
 def test_a_good_cluster_file_with_many_devices_is_read(tmp_path):

@@ -1,6 +1,10 @@
 """The benchmark of faults in short: who is killed learns what one left alone does."""
 
 import json
+import os
+import subprocess
+import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -32,6 +36,7 @@ def test_the_judge_names_what_differs(benchmark, tmp_path, mine, said):
     metrics(tmp_path / "run", mine)
     metrics(tmp_path / "undisturbed", [7.0, 6.0])
     (tmp_path / "run" / "checkpoints").mkdir()
+    (tmp_path / "tmp").mkdir()
     found = benchmark.Faults(tmp_path, {}, None)
     other = benchmark.RunFolder(tmp_path / "undisturbed")
     if said is None:
@@ -40,6 +45,46 @@ def test_the_judge_names_what_differs(benchmark, tmp_path, mine, said):
     else:
         with pytest.raises(AssertionError, match=said):
             benchmark.check(found, other, 2)
+
+
+LEAVES = """
+import os, socket, sys, time
+from hetpipe.runtime.scratch import scratch_folder
+listener = socket.create_server(("127.0.0.1", 0))
+with scratch_folder("run", in_memory=True), scratch_folder("store"):
+    print(listener.getsockname()[1], flush=True)
+    time.sleep(60)
+"""
+
+
+def test_the_judge_finds_ports_and_folders_that_are_left(benchmark, tmp_path):
+    metrics(tmp_path / "run", [7.0])
+    (tmp_path / "run" / "checkpoints").mkdir()
+    metrics(tmp_path / "undisturbed", [7.0])
+    (tmp_path / "tmp").mkdir()
+    found = benchmark.Faults(tmp_path, {}, None)
+    judge = partial(benchmark.check, found, benchmark.RunFolder(tmp_path / "undisturbed"), 1)
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
+    with subprocess.Popen(
+        [sys.executable, "-c", LEAVES], env=environment, stdout=subprocess.PIPE, text=True,
+        start_new_session=True,
+    ) as launcher:  # fmt: skip
+        assert launcher.stdout is not None
+        port = int(launcher.stdout.readline())
+        found.ports |= benchmark.listening_in(launcher.pid)
+        assert list(found.ports.values()) == [port]
+        with pytest.raises(AssertionError, match=f"listened on still: .{port}."):
+            judge()
+        launcher.kill()
+    found.sessions.append(launcher.pid)
+    assert len(benchmark.folders_of(found.sessions, tmp_path / "tmp")) == 2
+    with pytest.raises(AssertionError, match=f"hetpipe-store-{launcher.pid}-"):
+        judge()  # nobody has killed it that one knows of
+    found.killed.append(launcher.pid)
+    judge()  # the next start removes them
+    (tmp_path / "tmp" / "pymp-left").mkdir()
+    with pytest.raises(AssertionError, match="pymp-left"):
+        judge()
 
 
 @pytest.mark.slow

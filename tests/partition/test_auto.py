@@ -16,7 +16,7 @@ from partition.auto import on_one_node
 from partition.baselines.layer_splits import BASELINES
 from partition.local_search.pipeline_search import PipelineSearch
 from partition.plan import Plan
-from partition.problem import Problem
+from partition.problem import MOST_LAYERS, Problem
 from partition.solver import compare, solve
 from random_problems import random_cluster, random_profile
 
@@ -259,3 +259,20 @@ def test_baselines_are_those_compared() -> None:
     problem = even(2, [(1.0, 1e6)] * 2)
     outcomes = compare(problem, evaluator(problem.profile, problem.cluster), proof_s=0)
     assert [outcome.strategy for outcome in outcomes] == [*BASELINES, "auto"]
+
+
+def test_layers_that_take_no_time_are_planned() -> None:
+    problem = problem_with_sync(3)
+    layers = tuple(LayerTimes((0.0,) * 3, (0.0,) * 3) for _ in range(problem.profile.num_layers))
+    kinds = {
+        name: dataclasses.replace(kind, layers=layers, microbatch_sizes=(1, 2, 4), optimizer_s_per_byte=0.0)
+        for name, kind in problem.profile.kinds.items()
+    }
+    free = dataclasses.replace(problem, profile=dataclasses.replace(problem.profile, kinds=kinds))
+    assert solve(free, evaluator(free.profile, free.cluster)).predicted is not None
+
+
+def test_models_of_more_layers_than_tables_have_room_for_are_refused() -> None:
+    profile = random_profile(random.Random(1), MOST_LAYERS + 1)
+    with pytest.raises(InputError, match="has 1,025 layers; plans are made of at most 1,024"):
+        dataclasses.replace(problem_with_sync(3), profile=profile)

@@ -17,6 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from leftovers import folders_after_next_start, folders_of, listening, listening_in
 from processes import ranks_of, running_in_session
 
 from hetpipe.profiling.profile_cache import processor_name
@@ -59,6 +60,8 @@ class Faults:
     again_s: dict[str, list[float]] = field(default_factory=dict)
     repeated: dict[str, list[int]] = field(default_factory=dict)
     sessions: list[int] = field(default_factory=list)
+    killed: list[int] = field(default_factory=list)  # launchers
+    ports: dict[int, int] = field(default_factory=dict)  # that were listened on, by inode
     seen: int = 0  # lines of recoveries.jsonl
     furthest: int = 0
     hurt: int = 0  # the rank
@@ -67,6 +70,19 @@ class Faults:
     @property
     def folder(self) -> RunFolder:
         return RunFolder(self.place / "run")
+
+    def left_over(self) -> set[Path]:
+        """Return what the launchers have left in shared memory and their temporary folder.
+
+        Who was killed leaves folders until the next start; who was not leaves none.
+        """
+        temporary = self.place / "tmp"
+        marks = [f"-{pid}-" for pid in self.killed]
+        now = {
+            path for path in folders_of(self.sessions, temporary)
+            if not any(mark in path.name for mark in marks)
+        }  # fmt: skip
+        return now or folders_after_next_start(self.sessions, temporary)
 
     def step(self) -> int:
         """Return the last step in the metrics, 0 where there is none."""
@@ -91,6 +107,7 @@ class Faults:
             # mostly once it has come further, also while it repeats steps
             self._wait_for_step(launcher, self.furthest if self.chance.random() < 0.8 else 0)
             time.sleep(self.chance.uniform(0.0, 1.0))
+            self.ports |= listening_in(launcher.pid)
             self.furthest = max(self.furthest, self.step())
             kind = self.chance.choices(list(self.left), list(self.left.values()))[0]
             if kind == LAUNCHER:
@@ -115,6 +132,7 @@ class Faults:
         when_s = time.time()
         launcher.kill()
         launcher.wait()
+        self.killed.append(launcher.pid)
         if not wait_for(lambda: not running_in_session(launcher.pid)):
             raise SystemExit(f"left over: {running_in_session(launcher.pid)}")
         self.noticed_s.setdefault(LAUNCHER, []).append(time.time() - when_s)
@@ -211,18 +229,20 @@ def faults_of(place: Path, counts: dict[str, int], seed: int = 0) -> Faults:
     found = Faults(place, {kind: count for kind, count in counts.items() if count}, random.Random(seed))
     planned = TWICE not in found.left
     steps = found.train(command_of(place, "run", ENDLESS, planned=planned))
-    done(command_of(place, "undisturbed", steps, planned=planned), place)
+    found.sessions.append(done(command_of(place, "undisturbed", steps, planned=planned), place))
     check(found, RunFolder(place / "undisturbed"), steps)
     return found
 
 
-def done(command: Sequence[str], place: Path) -> None:
-    """Run a command of hetpipe to its end.
+def done(command: Sequence[str], place: Path) -> int:
+    """Run a command of hetpipe to its end; return the process that it was.
 
     Raises: SystemExit if it fails.
     """
-    if start(command, place).wait() != 0:
+    launcher = start(command, place)
+    if launcher.wait() != 0:
         raise SystemExit((place / "errors").read_text()[-2000:])
+    return launcher.pid
 
 
 def check(found: Faults, undisturbed: RunFolder, steps: int) -> None:
@@ -240,12 +260,9 @@ def check(found: Faults, undisturbed: RunFolder, steps: int) -> None:
     assert wait_for(lambda: not any(map(running_in_session, found.sessions)))
     with found.folder.locked():  # nobody holds it
         pass
-    now = time.time()
-    old = [
-        path for parent in (found.place / "tmp", Path("/dev/shm")) for path in parent.glob("hetpipe-*")
-        if any(f"-{pid}-" in path.name for pid in found.sessions) and now - path.stat().st_mtime > 600
-    ]  # fmt: skip
-    assert old == [], old
+    open_ports = {port for inode, port in listening().items() if inode in found.ports}
+    assert not open_ports, f"listened on still: {open_ports}"
+    assert not (left_over := found.left_over()), left_over
 
 
 def table(found: Faults) -> str:

@@ -316,6 +316,11 @@ def test_a_run_goes_on_beside_a_damaged_checkpoint(run):
     assert [entry["loss"] for entry in folder.read_metrics()] == losses
     names = sorted(path.name.partition("-")[0] for path in folder.checkpoints.iterdir())
     assert names == [".step", "step", "step"]
+    folder.config.write_text("{")
+    refused = run("--steps 3 --resume mine -q")
+    assert refused.code == 2 and "config.json: not JSON" in refused.err and "remove it" in refused.err
+    folder.config.unlink()
+    assert run("--steps 3 --resume mine -q").code == 0  # the advice leads on
 
 
 @pytest.mark.slow

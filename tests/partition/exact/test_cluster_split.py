@@ -1,7 +1,9 @@
 """The split of a cluster into pipelines against brute force: how many samples, and the least step."""
 
 import math
+from dataclasses import replace
 from itertools import product
+from random import Random
 
 import numpy as np
 import pytest
@@ -11,7 +13,16 @@ from cluster_split_oracle import compare_with_brute_force, most_samples
 from parallel import on_all_cores
 from partition.estimates.device_classes import equal_devices
 from partition.estimates.stage_tables import ProblemTables
-from partition.exact.cluster_split import ClusterSplit, families
+from partition.exact.cluster_split import MOST_LAYERS, ClusterSplit, families
+from random_problems import random_problem, random_profile
+
+
+def test_tables_of_more_layers_than_memory_has_room_for_are_not_made() -> None:
+    problem = random_problem(1)
+    for num_layers, works in ((MOST_LAYERS, True), (MOST_LAYERS + 1, False)):
+        many = replace(problem, profile=random_profile(Random(1), num_layers))
+        tables = ProblemTables(many, equal_devices(many.cluster))
+        assert math.isfinite(ClusterSplit.work(tables)) == works
 
 
 @pytest.mark.slow

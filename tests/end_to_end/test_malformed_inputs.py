@@ -1,0 +1,352 @@
+"""Whatever a hostile or clumsy user gives a verb ends in one line and exit code 2, and writes nothing."""
+
+import json
+import os
+import shlex
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cost_model.profile import profile_text
+from hetpipe.cli import VERBS, main
+from partition.plan_file import plan_text
+from runs import made_up_profile
+from small_case import CLUSTER_TOML, small_plan, small_profile
+
+KNOWN = "--cluster cluster.toml --profile profile.json"
+TINY = "run --model bert-tiny --cluster cluster.toml"
+CLUSTERS = {
+    "speed.toml": ('kind = "fast"', 'kind = "fast", speed = "much"'),
+    "unit.toml": ('memory = "10 kB"', "memory = 10"),
+    "negative.toml": ("320 bit/s", "-320 bit/s"),
+    "zero.toml": ("320 bit/s", "0 bit/s"),
+    "nan.toml": ("0.25 s", "nan s"),
+    "twice.toml": ('name = "b"', 'name = "a"'),
+    "typo.toml": ("kind = ", "knid = "),
+    "many.toml": ('kind = "fast"', 'kind = "fast", count = 10000000000'),
+    "none.toml": ('kind = "fast"', 'kind = "fast", count = 0'),
+    "memory.toml": ('"10 kB"', '"1e999 kB"'),
+}
+"""Cluster files with one mistake: what is replaced, and by what."""
+ONE_EMULATED = """
+[network]
+bandwidth = "1 Gbit/s"
+latency = "1 us"
+[[nodes]]
+name = "a"
+devices = [{ kind = "emulated", memory = "2 GiB", driver_memory = "0 B" }]
+"""
+GPT2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}
+LINES = {
+    "demo": """
+        demo -o cluster.toml
+        demo -o cluster.toml/pictures
+        demo -o full
+        demo --steps 3
+        demo extra
+    """,
+    "init": """
+        init
+        init -o full
+        init -o full --force
+        init -o nowhere/new.toml
+        init -o dangling
+        init -o new.toml --emulate ''
+        init -o new.toml --emulate nan
+        init -o new.toml --emulate inf
+        init -o new.toml --emulate 1e18
+        init -o new.toml --emulate 0.5,,0.5
+        init -o new.toml --emulate -1
+    """,
+    "profile": """
+        profile
+        profile --model bert-tiny
+        profile --cluster cluster.toml
+        profile --model bert-tiny --cluster cluster.toml --profile-budget nan
+        profile --model bert-tiny --cluster cluster.toml --profile-budget -1
+        profile --model bert-tiny --cluster cluster.toml --microbatch-sizes 1,,2
+        profile --model bert-tiny --cluster cluster.toml --microbatch-sizes 1000000000000
+        profile --model bert-tiny --cluster cluster.toml --sequence-length 0
+        profile --model bert-tiny --cluster cluster.toml --sequence-length 100000000
+        profile --model bert-tiny --cluster cluster.toml --wait never
+        profile --model bert-tiny --cluster cluster.toml -o nowhere/profile.json
+        profile --model bert-tiny --cluster cluster.toml -o cluster.toml
+        profile --profile profile.json -o plan.json
+        profile --profile profile.json --microbatch-sizes 4
+        profile --profile profile.json --sequence-length 8
+        profile --profile profile.json --estimate fats
+        profile --profile latin
+        profile --merge profile.json
+        profile --merge profile.json empty
+        profile --merge profile.json --from-run full
+        profile profile.json
+        profile --from-run nowhere
+    """,
+    "plan": f"""
+        plan
+        plan --cluster empty --profile profile.json
+        plan --cluster full --profile profile.json
+        plan --cluster utf16 --profile profile.json
+        plan --cluster loop --profile profile.json
+        plan --cluster dangling --profile profile.json
+        plan --cluster /dev/zero --profile profile.json
+        plan --cluster cluster.toml --profile list.json
+        plan --cluster cluster.toml --profile null.json
+        plan --cluster cluster.toml --profile plan.json
+        plan --cluster cluster.toml --profile no-layers.json
+        plan --cluster cluster.toml --profile negative.json
+        plan --cluster cluster.toml --profile nan.json
+        plan --cluster cluster.toml --profile tiny.json
+        plan --cluster 'a\\x1b[31mb\\x0ac' --profile profile.json
+        plan --cluster cluster.toml --cluster empty --profile profile.json
+        plan --cluster --profile profile.json
+        plan --cluster cluster.toml --model full
+        plan --cluster cluster.toml --model ''
+        plan --cluster cluster.toml --model bert-tiny --lora r=4,r=5,targets=query
+        plan --cluster cluster.toml --model bert-tiny --lora r=4,alpha=nan,targets=query
+        plan --cluster cluster.toml --model bert-tiny --lora r=99999999999,targets=query
+        plan --cluster cluster.toml --model bert-tiny --load-in 4bit
+        plan {KNOWN} extra
+        plan {KNOWN} --global-batch-size -3
+        plan {KNOWN} --global-batch-size 1e3
+        plan {KNOWN} --global-batch-size 99999999999999999999999999
+        plan {KNOWN} --microbatch-size -1
+        plan {KNOWN} --microbatch-size 17
+        plan {KNOWN} --sequence-length 77
+        plan {KNOWN} --profile-budget -1
+        plan {KNOWN} --dtype float8
+        plan {KNOWN} --pin a/0=3-1
+        plan {KNOWN} --pin a/0=0 --pin a/0=1
+        plan {KNOWN} --exclude ''
+        plan {KNOWN} --pipelines 0
+        plan {KNOWN} --max-devices 0
+        plan {KNOWN} --proof-seconds nan
+        plan {KNOWN} --no-proof --proof-seconds 3
+        plan {KNOWN} --objective money
+        plan {KNOWN} --deadline '-1 s'
+        plan {KNOWN} --budget-per-hour nan
+        plan {KNOWN} --schedule fifo
+        plan {KNOWN} --run-file full
+        plan {KNOWN} -o ''
+        plan {KNOWN} -o full
+        plan {KNOWN} -o nowhere/plan.json
+        plan {KNOWN} -o cluster.toml
+        plan {KNOWN} -o profile.json
+        plan {KNOWN} -o /dev/null
+    """,
+    "explain": f"""
+        explain {KNOWN}
+        explain empty {KNOWN}
+        explain profile.json {KNOWN}
+        explain other-device.json {KNOWN}
+        explain plan.json {KNOWN} --sequence-length 77
+        explain plan.json plan.json {KNOWN}
+        explain plan.json --profile profile.json
+    """,
+    "simulate": f"""
+        simulate full {KNOWN}
+        simulate no-pipelines.json {KNOWN}
+        simulate plan.json {KNOWN} --trace full
+        simulate plan.json {KNOWN} --trace ''
+        simulate plan.json {KNOWN} --trace plan.json
+        simulate plan.json {KNOWN} --plot step.bmp
+        simulate plan.json {KNOWN} --plot ''
+        simulate plan.json {KNOWN} --plot empty/step.png
+        simulate plan.json {KNOWN} --schedule ''
+        simulate plan.json --cluster cluster.toml
+    """,
+    "compare": f"""
+        compare
+        compare {KNOWN} --steps 0
+        compare {KNOWN} --what-if 'fly to the moon'
+        compare {KNOWN} --what-if 'add 1000000000 fast to a'
+        compare {KNOWN} --what-if 'remove a' --measure
+        compare {KNOWN} --pareto --what-if 'remove a'
+        compare {KNOWN} --pareto
+        compare {KNOWN} --plot front.png
+        compare {KNOWN} --pareto --plot front.bmp
+        compare {KNOWN} --estimate ''
+    """,
+    "check": """
+        check
+        check --model ''
+        check --model bert-tniy
+        check --model /dev/null
+        check --model bert-tiny --lora targets=query
+        check --model bert-tiny --adapter nowhere
+        check --model bert-tiny --load-in 3bit --lora r=2,targets=query
+        check --model bert-tiny --run-file strange.toml
+        check --model ./words
+        check --model ./deep
+    """,
+    "run": f"""
+        run
+        {TINY} --data nowhere.txt
+        {TINY} --data full
+        {TINY} --data empty
+        {TINY} --data latin
+        {TINY} --steps 0
+        {TINY} --steps 99999999999999999999999
+        {TINY} --steps 5 --total-steps 3
+        {TINY} --seed 99999999999999999999999
+        {TINY} --learning-rate nan
+        {TINY} --learning-rate -1
+        {TINY} --every soon
+        {TINY} --keep -1
+        {TINY} --timeout '0.1 s'
+        {TINY} --max-restarts -1
+        {TINY} --clock sundial
+        {TINY} --resume nowhere
+        {TINY} --resume auto
+        {TINY} --resume ''
+        {TINY} --run-folder empty
+        {TINY} --run-folder empty/run
+        {TINY} --run-folder ''
+        {TINY} --wait never
+        {TINY} --rendezvous tcp://x:99999
+        {TINY} --rendezvous tcp://x:1 --node a --token-file nowhere
+        {TINY} --print-launch
+        {TINY} --plan empty
+        {TINY} --plan plan.json --adapt
+        {TINY} --plan plan.json --strategy ddp
+        {TINY} --plan plan.json --microbatch-size 2
+        {TINY} --plan plan.json --global-batch-size 5
+        {TINY} --profile profile.json
+        {TINY} --adapt --no-save
+        run --model bert-tiny --cluster one.toml --profile bert.json --data few-words.txt -q
+    """,
+    "plot": f"""
+        plot
+        plot nowhere
+        plot full
+        plot plan.json
+        plot plan.json {KNOWN} -o empty
+        plot plan.json {KNOWN} -o empty/picture
+        plot full {KNOWN}
+        plot full -o picture.png
+        plot other-device.json {KNOWN}
+    """,
+    "export": """
+        export
+        export nowhere -o out
+        export full -o out
+        export full -o full
+        export full -o empty
+        export empty -o out
+        export full
+    """,
+    "env": """
+        env --jsn
+        env extra
+    """,
+}
+"""Lines that every verb refuses."""
+TRIED = [line.strip() for lines in LINES.values() for line in lines.strip().splitlines()] + [
+    f"plan --profile profile.json --cluster {name}" for name in CLUSTERS
+]
+
+
+def changed(tree: Any, change: Callable[[Any], object]) -> str:
+    """Return the JSON of a copy of a tree after a change."""
+    copy = json.loads(json.dumps(tree))
+    change(copy)
+    return json.dumps(copy)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Give a folder with good files and bad ones, and go there."""
+    place = tmp_path_factory.mktemp("malformed")
+    profile, plan = json.loads(profile_text(small_profile())), json.loads(plan_text(small_plan()))
+    texts = {
+        "cluster.toml": CLUSTER_TOML,
+        "profile.json": json.dumps(profile),
+        "plan.json": json.dumps(plan),
+        "bert.json": profile_text(made_up_profile("bert-tiny", kind="emulated")),
+        "one.toml": ONE_EMULATED,
+        "few-words.txt": "hello world",
+        "empty": "",
+        "list.json": "[]",
+        "null.json": "null",
+        "strange.toml": "modle = 1",
+        "no-layers.json": changed(profile, lambda tree: tree.update(layers=[])),
+        "negative.json": changed(profile, lambda tree: times_of(tree).update(forward_s=[-1.0, 1.0])),
+        "nan.json": changed(profile, lambda tree: times_of(tree).update(forward_s=[float("nan"), 1.0])),
+        "tiny.json": changed(profile, lambda tree: times_of(tree).update(forward_s=[1e-300, 1e-300])),
+        "no-pipelines.json": changed(plan, lambda tree: tree.update(pipelines=[])),
+        "other-device.json": changed(
+            plan, lambda tree: tree["pipelines"][0]["stages"][0].update(devices=["z/9"])
+        ),
+    }
+    for name, text in texts.items():
+        (place / name).write_text(text)
+    for name, (old, new) in CLUSTERS.items():
+        assert old in CLUSTER_TOML
+        (place / name).write_text(CLUSTER_TOML.replace(old, new, 1))
+    (place / "latin").write_bytes(b'{"name": "caf\xe9"}')
+    (place / "utf16").write_bytes('name = "a"'.encode("utf-16"))
+    for name, change in (("words", {"vocab_size": "x"}), ("deep", {"n_layer": 10**7})):
+        (place / name).mkdir()
+        (place / name / "config.json").write_text(json.dumps(GPT2 | change))
+    (place / "full").mkdir()
+    (place / "full" / "mine.txt").write_text("mine")
+    (place / "loop").symlink_to("loop")
+    (place / "dangling").symlink_to("nowhere/x")
+    before = Path.cwd()
+    os.chdir(place)
+    yield place
+    os.chdir(before)
+    shutil.rmtree(place)
+
+
+def times_of(profile: Any) -> Any:
+    """Return the times of the second layer on the first kind of a profile's tree."""
+    return next(iter(profile["kinds"].values()))["layers"][1]
+
+
+def state(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Return what is in a folder: each path with the time of its last change and its bytes."""
+    return {
+        str(path): (path.lstat().st_mtime_ns, path.read_bytes() if path.is_file() else b"")
+        for path in folder.rglob("*")
+    }
+
+
+def test_all_verbs_are_tried():
+    assert set(LINES) == set(VERBS), "give each verb lines that it refuses"
+    assert len(TRIED) == len(set(TRIED)) >= 60
+
+
+@pytest.mark.parametrize("line", TRIED)
+def test_a_line_is_refused_in_one_line(folder: Path, tmp_path: Path, line: str, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("HETPIPE_TOKEN", raising=False)
+    words = [word.replace("\\x1b", "\x1b").replace("\\x0a", "\n") for word in shlex.split(line)]
+    before = state(folder)
+    code = main(words)
+    out, err = capsys.readouterr()
+    assert (code, out) == (2, ""), (code, out, err)
+    assert err.startswith("error: ") and err.endswith("\n") and err[:-1].isprintable(), err
+    assert len(err) < 1500, err
+    assert state(folder) == before, "something was written"
+
+
+def test_the_reason_is_in_the_line(folder: Path, capsys):
+    for line, reason in (
+        ("check --model ./words", "expected int, got str"),
+        ("check --model ./deep", "at most 2000 blocks are taken"),
+        (f"plan {KNOWN} -o cluster.toml", "exists, and is no hetpipe.plan file"),
+        ("plan --cluster loop --profile profile.json", "Too many levels of symbolic links"),
+    ):
+        assert main(shlex.split(line)) == 2
+        assert reason in capsys.readouterr().err
+
+
+def test_an_unknown_verb_is_refused_in_one_line(capsys):
+    for words in (["paln"], ["-x"], ["plan\x1b[31m"]):
+        assert main(words) == 2
+        err = capsys.readouterr().err
+        assert err.startswith("error: ") and err[:-1].isprintable(), err
