@@ -45,6 +45,7 @@ _LINES = {
     ),
     "plot": "Draw a run or a plan: the step, memory, layers, speed-ups and losses, as PNG and SVG.",
     "export": "Write a checkpoint as a folder that transformers loads, adapters as one that peft loads.",
+    "cache": "List the profiles that were measured here and are taken again, or remove them.",
     "env": "Versions and hardware, for bug reports; no names of users or folders.",
 }
 VERBS: Mapping[str, Verb] = {name: Verb(name, line) for name, line in _LINES.items()}

@@ -42,6 +42,7 @@ AllowSlowOption = Annotated[
     bool, typer.Option("--allow-slow", "--allow-slow-bf16", help="Also on devices without units for --dtype.")
 ]
 BudgetOption = Annotated[float, typer.Option("--profile-budget", help="Seconds to spend on measuring.")]
+RemeasureOption = Annotated[bool, typer.Option("--remeasure", help="Measure anew, whatever the cache holds.")]
 CompileOption = Annotated[
     bool,
     typer.Option("--compile", help="Compile each block (torch.compile); needs a C++ compiler or triton."),
@@ -86,6 +87,7 @@ class ProfileOptions(AdapterOptions):
     loss_chunks: LossChunksOption = None
     compiled: CompileOption = False
     profile_budget_s: BudgetOption = 60.0
+    remeasure: RemeasureOption = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from cost_model.errors import InputError
 from cost_model.measured_links import MeasuredLink
 from cost_model.profile import ModelProfile, profile_text, read_profile
 from cost_model.units import format_bandwidth, format_bytes, format_seconds
+from hetpipe.commands.given_profile import warn_of_doubts
 from hetpipe.commands.gpu_defaults import FEW_SIZES, measured
 from hetpipe.commands.inputs import named_model, remaining, with_estimates
 from hetpipe.commands.measured_network import measured_text
@@ -29,6 +30,7 @@ from hetpipe.commands.options import (
     JsonOption,
     LossChunksOption,
     ModelOption,
+    RemeasureOption,
     SequenceOption,
     with_options,
 )
@@ -44,7 +46,8 @@ from hetpipe.commands.several_hosts import (
 )
 from hetpipe.profiling.calibration import calibrate
 from hetpipe.profiling.median_error import precision_text
-from hetpipe.profiling.profile_cache import left_out, merge, profile_model
+from hetpipe.profiling.merging import left_out, merge
+from hetpipe.profiling.profile_cache import profile_model
 from hetpipe.reporting.tables import estimate_sentences, profile_table, show
 from hetpipe.runs.run_folder import MEASURED, RunFolder
 from hetpipe.runs.run_report import read_report
@@ -66,6 +69,7 @@ class MeasureOptions(AdapterOptions):
     compiled: CompileOption = False
     allow_slow_bf16: AllowSlowOption = False
     profile_budget_s: BudgetOption = 60.0
+    remeasure: RemeasureOption = False
     microbatch_sizes: Annotated[
         str | None,
         typer.Option("--microbatch-sizes", help="1,2,4, or on GPUs alone auto: up to the largest that fits."),
@@ -154,6 +158,7 @@ def _check_source(
         ("--model", options.model), ("--cluster", options.cluster_file),
         ("--dtype", None if estimated else options.dtype),
         ("--loss-chunks", options.loss_chunks), ("--compile", options.compiled or None),
+        ("--remeasure", options.remeasure or None),
         ("--lora", options.lora),
         ("--adapter", options.adapter), ("--load-in", options.load_in),
     )  # fmt: skip
@@ -241,6 +246,7 @@ def measure(
                 load_in=entry.load_in,
                 loss_chunks=options.loss_chunks,
                 compiled=options.compiled,
+                use_cache=not options.remeasure,
             )  # fmt: skip
 
     place = place_of(hosts, cluster) if hosts.rendezvous is not None or hosts.hosts else None
@@ -257,6 +263,7 @@ def measure(
             if cluster_output is not None:
                 write_output(cluster_output, text)
     note(how.said)
+    warn_of_doubts(profile)
     for kind, missing in left_out(profile, how.microbatch_sizes or ()).items():
         warn(f"microbatches of {', '.join(map(str, missing))} do not fit on {kind!r} and were left out")
     return profile, how.dtype

@@ -322,7 +322,7 @@ def joined_profile(
 
     Of a kind that several hosts have, the first measures it.
     """
-    from hetpipe.profiling.profile_cache import merge
+    from hetpipe.profiling.merging import merge
 
     nodes = {node.name: node for node in usable.nodes if node.devices}
     own = nodes.pop(leader.facts.node)
