@@ -114,7 +114,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InputError as error:
         return _fail(str(error), BAD_INPUT)
     except InfeasibleError as error:
-        return _fail(str(error), INFEASIBLE)
+        from hetpipe.reporting.tables import in_units
+
+        return _fail(in_units(str(error)), INFEASIBLE)
     except CheckFailedError as error:
         return _fail(str(error), CHECK_FAILED)
     except (KeyboardInterrupt, typer.Abort):

@@ -55,6 +55,10 @@ EstimateOption = Annotated[
     list[str] | None,
     typer.Option("--estimate", help="Add a kind that is not at hand, estimated; several times."),
 ]
+VerboseOption = Annotated[
+    bool,
+    typer.Option("-v", "--verbose", help="Details too: which plans the bound speaks about, whole reasons."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, nothing else.")]
 
 

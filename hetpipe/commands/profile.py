@@ -49,7 +49,7 @@ from hetpipe.profiling.median_error import precision_text
 from hetpipe.profiling.merging import left_out, merge
 from hetpipe.profiling.profile_cache import profile_model
 from hetpipe.reporting.tables import estimate_sentences, profile_table, show
-from hetpipe.runs.run_folder import MEASURED, RunFolder
+from hetpipe.runs.run_folder import DEVICE_CLOCKS, MEASURED, RunFolder
 from hetpipe.runs.run_report import read_report
 from hetpipe.runs.settings import Clock
 from partition.plan_file import read_plan
@@ -311,7 +311,8 @@ def from_run(path: Path) -> ModelProfile:
         )
     if report.host_overloaded:
         warn("the host was overloaded in this run; its times are not to be trusted")
-    trace = folder.read_traces().get(MEASURED)
+    traces = folder.read_traces()
+    trace = traces.get(DEVICE_CLOCKS) or traces.get(MEASURED)
     return calibrate(read_profile(folder.profile), read_plan(folder.plan), cluster, report, trace)
 
 
