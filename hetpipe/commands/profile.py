@@ -132,10 +132,9 @@ def _show(profile: ModelProfile, output: Path | None, *, layers: bool) -> None:
     """Print what the profile is of, how well its times are known, and with layers all of them."""
     if layers:
         show([profile_table(profile), *link_sentences(profile)])
-    for sentence in (*precision_sentences(profile), *estimate_sentences(profile, profile.kinds)):
-        typer.echo(sentence)
     where = f"; wrote {output}" if output is not None else ""
-    typer.echo(f"{profile.model}: {profile.num_layers} layers on {', '.join(profile.kinds)}{where}")
+    what = f"{profile.model}: {profile.num_layers} layers on {', '.join(profile.kinds)}{where}"
+    show([*precision_sentences(profile), *estimate_sentences(profile, profile.kinds), what])
 
 
 def _check_source(

@@ -30,6 +30,7 @@ MOST_CAUSES = 4
 ROOFLINE_ALONE = "; from no measured kind: times of kinds are better known in proportion than in seconds"
 _UNITS = (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10), ("B", 1.0))
 _MANY_BYTES = re.compile(r"(?<![\d,.])(\d{1,3}(?:,\d{3}){2,})(?: bytes)?(?![\d,])")
+_MAKER = re.compile(r"^(?:NVIDIA-(?:GeForce-|Tesla-)?|AMD-(?:Instinct-|Radeon-)?)(?=.)")
 _NUMBERED = re.compile(r"(?P<stem>.*?)(?P<number>\d+)")
 
 
@@ -191,13 +192,10 @@ def plan_table(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Table:
     """Show each stage: device, layers, in flight, busy and memory against what a plan may fill."""
     several = len(plan.pipelines) > 1
     used = [cluster.device(name) for name in plan.device_names]
-    kinds = {device.name: describe_device(device, profile) for device in used}
-    common = used[0].kind if len({device.kind for device in used}) == 1 else ""
-    if common and any(text != common for text in kinds.values()):  # named once, above how they differ
-        kinds = {name: text.removeprefix(common).strip() for name, text in kinds.items()}
-    else:
-        common = "kind"
-    table = new_table("stage", "device", common, "layers")
+    kinds = {device.kind for device in used}
+    common = next(iter(kinds)) if len(kinds) == 1 else ""  # of all devices, and named once
+    names = {device.name: f"{device.name} {_short(device, profile, common)}".rstrip() for device in used}
+    table = new_table("stage", f"device, {_without_maker(common)}" if common else "device", "layers")
     if several:
         table.add_column("samples", justify="right")
     needs = {name: memory_on(plan, profile, cluster.device(name)).total_bytes for name in plan.device_names}
@@ -208,13 +206,12 @@ def plan_table(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Table:
     for number, pipeline in enumerate(plan.pipelines):
         for index, stage in enumerate(pipeline.stages):
             device = cluster.device(stage.device)
-            names = [layer.name for layer in profile.layers[stage.start : stage.stop]]
+            layers = [layer.name for layer in profile.layers[stage.start : stage.stop]]
             busy = f"{predicted[device.name].busy:.0%}" if device.name in predicted else ""
             table.add_row(
                 f"{number}.{index}" if several else str(index),
-                device.name,
-                kinds[device.name],
-                describe_layers(names) + _recompute_words(stage),
+                names[device.name],
+                describe_layers(layers) + _recompute_words(stage),
                 *([str(pipeline.num_samples)] if several else []),
                 str(pipeline.in_flight(index)),
                 busy,
@@ -222,6 +219,21 @@ def plan_table(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Table:
                 f"{device.usable_bytes / size:,.2f}",
             )
     return table
+
+
+def _short(device: Device, profile: ModelProfile, common: str) -> str:
+    """Return what is to be said of a device in a table where it is named, and the kind of all is."""
+    text = describe_device(device, profile)
+    return text.removeprefix(common).strip() if common else _without_maker(text)
+
+
+def _without_maker(kind: str) -> str:
+    """Return a kind without the words that are in the names of all cards of a maker.
+
+    >>> [_without_maker(kind) for kind in ("NVIDIA-GeForce-RTX-2080-Ti", "AMD-Instinct-MI250X", "T4")]
+    ['RTX-2080-Ti', 'MI250X', 'T4']
+    """
+    return _MAKER.sub("", kind)
 
 
 def unit_of(num_bytes: float) -> tuple[str, float]:

@@ -165,8 +165,8 @@ def test_a_kind_that_all_devices_are_of_is_named_once():
         for node, speed in zip(cluster.nodes, (0.65, 1.0), strict=True)
     )
     table = tables.plan_table(predicted(small_plan()), small_profile(), replace(cluster, nodes=nodes))
-    assert [str(cell) for cell in table.columns[2].cells] == ["x 0.65", ""]
-    assert table.columns[2].header == "fast"
+    assert [str(cell) for cell in table.columns[1].cells] == ["a/0 x 0.65", "b/0"]
+    assert table.columns[1].header == "device, fast"
 
 
 def test_predicted_and_measured_stand_side_by_side():
