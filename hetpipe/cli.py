@@ -62,8 +62,10 @@ class _Verbs(TyperGroup):
         """Import a verb and return it as a command; None for an unknown name."""
         if cmd_name not in VERBS:
             return None
-        one_verb = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        one_verb.command(cmd_name)(VERBS[cmd_name].load())
+        from hetpipe.commands.help_pages import VerbCommand
+
+        one_verb = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+        one_verb.command(cmd_name, cls=VerbCommand)(VERBS[cmd_name].load())
         return typer.main.get_command(one_verb)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -78,7 +80,6 @@ app = typer.Typer(
     help="Train one model over unequal devices. Exit codes: 0 ok, 2 bad input, 3 infeasible, 4 check failed, "
     "5 a worker was lost.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -3,10 +3,11 @@
 import dataclasses
 import inspect
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, ClassVar, get_type_hints
 
 import typer
 
@@ -27,8 +28,11 @@ BatchOption = Annotated[
 SequenceOption = Annotated[
     int | None, typer.Option("--sequence-length", help="Tokens a sample; 64, on GPUs alone 512.")
 ]
+STRATEGY_NAMES = (
+    "single, ddp, poplar, gpipe-even, torchgpipe, memory-proportional, speed-proportional or pipedream"
+)
 StrategyOption = Annotated[
-    str, typer.Option("--strategy", help="auto, or the plan space of a known system (hetpipe compare).")
+    str, typer.Option("--strategy", help=f"auto, or the plan space of a known system: {STRATEGY_NAMES}.")
 ]
 ScheduleOption = Annotated[
     Schedule | None,
@@ -66,6 +70,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on std
 class AdapterOptions:
     """The adapters that are trained in place of the model."""
 
+    title: ClassVar[str] = "Adapters and run files"
     lora: Annotated[
         str | None,
         typer.Option("--lora", help=f"Train adapters beside frozen weights, such as {LORA_EXAMPLE}."),
@@ -84,6 +89,7 @@ class AdapterOptions:
 class ProfileOptions(AdapterOptions):
     """Where the profile of a model comes from: a file, or a measurement of this dtype within a budget."""
 
+    title: ClassVar[str] = "What is measured"
     profile_file: Annotated[
         Path | None, typer.Option("--profile", help="A profile.json; without it the model is measured here.")
     ] = None
@@ -98,6 +104,7 @@ class ProfileOptions(AdapterOptions):
 class PlanOptions(ProfileOptions):
     """What a planner is told beside model, batch and devices: the profile, what is forced, and the proof."""
 
+    title: ClassVar[str] = "What the plan must be like"
     allow_slow_bf16: AllowSlowOption = False
     microbatch_size: Annotated[
         int | None, typer.Option("--microbatch-size", help="Force it; else the best of the profiled ones.")
@@ -142,6 +149,7 @@ class PlanOptions(ProfileOptions):
 class ObjectiveOptions:
     """What a plan is to have least of, and the limits that it has to keep."""
 
+    title: ClassVar[str] = "What the plan is best in"
     objective: Annotated[Objective, typer.Option("--objective", help="What a step is to take least of.")] = (
         Objective.STEP
     )
@@ -163,6 +171,7 @@ class ObjectiveOptions:
 class WhatIfOptions:
     """Which other devices are compared, in place of strategies."""
 
+    title: ClassVar[str] = "Other devices"
     what_if: Annotated[
         list[str] | None,
         typer.Option(
@@ -202,11 +211,25 @@ def with_options(verb: Callable[..., None]) -> Callable[..., None]:
 
 
 def _of_group(group: Any) -> list[inspect.Parameter]:
-    """Return a parameter for each field of a group; every field has a default."""
+    """Return a parameter for each field of a group; every field has a default.
+
+    Help shows an option under the title of the class that it is a field of.
+    """
     hints = get_type_hints(group, include_extras=True)
+    for base in group.__mro__:
+        for name in vars(base).get("__annotations__", {}).keys() & hints.keys():
+            hints[name] = _under(hints[name], vars(base).get("title"))
     return [
         inspect.Parameter(
             entry.name, inspect.Parameter.KEYWORD_ONLY, default=entry.default, annotation=hints[entry.name]
         )
         for entry in dataclasses.fields(group)
     ]
+
+
+def _under(hint: Any, title: str | None) -> Any:
+    """Return the annotation of an option with the title under which help shows it."""
+    options = [copy(option) for option in getattr(hint, "__metadata__", ())]
+    for option in options:
+        option.rich_help_panel = option.rich_help_panel or title
+    return Annotated[hint.__origin__, *options] if options else hint

@@ -4,7 +4,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 
@@ -61,6 +61,7 @@ AUTO_SIZES = "auto"
 class MeasureOptions(AdapterOptions):
     """What is measured, where, and how long."""
 
+    title: ClassVar[str] = "What is measured"
     model: ModelOption = None
     cluster_file: Annotated[Path | None, typer.Option("--cluster", help="The cluster.toml.")] = None
     sequence_length: SequenceOption = None

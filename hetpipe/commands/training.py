@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
@@ -42,6 +42,7 @@ SILENCE_S = 30.0
 class TrainingOptions:
     """How to train: everything of `run` that is neither model, cluster nor plan."""
 
+    title: ClassVar[str] = "Training"
     data: Annotated[
         list[Path] | None, typer.Option("--data", help="UTF-8 text to train on; give it several times.")
     ] = None
