@@ -27,7 +27,7 @@ from hetpipe.commands.other_devices import (
     compare_changes,
     compare_sets,
 )
-from hetpipe.commands.output import estimates_of, note, print_json
+from hetpipe.commands.output import estimates_of, note, print_json, status
 from hetpipe.models.names import ModelEntry
 from hetpipe.reporting.comparison_tables import comparison_table, gain_sentence, misfit_sentences
 from hetpipe.reporting.run_tables import measured_table, run_marks
@@ -111,11 +111,13 @@ def _compared(problem: Problem, request: PlanRequest) -> "tuple[tuple[Outcome, .
     from partition.solver import compare
 
     evaluate = evaluator(problem.profile, problem.cluster)
-    outcomes = compare(problem, evaluate, proof_s=request.proof_s)
+    with status("planning") as tell:
+        outcomes = compare(problem, evaluate, progress=tell, proof_s=request.proof_s)
     if all(outcome.plan is None for outcome in outcomes):
         reasons = "; ".join(f"{outcome.strategy}: {outcome.reason}" for outcome in outcomes)
         raise InfeasibleError(f"no strategy fits: {reasons}")
-    return outcomes, gain(problem, evaluate, outcomes)
+    with status("planning with ample memory"):
+        return outcomes, gain(problem, evaluate, outcomes)
 
 
 def _show_outcomes(outcomes: "tuple[Outcome, ...]", gained: "Gain | None", *, details: bool) -> None:

@@ -209,8 +209,11 @@ def _measure(
     with tempfile.TemporaryDirectory(prefix="hetpipe-") as name:
         folder = RunFolder(Path(name))
         if task is None:
+            progress(0.0, "loading the model and checking its split")
             require_split(task_spec(settings))
+            progress(0.0, "reading the text")
             prepare_data(folder, settings)
+        progress(0.0, f"starting on {device.kind}")
         if isinstance(task, UserTask):
             task.write_weights(folder)
         preload = preload_modules(settings) if task is None else ()
