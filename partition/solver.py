@@ -21,11 +21,23 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A strategy's plan with its figures, or the reason why it has none."""
+    """A strategy's plan with its figures, or the reason why it has none.
+
+    device, missing_bytes: as of `InfeasibleError`, where memory is the reason.
+    """
 
     strategy: str
     plan: Plan | None
     reason: str | None = None
+    device: str | None = None
+    missing_bytes: float = 0.0
+
+    @classmethod
+    def without_plan(cls, strategy: str, error: Exception) -> "Outcome":
+        """Return the outcome of a strategy that has no plan."""
+        if isinstance(error, InfeasibleError):
+            return cls(strategy, None, str(error), error.device, error.missing_bytes)
+        return cls(strategy, None, str(error))
 
 
 def solve(
@@ -60,21 +72,23 @@ def compare(
     """Return the outcome of every strategy, `auto` last."""
     tell = progress or _silent
     search = PipelineSearch(problem)
-    plans: dict[str, Plan | str] = {}
+    plans: dict[str, Plan | Exception] = {}
     for name in STRATEGIES:
         tell(f"planning {name}")
         try:
             plans[name] = _plan(name, problem, evaluate, search)
         except (InfeasibleError, TooManyStagesError) as error:
-            plans[name] = str(error)
-    if all(isinstance(plan, str) for plan in plans.values()):
-        return tuple(Outcome(name, None, str(reason)) for name, reason in plans.items())
+            plans[name] = error
+    if not any(isinstance(plan, Plan) for plan in plans.values()):
+        return tuple(
+            Outcome.without_plan(name, error) for name, error in plans.items() if isinstance(error, Exception)
+        )
     tell("proving a bound")
     figures = {name: evaluate(plan) for name, plan in plans.items() if isinstance(plan, Plan)}
     bound = best_bound(search, proof_s=proof_s, step_s=min(known.step_s for known in figures.values()))
     return tuple(
-        Outcome(name, None, plan)
-        if isinstance(plan, str)
+        Outcome.without_plan(name, plan)
+        if isinstance(plan, Exception)
         else Outcome(name, with_figures(plan, problem, figures[name], bound))
         for name, plan in plans.items()
     )

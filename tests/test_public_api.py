@@ -19,7 +19,7 @@ from places import MODULES
 
 
 def test_verbs():
-    verbs = "demo init profile plan explain simulate compare check run plot export env"
+    verbs = "demo init profile plan explain simulate compare check run plot export cache env"
     assert list(cli.VERBS) == verbs.split()
 
 

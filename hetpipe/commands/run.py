@@ -24,6 +24,7 @@ from hetpipe.commands.options import (
     RequiredModel,
     ScheduleOption,
     StrategyOption,
+    VerboseOption,
     with_options,
 )
 from hetpipe.commands.output import choice_json, choice_sentences, note, print_json, warn_if_too_fast
@@ -98,6 +99,7 @@ def run_command(
     hosts: HostOptions,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Plan and verify, train nothing.")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print the last table only.")] = False,
+    verbose: VerboseOption = False,
     json: JsonOption = False,
 ) -> None:
     """Train a model over the devices of a cluster file; torchrun may start it too, a process per device."""
@@ -135,7 +137,7 @@ def run_command(
         prediction, outcomes = _predict(plan, profile, request, start, batch=batch, alone=silent)
         estimates = _verified(prediction, profile, request.cluster, start)
         if not silent:
-            show_plan(prediction.plan, outcomes, profile, request.cluster)
+            show_plan(prediction.plan, outcomes, profile, request.cluster, details=verbose)
             show(choice_sentences(prediction.choice, start.settings.schedule))
         if dry_run:
             result, tables = _planned(prediction, profile, start.settings), EMPTY

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 class HostOptions:
     """Where the hosts of a run meet, which of them this is, and whom it trusts."""
 
+    title: ClassVar[str] = "Several hosts"
     rendezvous: Annotated[
         str | None,
         typer.Option("--rendezvous", help="Several hosts: tcp://LEADER:PORT or file:///SHARED, on each."),
@@ -342,7 +343,7 @@ def joined_profile(
 
     Of a kind that several hosts have, the first measures it.
     """
-    from hetpipe.profiling.profile_cache import merge
+    from hetpipe.profiling.merging import merge
 
     nodes = {node.name: node for node in usable.nodes if node.devices}
     own = nodes.pop(leader.facts.node)

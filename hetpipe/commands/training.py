@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
@@ -41,6 +41,7 @@ LEAST_WAIT_S, LONGEST_WAIT_S = 1.0, 30 * 86400.0
 class TrainingOptions:
     """How to train: everything of `run` that is neither model, cluster nor plan."""
 
+    title: ClassVar[str] = "Training"
     data: Annotated[
         list[Path] | None, typer.Option("--data", help="UTF-8 text to train on; give it several times.")
     ] = None

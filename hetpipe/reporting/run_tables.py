@@ -9,7 +9,13 @@ from rich.table import Table
 from cost_model.units import format_bytes, format_seconds
 from hetpipe.reporting.driver_memory import beyond_tensors
 from hetpipe.reporting.tables import gradient_sentences, new_table
-from hetpipe.runs.run_report import LARGE_BETWEEN, RecoveryReport, RunReport
+from hetpipe.runs.run_report import (
+    LARGE_BETWEEN,
+    OVERLOADED_CORES,
+    OVERLOADED_SHARE,
+    RecoveryReport,
+    RunReport,
+)
 from hetpipe.runs.settings import Clock
 
 EMULATION_NOTE = (
@@ -81,11 +87,7 @@ def run_marks(report: RunReport) -> list[str]:
             f"{report.samples_per_s * (1 + report.between_steps):.4g} within steps"
         )
     if report.host_overloaded:
-        late = max(device.over_budget for device in report.devices.values())
-        marks.append(
-            f"host overloaded: operations took up to {late:.1%} longer than they may, other processes used "
-            f"{report.foreign_cores:.2f} cores; do not trust the measured times"
-        )
+        marks.append(_overload_sentence(report))
     if report.loss_spikes:
         steps = "step" if report.loss_spikes == 1 else "steps"
         marks.append(
@@ -123,12 +125,25 @@ def _typical(what: str, seconds: Sequence[float | None]) -> str:
     return f"{what} {statistics.median(known):.1f} s{most}"
 
 
+def _overload_sentence(report: RunReport) -> str:
+    """Say what disturbed the emulation: lateness, other processes, or both; and what that means."""
+    late = max(device.over_budget for device in report.devices.values())
+    others = f"other processes used {report.foreign_cores:.2f} cores"
+    if late <= OVERLOADED_SHARE:
+        return f"host busy: {others}, but operations were late by {late:.1%} at most"
+    also = f", {others}" if report.foreign_cores > OVERLOADED_CORES else ""
+    return (
+        f"host overloaded: operations took up to {late:.1%} longer than they may{also}; do not trust the "
+        "measured times"
+    )
+
+
 def measured_table(reports: Sequence[RunReport]) -> Table:
     """Show plans that were run, side by side; the speed-up is that of the last one over each."""
     table = new_table()
     table.add_column("strategy", no_wrap=True)
-    titles = ("predicted step", "measured step", "error", "speed-up of the last, measured")
-    for title in (*titles, "samples/s, wall clock"):
+    titles = ("predicted step", "measured step", "error", "speed-up of the last")
+    for title in (*titles, "samples/s"):
         table.add_column(title, justify="right", no_wrap=True)
     for report in reports:
         table.add_row(

@@ -17,6 +17,8 @@ from hetpipe.program.trace import Event, Trace
 
 PREDICTED = "predicted"
 MEASURED = "measured"
+DEVICE_CLOCKS = "device clocks"
+"""Names of traces; the last only where emulated devices have clocks of their own."""
 
 _NUMBERED = re.compile(r"(?P<model>.+)-(?P<number>\d{3,})")
 
@@ -64,7 +66,7 @@ class RunFolder:
 
     @property
     def trace(self) -> Path:
-        """Return the path of Chrome trace events of one step, predicted and measured as two processes."""
+        """Return the path of Chrome trace events of one step, predicted and measured as processes of it."""
         return self.path / "trace.json"
 
     @property

@@ -3,7 +3,7 @@
 import time
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Flag, auto
 from pathlib import Path
 from typing import Any
@@ -311,6 +311,8 @@ class _Run:
             self.peak_bytes = figures.peak_allocated_bytes if has_peaks(self.place) else None
             self.reserved_bytes = figures.peak_reserved_bytes
         self.samples_seen += count
+        if self.outcomes:  # of the last step alone is drawn when what was by the host's clock
+            self.outcomes[-1] = replace(self.outcomes[-1], host_events=())
         self.outcomes.append(outcome)
         return self._record(outcome, count)
 

@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -19,8 +19,8 @@ from hetpipe.models.partial_model import LayerModel
 from hetpipe.models.quantized_weights import dense, matrix_held
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import Program
-from hetpipe.program.trace import Trace, chrome_trace
-from hetpipe.runs.run_folder import MEASURED, PREDICTED, RunFolder
+from hetpipe.program.trace import Event, Trace, chrome_trace
+from hetpipe.runs.run_folder import DEVICE_CLOCKS, MEASURED, PREDICTED, RunFolder
 from hetpipe.runs.run_report import DeviceReport, RecoveryReport, RunReport, StageReport, report_text
 from hetpipe.runs.settings import Settings
 from hetpipe.runtime.step_outcome import StepOutcome
@@ -124,12 +124,21 @@ class Measurements:
 def write_results(
     folder: RunFolder, settings: Settings, costs: ProgramCosts, predicted: Trace, measured: Measurements
 ) -> None:
-    """Write report.json, and trace.json with the predicted step and the last measured one."""
-    events = [event for summary in measured.summaries for event in summary.outcomes[-1].events]
-    events.sort(key=lambda event: (event.rank, event.start_s, event.end_s))
-    last = Trace(predicted.device_names, tuple(events))
+    """Write report.json, and trace.json with the predicted step and the last measured one.
+
+    Where devices are emulated, the latter is there by the host's clock and by theirs.
+    """
+    last = [summary.outcomes[-1] for summary in measured.summaries]
+
+    def trace(events: Iterable[Event]) -> Trace:
+        ordered = sorted(events, key=lambda event: (event.rank, event.start_s, event.end_s))
+        return Trace(predicted.device_names, tuple(ordered))
+
+    traces = [(PREDICTED, predicted), (MEASURED, trace(e for each in last for e in each.measured_events))]
+    if any(each.host_events for each in last):
+        traces.append((DEVICE_CLOCKS, trace(event for each in last for event in each.events)))
     clocks = [summary.clock for summary in measured.summaries]
-    folder.write(folder.trace, chrome_trace([(PREDICTED, predicted), (MEASURED, last)], clocks))
+    folder.write(folder.trace, chrome_trace(traces, clocks))
     folder.write(folder.report, report_text(_report(folder, settings, costs, predicted, measured)))
 
 
