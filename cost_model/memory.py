@@ -1,6 +1,6 @@
 """The bytes that a device needs, for the layers that it holds and the microbatches in flight there."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import count, takewhile
 
@@ -77,6 +77,15 @@ def checkpoint_bytes(profile: ModelProfile, *, frozen: bool = True) -> float:
 
 
 def _own_bytes(profile: ModelProfile, layers: set[int], *, unreached: bool) -> Iterable[float]:
+    if not profile.shares_weights:
+        held = profile.layers
+        if unreached:
+            return [held[index].parameter_bytes for index in layers]
+        return [held[index].trained_bytes for index in layers]
+    return _own_bytes_of_sharing(profile, layers, unreached=unreached)
+
+
+def _own_bytes_of_sharing(profile: ModelProfile, layers: set[int], *, unreached: bool) -> Iterator[float]:
     for index in layers:
         layer = profile.layers[index]
         if unreached:
@@ -268,6 +277,11 @@ def working_bytes(
     into a third tensor. Entry i is of stop = start + i, 0 of no layer, the last one of `stop`.
     """
     most = [0.0]
+    if not profile.shares_weights:
+        for layer in profile.layers[start:stop]:
+            before = most[-1] - samples * layer.saved_bytes_per_sample
+            most.append(max(0.0, before, layer.workspace_at(samples)))
+        return tuple(most)
     for index, layer in enumerate(profile.layers[start:stop], start):
         before, home = most[-1], profile.tied_home(index)
         if start <= home < index:

@@ -5,6 +5,7 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -80,7 +81,7 @@ _LinkInFile = Annotated[
 """A link is read with the optional keys of a measured one, and is plain where they are left out."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots, to keep what is asked of it again and again
 class ModelProfile:
     """Everything that planning needs to know of a model: layers, and their times on each kind of device.
 
@@ -149,7 +150,7 @@ class ModelProfile:
         """Return the precision in which a profiled kind computes."""
         return self.kind(kind).dtype or self.dtype
 
-    @property
+    @cached_property
     def first_trained(self) -> int:
         """Return the first layer with a trained weight, which a later one may share: no gradient comes below.
 
@@ -215,6 +216,11 @@ class ModelProfile:
         """Return the index of the layer that this one is tied to; itself if it is tied to none."""
         tied_to = self.layers[layer].tied_to
         return layer if tied_to is None else [other.name for other in self.layers].index(tied_to)
+
+    @cached_property
+    def shares_weights(self) -> bool:
+        """Whether some layer has weights that an earlier one has, too, trained or frozen."""
+        return any(layer.tied_to is not None or layer.frozen_with is not None for layer in self.layers)
 
     def shared_weight_bytes(self, layer: int) -> tuple[tuple[int, float], ...]:
         """Return the earlier layers that a layer shares weights with, and the bytes, trained or frozen.

@@ -7,7 +7,6 @@ from cost_model.collectives import (
     Collective,
     node_broadcast,
     node_reduce,
-    ring_all_reduce,
     tree_all_reduce,
 )
 from cost_model.network import NORM_BYTES, FreeAt, Network, Route, idle, reserve
@@ -53,7 +52,7 @@ def all_reduce_due(
     elif apart(routes):
         due = _ring_apart(free_at, routes, chunk, begin)
     else:
-        return messages_due(free_at, network, ring_all_reduce(num_bytes, names), start_s)
+        due = _ring_queued(free_at, routes, chunk, begin)
     return dict(zip(names, due, strict=True))
 
 
@@ -65,16 +64,33 @@ def norm_due(free_at: FreeAt, network: Network, ready_s: Mapping[str, float]) ->
     names, begin = tuple(ready_s), max(ready_s.values())
     if len(names) < KEPT_RING:
         return all_reduce_due(free_at, network, NORM_BYTES, ready_s)
-    if names not in network.norms:
-        free_s = idle()
-        due = all_reduce_due(free_s, network, NORM_BYTES, dict.fromkeys(names, 0.0))
-        network.norms[names] = tuple(due.values()), free_s
-    due_s, free_s = network.norms[names]
+    due_s, free_s = _idle_norm(network, names)
     if any(free_at[resource] > begin for resource in free_s):
         return all_reduce_due(free_at, network, NORM_BYTES, ready_s)
     for resource, seconds in free_s.items():
         free_at[resource] = begin + seconds
     return {name: begin + seconds for name, seconds in zip(names, due_s, strict=True)}
+
+
+def _idle_norm(network: Network, names: tuple[str, ...]) -> tuple[Sequence[float], dict[int, float]]:
+    """Return when each device (a name) has the norm on the idle network, and until when resources are used.
+
+    Rings that are the same but for the names of devices and resources are worked out once.
+    """
+    routes = ring_routes(network, names)
+    places: dict[int, int] = {}
+    shape: object = tuple(
+        (tuple(places.setdefault(entry, len(places)) for entry in route.resources), route.link)
+        for route in routes
+    )
+    if measured_all_reduce_s(network, NORM_BYTES, names) is not None:
+        shape = names
+    if shape not in network.norms:
+        free_s = idle()
+        due = all_reduce_due(free_s, network, NORM_BYTES, dict.fromkeys(names, 0.0))
+        network.norms[shape] = tuple(due.values()), tuple(free_s[resource] for resource in places)
+    due_s, free = network.norms[shape]
+    return due_s, dict(zip(places, free, strict=True))
 
 
 def measured_all_reduce_s(network: Network, num_bytes: float, names: Sequence[str]) -> float | None:
@@ -263,6 +279,32 @@ def _ring_apart(free_at: FreeAt, routes: Sequence[Route], chunk: float, begin_s:
     for route, end in zip(routes, free, strict=True):
         for resource in route.resources:
             free_at[resource] = end
+    return due
+
+
+def _ring_queued(free_at: FreeAt, routes: Sequence[Route], chunk: float, begin_s: float) -> list[float]:
+    """Return when each rank of a ring has the sum, message by message.
+
+    The same sums as `reserve` of each message; routes and seconds are asked for once, not in each round.
+    """
+    free = {resource: free_at[resource] for route in routes for resource in route.resources}
+    sent = [(route.resources, route.link.occupancy_s(chunk)) for route in routes]
+    latencies = [route.link.latency_s for route in routes]
+    due = [begin_s] * len(routes)
+    for _ in range(2 * (len(routes) - 1)):
+        ends = []
+        for (resources, seconds), end in zip(sent, due, strict=True):
+            for resource in resources:
+                if free[resource] > end:
+                    end = free[resource]
+            end += seconds
+            for resource in resources:
+                free[resource] = end
+            ends.append(end)
+        arrived = list(map(add, ends, latencies))
+        due = list(map(max, due, [arrived[-1], *arrived[:-1]]))
+    for resource, end in free.items():
+        free_at[resource] = end
     return due
 
 

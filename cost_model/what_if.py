@@ -105,6 +105,20 @@ def slowed(cluster: Cluster, times: Mapping[str, float]) -> Cluster:
     return replace(cluster, nodes=tuple(nodes))
 
 
+def with_room(cluster: Cluster, usable_bytes: Mapping[str, float]) -> Cluster:
+    """Return the cluster with some devices, by name, of which a plan may fill so much and no more."""
+    nodes = []
+    for node in cluster.nodes:
+        devices = (
+            replace(found, memory_bytes=usable_bytes[found.name] + found.reserve_bytes + found.driver_bytes)
+            if found.name in usable_bytes
+            else found
+            for found in node.devices
+        )
+        nodes.append(replace(node, devices=tuple(devices)))
+    return replace(cluster, nodes=tuple(nodes))
+
+
 def check_measured_links(before: Cluster, after: Cluster, profile: ModelProfile) -> None:
     """Refuse better links than before where the profile's measurements count instead of them.
 

@@ -45,6 +45,7 @@ _LINES = {
     ),
     "plot": "Draw a run or a plan: the step, memory, layers, speed-ups and losses, as PNG and SVG.",
     "export": "Write a checkpoint as a folder that transformers loads, adapters as one that peft loads.",
+    "cache": "List the profiles that were measured here and are taken again, or remove them.",
     "env": "Versions and hardware, for bug reports; no names of users or folders.",
 }
 VERBS: Mapping[str, Verb] = {name: Verb(name, line) for name, line in _LINES.items()}
@@ -61,8 +62,10 @@ class _Verbs(TyperGroup):
         """Import a verb and return it as a command; None for an unknown name."""
         if cmd_name not in VERBS:
             return None
-        one_verb = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        one_verb.command(cmd_name)(VERBS[cmd_name].load())
+        from hetpipe.commands.help_pages import VerbCommand
+
+        one_verb = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+        one_verb.command(cmd_name, cls=VerbCommand)(VERBS[cmd_name].load())
         return typer.main.get_command(one_verb)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -77,7 +80,6 @@ app = typer.Typer(
     help="Train one model over unequal devices. Exit codes: 0 ok, 2 bad input, 3 infeasible, 4 check failed, "
     "5 a worker was lost.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -113,7 +115,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InputError as error:
         return _fail(str(error), BAD_INPUT)
     except InfeasibleError as error:
-        return _fail(str(error), INFEASIBLE)
+        from hetpipe.reporting.tables import in_units
+
+        return _fail(in_units(str(error)), INFEASIBLE)
     except CheckFailedError as error:
         return _fail(str(error), CHECK_FAILED)
     except (KeyboardInterrupt, typer.Abort):

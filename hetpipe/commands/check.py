@@ -7,7 +7,7 @@ import typer
 
 from hetpipe.commands.inputs import named_model
 from hetpipe.commands.options import AdapterOptions, JsonOption, RequiredModel, with_options
-from hetpipe.commands.output import print_json
+from hetpipe.commands.output import print_json, status
 from hetpipe.runs.settings import Settings, TaskSettings
 
 CHECK_FAILED = 4
@@ -22,12 +22,14 @@ def check_command(
     json: JsonOption = False,
 ) -> None:
     """Prove that the split model computes what the whole one does: loss and every gradient."""
-    entry = named_model(model, adapters)
+    with status("loading torch"):
+        entry = named_model(model, adapters)
     from hetpipe.models.adapters import task_spec
     from hetpipe.models.split_check import check_split
 
     settings = TaskSettings(entry.name, run=Settings(steps=1, **entry.in_settings))
-    report = check_split(task_spec(settings), full=full)
+    with status(f"checking {entry.name}"):
+        report = check_split(task_spec(settings), full=full)
     if json:
         print_json(dataclasses.asdict(report))
     elif report.passed:

@@ -18,6 +18,7 @@ from hetpipe.commands.options import (
     ModelOption,
     PlanOptions,
     SequenceOption,
+    VerboseOption,
     WhatIfOptions,
     with_options,
 )
@@ -26,15 +27,11 @@ from hetpipe.commands.other_devices import (
     compare_changes,
     compare_sets,
 )
-from hetpipe.commands.output import estimates_of, note, print_json
+from hetpipe.commands.output import estimates_of, note, print_json, status
 from hetpipe.models.names import ModelEntry
+from hetpipe.reporting.comparison_tables import comparison_table, gain_sentence, misfit_sentences
 from hetpipe.reporting.run_tables import measured_table, run_marks
-from hetpipe.reporting.tables import (
-    bound_sentence,
-    comparison_table,
-    gain_sentence,
-    show,
-)
+from hetpipe.reporting.tables import bound_sentence, show
 from hetpipe.simulation.prediction import evaluator
 from partition.problem import Problem
 
@@ -57,6 +54,7 @@ def compare_command(
     ] = False,
     steps: Annotated[int, typer.Option("--steps", help="Steps of each run of --measure.", min=1)] = 5,
     other_devices: WhatIfOptions,
+    verbose: VerboseOption = False,
     json: JsonOption = False,
 ) -> None:
     """All strategies side by side."""
@@ -76,7 +74,8 @@ def compare_command(
     outcomes, gained = _compared(problem, request)
     estimates = estimates_of(profile, request.usable)
     if not json:
-        _show_outcomes(outcomes, gained, estimates)
+        show(estimates)
+        _show_outcomes(outcomes, gained, details=verbose)
     reports: Mapping[str, RunReport] = {}
     if measure:
         entry = None if model is None else named_model(model, options)
@@ -112,24 +111,24 @@ def _compared(problem: Problem, request: PlanRequest) -> "tuple[tuple[Outcome, .
     from partition.solver import compare
 
     evaluate = evaluator(problem.profile, problem.cluster)
-    outcomes = compare(problem, evaluate, proof_s=request.proof_s)
+    with status("planning") as tell:
+        outcomes = compare(problem, evaluate, progress=tell, proof_s=request.proof_s)
     if all(outcome.plan is None for outcome in outcomes):
         reasons = "; ".join(f"{outcome.strategy}: {outcome.reason}" for outcome in outcomes)
         raise InfeasibleError(f"no strategy fits: {reasons}")
-    return outcomes, gain(problem, evaluate, outcomes)
+    with status("planning with ample memory"):
+        return outcomes, gain(problem, evaluate, outcomes)
 
 
-def _show_outcomes(outcomes: "tuple[Outcome, ...]", gained: "Gain | None", estimates: Sequence[str]) -> None:
+def _show_outcomes(outcomes: "tuple[Outcome, ...]", gained: "Gain | None", *, details: bool) -> None:
     """Print the strategies, what is gained, and the bound of `auto`."""
-    from partition.explanation.gains import best_plain
-
     plan = next((outcome.plan for outcome in outcomes if outcome.strategy == AUTO), None)
     show(
         [
-            *estimates,
-            comparison_table(outcomes, plan, best_plain(outcomes)),
+            comparison_table(outcomes, plan),
+            *misfit_sentences(outcomes, details=details),
             *([gain_sentence(gained)] if gained else []),
-            *([bound_sentence(plan.predicted)] if plan and plan.predicted else []),
+            *([bound_sentence(plan.predicted, details=details)] if plan and plan.predicted else []),
         ]
     )
 

@@ -13,15 +13,10 @@ from hetpipe.commands.inputs import get_profile
 from hetpipe.commands.measure import measure_plan
 from hetpipe.commands.options import JsonOption, ProfileOptions
 from hetpipe.commands.output import print_json, write_output
-from hetpipe.commands.plan import plan_and_compare
+from hetpipe.commands.plan import plan_and_compare, show_plan
 from hetpipe.commands.plot import plot_run, save_picture
 from hetpipe.reporting.run_tables import measured_table, run_report_tables
-from hetpipe.reporting.tables import (
-    comparison_table,
-    plan_sentences,
-    plan_table,
-    show,
-)
+from hetpipe.reporting.tables import show
 from hetpipe.runs.run_folder import RunFolder
 from partition.problem import problem_of
 
@@ -54,11 +49,13 @@ def demo_command(
     profile = get_profile(MODEL, cluster, SEQUENCE_LENGTH, options, quiet=json)
     plan, outcomes = plan_and_compare(problem_of(profile, cluster, BATCH_SIZE), "auto")
     if not json:
-        tables = (plan_table(plan, profile, cluster), comparison_table(outcomes, plan))
-        show([*plan_sentences(plan, profile, cluster), *tables])
-    even = next((outcome.plan for outcome in outcomes if outcome.strategy == EVEN), None)
+        show_plan(plan, outcomes, profile, cluster)
+    from partition.explanation.gains import best_other
+
+    best = best_other(outcomes)
+    others = [outcome.plan for outcome in outcomes if outcome.strategy in (EVEN, best)]
     reports = []
-    for shown in (plan,) if even is None else (even, plan):
+    for shown in [*filter(None, others), plan]:
         if not json:
             typer.echo(f"training {STEPS} steps under {shown.strategy} ...")
         folder = output / shown.strategy
@@ -91,8 +88,11 @@ def _draw(
     output: Path, run: Path, outcomes: "Sequence[Outcome]", reports: "Sequence[RunReport]"
 ) -> list[Path]:
     """Draw a run, and the speeds of the strategies, predicted and measured; return the files."""
-    from hetpipe.reporting.plots import speedups
+    from hetpipe.reporting.plots import speedups, title
 
     pictures = plot_run(RunFolder(run), output / "pictures")
     measured = {report.strategy: report.measured_step_s for report in reports}
-    return pictures + save_picture(speedups(outcomes, measured), output / "pictures" / "speed")
+    ax = title(
+        speedups(outcomes, measured), f"{MODEL}, {BATCH_SIZE} samples a step, on {len(SPEEDS)} devices"
+    )
+    return pictures + save_picture(ax, output / "pictures" / "speed")

@@ -14,6 +14,7 @@ from hetpipe.commands.options import (
     ModelOption,
     ProfileOptions,
     SequenceOption,
+    VerboseOption,
     with_options,
 )
 from hetpipe.commands.output import estimates_of, note, print_json
@@ -34,6 +35,7 @@ def explain_command(
     model: ModelOption = None,
     sequence_length: SequenceOption = None,
     options: ProfileOptions,
+    verbose: VerboseOption = False,
     json: JsonOption = False,
 ) -> None:
     """Say where the speed goes, why each stage has its layers, what left-out devices would add."""
@@ -59,4 +61,4 @@ def explain_command(
         note(estimates_of(profile, cluster))
         return
     prediction = with_bound(prediction, profile, cluster)
-    show([*plan_sentences(prediction.plan, profile, cluster), *lines])
+    show([*plan_sentences(prediction.plan, profile, cluster, details=verbose), *lines])

@@ -1,7 +1,7 @@
 """What the verbs read and check before they do anything: devices, profile, problem, a given plan."""
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +15,7 @@ from cost_model.known_errors import distrust, far_off
 from cost_model.profile import ModelProfile, read_profile
 from cost_model.strict_files import did_you_mean
 from cost_model.what_if import without
+from hetpipe.commands.given_profile import check_dtypes, check_profile, warn_of_doubts
 from hetpipe.commands.gpu_defaults import measured
 from hetpipe.commands.options import AdapterOptions, PlanOptions, ProfileOptions
 from hetpipe.commands.output import note, progress_bar, warn
@@ -202,13 +203,14 @@ def get_profile(
     note(() if entry is None or entry.folder is None else entry.folder.notes())
     if options.profile_file is not None:
         profile = read_profile(options.profile_file)
-        _check_profile(profile, options, name)
+        check_profile(profile, options, name)
         if sequence_length not in (None, profile.sequence_length):
             raise InputError(
                 f"--sequence-length is {sequence_length}, the profile is of {profile.sequence_length}; "
                 "profile again, or leave the option out"
             )
         check_fast(profile.dtypes, fast)
+        warn_of_doubts(profile, str(options.profile_file))
         return profile
     if model is None:
         raise InputError("neither --model nor --profile is given; name a model, or give its profile.json")
@@ -225,8 +227,10 @@ def get_profile(
             lora=None if entry is None else entry.lora, load_in=None if entry is None else entry.load_in,
             loss_chunks=options.loss_chunks,
             compiled=options.compiled,
+            use_cache=not options.remeasure,
         )  # fmt: skip
     note(how.said)
+    warn_of_doubts(profile)
     return profile
 
 
@@ -257,7 +261,7 @@ def estimate_all(
     for device in cluster.devices:
         accelerator(device.kind)
     from hetpipe.profiling.layer_estimates import estimated_profile
-    from hetpipe.profiling.profile_cache import merge
+    from hetpipe.profiling.merging import merge
 
     how = measured(cluster, model, sequence_length, options.dtype, sizes_given=True)
     dtypes = dtypes_of(how.dtype, tuple(dict.fromkeys(device.kind for device in cluster.devices)))
@@ -271,47 +275,6 @@ def estimate_all(
         profiles.append(estimated_profile(settings, kinds, allow_slow=options.allow_slow_bf16))
     note(how.said)
     return merge(profiles)
-
-
-def _check_profile(profile: ModelProfile, options: ProfileOptions, name: str | None) -> None:
-    """Check the profile of a file.
-
-    Raises: InputError if it is of another model or dtype than asked for.
-    """
-    if name is not None and profile.model != name:
-        raise InputError(
-            f"{options.profile_file}: a profile of {profile.model!r}, not of --model {name!r}; give the "
-            "profile of that model, or leave one of the two out"
-        )
-    if options.loss_chunks not in (None, profile.loss_chunks):
-        raise InputError(
-            f"{options.profile_file}: a profile with {profile.loss_chunks or 'no'} chunks of the loss, and "
-            f"--loss-chunks is {options.loss_chunks}; profile again with it, or leave the option out"
-        )
-    if options.compiled and not profile.compiled:
-        raise InputError(
-            f"{options.profile_file}: a profile of blocks that were not compiled, and --compile is given; "
-            "profile again with it, or leave the option out"
-        )
-    if options.dtype is not None:
-        _check_dtypes(
-            profile, options.dtype, dtypes_of(options.dtype, profile.kinds), str(options.profile_file)
-        )
-
-
-def _check_dtypes(profile: ModelProfile, text: str, wanted: Mapping[str, str], source: str) -> None:
-    """Check that the kinds of a profile are in the precisions that a --dtype gives.
-
-    Raises: InputError naming one that is not.
-    """
-    for kind, found in profile.dtypes.items():
-        if wanted[kind] != found:
-            several = {*profile.dtypes.values()}, {*wanted.values()}
-            where = f" on {kind}" if any(len(each) > 1 for each in several) else ""
-            raise InputError(
-                f"{source}: a profile in {found}{where}, and --dtype is {text}; profile again with --dtype "
-                f"{text}, or leave the option out"
-            )
 
 
 def with_estimates(
@@ -328,7 +291,7 @@ def with_estimates(
     kinds = tuple(kinds)
     wanted = {} if dtype is None else dtypes_of(dtype, {*profile.kinds, *kinds})
     if dtype is not None:
-        _check_dtypes(_without(profile, kinds), dtype, wanted, "--profile")
+        check_dtypes(_without(profile, kinds), dtype, wanted, "--profile")
     for kind in kinds:
         from cost_model.roofline import estimate_kind, nearest_kind
 

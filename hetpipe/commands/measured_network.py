@@ -41,7 +41,9 @@ def measured_network(
 
 def measured_text(leader: "Leader", usable: Cluster, cluster_file: Path) -> str:
     """Return the text of the cluster file with the measured links between the nodes that take part."""
-    found = leader.measure_links(usable)
+    from hetpipe.hosts.leaders_links import measure_links
+
+    found = measure_links(leader, usable)
     note(f"measured {link}" for link in found)
     links = [NodeLink(link.nodes, link.slower) for link in found]
     return with_links(read_text(cluster_file), links, str(cluster_file))

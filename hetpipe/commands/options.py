@@ -3,10 +3,11 @@
 import dataclasses
 import inspect
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, ClassVar, get_type_hints
 
 import typer
 
@@ -27,8 +28,11 @@ BatchOption = Annotated[
 SequenceOption = Annotated[
     int | None, typer.Option("--sequence-length", help="Tokens a sample; 64, on GPUs alone 512.")
 ]
+STRATEGY_NAMES = (
+    "single, ddp, poplar, gpipe-even, torchgpipe, memory-proportional, speed-proportional or pipedream"
+)
 StrategyOption = Annotated[
-    str, typer.Option("--strategy", help="auto, or the plan space of a known system (hetpipe compare).")
+    str, typer.Option("--strategy", help=f"auto, or the plan space of a known system: {STRATEGY_NAMES}.")
 ]
 ScheduleOption = Annotated[
     Schedule | None,
@@ -44,6 +48,7 @@ AllowSlowOption = Annotated[
 BudgetOption = Annotated[
     float, typer.Option("--profile-budget", help="Seconds to spend on measuring.", min=0.0)
 ]
+RemeasureOption = Annotated[bool, typer.Option("--remeasure", help="Measure anew, whatever the cache holds.")]
 CompileOption = Annotated[
     bool,
     typer.Option("--compile", help="Compile each block (torch.compile); needs a C++ compiler or triton."),
@@ -56,6 +61,10 @@ EstimateOption = Annotated[
     list[str] | None,
     typer.Option("--estimate", help="Add a kind that is not at hand, estimated; several times."),
 ]
+VerboseOption = Annotated[
+    bool,
+    typer.Option("-v", "--verbose", help="Details too: which plans the bound speaks about, whole reasons."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, nothing else.")]
 
 
@@ -63,6 +72,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on std
 class AdapterOptions:
     """The adapters that are trained in place of the model."""
 
+    title: ClassVar[str] = "Adapters and run files"
     lora: Annotated[
         str | None,
         typer.Option("--lora", help=f"Train adapters beside frozen weights, such as {LORA_EXAMPLE}."),
@@ -81,6 +91,7 @@ class AdapterOptions:
 class ProfileOptions(AdapterOptions):
     """Where the profile of a model comes from: a file, or a measurement of this dtype within a budget."""
 
+    title: ClassVar[str] = "What is measured"
     profile_file: Annotated[
         Path | None, typer.Option("--profile", help="A profile.json; without it the model is measured here.")
     ] = None
@@ -88,12 +99,14 @@ class ProfileOptions(AdapterOptions):
     loss_chunks: LossChunksOption = None
     compiled: CompileOption = False
     profile_budget_s: BudgetOption = 60.0
+    remeasure: RemeasureOption = False
 
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions(ProfileOptions):
     """What a planner is told beside model, batch and devices: the profile, what is forced, and the proof."""
 
+    title: ClassVar[str] = "What the plan must be like"
     allow_slow_bf16: AllowSlowOption = False
     microbatch_size: Annotated[
         int | None, typer.Option("--microbatch-size", help="Force it; else the best of the profiled ones.")
@@ -138,6 +151,7 @@ class PlanOptions(ProfileOptions):
 class ObjectiveOptions:
     """What a plan is to have least of, and the limits that it has to keep."""
 
+    title: ClassVar[str] = "What the plan is best in"
     objective: Annotated[Objective, typer.Option("--objective", help="What a step is to take least of.")] = (
         Objective.STEP
     )
@@ -159,6 +173,7 @@ class ObjectiveOptions:
 class WhatIfOptions:
     """Which other devices are compared, in place of strategies."""
 
+    title: ClassVar[str] = "Other devices"
     what_if: Annotated[
         list[str] | None,
         typer.Option(
@@ -198,11 +213,25 @@ def with_options(verb: Callable[..., None]) -> Callable[..., None]:
 
 
 def _of_group(group: Any) -> list[inspect.Parameter]:
-    """Return a parameter for each field of a group; every field has a default."""
+    """Return a parameter for each field of a group; every field has a default.
+
+    Help shows an option under the title of the class that it is a field of.
+    """
     hints = get_type_hints(group, include_extras=True)
+    for base in group.__mro__:
+        for name in vars(base).get("__annotations__", {}).keys() & hints.keys():
+            hints[name] = _under(hints[name], vars(base).get("title"))
     return [
         inspect.Parameter(
             entry.name, inspect.Parameter.KEYWORD_ONLY, default=entry.default, annotation=hints[entry.name]
         )
         for entry in dataclasses.fields(group)
     ]
+
+
+def _under(hint: Any, title: str | None) -> Any:
+    """Return the annotation of an option with the title under which help shows it."""
+    options = [copy(option) for option in getattr(hint, "__metadata__", ())]
+    for option in options:
+        option.rich_help_panel = option.rich_help_panel or title
+    return Annotated[hint.__origin__, *options] if options else hint

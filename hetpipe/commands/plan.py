@@ -21,6 +21,7 @@ from hetpipe.commands.options import (
     ScheduleOption,
     SequenceOption,
     StrategyOption,
+    VerboseOption,
     with_options,
 )
 from hetpipe.commands.other_devices import chosen_plan, plan_expenses
@@ -36,11 +37,12 @@ from hetpipe.commands.output import (
 )
 from hetpipe.program.costs import check_memory
 from hetpipe.program.verification import verify
+from hetpipe.reporting.comparison_tables import comparison_table, misfit_sentences
 from hetpipe.reporting.memory_tables import memory_json, memory_table, mostly_frozen
-from hetpipe.reporting.tables import comparison_table, plan_sentences, plan_table, show
+from hetpipe.reporting.tables import plan_sentences, plan_table, show
 from hetpipe.simulation.prediction import evaluator, predict
 from partition.plan import Plan
-from partition.plan_file import plan_text
+from partition.plan_file import plan_data, plan_text
 from partition.problem import Problem
 
 if TYPE_CHECKING:
@@ -63,6 +65,7 @@ def plan_command(
     schedule: ScheduleOption = None,
     program: Annotated[bool, typer.Option("--program", help="Print what each rank runs, verified.")] = False,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan here.")] = None,
+    verbose: VerboseOption = False,
     json: JsonOption = False,
 ) -> None:
     """Decide who holds which layers, and show it beside the plain alternatives."""
@@ -85,10 +88,10 @@ def plan_command(
         extra |= choice_json(prediction.choice) if schedule is not None else {}
         extra |= plan_expenses(plan, cluster) if objective.given else {}
         extra |= {"memory": memory_json(prediction.plan, profile, cluster)} if mostly_frozen(profile) else {}
-        print_json({**prediction.plan.to_json(), **extra})
+        print_json({**plan_data(prediction.plan), **extra})
         note(estimates_of(profile, cluster))
         return
-    show_plan(prediction.plan, outcomes, profile, cluster)
+    show_plan(prediction.plan, outcomes, profile, cluster, details=verbose)
     if mostly_frozen(profile):
         show([memory_table(prediction.plan, profile, cluster)])
     show([*sentences, *choice_sentences(prediction.choice, schedule)])
@@ -151,9 +154,15 @@ def plan_and_compare(
     return plan or solve_problem(problem, strategy, proof_s=proof_s), outcomes
 
 
-def show_plan(plan: Plan, outcomes: "tuple[Outcome, ...]", profile: ModelProfile, cluster: Cluster) -> None:
+def show_plan(
+    plan: Plan,
+    outcomes: "tuple[Outcome, ...]",
+    profile: ModelProfile,
+    cluster: Cluster,
+    *,
+    details: bool = False,
+) -> None:
     """Print the plan with its bound, and all strategies where there are outcomes of them."""
-    from partition.explanation.gains import best_plain
-
-    others = [comparison_table(outcomes, plan, best_plain(outcomes))] if outcomes else []
-    show([*plan_sentences(plan, profile, cluster), plan_table(plan, profile, cluster), *others])
+    show([*plan_sentences(plan, profile, cluster, details=details), plan_table(plan, profile, cluster)])
+    if outcomes:
+        show([comparison_table(outcomes, plan), *misfit_sentences(outcomes, details=details)])

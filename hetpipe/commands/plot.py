@@ -18,7 +18,7 @@ from hetpipe.commands.output import print_json
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import parse_program
 from hetpipe.program.trace import Trace
-from hetpipe.runs.run_folder import MEASURED, PREDICTED, RunFolder
+from hetpipe.runs.run_folder import DEVICE_CLOCKS, MEASURED, PREDICTED, RunFolder
 from hetpipe.runs.run_report import read_report
 from hetpipe.simulation.prediction import Prediction, evaluator, predict, with_bound
 from hetpipe.simulation.simulator import simulate
@@ -125,7 +125,10 @@ def plot_plan(plan: Plan, profile: ModelProfile, cluster: Cluster, trace: Trace,
         "memory": plots.memory(plan, profile, cluster),
         "layers": plots.partition_bars(_beside_even(plan, profile, cluster), profile, cluster),
     }
-    return [file for name, ax in pictures.items() for file in save_picture(ax, folder / name)]
+    of = plots.plan_title(plan, cluster)
+    return [
+        file for name, ax in pictures.items() for file in save_picture(plots.title(ax, of), folder / name)
+    ]
 
 
 def plot_overview(
@@ -136,7 +139,7 @@ def plot_overview(
 
     outcomes = beside_others(prediction.plan, profile, cluster)
     axes = plots.overview(plan, outcomes, prediction.trace, profile, cluster)
-    return save_picture(axes[0], path)
+    return save_picture(plots.title(axes[0], plots.plan_title(plan, cluster)), path)
 
 
 def plot_speedups(plan: Plan, profile: ModelProfile, cluster: Cluster, folder: Path) -> list[Path]:
@@ -144,7 +147,7 @@ def plot_speedups(plan: Plan, profile: ModelProfile, cluster: Cluster, folder: P
     from hetpipe.reporting import plots
 
     ax = plots.speedups(beside_others(plan, profile, cluster))
-    return save_picture(ax, folder / "speed-ups")
+    return save_picture(plots.title(ax, plots.plan_title(plan, cluster)), folder / "speed-ups")
 
 
 def beside_others(plan: Plan, profile: ModelProfile, cluster: Cluster) -> "list[Outcome]":
@@ -163,7 +166,7 @@ def beside_others(plan: Plan, profile: ModelProfile, cluster: Cluster) -> "list[
         try:
             plain = strategy(problem, evaluate)
         except (InfeasibleError, InputError) as error:
-            outcomes.append(Outcome(name, None, str(error)))
+            outcomes.append(Outcome.without_plan(name, error))
         else:
             outcomes.append(Outcome(name, dataclasses.replace(plain, predicted=evaluate(plain))))
     own = plan.strategy if plan.strategy not in BASELINES else f"{plan.strategy}, this plan"
@@ -184,18 +187,25 @@ def plot_run(run: RunFolder, folder: Path) -> list[Path]:
     plan = checked_plan(plan, profile, cluster)
     predicted = simulate(ProgramCosts(program, profile, cluster))
     written = plot_plan(plan, profile, cluster, predicted, folder)
+    of = plots.plan_title(plan, cluster)
+    report = read_report(run.report) if run.report.exists() else None
     traces = run.read_traces()
     if MEASURED in traces and PREDICTED in traces:
-        labels = plots.stage_labels(plan, profile, cluster)
-        above, _ = plots.predicted_and_measured(traces[PREDICTED], traces[MEASURED], labels=labels)
-        written += save_picture(above, folder / "predicted-and-measured")
-    if run.report.exists():
-        devices = read_report(run.report).devices
+        above, _ = plots.predicted_and_measured(
+            traces[PREDICTED],
+            traces[MEASURED],
+            labels=plots.stage_labels(plan, profile, cluster),
+            device_clocks=traces.get(DEVICE_CLOCKS),
+            median_s=None if report is None else report.measured_step_s,
+        )
+        written += save_picture(plots.title(above, of), folder / "predicted-and-measured")
+    if report is not None:
+        devices = report.devices
         peaks = {name: device.peak_bytes for name, device in devices.items() if device.peak_bytes is not None}
         ax = plots.memory(plan, profile, cluster, measured_bytes=peaks)
-        save_picture(ax, folder / "memory")
+        save_picture(plots.title(ax, of), folder / "memory")
     if metrics := run.read_metrics():
-        written += save_picture(plots.losses(metrics), folder / "loss")
+        written += save_picture(plots.title(plots.losses(metrics), of), folder / "loss")
     return written
 
 

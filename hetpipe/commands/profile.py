@@ -4,7 +4,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 
@@ -16,6 +16,7 @@ from cost_model.errors import InputError
 from cost_model.measured_links import MeasuredLink
 from cost_model.profile import ModelProfile, profile_text, read_profile
 from cost_model.units import format_bandwidth, format_bytes, format_seconds
+from hetpipe.commands.given_profile import warn_of_doubts
 from hetpipe.commands.gpu_defaults import FEW_SIZES, measured
 from hetpipe.commands.inputs import named_model, remaining, with_estimates
 from hetpipe.commands.measured_network import measured_text
@@ -29,6 +30,7 @@ from hetpipe.commands.options import (
     JsonOption,
     LossChunksOption,
     ModelOption,
+    RemeasureOption,
     SequenceOption,
     with_options,
 )
@@ -44,9 +46,10 @@ from hetpipe.commands.several_hosts import (
 )
 from hetpipe.profiling.calibration import calibrate
 from hetpipe.profiling.median_error import precision_text
-from hetpipe.profiling.profile_cache import left_out, merge, profile_model
+from hetpipe.profiling.merging import left_out, merge
+from hetpipe.profiling.profile_cache import profile_model
 from hetpipe.reporting.tables import estimate_sentences, profile_table, show
-from hetpipe.runs.run_folder import MEASURED, RunFolder
+from hetpipe.runs.run_folder import DEVICE_CLOCKS, MEASURED, RunFolder
 from hetpipe.runs.run_report import read_report
 from hetpipe.runs.settings import Clock
 from partition.plan_file import read_plan
@@ -60,6 +63,7 @@ PROFILE_FILE = "hetpipe.profile"
 class MeasureOptions(AdapterOptions):
     """What is measured, where, and how long."""
 
+    title: ClassVar[str] = "What is measured"
     model: ModelOption = None
     cluster_file: Annotated[Path | None, typer.Option("--cluster", help="The cluster.toml.")] = None
     sequence_length: SequenceOption = None
@@ -68,6 +72,7 @@ class MeasureOptions(AdapterOptions):
     compiled: CompileOption = False
     allow_slow_bf16: AllowSlowOption = False
     profile_budget_s: BudgetOption = 60.0
+    remeasure: RemeasureOption = False
     microbatch_sizes: Annotated[
         str | None,
         typer.Option("--microbatch-sizes", help="1,2,4, or on GPUs alone auto: up to the largest that fits."),
@@ -132,10 +137,9 @@ def _show(profile: ModelProfile, output: Path | None, *, layers: bool) -> None:
     """Print what the profile is of, how well its times are known, and with layers all of them."""
     if layers:
         show([profile_table(profile), *link_sentences(profile)])
-    for sentence in (*precision_sentences(profile), *estimate_sentences(profile, profile.kinds)):
-        typer.echo(sentence)
     where = f"; wrote {output}" if output is not None else ""
-    typer.echo(f"{profile.model}: {profile.num_layers} layers on {', '.join(profile.kinds)}{where}")
+    what = f"{profile.model}: {profile.num_layers} layers on {', '.join(profile.kinds)}{where}"
+    show([*precision_sentences(profile), *estimate_sentences(profile, profile.kinds), what])
 
 
 def _check_source(
@@ -158,6 +162,7 @@ def _check_source(
         ("--model", options.model), ("--cluster", options.cluster_file),
         ("--dtype", None if estimated else options.dtype),
         ("--loss-chunks", options.loss_chunks), ("--compile", options.compiled or None),
+        ("--remeasure", options.remeasure or None),
         ("--lora", options.lora), ("--sequence-length", options.sequence_length),
         ("--microbatch-sizes", options.microbatch_sizes),
         ("--adapter", options.adapter), ("--load-in", options.load_in),
@@ -248,6 +253,7 @@ def measure(
                 load_in=entry.load_in,
                 loss_chunks=options.loss_chunks,
                 compiled=options.compiled,
+                use_cache=not options.remeasure,
             )  # fmt: skip
 
     place = place_of(hosts, cluster) if hosts.rendezvous is not None or hosts.hosts else None
@@ -264,6 +270,7 @@ def measure(
             if cluster_output is not None:
                 write_output(cluster_output, text)
     note(how.said)
+    warn_of_doubts(profile)
     for kind, missing in left_out(profile, how.microbatch_sizes or ()).items():
         warn(f"microbatches of {', '.join(map(str, missing))} do not fit on {kind!r} and were left out")
     return profile, how.dtype
@@ -311,7 +318,8 @@ def from_run(path: Path) -> ModelProfile:
         )
     if report.host_overloaded:
         warn("the host was overloaded in this run; its times are not to be trusted")
-    trace = folder.read_traces().get(MEASURED)
+    traces = folder.read_traces()
+    trace = traces.get(DEVICE_CLOCKS) or traces.get(MEASURED)
     return calibrate(read_profile(folder.profile), read_plan(folder.plan), cluster, report, trace)
 
 

@@ -12,8 +12,9 @@ import typer
 from cost_model.cluster import Cluster, is_emulated
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
-from cost_model.what_if import slowed, without
+from cost_model.what_if import slowed, with_room, without
 from hetpipe.commands.inputs import PlanRequest, named_model, plan_request, predict_given
+from hetpipe.commands.learning import LearningOptions
 from hetpipe.commands.measured_network import measured_network
 from hetpipe.commands.options import (
     AUTO,
@@ -23,10 +24,12 @@ from hetpipe.commands.options import (
     RequiredModel,
     ScheduleOption,
     StrategyOption,
+    VerboseOption,
     with_options,
 )
 from hetpipe.commands.output import choice_json, choice_sentences, note, print_json, warn_if_too_fast
 from hetpipe.commands.plan import NO_OUTCOMES, new_plan, show_plan
+from hetpipe.commands.run_file import JobArgument
 from hetpipe.commands.several_hosts import (
     Asked,
     HostOptions,
@@ -37,6 +40,7 @@ from hetpipe.commands.several_hosts import (
     place_of,
     print_launch,
 )
+from hetpipe.commands.started_by import started
 from hetpipe.commands.training import (
     RunStart,
     TrainingOptions,
@@ -83,6 +87,7 @@ class GivenOptions:
 @with_options
 def run_command(
     *,
+    job: JobArgument = None,
     model: RequiredModel,
     cluster_file: ClusterOption,
     given: GivenOptions,
@@ -90,35 +95,41 @@ def run_command(
     options: PlanOptions,
     schedule: ScheduleOption = None,
     training: TrainingOptions,
+    learning: LearningOptions,
     hosts: HostOptions,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Plan and verify, train nothing.")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print the last table only.")] = False,
+    verbose: VerboseOption = False,
     json: JsonOption = False,
 ) -> None:
     """Train a model over the devices of a cluster file; torchrun may start it too, a process per device."""
-    if not hosts.are_several and under_torchrun() and os.environ["RANK"] != "0":
-        _follow()
-    _check_adapt(training, given, hosts)
-    silent = quiet or json
-    request = plan_request(cluster_file, options, strategy)
-    plan = None if given.plan_file is None else _given_plan(given.plan_file, given, options, strategy)
-    if hosts.print_launch:
-        print_launch(hosts, request.usable)
-        return
-    entry = named_model(model, options)
-    place = None if dry_run else place_of(hosts, request.usable)
-
-    def measure(part: Cluster | None = None) -> ModelProfile:
-        return _profile(request, model, plan, given.sequence_length, part=part, quiet=silent)
-
-    if place is not None and not place.leads:
-        follow_leader(place, Asked.training(request, entry, training), measure)
-        return
     with ExitStack() as ends:
-        others = ends.enter_context(leading(place, Asked.training(request, entry, training)))
+        by = ends.enter_context(started(hosts))
+        if not hosts.are_several and under_torchrun() and os.environ["RANK"] != "0":
+            _follow()
+        _check_adapt(training, given, several=hosts.are_several or by.are_several)
+        silent = quiet or json
+        request = plan_request(cluster_file, options, strategy)
+        plan = None if given.plan_file is None else _given_plan(given.plan_file, given, options, strategy)
+        if hosts.print_launch:
+            print_launch(hosts, request.usable)
+            return
+        entry = named_model(model, options)
+        place = None if dry_run else place_of(by.options(hosts, request.usable), request.usable)
+        length = given.sequence_length
+
+        def measure(part: Cluster | None = None) -> ModelProfile:
+            return _profile(request, model, plan, length, part=part, quiet=silent)
+
+        if place is not None and not place.leads:
+            follow_leader(place, Asked.training(request, entry, training, learning), measure)
+            return
+        others = ends.enter_context(leading(place, Asked.training(request, entry, training, learning)))
         if others is not None:
             bring_back_lost(others, training, entry)
-        start = run_start(entry, training, schedule, dry_run=dry_run)
+        start = run_start(entry, training, schedule, learning, dry_run=dry_run, several=others is not None)
+        if others is None:
+            request, length = _as_before(request, start, given.sequence_length)
         measuring = others if options.profile_file is None else None
         profile = measure() if measuring is None else joined_profile(measuring, request.usable, measure)
         request, cluster_file = ends.enter_context(measured_network(measuring, request, cluster_file))
@@ -126,7 +137,7 @@ def run_command(
         prediction, outcomes = _predict(plan, profile, request, start, batch=batch, alone=silent)
         estimates = _verified(prediction, profile, request.cluster, start)
         if not silent:
-            show_plan(prediction.plan, outcomes, profile, request.cluster)
+            show_plan(prediction.plan, outcomes, profile, request.cluster, details=verbose)
             show(choice_sentences(prediction.choice, start.settings.schedule))
         if dry_run:
             result, tables = _planned(prediction, profile, start.settings), EMPTY
@@ -142,6 +153,18 @@ def run_command(
         note(estimates)
     else:
         show(tables)
+
+
+def _as_before(
+    request: PlanRequest, start: RunStart, sequence_length: int | None
+) -> tuple[PlanRequest, int | None]:
+    """Return what is measured, where nothing says how, as before: the precision and the length."""
+    options, before = request.options, start.before
+    if options.profile_file is not None:
+        return request, sequence_length
+    if options.dtype is None and before.dtype is not None:
+        request = replace(request, options=replace(options, dtype=before.dtype))
+    return request, before.sequence_length if sequence_length is None else sequence_length
 
 
 def _follow() -> NoReturn:
@@ -242,10 +265,11 @@ def _verified(prediction: Prediction, profile: ModelProfile, cluster: Cluster, s
 
 
 def _replan(profile: ModelProfile, request: PlanRequest, start: RunStart, *, batch: int | None) -> "Replan":
-    """Return what plans the same run without the devices that were lost."""
+    """Return what plans the same run without the devices that were lost, and with less on those too full."""
 
-    def replan(lost: frozenset[str]) -> Prediction:
-        left = replace(request, usable=without(request.usable, sorted(lost)), proof_s=0.0)
+    def replan(lost: frozenset[str], room_bytes: Mapping[str, float]) -> Prediction:
+        usable = with_room(without(request.usable, sorted(lost)), room_bytes)
+        left = replace(request, usable=usable, proof_s=0.0)
         prediction, _ = _predict(None, profile, left, start, batch=batch, alone=True)
         verify(prediction.program, profile, request.cluster)
         return prediction
@@ -260,15 +284,17 @@ def _adapt(profile: ModelProfile, request: PlanRequest, start: RunStart, *, batc
         whole = slowed(request.cluster, times)
         usable = slowed(without(request.usable, sorted(lost)), times)
         now = replace(request, cluster=whole, usable=usable, proof_s=0.0)
-        prediction, _ = _predict(plan, profile, now, start, batch=batch, alone=True)
+        if plan is not None:  # without a word on the cluster, which is another one now
+            return predict(plan, profile, whole, start.settings.schedule)
+        prediction, _ = _predict(None, profile, now, start, batch=batch, alone=True)
         verify(prediction.program, profile, whole)
         return prediction
 
     return adapt
 
 
-def _check_adapt(training: TrainingOptions, given: GivenOptions, hosts: HostOptions) -> None:
-    """Refuse --adapt where no other plan can be taken.
+def _check_adapt(training: TrainingOptions, given: GivenOptions, *, several: bool) -> None:
+    """Refuse --adapt where no other plan can be taken, as on several hosts.
 
     Raises: InputError if so.
     """
@@ -278,7 +304,7 @@ def _check_adapt(training: TrainingOptions, given: GivenOptions, hosts: HostOpti
         raise InputError("--adapt plans again, and --plan decides the plan; leave out one of them")
     if not training.save:
         raise InputError("--adapt moves layers by a checkpoint; leave out --no-save")
-    if under_torchrun() or hosts.rendezvous is not None:
+    if under_torchrun() or several:
         raise InputError("--adapt starts the ranks again, which works on one host without torchrun")
 
 

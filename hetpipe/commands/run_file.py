@@ -53,9 +53,14 @@ _TABLE = TypeAdapter(_LoraTable)
 
 
 def _read(context: typer.Context, path: Path | None) -> Path | None:
-    """Let the file answer for the options that are not given."""
+    """Let the file answer for the options that are not given.
+
+    Raises: InputError for what a run file cannot say, or if there are two.
+    """
     if path is None:
         return path
+    if context.default_map:
+        raise InputError(f"{path} is a second run file; give one, by --run-file or without it")
     data = read_toml(path)
     tables = dict(data)
     values: dict[str, Any] = {}
@@ -100,6 +105,14 @@ def _options(context: typer.Context, verb: str | None) -> dict[str, Any]:
                 names[name] = parameter
     return names
 
+
+JobArgument = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="JOB.TOML", is_eager=True, callback=_read, help="A run file, as --run-file.",
+        show_default=False,
+    ),
+]  # fmt: skip
 
 RunFileOption = Annotated[
     Path | None,

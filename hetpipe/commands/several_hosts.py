@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
@@ -16,6 +16,7 @@ from cost_model.errors import InputError
 from cost_model.profile import ModelProfile, profile_from_data, profile_text
 from cost_model.units import parse_seconds
 from hetpipe.commands.inputs import PlanRequest
+from hetpipe.commands.learning import LearningOptions
 from hetpipe.commands.output import note
 from hetpipe.commands.training import RUNS, TrainingOptions, readable_texts
 from hetpipe.models.names import ModelEntry
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 class HostOptions:
     """Where the hosts of a run meet, which of them this is, and whom it trusts."""
 
+    title: ClassVar[str] = "Several hosts"
     rendezvous: Annotated[
         str | None,
         typer.Option("--rendezvous", help="Several hosts: tcp://LEADER:PORT or file:///SHARED, on each."),
@@ -212,24 +214,37 @@ class Asked:
     entry: ModelEntry
     said: Mapping[str, object]
     data: tuple[Path, ...] = ()
+    eval_data: tuple[Path, ...] = ()
     what: str = "training"
 
     @classmethod
-    def training(cls, request: PlanRequest, entry: ModelEntry, training: TrainingOptions) -> "Asked":
+    def training(
+        cls, request: PlanRequest, entry: ModelEntry, training: TrainingOptions, learning: LearningOptions
+    ) -> "Asked":
         """Return what `run` asks."""
         options = request.options
         said = said_of(options.dtype, options.loss_chunks, compiled=options.compiled)
         texts = readable_texts(training.data) if training.data else ()
-        return cls(request.cluster, request.usable, entry, said, tuple(map(Path, texts)))
+        held_out = readable_texts(learning.eval_data) if learning.eval_data else ()
+        return cls(
+            request.cluster, request.usable, entry, said, tuple(map(Path, texts)), tuple(map(Path, held_out))
+        )
 
     def facts(self, node: Node) -> "Facts":
-        """Return what this host, of a node, says of itself."""
+        """Return what this host, of a node, says of itself.
+
+        NOTE: torch is loaded before hosts talk: the loader holds Python's lock meanwhile, on a busy host or
+        from a slow disk for longer than a launcher may be silent.
+        """
+        import torch  # noqa: F401
+
         from hetpipe.hosts.agreement import facts_of
 
         given = {
             "model": [self.entry.folder.path] if self.entry.folder is not None else [],
             "adapter": [Path(self.entry.adapter)] if self.entry.adapter is not None else [],
             "data": self.data,
+            "eval_data": self.eval_data,
         }
         return facts_of(node, self.cluster, given, {"--model": self.entry.name, **self.said})
 
@@ -259,7 +274,10 @@ def follow_leader(
 
     if str(place.options.token_file) == TOKEN_FROM_INPUT:
         end_with_input()
-    own = Settings(steps=1, data=tuple(map(str, asked.data)), **asked.entry.in_settings)
+    own = Settings(
+        steps=1, data=tuple(map(str, asked.data)), eval_data=tuple(map(str, asked.eval_data)),
+        **asked.entry.in_settings,
+    )  # fmt: skip
     follow(
         place.address, place.token, asked.facts(place.node), own,
         {"profile": profile, **OwnCopies(RUNS, place.node.name).answers},
@@ -289,7 +307,7 @@ def leading(place: Place | None, asked: Asked) -> "Iterator[Leader | None]":
             if place.file is not None:
                 place.file.write(leader.address)
             if remote is not None:
-                remote.start(leader.address, leader.not_started)
+                remote.start(leader.address, leader.ended)
             leader.gather(place.options.wait_s)
             yield leader
     finally:
@@ -325,7 +343,7 @@ def joined_profile(
 
     Of a kind that several hosts have, the first measures it.
     """
-    from hetpipe.profiling.profile_cache import merge
+    from hetpipe.profiling.merging import merge
 
     nodes = {node.name: node for node in usable.nodes if node.devices}
     own = nodes.pop(leader.facts.node)

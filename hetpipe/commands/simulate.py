@@ -10,7 +10,7 @@ import typer
 from cost_model.cluster_file import read_cluster
 from cost_model.profile import read_profile
 from hetpipe.commands.inputs import predict_given
-from hetpipe.commands.options import ClusterOption, JsonOption, ScheduleOption, with_options
+from hetpipe.commands.options import ClusterOption, JsonOption, ScheduleOption, VerboseOption, with_options
 from hetpipe.commands.output import (
     check_output,
     choice_json,
@@ -41,6 +41,7 @@ def simulate_command(
         Path | None, typer.Option("--plot", help="Draw the step here, as PNG and as SVG.")
     ] = None,
     schedule: ScheduleOption = None,
+    verbose: VerboseOption = False,
     json: JsonOption = False,
 ) -> None:
     """Run a plan on a virtual clock: step time, bubble, memory, and what the step waits for."""
@@ -56,9 +57,10 @@ def simulate_command(
         write_output(trace, chrome_trace([(PREDICTED, prediction.trace)]))
     if plot is not None:
         from hetpipe.commands.plot import save_picture
-        from hetpipe.reporting.plots import gantt, stage_labels
+        from hetpipe.reporting.plots import gantt, plan_title, stage_labels, title
 
-        save_picture(gantt(prediction.trace, labels=stage_labels(prediction.plan, profile, cluster)), plot)
+        ax = gantt(prediction.trace, labels=stage_labels(prediction.plan, profile, cluster))
+        save_picture(title(ax, plan_title(prediction.plan, cluster)), plot)
     causes = shares(critical_path(prediction.trace, prediction.costs))
     times = dict(
         zip(prediction.plan.device_names, device_times(prediction.trace, prediction.costs), strict=True)
@@ -69,7 +71,8 @@ def simulate_command(
         print_json({**data, "speed": speed, **choice_json(prediction.choice)})
         note(estimates_of(profile, cluster))
         return
-    show([*plan_sentences(prediction.plan, profile, cluster), plan_table(prediction.plan, profile, cluster)])
+    show(plan_sentences(prediction.plan, profile, cluster, details=verbose))
+    show([plan_table(prediction.plan, profile, cluster)])
     show([*choice_sentences(prediction.choice, schedule), speed_sentence(speed)])
     show([path_sentence(causes), waiting_table(times)])
 

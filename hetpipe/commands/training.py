@@ -2,13 +2,11 @@
 
 import re
 import shlex
-import sys
-import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
@@ -16,11 +14,15 @@ from cost_model.dtypes import FLOAT32
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
 from cost_model.units import parse_seconds
+from hetpipe.commands.job_file import job_text, leaving_job
+from hetpipe.commands.learning import LearningOptions
 from hetpipe.commands.output import note, warn
+from hetpipe.commands.resuming import RunBefore, check_changes
+from hetpipe.commands.step_bar import step_bar
 from hetpipe.models.names import ModelEntry
 from hetpipe.program.instructions import Schedule
 from hetpipe.runs.run_folder import RunFolder
-from hetpipe.runs.settings import Clock, Settings, read_settings
+from hetpipe.runs.settings import Clock, Settings
 
 if TYPE_CHECKING:
     from hetpipe.runs.run_report import RunReport
@@ -34,14 +36,12 @@ RUNS = Path("runs")
 LEAST_WAIT_S, LONGEST_WAIT_S = 1.0, 30 * 86400.0
 """What `--timeout` may be; who asks for less or more has most likely mistaken the unit."""
 
-SILENCE_S = 30.0
-"""Where there is no bar, a step is told at least so often."""
-
 
 @dataclass(frozen=True, slots=True)
 class TrainingOptions:
     """How to train: everything of `run` that is neither model, cluster nor plan."""
 
+    title: ClassVar[str] = "Training"
     data: Annotated[
         list[Path] | None, typer.Option("--data", help="UTF-8 text to train on; give it several times.")
     ] = None
@@ -60,14 +60,17 @@ class TrainingOptions:
     ] = None
     keep: Annotated[
         int | None,
-        typer.Option("--keep", help="Keep so many checkpoints, the newest; 0: all, or as --resume."),
+        typer.Option(
+            "--keep", help="Keep the newest so many checkpoints, and the best; 0: all, or as --resume."
+        ),
     ] = None
     save: Annotated[
         bool,
         typer.Option("--save/--no-save", help="Keep the trained model: a checkpoint at the end, or none."),
     ] = True
     resume: Annotated[
-        str | None, typer.Option("--resume", help='"auto", a run folder, or a checkpoint to go on from.')
+        str | None,
+        typer.Option("--resume", help='"auto", "best", a run folder or a checkpoint to go on from.'),
     ] = None
     clock: Annotated[
         Clock, typer.Option("--clock", help="What an emulated device charges: the profile's times, or CPU.")
@@ -95,7 +98,8 @@ class RunStart:
     """What a run begins with, checked before anything is measured.
 
     folder: None for a new numbered one. batch: samples a step of the run before, None if there is none.
-    gradient_dtype: in which its gradients travelled. max_restarts: see `Recovery`.
+    gradient_dtype: in which its gradients travelled. max_restarts: see `Recovery`. override: what it may have
+    otherwise than the run before.
     """
 
     entry: ModelEntry
@@ -104,12 +108,22 @@ class RunStart:
     batch: int | None = None
     gradient_dtype: str = FLOAT32
     max_restarts: int = 0
+    before: RunBefore = field(default_factory=RunBefore)
+    override: frozenset[str] = frozenset()
 
 
 def run_start(
-    entry: ModelEntry, options: TrainingOptions, schedule: Schedule | None, *, dry_run: bool
+    entry: ModelEntry,
+    options: TrainingOptions,
+    schedule: Schedule | None,
+    learning: LearningOptions,
+    *,
+    dry_run: bool,
+    several: bool = False,
 ) -> RunStart:
     """Find the texts, and unless it is a dry run the checkpoint to go on from.
+
+    several: whether other hosts take part, each with texts of its own place.
 
     Raises: InputError for a text that cannot be read, a setting that is none, or if there is nothing to
         resume.
@@ -122,41 +136,72 @@ def run_start(
         "learning_rate": options.learning_rate,
         "total_steps": options.total_steps,
         "data": tuple(map(str, readable_texts(options.data))) if options.data else None,
+        **learning.given,
     }
-    source, batch, gradient_dtype = None, None, FLOAT32
-    decided: dict[str, Any] = {}  # what is not given is that of the run before
+    override = _overridden(learning, options)
+    before = RunBefore()
     if options.resume is not None and not dry_run and not _begins_anew(options.resume, folder):
-        from hetpipe.training.checkpoint import read_manifest
-        from hetpipe.training.checkpoint_owners import check_adapters, check_same, check_steps
-        from hetpipe.training.resumed_settings import inherited
-        from hetpipe.training.resumption import find_checkpoint
-
-        source = find_checkpoint(options.resume, folder, RUNS, entry.name, tell=warn)
-        manifest = read_manifest(source)
-        check_adapters(manifest, entry.lora, source)
-        check_same(manifest, "model", entry.name, source)
-        check_steps(manifest, options.steps, source)
-        decided, batch = inherited(manifest, options.steps), manifest.settings.get("global_batch_size")
-        gradient_dtype = str(manifest.settings.get("gradient_dtype", FLOAT32))
+        before = RunBefore.find(options.resume, folder, RUNS, entry, options.steps)
         if given["data"] is None:
-            readable_texts(map(Path, decided.get("data", ())))
-    before = _settings_before(source) or Settings(steps=1)
-    every, every_s = (before.every, before.every_s) if options.every is None else _every(options.every)
+            if several:
+                before.check_data_given("--data")
+            readable_texts(map(Path, before.decided.get("data", ())))
+    earlier = before.settings
+    every, every_s = (earlier.every, earlier.every_s) if options.every is None else _every(options.every)
     settings = Settings(
         steps=options.steps,
-        **decided | {key: value for key, value in given.items() if value is not None},
+        **before.decided | {key: value for key, value in given.items() if value is not None},
+        **_evaluation(learning, earlier, several=several),
         every=every,
         every_s=every_s,
-        keep=before.keep if options.keep is None else options.keep,
+        keep=earlier.keep if options.keep is None else options.keep,
         save=options.save,
         clock=options.clock,
-        schedule=schedule or before.schedule,
-        timeout_s=before.timeout_s if options.timeout is None else _timeout_s(options.timeout),
-        resume_from=None if source is None else str(source),
+        schedule=schedule or earlier.schedule,
+        timeout_s=earlier.timeout_s if options.timeout is None else _timeout_s(options.timeout),
+        resume_from=None if before.source is None else str(before.source),
         **entry.in_settings,
     )
-    samples = batch if isinstance(batch, int) else None
-    return RunStart(entry, folder, settings, samples, gradient_dtype, options.max_restarts)
+    return RunStart(
+        entry, folder, settings, before.batch, before.gradient_dtype, options.max_restarts, before, override
+    )
+
+
+def _overridden(learning: LearningOptions, options: TrainingOptions) -> frozenset[str]:
+    """Return what --override names.
+
+    Raises: InputError for what is none, or where nothing is gone on from.
+    """
+    if not learning.override:
+        return frozenset()
+    if options.resume is None:
+        raise InputError("--override is of what a run before had; give --resume with it, or leave it out")
+    from hetpipe.training.resumed_settings import overridden
+
+    return overridden(learning.override)
+
+
+def _evaluation(learning: LearningOptions, earlier: Settings, *, several: bool) -> dict[str, Any]:
+    """Return the settings of held-out texts; what is not given is that of the run before.
+
+    Raises: InputError for a text that cannot be read, or is on another host.
+    """
+    if learning.eval_data:
+        texts = tuple(map(str, readable_texts(learning.eval_data)))
+    else:
+        if several and earlier.eval_data:
+            raise InputError(
+                "the run before had --eval-data, whose place is each host's own; give it on each host"
+            )
+        texts = tuple(map(str, readable_texts(map(Path, earlier.eval_data))))
+    for option, value in (("--eval-every", learning.eval_every), ("--patience", learning.patience)):
+        if value and not texts:
+            raise InputError(f"{option} is {value}, and there is no text for it; give --eval-data")
+    return {
+        "eval_data": texts,
+        "eval_every": earlier.eval_every if learning.eval_every is None else learning.eval_every,
+        "patience": earlier.patience if learning.patience is None else learning.patience,
+    }
 
 
 def _every(text: str) -> tuple[int, float]:
@@ -211,19 +256,6 @@ def readable_texts(data: Iterable[Path]) -> tuple[Path, ...]:
     return texts
 
 
-def _settings_before(source: Path | None) -> Settings | None:
-    """Return the settings of the run of a checkpoint; None where its folder is not there."""
-    config = None if source is None else RunFolder(source.parent.parent).config
-    if config is None or not config.exists():
-        return None
-    try:
-        return read_settings(config)
-    except InputError as error:
-        raise InputError(
-            f"{error}; remove it to go on without: the checkpoint holds what decides the mathematics"
-        ) from None
-
-
 def train_shown(
     start: RunStart,
     cluster_file: Path,
@@ -245,19 +277,27 @@ def train_shown(
     from hetpipe.training.run import train_predicted
 
     settings = start.settings
-    folder, made = _folder_of(settings, profile.model, start.folder)
+    check_changes(settings, start.override, profile, prediction)
+    folder, made = _folder_of(settings, profile.model, start.folder, anew=start.before.is_best)
     if shortage := room_of(folder, settings, profile).shortage:
         warn(shortage)
+
+    def say(told: str) -> None:
+        note([told])
 
     def ending(name: str) -> None:
         kept = ", with a checkpoint" if settings.save else ""
         note([f"{name}: training ends after this step{kept}; Ctrl-C ends it at once"])
 
+    def leave_job(on_event: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
+        text = job_text(folder, settings, profile, start.max_restarts)
+        return on_event if hosts is not None else leaving_job(on_event, folder, text)
+
     try:
-        with _step_bar(settings.steps, _steps_done(settings), quiet=quiet) as on_event:
+        with step_bar(settings.steps, _steps_done(settings), quiet=quiet) as on_event:
             report = train_predicted(
                 settings, cluster_file, profile, prediction, folder,
-                on_event=_waits_told(on_event), tell=lambda told: note([told]), on_signal=ending,
+                on_event=leave_job(_waits_told(on_event)), tell=say, notice=say, on_signal=ending,
                 max_restarts=start.max_restarts, replan=replan, adapt=adapt,
                 hosts=hosts,
             )  # fmt: skip
@@ -286,11 +326,16 @@ def _waits_told(on_event: Callable[[dict[str, Any]], None]) -> Callable[[dict[st
     return told
 
 
-def _folder_of(settings: Settings, model: str, folder: RunFolder | None) -> tuple[RunFolder, bool]:
-    """Return the folder to write, and whether it was made for the run; say what is in it."""
+def _folder_of(
+    settings: Settings, model: str, folder: RunFolder | None, *, anew: bool
+) -> tuple[RunFolder, bool]:
+    """Return the folder to write, and whether it was made for the run; say what is in it.
+
+    anew: whether that of the checkpoint is not gone on with.
+    """
     if settings.resume_from is not None:
         checkpoints = Path(settings.resume_from).parent
-        if folder is None and checkpoints.name == "checkpoints":
+        if folder is None and checkpoints.name == "checkpoints" and not anew:
             folder = RunFolder(checkpoints.parent)
         note([f"going on from {settings.resume_from}"])
     elif folder is not None and folder.plan.exists() and kept_checkpoint(folder) is None:
@@ -321,45 +366,6 @@ def _steps_done(settings: Settings) -> int:
     return read_manifest(Path(settings.resume_from)).step
 
 
-@contextmanager
-def _step_bar(steps: int, done: int, *, quiet: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Give what takes the events of a run: a bar on a terminal, else lines, one each half minute at least."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from hetpipe.reporting.tables import console
-
-    lines = not quiet and not sys.stdout.isatty()
-    bar = Progress(
-        TextColumn("training"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[text]}"),
-        TimeRemainingColumn(),
-        console=console(),
-        disable=quiet or lines,
-    )
-    with bar:
-        task = bar.add_task("training", total=steps, completed=done, text="")
-        told_s = time.monotonic()
-
-        def on_event(event: dict[str, Any]) -> None:
-            nonlocal told_s
-            if event.get("event") != "step":
-                return
-            text = (
-                f"loss {event['loss']:.4f}  {event['samples_per_s']:.4g} samples/s  "
-                f"bubble {event['bubble']:.0%}"
-            )
-            done = int(event["step"])
-            bar.update(task, completed=done, text=text)
-            late = time.monotonic() - told_s > SILENCE_S
-            if lines and (late or done % max(1, steps // 10) == 0 or done == steps):
-                told_s = time.monotonic()
-                typer.echo(f"step {done}/{steps}  {text}")
-
-        yield on_event
-
-
 def kept_checkpoint(folder: RunFolder) -> Path | None:
     """Return the newest checkpoint of a run that has ended; None where it wrote none."""
     from hetpipe.training import checkpoint
@@ -375,7 +381,9 @@ def kept_sentences(folder: RunFolder, source: Path | None, steps: int) -> list[s
 
     manifest = checkpoint.read_manifest(source)
     done, name = manifest.step, "my-model" if manifest.lora is None else "my-adapter"
+    trained = folder.read_metrics()
+    why = "" if trained and trained[-1]["step"] == done else ": --no-save"
     return [
-        f"model: {source}{'' if done == steps else f' (step {done} of {steps}: --no-save)'}",
+        f"model: {source}{'' if done == steps else f' (step {done} of {steps}{why})'}",
         f"next: hetpipe export {shlex.quote(str(folder.path))} -o {name}",
     ]

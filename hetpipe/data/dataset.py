@@ -3,7 +3,7 @@
 import json
 import os
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,8 +16,9 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from cost_model.errors import InputError
+from cost_model.strict_files import read_json
 from hetpipe.data.special_tokens import SpecialTokens
-from hetpipe.data.vocabulary import TRAINED_TOKENS, lines_of, vocabulary_sha256
+from hetpipe.data.vocabulary import TRAINED_TOKENS, lines_of, texts_sha256, vocabulary_sha256
 from hetpipe.models.names import Task
 
 IGNORE_LABEL = -100  # the value that torch's cross-entropy ignores
@@ -30,7 +31,7 @@ ORDER_STREAM, MASK_STREAM = 0, 1
 LAST = np.iinfo(np.uint64).max
 
 
-def write_tokens(folder: Path, documents: Iterable[str], vocabulary: Tokenizer) -> None:
+def write_tokens(folder: Path, documents: Sequence[str], vocabulary: Tokenizer) -> None:
     """Write `tokens.bin` (flat, a separator after every document) and then its header `tokens.json`."""
     dtype = np.dtype(np.uint16 if vocabulary.get_vocab_size() <= 1 << 16 else np.uint32).newbyteorder("<")
     count, separator = 0, SpecialTokens.of(vocabulary).separator
@@ -45,7 +46,12 @@ def write_tokens(folder: Path, documents: Iterable[str], vocabulary: Tokenizer) 
                 count += len(ids)
             file.write(np.array([separator], dtype).tobytes())
             count += 1
-    header = {"dtype": dtype.str, "count": count, "vocabulary_sha256": vocabulary_sha256(vocabulary)}
+    header = {
+        "dtype": dtype.str,
+        "count": count,
+        "vocabulary_sha256": vocabulary_sha256(vocabulary),
+        "texts_sha256": texts_sha256(documents),
+    }
     with _replacing(folder / TOKENS_HEADER) as file:
         file.write(json.dumps(header).encode())
 
@@ -67,6 +73,12 @@ def load_tokens(folder: Path, vocabulary: Tokenizer) -> npt.NDArray[np.unsignedi
     if num_bytes != (expected := count * dtype.itemsize):
         raise InputError(f"{folder / TOKENS_FILE} has {num_bytes:,} bytes, not {expected:,}; {remedy}")
     return np.memmap(folder / TOKENS_FILE, dtype=dtype, mode="r", shape=(count,))
+
+
+def tokens_texts_sha256(folder: Path) -> str:
+    """Return the hash of the texts whose tokens are in a folder; "" of tokens that an older hetpipe wrote."""
+    header = read_json(folder / TOKENS_HEADER)
+    return str(header.get("texts_sha256", "")) if isinstance(header, dict) else ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

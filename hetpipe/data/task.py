@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from cost_model.errors import InputError
-from hetpipe.data.dataset import Dataset, load_tokens, write_tokens
+from hetpipe.data.dataset import Dataset, load_tokens, tokens_texts_sha256, write_tokens
+from hetpipe.data.held_out import SEED as HELD_OUT_SEED
+from hetpipe.data.held_out import HeldOut
 from hetpipe.data.special_tokens import SpecialTokens, adopt_vocabulary
 from hetpipe.data.vocabulary import (
     load_vocabulary,
@@ -46,6 +48,7 @@ class TrainingTask:
     count_terms, where given, counts them in the labels of a whole step instead.
     make_optimizer: None for AdamW with the hyper-parameters of the settings. rate_schedule: the learning rate
     of each step, counted from 0, as a multiple of the settings'; None for their warm-up and decay.
+    data_sha256: of the texts, "" where nobody knows. held_out: what --eval-data gives.
     predicts: where the loss is `loss_sum` of logits, of which task; None for any other loss.
     """
 
@@ -54,6 +57,8 @@ class TrainingTask:
     batch: Batch
     num_loss_tokens: Callable[[int], int]
     vocabulary_sha256: str = ""
+    data_sha256: str = ""
+    held_out: HeldOut | None = None
     count_terms: Callable[[Tensor], int] | None = None
     make_optimizer: OptimizerFactory | None = None
     rate_schedule: Callable[[int], float] | None = None
@@ -141,6 +146,11 @@ def prepare_data(folder: RunFolder, settings: TaskSettings, vocabulary_from: Pat
     save_vocabulary(vocabulary, folder.vocabulary)
     write_tokens(folder.path, documents, vocabulary)
     _dataset(folder, settings, spec)
+    if settings.run.eval_data:
+        held_out = read_corpus([Path(path) for path in settings.run.eval_data])
+        folder.held_out.mkdir(parents=True, exist_ok=True)
+        write_tokens(folder.held_out, held_out, vocabulary)
+        _held_out(folder, settings, spec)
 
 
 def registered_task(folder: RunFolder, settings: TaskSettings) -> TrainingTask:
@@ -161,6 +171,8 @@ def registered_task(folder: RunFolder, settings: TaskSettings) -> TrainingTask:
         batch=batch,
         num_loss_tokens=dataset.num_loss_tokens,
         vocabulary_sha256=vocabulary_sha256(load_vocabulary(folder.vocabulary)),
+        data_sha256=tokens_texts_sha256(folder.path),
+        held_out=_held_out(folder, settings, spec) if settings.run.eval_data else None,
         predicts=spec.task,
     )
 
@@ -177,13 +189,31 @@ def _adapter_of(spec: ModelSpec, settings: TaskSettings) -> AdapterFolder | None
 
 
 def _dataset(folder: RunFolder, settings: TaskSettings, spec: ModelSpec) -> Dataset:
+    return _dataset_in(folder.path, folder, settings, spec, settings.seed)
+
+
+def _held_out(folder: RunFolder, settings: TaskSettings, spec: ModelSpec) -> HeldOut:
+    """Return the samples of --eval-data.
+
+    Raises: InputError if there is not one.
+    """
+    try:
+        return HeldOut(_dataset_in(folder.held_out, folder, settings, spec, HELD_OUT_SEED))
+    except InputError as error:
+        raise InputError(f"--eval-data: {error}") from None
+
+
+def _dataset_in(
+    place: Path, folder: RunFolder, settings: TaskSettings, spec: ModelSpec, seed: int
+) -> Dataset:
+    """Return the data of the tokens in a folder, read with the vocabulary of the run."""
     vocabulary = load_vocabulary(folder.vocabulary)
     return Dataset(
-        tokens=load_tokens(folder.path, vocabulary),
+        tokens=load_tokens(place, vocabulary),
         task=spec.task,
         sequence_length=settings.sequence_length,
         vocabulary_size=vocabulary.get_vocab_size(),
-        seed=settings.seed,
+        seed=seed,
         special=SpecialTokens.of(vocabulary),
     )
 

@@ -91,6 +91,16 @@ def lines_of(documents: Iterable[str]) -> Iterator[str]:
     return (line for document in documents for line in document.splitlines(keepends=True))
 
 
+def texts_sha256(documents: Iterable[str]) -> str:
+    """Return the hash of texts as they are read, wherever they lie."""
+    found = hashlib.sha256()
+    for document in documents:
+        data = document.encode()
+        found.update(b"%d\0" % len(data))
+        found.update(data)
+    return found.hexdigest()
+
+
 def _read_document(path: Path) -> str:
     name = f"data file {path}"
     try:

@@ -19,6 +19,7 @@ _REMEDIES = {
     "model": "copy the same folder to all hosts",
     "adapter": "copy the same folder to all hosts",
     "data": "copy the same texts to all hosts, and give them in the same order",
+    "eval_data": "copy the same texts to all hosts, and give them in the same order",
     "cluster.toml": "copy the same file to all hosts",
 }
 

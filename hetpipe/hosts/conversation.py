@@ -1,6 +1,7 @@
 """How two launchers talk: each says every second that it is alive, and who is silent for too long is lost."""
 
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -22,7 +23,7 @@ Answer = tuple[Message, bytes]
 class Conversation:
     """A channel whose messages are taken in a thread of its own, until the other side is lost or done.
 
-    Owns the channel.
+    Owns the channel. heard_s: when the other side has last said something, on the monotonic clock.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class Conversation:
         """Begin to listen; on_lost: told, once, how the other side was lost. name: of it, for messages."""
         self.name, self.channel = name, channel
         self._on_message, self._on_lost = on_message, on_lost
+        self.heard_s = time.monotonic()
         self._closed = threading.Event()
         threading.Thread(target=self._listen, daemon=True, name=f"from {name}").start()
         threading.Thread(target=self._stay_alive, daemon=True, name=f"alive to {name}").start()
@@ -57,6 +59,7 @@ class Conversation:
                 if not self._closed.is_set():
                     self._on_lost(str(error))
                 return
+            self.heard_s = time.monotonic()
             if message.get("do") != "alive":
                 self._on_message(message, blob)
 

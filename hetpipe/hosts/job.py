@@ -65,8 +65,11 @@ _ADAPTER = TypeAdapter(Job)
 
 
 def tokens_sha256(folder: RunFolder) -> str:
-    """Return the hash of the tokens in a run folder."""
-    return hashlib.sha256(folder.tokens.read_bytes()).hexdigest()
+    """Return the hash of the tokens in a run folder, and of the held-out ones."""
+    found = hashlib.sha256(folder.tokens.read_bytes())
+    if read_settings(folder.config).eval_data:
+        found.update(RunFolder(folder.held_out).tokens.read_bytes())
+    return found.hexdigest()
 
 
 @contextmanager
@@ -118,14 +121,16 @@ def fill_folder(folder: RunFolder, job: Job, own: Settings) -> FilledFolder:
     )
     if own.data:
         settings = dataclasses.replace(settings, data=own.data)
+    if own.eval_data:
+        settings = dataclasses.replace(settings, eval_data=own.eval_data)
     folder.write(folder.config, settings_text(settings))
     profile = read_profile(folder.profile)
     task_settings = TaskSettings.of(profile, settings)
     prepare_data(folder, task_settings, folder.vocabulary)
     if tokens_sha256(folder) != job.tokens_sha256:
         raise InputError(
-            "the texts of --data are read into other tokens here than on the leader's host; copy the same "
-            "texts to all hosts"
+            "the texts of --data or --eval-data are read into other tokens here than on the leader's host; "
+            "copy the same texts to all hosts"
         )
     program = parse_program(job.files["program"], read_plan(folder.plan))
     costs = ProgramCosts(program, profile, read_cluster(folder.cluster))

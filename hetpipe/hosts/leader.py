@@ -1,24 +1,24 @@
 """The launcher that leads: it waits for the others, compares them with itself, and has them do their part."""
 
 import multiprocessing
-import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from cost_model.cluster import Cluster, Device
+from cost_model.cluster import Device
 from cost_model.errors import InputError
 from hetpipe.hosts.agreement import Facts, compare
+from hetpipe.hosts.comeback import Comebacks, Member
 from hetpipe.hosts.conversation import MEMBER, Answer, Conversation, Message
 from hetpipe.hosts.interruption import Interrupted, Interruption
 from hetpipe.hosts.job import Job
 from hetpipe.hosts.leader_store import LeaderStore
-from hetpipe.hosts.links import TIMEOUT_S, HostLink, Pair, devices_to_json, measure_pairs, rank_of_pair
 from hetpipe.hosts.own_interface import interface_of
 from hetpipe.hosts.verdict import alarm_of, error_in, error_of, found_in, verdict_of
 from hetpipe.runs.run_folder import RunFolder
@@ -40,16 +40,6 @@ ENDING_S = 30.0
 """So long may the ranks of other hosts take to end after those here."""
 
 
-@dataclass(slots=True)
-class _Member:
-    """Another host, as the leader knows it."""
-
-    facts: Facts
-    conversation: Conversation
-    answer: Answer | None = None
-    done: bool = False
-
-
 class Leader:
     """The other hosts of a run; owns the listener, their channels, and the store of the ranks.
 
@@ -63,11 +53,12 @@ class Leader:
 
         nodes: the names of those that take part, this one among them. tell: takes sentences for the user.
         """
-        self.facts, self._tell = facts, tell
-        self._others = tuple(name for name in nodes if name != facts.node)
-        self._address, self._token = address, token
-        self._members: dict[str, _Member] = {}
+        self.facts, self.tell = facts, tell
+        self._nodes = self._others = tuple(name for name in nodes if name != facts.node)
+        self._address, self.token = address, token
+        self._members: dict[str, Member] = {}
         self._changed = threading.Condition()
+        self._back = Comebacks(facts, self._changed, tell)
         self._failures: list[dict[str, Any]] = []
         self._alarm: Connection | None = None
         self._stopping: Stopping | None = None
@@ -77,9 +68,10 @@ class Leader:
         self._closed = False
         self._known: set[str] = set()  # who has ever come
         self._settling = False  # who is lost now is left out of the next attempt
+        self._between = False  # two attempts: who is lost now ends the next one
 
     def __enter__(self) -> Self:
-        self._listener = Listener(listening_socket(self._address), self._token, self._take)
+        self._listener = Listener(listening_socket(self._address), self.token, self._take)
         self._interruption.begin()
         return self
 
@@ -89,6 +81,7 @@ class Leader:
         self._interruption.end()
         with self._changed:
             self._closed = True
+            self._members |= self._back.take()
         if isinstance(error, Interrupted):
             error = error_in(self._failures[0])
         for member in list(self._members.values()):
@@ -103,8 +96,6 @@ class Leader:
         for member in list(self._members.values()):
             member.conversation.close()
         self._listener.close()
-        if self._store is not None:
-            self._store.close()
         if kind is Interrupted and error is not None:
             raise error from None
 
@@ -118,10 +109,15 @@ class Leader:
         """Return the names of the other nodes that take part."""
         return self._others
 
-    def not_started(self, node: str, how: str) -> None:
-        """Hear that the launcher of a node has ended; where it had never come, nobody waits for it."""
+    def ended(self, node: str, how: str) -> bool:
+        """Hear that the launcher of a node has ended; return whether one that comes back is let in.
+
+        Where it had never come, nobody waits for it.
+        """
         if node not in self._known:
             self._fail(alarm_of({"type": "InputError", "text": how}))
+            return False
+        return not (self._back.refusal or self._closed)
 
     def gather(self, wait_s: float) -> None:
         """Wait for all nodes, and compare them with this one.
@@ -134,7 +130,7 @@ class Leader:
                 here = len(self._others) + 1 - len(missing)
                 text = f"waiting for {', '.join(missing)} ({here} of {len(self._others) + 1} nodes are here)"
                 if text != said:
-                    self._tell(text)
+                    self.tell(text)
                     said = text
                 if time.monotonic() > end_s:
                     raise InputError(
@@ -145,7 +141,7 @@ class Leader:
                 self._check()
         found = [self._members[name].facts for name in self._others]
         for told in compare([self.facts, *found]):
-            self._tell(told)
+            self.tell(told)
 
     def ask(
         self, question: str, nodes: Sequence[str], meanwhile: Callable[[], T], **rest: Any
@@ -165,33 +161,20 @@ class Leader:
                 self._check()
         return own, {member.facts.node: member.answer for member in asked if member.answer is not None}
 
-    def measure_links(self, cluster: Cluster) -> list[HostLink]:
-        """Return the links between all nodes of the cluster that have devices, each measured if unknown.
+    @property
+    def hosts(self) -> dict[str, str]:
+        """Return what hosts are called, with their addresses, by node."""
+        found = {name: member.conversation.name for name, member in self._members.items()}
+        return {**found, self.facts.node: f"{self.facts.host} {self.address[0]}"}
 
-        Raises: what one of the hosts raises.
-        """
+    @contextmanager
+    def store_served(self) -> Iterator[None]:
+        """Serve a new store for ranks of all hosts to meet at, meanwhile."""
         from hetpipe.runtime.remote_store import StoreServer
 
         self._store = StoreServer()
-        node, number = self.facts.node, self.address[0]
-
-        def ask(pairs: list[Pair], devices: list[tuple[Device, Device]]) -> list[dict[str, Any]]:
-            self._tell(f"measuring the link {', '.join(f'{one} to {other}' for one, other in pairs)}")
-            mark = secrets.token_hex(8)
-            store = LeaderStore(self.address, self._token, TIMEOUT_S, mark)
-            nodes = [name for pair in pairs for name in pair if name != node]
-            own, answers = self.ask(
-                "link", nodes,
-                lambda: rank_of_pair(node, devices, store, number),
-                devices=devices_to_json(devices), port=self.address[1], mark=mark,
-            )  # fmt: skip
-            found = {name: answer[0]["found"] for name, answer in answers.items()} | {node: own}
-            return [found[first] for first, _ in pairs]
-
-        hosts = {name: member.conversation.name for name, member in self._members.items()}
-        hosts[node] = f"{self.facts.host} {number}"
         try:
-            return measure_pairs(cluster, hosts, interface_of(number), ask)
+            yield
         finally:
             self._store.close()
             self._store = None
@@ -226,22 +209,41 @@ class Leader:
                 self._changed.wait(LOOK_S)
             self._settling, self._failures = False, []
             here = {self.facts.node, *self._members} - {found.facts.node for found in waited}
-        return frozenset(device.name for device in devices if device.node not in here)
+        gone = {node for node in self._nodes if node not in here}
+        return frozenset(device.name for device in devices if device.node in gone)
+
+    def take_back(self, refusal: str) -> None:
+        """From now on let in who was lost and is here again; refusal: why nobody is, "" if they are.
+
+        And who is lost from now on ends the attempt that follows, not the run.
+        """
+        with self._changed:
+            self._back.refusal, self._between = refusal, True
+
+    def waiting(self) -> frozenset[str]:
+        """Return the names of nodes that were lost and wait to be let in."""
+        return self._back.nodes
+
+    def returned(self) -> frozenset[str]:
+        """Let in who waits, from the next attempt on; return their names."""
+        with self._changed:
+            back = self._back.take()
+            self._members |= back
+            self._others = tuple(name for name in self._nodes if name in self._members)
+        return frozenset(back)
 
     def train(
         self, folder: RunFolder, handover: str, group: RankGroup, on_event: Emit, stopping: "Stopping"
     ) -> None:
         """Have all hosts train what is in the run folder, this one among them; as `run_ranks`."""
         from hetpipe.data.task import registered_task
-        from hetpipe.runtime.remote_store import StoreServer
         from hetpipe.training.rank import train_rank
 
-        self._store, self._failures = StoreServer(), []
         self._attempt += 1
         local = tuple(
             rank for rank, name in enumerate(group.names) if name.rpartition("/")[0] == self.facts.node
         )
-        store = LeaderStore(self.address, self._token, group.timeout_s)
+        store = LeaderStore(self.address, self.token, group.timeout_s)
         own = replace(
             group, local=local, first=local[0], interface=interface_of(self.address[0]), store=store
         )
@@ -256,25 +258,30 @@ class Leader:
                 self._say_to_all("begun")
             return on_event(event)
 
-        try:
-            self._hand_out(Job.of(folder, self.address, local[0], self._attempt), folder)
-            with self._changed:
-                self._alarm, self._stopping = writer, stopping
-                for failure in self._failures:
-                    writer.send(failure)
-            self._say_to_all("start")
-            run_ranks(train_rank, (str(folder.path), registered_task, handover), own, told, alarm=reader)
-            self._await_ends()
-        except BaseException as error:
-            found = error_in(self._failures[0]) if isinstance(error, Interrupted) else found_in(error)
-            self._say_to_all("stop", verdict=verdict_of(found), attempt=self._attempt)
-            raise found from None
-        finally:
-            with self._changed:
-                self._alarm = self._stopping = None
-            reader.close()
-            writer.close()
-            self._store.close()
+        with self.store_served():
+            try:
+                with self._changed:
+                    self._between = False
+                    self._check()
+                self._hand_out(Job.of(folder, self.address, local[0], self._attempt), folder)
+                with self._changed:
+                    self._alarm, self._stopping = writer, stopping
+                    for failure in self._failures:
+                        writer.send(failure)
+                self._say_to_all("start")
+                arguments = (str(folder.path), registered_task, handover)
+                run_ranks(train_rank, arguments, own, told, alarm=reader)
+                self._await_ends()
+            except BaseException as error:
+                found = error_in(self._failures[0]) if isinstance(error, Interrupted) else found_in(error)
+                self._say_to_all("stop", verdict=verdict_of(found), attempt=self._attempt)
+                raise found from None
+            finally:
+                with self._changed:
+                    self._alarm = self._stopping = None
+                    self._between = True
+                reader.close()
+                writer.close()
 
     def _hand_out(self, job: Job, folder: RunFolder) -> None:
         """Have all others fill their folders, and send them what they lack of the checkpoint."""
@@ -311,25 +318,41 @@ class Leader:
             self._store.serve(channel)
 
     def _welcome(self, channel: Channel, facts: Facts) -> None:
+        if self._attempt >= 0:
+            self._back.wait_until_lost(channel, lambda: facts.node in self._members)
         with self._changed:
-            if facts.node not in self._others or facts.node in self._members or self._closed:
-                known = "takes no part in this run" if facts.node not in self._others else "is here already"
-                verdict = {"type": "InputError", "text": f"node {facts.node} {known}; give another --node"}
+            is_back = facts.node in self._nodes and facts.node not in self._others
+            refusal = self._refusal(facts) or (self._back.refused(facts) if is_back else "")
+            if refusal or self._closed:
+                verdict = {"type": "InputError", "text": refusal or "the run is over"}
                 channel.send({"do": "abort", "verdict": verdict})
                 channel.close()
                 return
             name = f"{facts.node} ({facts.host}, {channel.peer_address})"
             self._known.add(facts.node)
-            self._members[facts.node] = _Member(facts, Conversation(
+            member = Member(facts, Conversation(
                 channel, name,
                 lambda message, blob: self._hear(facts.node, message, blob),
                 lambda how: self._lose(facts.node, how),
             ))  # fmt: skip
+            if is_back:
+                self._back.add(member)
+            else:
+                self._members[facts.node] = member
             self._changed.notify_all()
+
+    def _refusal(self, facts: Facts) -> str:
+        if facts.node not in self._nodes:
+            return f"node {facts.node} takes no part in this run; give another --node"
+        if facts.node in self._members or facts.node in self._back.nodes:
+            return f"node {facts.node} is here already; give another --node"
+        return ""
 
     def _hear(self, node: str, message: Message, blob: bytes) -> None:
         with self._changed:
-            member = self._members[node]
+            member = self._members.get(node)
+        if member is None:  # it waits to be let in, and is asked nothing
+            return
         match message["do"]:
             case "answer":
                 with self._changed:
@@ -347,11 +370,14 @@ class Leader:
 
     def _lose(self, node: str, how: str) -> None:
         with self._changed:
+            if self._back.lose(node):
+                return
             member = self._members.pop(node)
             self._others = tuple(name for name in self._others if name != node)
             self._changed.notify_all()
         text = f"node {member.conversation.name} is lost: {how}"
-        self._fail(alarm_of({"type": "", "text": text, "node": node}))
+        silent_s = time.monotonic() - member.conversation.heard_s
+        self._fail(alarm_of({"type": "", "text": text, "node": node, "silent_s": silent_s}))
         member.conversation.close()
 
     def _fail(self, failure: dict[str, Any]) -> None:
@@ -362,7 +388,7 @@ class Leader:
             self._failures.append(failure)
             if self._alarm is not None:
                 self._alarm.send(failure)
-            else:
+            elif not self._between:
                 self._interruption.interrupt()
             self._changed.notify_all()
 

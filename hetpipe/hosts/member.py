@@ -115,6 +115,8 @@ class _Member:
             case "end":
                 self._ended = True
                 self._messages.put(message)
+            case "told":
+                self.tell(str(message["text"]))
             case "begun":
                 if self._stopping is not None:
                     self._stopping.begun = True
@@ -281,7 +283,8 @@ class _Member:
         from hetpipe.training.run import rank_group
 
         channel, job = self.conversation.channel, filled.job
-        group = rank_group(filled.costs.devices, filled.settings, filled.ranks)
+        plan = filled.costs.program.plan
+        group = rank_group(filled.costs.devices, filled.settings, filled.ranks, plan=plan)
         address = channel.peer_address, job.port
         store = LeaderStore(address, self.token, group.timeout_s)
         group = replace(
@@ -291,7 +294,11 @@ class _Member:
         names = ", ".join(group.names[rank] for rank in filled.ranks)
         self.tell(f"{names} train, in {filled.folder.path}")
         arguments = (str(filled.folder.path), registered_task, filled.handover)
-        run_ranks(train_rank, arguments, group, alarm=alarm)
+        run_ranks(train_rank, arguments, group, self._tell_of, alarm=alarm)
+
+    def _tell_of(self, event: dict[str, Any]) -> None:
+        if event["event"] == "told":
+            self.tell(str(event["text"]))
 
     def _pass_on(self, name: str) -> None:
         """Tell the leader of a signal, who ends training on all hosts."""

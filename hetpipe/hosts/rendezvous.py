@@ -95,9 +95,9 @@ def leads(address: Address, cluster: Cluster, node: str) -> bool:
 
 
 def own_node(cluster: Cluster, given: str | None) -> str:
-    """Return the name of the node that this host is: the one that is given, else by the host's name.
+    """Return the name of the node that this host is: the one given, else by the host's name, or its address.
 
-    Raises: InputError if there is no such node, or the host's name is that of none or of several.
+    Raises: InputError if there is no such node, or name and address are that of none or of several.
     """
     names = [node.name for node in cluster.nodes]
     if given is not None:
@@ -107,6 +107,8 @@ def own_node(cluster: Cluster, given: str | None) -> str:
     here = socket.gethostname()
     known = {here, here.partition(".")[0]}
     found = [node.name for node in cluster.nodes if known & {node.name, node.host}]
+    if not found:
+        found = [node.name for node in cluster.nodes if node.host is not None and _is_here(node.host)]
     if len(found) != 1:
         which = "no node is" if not found else f"{' and '.join(found)} are"
         raise InputError(
@@ -159,6 +161,11 @@ def check_trusted(number: str, *, trusts: bool) -> None:
             "tensors travel by gloo and NCCL, which do not prove who sends them: give --trust-network if "
             f"only hosts that you trust reach {number}, as over WireGuard or a tunnel of ssh -w"
         )
+
+
+def _is_here(host: str) -> bool:
+    """Return whether a host has an address of this one; loopback is every host's."""
+    return any(is_own(number) for number in numbers_of(host) if not _is_loopback(number))
 
 
 def _is_loopback(number: str) -> bool:

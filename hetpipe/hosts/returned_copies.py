@@ -101,7 +101,10 @@ def bring_back(
     Raises: InputError if it cannot be written, or arrives otherwise than it was.
     """
     from hetpipe.training.checkpoint import MANIFEST_FILE, holds_run, written
+    from hetpipe.training.resumption import is_best
 
+    if is_best(resume):
+        return  # of what is here
     if resume != "auto":
         if (Path(resume) / MANIFEST_FILE).exists():
             return

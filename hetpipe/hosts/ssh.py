@@ -25,6 +25,10 @@ TOKEN_FROM_INPUT = "-"
 KEPT_VARIABLES = ("HF_HUB_OFFLINE", "HETPIPE_DEBUG", "OMP_NUM_THREADS", "PYTHONPATH", "XDG_CACHE_HOME")
 """Of this host's environment; no other variable is sent, least of all one that holds a secret."""
 ENDING_S = 15.0
+AGAIN_S = 5.0
+"""So long after it has ended is a launcher that is let in again started again."""
+_REFUSED = 2
+"""The exit code of a launcher that would be refused again."""
 _OWN_OPTIONS = {"--rendezvous": 1, "--node": 1, "--token-file": 1, "--ssh-config": 1}
 _OWN_FLAGS = ("--hosts", "--print-launch", "--json")
 
@@ -102,15 +106,16 @@ class RemoteHosts:
         """Prepare; tell: takes what they print."""
         self._launch, self._token, self._tell = launch, token, tell
         self._started: list[subprocess.Popen[bytes]] = []
-        self._closing = False
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
 
     def __enter__(self) -> Self:
         return self
 
-    def start(self, address: Address, on_end: Callable[[str, str], None]) -> None:
+    def start(self, address: Address, on_end: Callable[[str, str], bool]) -> None:
         """Start them all; they join the leader at an address.
 
-        on_end: told of a node that has ended with an error, and how.
+        on_end: told of a node that has ended with an error, and how; gives whether to start it again.
 
         Raises: InputError without ssh.
         """
@@ -119,6 +124,16 @@ class RemoteHosts:
             words = launch_words(self._launch.arguments, node.name, rendezvous, TOKEN_FROM_INPUT)
             line = remote_line(words, Path.cwd(), os.environ)
             command = ssh_command(str(node.host), line, self._launch.config)
+            process = self._start(command)
+            assert process is not None  # nobody has ended them yet
+            arguments = (node, command, process, on_end)
+            threading.Thread(target=self._keep, args=arguments, daemon=True).start()
+
+    def _start(self, command: Sequence[str]) -> "subprocess.Popen[bytes] | None":
+        """Start one, and give it the token; None if all are to end."""
+        with self._lock:
+            if self._closing.is_set():
+                return None
             try:
                 process = subprocess.Popen(
                     command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -130,34 +145,53 @@ class RemoteHosts:
                     "openssh-client, or start the lines of --print-launch by hand"
                 ) from None
             self._started.append(process)
-            assert process.stdin is not None
-            with suppress(OSError):  # how it ended is told below
-                process.stdin.write(self._token + b"\n")
-                process.stdin.flush()
-            threading.Thread(target=self._listen, args=(node, process, on_end), daemon=True).start()
+        assert process.stdin is not None
+        with suppress(OSError):  # how it ended is told by `_keep`
+            process.stdin.write(self._token + b"\n")
+            process.stdin.flush()
+        return process
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._end()
 
-    def _listen(
-        self, node: Node, process: "subprocess.Popen[bytes]", on_end: Callable[[str, str], None]
+    def _keep(
+        self,
+        node: Node,
+        command: Sequence[str],
+        process: "subprocess.Popen[bytes] | None",
+        on_end: Callable[[str, str], bool],
     ) -> None:
+        """Listen to a launcher until it ends, and to those that are started after it."""
+        last = ""
+        while process is not None:
+            last = self._heard(node, process, last)
+            code = process.wait()
+            if not code or self._closing.is_set():
+                return
+            how = f"{node.name} ({node.host}) ended with code {code}: {last or 'no word'}"
+            if not on_end(node.name, how) or code == _REFUSED or self._closing.wait(AGAIN_S):
+                return
+            with suppress(InputError):  # there was an ssh
+                process = self._start(command)
+
+    def _heard(self, node: Node, process: "subprocess.Popen[bytes]", said: str) -> str:
+        """Tell what a launcher prints until it ends, but not what was said last before; return the last."""
         assert process.stdout is not None
         last = ""
         for raw in process.stdout:
             line = raw.decode("utf-8", "replace").rstrip()
             if line:
                 last = line
-                self._tell(f"[{node.name}] {line}")
-        code = process.wait()
-        if code and not self._closing:
-            on_end(node.name, f"{node.name} ({node.host}) ended with code {code}: {last or 'no word'}")
+                if line != said:
+                    self._tell(f"[{node.name}] {line}")
+        return last
 
     def _end(self) -> None:
         """Wait for the launchers there, which end with the run; end those that do not."""
-        self._closing = True
+        with self._lock:
+            self._closing.set()
         for process in self._started:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(ENDING_S)

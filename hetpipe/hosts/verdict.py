@@ -30,6 +30,8 @@ def verdict_of(error: BaseException) -> dict[str, Any]:
         "text": text if is_ours else f"{type(error).__name__}: {text}",
         "rank": report.get("rank", NO_RANK),
         "cause": report.get("type", name),
+        "full": report.get("full", False),
+        "silent_s": report.get("silent_s"),
     }
 
 
@@ -54,6 +56,8 @@ def alarm_of(verdict: dict[str, Any], age_s: float = NOTICED_AFTER_S) -> dict[st
         "type": verdict.get("cause", ""),
         "text": verdict["text"],
         "when_s": time.monotonic() - age_s,
+        "full": verdict.get("full", False),
+        "silent_s": verdict.get("silent_s"),
         "told": True,
         "node": verdict.get("node"),
         "verdict": verdict,

@@ -42,6 +42,11 @@ class ProgramCosts:
         self._boundary_bytes = cache(self._message_bytes)
 
     @property
+    def cluster(self) -> Cluster:
+        """The cluster that the program is for, also what of it the plan leaves out."""
+        return self._cluster
+
+    @property
     def dtypes(self) -> tuple[str, ...]:
         """The precision in which each rank computes."""
         return tuple(self._profile.dtype_of(device.kind) for device in self.devices)
@@ -49,6 +54,10 @@ class ProgramCosts:
     def of(self, program: Program) -> "ProgramCosts":
         """Return the costs of another program for the same plan."""
         return ProgramCosts(program, self._profile, self._cluster, self.network)
+
+    def memory_bytes(self, rank: int) -> float:
+        """Return what the plan needs on a rank's device."""
+        return memory_on(self.program.plan, self._profile, self.devices[rank]).total_bytes
 
     def compute_s(self, rank: int, compute: Compute) -> float:
         samples = self._pipelines[compute.pipeline].microbatch_samples(compute.microbatch)

@@ -1,14 +1,16 @@
 """Traces and plans for people: what a step waits for, as tables, sentences and pictures.
 
 `idle_time` and `critical_path` explain a trace by its causes, `speed_breakdown` weighs them by the devices'
-speed; `tables`, `run_tables` and `plots` only show. matplotlib is loaded by `plots` alone. No torch here.
+speed; `tables`, `comparison_tables`, `run_tables` and `plots` only show. matplotlib is loaded by `plots`
+alone. No torch here.
 
 Others use:
     idle_time: DeviceTime, device_times
     critical_path: Share, critical_path, shares
     speed_breakdown: speed_shares, speed_sentence
-    tables: console, show, plan_table, plan_sentences, waiting_table, comparison_table,
-        profile_table, path_sentence, bound_sentence, gain_sentence, estimate_sentences
+    tables: console, show, plan_table, plan_sentences, waiting_table,
+        profile_table, path_sentence, bound_sentence, estimate_sentences
+    comparison_tables: comparison_table, misfit_sentences, gain_sentence
     run_tables: run_report_tables, run_marks, measured_table
     plots: gantt, stage_labels, speedups, save, and the other names of its list
     plots.style: new_axes, save, strip

@@ -1,9 +1,10 @@
 """Sentences about why a plan is as it is."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 
 from cost_model.cluster import Cluster
 from cost_model.units import format_bytes, format_seconds
+from hetpipe.reporting.tables import describe_layers, in_units
 from partition.explanation.explain import Alternative, Explanation, LeftOut, Limit, StageReason
 from partition.plan import Plan
 from partition.problem import Problem
@@ -12,24 +13,47 @@ SAME = 1e-3  # relative: steps nearer than this are as long
 
 
 def explanation_sentences(explanation: Explanation, plan: Plan, problem: Problem) -> list[str]:
-    """Return an explanation as sentences: the stages, what is left out, the plain plans."""
-    lines = [_stage_sentence(reason, plan, problem.cluster) for reason in explanation.stages]
+    """Return an explanation as sentences: the stages, what is left out, the plain plans.
+
+    Pipelines of the same stages on the same kinds of devices are told of together.
+    """
+    lines = [
+        _stage_sentence(alike, plan, problem.cluster) for alike in _alike(explanation.stages, plan, problem)
+    ]
     lines += _left_out_sentences(explanation.left_out)
     return lines + [
         _alternative_sentence(plain, plan, explanation.step_s) for plain in explanation.alternatives
     ]
 
 
-def _stage_sentence(reason: StageReason, plan: Plan, cluster: Cluster) -> str:
+def _alike(reasons: Sequence[StageReason], plan: Plan, problem: Problem) -> Iterable[Sequence[StageReason]]:
+    """Return the stages, those in one place of pipelines alike and limited by the same together."""
+
+    def shape(number: int) -> Hashable:
+        pipeline = plan.pipelines[number]
+        devices = (problem.cluster.device(stage.device) for stage in pipeline.stages)
+        stages = zip((stage.layers for stage in pipeline.stages), devices, strict=True)
+        return tuple((layers, device.kind, device.speed, device.usable_bytes) for layers, device in stages)
+
+    shapes = [shape(number) for number in range(len(plan.pipelines))]
+    groups: dict[Hashable, list[StageReason]] = {}
+    for reason in reasons:
+        key = shapes.index(shapes[reason.pipeline]), reason.stage, reason.limit
+        groups.setdefault(key, []).append(reason)
+    return groups.values()
+
+
+def _stage_sentence(alike: Sequence[StageReason], plan: Plan, cluster: Cluster) -> str:
+    reason = min(alike, key=lambda each: each.more_step or 0.0)  # the one that gains most by a layer more
     stage = plan.pipelines[reason.pipeline].stages[reason.stage]
     start, stop = reason.layers
-    several = f"pipeline {reason.pipeline}, " if len(plan.pipelines) > 1 else ""
     layers = f"layer {start}" if stop - start == 1 else f"layers {start}-{stop - 1}"
     if stage.num_layers == plan.num_layers:
         layers = "all layers"
-    busy = f"busy {reason.busy:.0%} of the step"
+    busy = f"busy {_range([each.busy for each in alike])} of the step"
     usable = format_bytes(cluster.device(stage.device).usable_bytes)
-    free = f"{format_bytes(max(0.0, reason.free_bytes))} of {usable} free"
+    least = min(each.free_bytes for each in alike)
+    free = f"{format_bytes(max(0.0, least))} of {usable} free"
     match reason.limit:
         case Limit.COMPUTE | Limit.WHOLE_LAYERS:
             why = f"limited by {reason.limit}: {busy}, {free}{_one_more(reason)}"
@@ -38,13 +62,32 @@ def _stage_sentence(reason: StageReason, plan: Plan, cluster: Cluster) -> str:
                 f"limited by memory: {free}, one more layer would need "
                 f"{format_bytes(reason.more_bytes or 0.0)} more than that; {busy}"
             )
+        case Limit.LINK if len(alike) > 1:
+            links = _range([each.link_busy for each in alike])
+            why = f"limited by links: they are busy {links}, the devices {busy}"
         case Limit.LINK:
             why = f"limited by the link {reason.link}: it is busy {reason.link_busy:.0%}, the device {busy}"
         case Limit.SYNC:
             why = f"limited by the {reason.waits_for} of gradients: {busy}"
-    if reason.limit in (Limit.COMPUTE, Limit.WHOLE_LAYERS) and reason.waits_for and reason.busy < 0.9:
-        why += f"; waits longest for {reason.waits_for}"
-    return f"{several}{reason.device} has {layers}, {why}"
+    waits = {each.waits_for for each in alike}
+    if reason.limit in (Limit.COMPUTE, Limit.WHOLE_LAYERS) and reason.busy < 0.9 and len(waits) == 1:
+        why += f"; waits longest for {reason.waits_for}" if reason.waits_for else ""
+    return f"{_who(alike, plan)} {layers}, {why}"
+
+
+def _who(alike: Sequence[StageReason], plan: Plan) -> str:
+    """Name pipelines and devices, and say "has" or "have"."""
+    names = describe_layers([reason.device for reason in alike])
+    if len(alike) == 1:
+        several = f"pipeline {alike[0].pipeline}, " if len(plan.pipelines) > 1 else ""
+        return f"{several}{names} has"
+    numbers = describe_layers([str(reason.pipeline) for reason in alike])
+    return f"{len(alike)} pipelines ({numbers}), {names} have"
+
+
+def _range(shares: Sequence[float]) -> str:
+    least, most = f"{min(shares):.0%}", f"{max(shares):.0%}"
+    return least if least == most else f"{least} to {most}"
 
 
 def _one_more(reason: StageReason) -> str:
@@ -68,15 +111,21 @@ def _left_out_sentences(left_out: Sequence[LeftOut]) -> Iterator[str]:
         each = " each" if len(names) > 1 else ""
         verb = "are" if len(names) > 1 else "is"
         yield (
-            f"{', '.join(names)} {verb} left out: without transfers, waits and gradient sync "
+            f"{describe_layers(names)} {verb} left out: without transfers, waits and gradient sync "
             f"{'they' if each else 'it'} would add{each} {at_most:.1%} of speed at most"
         )
+
+
+def _short(plain: Alternative) -> str:
+    """Return why a plan does not fit, without its name and the advice to let us choose."""
+    reason = in_units(str(plain.reason)).removeprefix(f"{plain.name}: ")
+    return reason.partition("; let `auto`")[0]
 
 
 def _alternative_sentence(plain: Alternative, plan: Plan, step_s: float) -> str:
     what = f"{plain.what}, {plain.device}," if plain.device else plain.what
     if plain.slower is None:
-        return f"{what} does not fit: {plain.reason}"
+        return f"{what} does not fit: {_short(plain)}"
     if abs(plain.slower) <= SAME:
         best = plain.name == "single" and len(plan.device_names) == 1
         return f"{what} is {'the plan itself: it is best' if best else 'as fast'}"

@@ -7,11 +7,9 @@ from rich.table import Table
 from cost_model.cluster import Cluster
 from cost_model.memory import trained_bytes
 from cost_model.profile import ModelProfile
-from hetpipe.reporting.tables import new_table
+from hetpipe.reporting.tables import new_table, unit_of
 from partition.estimates.plan_memory import plan_memory
 from partition.plan import Plan
-
-_UNITS = (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10), ("B", 1.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +73,7 @@ def mostly_frozen(profile: ModelProfile) -> bool:
 def memory_table(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Table:
     """Show what fills each device, in one unit, beside what a plan may fill."""
     uses = memory_uses(plan, profile, cluster)
-    largest = max(use.total_bytes for use in uses.values())
-    unit, size = next((unit, size) for unit, size in _UNITS if largest >= size or size == 1.0)
+    unit, size = unit_of(max(use.total_bytes for use in uses.values()))
     table = new_table(f"memory, {unit}")
     has_driver = any(use.driver_bytes for use in uses.values())
     titles = ("frozen", "trained", "states", "saved", "workspace", *["driver"] * has_driver, "sum", "of")

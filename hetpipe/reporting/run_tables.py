@@ -1,5 +1,6 @@
 """Runs as tables and sentences for people: predicted beside measured."""
 
+import statistics
 from collections.abc import Sequence
 
 from rich.console import RenderableType
@@ -8,7 +9,13 @@ from rich.table import Table
 from cost_model.units import format_bytes, format_seconds
 from hetpipe.reporting.driver_memory import beyond_tensors
 from hetpipe.reporting.tables import gradient_sentences, new_table
-from hetpipe.runs.run_report import LARGE_BETWEEN, RunReport
+from hetpipe.runs.run_report import (
+    LARGE_BETWEEN,
+    OVERLOADED_CORES,
+    OVERLOADED_SHARE,
+    RecoveryReport,
+    RunReport,
+)
 from hetpipe.runs.settings import Clock
 
 EMULATION_NOTE = (
@@ -66,6 +73,11 @@ def _errors(predicted_s: float, measured_s: float, error: float) -> tuple[str, s
 def run_marks(report: RunReport) -> list[str]:
     """Say what is to be known beside the figures of a run."""
     marks = gradient_sentences(report.gradient_dtype)
+    if report.best_eval_loss is not None:
+        last = "not finite" if report.eval_loss is None else f"{report.eval_loss:.4f}"
+        marks.append(
+            f"held-out loss {last}, best {report.best_eval_loss:.4f} after step {report.best_eval_step}"
+        )
     if report.emulated and report.clock == Clock.NOMINAL:
         marks.append(f"note: {EMULATION_NOTE}")
     if abs(report.between_steps) > LARGE_BETWEEN:
@@ -75,28 +87,63 @@ def run_marks(report: RunReport) -> list[str]:
             f"{report.samples_per_s * (1 + report.between_steps):.4g} within steps"
         )
     if report.host_overloaded:
-        late = max(device.over_budget for device in report.devices.values())
-        marks.append(
-            f"host overloaded: operations took up to {late:.1%} longer than they may, other processes used "
-            f"{report.foreign_cores:.2f} cores; do not trust the measured times"
-        )
+        marks.append(_overload_sentence(report))
     if report.loss_spikes:
         steps = "step" if report.loss_spikes == 1 else "steps"
         marks.append(
             f'losses: that of {report.loss_spikes} {steps} stood out ("spike" in metrics.jsonl says which)'
         )
     marks += [f"slow: {text}" for text in report.slow_devices]
+    marks += recovery_sentences(report.recoveries)
     if not report.owners_agree:
         marks.append("warning: parameters with several owners differ between them; this is a bug")
     return marks
+
+
+def recovery_sentences(recoveries: Sequence[RecoveryReport]) -> list[str]:
+    """Say how often a run went on by itself, what that took, and how often a host was let in again."""
+    lost = [found for found in recoveries if found.kind != "joined"]
+    told = []
+    if lost:
+        told.append(
+            f"losses: {len(lost)}, {_typical('noticed after', [found.noticed_after_s for found in lost])}, "
+            f"{_typical('trained again after', [found.again_s for found in lost])}; "
+            f"{sum(found.steps_repeated for found in lost)} steps were done again (recoveries.jsonl)"
+        )
+    if joined := [found for found in recoveries if found.kind == "joined"]:
+        again = _typical("trained again after", [found.again_s for found in joined])
+        told.append(f"hosts let in again: {len(joined)}, {again} (recoveries.jsonl)")
+    return told
+
+
+def _typical(what: str, seconds: Sequence[float | None]) -> str:
+    """Return the median, and the most where there are several."""
+    known = sorted(found for found in seconds if found is not None)
+    if not known:
+        return f"{what} a time that is not known"
+    most = f" ({known[-1]:.1f} s at most)" if len(known) > 1 else ""
+    return f"{what} {statistics.median(known):.1f} s{most}"
+
+
+def _overload_sentence(report: RunReport) -> str:
+    """Say what disturbed the emulation: lateness, other processes, or both; and what that means."""
+    late = max(device.over_budget for device in report.devices.values())
+    others = f"other processes used {report.foreign_cores:.2f} cores"
+    if late <= OVERLOADED_SHARE:
+        return f"host busy: {others}, but operations were late by {late:.1%} at most"
+    also = f", {others}" if report.foreign_cores > OVERLOADED_CORES else ""
+    return (
+        f"host overloaded: operations took up to {late:.1%} longer than they may{also}; do not trust the "
+        "measured times"
+    )
 
 
 def measured_table(reports: Sequence[RunReport]) -> Table:
     """Show plans that were run, side by side; the speed-up is that of the last one over each."""
     table = new_table()
     table.add_column("strategy", no_wrap=True)
-    titles = ("predicted step", "measured step", "error", "speed-up of the last, measured")
-    for title in (*titles, "samples/s, wall clock"):
+    titles = ("predicted step", "measured step", "error", "speed-up of the last")
+    for title in (*titles, "samples/s"):
         table.add_column(title, justify="right", no_wrap=True)
     for report in reports:
         table.add_row(

@@ -1,10 +1,11 @@
 """Plans, comparisons and predictions as tables and sentences for people (rich; plain text in a pipe)."""
 
+import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from rich import box
 from rich.console import Console, RenderableType
@@ -22,22 +23,26 @@ from hetpipe.reporting.narrow_tables import narrow
 from partition.estimates.plan_memory import memory_on
 from partition.plan import Figures, Plan, Stage
 
-if TYPE_CHECKING:  # the solver loads NumPy, which a table does not need
-    from partition.explanation.gains import Gain
-    from partition.solver import Outcome
-
 ESTIMATED = "estimated"
-WIDTH_IN_A_PIPE = 160
+WIDTH_IN_A_PIPE, WIDEST = 160, 10_000
 SMALLEST_SHARE = 0.01
 MOST_CAUSES = 4
 ROOFLINE_ALONE = "; from no measured kind: times of kinds are better known in proportion than in seconds"
+_UNITS = (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10), ("B", 1.0))
+_MANY_BYTES = re.compile(r"(?<![\d,.])(\d{1,3}(?:,\d{3}){2,})(?: bytes)?(?![\d,])")
+_MAKER = re.compile(r"^(?:NVIDIA-(?:GeForce-|Tesla-)?|AMD-(?:Instinct-|Radeon-)?)(?=.)")
 _NUMBERED = re.compile(r"(?P<stem>.*?)(?P<number>\d+)")
 
 
 def console(file: IO[str] | None = None) -> Console:
-    """Return a console that writes no colours and squeezes no tables when it is not a terminal."""
+    """Return a console that writes no colours when it is not a terminal, and there is as wide as COLUMNS."""
     file = file or sys.stdout
-    return Console(file=file, width=None if file.isatty() else WIDTH_IN_A_PIPE, highlight=False)
+    return Console(file=file, width=None if file.isatty() else _width_in_a_pipe(), highlight=False)
+
+
+def _width_in_a_pipe() -> int:
+    given = os.environ.get("COLUMNS", "")
+    return int(given) if given.isdecimal() and 0 < int(given) <= WIDEST else WIDTH_IN_A_PIPE
 
 
 def show(renderables: Iterable[RenderableType], file: IO[str] | None = None) -> None:
@@ -111,11 +116,16 @@ def is_estimated(profile: ModelProfile, kind: str) -> bool:
     return kind in profile.kinds and profile.kinds[kind].source == ESTIMATED
 
 
-def plan_sentences(plan: Plan, profile: ModelProfile, cluster: Cluster) -> list[str]:
-    """Say what a plan is and how good: header, precisions, bound, devices left out, estimated kinds."""
+def plan_sentences(
+    plan: Plan, profile: ModelProfile, cluster: Cluster, *, details: bool = False
+) -> list[str]:
+    """Say what a plan is and how good: header, precisions, bound, devices left out, estimated kinds.
+
+    details: of the bound, which plans it speaks about.
+    """
     sentences = [_header(plan, profile, cluster), *_precisions(plan, profile, cluster)]
     sentences += gradient_sentences(plan.gradient_dtype)
-    if plan.predicted is not None and (bound := bound_sentence(plan.predicted)):
+    if plan.predicted is not None and (bound := bound_sentence(plan.predicted, details=details)):
         sentences.append(bound)
     left_out = [device for device in cluster.devices if device.name not in plan.device_names]
     if left_out:
@@ -162,42 +172,86 @@ def _header(plan: Plan, profile: ModelProfile, cluster: Cluster) -> str:
     )
 
 
-def bound_sentence(figures: Figures) -> str:
-    """Name the bound, the plans that it speaks about, and the gap; "" where no bound is known."""
+def bound_sentence(figures: Figures, *, details: bool = False) -> str:
+    """Say how much better any plan could be; "" where no bound is known.
+
+    details: name the plans that the bound speaks about, too.
+    """
     if figures.bound_s is None or figures.gap is None:
         return ""
+    bound, gap = format_seconds(figures.bound_s), f"{max(0.0, figures.gap):.1%}"
+    if details:
+        return f"no plan ({figures.bound_space}) can be faster than {bound}; gap {gap}"
     return (
-        f"no plan ({figures.bound_space}) can be faster than {format_seconds(figures.bound_s)}; "
-        f"gap {max(0.0, figures.gap):.1%}"
+        f"proven: no plan of its kind can be faster than {bound}; this one is at most {gap} slower than the "
+        "best"
     )
 
 
 def plan_table(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Table:
     """Show each stage: device, layers, in flight, busy and memory against what a plan may fill."""
     several = len(plan.pipelines) > 1
-    table = new_table("stage", "device", "kind", "layers")
+    used = [cluster.device(name) for name in plan.device_names]
+    kinds = {device.kind for device in used}
+    common = next(iter(kinds)) if len(kinds) == 1 else ""  # of all devices, and named once
+    names = {device.name: f"{device.name} {_short(device, profile, common)}".rstrip() for device in used}
+    table = new_table("stage", f"device, {_without_maker(common)}" if common else "device", "layers")
     if several:
         table.add_column("samples", justify="right")
-    for title in ("in flight", "busy", "memory", "of"):
+    needs = {name: memory_on(plan, profile, cluster.device(name)).total_bytes for name in plan.device_names}
+    unit, size = unit_of(max(needs.values()))
+    for title in ("in flight", "busy", f"memory, {unit}", "of"):
         table.add_column(title, justify="right", no_wrap=True)
     predicted = plan.predicted.devices if plan.predicted else {}
     for number, pipeline in enumerate(plan.pipelines):
         for index, stage in enumerate(pipeline.stages):
             device = cluster.device(stage.device)
-            names = [layer.name for layer in profile.layers[stage.start : stage.stop]]
+            layers = [layer.name for layer in profile.layers[stage.start : stage.stop]]
             busy = f"{predicted[device.name].busy:.0%}" if device.name in predicted else ""
             table.add_row(
                 f"{number}.{index}" if several else str(index),
-                device.name,
-                describe_device(device, profile),
-                describe_layers(names) + _recompute_words(stage),
+                names[device.name],
+                describe_layers(layers) + _recompute_words(stage),
                 *([str(pipeline.num_samples)] if several else []),
                 str(pipeline.in_flight(index)),
                 busy,
-                format_bytes(memory_on(plan, profile, device).total_bytes),
-                format_bytes(device.usable_bytes),
+                f"{needs[device.name] / size:,.2f}",
+                f"{device.usable_bytes / size:,.2f}",
             )
     return table
+
+
+def _short(device: Device, profile: ModelProfile, common: str) -> str:
+    """Return what is to be said of a device in a table where it is named, and the kind of all is."""
+    text = describe_device(device, profile)
+    return text.removeprefix(common).strip() if common else _without_maker(text)
+
+
+def _without_maker(kind: str) -> str:
+    """Return a kind without the words that are in the names of all cards of a maker.
+
+    >>> [_without_maker(kind) for kind in ("NVIDIA-GeForce-RTX-2080-Ti", "AMD-Instinct-MI250X", "T4")]
+    ['RTX-2080-Ti', 'MI250X', 'T4']
+    """
+    return _MAKER.sub("", kind)
+
+
+def unit_of(num_bytes: float) -> tuple[str, float]:
+    """Return the unit in which a table shows bytes of which these are the most, and its bytes.
+
+    >>> unit_of(3 * 2**20)
+    ('MiB', 1048576.0)
+    """
+    return next((unit, size) for unit, size in _UNITS if num_bytes >= size or size == 1.0)
+
+
+def in_units(text: str) -> str:
+    """Return a message with its counts of bytes from a MiB on in the units of people.
+
+    >>> in_units("need 5,742,060,456 bytes on 'big/0', which has 3,865,470,566 usable; 12 bytes are missing")
+    "need 5.35 GiB on 'big/0', which has 3.60 GiB usable; 12 bytes are missing"
+    """
+    return _MANY_BYTES.sub(lambda found: format_bytes(float(found[1].replace(",", ""))), text)
 
 
 def _recompute_words(stage: Stage) -> str:
@@ -235,48 +289,6 @@ def waiting_table(times: Mapping[str, DeviceTime]) -> Table:
     return table
 
 
-def comparison_table(outcomes: "Sequence[Outcome]", ours: Plan | None, plain: str | None = None) -> Table:
-    """Show the strategies side by side, with our speed-up over each and each one's over the plain one."""
-    table = new_table()
-    table.add_column("strategy", no_wrap=True)
-    titles = ["predicted step", "samples/s", "speed-up of ours"]
-    for title in [*titles, f"speed-up over {plain}"] if plain else titles:
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("fits")
-    best = ours.predicted.step_s if ours is not None and ours.predicted is not None else None
-    steps = {
-        outcome.strategy: outcome.plan.predicted.step_s
-        for outcome in outcomes
-        if outcome.plan is not None and outcome.plan.predicted is not None
-    }
-    for outcome in outcomes:
-        name = outcome.strategy
-        if name not in steps:
-            table.add_row(name, "", "", "", *([""] if plain else []), f"no: {outcome.reason}")
-            continue
-        assert outcome.plan is not None and outcome.plan.predicted is not None
-        speed_ups = [f"{steps[name] / best:.2f}" if best else ""]
-        if plain:
-            speed_ups.append(f"{steps[plain] / steps[name]:.2f}" if steps[name] else "")
-        rate = f"{outcome.plan.predicted.samples_per_s:.4g}"
-        table.add_row(name, format_seconds(steps[name]), rate, *speed_ups, "yes")
-    return table
-
-
-def gain_sentence(gain: "Gain") -> str:
-    """Say where the speed-up of ours over plain training comes from."""
-    if gain.total is None:
-        return (
-            "no plain strategy fits: that there is a plan is the gain of memory; with ample memory auto "
-            f"would be {gain.balance:.2f} times as fast as the best of them"
-        )
-    return (
-        f"auto is {gain.total:.2f} times as fast as the best plain strategy, {gain.over}: "
-        f"{gain.balance:.2f} by balance of computation (as with ample memory) times {gain.memory:.2f} "
-        "by memory"
-    )
-
-
 def profile_table(profile: ModelProfile) -> Table:
     """Show layers with their bytes, and their seconds on each kind at its largest microbatch size.
 
@@ -288,8 +300,7 @@ def profile_table(profile: ModelProfile) -> Table:
         table.add_column(most + title, justify="right", no_wrap=True)
     for name, kind in profile.kinds.items():
         mark = f" ({ESTIMATED})" if kind.source == ESTIMATED else ""
-        sizes = kind.microbatch_sizes
-        table.add_column(f"{name}{mark}, microbatch {sizes[-1]}: forward + backward", justify="right")
+        table.add_column(f"{name}{mark}, forward + backward of {kind.microbatch_sizes[-1]}", justify="right")
     views = [profile.on(kind) for kind in profile.kinds] or [profile]
     for index, layer in enumerate(profile.layers):
         held = [view.layers[index] for view in views]

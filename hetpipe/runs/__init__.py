@@ -5,7 +5,7 @@ neither model, cluster nor plan; `TaskSettings` is what its task is made from. `
 is trained with. `RunReport` sets what was measured beside what was predicted. No torch here.
 
 Others use:
-    run_folder: RunFolder, numbered_runs, PREDICTED, MEASURED
+    run_folder: RunFolder, numbered_runs, PREDICTED, MEASURED, DEVICE_CLOCKS
     lora: LoraSettings, parse_lora, read_adapter_settings, EXAMPLE, MARK
     settings: Settings, TaskSettings, Clock, checked_settings, read_settings, settings_text
     run_report: RunReport, StageReport, DeviceReport, read_report, report_text, OVERLOADED_CORES,

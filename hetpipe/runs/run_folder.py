@@ -17,6 +17,8 @@ from hetpipe.program.trace import Event, Trace
 
 PREDICTED = "predicted"
 MEASURED = "measured"
+DEVICE_CLOCKS = "device clocks"
+"""Names of traces; the last only where emulated devices have clocks of their own."""
 
 _NUMBERED = re.compile(r"(?P<model>.+)-(?P<number>\d{3,})")
 
@@ -34,6 +36,11 @@ class RunFolder:
     @property
     def config(self) -> Path:
         return self.path / "config.json"
+
+    @property
+    def job(self) -> Path:
+        """Return the path of a run file that repeats the run."""
+        return self.path / "job.toml"
 
     @property
     def cluster(self) -> Path:
@@ -59,7 +66,7 @@ class RunFolder:
 
     @property
     def trace(self) -> Path:
-        """Return the path of Chrome trace events of one step, predicted and measured as two processes."""
+        """Return the path of Chrome trace events of one step, predicted and measured as processes of it."""
         return self.path / "trace.json"
 
     @property
@@ -83,6 +90,11 @@ class RunFolder:
     @property
     def tokens(self) -> Path:
         return self.path / "tokens.bin"
+
+    @property
+    def held_out(self) -> Path:
+        """Return the path of a folder with the tokens of --eval-data; none where there are no such texts."""
+        return self.path / "held-out"
 
     @property
     def checkpoints(self) -> Path:

@@ -60,6 +60,30 @@ class DeviceReport:
 
 
 @dataclass(frozen=True, slots=True)
+class RecoveryReport:
+    """A loss after which the run went on by itself, or a host that was let in again (kind "joined").
+
+    noticed_after_s: seconds since the last sign of life of what was lost; again_s: from then until a step was
+    done. None where they are not known.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    kind: str
+    error: str
+    noticed_after_s: float | None
+    again_s: float | None
+    after_step: int
+    from_step: int
+    where: str
+
+    @property
+    def steps_repeated(self) -> int:
+        """Return how many steps were done once more."""
+        return self.after_step - self.from_step
+
+
+@dataclass(frozen=True, slots=True)
 class RunReport:
     """The predicted and the measured figures of a run.
 
@@ -73,6 +97,9 @@ class RunReport:
     Both 0 in older reports, and global_batch_size too. gradient_dtype: in which gradients travelled.
     skipped_steps: those that changed nothing, since a gradient was not finite; loss_spikes: those whose loss
     stood out. slow_devices: sentences on devices that took longer than planned, and as long again.
+    eval_loss: of held-out texts, the last; best_eval_loss, best_eval_step: the least, and after which step;
+    None without such texts, or where it is not finite.
+    recoveries: all in the run folder, of runs that this one went on from too.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -100,6 +127,10 @@ class RunReport:
     skipped_steps: int = 0
     loss_spikes: int = 0
     slow_devices: tuple[str, ...] = ()
+    eval_loss: float | None = None
+    best_eval_loss: float | None = None
+    best_eval_step: int = 0
+    recoveries: tuple[RecoveryReport, ...] = ()
 
     @property
     def predicted_samples_per_s(self) -> float:

@@ -34,6 +34,14 @@ class Clock(StrEnum):
     CPU = "cpu"  # the CPU seconds that its thread really used, over speed
 
 
+class Decay(StrEnum):
+    """How the learning rate falls after the warm-up."""
+
+    LINEAR = "linear"
+    COSINE = "cosine"
+    CONSTANT = "constant"
+
+
 class _Decided:
     """A fact that a plan or a profile decides; read from settings it is what their caller stated, or None."""
 
@@ -53,13 +61,18 @@ class Settings:
 
     model, global_batch_size, sequence_length, dtype: decided by the plan and its profile, and not held; who
     states them all the same has them compared when training starts (`check_stated`).
-    total_steps: length of the learning-rate schedule, None: steps. every: a checkpoint each so many steps,
-    0 for none; every_s: one whenever so many seconds have passed since the last, 0.0 for none; save: one at
-    the end; keep: so many stay, the newest, 0: all. resume_from: folder of the checkpoint to go on from.
+    total_steps: length of the learning-rate schedule, None: steps. warmup: its first part, in which the rate
+    rises, as a share of it; warmup_steps: in steps, None: as warmup says; decay: the rest.
+    every: a checkpoint each so many steps, 0 for none; every_s: one whenever so many seconds have passed
+    since the last, 0.0 for none; save: one at the end; keep: so many stay, the newest, and the best, 0: all.
+    resume_from: folder of the checkpoint to go on from.
     schedule: as asked for, None: `hetpipe.simulation.schedule_selection.default_schedule`. model_folder:
     where a model that is not of the table lies, configuration and weights. lora: of the adapters that are
     trained in place of the model; adapter: the PEFT folder that they begin with, None for new ones. load_in:
     "4bit" or "8bit", in which the matrices of their base are held; None: as they are given.
+    eval_data: texts on which the loss is computed beside training, () for none: each eval_every steps, 0:
+    never but at the end. patience: training ends after so many such losses in a row without a new least, 0:
+    it does not.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -72,6 +85,8 @@ class Settings:
     seed: int = 0
     learning_rate: float = 1e-4
     warmup: float = 0.1
+    warmup_steps: int | None = None
+    decay: Decay = Decay.LINEAR
     weight_decay: float = 0.01
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = 1e-8
@@ -90,6 +105,9 @@ class Settings:
     lora: LoraSettings | None = None
     adapter: str | None = None
     load_in: str | None = None
+    eval_data: tuple[str, ...] = ()
+    eval_every: int = 0
+    patience: int = 0
     stated: Mapping[str, object] = field(init=False, repr=False, compare=False)
 
     def __post_init__(
@@ -116,13 +134,27 @@ class Settings:
             raise InputError(f"steps is {self.steps:,}; give at most {MOST_STEPS:,}")
         if self.seed >= 2**63:
             raise InputError(f"seed is {self.seed}; give less than 2**63")
-        for name in ("learning_rate", "weight_decay", "every", "every_s", "keep", "seed"):
+        for name in (
+            "learning_rate",
+            "weight_decay",
+            "every",
+            "every_s",
+            "keep",
+            "seed",
+            "eval_every",
+            "patience",
+        ):
             if getattr(self, name) < 0:
                 raise InputError(f"{name} is {getattr(self, name)}; give zero or more")
         if self.total_steps is not None and self.total_steps < self.steps:
             raise InputError(
                 f"total_steps is {self.total_steps}, below steps ({self.steps}); give at least that"
             )
+        for name in ("eval_every", "patience"):
+            if getattr(self, name) and not self.eval_data:
+                raise InputError(f"{name} is {getattr(self, name)}, and there is no eval_data; give texts")
+        if self.warmup_steps is not None and not 0 <= self.warmup_steps < 2**53:
+            raise InputError(f"warmup_steps is {self.warmup_steps}; give zero or more")
         if not 0 <= self.warmup <= 1:
             raise InputError(f"warmup is {self.warmup}; give the share of the steps, in [0, 1]")
         if self.clip_norm <= 0:
@@ -140,12 +172,17 @@ class Settings:
         return self.save or self.every > 0 or self.every_s > 0
 
     def learning_rate_at(self, step: int) -> float:
-        """Return the rate of a step: linear warm-up over the first share, then linear decay to zero."""
+        """Return the rate of a step: linear warm-up, then decay to zero, unless the rate is constant."""
         total = self.total_steps or self.steps
-        warmup_steps = self.warmup * total
+        warmup_steps = self.warmup * total if self.warmup_steps is None else float(self.warmup_steps)
         if step < warmup_steps:
             return self.learning_rate * (step + 1) / (warmup_steps + 1)
-        return self.learning_rate * (total - step) / max(1.0, total - warmup_steps)
+        if self.decay is Decay.CONSTANT:
+            return self.learning_rate
+        left = (total - step) / max(1.0, total - warmup_steps)
+        if self.decay is Decay.COSINE:
+            return self.learning_rate * (1 - math.cos(math.pi * left)) / 2
+        return self.learning_rate * left
 
     @classmethod
     def of(cls, plan: Plan, profile: ModelProfile, *, steps: int, **others: Any) -> "Settings":

@@ -13,7 +13,8 @@ Others use:
     rank_setup: RankLayers, executor_of, boundaries_of, slices, pace_of, torch_device
     executor: Executor
     step_outcome: StepOutcome
-    heartbeats: within_step
+    heartbeats: within_step, waits, goes_on
+    rank_watch: Watch
     remote_store: StoreServer, RemoteStore
     stage_runner: StageRunner, Microbatch
     transport: DistributedTransport, TensorShape

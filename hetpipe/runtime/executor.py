@@ -28,6 +28,7 @@ from hetpipe.program.instructions import (
 )
 from hetpipe.program.trace import Event
 from hetpipe.runtime.emulated_links import Board
+from hetpipe.runtime.forward_runner import ForwardRunner
 from hetpipe.runtime.gradient_sync import GradientSync
 from hetpipe.runtime.host_staging import numbers_on_host
 from hetpipe.runtime.inner_sums import InnerSums
@@ -212,7 +213,15 @@ class Executor:
             busy_s=self._pace.busy_s,
             over_budget_s=self._pace.over_budget_s,
             events=self._as_events(events, settled, start_s),
+            host_events=self._on_host(events, start_s),
         )
+
+    def forwards(self) -> ForwardRunner:
+        """Return what runs the forwards of this rank alone, between steps."""
+        return ForwardRunner(
+            self._program, self._rank, stages=self._stages, transport=self._transport,
+            boundaries=self._boundaries, wires=self._wires,
+        )  # fmt: skip
 
     def close(self) -> None:
         """Give back the process groups; all ranks together, after their last step."""
@@ -231,6 +240,16 @@ class Executor:
                 end_s = max(begin_s, self._sync_ends[instruction])
             begin_s, end_s = settled.get(begin_s, begin_s), settled.get(end_s, end_s)
             events.append(Event(self._rank, instruction, begin_s - start_s, end_s - start_s))
+        return tuple(events)
+
+    def _on_host(self, spans: list[tuple[Instruction, float, float]], start_s: float) -> tuple[Event, ...]:
+        """Return the same by the host's clock; nothing where the device has no other."""
+        if (host := self._pace.host_times) is None:
+            return ()
+        events = []
+        for instruction, begin_s, end_s in spans:
+            begin_s, end_s = host.of_begin(begin_s), host.of_end(self._sync_ends.get(instruction, end_s))
+            events.append(Event(self._rank, instruction, begin_s - start_s, max(begin_s, end_s) - start_s))
         return tuple(events)
 
     def _looked_up(self) -> dict[int, _Computation]:

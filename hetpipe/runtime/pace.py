@@ -3,12 +3,29 @@
 import os
 import re
 import time
+from dataclasses import dataclass, field
 
 from cost_model.errors import InputError
 from hetpipe.runtime.processes import SLOWDOWN_VARIABLE
 
 CARRY_S = 0.05
 """Lateness up to this much is carried: the next operation starts when this one should have ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostTimes:
+    """The host's clock, in seconds, at moments of a device's own clock: begins of operations, and ends."""
+
+    begins: dict[float, float] = field(default_factory=dict)
+    ends: dict[float, float] = field(default_factory=dict)
+
+    def of_begin(self, device_s: float) -> float:
+        """Return when something began by the host's clock; as by the device's, where that was not noted."""
+        return self.begins.get(device_s, self.of_end(device_s))
+
+    def of_end(self, device_s: float) -> float:
+        """Return when something ended by the host's clock."""
+        return self.ends.get(device_s, device_s)
 
 
 class Pace:
@@ -62,6 +79,11 @@ class Pace:
         """Return, after `finish`, the right times in place of those not known when they were given."""
         return {}
 
+    @property
+    def host_times(self) -> HostTimes | None:
+        """Return the host's clock at the times given in the step; None where those are the host's own."""
+        return None
+
 
 class EmulatedPace(Pace):
     """A pace whose operations really compute, and end nominal_s after their start on the device's clock.
@@ -77,10 +99,16 @@ class EmulatedPace(Pace):
         self._cpu_speed = cpu_speed
         self._cpu_s = 0.0
         self._wall_s = 0.0
+        self._host_times = HostTimes()
+
+    def start_step(self, start_s: float) -> None:
+        super().start_step(start_s)
+        self._host_times = HostTimes()
 
     def begin(self, ready_s: float) -> float:
         start = self._reach(max(self.now_s, ready_s))
         self._cpu_s, self._wall_s = time.thread_time(), time.monotonic()
+        self._host_times.begins[start] = self._wall_s
         return start
 
     def end(self, start_s: float, nominal_s: float) -> float:
@@ -91,6 +119,7 @@ class EmulatedPace(Pace):
         self.over_budget_s += max(0.0, wall_s - nominal_s)
         end = self._reach(start_s + nominal_s)
         self.busy_s += end - start_s
+        self._host_times.ends[end] = time.monotonic()
         return end
 
     def part(self, start_s: float, nominal_s: float) -> float:
@@ -106,7 +135,13 @@ class EmulatedPace(Pace):
         target_s = max(self.now_s, due_s)
         # a real sum may take this host longer than the emulated links
         self.over_budget_s += max(0.0, time.monotonic() - target_s - CARRY_S)
-        return self._reach(target_s)
+        reached = self._reach(target_s)
+        self._host_times.ends[reached] = time.monotonic()
+        return reached
+
+    @property
+    def host_times(self) -> HostTimes:
+        return self._host_times
 
     @property
     def _slower(self) -> float:

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 from cost_model.errors import InfeasibleError, InputError
 from hetpipe.runtime import heartbeats
 from hetpipe.runtime.gpus import before_cuda
-from hetpipe.runtime.scratch import place_sockets, scratch_folder
+from hetpipe.runtime.rank_watch import Watch
+from hetpipe.runtime.scratch import scratch_folder
 from hetpipe.runtime.stopping import leave_signals_to_launcher, start_deaf_forkserver
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def under_torchrun() -> bool:
 class RankGroup:
     """The start of the ranks: a name and CPU threads for each, modules to load before they fork.
 
+    parts: what each rank runs, such as "layers 3 to 5", for messages; () where there is nothing to say.
     local: those that this host starts; None for all. first: the one that reports, on the leader's host.
     interface: the network interface over which ranks reach one another; what GLOO_SOCKET_IFNAME and
     NCCL_SOCKET_IFNAME name goes before.
@@ -68,6 +70,7 @@ class RankGroup:
     backend: str = "gloo"
     preload: tuple[str, ...] = ()
     timeout_s: float = 600.0
+    parts: tuple[str, ...] = ()
     local: tuple[int, ...] | None = None
     first: int = 0
     interface: str = LOOPBACK
@@ -105,12 +108,12 @@ def run_ranks(
         connections: list[Connection] = []
         try:
             if context.get_start_method() == "forkserver":
-                place_sockets()
                 start_deaf_forkserver()
             beats = folder / "beats"
-            seen = heartbeats.Watch(
-                beats, group.here, lambda rank: _is_stopped(processes[group.here.index(rank)])
-            )
+            seen = Watch(
+                beats, group.here, lambda rank: _is_stopped(processes[group.here.index(rank)]),
+                group.names, group.parts,
+            )  # fmt: skip
             for row, rank in enumerate(group.here):
                 launcher_end, rank_end = context.Pipe()
                 process = context.Process(
@@ -168,7 +171,7 @@ def _watch(
     connections: list[Connection],
     group: RankGroup,
     on_event: Emit,
-    seen: heartbeats.Watch,
+    seen: Watch,
     alarm: Connection | None = None,
 ) -> None:
     errors: list[dict[str, Any]] = []
@@ -200,10 +203,9 @@ def _watch(
                     with contextlib.suppress(OSError):  # that a rank is gone is noticed above
                         connection.send(answer)
         if not errors and (found := seen.look(done)) is not None:
-            rank, text = found
-            who = "" if rank < 0 else f"rank {rank} ({group.names[rank]}) "
-            when_s = time.monotonic()
-            errors.append({"event": "error", "rank": rank, "type": "", "text": who + text, "when_s": when_s})
+            errors.append(_error(found.rank, found.text, time.monotonic(), found.silent_s))
+        if not errors and (told := seen.silence(done)) is not None:
+            on_event({"event": "told", "text": told})
         if errors and deadline == float("inf"):
             # others fail because of the first; wait a moment to see which that was
             deadline = time.monotonic() + GATHER_ERRORS_S
@@ -221,15 +223,22 @@ def _alarms_of(alarms: list[Connection]) -> list[dict[str, Any]]:
         return []
 
 
-def _vanished(process: BaseProcess, rank: int, group: RankGroup, seen: heartbeats.Watch) -> dict[str, Any]:
-    noticed_s = time.monotonic() - NOTICED_AFTER_S
+def _error(rank: int, text: str, when_s: float, silent_s: float) -> dict[str, Any]:
+    """Return the event of a loss from outside; silent_s: since the last sign of life."""
+    return {
+        "event": "error", "rank": rank, "type": "", "text": text, "when_s": when_s, "silent_s": silent_s
+    }  # fmt: skip
+
+
+def _vanished(process: BaseProcess, rank: int, group: RankGroup, seen: Watch) -> dict[str, Any]:
+    noticed_s, silent_s = time.monotonic() - NOTICED_AFTER_S, seen.silent_s(rank)
     process.join(END_S)
     code = process.exitcode
     how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
-    if code == -signal.SIGKILL and seen.out_of_memory:
+    full = code == -signal.SIGKILL and seen.out_of_memory
+    if full:
         how += " when this host was out of memory"
-    text = f"rank {rank} ({group.names[rank]}) {how}"
-    return {"event": "error", "rank": rank, "type": "", "text": text, "when_s": noticed_s}
+    return _error(rank, f"rank {rank} ({group.names[rank]}) {how}", noticed_s, silent_s) | {"full": full}
 
 
 def _is_stopped(process: BaseProcess) -> bool:
@@ -242,6 +251,8 @@ def _is_stopped(process: BaseProcess) -> bool:
 
 
 def _raise_first(errors: list[dict[str, Any]], group: RankGroup, stopped: Sequence[int]) -> None:
+    if any(not error["type"] for error in errors):  # who lost a peer may say so before the loss is seen
+        errors = [error for error in errors if error["type"] != "PeerError"]
     first = min(errors, key=lambda error: error["when_s"])
     known: type[Exception] | None = _KNOWN.get(first["type"])
     text = first["text"]
@@ -295,10 +306,13 @@ def _rank_main(
         leave_group()
         connection.send({"event": "done"})
     except BaseException as error:
+        from hetpipe.runtime.peer_errors import is_full
+
         text = str(error) or type(error).__name__
         if type(error).__name__ not in _KNOWN and not isinstance(error, MemoryError):
             text = f"{type(error).__name__}: {text}"
         event = {"event": "error", "type": type(error).__name__, "text": text, "when_s": time.monotonic()}
+        event["full"] = is_full(error)
         if os.environ.get("HETPIPE_DEBUG"):
             import traceback
 

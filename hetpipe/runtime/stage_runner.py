@@ -130,13 +130,27 @@ class StageRunner:
             segments = [whole]
         last = self._is_last(compute)
         if last:
-            loss = outputs[0].detach()
-            if self._loss_so_far is None:
-                self._loss_so_far = loss.to(widest_float(loss.device), copy=True)
-            else:
-                self._loss_so_far += loss
+            self._add_loss(outputs[0].detach())
         self._alive[_key(compute)] = _InFlight(microbatch, segments)
         return () if last else outputs
+
+    def evaluate(
+        self, compute: Compute, microbatch: Microbatch, carried: tuple[Tensor, ...]
+    ) -> tuple[Tensor, ...]:
+        """Return what travels to the next stage, without dropout, and keep nothing for a backward.
+
+        The loss of the last stage adds up as that of `forward`. Called without autograd.
+        """
+        stage = self._stages[compute.pipeline][compute.stage]
+        self._model.eval()
+        try:
+            outputs = self._run(compute, microbatch, _Segment(stage.start, stage.stop, carried))
+        finally:
+            self._model.train()
+        if self._is_last(compute):
+            self._add_loss(outputs[0])
+            return ()
+        return outputs
 
     def backward(self, compute: Compute, gradients: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return the gradients of the forward's inputs, for the stage before; one per floating tensor.
@@ -154,6 +168,12 @@ class StageRunner:
         carried = (tensor for tensor in first.carried if tensor.is_floating_point())
         pairs = zip(carried, found, strict=True)
         return tuple(torch.zeros_like(tensor) if grad is None else grad for tensor, grad in pairs)
+
+    def _add_loss(self, loss: Tensor) -> None:
+        if self._loss_so_far is None:
+            self._loss_so_far = loss.to(widest_float(loss.device), copy=True)
+        else:
+            self._loss_so_far += loss
 
     def take_loss(self) -> Tensor:
         """Return the sum of the weighted losses since the last call: a scalar, most exact."""

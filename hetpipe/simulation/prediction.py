@@ -69,8 +69,8 @@ def predict(
 ) -> Prediction:
     """Return what a plan is expected to do under a schedule, None for `default_schedule`.
 
-    A bound that the plan has is kept; `with_bound` computes one. Whether the program fits the devices is for
-    `verify` to say.
+    A bound that the plan has is kept if it was made from this profile and cluster; `with_bound` computes one.
+    Whether the program fits the devices is for `verify` to say.
 
     Raises: InputError if the plan is not for the profile or the cluster, or the schedule not for the plan.
     """
@@ -80,7 +80,7 @@ def predict(
     with _collector_paused():
         trace = choice.trace or simulate(costs)
     figures = _figures(choice.program.plan, _times_of(trace), profile, cluster)
-    if (known := plan.predicted) is not None:
+    if (known := plan.predicted) is not None and _made_from(plan, profile, cluster):
         figures = dataclasses.replace(
             figures,
             bound_s=known.bound_s,
@@ -91,6 +91,11 @@ def predict(
     return Prediction(plan, choice, costs, trace, figures)
 
 
+def _made_from(plan: Plan, profile: ModelProfile, cluster: Cluster) -> bool:
+    """Return whether what a plan says it was made from is this, as far as it says it."""
+    return plan.profile_sha256 in (None, profile.sha256) and plan.cluster_sha256 in (None, cluster.sha256)
+
+
 def simulate_plan(
     plan: Plan, profile: ModelProfile, cluster: Cluster, schedule: Schedule | None = None
 ) -> Trace:
@@ -99,11 +104,14 @@ def simulate_plan(
 
 
 def with_bound(prediction: Prediction, profile: ModelProfile, cluster: Cluster) -> Prediction:
-    """Return a prediction with the hashes of profile and cluster, and with a fractional bound.
+    """Return a prediction with the hashes of profile and cluster, and with a bound.
 
-    No bound is computed where a kind of the cluster was not profiled.
+    That of the plan where it was made from this profile and cluster and has one, else a fractional one. None
+    is computed where a kind of the cluster was not profiled.
     """
     plan = prediction.plan
+    if prediction.figures.bound_s is not None and plan.profile_sha256 and plan.cluster_sha256:
+        return prediction
     if all(device.kind in profile.kinds for device in cluster.devices):
         from partition.bounds.best_bound import Bound, bound_space, fractional_bound_s
         from partition.solver import with_figures

@@ -2,11 +2,13 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cost_model.errors import InfeasibleError, InputError
 from cost_model.units import format_seconds
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.run_report import RunReport, read_report, report_text
 from hetpipe.simulation.prediction import Prediction
 from partition.plan import Plan
 
@@ -32,6 +34,7 @@ class Adaptation:
     tell: Callable[[str], object]
     slowed: dict[str, float] = field(default_factory=dict)
     pending: Prediction | None = None
+    _heard: list[str] = field(default_factory=list)  # in all attempts
     _begun_s: float = 0.0
     _start_s: float | None = None  # what the attempt at hand took until its first step was over
 
@@ -45,7 +48,8 @@ class Adaptation:
             self._start_s = time.monotonic() - self._begun_s
         if event["event"] != "slow":
             return False
-        self.tell(str(event["text"]))
+        self._heard.append(str(event["text"]))
+        self.tell(self._heard[-1])
         if self.adapt is None or event["ended"]:
             return False
         device = str(event["device"])
@@ -56,7 +60,22 @@ class Adaptation:
         except (InfeasibleError, InputError) as error:
             self.tell(f"no other plan for {device} slowed: {error}")
             return False
-        return self._is_worth_it(as_is, new, slowed, int(event["step"]))
+        errs = float(event["others"])  # so many times do all take what is planned
+        if not self._is_worth_it(
+            as_is.step_s * errs, new.step_s * errs, int(event["step"]), _moves(new.plan)
+        ):
+            return False
+        self.slowed, self.pending = slowed, new
+        return True
+
+    def completed(self, folder: RunFolder) -> RunReport:
+        """Return the report of a run, with what was slow in attempts before the last one; write that too."""
+        report = read_report(folder.report)
+        if set(self._heard) <= set(report.slow_devices):
+            return report
+        report = replace(report, slow_devices=tuple(self._heard))
+        folder.write(folder.report, report_text(report))
+        return report
 
     @property
     def cost_s(self) -> float:
@@ -68,18 +87,17 @@ class Adaptation:
         pending, self.pending = self.pending, None
         return pending
 
-    def _is_worth_it(self, as_is: Prediction, new: Prediction, slowed: dict[str, float], step: int) -> bool:
-        gain_s = (as_is.step_s - new.step_s) * (self.steps - step)
+    def _is_worth_it(self, now_s: float, new_s: float, step: int, moves: str) -> bool:
+        gain_s = (now_s - new_s) * (self.steps - step)
         steps = (
-            f"{format_seconds(as_is.step_s)} a step with it, {format_seconds(new.step_s)} planned again: "
+            f"{format_seconds(now_s)} a step with it, {format_seconds(new_s)} planned again: "
             f"{format_seconds(max(0.0, gain_s))} over the {self.steps - step} steps left"
         )
         cost = f"moving costs {format_seconds(self.cost_s)}"
         if gain_s <= self.cost_s:
             self.tell(f"the plan stays: {steps}; {cost}")
             return False
-        self.tell(f"planned again: {steps}; {cost}; {_moves(new.plan)}")
-        self.slowed, self.pending = slowed, new
+        self.tell(f"planned again: {steps}; {cost}; {moves}")
         return True
 
 

@@ -18,6 +18,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from cost_model.errors import InputError
 from cost_model.strict_files import canonical_sha256, check_format, read_json, validate
 from hetpipe.runs.lora import LoraSettings
 from hetpipe.runtime.loss_scale import LossScale
+from hetpipe.training.evaluated import Evaluated
 from hetpipe.training.tensor_file import write_tensors
 
 FORMAT = "hetpipe.checkpoint/2"
@@ -64,6 +66,9 @@ class Manifest:
     lora: of the adapters, if --lora made some.  base: of a model with adapters, the hashes of all that is
     frozen beside them, by name; its weights are not in the checkpoint. loss_scale: of the next step, None
     where losses are not scaled. settings: `deciding_settings` of the run, {} of older checkpoints.
+    changes: of these on the way here, each with the step after which it was, key, before and now.
+    evaluated: of held-out texts, None where there are none; best: whether its loss is of this very step, and
+    was the least until then.
     others: the files beside those of the layers, which `commit` adds.
     """
 
@@ -81,6 +86,9 @@ class Manifest:
     base: dict[str, str] = field(default_factory=dict)
     loss_scale: LossScale | None = None
     settings: dict[str, JsonValue] = field(default_factory=dict)
+    changes: tuple[dict[str, JsonValue], ...] = ()
+    evaluated: Evaluated | None = None
+    best: bool = False
     others: tuple[LayerFile, ...] = ()
 
     def __post_init__(self) -> None:
@@ -173,13 +181,25 @@ def discard_unfinished(root: Path) -> None:
         _remove(folder)
 
 
+def best(root: Path) -> Path | None:
+    """Return the checkpoint whose own held-out loss is the least, the first of equal ones; None: none has."""
+    found: list[tuple[float, int, Path]] = []
+    for folder, step in _folders(root, COMPLETE_NAME):
+        with suppress(InputError):
+            evaluated = read_manifest(folder).evaluated
+            if evaluated is not None and evaluated.step == step and evaluated.loss is not None:
+                found.append((evaluated.loss, step, folder))
+    return min(found)[2] if found else None
+
+
 def keep_newest(root: Path, keep: int) -> None:
-    """Remove all checkpoints but so many, the newest; a kill meanwhile leaves none that is half there.
+    """Remove all checkpoints but so many, the newest, and the best; a kill leaves none that is half there.
 
     Raises: InputError if one cannot be removed.
     """
     complete = sorted(_folders(root, COMPLETE_NAME), key=lambda found: found[1], reverse=True)
-    for folder, _ in complete[keep:]:
+    least = best(root) if len(complete) > keep else None
+    for folder in (folder for folder, _ in complete[keep:] if folder != least):
         unfinished = folder.with_name(f".{folder.name}.tmp-{secrets.token_hex(4)}")
         try:
             os.rename(folder, unfinished)

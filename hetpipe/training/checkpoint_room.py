@@ -101,7 +101,8 @@ def _numbers(path: Path) -> dict[str, float]:
 def num_checkpoints(settings: Settings, done: int) -> int:
     """Return how many checkpoints a run that begins after `done` steps has on the disk at a time, at most.
 
-    With --keep one more is there while it is written. Of those by time, whose number nobody knows, it is one.
+    With --keep one more is there while it is written, and the best. Of those by time, whose number nobody
+    knows, it is one. Each held-out loss may be a new best.
     """
     every, steps = settings.every, settings.steps
     if steps <= done:
@@ -109,4 +110,7 @@ def num_checkpoints(settings: Settings, done: int) -> int:
     before_and_end = steps // every - done // every if every else 0
     at_end = settings.save and not (every and steps % every == 0)
     found = before_and_end + at_end + (settings.every_s > 0)
-    return min(found, settings.keep + 1) if settings.keep else found
+    evaluated, each = bool(settings.eval_data), settings.eval_every
+    if evaluated and settings.save and each:
+        found += sum(1 for step in range(done - done % each + each, steps, each) if not every or step % every)
+    return min(found, settings.keep + 1 + evaluated) if settings.keep else found

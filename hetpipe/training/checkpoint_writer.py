@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import JsonValue
 from torch import Tensor
 
 from cost_model.errors import InputError
@@ -26,6 +27,7 @@ from hetpipe.training import checkpoint
 from hetpipe.training.checkpoint_copies import Copies
 from hetpipe.training.checkpoint_owners import home_layers, written_by
 from hetpipe.training.checkpoint_room import free_host_bytes
+from hetpipe.training.evaluated import Evaluated
 from hetpipe.training.frozen_base import base_hashes, weights_as_given
 from hetpipe.training.meeting import all_done, gather
 from hetpipe.training.resumed_settings import deciding_settings
@@ -100,6 +102,7 @@ class CheckpointWriter:
     model: LayerModel
     optimizer: Optimizer
     copies: Copies
+    changes: tuple[dict[str, JsonValue], ...] = ()  # of settings, in the runs that led here
     _under_way: _UnderWay | None = None
     _copies: dict[str, Tensor] = field(default_factory=dict)
     _made: Future[None] | None = None  # the memory of the copies, where it is made before it is needed
@@ -116,7 +119,13 @@ class CheckpointWriter:
         if self._has_room(layers):
             self._made = self._thread.submit(self._make_memory, layers)
 
-    def begin(self, step: int, samples_seen: int, loss_scale: LossScale | None) -> None:
+    def begin(
+        self,
+        step: int,
+        samples_seen: int,
+        loss_scale: LossScale | None,
+        evaluated: Evaluated | None = None,
+    ) -> None:
         """Begin to write the state after `step` steps; on return training may change it.
 
         Where host memory has no room for a copy, it is written before this returns.
@@ -146,7 +155,10 @@ class CheckpointWriter:
             "plan": self.program.plan.to_json(),
             "lora": self.settings.lora,
             "loss_scale": loss_scale,
-            "settings": deciding_settings(self.settings, self.program.plan),
+            "settings": deciding_settings(self.settings, self.program.plan, self.task.data_sha256),
+            "changes": self.changes,
+            "evaluated": evaluated,
+            "best": evaluated is not None and evaluated.best_step == step,
         }
         work = self._thread.submit(self._write, step, folder, layers)
         self._under_way = _UnderWay(step, folder, manifest, in_background, work)

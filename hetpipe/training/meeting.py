@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from cost_model.errors import InputError
+from hetpipe.runtime.heartbeats import goes_on, waits
 from hetpipe.runtime.peer_errors import PeerError, peer_error
 
 WAIT = -1
@@ -101,12 +102,15 @@ def all_done(work: "Future[Any]", most_s: float) -> bool:
 @contextmanager
 def meeting_with(peers: str) -> Iterator[None]:
     """Turn the error of a meeting between steps into a PeerError."""
-    since_s = time.monotonic()
+    since_s, rank = time.monotonic(), dist.get_rank()
+    waits((), rank)
     try:
         yield
     except RuntimeError as error:
-        waited = f"rank {dist.get_rank()} waited between steps for {peers}"
+        waited = f"rank {rank} waited between steps for {peers}"
         raise peer_error(waited, since_s, error) from error
+    finally:
+        goes_on()
 
 
 def same_on_all_ranks(sha256: str) -> None:

@@ -23,6 +23,21 @@ class OtherHosts(Protocol):
         """Return the names of devices whose hosts are gone, once each other host has answered or is lost."""
         ...
 
+    def take_back(self, refusal: str) -> None:
+        """From now on let in who was lost and is here again; refusal: why nobody is, "" if they are.
+
+        And who is lost from now on ends the attempt that follows, not the run.
+        """
+        ...
+
+    def waiting(self) -> frozenset[str]:
+        """Return the names of nodes that were lost and wait to be let in."""
+        ...
+
+    def returned(self) -> frozenset[str]:
+        """Let in who waits, from the next attempt on; return their names."""
+        ...
+
     def train(
         self, folder: RunFolder, handover: str, group: RankGroup, on_event: Emit, stopping: Stopping
     ) -> None:

@@ -1,11 +1,9 @@
 """One rank of a training run, which reads the run folder, trains, and reports."""
 
-import json
-import math
 import time
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Flag, auto
 from pathlib import Path
 from typing import Any
@@ -15,10 +13,9 @@ import torch.distributed as dist
 
 from cost_model.cluster import Device, is_emulated
 from cost_model.cluster_file import read_cluster
-from cost_model.errors import InputError
 from cost_model.profile import read_profile
 from cost_model.strict_files import read_text
-from hetpipe.data.task import OptimizerFactory, TaskFactory, TrainingTask
+from hetpipe.data.task import TaskFactory, TrainingTask
 from hetpipe.models.mixed_precision import kept_casts, lowered_dtype, set_products, weight_dtype
 from hetpipe.models.partial_model import LayerModel
 from hetpipe.program.costs import ProgramCosts
@@ -50,12 +47,19 @@ from hetpipe.training.checkpoint_copies import Copies, Hosts
 from hetpipe.training.checkpoint_owners import load_checkpoint
 from hetpipe.training.checkpoint_writer import CheckpointWriter, Written
 from hetpipe.training.common_clock import CommonClock
+from hetpipe.training.evaluation import Evaluation
 from hetpipe.training.handover import Handover
 from hetpipe.training.loss_watch import LossWatch
 from hetpipe.training.meeting import WAIT, from_first, gather, keep_alive, same_on_all_ranks
 from hetpipe.training.rank_data import RankData
-from hetpipe.training.rank_results import Measurements, RankSummary, shared_parameters, write_results
-from hetpipe.training.resumed_settings import option_differences
+from hetpipe.training.rank_results import (
+    Measurements,
+    RankSummary,
+    add_metrics,
+    shared_parameters,
+    write_results,
+)
+from hetpipe.training.resumed_settings import all_changes, option_differences
 from hetpipe.training.slow_devices import SlowWatch
 from partition.estimates.plan_memory import memory_on
 from partition.plan_file import read_plan
@@ -117,9 +121,11 @@ class _Run:
     writer: CheckpointWriter
     clock: CommonClock
     slow: SlowWatch  # sees anything on the rank that reports alone
+    evaluation: Evaluation | None
     step: int = 0
     samples_seen: int = 0
     watch: LossWatch = field(default_factory=LossWatch)
+    load: HostLoad = field(default_factory=HostLoad)
     stopping: Stopping = field(default_factory=Stopping)
     outcomes: deque[StepOutcome] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
     step_s: list[float] = field(default_factory=list)
@@ -169,14 +175,25 @@ class _Run:
         if source is not None:
             step, seen = load_checkpoint(source, task_settings, task, model, optimizer)
             if rank == first and task.make_optimizer is not None:
-                _tell_of_options(task.make_optimizer, settings, source, emit)
+                manifest, made = checkpoint.read_manifest(source), options_of(task.make_optimizer)
+                for told in option_differences(manifest, made, settings.learning_rate):
+                    emit({"event": "told", "text": told})
+            manifest = checkpoint.read_manifest(source)
             if executor.loss_scale is not None:
-                executor.loss_scale = checkpoint.read_manifest(source).loss_scale or executor.loss_scale
+                executor.loss_scale = manifest.loss_scale or executor.loss_scale
+            writer.changes = all_changes(manifest, task_settings, program.plan, task)
+        evaluation = Evaluation.of(task, program, rank, place, executor)
+        if evaluation is not None and source is not None:
+            evaluation.evaluated = checkpoint.read_manifest(source).evaluated
         return cls(
             folder, handover, task_settings, costs, rank, task, model, optimizer, executor, board, device,
             place, emit, RankData(task, program, rank, place, seen + (settings.steps - step) * count),
             memory_on(program.plan, profile, device).total_bytes, writer, clock,
-            SlowWatch.of(program, handover.planned_busy_s() if rank == clock.first else ()), step, seen,
+            SlowWatch.of(
+                program, handover.planned_busy_s() if rank == clock.first else (),
+                [device.kind for device in costs.devices],
+            ),
+            evaluation, step, seen,
         )  # fmt: skip
 
     @property
@@ -196,7 +213,7 @@ class _Run:
         self.writer.close()
 
     def train(self) -> None:
-        load = HostLoad()
+        load = self.load
         first, self.saved_s = self.step, time.monotonic()
         self.ended_s = self.clock.common_s(self.saved_s)
         for step in range(first, self.settings.steps):
@@ -222,7 +239,8 @@ class _Run:
                 with load.left_out():
                     last |= Asked.STOP in self._written_out()
                     self.saved_s = time.monotonic()
-                    self.writer.begin(done, self.samples_seen, self.executor.loss_scale)
+                    evaluated = None if self.evaluation is None else self.evaluation.evaluated
+                    self.writer.begin(done, self.samples_seen, self.executor.loss_scale, evaluated)
             if last:
                 break
         with load.left_out():
@@ -247,6 +265,7 @@ class _Run:
                 self.watch.num_spikes,
                 self.handover.places(),
                 tuple(self.slow.told),
+                None if self.evaluation is None else self.evaluation.evaluated,
             )
             write_results(self.folder, self.settings, self.costs, self.handover.predicted(), measured)
         if self.watch.diverged:
@@ -292,6 +311,8 @@ class _Run:
             self.peak_bytes = figures.peak_allocated_bytes if has_peaks(self.place) else None
             self.reserved_bytes = figures.peak_reserved_bytes
         self.samples_seen += count
+        if self.outcomes:  # of the last step alone is drawn when what was by the host's clock
+            self.outcomes[-1] = replace(self.outcomes[-1], host_events=())
         self.outcomes.append(outcome)
         return self._record(outcome, count)
 
@@ -321,6 +342,7 @@ class _Run:
         step_s, wall_s, self.ended_s = end_s - start_s, end_s - self.ended_s, end_s
         self.step_s.append(step_s)
         self.wall_s.append(wall_s)
+        held_out, asked = self._evaluate(asked)
         if not self.reports:
             return asked | self._tell({})
         metrics = {
@@ -338,17 +360,25 @@ class _Run:
         }
         if outcome.loss_scale is not None:
             metrics["loss_scale"] = outcome.loss_scale
+        metrics |= held_out
         slow = self.slow.events(self.step + 1, busy_s) if len(self.step_s) > 1 else []
-        finite = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
-        try:
-            with open(self.folder.metrics, "a", encoding="utf-8") as file:
-                file.write(json.dumps(finite | self.slow.now()) + "\n")
-        except OSError as error:
-            raise InputError(
-                f"{self.folder.metrics}: cannot be written ({error.strerror}); make room there, and go on "
-                "with --resume"
-            ) from error
-        return asked | self._tell({"event": "step", **metrics}, *slow)
+        add_metrics(self.folder, metrics, self.slow.now())
+        ending = self.evaluation.ending(self.settings) if held_out and self.evaluation else []
+        return asked | self._tell({"event": "step", **metrics}, *slow, *ending)
+
+    def _evaluate(self, asked: Asked) -> tuple[dict[str, Any], Asked]:
+        """Compute the held-out loss, if it is due; return what it says, and what is asked for then."""
+        evaluation, step = self.evaluation, self.step + 1
+        if evaluation is None or Asked.STOP in asked or self.watch.diverged:
+            return {}, asked
+        if not evaluation.is_due(self.settings, step):
+            return {}, asked
+        with self.load.left_out():
+            found = evaluation.run(step)
+            self.ended_s = max(gather(self.clock.common_s(time.monotonic())))
+        if found["best"] and self.settings.save:
+            asked |= Asked.SAVE
+        return found, asked | (Asked.STOP if evaluation.ending(self.settings) else Asked(0))
 
     def _tell(self, *events: dict[str, Any]) -> Asked:
         """Emit the events of the rank that reports; return on all ranks what they ask for."""
@@ -368,10 +398,3 @@ class _Run:
         if every_s and events[0]["event"] == "step" and time.monotonic() - self.saved_s >= every_s:
             asked |= Asked.SAVE
         return asked
-
-
-def _tell_of_options(make: OptimizerFactory, settings: Settings, source: Path, emit: Emit) -> None:
-    """Emit how the options of the user's optimizer differ from those of a checkpoint."""
-    manifest = checkpoint.read_manifest(source)
-    for told in option_differences(manifest, options_of(make), settings.learning_rate):
-        emit({"event": "told", "text": told})

@@ -1,8 +1,10 @@
 """From what the ranks measured to report.json and trace.json."""
 
 import hashlib
+import json
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -10,17 +12,19 @@ import torch
 from torch import Tensor
 
 from cost_model.cluster import is_emulated
+from cost_model.errors import InputError
 from cost_model.profile import ModelProfile, read_profile
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.partial_model import LayerModel
 from hetpipe.models.quantized_weights import dense, matrix_held
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import Program
-from hetpipe.program.trace import Trace, chrome_trace
-from hetpipe.runs.run_folder import MEASURED, PREDICTED, RunFolder
-from hetpipe.runs.run_report import DeviceReport, RunReport, StageReport, report_text
+from hetpipe.program.trace import Event, Trace, chrome_trace
+from hetpipe.runs.run_folder import DEVICE_CLOCKS, MEASURED, PREDICTED, RunFolder
+from hetpipe.runs.run_report import DeviceReport, RecoveryReport, RunReport, StageReport, report_text
 from hetpipe.runs.settings import Settings
 from hetpipe.runtime.step_outcome import StepOutcome
+from hetpipe.training.evaluated import Evaluated
 from hetpipe.training.handover import Places
 from partition.estimates.plan_memory import memory_on
 from partition.plan import Plan
@@ -104,7 +108,7 @@ class Measurements:
 
     wall_s: of each step with all that lay between it and the one before. num_skipped: steps that changed
     nothing; num_spikes: of the loss (`LossWatch`). places: whose loads are of one host. slow: what was told
-    of slow devices.
+    of slow devices. evaluated: of held-out texts, None without any.
     """
 
     summaries: Sequence[RankSummary]
@@ -114,18 +118,44 @@ class Measurements:
     num_spikes: int
     places: Places
     slow: tuple[str, ...] = ()
+    evaluated: Evaluated | None = None
 
 
 def write_results(
     folder: RunFolder, settings: Settings, costs: ProgramCosts, predicted: Trace, measured: Measurements
 ) -> None:
-    """Write report.json, and trace.json with the predicted step and the last measured one."""
-    events = [event for summary in measured.summaries for event in summary.outcomes[-1].events]
-    events.sort(key=lambda event: (event.rank, event.start_s, event.end_s))
-    last = Trace(predicted.device_names, tuple(events))
+    """Write report.json, and trace.json with the predicted step and the last measured one.
+
+    Where devices are emulated, the latter is there by the host's clock and by theirs.
+    """
+    last = [summary.outcomes[-1] for summary in measured.summaries]
+
+    def trace(events: Iterable[Event]) -> Trace:
+        ordered = sorted(events, key=lambda event: (event.rank, event.start_s, event.end_s))
+        return Trace(predicted.device_names, tuple(ordered))
+
+    traces = [(PREDICTED, predicted), (MEASURED, trace(e for each in last for e in each.measured_events))]
+    if any(each.host_events for each in last):
+        traces.append((DEVICE_CLOCKS, trace(event for each in last for event in each.events)))
     clocks = [summary.clock for summary in measured.summaries]
-    folder.write(folder.trace, chrome_trace([(PREDICTED, predicted), (MEASURED, last)], clocks))
+    folder.write(folder.trace, chrome_trace(traces, clocks))
     folder.write(folder.report, report_text(_report(folder, settings, costs, predicted, measured)))
+
+
+def add_metrics(folder: RunFolder, metrics: Mapping[str, Any], others: dict[str, Any]) -> None:
+    """Add the line of a step to metrics.jsonl; numbers that are not finite are null.
+
+    Raises: InputError if it cannot be written.
+    """
+    finite = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
+    try:
+        with open(folder.metrics, "a", encoding="utf-8") as file:
+            file.write(json.dumps(finite | others) + "\n")
+    except OSError as error:
+        raise InputError(
+            f"{folder.metrics}: cannot be written ({error.strerror}); make room there, and go on "
+            "with --resume"
+        ) from error
 
 
 def _report(
@@ -163,7 +193,31 @@ def _report(
         skipped_steps=measured.num_skipped,
         loss_spikes=measured.num_spikes,
         slow_devices=measured.slow,
+        recoveries=recoveries(folder),
+        **_held_out(measured.evaluated),
     )
+
+
+def _held_out(evaluated: Evaluated | None) -> dict[str, Any]:
+    """Return what the report says of held-out texts."""
+    if evaluated is None:
+        return {}
+    return {
+        "eval_loss": evaluated.loss,
+        "best_eval_loss": evaluated.best_loss,
+        "best_eval_step": evaluated.best_step,
+    }
+
+
+def recoveries(folder: RunFolder) -> tuple[RecoveryReport, ...]:
+    """Return what was lost and let in again in a run folder; none if its file cannot be read."""
+    try:
+        lines = folder.recoveries.read_text(encoding="utf-8").splitlines()
+        rows = [json.loads(line) for line in lines]
+        names = [entry.name for entry in fields(RecoveryReport)]
+        return tuple(RecoveryReport(**{name: row.get(name) for name in names}) for row in rows)
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return ()
 
 
 def _stage_reports(plan: Plan, predicted: Trace, traces: Sequence[Trace]) -> tuple[StageReport, ...]:

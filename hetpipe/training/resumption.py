@@ -9,6 +9,32 @@ from hetpipe.runs.run_folder import RunFolder, numbered_runs
 from hetpipe.training import checkpoint
 from hetpipe.training.checkpoint_damage import damage_of, newest_whole
 
+BEST = "best"
+
+
+def is_best(resume: str | None) -> bool:
+    """Return whether the best checkpoint of a run is asked for."""
+    return resume is not None and Path(resume).name == BEST and not checkpoint.holds_run(Path(resume))
+
+
+def _best(folder: RunFolder | None, root: Path, model: str) -> Path:
+    """Return the checkpoint with the least held-out loss.
+
+    Raises: InputError if there is none, or it is damaged.
+    """
+    begun = folder is not None and checkpoint.written(folder.checkpoints)
+    runs = (folder,) if folder is not None and begun else numbered_runs(root, model)
+    for run in runs:
+        found = checkpoint.best(run.checkpoints)
+        if found is not None:
+            if damage := damage_of(found):
+                raise InputError(f"{damage}; it is the best one; choose another checkpoint")
+            return found
+    where = str(runs[0].path) if len(runs) == 1 else f"any run of {model!r} in {root}"
+    raise InputError(
+        f"nothing to resume: no checkpoint of {where} has a held-out loss; did it run with --eval-data?"
+    )
+
 
 def find_checkpoint(
     resume: str,
@@ -20,10 +46,16 @@ def find_checkpoint(
 ) -> Path:
     """Return the checkpoint to go on from; "auto": the newest of the run folder, else of the newest run.
 
+    "best": the one with the least held-out loss, of the run folder where it holds checkpoints, else of the
+    newest run that has one; of a run that is named, RUN/best.
+
     Of a run the newest whole one is taken; tell: takes a sentence for each that is newer and damaged.
 
     Raises: InputError if there is none, or the one that is named is damaged.
     """
+    if resume == BEST or (Path(resume).name == BEST and checkpoint.holds_run(Path(resume).parent)):
+        named = folder if resume == BEST else RunFolder(Path(resume).parent)
+        return _best(named, root, model)
     if resume != "auto":
         path = Path(resume)
         if checkpoint.holds_run(path):

@@ -1,6 +1,7 @@
 """From a plan to a finished run: the run folder, the processes, and what came out."""
 
 import json
+import logging
 import shutil
 import time
 import warnings
@@ -18,11 +19,12 @@ from cost_model.profile import ModelProfile, profile_text
 from cost_model.strict_files import read_text
 from hetpipe.data.task import TaskFactory, prepare_data, registered_task
 from hetpipe.data.user_task import UserTask
+from hetpipe.data.vocabulary import read_corpus, texts_sha256
 from hetpipe.models.adapters import preload_modules
 from hetpipe.profiling.layer_profiler import threads_for
 from hetpipe.program.verification import verify
 from hetpipe.runs.run_folder import RunFolder
-from hetpipe.runs.run_report import RunReport, read_report
+from hetpipe.runs.run_report import RunReport
 from hetpipe.runs.settings import Settings, TaskSettings, settings_text
 from hetpipe.runtime.compilers import check_compilers
 from hetpipe.runtime.gpus import check_here
@@ -33,6 +35,7 @@ from hetpipe.runtime.stopping import Stopping, signals_heard
 from hetpipe.simulation.prediction import Prediction, predict
 from hetpipe.training import checkpoint, torchrun
 from hetpipe.training.adaptation import Adapt, Adaptation
+from hetpipe.training.answered import Answered
 from hetpipe.training.checkpoint_damage import damage_of, put_aside
 from hetpipe.training.checkpoint_owners import check_checkpoint
 from hetpipe.training.checkpoint_room import room_of
@@ -44,6 +47,8 @@ from hetpipe.training.recovery import Recovery, Replan
 from hetpipe.training.resumed_settings import differences
 from partition.plan import Plan
 from partition.plan_file import plan_text
+
+LOGGER = logging.getLogger("hetpipe")
 
 
 def prepare(
@@ -84,7 +89,10 @@ def prepare(
     damaged = _damaged_later(folder, done, settings)
     room_of(folder, settings, profile, adapters_alone=adapters_alone).check()
     if settings.resume_from is not None:
-        for told in differences(manifest, task_settings, prediction.plan, own_schedule=own_schedule):
+        sha256 = "" if own_data else texts_sha256(read_corpus([Path(path) for path in settings.data]))
+        for told in differences(
+            manifest, task_settings, prediction.plan, own_schedule=own_schedule, data_sha256=sha256
+        ):
             tell(told)
     for later, damage in damaged.items():
         tell(f"{damage}; it is kept as {put_aside(later).name}")
@@ -151,7 +159,8 @@ def train(
     make_task: for a model of your own: an `UserTask`, or an importable function that gives its
     `TrainingTask`.
 
-    Warns of settings in which the run differs from the one that it goes on from.
+    Warns of settings in which the run differs from the one that it goes on from; logs, as "hetpipe", devices
+    that have become slow.
 
     Raises: InputError, InfeasibleError if the run cannot work; WorkerLostError if a process fails;
     DivergedError if loss or gradients stay without finite values, the checkpoint before named;
@@ -187,6 +196,7 @@ def train_predicted(
     on_event: Emit = lambda event: None,
     make_task: TaskFactory | None = None,
     tell: Callable[[str], None] = warnings.warn,
+    notice: Callable[[str], None] = LOGGER.warning,
     on_signal: Callable[[str], None] = lambda name: None,
     max_restarts: int = 0,
     replan: Replan | None = None,
@@ -195,8 +205,9 @@ def train_predicted(
 ) -> RunReport:
     """Train as `train` does, what was predicted and verified before; return the report.
 
-    tell: takes the sentences of which `train` warns. on_signal: takes the name of a signal after which
-    training ends with the step at hand, and a checkpoint unless `save` is False. max_restarts, replan: see
+    tell: takes the sentences of which `train` warns. notice: those on slow devices, which no change of the
+    caller's code would spare it. on_signal: takes the name of a signal after which training ends with the
+    step at hand, and a checkpoint unless `save` is False. max_restarts, replan: see
     `Recovery`; a run under torchrun is restarted by its agent alone. adapt: see `Adaptation`. hosts: who
     start the ranks of other hosts, None where all are here.
 
@@ -205,16 +216,20 @@ def train_predicted(
     most = 0 if under_torchrun() and hosts is None else max_restarts
     recovery = Recovery(folder, prediction, most, replan, tell)
     if hosts is not None:
-        recovery.missing = hosts.missing
+        recovery.replan = None if replan is None else _with_leader(replan, hosts)
+        recovery.missing, recovery.returned = hosts.missing, hosts.returned
+        hosts.take_back(_no_way_back(settings, recovery))
     begun_from = None if settings.resume_from is None else Path(settings.resume_from)
     with folder.locked(), signals_heard(on_signal) as stopping, ExitStack() as ends:
         _tidy(folder, begun_from)
         ends.callback(_tidy, folder, begun_from)
         moved = checkpoint_bytes(profile, frozen=settings.lora is None)
-        adaptation = Adaptation(settings.steps, moved, adapt, tell)
-        answered = _Answered(on_event, tell, stopping, settings.steps, recovery, adaptation)
+        adaptation = Adaptation(settings.steps, moved, adapt, notice)
+        answered = Answered(on_event, tell, stopping, settings, recovery, adaptation, hosts)
         prepared = _Preparation(settings, cluster_file, profile, folder, make_task, hosts)
         prepared.fill(prediction, tell)
+        if begun_from is None:
+            folder.recoveries.unlink(missing_ok=True)  # of a run before
         if isinstance(make_task, UserTask):
             ends.callback(make_task.remove_weights, folder)
             make_task.write_weights(folder)
@@ -222,21 +237,25 @@ def train_predicted(
             try:
                 adaptation.begin()
                 prepared.train(recovery.prediction, answered, stopping)
-                new = adaptation.take()
-                if new is None or stopping.asked or answered.over:
+                new, joins = adaptation.take(), answered.takes_joining()
+                if stopping.asked or answered.over or not (new or joins):
                     break
-                recovery.prediction, source = new, checkpoint.latest(folder.checkpoints)
+                if new is not None:
+                    recovery.prediction, source = new, checkpoint.latest(folder.checkpoints)
+                if joins:
+                    source = recovery.join(begun_from).source
             except WorkerLostError as error:
                 restart = recovery.restart(error, begun_from)
                 _wait(restart.wait_s, stopping)
                 source = restart.source
             prepared.settings = replace(settings, resume_from=None if source is None else str(source))
             prepared.fill(recovery.prediction, lambda told: None)
+        recovery.finish()
         if answered.diverged is not None:
             raise DivergedError(_divergence(answered.diverged, folder))
         if not answered.complete:
             stopping.end()
-    return read_report(folder.report)
+    return adaptation.completed(folder)
 
 
 @dataclass(slots=True)
@@ -265,11 +284,12 @@ class _Preparation:
             local=self.local(prediction), tell=tell,
         )  # fmt: skip
 
-    def train(self, prediction: Prediction, answered: "_Answered", stopping: Stopping) -> None:
+    def train(self, prediction: Prediction, answered: Answered, stopping: Stopping) -> None:
         """Train by the run folder until all ranks have ended, or one is lost."""
         with scratch_folder("run", in_memory=True) as handed:
             devices, local = prediction.costs.devices, self.local(prediction)
-            group = rank_group(devices, TaskSettings.of(self.profile, self.settings), local)
+            settings = TaskSettings.of(self.profile, self.settings)
+            group = rank_group(devices, settings, local, plan=prediction.plan)
             Handover.fill(handed, prediction.costs, prediction.trace, Places.of(local))
             arguments = (str(self.folder.path), self.make_task or registered_task, str(handed))
             if self.hosts is not None:
@@ -278,6 +298,26 @@ class _Preparation:
                 torchrun.lead(*arguments, group, answered, stopping)
             else:
                 run_ranks(train_rank, arguments, group, answered)
+
+
+def _with_leader(replan: Replan, hosts: OtherHosts) -> Replan:
+    """Return what plans as before, and raises InputError for a plan without a device of this host."""
+
+    def planned(lost: frozenset[str], room_bytes: Mapping[str, float]) -> Prediction:
+        prediction = replan(lost, room_bytes)
+        hosts.local(prediction.costs.devices)
+        return prediction
+
+    return planned
+
+
+def _no_way_back(settings: Settings, recovery: Recovery) -> str:
+    """Return why a host that was lost is not let into the run again; "" if it is."""
+    if recovery.replan is None:
+        return "--plan is not planned anew"
+    if not (settings.save or settings.every or settings.every_s):
+        return "the run writes no checkpoint from which all could go on (--no-save)"
+    return "--max-restarts is 0" if recovery.most <= 0 else ""
 
 
 def _tidy(folder: RunFolder, source: Path | None) -> None:
@@ -306,52 +346,16 @@ def _divergence(event: Mapping[str, Any], folder: RunFolder) -> str:
     )
 
 
-@dataclass(slots=True)
-class _Answered:
-    """Answers the events of a run, for its caller and for signals.
-
-    complete: whether the last step is over, so that no signal has cut the run short. diverged: what told of
-    it, None if the run did not diverge.
-    """
-
-    on_event: Emit
-    tell: Callable[[str], object]
-    stopping: Stopping
-    steps: int
-    recovery: Recovery
-    adaptation: Adaptation
-    complete: bool = False
-    diverged: dict[str, Any] | None = None
-
-    @property
-    def over(self) -> bool:
-        """Whether there is nothing to go on with."""
-        return self.complete or self.diverged is not None
-
-    def __call__(self, event: dict[str, Any]) -> bool:
-        """Tell the caller; return whether training is to end."""
-        self.recovery.saw(event)
-        if event["event"] == "told":
-            self.tell(event["text"])
-            return self.stopping.asked
-        if event["event"] == "diverged":
-            self.diverged = event
-        adapts = self.adaptation.saw(event, self.recovery.prediction.plan, self.recovery.lost)
-        answer = self.on_event(event) is True
-        if answer:
-            self.adaptation.pending = None  # the caller ends the run
-        if event["event"] == "step":
-            self.stopping.begun = True
-            self.complete |= event["step"] >= self.steps
-        return answer or adapts or self.stopping.asked
-
-
 def rank_group(
-    devices: Sequence[Device], settings: TaskSettings, local: Sequence[int] | None = None
+    devices: Sequence[Device],
+    settings: TaskSettings,
+    local: Sequence[int] | None = None,
+    *,
+    plan: Plan | None = None,
 ) -> RankGroup:
     """Return a process per device: one thread each where they are emulated, NCCL between those with a GPU.
 
-    local: the ranks that share this host's cores, None for all.
+    local: the ranks that share this host's cores, None for all. plan: what they run, for messages.
 
     Raises: InputError for GPUs beside emulated devices.
     """
@@ -368,7 +372,14 @@ def rank_group(
         backend=Staging.of(devices).backend,
         preload=preload,
         timeout_s=settings.run.timeout_s,
+        parts=() if plan is None else tuple(parts_of(plan, device.name) for device in devices),
     )
+
+
+def parts_of(plan: Plan, device: str) -> str:
+    """Return what runs on a device, in words: "layers 3 to 5"."""
+    layers = plan.layers_of(device)
+    return f"layers {layers[0]} to {layers[-1]}" if len(layers) > 1 else f"layer {layers[0]}"
 
 
 def measure(

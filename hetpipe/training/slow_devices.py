@@ -1,9 +1,10 @@
 """Devices that take longer than planned, found while training; noise or a plan that errs for all is none."""
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cost_model.units import format_seconds
@@ -18,12 +19,25 @@ SLOW, SLOW_IN_MOST = 1.25, 1.125
 ENDED = 1.1
 """Below this in the median step of the window, it is over."""
 
-SURE, NORMAL = 4.0, 1.4826
+SURE, NORMAL = 5.0, 1.4826
 """So many standard errors lie between the median and what is no more slow; a median absolute deviation times
 `NORMAL` is the standard deviation of normal noise."""
 
 KEPT = 200
 """Steps that are looked through for the one since which a device is slow."""
+
+CREDIBLE = (0.5, 2.5)
+"""Where the other devices take less or more than so many times their planned time, a plan proves nothing."""
+
+SLOW_KIND = 1.5
+"""So many times what was planned is slow from the start on, where no other device of its kind is faster: a
+plan may err by a quarter from kind to kind."""
+
+AS_PLANNED = 0.05
+"""A device whose first steps are that near to the plan is said to be slow beside the plan."""
+
+LEAST_S = 2e-3
+"""Less than that in a step is what the scheduler of a host may do to any process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +46,8 @@ class SlowSpell:
 
     since: number of the first slow step. taken: its time over the planned one, median since then; others:
     that of the other ranks. ratio: of the two step by step, median: how many times slower it is beside the
-    others, whatever load all had meanwhile. num_steps: so many steps say so.
+    others, whatever load all had meanwhile. num_steps: so many steps say so. usual: its time over the planned
+    one in its first steps, if it is slow beside those, 1.0 if beside the plan; usual_ratio: ratio then.
     """
 
     rank: int
@@ -41,84 +56,151 @@ class SlowSpell:
     others: float
     ratio: float
     num_steps: int
+    usual: float = 1.0
+    usual_ratio: float = 1.0
     ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A step: by rank its time over the planned one, that of the others (median), and the first over it."""
+
+    step: int
+    taken: tuple[float, ...]
+    others: tuple[float, ...]
+    beside: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """What a rank is held against: its own time and that beside the others, over the planned ones.
+
+    error: standard error of the second. least: so many times that is slow.
+    """
+
+    own: float
+    beside: float
+    error: float = 0.0
+    least: float = SLOW
 
 
 @dataclass(slots=True)
 class SlowDevices:
     """Watches the busy seconds of all ranks against the planned ones; the same on all ranks.
 
-    A rank is slow that takes `SLOW` times as long as planned both beside the others (over their median, step
-    by step, so that load of the host and a plan that is wrong for all are no alarm) and for itself (over the
-    plan, or over its own first `WINDOW` steps). One rank alone is not watched: there is nothing beside it.
+    A rank is slow that takes `SLOW` times as long, both for itself and beside the others (over their median,
+    step by step, so that load of the host and a plan that is wrong for all are no alarm), as in its own first
+    `WINDOW` steps; or, if it is so from the start on, as planned, where the plan is right for the others. One
+    rank alone is not watched: there is nothing beside it.
 
-    planned_s: busy seconds of a step, by rank; a rank without any is not watched.
+    planned_s: busy seconds of a step, by rank; a rank without any is not watched. kinds: of the devices; none
+    where all are alike.
     """
 
     planned_s: Sequence[float]
+    kinds: Sequence[str] = ()
     slow: dict[int, SlowSpell] = field(default_factory=dict)
-    _taken: deque[tuple[int, tuple[float, ...]]] = field(default_factory=lambda: deque(maxlen=KEPT))
-    _first: list[tuple[float, ...]] = field(default_factory=list)
+    _seen: deque[_Seen] = field(default_factory=lambda: deque(maxlen=KEPT))
+    _usual: tuple[_Level, ...] = ()
+    _fastest: dict[int, float] = field(default_factory=dict)  # its own time when the host had least load
 
     def see(self, step: int, busy_s: Sequence[float]) -> list[SlowSpell]:
         """Take the busy seconds of all ranks in a step, by its number; return what changed with it."""
+        watched = [rank for rank, planned in enumerate(self.planned_s) if planned > 0]
+        if len(watched) < 2:
+            return []
         taken = tuple(
             busy / planned if planned > 0 else 1.0
             for busy, planned in zip(busy_s, self.planned_s, strict=True)
         )
-        self._taken.append((step, taken))
-        if len(self._first) < WINDOW:
-            self._first.append(taken)
-        watched = [rank for rank, planned in enumerate(self.planned_s) if planned > 0]
-        if len(self._taken) < WINDOW or len(watched) < 2:
+        others = tuple(
+            statistics.median([taken[other] for other in watched if other != rank])
+            for rank in range(len(taken))
+        )
+        beside = tuple(value / (other or 1.0) for value, other in zip(taken, others, strict=True))
+        self._seen.append(_Seen(step, taken, others, beside))
+        if len(self._seen) < WINDOW:
             return []
-        found = [self._change(rank) for rank in watched]
+        window = list(self._seen)[-WINDOW:]
+        if not self._usual:
+            self._usual = tuple(_usual_level(rank, window) for rank in range(len(taken)))
+        found = [self._change(rank, window) for rank in watched]
         return [spell for spell in found if spell is not None]
 
-    def _change(self, rank: int) -> SlowSpell | None:
-        beside = self._beside(rank)
-        window = sorted(beside[-WINDOW:])
-        middle = statistics.median(window)
+    def _change(self, rank: int, window: Sequence[_Seen]) -> SlowSpell | None:
+        beside = sorted(seen.beside[rank] for seen in window)
+        middle = statistics.median(beside)
         if rank in self.slow:
             known = self.slow[rank]
-            if middle >= ENDED:
+            if middle >= ENDED * known.usual_ratio:
                 return None
             del self.slow[rank]
-            return self._spell(rank, known.since, WINDOW, ended=True)
-        if middle < SLOW or window[WINDOW // 4] < SLOW_IN_MOST or not self._slow_itself(rank):
+            return self._spell(rank, known.since, WINDOW, _Level(known.usual, known.usual_ratio), ended=True)
+        own = statistics.median(seen.taken[rank] for seen in window)
+        self._fastest[rank] = min(own, self._fastest.get(rank, own))
+        usual = replace(self._usual[rank], own=self._fastest[rank])
+        for level in (usual, *self._planned_level(rank, window)):
+            long = own >= SLOW * level.own and (own - level.own) * self.planned_s[rank] > LEAST_S
+            if long and _is_slow(beside, level):
+                break
+        else:
             return None
-        if middle - SURE * _deviation(window) / WINDOW**0.5 < ENDED:
-            return None
-        num_slow = _num_last_slow(beside, (1 + middle) / 2)
-        spell = self._spell(rank, self._taken[-num_slow][0], num_slow)
+        past = [seen.beside[rank] for seen in self._seen]
+        num_slow = _num_last_slow(past, (level.beside + middle) / 2)
+        spell = self._spell(rank, self._seen[-num_slow].step, num_slow, level)
         self.slow[rank] = spell
         return spell
 
-    def _slow_itself(self, rank: int) -> bool:
-        now = statistics.median(taken[rank] for _, taken in list(self._taken)[-WINDOW:])
-        usual = statistics.median(taken[rank] for taken in self._first)
-        return now >= SLOW or now >= SLOW * usual > 0
+    def _planned_level(self, rank: int, window: Sequence[_Seen]) -> tuple[_Level, ...]:
+        """Return what the plan promises of a rank, in the first steps, where it is right for others."""
+        low, high = CREDIBLE
+        if len(self._seen) > 2 * WINDOW:
+            return ()
+        if not low <= statistics.median(seen.others[rank] for seen in window) <= high:
+            return ()
+        kinds = self.kinds or [""] * len(self.planned_s)
+        alike = [
+            other
+            for other, planned in enumerate(self.planned_s)
+            if other != rank and planned > 0 and kinds[other] == kinds[rank]
+        ]
+        apart = [
+            seen.taken[rank] / (statistics.median(seen.taken[other] for other in alike) or 1.0)
+            for seen in window
+            if alike
+        ]
+        return (_Level(1.0, 1.0, least=SLOW if apart and statistics.median(apart) >= SLOW else SLOW_KIND),)
 
-    def _beside(self, rank: int) -> list[float]:
-        """Return, step by step, the time of a rank over the planned one, over that of the other ranks."""
-        return [taken[rank] / (self._others(rank, taken) or 1.0) for _, taken in self._taken]
-
-    def _others(self, rank: int, taken: Sequence[float]) -> float:
-        return statistics.median(
-            value for other, value in enumerate(taken) if other != rank and self.planned_s[other] > 0
-        )
-
-    def _spell(self, rank: int, since: int, num_steps: int, *, ended: bool = False) -> SlowSpell:
-        last = [taken for _, taken in list(self._taken)[-num_steps:]]
+    def _spell(
+        self, rank: int, since: int, num_steps: int, level: _Level, *, ended: bool = False
+    ) -> SlowSpell:
+        last = list(self._seen)[-num_steps:]
         return SlowSpell(
             rank,
             since,
-            taken=statistics.median(taken[rank] for taken in last),
-            others=statistics.median(self._others(rank, taken) for taken in last),
-            ratio=statistics.median(self._beside(rank)[-num_steps:]),
+            taken=statistics.median(seen.taken[rank] for seen in last),
+            others=statistics.median(seen.others[rank] for seen in last),
+            ratio=statistics.median(seen.beside[rank] for seen in last),
             num_steps=num_steps,
+            usual=level.own,
+            usual_ratio=level.beside,
             ended=ended,
         )
+
+
+def _usual_level(rank: int, window: Sequence[_Seen]) -> _Level:
+    beside = [seen.beside[rank] for seen in window]
+    own = statistics.median(seen.taken[rank] for seen in window)
+    return _Level(own, statistics.median(beside), _deviation(beside) / len(beside) ** 0.5)
+
+
+def _is_slow(beside: Sequence[float], level: _Level) -> bool:
+    """Return whether times beside the others, sorted, are more than noise above a level."""
+    middle, lower = statistics.median(beside), beside[len(beside) // 4]
+    if middle < level.least * level.beside or lower < SLOW_IN_MOST * level.beside:
+        return False
+    error = math.hypot(_deviation(beside) / len(beside) ** 0.5, ENDED * level.error)
+    return middle - SURE * error >= ENDED * level.beside
 
 
 @dataclass(slots=True)
@@ -130,9 +212,9 @@ class SlowWatch:
     told: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, program: Program, planned_s: Sequence[float]) -> "SlowWatch":
-        """Return a watch; planned_s: busy seconds by rank."""
-        return cls(program, SlowDevices(planned_s))
+    def of(cls, program: Program, planned_s: Sequence[float], kinds: Sequence[str] = ()) -> "SlowWatch":
+        """Return a watch; planned_s, kinds: busy seconds and kind of device, by rank."""
+        return cls(program, SlowDevices(planned_s, kinds))
 
     def events(self, step: int, busy_s: Sequence[float]) -> list[dict[str, Any]]:
         """Return what is to be told after a step of devices that have become slow, or have been."""
@@ -154,20 +236,27 @@ class SlowWatch:
             "device": device,
             "since": spell.since,
             "ratio": spell.ratio,
+            "others": spell.others,
             "ended": spell.ended,
             "text": self._sentence(spell, device),
         }
 
     def _sentence(self, spell: SlowSpell, device: str) -> str:
-        steps = f"median of {spell.num_steps} steps; the others take {spell.others:.2f} times theirs"
-        planned = f"its planned {format_seconds(self.found.planned_s[spell.rank])} per step"
+        usual_s, others, known = self.found.planned_s[spell.rank], spell.others, "planned"
+        taken = spell.taken
+        if max(abs(spell.usual - 1), abs(spell.usual_ratio - 1)) > AS_PLANNED:
+            usual_s, known = usual_s * spell.usual, "usual"
+            taken, others = taken / spell.usual, others * spell.usual_ratio / spell.usual
+        steps = f"median of {spell.num_steps} steps; the others take {others:.2f} times theirs"
+        times = f"{taken:.2f} times its {known} {format_seconds(usual_s)} per step"
         if spell.ended:
-            return f"{device} is as fast as planned again: {spell.taken:.2f} times {planned} ({steps})"
+            return f"{device} is as fast as {known} again: {times} ({steps})"
         layers = self.program.plan.layers_of(device)
-        return (
-            f"{device} takes {spell.taken:.2f} times {planned} since step {spell.since} ({steps}); it runs "
-            f"layers {layers[0]} to {layers[-1]}"
-        )
+        return f"{device} takes {times} since step {spell.since} ({steps}); {_runs(layers)}"
+
+
+def _runs(layers: Sequence[int]) -> str:
+    return f"it runs layers {layers[0]} to {layers[-1]}"
 
 
 def _deviation(values: Sequence[float]) -> float:

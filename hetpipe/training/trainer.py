@@ -70,6 +70,7 @@ class Callback:
 _METHODS = ("on_step_end", "on_checkpoint", "on_end")
 _DECIDED = (
     *("steps", "data", "resume_from", "lora", "adapter", "load_in"),
+    *("eval_data", "eval_every", "patience"),
     *(field.name for field in fields(AdamW)),
 )
 """Settings that follow from what a trainer is given otherwise."""

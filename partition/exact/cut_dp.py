@@ -11,6 +11,7 @@ Complexity: O(places * layers * width) a period, width: the most layers that a d
 """
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -152,13 +153,14 @@ class CutOptimizer:
         for place in reversed(places):
             cuts = place.compiled_cuts if self.timings.costs.clocks.many else place.cuts
             makespan, window, pick = cuts(makespan, window, period)
-            back.append((place.band.stop[np.arange(ends), pick], pick >= place.band.plain))
+            back.append((place.band, pick))
         if not np.isfinite(makespan[0]):
             return None
         start, stages = 0, []
-        for device, (stop, flag) in zip(devices, reversed(back), strict=True):
-            end = int(stop[start])
-            stages.append(TimedStage(device, start, end, bool(flag[start])))
+        for device, (band, pick) in zip(devices, reversed(back), strict=True):
+            which = int(pick[start])
+            end = int(band.stop[start, which])
+            stages.append(TimedStage(device, start, end, which >= band.plain))
             start = end
         return tuple(stages)
 
@@ -177,7 +179,7 @@ class CutOptimizer:
         return self._stages[key]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Band:
     """The stages of one class that memory takes, by [start, any]; caps 0 where none is.
 
@@ -201,6 +203,11 @@ class _Band:
         stop = np.minimum(wanted, ends)
         held = np.where(wanted <= ends, caps[start, stop], 0.0)
         return cls(stop, busy_s[start, stop], optimizer_s[start, stop], held, width)
+
+    @cached_property
+    def rows(self) -> npt.NDArray[np.intp]:
+        """Return each first layer."""
+        return np.arange(len(self.stop))
 
     def with_others(self, other: "_Band") -> "_Band":
         """Return both side by side."""
@@ -241,19 +248,33 @@ class _Place:
         """Return the seconds of all microbatches and the optimizer."""
         return np.asarray(max(self.count, 1.0) * self.band.busy_s + self.band.optimizer_s)
 
+    @cached_property
+    def links_s(self) -> Floats:
+        """Return the seconds of all microbatches but one in the link's slower direction."""
+        wait = max(self.count - 1, 0.0)
+        return np.asarray(wait * self.link_s if wait else np.zeros_like(self.link_s))
+
     def cuts(self, makespan: Floats, window: Floats, period: float) -> _Cuts:
         """Return the best stages of the place for a period; makespan, window: of what comes behind it."""
-        band, ends, wait = self.band, len(makespan) - 1, max(self.count - 1, 0.0)
-        beyond = np.maximum(makespan, wait * self.link_s if wait else 0.0)
-        round_trip_s = self.pass_s + window[band.stop]
-        most = max(1.0, np.ceil(self.count))
-        needed = np.maximum(np.ceil(round_trip_s / period - 1e-6), 1.0)
-        needed[band.stop <= self.first_trained] = most
-        value = np.maximum(self.total_s, self.pass_s + beyond[band.stop])
+        band, ends = self.band, len(makespan) - 1
+        beyond = np.maximum(makespan, self.links_s)
+        round_trip_s = window[band.stop]
+        round_trip_s += self.pass_s
+        most = max(1.0, math.ceil(self.count))
+        needed = round_trip_s / period
+        needed -= 1e-6
+        np.ceil(needed, out=needed)
+        np.maximum(needed, 1.0, out=needed)
+        if self.first_trained:
+            needed[band.stop <= self.first_trained] = most
+        value = beyond[band.stop]
+        value += self.pass_s
+        np.maximum(value, self.total_s, out=value)
         value[np.minimum(needed, most) > band.caps] = np.inf
         pick = value.argmin(axis=1)
-        at = np.arange(ends), pick
-        longest, windows = np.append(value[at], np.inf), np.zeros(ends + 1)
+        at = band.rows, pick
+        longest, windows = np.full(ends + 1, np.inf), np.zeros(ends + 1)
+        longest[:ends] = value[at]
         windows[:ends] = np.maximum(round_trip_s[at], (needed[at] - 1) * period + band.busy_s[at])
         windows[~np.isfinite(longest)] = 0.0
         return longest, windows, pick

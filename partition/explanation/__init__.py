@@ -6,6 +6,6 @@ which devices to use where money and energy count, too, by bounds of sets of dev
 
 For others:
     explain: explain, Explanation, StageReason, Limit, LeftOut, Alternative
-    gains: Gain, gain, best_plain
+    gains: Gain, gain, best_other
     pareto: pareto, best_within, Front, Choice, CostedPlan, Limits
 """

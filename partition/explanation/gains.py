@@ -1,4 +1,4 @@
-"""Where the gain over plain training comes from: from balanced computation, or from memory."""
+"""Where the gain over the best other strategy comes from: from balanced computation, or from memory."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -13,16 +13,13 @@ from partition.exact.chain_search import AUTO
 from partition.problem import Evaluate, Forced, Problem
 from partition.solver import Outcome
 
-PLAIN = ("single", "ddp", "gpipe-even", "torchgpipe")
-"""The strategies that take devices to be equal, or use one only."""
-
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """The gain of `auto` over the best plain strategy, as ratios of step times.
+    """The gain of `auto` over the best other strategy that fits, as ratios of step times.
 
     total = balance x memory. balance: what it would be if every device had memory for everything. memory: the
-    rest. Where no plain strategy fits, over, total and memory are None: all of it is memory's.
+    rest. Where no other strategy fits, over, total and memory are None: all of it is memory's.
     """
 
     balance: float
@@ -37,10 +34,10 @@ class Gain:
         return {**dataclasses.asdict(self), "memory": self.memory}
 
 
-def best_plain(outcomes: Sequence[Outcome]) -> str | None:
-    """Return the fastest plain strategy that fits."""
+def best_other(outcomes: Sequence[Outcome]) -> str | None:
+    """Return the fastest strategy that fits, beside `auto`."""
     steps = step_seconds(outcomes)
-    return min((name for name in PLAIN if name in steps), key=steps.__getitem__, default=None)
+    return min((name for name in BASELINES if name in steps), key=steps.__getitem__, default=None)
 
 
 def step_seconds(outcomes: Sequence[Outcome]) -> Mapping[str, float]:
@@ -61,14 +58,14 @@ def gain(problem: Problem, evaluate: Evaluate, outcomes: Sequence[Outcome]) -> G
     if not steps.get(AUTO):
         return None
     ample = with_ample_memory(problem)
-    plain_s = []
-    for name in PLAIN:
+    others_s = []
+    for strategy in BASELINES.values():
         try:
-            plain_s.append(evaluate(BASELINES[name](ample, evaluate)).step_s)
+            others_s.append(evaluate(strategy(ample, evaluate)).step_s)
         except (InfeasibleError, TooManyStagesError):
             continue
-    balance = min(plain_s) / evaluate(auto(ample, evaluate)).step_s
-    over = best_plain(outcomes)
+    balance = min(others_s) / evaluate(auto(ample, evaluate)).step_s
+    over = best_other(outcomes)
     return Gain(balance, over, None if over is None else steps[over] / steps[AUTO])
 
 

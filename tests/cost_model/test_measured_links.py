@@ -28,7 +28,8 @@ from cost_model.sum_times import (
     reduce_due,
 )
 from hetpipe.commands.profile import link_sentences
-from hetpipe.profiling.profile_cache import cache_key, merge
+from hetpipe.profiling.merging import merge
+from hetpipe.profiling.profile_cache import cache_key
 from hetpipe.runs.settings import TaskSettings
 from small_case import check_golden, small_profile
 

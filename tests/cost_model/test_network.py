@@ -8,8 +8,8 @@ from cost_model.cluster import EMULATED, Cluster, Device, Link, Node, NodeLink
 from cost_model.collective_choice import cheaper_collective, ring_order
 from cost_model.collectives import Collective, ring_all_reduce, tree_all_reduce
 from cost_model.measured_links import MeasuredAllReduce
-from cost_model.network import Network, Route, idle, reserve
-from cost_model.sum_times import all_reduce_due, all_reduce_resources, all_reduce_s
+from cost_model.network import NORM_BYTES, Network, Route, idle, reserve
+from cost_model.sum_times import all_reduce_due, all_reduce_resources, all_reduce_s, norm_due
 from small_case import INSTANT, small_cluster
 
 SLOW = Link(latency_s=1.0, bandwidth_bytes_per_s=1.0)
@@ -207,3 +207,43 @@ def test_a_measured_all_reduce_stays():
     measured = MeasuredAllReduce(("gpu",) * 3, (8,), (100.0,))
     assert cheaper_collective(Network(made), 8.0, names) is Collective.TREE
     assert cheaper_collective(Network(made, all_reduces=[measured]), 8.0, names) is Collective.RING
+
+
+@pytest.mark.parametrize("names", [NAMES, sorted(NAMES), [*NAMES[::-1]]], ids=str)
+def test_a_ring_that_shares_cards_is_what_its_messages_take_one_by_one(names: list[str]):
+    network = four_devices(inside=Link(0.1, 8.0))
+    busy = {resource: 2.0 + 0.7 * resource for resource in range(0, len(network.resources), 2)}
+    free_at, each_free_at = idle(), idle()
+    free_at.update(busy)
+    each_free_at.update(busy)
+    due = dict.fromkeys(names, 1.5)
+    for messages in ring_all_reduce(9.0, names):
+        arrived = [
+            (taker, reserve(each_free_at, network.route(giver, taker), due[giver], size))
+            for giver, taker, size in messages
+        ]
+        due |= {taker: max(due[taker], arrival) for taker, arrival in arrived}
+    assert all_reduce_due(free_at, network, 9.0, {**dict.fromkeys(names, 0.0), names[1]: 1.5}) == due
+    assert {key: free_at[key] for key in each_free_at} == each_free_at
+
+
+def test_norms_of_rings_that_are_alike_but_for_names_are_worked_out_once():
+    nodes = tuple(
+        Node(name, tuple(Device(f"{name}/{index}", name, "gpu", 1.0) for index in range(3)), Link(0.0, 8.0))
+        for name in "abcdefgh"
+    )
+    network = Network(Cluster("eight", Link(1.0, 1.0), nodes))
+    names = [device.name for node in nodes for device in node.devices]
+    first, second = names[:18], names[6:]
+    assert len(set(first) - set(second)) == 6
+    free_at, other_free_at = idle(), idle()
+    due = norm_due(free_at, network, dict.fromkeys(first, 0.0))
+    other = norm_due(other_free_at, network, dict.fromkeys(second, 0.0))
+    assert len(network.norms) == 1 and list(due.values()) == list(other.values())
+    for found, ring, free in ((due, first, free_at), (other, second, other_free_at)):
+        alone = idle()
+        assert found == all_reduce_due(alone, network, NORM_BYTES, dict.fromkeys(ring, 0.0))
+        assert {key: free[key] for key in alone} == alone
+    # of another shape: worked out for itself
+    norm_due(idle(), network, dict.fromkeys(names, 0.0))
+    assert len(network.norms) == 2

@@ -294,7 +294,7 @@ def test_golden_files_are_read_back():
     assert read_profile(folder / "profile.json") == small_profile()
     plan = read_plan(folder / "plan.json")
     assert plan.pipelines == small_plan().pipelines
-    assert plan.predicted is None  # derived figures are not read
+    assert plan.predicted == predict(small_plan(), small_profile(), small_cluster()).figures
 
 
 def test_a_plan_file_that_rises_in_flight_is_refused():

@@ -9,7 +9,7 @@ from cost_model.cluster_file import cluster_from_data
 from cost_model.errors import InputError
 from cost_model.measured_links import MeasuredAllReduce, MeasuredLink
 from cost_model.vendors import NVIDIA
-from cost_model.what_if import changed, check_measured_links, without
+from cost_model.what_if import changed, check_measured_links, with_room, without
 from small_case import small_cluster, small_profile
 
 GIB = 2.0**30
@@ -196,3 +196,10 @@ def test_better_links_than_a_measured_all_reduce_are_refused():
     profile, before = replace(small_profile(), links={}, all_reduces=sums), small_cluster()
     with pytest.raises(InputError, match="measured all-reduces of fast and slow"):
         check_measured_links(before, changed(before, "network 1 Gbit/s"), profile)
+
+
+def test_a_device_with_less_room_keeps_its_reserve_and_its_driver():
+    found = with_room(lab(), {"big/1": 3 * GIB})
+    usable = [device.usable_bytes for device in found.devices[:2]]
+    assert usable == pytest.approx([lab().devices[0].usable_bytes, 3 * GIB])
+    assert found.devices[1].reserve_bytes == lab().devices[1].reserve_bytes

@@ -1,5 +1,6 @@
 """The docs name files, verbs and options that exist."""
 
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -20,7 +21,8 @@ PAGES = [
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ +(.+)$", re.MULTILINE)
 INLINE = re.compile(r"`(hetpipe [a-z]+(?: [^`]*)?)`")
-WRAPPERS = ("python -m ", "python3 -m ", "torchrun ")
+WRAPPERS = ("python -m ", "python3 -m ", "torchrun ", "srun ", "mpirun ")
+IN_YAML = "command: ["
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
@@ -44,6 +46,8 @@ def commands(page: Path) -> Iterator[str]:
         for part in map(str.strip, line.split("&&")):
             if part.startswith(WRAPPERS) and " hetpipe " in part:
                 part = part[part.index(" hetpipe ") + 1 :]
+            if part.startswith(IN_YAML):
+                part = shlex.join(json.loads(part.removeprefix(IN_YAML[:-1])))
             if part.startswith("hetpipe "):
                 yield part.removesuffix(" &")
 

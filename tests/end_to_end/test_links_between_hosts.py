@@ -8,7 +8,7 @@ import pytest
 
 from cost_model.cluster_file import read_cluster
 from cost_model.profile import read_profile
-from hetpipe.profiling.profile_cache import merge
+from hetpipe.profiling.merging import merge
 from hetpipe.simulation.prediction import evaluator
 from host_runs import NODES, hosts_with_folders
 from partition.problem import problem_of

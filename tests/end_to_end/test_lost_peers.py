@@ -1,12 +1,15 @@
 """A sum over ranks of which one has stopped: the error says who waited, where, for whom and how long."""
 
 import multiprocessing
+import re
 
 import pytest
 
+import rank_mains
 import runtime_mains
 from cost_model.collectives import Collective
 from hetpipe.program.instructions import Norm, Sync
+from hetpipe.runtime import rank_watch
 from hetpipe.runtime.processes import RankGroup, WorkerLostError, run_ranks
 from partition.plan import Pipeline
 from runtime_mains import Case, case_of, stages
@@ -63,3 +66,22 @@ def test_the_error_names_a_rank_that_a_signal_has_stopped_and_none_is_left(stopp
     with pytest.raises(WorkerLostError, match=expected):
         run_ranks(runtime_mains.stop_before_a_meeting, (stopped,), group)
     assert not any(process.is_alive() for process in multiprocessing.active_children())
+
+
+def test_a_rank_that_hangs_is_named_while_another_waits_between_steps(monkeypatch: pytest.MonkeyPatch):
+    """Before that it is told who waits for whom; the time limit of messages is ten minutes."""
+    monkeypatch.setattr(rank_watch, "LEAST_HANG_S", 2.0)
+    monkeypatch.setattr(rank_watch, "SILENCE_S", 1.0)
+    group = RankGroup(("big/0", "small/0"), (1, 1), parts=("layers 0 to 4", "layer 5"))
+    told: list[str] = []
+    expected = (
+        r"^rank 1 \(small/0, layer 5\) hangs: it has not moved for \d+ s within a step \(until then \d\."
+    )
+    with pytest.raises(WorkerLostError, match=expected) as caught:
+        run_ranks(rank_mains.hang_in_a_step, (), group, lambda event: told.append(event["text"]))
+    assert caught.value.report["silent_s"] >= 2.0  # type: ignore[attr-defined]
+    assert re.fullmatch(
+        r"no step is over for [12] s: small/0 computes \(layer 5\), at one place for [12] s; "
+        "big/0 waits for others",
+        told[0],
+    )

@@ -19,7 +19,8 @@ from hetpipe import cli
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.mixed_precision import lowered_dtype
 from hetpipe.models.names import model_entry
-from hetpipe.profiling.profile_cache import merge, profile_model
+from hetpipe.profiling.merging import merge
+from hetpipe.profiling.profile_cache import profile_model
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings
 from hetpipe.training import checkpoint_weights

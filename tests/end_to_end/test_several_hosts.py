@@ -1,24 +1,29 @@
 """`hetpipe run --rendezvous` on three hosts that share nothing but a network."""
 
 import json
+import re
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import ssh_server
 from cost_model.profile import read_profile
 from hetpipe import cli
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.training.checkpoint_damage import damage_of
-from host_runs import LINE, NODES, Runs, hosts_with_folders
+from host_runs import LINE, NODES, SOON_S, TOKEN, Runs, hosts_with_folders
 from partition.plan_file import read_plan
 
 STEPS = 5
 MANY = 60
 LOSSES_AGREE = 2e-6
-STEPS_WITH_A_LOSS = 16
+ENDLESS = 1000
+"""Steps of the schedule of a run that SIGTERM ends."""
 ONE_DEVICE = """
 [network]
 bandwidth = "1 Gbit/s"
@@ -75,6 +80,27 @@ def test_three_hosts_train_as_one_process_does(
     assert losses(leader) == pytest.approx(alone, rel=LOSSES_AGREE)
     assert len(alone) == STEPS
 
+    for folder in runs.folders:
+        shutil.copy(leader.profile, folder / "measured.json")
+    line = f"{LINE} --profile measured.json --steps {STEPS} --no-save -q"
+    runs.start_by_torchrun(line)
+    ends = runs.ends(0, 0, 0)
+    assert "note: started by torchrun on several hosts, which meet at tcp://big:" in ends[0].err
+    for member, ended, name in zip(members, ends[1:], NODES[1:], strict=True):
+        again = member.path.with_name("bert-tiny-002")
+        assert again.is_dir(), ended.err
+        assert f"note: {name}/0 train, in runs/bert-tiny-002\n" in ended.err
+    started_by_torchrun = RunFolder(leader.path.with_name("bert-tiny-002"))
+    assert losses(started_by_torchrun) == pytest.approx(alone, rel=LOSSES_AGREE)
+    if ssh_server.IS_HERE:
+        home = runs.folders[0]
+        with ssh_server.ssh_servers(tmp_path / "sshd", *runs.hosts[1:], home=home) as config:
+            runs.start_here(f"{line} --hosts --ssh-config {config} --run-folder by-ssh")
+            (ended,) = runs.ends(0)
+        assert "[small] note: small/0 train, in by-ssh" in ended.err
+        assert TOKEN not in ended.err + ended.out
+        assert losses(RunFolder(home / "by-ssh")) == pytest.approx(alone, rel=LOSSES_AGREE)
+
 
 def test_texts_that_differ_are_named_on_every_host(runs: Runs):
     for folder, text in zip(runs.folders, ("one", "one", "two"), strict=True):
@@ -91,8 +117,15 @@ def test_texts_that_differ_are_named_on_every_host(runs: Runs):
 def test_a_signal_to_any_host_ends_all_in_good_order_and_they_go_on(
     runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """The leader's disk is lost meanwhile; its checkpoint comes back from the host that has a copy."""
-    runs.start(f"{LINE} {rendezvous(runs)} --steps 100000 -q")
+    """The leader's disk is lost meanwhile; its checkpoint comes back from the host that has a copy.
+
+    Each host has the texts at a place of its own, which they leave meanwhile, too.
+    """
+    for folder in runs.folders:
+        (folder / "text.txt").write_text("a text that all have\n" * 400)
+        (folder / "held.txt").write_text("held out words\n" * 90)
+    texts = "--data text.txt --eval-data held.txt"
+    runs.start(f"{LINE} {rendezvous(runs)} --steps 100000 -q {texts}")
     leader = RunFolder(runs.folders[0] / "runs" / "bert-tiny-001")
     runs.wait_for_step(leader, 2)
     runs.started[1].send_signal(signal.SIGTERM)
@@ -106,34 +139,72 @@ def test_a_signal_to_any_host_ends_all_in_good_order_and_they_go_on(
 
     done = len(leader.read_metrics())
     shutil.rmtree(leader.path)
-    runs.start(f"{LINE} {rendezvous(runs)} --steps {done + 2} --no-save --resume auto -q")
+    for folder in runs.folders:
+        (folder / "text.txt").rename(folder / "moved.txt")
+    texts = texts.replace("text.txt", "moved.txt")
+    runs.start(f"{LINE} {rendezvous(runs)} --steps {done + 2} --no-save --resume auto -q {texts}")
     ends = runs.ends(0, 0, 0)
     name = kept[0][0].relative_to(runs.folders[0])
     assert f"note: {name} is brought back from mid, which holds a copy; it was lost here\n" in ends[0].err
     assert f"note: going on from {name}\n" in ends[0].err
     assert not list(runs.folders[2].glob("runs/*/.received*"))  # what the last host was sent
     monkeypatch.chdir(tmp_path)
-    alone = train_alone(leader.profile, f"--steps {done + 2} --no-save --resume {kept[1][0]}", capsys)
+    monkeypatch.chdir(runs.folders[0])
+    alone = train_alone(
+        leader.profile,
+        f"--steps {done + 2} --no-save --resume {kept[1][0]} {texts} --run-folder alone",
+        capsys,
+    )
     assert losses(leader) == pytest.approx(alone, rel=LOSSES_AGREE)
+    held_out = [RunFolder(path).read_metrics()[-1]["eval_loss"] for path in (leader.path, Path("alone"))]
+    assert held_out[0] == pytest.approx(held_out[1], rel=LOSSES_AGREE)
 
 
 @pytest.mark.slow
-def test_the_run_goes_on_without_a_host_that_is_lost(
+def test_a_host_that_is_lost_is_done_without_and_let_in_again_when_it_is_back(
     runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """The last host dies with all that runs there; its layers are on the leader's disk as well."""
-    runs.start(f"{LINE} {rendezvous(runs)} --steps {STEPS_WITH_A_LOSS} --every 2 --keep 2 -q")
+    line = f"{LINE} {rendezvous(runs)} --steps {ENDLESS} --every 2 --keep 2 -q"
+    runs.start(line)
     leader = RunFolder(runs.folders[0] / "runs" / "bert-tiny-001")
     runs.wait_for_step(leader, 4)
     if runs.hosts[2].namespace is None:
         runs.started[2].kill()
     else:
         runs.hosts[2].kill()
-    ends = runs.ends(0, 0, -signal.SIGKILL)
-    (told,) = [line for line in ends[0].err.splitlines() if "going on from" in line]
-    assert told.startswith("note: node small")
-    assert " without small/0 " in told
-    assert {name.partition("/")[0] for name in read_plan(leader.plan).device_names} == {"big", "mid"}
+    gone = runs.started.pop(2)
+    gone.communicate(timeout=SOON_S)
+    assert gone.returncode == -signal.SIGKILL
+    lost = recoveries(runs, leader, 1)[0]
+    assert {name.partition("/")[0] for name in lost["devices"]} == {"big", "mid"}
+    runs.start_on(2, line)
+    joined = recoveries(runs, leader, 2)[1]
+    assert {name.partition("/")[0] for name in joined["devices"]} == set(NODES)
+    assert joined["from_step"] == joined["after_step"]  # a checkpoint was written for it
+    runs.wait_for_step(leader, joined["after_step"] + 2)
+    runs.started[0].send_signal(signal.SIGTERM)
+    told = runs.ends(143, 143, 143)[0].err
+    assert re.search("note: node small .* is lost: .* without small/0 ", told)
+    assert re.search("note: node small .* is back; it joins at the next checkpoint\n", told)
+    assert re.search(
+        r"note: small/0 is back, after step \d+; going on from step \d+ with small/0 again\n", told
+    )
+
+    done = len(leader.read_metrics())
     monkeypatch.chdir(tmp_path)
-    alone = train_alone(leader.profile, f"--steps {STEPS_WITH_A_LOSS} --no-save", capsys)
-    assert losses(leader) == pytest.approx(alone, rel=LOSSES_AGREE)
+    steps = f"--steps {done} --total-steps {ENDLESS} --no-save"
+    assert losses(leader) == pytest.approx(train_alone(leader.profile, steps, capsys), rel=LOSSES_AGREE)
+
+
+def recoveries(runs: Runs, leader: RunFolder, count: int) -> list[dict[str, Any]]:
+    """Wait until the leader has noted so many losses and returns, and give them."""
+    end_s = time.monotonic() + SOON_S
+    while True:
+        found = leader.recoveries.read_text().splitlines() if leader.recoveries.exists() else []
+        if len(found) >= count:
+            return [json.loads(row) for row in found]
+        ended = [process.communicate() for process in runs.started if process.poll() is not None]
+        assert not ended, ended
+        assert time.monotonic() < end_s
+        time.sleep(0.1)

@@ -1,11 +1,16 @@
-"""`hetpipe run --hosts` starts another host by a real sshd, and leaves nothing running there."""
+"""`hetpipe run --hosts` starts another host by a real sshd, and leaves nothing running there.
+
+That it trains there as one process does is in `test_several_hosts`.
+"""
 
 import dataclasses
+import json
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,10 +19,9 @@ import ssh_server
 from cost_model.profile import ModelProfile, profile_text
 from hetpipe import cli
 from hetpipe.runs.run_folder import RunFolder
-from hetpipe.runs.settings import Settings
-from hetpipe.training.run import train
 from places import ROOT
-from runs import chain_plan, cluster_file, made_up_profile
+from runs import made_up_profile
+from three_hosts import Host
 
 pytestmark = [
     pytest.mark.slow,
@@ -53,7 +57,7 @@ def config(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "profile.json").write_text(profile_text(made_up("emulated")))
     (tmp_path / "token").write_text("0123456789abcdef0123456789abcdef")
     (tmp_path / "token").chmod(0o600)
-    with ssh_server.ssh_server(tmp_path / "sshd", "127.0.0.2") as config:
+    with ssh_server.ssh_servers(tmp_path / "sshd", Host("small", "127.0.0.2", "lo")) as config:
         yield config
 
 
@@ -65,14 +69,14 @@ def started(folder: Path, line: str, *more: str) -> "subprocess.Popen[str]":
     )  # fmt: skip
 
 
-def running_in(folder: Path) -> list[str]:
-    """The commands of hetpipe whose working directory is the folder."""
-    found = []
+def running_in(folder: Path) -> dict[int, str]:
+    """The commands of hetpipe whose working directory is the folder, by process."""
+    found = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
             command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
             if os.readlink(process / "cwd") == str(folder) and "hetpipe" in command:
-                found.append(command)
+                found[int(process.name)] = command
         except OSError:
             continue
     return found
@@ -85,33 +89,34 @@ def wait_until_none_runs(folder: Path) -> None:
         time.sleep(0.1)
 
 
-def test_the_other_host_is_started_trains_and_ends(tmp_path: Path, config: Path):
-    process = started(tmp_path, LINE, "--steps", "3", "--ssh-config", str(config), "--run-folder", "run")
-    out, err = process.communicate(timeout=180)
-    assert process.returncode == 0, err
-    assert "[small] note: small/0 train, in run" in err
-    assert "0123456789abcdef" not in err + out
-    metrics = RunFolder(tmp_path / "run").read_metrics()
-    assert [entry["step"] for entry in metrics] == [1, 2, 3]
-    wait_until_none_runs(tmp_path)
+def test_a_host_is_started_again_and_nothing_is_left_there_when_the_launcher_here_is_killed(
+    tmp_path: Path, config: Path
+):
+    options = ("--steps", "100000", "--every", "5", "--keep", "2", "--ssh-config", str(config))
+    process = started(tmp_path, LINE, *options, "--run-folder", "run")
+    folder = RunFolder(tmp_path / "run")
 
-    alone = RunFolder(tmp_path / "alone")
-    settings = Settings(steps=3, save=False)
-    plan = chain_plan("bert-tiny", [0, 8], 8, 8)
-    train(settings, cluster_file(tmp_path), made_up("cpu"), plan, alone)
-    expected = [entry["loss"] for entry in alone.read_metrics()]
-    assert [entry["loss"] for entry in metrics] == pytest.approx(expected, rel=2e-6)
+    def wait_until(is_so: Callable[[], bool]) -> None:
+        end_s = time.monotonic() + 240
+        while not is_so():
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < end_s
+            time.sleep(0.1)
 
-
-def test_nothing_is_left_there_when_the_launcher_here_is_killed(tmp_path: Path, config: Path):
-    process = started(tmp_path, LINE, "--steps", "100000", "--ssh-config", str(config), "--run-folder", "run")
-    end_s = time.monotonic() + 120
-    while len(RunFolder(tmp_path / "run").read_metrics()) < 2:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < end_s
-        time.sleep(0.1)
-    process.kill()
-    process.communicate()
+    try:
+        wait_until(lambda: len(folder.read_metrics()) >= 2)
+        there = running_in(tmp_path).items()
+        (launcher,) = (pid for pid, command in there if "--node small" in command and command[:3] != "ssh")
+        os.kill(launcher, signal.SIGKILL)
+        wait_until(
+            lambda: folder.recoveries.exists() and len(folder.recoveries.read_text().splitlines()) == 2
+        )
+        lost, joined = (json.loads(line) for line in folder.recoveries.read_text().splitlines())
+        assert (lost["kind"], lost["devices"]) == ("lost", ["big/0"])
+        assert (joined["kind"], joined["devices"]) == ("joined", ["big/0", "small/0"])
+    finally:
+        process.kill()
+        process.communicate()
     wait_until_none_runs(tmp_path)
 
 

@@ -1,5 +1,6 @@
 """plan.json: round trip, hashes, and every refusal with its message."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -54,17 +55,43 @@ def test_segments_are_in_the_file_only_where_there_are_several() -> None:
     assert whole.pipelines[0].stages[0].segments == ((0, 3),) and whole.sha256 != plan.sha256
 
 
-def test_round_trip_ignores_the_derived_figures(tmp_path: Path) -> None:
+def test_a_plan_that_was_not_edited_keeps_its_figures(tmp_path: Path) -> None:
     problem = random_problem(3)
     plan = solve(problem, closed_form(problem))
     path = tmp_path / "plan.json"
     path.write_text(plan_text(plan))
     again = read_plan(path)
-    assert plan.predicted is not None and again.predicted is None
-    assert again.pipelines == plan.pipelines and again.profile_sha256 == plan.profile_sha256
-    assert again.sha256 == plan.sha256
+    assert plan.predicted is not None and again == plan and again.predicted == plan.predicted
     predicted = json.loads(path.read_text())["predicted"]
     assert predicted["gap"] == predicted["step_s"] / predicted["bound_s"] - 1
+    path.write_text(json.dumps(json.loads(path.read_text())))  # other white space is no edit
+    assert read_plan(path) == plan
+
+
+def test_an_edited_plan_is_called_so_and_loses_its_figures(tmp_path: Path) -> None:
+    problem = random_problem(3)
+    plan = solve(problem, closed_form(problem))
+    data = json.loads(plan_text(plan))
+    edits = (
+        {"predicted": {**data["predicted"], "bound_s": 1e9}},
+        {"predicted": []},
+        {"global_batch_size": data["global_batch_size"] + 1, "pipelines": _one_sample_more(data)},
+    )
+    for edit in edits:
+        edited = plan_from_data(data | edit, "plan.json")
+        assert (edited.strategy, edited.predicted) == ("auto, edited", None)
+        assert edited.profile_sha256 == plan.profile_sha256
+        again = plan_from_data(json.loads(plan_text(edited)), "plan.json")
+        assert again == edited  # written anew it is as it says
+        more = json.loads(plan_text(edited)) | {"model": "other"}
+        assert plan_from_data(more, "plan.json").strategy == "auto, edited"
+    unsealed = {key: value for key, value in data.items() if key != "sha256"}
+    assert plan_from_data(unsealed, "plan.json") == dataclasses.replace(plan, predicted=None)
+
+
+def _one_sample_more(data: dict[str, Any]) -> list[dict[str, Any]]:
+    first, *others = data["pipelines"]
+    return [{**first, "num_samples": first["num_samples"] + 1}, *others]
 
 
 def test_hash_depends_on_what_is_decided() -> None:

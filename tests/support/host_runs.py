@@ -14,6 +14,7 @@ from places import ROOT
 from three_hosts import Host, three_hosts
 
 NODES = ("big", "mid", "small")
+TOKEN = "0123456789abcdef" * 2
 SOON_S = 400.0  # a loaded machine starts six processes, which measure links too
 _NODE = """
 [[nodes]]
@@ -62,10 +63,34 @@ class Runs:
 
     def start(self, line: str, *, options: Sequence[str] = ("", "", ""), command: str = "run") -> None:
         """Start a line on all hosts; options: more of it for each."""
-        for index, (host, folder) in enumerate(zip(self.hosts, self.folders, strict=True)):
-            whole = [sys.executable, "-m", "hetpipe", command, "--node", NODES[index], *line.split()]
-            own = {"XDG_CACHE_HOME": str(folder / "cache"), "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
-            self.started.append(host.start(*whole, *options[index].split(), folder=folder, environment=own))
+        for index, option in enumerate(options):
+            self.start_on(index, f"{line} {option}", command=command)
+
+    def start_on(self, index: int, line: str, *, command: str = "run") -> None:
+        """Start a line on one host."""
+        words = [command, "--node", NODES[index], *line.split()]
+        self._start(index, sys.executable, "-m", "hetpipe", *words)
+
+    def start_here(self, line: str) -> None:
+        """Start a line on the first host alone."""
+        self._start(0, sys.executable, "-m", "hetpipe", "run", "--node", NODES[0], *line.split())
+
+    def start_by_torchrun(self, line: str, processes: Sequence[int] = (2, 1, 1)) -> None:
+        """Start a line on all hosts by agents of torchrun, each of which starts so many processes."""
+        meeting = f"{self.hosts[0].address}:29400"
+        for index, count in enumerate(processes):
+            agent = ["-m", "torch.distributed.run", "--nnodes", str(len(processes)), "--nproc-per-node"]
+            agent += [str(count), "--rdzv-backend", "c10d", "--rdzv-endpoint", meeting, "--rdzv-id", "test"]
+            words = ["-m", "--", "hetpipe", "run", *line.split()]
+            if self.hosts[index].namespace is None:  # all have the same name
+                agent += ["--local-addr", self.hosts[index].address]
+                words += ["--node", NODES[index]]
+            self._start(index, sys.executable, *agent, *words)
+
+    def _start(self, index: int, *command: str) -> None:
+        folder = self.folders[index]
+        own = {"XDG_CACHE_HOME": str(folder / "cache"), "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
+        self.started.append(self.hosts[index].start(*command, folder=folder, environment=own))
 
     def ends(self, *codes: int) -> list[Ended]:
         """Wait until all have ended, with these codes."""
@@ -98,7 +123,7 @@ def hosts_with_folders(path: Path, *, fresh: bool = False) -> Iterator[Runs]:
         for folder in folders:
             folder.mkdir()
             (folder / "cluster.toml").write_text(cluster_text(hosts))
-            (folder / "token").write_text("0123456789abcdef" * 2)
+            (folder / "token").write_text(TOKEN)
             (folder / "token").chmod(0o600)
         if not fresh:
             known = folders[0] / "cache" / "hetpipe" / "links"

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from cost_model.errors import InputError
 from hetpipe.program.instructions import Direction, Pass, Program, Transfer
+from hetpipe.runtime.heartbeats import within_step
 from hetpipe.runtime.transport import DistributedTransport, TensorShape
 from hetpipe.training.meeting import all_done, gather
 
@@ -113,3 +114,13 @@ def tell_listening(*, rank: int, emit: Emit) -> None:
                     found.append(socket.inet_ntoa(packed) if table == "tcp" else digits)
     emit({"event": "listening", "rank": rank, "listening": found})
     dist.barrier()
+
+
+def hang_in_a_step(*, rank: int, emit: Emit) -> None:
+    """In the second step rank 1 hangs, after its last message; rank 0 has done its part, and waits for it."""
+    for first in (True, False):
+        with within_step(first=first):
+            dist.barrier()
+            if rank == 1 and not first:
+                time.sleep(600)
+        gather(rank)

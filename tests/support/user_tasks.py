@@ -1,5 +1,7 @@
 """Models of a user's own, with data that are a pure function of the sample's index."""
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -210,3 +212,35 @@ def build_usual() -> nn.Module:
 
 def build_batch_norm() -> nn.Module:
     return nn.Sequential(nn.Linear(NUM_FEATURES, 8), nn.BatchNorm1d(8), nn.Linear(8, NUM_OUTPUTS))
+
+
+class Fragile(nn.Module):
+    """Fails where an input is above 50."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if bool((x > 50).any()):
+            raise KeyError("torn")
+        return x
+
+
+def build_failing() -> nn.Module:
+    return nn.Sequential(Fragile(), nn.Linear(NUM_FEATURES, 16), nn.Linear(16, NUM_OUTPUTS))
+
+
+def task_with_failing_data(folder: RunFolder, settings: TaskSettings) -> TrainingTask:
+    """From sample 32 on, which is in the third step."""
+    task = task_of(settings, build_failing)
+
+    def batch(first_sample: int, num_samples: int) -> tuple[dict[str, Tensor], Tensor]:
+        if first_sample + num_samples > 32:
+            raise ValueError(f"sample {first_sample} is torn")
+        return task.batch(first_sample, num_samples)
+
+    return replace(task, batch=batch)
+
+
+def task_with_failing_model(folder: RunFolder, settings: TaskSettings) -> TrainingTask:
+    return task_of(settings, build_failing, BAD_SAMPLES)
+
+
+failing_tasks = {"ValueError": task_with_failing_data, "KeyError": task_with_failing_model}

@@ -1,7 +1,7 @@
 """Pictures of plans, traces and runs. Every function draws on an Axes, its own if none is given."""
 
 from hetpipe.reporting.plots.cost_fronts import cost_front
-from hetpipe.reporting.plots.plans import memory, overview, partition_bars, speedups
+from hetpipe.reporting.plots.plans import memory, overview, partition_bars, plan_title, speedups
 from hetpipe.reporting.plots.style import (
     BACKWARD,
     BLUE,
@@ -11,6 +11,7 @@ from hetpipe.reporting.plots.style import (
     VERMILION,
     new_axes,
     save,
+    title,
 )
 from hetpipe.reporting.plots.timeline import gantt, losses, predicted_and_measured, stage_labels
 
@@ -28,8 +29,10 @@ __all__ = [
     "new_axes",
     "overview",
     "partition_bars",
+    "plan_title",
     "predicted_and_measured",
     "save",
     "speedups",
     "stage_labels",
+    "title",
 ]

@@ -11,6 +11,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from cost_model.cluster import Cluster
 from cost_model.layer_costs import Prices
 from cost_model.profile import ModelProfile
+from cost_model.units import format_bytes
 from hetpipe.program.trace import Trace
 from hetpipe.reporting.memory_tables import memory_uses, mostly_frozen
 from hetpipe.reporting.plots.style import (
@@ -30,14 +31,19 @@ from hetpipe.reporting.plots.style import (
     TEXT_WIDTH,
     VERMILION,
     YELLOW,
+    dot_entry,
     label_rows,
     legend_above,
+    line_entry,
     new_axes,
 )
 from hetpipe.reporting.plots.timeline import gantt, stage_labels
 from hetpipe.reporting.tables import ESTIMATED, describe_device, is_estimated
 from partition.estimates.plan_memory import memory_on
 from partition.plan import Pipeline, Plan
+
+SMALL_USE = 0.25
+"""Of the capacity: where less is used, only a part of it is drawn."""
 
 if TYPE_CHECKING:  # the solver loads more than a picture needs
     from partition.solver import Outcome
@@ -51,7 +57,11 @@ def memory(
     *,
     measured_bytes: Mapping[str, float] | None = None,
 ) -> Axes:
-    """Draw the memory of each device, term by term, against its capacity; measured peaks as dots."""
+    """Draw the memory of each device, term by term, against its capacity; measured peaks as dots.
+
+    At the right stands what is needed of what a plan may fill. Where that is a small part of the capacity on
+    all devices, the picture ends soon after it, and says so.
+    """
     names = plan.device_names
     ax = ax or new_axes(height=1.3 + 0.45 * len(names))
     terms = (
@@ -63,12 +73,20 @@ def memory(
         ("workspace", "workspace_bytes", PURPLE),
     )
     frozen = memory_uses(plan, profile, cluster) if mostly_frozen(profile) else {}
-    small = max(cluster.device(name).memory_bytes for name in names) < 2 * GIB
+    needs = {name: memory_on(plan, profile, cluster.device(name)) for name in names}
+    peaks_bytes = {name: bytes_ for name, bytes_ in (measured_bytes or {}).items() if name in names}
+    shown_bytes, is_cut = _memory_axis(
+        max(*(need.total_bytes for need in needs.values()), *peaks_bytes.values(), 0.0),
+        max(cluster.device(name).memory_bytes for name in names),
+    )
+    small = shown_bytes < 2 * GIB
     has_driver = any(cluster.device(name).driver_bytes for name in names)
     unit = MIB if small else GIB
     for row, name in enumerate(names):
         device = cluster.device(name)
-        need = memory_on(plan, profile, device)
+        need = needs[name]
+        used = f"{format_bytes(need.total_bytes)} of {format_bytes(device.usable_bytes)}"
+        ax.text(1.01, row, used, va="center", fontsize=8, color=INK, transform=ax.get_yaxis_transform())
         ax.barh(row, device.memory_bytes / unit, BAR, color="white", edgecolor=INK, linewidth=0.8)
         usable, reserve = device.usable_bytes / unit, device.reserve_bytes / unit
         driver = device.driver_bytes / unit
@@ -86,16 +104,25 @@ def memory(
     ]
     if frozen:
         legend[:1] = [(FROZEN, "frozen parameters"), (BLUE, "trained parameters")]
-    if measured_bytes:
-        rows = [row for row, name in enumerate(names) if name in measured_bytes]
-        peaks = [measured_bytes[names[row]] / unit for row in rows]
+    dots = []
+    if peaks_bytes:
+        peaks = [peak / unit for peak in peaks_bytes.values()]
+        rows = [names.index(name) for name in peaks_bytes]
         ax.plot(peaks, rows, "o", color=VERMILION, markeredgecolor="white", zorder=3)
-        legend.append((VERMILION, "measured peak (dot)"))
+        dots = [dot_entry(VERMILION, "measured peak")]
     label_rows(ax, [f"{name}  {describe_device(cluster.device(name))}" for name in names])
-    ax.set_xlim(left=0)
-    ax.set_xlabel(f"{'MiB' if small else 'GiB'} (frame: capacity)")
-    legend_above(ax, legend, num_columns=4)
+    ax.set_xlim(0, shown_bytes / unit if is_cut else None)
+    end = "devices have far more than is drawn" if is_cut else "frame: capacity"
+    ax.set_xlabel(f"{'MiB' if small else 'GiB'} ({end})")
+    legend_above(ax, legend, num_columns=4, more=dots)
     return ax
+
+
+def _memory_axis(used_bytes: float, capacity_bytes: float) -> tuple[float, bool]:
+    """Return how many bytes are drawn, and whether that is less than a device has."""
+    if used_bytes > SMALL_USE * capacity_bytes or not used_bytes:
+        return capacity_bytes, False
+    return 1.15 * used_bytes, True
 
 
 def partition_bars(
@@ -103,9 +130,9 @@ def partition_bars(
 ) -> Axes:
     """Draw where the cuts are: each layer as wide as its time, coloured by device or kind.
 
-    One row per pipeline, plans in the order given (an even split above for contrast); times are those of one
-    sample, forward and backward. Colours stand for devices, or for kinds where these are too many; narrow
-    stages go without a name.
+    One row per pipeline, with its share of the samples, plans in the order given (an even split above for
+    contrast); times are those of one sample, forward and backward. Colours stand for devices, or for kinds
+    where these are too many; narrow stages go without a name.
     """
     rows = [(plan, pipeline) for plan in plans for pipeline in plan.pipelines]
     ax = ax or new_axes(height=1.0 + 0.62 * len(rows))
@@ -124,9 +151,10 @@ def partition_bars(
         _pipeline_bar(ax, row, pipeline, seconds[row], texts, colours, widest)
     counts: dict[str, int] = {}
     labels = []
-    for plan, _ in rows:
+    for plan, pipeline in rows:
         number = counts[plan.strategy] = counts.get(plan.strategy, -1) + 1
-        labels.append(f"{plan.strategy}, {number}" if len(plan.pipelines) > 1 else plan.strategy)
+        shares = f", pipeline {number}\n{pipeline.num_samples} of {plan.global_batch_size} samples"
+        labels.append(plan.strategy + (shares if len(plan.pipelines) > 1 else ""))
     label_rows(ax, labels)
     ax.set_xlim(0, widest)
     ax.set_xlabel("seconds for one sample, forward and backward, on the stage's device")
@@ -185,10 +213,10 @@ def _width(text: str) -> int:
 def speedups(
     outcomes: "Sequence[Outcome]", measured: Mapping[str, float] | None = None, ax: Axes | None = None
 ) -> Axes:
-    """Draw each strategy's speed over the best one but the last, and the bound as a line.
+    """Draw each strategy's speed over the best of all but the last, and the bound as a line.
 
     measured: step seconds by strategy, for those that were run; their bars are dark, with a line where the
-    prediction was, and the best of the others is sought among them.
+    prediction was.
     """
     ax = ax or new_axes(height=1.3 + 0.34 * len(outcomes))
     figures = {
@@ -198,7 +226,7 @@ def speedups(
     }
     predicted = {name: found.step_s for name, found in figures.items()}
     measured = {name: step_s for name, step_s in (measured or {}).items() if name in predicted}
-    candidates = measured or predicted
+    candidates = predicted | measured
     ours = outcomes[-1].strategy
     others = {name: step_s for name, step_s in candidates.items() if name != ours} or candidates
     if not others:
@@ -212,23 +240,39 @@ def speedups(
         expected = others[best] / predicted[name]
         value = others[best] / measured[name] if name in measured else expected
         ax.barh(row, value, BAR, color=BLUE if name in measured else SKY, linewidth=0)
-        label = f" {value:.2f}"
+        label = f"{value:.2f}"
         if name in measured:
-            ax.plot([expected, expected], [row - BAR / 2, row + BAR / 2], color=BLACK, linewidth=1.5)
+            ends = [row - BAR / 2, row + BAR / 2]
+            ax.plot([expected, expected], ends, color=BLACK, linewidth=1.5, zorder=4)
             label += f" (predicted {expected:.2f})"
-        ax.text(max(value, expected), row, label, va="center", fontsize=8, color=INK)
+        behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}  # no line goes through a number
+        ax.annotate(
+            label, (max(value, expected), row), (4, 0), textcoords="offset points",
+            va="center", fontsize=8, color=INK, bbox=behind,
+        )  # fmt: skip
     label_rows(ax, [outcome.strategy for outcome in outcomes])
     ax.axvline(1, color=INK, linewidth=0.8, linestyle=":", zorder=0)
     legend = [(BLUE, "measured"), (SKY, "predicted")] if measured else [(SKY, "predicted")]
+    lines = [line_entry(BLACK, "predicted of what was measured")] if measured else []
     reach = ax.get_xlim()[1]
     if bound_s := figures[ours].bound_s if ours in figures else None:
         reach = max(reach, others[best] / bound_s)
         ax.axvline(others[best] / bound_s, color=VERMILION, linewidth=1.5, zorder=0)
-        legend.append((VERMILION, f"bound of {ours} (line)"))
+        lines.append(line_entry(VERMILION, f"no plan is faster: bound of {ours}"))
     ax.set_xlim(0, 1.2 * reach)
-    ax.set_xlabel(f"speed ({best} = 1)")
-    legend_above(ax, legend)
+    ax.set_xlabel(f"speed, as multiples of {best}'s (the best of the others)")
+    legend_above(ax, legend, more=lines)
     return ax
+
+
+def plan_title(plan: Plan, cluster: Cluster) -> str:
+    """Return what a picture of a plan is of: model, batch, strategy and cluster."""
+    used, there = len(plan.device_names), len(cluster.devices)
+    devices = f"{there}" if used == there else f"{used} of {there}"
+    return (
+        f"{plan.model}, {plan.global_batch_size} samples a step, {plan.strategy}, on {devices} "
+        f"device{'s' * (there > 1)} of {cluster.name!r}"
+    )
 
 
 def overview(

@@ -3,8 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from matplotlib import rc_context
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 # Okabe and Ito, "Color Universal Design" (2008): told apart by people with any colour vision.
@@ -21,11 +24,24 @@ TEXT_WIDTH = 0.011
 
 
 def save(figure: Figure, path: Path) -> tuple[Path, Path]:
-    """Write a figure as PNG and SVG beside each other, whatever the suffix of path; return both paths."""
+    """Write a figure as PNG and SVG beside each other, whatever the suffix of path; return both paths.
+
+    Text in the SVG is text, which can be searched and edited.
+    """
     paths = (path.with_suffix(".png"), path.with_suffix(".svg"))
-    for file in paths:
-        figure.savefig(file, dpi=160, bbox_inches="tight", facecolor="white")
+    with rc_context({"svg.fonttype": "none"}):
+        for file in paths:
+            figure.savefig(file, dpi=160, bbox_inches="tight", facecolor="white")
     return paths
+
+
+def title(ax: Axes, text: str) -> Axes:
+    """Write a line above a whole picture, and above what stands there already; return the axes given."""
+    figure = ax.figure
+    assert isinstance(figure, Figure)
+    above = figure.get_suptitle()
+    figure.suptitle(f"{text}\n{above}" if above else text, fontsize=10, x=0.01, ha="left")
+    return ax
 
 
 def new_axes(width: float = 9.0, height: float = 3.0) -> Axes:
@@ -48,16 +64,31 @@ def strip(ax: Axes) -> None:
 
 
 def legend_above(
-    ax: Axes, labelled_colours: Sequence[tuple[str, str]], num_columns: int | None = None
+    ax: Axes,
+    labelled_colours: Sequence[tuple[str, str]],
+    num_columns: int | None = None,
+    *,
+    more: Sequence[Artist] = (),
 ) -> None:
-    """Put a legend of (label, colour) above a picture."""
+    """Put a legend of (colour, label) above a picture; more: entries that are no patches."""
+    patches: list[Artist] = [Patch(facecolor=colour, label=label) for colour, label in labelled_colours]
     ax.legend(
-        handles=[Patch(facecolor=colour, label=label) for colour, label in labelled_colours],
+        handles=[*patches, *more],
         loc="lower left",
         bbox_to_anchor=(0, 1),
-        ncols=num_columns or len(labelled_colours),
+        ncols=num_columns or len(patches) + len(more),
         frameon=False,
         fontsize=8,
         borderaxespad=0.2,
         handlelength=1.2,
     )
+
+
+def line_entry(colour: str, label: str) -> Line2D:
+    """Return what a legend says of an upright line."""
+    return Line2D([], [], color=colour, label=label, linestyle="none", marker="|", markersize=9, mew=1.5)
+
+
+def dot_entry(colour: str, label: str) -> Line2D:
+    """Return what a legend says of a dot."""
+    return Line2D([], [], color=colour, label=label, linestyle="none", marker="o", markersize=5)

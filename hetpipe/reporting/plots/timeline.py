@@ -5,9 +5,11 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from cost_model.cluster import Cluster
 from cost_model.profile import ModelProfile
+from cost_model.units import format_seconds
 from hetpipe.program.instructions import Broadcast, Compute, Norm, Pass, Step, Sync
 from hetpipe.program.trace import Trace
 from hetpipe.reporting.plots.style import (
@@ -26,6 +28,7 @@ from hetpipe.reporting.plots.style import (
     legend_above,
     new_axes,
     strip,
+    title,
 )
 from hetpipe.reporting.tables import describe_device, describe_layers
 from partition.plan import Plan
@@ -87,27 +90,43 @@ def _gantt_legend(ax: Axes, events: Iterable[Any]) -> None:
 
 
 def predicted_and_measured(
-    predicted: Trace, measured: Trace, *, labels: Sequence[str] | None = None
+    predicted: Trace,
+    measured: Trace,
+    *,
+    labels: Sequence[str] | None = None,
+    device_clocks: Trace | None = None,
+    median_s: float | None = None,
 ) -> tuple[Axes, Axes]:
-    """Draw the predicted step above the measured one, on one time axis, with the step time's error."""
+    """Draw the predicted step above the measured one, on one time axis, with the step time's error.
+
+    device_clocks: the measured step by the clocks of emulated devices, drawn below under that name. median_s:
+    of the steps of a run by the clock of its host, which the error is of; else that of the step drawn.
+    """
+    panels = [("predicted", predicted), ("measured, wall clock", measured)]
+    if device_clocks is not None:
+        panels.append(("device clocks", device_clocks))
     rows = len(predicted.device_names)
-    figure = Figure(figsize=(9.0, 1.6 + 0.84 * rows), layout="constrained")
-    above, below = figure.subplots(2, 1, sharex=True)
-    end_s = max(predicted.makespan_s, measured.makespan_s)
-    for ax, name, trace in ((above, "predicted", predicted), (below, "measured", measured)):
+    figure = Figure(figsize=(9.0, 0.8 + len(panels) * (0.4 + 0.42 * rows)), layout="constrained")
+    axes = figure.subplots(len(panels), 1, sharex=True)
+    end_s = max(trace.makespan_s for _, trace in panels)
+    for ax, (name, trace) in zip(axes, panels, strict=True):
         gantt(trace, ax, labels=labels, end_s=end_s)
         ax.axvline(trace.makespan_s, color=INK, linewidth=0.8, linestyle=":")
-        ax.set_ylabel(name)
-    error = measured.makespan_s / predicted.makespan_s - 1
-    above.set_xlabel("")
-    below.get_legend().remove()
-    figure.suptitle(
-        f"predicted {predicted.makespan_s:.3g} s, measured {measured.makespan_s:.3g} s ({error:+.1%})",
-        fontsize=10,
-        x=0.01,
-        ha="left",
-    )
-    return above, below
+        ax.set_ylabel(name, fontsize=8)
+        if ax is not axes[0]:
+            ax.get_legend().remove()
+        if ax is not axes[-1]:
+            ax.set_xlabel("")
+    title(axes[0], _errors_text(predicted.makespan_s, measured.makespan_s, median_s))
+    return axes[0], axes[1]
+
+
+def _errors_text(predicted_s: float, last_s: float, median_s: float | None) -> str:
+    """Return what a step was predicted and measured to take, as the tables of a run say it."""
+    measured_s = last_s if median_s is None else median_s
+    text = f"step: predicted {format_seconds(predicted_s)}, measured {format_seconds(measured_s)}"
+    text += f" ({measured_s / predicted_s - 1:+.1%})"
+    return text if median_s is None else f"{text}, the median; drawn is the last, {format_seconds(last_s)}"
 
 
 def stage_labels(plan: Plan, profile: ModelProfile, cluster: Cluster) -> list[str]:
@@ -123,6 +142,7 @@ def stage_labels(plan: Plan, profile: ModelProfile, cluster: Cluster) -> list[st
 def losses(metrics: Sequence[Mapping[str, Any]], ax: Axes | None = None, *, label: str | None = None) -> Axes:
     """Draw the loss of each step of metrics.jsonl."""
     ax = ax or new_axes()
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     points = [(row["step"], row["loss"]) for row in metrics if row.get("loss") is not None]
     ax.plot(
         [step for step, _ in points],

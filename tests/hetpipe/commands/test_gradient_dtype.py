@@ -72,6 +72,6 @@ def test_a_run_keeps_what_its_gradients_travel_in_and_who_goes_on_inherits_it(ve
     second = verb(f"{run} --steps 2 --resume auto")
     assert read_plan(folder / "plan.json").gradient_dtype == "bf16"
     assert "before the checkpoint" not in second.err
-    third = verb(f"{run} --steps 3 --resume auto --gradient-dtype float32")
+    third = verb(f"{run} --steps 3 --resume auto --gradient-dtype float32 --override gradient-dtype")
     assert read_plan(folder / "plan.json").gradient_dtype == "float32"
     assert "note: gradient_dtype is float32, before the checkpoint it was bf16\n" in third.err

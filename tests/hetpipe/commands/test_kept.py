@@ -18,13 +18,15 @@ import user_tasks
 from cost_model.errors import InputError
 from cost_model.memory import checkpoint_bytes
 from cost_model.profile import profile_text
-from hetpipe.commands.training import RunStart, _step_bar, train_shown
+from hetpipe.commands.step_bar import step_bar
+from hetpipe.commands.training import RunStart, train_shown
 from hetpipe.models.huggingface import model_spec
 from hetpipe.models.names import ModelEntry, Task
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.run_report import read_report
 from hetpipe.runs.settings import Settings, read_settings, settings_text
 from hetpipe.training import checkpoint_weights
+from hetpipe.training.checkpoint import read_manifest
 from hetpipe.training.checkpoint_room import Room, num_checkpoints
 from partition.plan_file import plan_text
 from runs import CPU_CLUSTER, chain_plan, made_up_profile
@@ -124,6 +126,26 @@ def test_how_long_a_rank_waits_is_a_time(run, timeout):
     assert f"--timeout is {timeout!r}" in result.err and result.err.endswith(", such as 2min\n")
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--eval-every 2", "--eval-every is 2, and there is no text for it; give --eval-data"),
+        ("--patience 2", "--patience is 2, and there is no text for it; give --eval-data"),
+        ("--eval-data none.txt", "none.txt does not exist; give the path of a text file"),
+        (
+            "--override betas",
+            "--override is of what a run before had; give --resume with it, or leave it out",
+        ),
+        ("--betas 0.9", "--betas is '0.9'; give two numbers, such as 0.9,0.999"),
+        ("--clip-norm 0", "clip_norm is 0.0; give more than zero (1e30 for no clipping)"),
+    ],
+)
+def test_options_of_learning_that_cannot_be_are_one_line(run, options, words):
+    result = run(f"--steps 2 {options}")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert words in result.err
+
+
 @pytest.mark.slow
 def test_how_long_a_rank_waits_is_remembered(run):
     config = RunFolder(Path("mine")).config
@@ -140,9 +162,9 @@ def test_how_long_a_rank_waits_is_remembered(run):
 def test_a_log_file_hears_of_a_step_each_half_minute(monkeypatch, capsys):
     """Steps of ten seconds, of which a tenth of the run are a hundred."""
     seconds = iter(range(0, 10000, 10))
-    monkeypatch.setattr("hetpipe.commands.training.time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    monkeypatch.setattr("hetpipe.commands.step_bar.time", SimpleNamespace(monotonic=lambda: next(seconds)))
     step = {"event": "step", "loss": 1.0, "samples_per_s": 2.0, "bubble": 0.5}
-    with _step_bar(1000, 0, quiet=False) as on_event:
+    with step_bar(1000, 0, quiet=False) as on_event:
         for number in range(1, 13):
             on_event({**step, "step": number})
     told = [int(line.split()[1].split("/")[0]) for line in capsys.readouterr().out.splitlines()]
@@ -226,7 +248,12 @@ def test_resume_auto_takes_the_newest_run_with_a_checkpoint(run):
     assert (config["learning_rate"], config["seed"], config["total_steps"]) == (0.0003, 4, 9)
     assert "before the checkpoint" not in result.err
     other = run("--steps 6 --resume auto --every 0 --json --learning-rate 0.001")
+    assert (other.code, other.err.count("before the checkpoint")) == (2, 1)
+    assert other.err.endswith("or give --override learning-rate to change it\n")
+    other = run("--steps 6 --resume auto --every 0 --json --learning-rate 0.001 --override learning-rate")
     assert other.code == 0
+    changed = read_manifest(kept / "checkpoints" / "step-000006").changes
+    assert changed == ({"step": 4, "key": "learning_rate", "before": 0.0003, "now": 0.001},)
     assert "note: learning_rate is 0.001, before the checkpoint it was 0.0003\n" in other.err
     assert not (kept / "checkpoints" / "step-000005").exists()
     shutil.rmtree(kept)
@@ -249,6 +276,7 @@ def test_the_bar_of_a_resumed_run_begins_at_the_steps_that_are_done(tmp_path, mo
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setattr("hetpipe.training.run.train_predicted", lambda *_, **__: None)
+    monkeypatch.setattr("hetpipe.commands.training.check_changes", lambda *_: None)
     settings = Settings("toy", 9, resume_from=str(source))
     start = RunStart(ModelEntry("toy", Task.MASKED_LM, ""), folder, settings)
     train_shown(start, tmp_path, small_profile(), None, replan=None, quiet=False)

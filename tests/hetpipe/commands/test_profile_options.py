@@ -3,7 +3,7 @@
 import pytest
 
 from cost_model.profile import read_profile
-from hetpipe.profiling.profile_cache import merge
+from hetpipe.profiling.merging import merge
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,14 @@
 """Run files: what they give, what an option on the command line changes, and what is refused."""
 
+from pathlib import Path
+
 import pytest
 
+from cost_model.profile import profile_text
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.settings import read_settings
+from partition.plan_file import plan_text
+from runs import CPU_CLUSTER, chain_plan, made_up_profile
 from shell import Shell
 
 RUN = """
@@ -32,6 +39,41 @@ def test_a_run_file_gives_options_and_the_command_line_wins(hetpipe: Shell):
     assert hetpipe("plan --run-file run.toml --no-proof --json").json == plain.json
     other = hetpipe("plan --run-file run.toml --no-proof --json --global-batch-size 4").json
     assert other["global_batch_size"] == 4
+
+
+def test_run_takes_a_file_without_an_option_and_only_one(hetpipe: Shell):
+    hetpipe.write("job.toml", 'modle = "bert-tiny"\n')
+    result = hetpipe("run job.toml")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "job.toml: unknown key 'modle'; did you mean \"model\"?" in result.err
+    hetpipe.write("job.toml", 'model = "bert-tiny"\n')
+    result = hetpipe("run job.toml --run-file job.toml")
+    assert (result.code, "is a second run file; give one" in result.err) == (2, True), result
+
+
+@pytest.mark.slow
+def test_a_run_leaves_a_file_that_repeats_it(hetpipe: Shell):
+    hetpipe.write("cluster.toml", CPU_CLUSTER)
+    hetpipe.write("profile.json", profile_text(made_up_profile("bert-tiny")))
+    hetpipe.write("plan.json", plan_text(chain_plan("bert-tiny", [0, 4, 8], 16)))
+    hetpipe.write("text.txt", "a text\n" * 400)
+    options = "--learning-rate 0.01 --decay cosine --warmup-steps 1 --betas 0.7,0.8 --seed 3 --timeout 2min"
+    files = (
+        "--cluster cluster.toml --profile profile.json --plan plan.json --data text.txt --eval-data text.txt"
+    )
+    first = hetpipe(
+        f"run --model bert-tiny {files} {options} --steps 2 --total-steps 4 --no-save --every 1 -q"
+    )
+    assert first.code == 0, first.err
+    again = hetpipe("run runs/bert-tiny-001/job.toml -q")
+    assert again.code == 0, again.err
+    folders = [RunFolder(Path(f"runs/bert-tiny-00{number}")) for number in (1, 2)]
+    assert read_settings(folders[1].config) == read_settings(folders[0].config)
+    rows = [folder.read_metrics() for folder in folders]
+    for key in ("loss", "learning_rate", "eval_loss"):
+        assert [row.get(key) for row in rows[1]] == [row.get(key) for row in rows[0]]
+    hetpipe.write("wrong.toml", folders[0].job.read_text().replace("eval_data", "eval_dta"))
+    assert 'did you mean "eval_data"' in hetpipe("run wrong.toml").err
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from cost_model.cluster import Device
 from cost_model.errors import InfeasibleError, InputError
 from hetpipe.hosts import conversation
 from hetpipe.hosts.agreement import Facts
@@ -21,6 +22,7 @@ from hetpipe.trust.channel import Address, connect
 TOKEN = b"0123456789abcdef"
 NODES = ("big", "mid", "small")
 SOON_S = 20.0
+DEVICES = [Device(f"{node}/0", node, "cpu", 1e9) for node in NODES]
 
 
 def facts(node: str, torch: str = "2.13.0") -> Facts:
@@ -178,3 +180,85 @@ def test_another_token_and_another_node_are_refused(hosts: Hosts):
         twin = hosts.member("small")
         assert "node small is here already" in str(error_of(twin))
     assert [error_of(member) for member in members] == [None, None]
+
+
+@pytest.fixture
+def training(hosts: Hosts) -> Iterator[Hosts]:
+    """A leader that trains with mid, and has lost small."""
+    with hosts.leader as leader:
+        mid = hosts.member("mid")
+        channel = connect(leader.address, TOKEN, SOON_S)
+        channel.send({"purpose": "member", **facts("small").to_json()})
+        leader.gather(SOON_S)
+        leader.take_back("")
+        channel.close()
+        soon(lambda: leader.others == ("mid",))
+        assert leader.missing(DEVICES) == {"small/0"}
+        yield hosts
+    assert error_of(mid) is None
+
+
+def soon(happens: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + SOON_S
+    while not happens():
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
+def test_a_host_that_is_back_waits_until_it_is_let_in(training: Hosts):
+    leader = training.leader
+    small = training.member("small", {"weather": lambda message: ({"of": "rain"}, b"")})
+    soon(lambda: leader.waiting() == {"small"})
+    assert leader.others == ("mid",)
+    assert leader.missing(DEVICES) == {"small/0"}
+    twin = training.member("small")
+    assert "node small is here already" in str(error_of(twin))
+    assert leader.returned() == {"small"}
+    assert leader.waiting() == frozenset()
+    assert leader.others == ("mid", "small")
+    assert leader.missing(DEVICES) == frozenset()
+    _, answers = leader.ask("weather", ("small",), lambda: None)
+    assert answers["small"][0]["of"] == "rain"
+    back = f"node small (host-of-small, {leader.address[0]}) is back; it joins at the next checkpoint"
+    assert back in training.told
+    leader.__exit__(None, None, None)
+    assert error_of(small) is None
+
+
+def test_a_host_that_waits_hears_that_the_run_is_over(training: Hosts):
+    small = training.member("small")
+    soon(lambda: training.leader.waiting() == {"small"})
+    training.leader.__exit__(None, None, None)
+    assert error_of(small) is None
+
+
+def test_a_host_that_is_back_but_another_is_refused_and_the_run_goes_on(training: Hosts):
+    other = training.member("small", torch="2.12.0")
+    assert str(error_of(other)).startswith("torch is 2.12.0 on small (host-of-small) and 2.13.0 on big")
+    training.leader.take_back("--plan is not planned anew")
+    refused = "node small was lost, and is not let in again: --plan is not planned anew"
+    assert str(error_of(training.member("small"))) == refused
+    assert training.leader.waiting() == frozenset()
+    assert training.leader.missing(DEVICES) == {"small/0"}
+
+
+def test_a_host_that_is_gone_again_is_not_let_in(training: Hosts):
+    channel = connect(training.leader.address, TOKEN, SOON_S)
+    channel.send({"purpose": "member", **facts("small").to_json()})
+    soon(lambda: training.leader.waiting() == {"small"})
+    channel.close()
+    soon(lambda: not training.leader.waiting())
+    assert training.leader.returned() == frozenset()
+    assert training.told[-1].endswith("is gone again")
+
+
+def test_a_host_that_is_lost_between_two_attempts_ends_the_next_one(training: Hosts):
+    leader = training.leader
+    channel = connect(leader.address, TOKEN, SOON_S)
+    channel.send({"purpose": "member", **facts("small").to_json()})
+    soon(lambda: bool(leader.returned()))
+    channel.close()
+    soon(lambda: leader.others == ("mid",))
+    with pytest.raises(WorkerLostError, match=r"node small .* is lost"):
+        leader.ask("there", ("mid",), lambda: None)
+    assert leader.missing(DEVICES) == {"small/0"}

@@ -57,3 +57,12 @@ def printed(table: Table, width: int) -> list[str]:
     with console.capture() as capture:
         console.print(table)
     return capture.get().splitlines()
+
+
+def test_what_is_left_keeps_cells_in_one_line():
+    table = new_table("stage", "device, emulated", "layers")
+    table.add_column("memory of a device", justify="right")
+    table.add_row("0", "small/0 x 0.25", "embeddings, block0-12", "3.51")
+    assert "small/0 x 0.25" in "\n".join(narrowed(table, 50))
+    table.columns[1].header = "device"
+    assert max(map(len, narrowed(table, 50))) <= 50

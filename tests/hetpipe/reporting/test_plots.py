@@ -6,9 +6,11 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
+from cost_model.units import format_bytes
 from hetpipe.reporting import plots
 from hetpipe.simulation.prediction import predict, simulate_plan
-from partition.plan import Plan
+from partition.estimates.plan_memory import memory_on
+from partition.plan import Pipeline, Plan, Stage
 from partition.solver import Outcome
 from small_case import plan_of, small_cluster, small_plan, small_profile
 
@@ -54,6 +56,20 @@ def test_predicted_and_measured_share_their_time_axis():
     assert above.get_xlim() == below.get_xlim() == (0, measured.makespan_s)
     error = measured.makespan_s / predicted.makespan_s - 1
     assert f"({error:+.1%})" in figure_of(above).get_suptitle()
+    assert [ax.get_ylabel() for ax in (above, below)] == ["predicted", "measured, wall clock"]
+
+
+def test_device_clocks_stand_below_and_the_error_is_that_of_the_run():
+    predicted = simulate_plan(small_plan(num_samples=3), small_profile(), small_cluster())
+    measured = simulate_plan(small_plan(num_samples=4), small_profile(), small_cluster())
+    median_s = 1.289 * predicted.makespan_s
+    above, _ = plots.predicted_and_measured(
+        predicted, measured, device_clocks=predicted, median_s=median_s, labels=["first", "second"]
+    )
+    names = [ax.get_ylabel() for ax in figure_of(above).axes]
+    assert names == ["predicted", "measured, wall clock", "device clocks"]
+    said = figure_of(above).get_suptitle()
+    assert "(+28.9%), the median; drawn is the last, " in said and f"{measured.makespan_s:.3g} s" in said
 
 
 def test_memory_bars_add_up_to_what_the_plan_needs():
@@ -63,6 +79,18 @@ def test_memory_bars_add_up_to_what_the_plan_needs():
     (dots,) = [line for line in ax.lines if line.get_marker() == "o"]
     assert list(dots.get_xdata()) == pytest.approx([3000 / 2**20])
     assert "MiB" in ax.get_xlabel()
+
+
+@pytest.mark.parametrize(("memory_bytes", "is_cut"), [(2.0**33, True), (5000.0, False)])
+def test_a_small_model_is_not_a_sliver_of_large_memory(memory_bytes: float, is_cut: bool):
+    cluster = small_cluster(fast_bytes=memory_bytes, slow_bytes=memory_bytes)
+    need = memory_on(small_plan(), small_profile(), cluster.device("a/0")).total_bytes
+    ax = plots.memory(small_plan(), small_profile(), cluster)
+    drawn = ax.get_xlim()[1] * 2**20
+    assert need < drawn < (2 * need if is_cut else 1e9)
+    assert ("far more than is drawn" in ax.get_xlabel()) is is_cut
+    usable = format_bytes(cluster.device("a/0").usable_bytes)
+    assert f"{format_bytes(need)} of {usable}" in [text.get_text() for text in ax.texts]
 
 
 def test_partition_bars_are_as_wide_as_layers_take_on_their_device():
@@ -80,7 +108,14 @@ def test_speedups_compare_with_the_best_of_the_others():
     ax = plots.speedups(outcomes)
     assert [bar.get_width() for bar in ax.patches] == [1.0, 2.0]
     assert "does not fit" in [text.get_text() for text in ax.texts]
-    assert ax.get_xlabel() == "speed (single = 1)"
+    assert ax.get_xlabel() == "speed, as multiples of single's (the best of the others)"
+
+
+def test_what_was_measured_is_held_against_the_best_of_all_others():
+    outcomes = [outcome("gpipe-even", 4.0), outcome("poplar", 2.0), outcome("auto", 1.9)]
+    ax = plots.speedups(outcomes, {"gpipe-even": 4.2, "auto": 2.0})
+    assert bars(ax, plots.BLUE) == pytest.approx([2.0 / 4.2, 1.0]) and bars(ax, plots.FORWARD) == [1.0]
+    assert ax.get_xlabel().startswith("speed, as multiples of poplar's")
 
 
 def test_the_bound_is_a_line_at_the_speed_that_no_plan_exceeds():
@@ -105,6 +140,8 @@ def test_the_overview_has_all_four_pictures_and_draws_the_even_split():
 def test_measured_speeds_are_bars_and_predictions_lines():
     ax = plots.speedups([outcome("single", 4.0), outcome("auto", 2.0)], {"single": 5.0, "auto": 2.5})
     assert bars(ax, plots.BLUE) == [1.0, 2.0]
+    labels = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert "predicted of what was measured" in labels and not any("(line)" in label for label in labels)
     assert [line.get_xdata()[0] for line in ax.lines[:2]] == [1.25, 2.5]
 
 
@@ -118,13 +155,32 @@ def test_losses_are_drawn_by_step_and_may_share_axes():
     ax = plots.losses(metrics, label="one")
     assert plots.losses(metrics, ax, label="two") is ax
     assert [list(line.get_ydata()) for line in ax.lines] == [[3.0, 2.5]] * 2
+    assert all(tick == int(tick) for tick in ax.get_xticks())
+
+
+def test_pipelines_say_their_share_of_the_samples():
+    shares = Pipeline(1, 3, (Stage(("a/0",), (0, 4), 1),)), Pipeline(1, 1, (Stage(("b/0",), (0, 4), 1),))
+    plan = Plan("auto", "made-up", 4, shares)
+    ax = plots.partition_bars([plan], small_profile(), small_cluster())
+    assert [label.get_text() for label in ax.get_yticklabels()] == [
+        "auto, pipeline 0\n3 of 4 samples",
+        "auto, pipeline 1\n1 of 4 samples",
+    ]
+
+
+def test_a_title_says_model_batch_plan_and_cluster():
+    assert plots.plan_title(plan_of([("a/0", 0, 4, 1)], 4), small_cluster()) == (
+        "made-up, 4 samples a step, manual, on 1 of 2 devices of 'two'"
+    )
+    ax = plots.title(plots.losses([{"step": 1, "loss": 3.0}]), "below")
+    assert figure_of(plots.title(ax, "above")).get_suptitle() == "above\nbelow"
 
 
 def test_save_writes_png_and_svg(tmp_path: Path):
     ax = plots.losses([{"step": 1, "loss": 3.0}])
     png, svg = plots.save(figure_of(ax), tmp_path / "loss.png")
     assert png.read_bytes().startswith(b"\x89PNG")
-    assert "<svg" in svg.read_text()
+    assert "<svg" in svg.read_text() and ">loss</text>" in svg.read_text()  # text, to be searched and edited
 
 
 def test_labels_say_device_and_layers():

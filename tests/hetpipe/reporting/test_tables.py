@@ -3,8 +3,8 @@ from dataclasses import replace
 
 import pytest
 
-from hetpipe.reporting import run_tables, tables
-from hetpipe.runs.run_report import DeviceReport, RunReport, StageReport
+from hetpipe.reporting import comparison_tables, run_tables, tables
+from hetpipe.runs.run_report import DeviceReport, RecoveryReport, RunReport, StageReport
 from hetpipe.simulation.prediction import predict
 from partition.plan import Pipeline, Plan, Stage
 from partition.solver import Outcome
@@ -74,9 +74,10 @@ def test_neighbouring_layers_are_joined(names: list[str], text: str):
 def test_plan_table_has_a_row_per_stage():
     plan = predicted(small_plan(num_samples=4))
     rows = tables.as_text(tables.plan_table(plan, small_profile(), small_cluster())).splitlines()
+    assert any("memory, KiB" in row for row in rows)
     first = next(row for row in rows if "a/0" in row).split()
     busy = predict(plan, small_profile(), small_cluster()).devices["a/0"].busy
-    assert first == f"0 a/0 fast embeddings, block0-1 2 {busy:.0%} 3.28 KiB 9.77 KiB".split()
+    assert first == f"0 a/0 fast embeddings, block0-1 2 {busy:.0%} 3.28 9.77".split()
     assert "slow (estimated)" in next(row for row in rows if "b/0" in row)
 
 
@@ -90,7 +91,11 @@ def test_header_names_strategy_microbatches_and_figures():
 
 def test_bound_says_what_it_speaks_about_and_the_gap():
     plan = predicted(small_plan(), step_s=2.2, bound_s=2.0, bound_space="all plans, gradient sync excluded")
-    assert tables.plan_sentences(plan, small_profile(), small_cluster())[1] == (
+    case = plan, small_profile(), small_cluster()
+    assert tables.plan_sentences(*case)[1] == (
+        "proven: no plan of its kind can be faster than 2 s; this one is at most 10.0% slower than the best"
+    )
+    assert tables.plan_sentences(*case, details=True)[1] == (
         "no plan (all plans, gradient sync excluded) can be faster than 2 s; gap 10.0%"
     )
 
@@ -135,13 +140,33 @@ def test_comparison_shows_speed_up_and_why_not():
     ours = predicted(small_plan(), step_s=2.0)
     outcomes = [
         Outcome("single", predicted(small_plan(), step_s=3.0)),
-        Outcome("gpipe-even", None, "1,234 bytes are missing"),
+        Outcome("gpipe-even", None, "gpipe-even: 6,234,567 bytes are missing; buy more", "a/0", 6234567.0),
+        Outcome("torchgpipe", None, "torchgpipe: 6,234,567 bytes are missing", "a/0", 6234567.0),
+        Outcome("ddp", None, "more devices than layers"),
         Outcome("auto", ours),
     ]
-    rows = tables.as_text(tables.comparison_table(outcomes, ours)).splitlines()
+    rows = tables.as_text(comparison_tables.comparison_table(outcomes, ours)).splitlines()
     assert "1.50" in next(row for row in rows if "single" in row)
-    assert "no: 1,234 bytes are missing" in next(row for row in rows if "gpipe-even" in row)
+    assert "does not fit" in next(row for row in rows if "gpipe-even" in row)
     assert "1.00" in next(row for row in rows if "auto" in row)
+    assert comparison_tables.misfit_sentences(outcomes) == [
+        "gpipe-even, torchgpipe: 5.95 MiB too little on a/0",
+        "ddp: more devices than layers",
+    ]
+    assert comparison_tables.misfit_sentences(outcomes, details=True)[0] == (
+        "gpipe-even: 5.95 MiB are missing; buy more"
+    )
+
+
+def test_a_kind_that_all_devices_are_of_is_named_once():
+    cluster = small_cluster()
+    nodes = tuple(
+        replace(node, devices=tuple(replace(d, kind="fast", speed=speed) for d in node.devices))
+        for node, speed in zip(cluster.nodes, (0.65, 1.0), strict=True)
+    )
+    table = tables.plan_table(predicted(small_plan()), small_profile(), replace(cluster, nodes=nodes))
+    assert [str(cell) for cell in table.columns[1].cells] == ["a/0 x 0.65", "b/0"]
+    assert table.columns[1].header == "device, fast"
 
 
 def test_predicted_and_measured_stand_side_by_side():
@@ -169,9 +194,21 @@ def test_time_between_steps_is_said_where_it_counts():
     assert "added 25.0% to the steps; 16 samples/s by the wall clock, 20 within steps" in text
 
 
-def test_an_overloaded_host_is_marked():
-    text = "".join(map(tables.as_text, run_tables.run_report_tables(run_report(foreign_cores=0.5))))
-    assert "host overloaded" in text and "0.50 cores" in text
+@pytest.mark.parametrize(
+    ("late", "foreign_cores", "said"),
+    [
+        (0.001, 0.5, "host busy: other processes used 0.50 cores, but operations were late by 0.1% at most"),
+        (0.25, 0.0, "took up to 25.0% longer than they may; do not trust the measured times"),
+        (0.25, 0.5, "25.0% longer than they may, other processes used 0.50 cores; do not trust the measured"),
+        (0.001, 0.0, None),
+    ],
+)
+def test_a_host_that_disturbs_is_marked_by_what_did(late: float, foreign_cores: float, said: str | None):
+    report = run_report(foreign_cores=foreign_cores)
+    devices = {**report.devices, "a/0": replace(report.devices["a/0"], over_budget=late)}
+    marks = run_tables.run_marks(replace(report, devices=devices))
+    found = [mark for mark in marks if mark.startswith("host ")]
+    assert (said is None and found == []) or (len(found) == 1 and str(said) in found[0])
 
 
 def test_owners_that_differ_are_reported():
@@ -189,3 +226,20 @@ def test_a_pipe_gets_plain_unwrapped_text():
     tables.show(["x" * 300, tables.profile_table(small_profile())], file)
     assert "x" * 300 in file.getvalue()
     assert "\x1b" not in file.getvalue()
+
+
+def test_what_was_lost_is_told_with_what_it_took():
+    def lost(noticed_after_s: float | None, again_s: float, kind: str = "lost") -> RecoveryReport:
+        return RecoveryReport(kind, "rank 1 (a/0) was killed", noticed_after_s, again_s, 7, 5, "there")
+
+    assert run_tables.recovery_sentences(()) == []
+    (told,) = run_tables.recovery_sentences((lost(0.5, 4.0),))
+    expected = "losses: 1, noticed after 0.5 s, trained again after 4.0 s; 2 steps were done again"
+    assert told == f"{expected} (recoveries.jsonl)"
+    found = run_report(recoveries=(lost(0.5, 4), lost(None, 6), lost(5.5, 5), lost(None, 3, "joined")))
+    marks = run_tables.run_marks(found)
+    assert marks[-2:] == [
+        "losses: 3, noticed after 3.0 s (5.5 s at most), trained again after 5.0 s (6.0 s at most); "
+        "6 steps were done again (recoveries.jsonl)",
+        "hosts let in again: 1, trained again after 3.0 s (recoveries.jsonl)",
+    ]

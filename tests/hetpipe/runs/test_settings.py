@@ -1,10 +1,11 @@
+import math
 import re
 from dataclasses import replace
 
 import pytest
 
 from cost_model.errors import InputError
-from hetpipe.runs.settings import DECIDED, Clock, Settings, TaskSettings, read_settings, settings_text
+from hetpipe.runs.settings import DECIDED, Clock, Decay, Settings, TaskSettings, read_settings, settings_text
 from small_case import small_plan, small_profile
 
 REFUSED = [
@@ -88,6 +89,18 @@ def test_learning_rate_may_warm_up_to_the_end():
     assert [settings.learning_rate_at(step) for step in range(3)] == [1.0, 2.0, 3.0]
 
 
+def test_warm_up_in_steps_and_three_ways_to_fall():
+    settings = Settings(steps=6, learning_rate=3.0, warmup_steps=2)
+    found = {
+        decay: [replace(settings, decay=decay).learning_rate_at(step) for step in range(6)] for decay in Decay
+    }
+    assert found[Decay.LINEAR] == pytest.approx([1, 2, 3, 2.25, 1.5, 0.75])
+    assert found[Decay.CONSTANT] == pytest.approx([1, 2, 3, 3, 3, 3])
+    falling = [1.5 * (1 + math.cos(math.pi * quarter / 4)) for quarter in range(4)]
+    assert found[Decay.COSINE] == pytest.approx([1, 2, *falling])
+    assert replace(settings, warmup_steps=0).learning_rate_at(0) == 3.0
+
+
 def test_total_steps_is_the_length_of_the_schedule_of_a_shorter_run():
     whole = Settings(steps=20)
     part = replace(whole, steps=5, total_steps=20)
@@ -104,6 +117,11 @@ def test_settings_are_read_back_as_they_were_written(tmp_path):
         resume_from="runs/x/checkpoints/step-000003",
         save=True,
         every=2,
+        warmup_steps=3,
+        decay=Decay.COSINE,
+        eval_data=("c.txt",),
+        eval_every=4,
+        patience=2,
     )
     for entry in (settings, Settings(steps=1)):
         path.write_text(settings_text(entry))

@@ -6,18 +6,21 @@ from pathlib import Path
 import pytest
 import torch
 
+from cost_model.cluster import EMULATED
 from cost_model.cluster_file import read_cluster
 from cost_model.collectives import Collective
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.gradient_buckets import summed_by
 from hetpipe.program.instructions import Compute, Direction, Norm, Step, Sync, Transfer, incoming
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.settings import Settings
 from hetpipe.runtime.byte_counter import ByteCounter
 from hetpipe.runtime.emulated_links import Board
 from hetpipe.runtime.pace import EmulatedPace, Pace
 from hetpipe.simulation.schedule_selection import lower
 from hetpipe.simulation.simulator import simulate
 from partition.plan import Pipeline, Plan, Stage
-from runs import chain_plan, cluster_file, made_up_profile
+from runs import EMULATED_CLUSTER, chain_plan, cluster_file, made_up_profile, run
 
 TWO_NODES = """
 name = "two nodes"
@@ -164,6 +167,22 @@ def test_small_lateness_does_not_add_up(clock):
         pace.end(start, 0.1)
     assert pace.now_s == pytest.approx(101.0)
     assert pace.over_budget_s == pytest.approx(5 * 0.004)
+
+
+def test_the_host_clock_is_kept_beside_the_devices(clock):
+    pace = EmulatedPace()
+    pace.start_step(100.0)
+    start = pace.begin(0.0)
+    clock.work(0.13)
+    end = pace.end(start, 0.1)  # 30 ms late, which the device's clock does not show
+    again = pace.begin(0.0)
+    assert (start, end, again) == (100.0, 100.1, 100.1)
+    assert [pace.host_times.of_begin(each) for each in (start, again)] == pytest.approx([100.0, 100.13])
+    assert pace.host_times.of_end(end) == pytest.approx(100.13)
+    assert pace.host_times.of_end(7.0) == pace.host_times.of_begin(7.0) == 7.0  # as on the device
+    pace.start_step(200.0)
+    assert pace.host_times.of_end(end) == end
+    assert Pace().host_times is None
 
 
 def test_lateness_beyond_the_limit_is_accepted_as_it_is(clock):
@@ -372,3 +391,26 @@ def test_no_two_messages_of_several_ranks_share_a_link_at_a_time(tmp_path, kind)
     for way, entries in due.items():  # each way was busy without a gap from 5 s on
         assert max(entries) == pytest.approx(5.0 + sum(seconds[way]) + 1e-3)
         assert len(set(entries)) == len(entries)
+
+
+# ---- what a run writes of both clocks
+
+
+def test_what_is_called_measured_is_on_the_clock_of_the_host(tmp_path):
+    plan, profile = chain_plan("bert-tiny", [0, 3, 5, 8], 4), made_up_profile("bert-tiny", EMULATED)
+    report, _ = run(tmp_path, plan, Settings("bert-tiny", 3, save=False), profile, EMULATED_CLUSTER)
+    traces = RunFolder(tmp_path / "run").read_traces()
+    assert list(traces) == ["predicted", "measured", "device clocks"]
+    measured, devices = traces["measured"].events, traces["device clocks"].events
+    pairs = {
+        (event.rank, str(event.instruction)): (event, other)
+        for event in measured
+        for other in devices
+        if (event.rank, event.instruction) == (other.rank, other.instruction)
+    }
+    assert len(pairs) == len(measured) == len(devices)
+    for event, other in pairs.values():  # a device's clock is never ahead of its host's
+        if isinstance(event.instruction, Compute | Norm | Step):
+            assert event.end_s >= other.end_s - 1e-6 and event.start_s >= other.start_s - 1e-6
+    ends = [event.end_s for event in measured if isinstance(event.instruction, Step)]
+    assert max(ends) <= report.step_s_all[-1] + 1e-6

@@ -13,8 +13,15 @@ import pytest
 
 import rank_mains
 from cost_model.errors import InputError
-from hetpipe.runtime import heartbeats
-from hetpipe.runtime.processes import RankGroup, WorkerLostError, _watch, run_ranks, use_interface
+from hetpipe.runtime import rank_watch
+from hetpipe.runtime.processes import (
+    RankGroup,
+    WorkerLostError,
+    _raise_first,
+    _watch,
+    run_ranks,
+    use_interface,
+)
 from places import ROOT, SUPPORT
 
 GROUP = RankGroup(("big/0", "small/0", "small/1"), (1, 1, 1))
@@ -74,7 +81,7 @@ def test_a_killed_rank_is_reported():
 def test_a_rank_that_the_kernel_killed_for_want_of_memory_is_told_from_others(tmp_path, monkeypatch):
     counts = tmp_path / "vmstat"
     counts.write_text("oom_kill 3\n")
-    monkeypatch.setattr(heartbeats, "_COUNTS", counts)
+    monkeypatch.setattr(rank_watch, "_COUNTS", counts)
 
     def killed(event: dict[str, Any]) -> None:
         counts.write_text("oom_kill 4\n")
@@ -93,9 +100,17 @@ def test_of_several_errors_the_earliest_is_raised_whichever_is_read_first(tmp_pa
     for _, rank_end in pipes:
         rank_end.close()
     with pytest.raises(WorkerLostError) as caught:
-        seen = heartbeats.Watch(tmp_path / "beats", GROUP.here, lambda rank: False)
+        seen = rank_watch.Watch(tmp_path / "beats", GROUP.here, lambda rank: False)
         _watch([], [launcher_end for launcher_end, _ in pipes], GROUP, lambda event: None, seen)
     assert str(caught.value) == "rank 1 (small/0) failed: RuntimeError: the cause"
+
+
+def test_a_rank_that_was_lost_is_named_and_not_one_that_missed_it_and_said_so_before():
+    missed = {"event": "error", "rank": 0, "type": "PeerError", "text": "waited for rank 1", "when_s": 7.0}
+    lost = {"event": "error", "rank": 1, "type": "", "text": "rank 1 was killed", "when_s": 7.25}
+    with pytest.raises(WorkerLostError, match=r"^rank 1 was killed$") as caught:
+        _raise_first([missed, lost], GROUP, ())
+    assert caught.value.report["rank"] == 1  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow

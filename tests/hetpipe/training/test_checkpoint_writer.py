@@ -40,7 +40,8 @@ def writer(tmp_path) -> Iterator[CheckpointWriter]:
     program = verified_prediction(settings.run, cluster_file(tmp_path), profile, plan).program
     model = chain.materialise(range(chain.num_layers), seed=0)
     optimizer = Optimizer(model.owned_parameters(), (), 0.0)
-    task = cast(Any, SimpleNamespace(chain=chain, vocabulary_sha256="0" * 64, make_optimizer=None))
+    facts = {"vocabulary_sha256": "0" * 64, "data_sha256": "", "make_optimizer": None}
+    task = cast(Any, SimpleNamespace(chain=chain, **facts))
     run, copies = RunFolder(tmp_path / "run"), Copies(Hosts((0,), 0), 0)
     made = CheckpointWriter(run, settings, task, program, 0, model, optimizer, copies)
     yield made

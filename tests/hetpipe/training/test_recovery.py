@@ -6,20 +6,28 @@ import os
 import re
 import signal
 import time
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import user_tasks
 from cost_model.errors import InfeasibleError, InputError
+from cost_model.profile import profile_text
+from hetpipe import cli
+from hetpipe.models.chain import ChainModel
 from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.run_report import read_report
 from hetpipe.runs.settings import Settings
 from hetpipe.runtime.processes import WorkerLostError
 from hetpipe.simulation.prediction import Prediction
+from hetpipe.training.rank_results import recoveries
 from hetpipe.training.recovery import Recovery
 from hetpipe.training.run import train_predicted, verified_prediction
-from runs import chain_plan, cluster_file, made_up_profile
+from runs import chain_plan, cluster_file, made_up_profile, made_up_profile_of
 
 MODEL = "bert-tiny"
 STEPS = 6
@@ -41,12 +49,6 @@ class Killer:
             (child,) = (found for found in multiprocessing.active_children() if found.name == name)
             assert child.pid is not None
             os.kill(child.pid, number)
-
-
-def found_from(folder: Path) -> list[int]:
-    """Return the steps from which a run went on."""
-    lines = RunFolder(folder / "run").recoveries.read_text().splitlines()
-    return [json.loads(line)["from_step"] for line in lines]
 
 
 def predicted(folder: Path, cuts: list[int]) -> Prediction:
@@ -76,48 +78,57 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
 
 @pytest.mark.slow
 def test_lost_ranks_cost_the_steps_since_the_checkpoint_and_nothing_else(tmp_path, undisturbed):
-    killer = Killer([(1, 0, signal.SIGKILL), (4, 2, signal.SIGSTOP)])
-    assert losses_of(tmp_path, killer, max_restarts=1) == undisturbed
-    where = "on the same devices (restart 1 of 1 that come no further)"
-    assert [told.replace("from the beginning", "from step 0") for told in killer.told] == [
-        f"rank 0 (here/0) was killed by signal 9, after step 1; going on from step 0 {where}",
-        "rank 2 (here/2) was stopped for 5 s (SIGSTOP, or a debugger), after step 4; going on from "
-        f"step {found_from(tmp_path)[1]} {where}",
-    ]
-    lines = RunFolder(tmp_path / "run").recoveries.read_text().splitlines()
-    found = [json.loads(line) for line in lines]
-    assert [row["after_step"] for row in found] == [1, 4]
-    assert found_from(tmp_path) in ([0, 2], [0, 0])  # a busy machine writes while the next steps pass
-    assert all(0 < row["again_s"] < 60 for row in found)
-
-
-@pytest.mark.slow
-def test_a_device_that_is_lost_again_at_once_is_planned_without(tmp_path, undisturbed):
-    killer = Killer([(4, 1, signal.SIGKILL)] * 2)
+    """One that is lost at once again is planned without, and with again after the next loss."""
+    kill, stop = signal.SIGKILL, signal.SIGSTOP
+    killer = Killer([(1, 0, kill), (4, 1, kill), (4, 1, kill), (5, 0, stop)])
     asked: list[frozenset[str]] = []
 
-    def replan(lost: frozenset[str]) -> Prediction:
+    def replan(lost: frozenset[str], room_bytes: Mapping[str, float]) -> Prediction:
         asked.append(lost)
-        return predicted(tmp_path, [0, 4, 8])
+        return predicted(tmp_path, [0, 4, 8] if lost else THREE)
 
-    found = losses_of(tmp_path, killer, max_restarts=3, replan=replan)
-    assert asked == [{"here/1"}]
+    found = losses_of(tmp_path, killer, max_restarts=2, replan=replan)
     assert found == pytest.approx(undisturbed, rel=1e-6)
-    expected = r"going on from (step 2|the beginning) without here/1 \(restart 2 of 3"
-    assert re.search(expected, killer.told[1])
+    assert asked == [{"here/1"}, frozenset()]
+    lines = RunFolder(tmp_path / "run").recoveries.read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert [row["after_step"] for row in rows] == [1, 4, 4, 5]
+    assert rows[0]["from_step"] == 0
+    assert all(row["from_step"] in (0, 2, 4) for row in rows)  # a busy machine writes while steps pass
+    assert [row["where"] for row in rows] == [
+        "on the same devices", "on the same devices", "without here/1", "with here/1 again"
+    ]  # fmt: skip
+    assert all(0 < row["again_s"] < 60 for row in rows)
+    begin, _, again, stopped = killer.told
+    assert begin == (
+        "rank 0 (here/0) was killed by signal 9, after step 1; going on from the beginning on the same "
+        "devices (restart 1 of 2 that come no further)"
+    )
+    assert "without here/1 (restart 2 of 2" in again
+    expected = "rank 0 (here/0, layers 0 to 3) was stopped for 5 s (SIGSTOP, or a debugger), after step 5;"
+    assert stopped.startswith(expected)
+    reported = read_report(RunFolder(tmp_path / "run").report).recoveries
+    assert [found.steps_repeated for found in reported] == [
+        row["after_step"] - row["from_step"] for row in rows
+    ]
+    assert all(found.noticed_after_s < 5 for found in reported[:3])
+    assert reported[3].noticed_after_s > 5
 
 
 def recovery(tmp_path: Path, replan=None) -> Recovery:
-    return Recovery(RunFolder(tmp_path / "run"), predicted(tmp_path, THREE), 3, replan, lambda told: None)
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir(exist_ok=True)
+    return Recovery(folder, predicted(tmp_path, THREE), 3, replan, lambda told: None)
 
 
-def lost(kind: str = "", rank: int = 1) -> WorkerLostError:
+def lost(kind: str = "", rank: int = 1, *, full: bool = False) -> WorkerLostError:
     error = WorkerLostError("rank 1 (here/1) was lost")
-    error.report = {"rank": rank, "type": kind, "text": str(error)}  # type: ignore[attr-defined]
+    report = {"rank": rank, "type": kind, "text": str(error), "full": full}
+    error.report = report  # type: ignore[attr-defined]
     return error
 
 
-@pytest.mark.parametrize("kind", ["ZeroDivisionError", "MemoryError", "OutOfMemoryError", "RuntimeError"])
+@pytest.mark.parametrize("kind", ["ZeroDivisionError", "RuntimeError"])
 def test_an_error_of_what_is_computed_is_not_tried_again(tmp_path, kind):
     with pytest.raises(WorkerLostError, match=r"was lost$"):
         recovery(tmp_path).restart(lost(kind), None)
@@ -130,7 +141,7 @@ class Planner:
         self.asked: list[frozenset[str]] = []
         self.plans = {3: predicted(folder, THREE), 2: predicted(folder, [0, 4, 8])}
 
-    def __call__(self, devices: frozenset[str]) -> Prediction:
+    def __call__(self, devices: frozenset[str], room_bytes: Mapping[str, float]) -> Prediction:
         self.asked.append(devices)
         if len(devices) > 1:
             raise InputError("leave out fewer")
@@ -140,7 +151,6 @@ class Planner:
 def test_a_device_that_was_left_out_is_tried_again_after_progress_but_only_once(tmp_path):
     planner = Planner(tmp_path)
     found = recovery(tmp_path, planner)
-    found.folder.path.mkdir()
     told: list[str] = []
     found.tell = told.append
     found.restart(lost(), None)
@@ -171,7 +181,6 @@ def test_where_nothing_is_left_devices_that_were_lost_before_are_tried_again(tmp
 def test_a_host_that_is_gone_is_not_tried_again(tmp_path):
     planner = Planner(tmp_path)
     found = recovery(tmp_path, planner)
-    found.folder.path.mkdir()
     found.missing = lambda devices: frozenset({"here/2"} & {device.name for device in devices})
     found.restart(lost(rank=-1), None)
     assert found.lost == {"here/2"}
@@ -181,8 +190,161 @@ def test_a_host_that_is_gone_is_not_tried_again(tmp_path):
     assert planner.asked == [{"here/2"}]
 
 
+def without_a_host(tmp_path: Path) -> tuple[Recovery, list[str], list[frozenset[str]]]:
+    """A run that goes on without here/2; what it tells, and what it plans without."""
+    planner, told = Planner(tmp_path), []
+    found = recovery(tmp_path, planner)
+    found.tell = told.append
+    found.missing = lambda devices: frozenset({"here/2"})
+    found.restart(lost(rank=-1), None)
+    assert found.lost == {"here/2"}
+    return found, told, planner.asked
+
+
+def test_a_host_that_is_back_is_planned_with_again(tmp_path):
+    found, told, asked = without_a_host(tmp_path)
+    found.saw({"event": "step", "step": 7})
+    found.returned = lambda: frozenset({"here"})
+    assert found.join(None).prediction.program.device_names == ("here/0", "here/1", "here/2")
+    assert (asked[-1], found.lost) == (frozenset(), frozenset())
+    assert told[-1] == "here/2 is back, after step 7; going on from the beginning with here/2 again"
+    found.saw({"event": "step", "step": 1})
+    rows = [json.loads(line) for line in found.folder.recoveries.read_text().splitlines()]
+    assert [(row["kind"], row["after_step"]) for row in rows] == [("lost", 0), ("joined", 7)]
+
+
+def test_a_host_that_is_back_in_a_moment_of_loss_is_planned_with_too(tmp_path):
+    found, told, _ = without_a_host(tmp_path)
+    found.missing, found.returned = lambda devices: frozenset(), lambda: frozenset({"here"})
+    assert len(found.restart(lost(rank=0), None).prediction.program.device_names) == 3
+    assert "going on from the beginning with here/2 again (restart 2 of 3" in told[-1]
+
+
+def test_a_host_that_was_let_in_and_is_gone_again_changes_nothing(tmp_path):
+    found, told, asked = without_a_host(tmp_path)
+    assert len(found.join(None).prediction.program.device_names) == 2
+    assert (len(told), len(asked)) == (1, 1)
+
+
+def test_a_host_on_which_nothing_ran_is_missed_by_plans_to_come_alone(tmp_path):
+    planner = Planner(tmp_path)
+    found = recovery(tmp_path, planner)
+    found.missing = lambda devices: frozenset({"here/3"})
+    found.restart(lost(rank=-1), None)
+    assert planner.asked == []
+    with pytest.raises(WorkerLostError, match="leave out fewer"):
+        for _ in range(2):
+            found.restart(lost(rank=1), None)
+    assert planner.asked[0] == {"here/1", "here/3"}
+
+
+@pytest.mark.parametrize("kind", ["", "OutOfMemoryError", "MemoryError", "RuntimeError"])
+def test_a_device_that_was_full_is_planned_with_less_each_time(tmp_path, kind):
+    """Also where the kernel has killed the rank of a CPU for want of memory, of which it left no type."""
+    rooms: list[dict[str, float]] = []
+
+    def replan(devices: frozenset[str], room_bytes: Mapping[str, float]) -> Prediction:
+        rooms.append(dict(room_bytes))
+        return predicted(tmp_path, [0, 4, 6, 8] if len(rooms) == 1 else [0, 5, 6, 8])
+
+    found, told = recovery(tmp_path, replan), []
+    found.tell = told.append
+    for _ in range(2):
+        needs = found.prediction.costs.memory_bytes(1)
+        found.restart(lost(kind, full=True), None)
+        assert rooms[-1] == {"here/1": pytest.approx(0.8 * needs)}
+    assert rooms[1]["here/1"] < rooms[0]["here/1"]
+    assert re.fullmatch(
+        r"rank 1 \(here/1\) was lost; stage 1, layers 3 to 5, on here/1 was planned with [\d,]+ bytes of its "
+        r"[\d,]+, of which a plan may fill [\d,]+, after step 0; going on from the beginning with [\d,]+ "
+        r"bytes planned on here/1 \(restart 1 of 3 that come no further\)",
+        told[0],
+    )
+
+
+def test_a_device_that_is_full_ends_a_run_that_may_not_be_planned_anew_with_what_to_do(tmp_path):
+    found = recovery(tmp_path)
+    expected = (
+        r"here/1 was planned with .*; give here/1 less in the cluster file \(memory = .* --exclude here/1; no"
+    )
+    with pytest.raises(InfeasibleError, match=expected):
+        found.restart(lost("OutOfMemoryError", full=True), None)
+
+
+def test_a_device_that_is_full_whatever_is_planned_ends_the_run(tmp_path):
+    found = recovery(tmp_path, lambda devices, room_bytes: predicted(tmp_path, THREE))
+    for _ in range(3):
+        found.restart(lost("OutOfMemoryError", full=True), None)
+    with pytest.raises(InfeasibleError, match="give here/1 less"):
+        found.restart(lost("OutOfMemoryError", full=True), None)
+
+    def nothing_fits(devices: frozenset[str], room_bytes: Mapping[str, float]) -> Prediction:
+        raise InfeasibleError("no pipeline fits: 9 bytes are missing", missing_bytes=9.0)
+
+    with pytest.raises(
+        InfeasibleError, match=r"with [\d,]+ bytes there: no pipeline fits: 9 bytes"
+    ) as caught:
+        recovery(tmp_path, nothing_fits).restart(lost("OutOfMemoryError", full=True), None)
+    assert caught.value.missing_bytes == 9.0
+
+
+TWO_EMULATED = """
+[network]
+bandwidth = "10 Gbit/s"
+latency = "50 us"
+[[nodes]]
+name = "here"
+devices = [{ kind = "emulated", memory = "7 MB" }, { kind = "emulated", memory = "1 GiB" }]
+"""
+
+
+@pytest.mark.parametrize("restarts", [3, 0])
+def test_a_run_whose_device_is_full_goes_on_under_a_plan_that_fits(tmp_path, monkeypatch, capsys, restarts):
+    """The profile says of activations that they need nothing. Without restarts it ends with exit code 3."""
+    profile = made_up_profile(MODEL, "emulated", 2e-4)
+    layers = (replace(layer, saved_bytes_per_sample=1e3) for layer in profile.layers)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "profile.json").write_text(profile_text(replace(profile, layers=tuple(layers))))
+    line = f"run --model {MODEL} --cluster {cluster_file(tmp_path, TWO_EMULATED)} --profile profile.json"
+    line += f" --pipelines 1 --steps 2 --no-save --run-folder run --max-restarts {restarts}"
+    code, said = cli.main(line.split()), capsys.readouterr()
+    full = (
+        r"rank 0 \(here/0\) failed: OutOfMemoryError: here/0: [\d,]+ bytes are needed, the device has "
+        r"7,000,000; stage 0, layers 0 to \d, on here/0 was planned with [\d,]+ bytes of its 7,000,000, "
+    )
+    assert re.search(full, said.err)
+    if restarts == 0:
+        assert (code, "--exclude here/0" in said.err) == (3, True)
+        return
+    assert code == 0
+    assert [entry["step"] for entry in RunFolder(tmp_path / "run").read_metrics()] == [1, 2]
+    found = read_report(RunFolder(tmp_path / "run").report).recoveries
+    assert re.fullmatch(r"with [\d,]+ bytes planned on here/0", found[0].where)
+    assert found[0].noticed_after_s < 60
+    assert f"losses: {len(found)}, noticed after " in said.out
+
+
+@pytest.mark.parametrize("error", ["ValueError", "KeyError"])
+def test_an_error_of_the_users_own_ends_the_run_at_once_with_its_line(tmp_path, error):
+    """Of the data in the third step, and of the model in the second."""
+    told: list[str] = []
+    run, factory = RunFolder(tmp_path / "run"), user_tasks.failing_tasks[error]
+    settings = Settings(steps=5, every=1)
+    chain = ChainModel.from_module(user_tasks.build_failing, torch.zeros(1, 8), name="user")
+    profile = made_up_profile_of(chain, "user")
+    plan = chain_plan("user", [0, 2, 3], 4)
+    prediction = verified_prediction(settings, cluster_file(tmp_path), profile, plan)
+    with pytest.raises(WorkerLostError, match=rf"^rank \d \(here/\d\) failed: {error}: .*torn"):
+        train_predicted(
+            settings, cluster_file(tmp_path), profile, prediction, run, make_task=factory,
+            tell=told.append, max_restarts=3, replan=Planner(tmp_path),
+        )  # fmt: skip
+    assert told == []
+    assert not run.recoveries.exists()
+
+
 def test_where_nothing_fits_that_is_said_with_what_was_kept(tmp_path):
-    def replan(devices: frozenset[str]) -> Prediction:
+    def replan(devices: frozenset[str], room_bytes: Mapping[str, float]) -> Prediction:
         raise InfeasibleError("no pipeline fits: 3 GiB are missing")
 
     found = recovery(tmp_path, replan)
@@ -192,7 +354,7 @@ def test_where_nothing_fits_that_is_said_with_what_was_kept(tmp_path):
 
 
 def test_a_wish_that_needs_the_lost_device_is_named(tmp_path):
-    def replan(devices: frozenset[str]) -> Prediction:
+    def replan(devices: frozenset[str], room_bytes: Mapping[str, float]) -> Prediction:
         raise InputError("--pin names here/1")
 
     found = recovery(tmp_path, replan)
@@ -203,10 +365,22 @@ def test_a_wish_that_needs_the_lost_device_is_named(tmp_path):
 
 def test_waits_grow_while_nothing_is_gained_and_begin_anew_after_progress(tmp_path):
     found = recovery(tmp_path)
-    found.folder.path.mkdir()
     assert [found.restart(lost(rank=-1), None).wait_s for _ in range(3)] == [0.0, 1.0, 2.0]
     found.saw({"event": "step", "step": 9})
     assert found.restart(lost(rank=-1), None).wait_s == 0.0
+
+
+def test_each_restart_is_noted_and_no_step_is_counted_as_repeated_twice(tmp_path):
+    found = recovery(tmp_path)
+    found.saw({"event": "step", "step": 4})
+    found.restart(lost(rank=-1), None)
+    found.restart(lost(rank=-1), None)
+    found.finish()
+    rows = recoveries(found.folder)
+    assert [row.steps_repeated for row in rows] == [4, 0]
+    assert [row.again_s for row in rows] == [None, None]
+    found.folder.recoveries.write_text("torn")
+    assert recoveries(found.folder) == ()
 
 
 def test_restarts_without_progress_end(tmp_path):

@@ -1,16 +1,22 @@
 """What decides a run's losses is that of its checkpoint, or said to differ."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from cost_model.errors import InputError
+from hetpipe.commands.resuming import RunBefore
 from hetpipe.runs.settings import Settings, TaskSettings
 from hetpipe.training.checkpoint import Manifest
 from hetpipe.training.resumed_settings import (
+    changes,
+    check_overridden,
     deciding_settings,
     differences,
     inherited,
     option_differences,
+    overridden,
 )
 from runs import chain_plan
 
@@ -69,6 +75,46 @@ def test_what_is_not_given_is_inherited():
     assert Settings(steps=8, **found) == replace(BEFORE.run, steps=8, total_steps=10)
     assert "total_steps" not in inherited(manifest(), steps=11)  # the schedule ended before
     assert inherited(replace(manifest(), settings={}), steps=8) == {"seed": 3}  # of an older checkpoint
+
+
+SOURCE = Path("runs/x/checkpoints/step-000004")
+
+
+def test_what_differs_is_refused_until_it_is_named():
+    found = changes(manifest(), resumed(learning_rate=3e-4, betas=(0.9, 0.9)), PLAN)
+    check_overridden(found, overridden(["learning-rate", "betas,clip-norm"]), SOURCE)
+    with pytest.raises(InputError) as caught:
+        check_overridden(found, overridden(["betas"]), SOURCE)
+    assert str(caught.value) == (
+        "runs/x/checkpoints/step-000004: learning_rate is 0.0003, before the checkpoint it was 0.001; leave "
+        "out what says so to go on as before, or give --override learning-rate to change it"
+    )
+    with pytest.raises(InputError, match='did you mean "learning-rate"'):
+        overridden(["learning-rat"])
+    written = found[0].to_json(4)
+    assert written == {"step": 4, "key": "learning_rate", "before": 1e-3, "now": 3e-4}
+
+
+def test_a_longer_schedule_is_refused_only_where_the_run_needs_none():
+    check_overridden(changes(manifest(), resumed(steps=20), PLAN), (), SOURCE)
+    with pytest.raises(InputError, match="total_steps is 20"):
+        check_overridden(changes(manifest(), resumed(steps=8, total_steps=20), PLAN), (), SOURCE)
+
+
+def test_texts_are_compared_by_what_they_say():
+    before = deciding_settings(replace(BEFORE, run=replace(BEFORE.run, data=("/a/x.txt",))), PLAN, "a" * 64)
+    moved, there = resumed(data=("/b/x.txt",)), replace(manifest(), settings=before)
+    assert changes(there, moved, PLAN, data_sha256="a" * 64) == []
+    (other,) = changes(there, moved, PLAN, data_sha256="b" * 64)
+    assert (other.key, other.before, other.now) == ("data", "a" * 64, "b" * 64)
+    assert [change.key for change in changes(there, moved, PLAN)] == ["data"]  # by where they lie
+
+
+def test_on_several_hosts_no_places_are_inherited():
+    before = RunBefore(SOURCE, {"data": ("/a/x.txt",)})
+    with pytest.raises(InputError, match="whose place is each host's own; give --data on each host"):
+        before.check_data_given("--data")
+    RunBefore(SOURCE, {"data": ()}).check_data_given("--data")
 
 
 def in_groups(*groups: dict[str, object], rate: float = 0.1) -> list[str]:

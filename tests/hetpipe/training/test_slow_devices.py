@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from cost_model.cluster_file import read_cluster
@@ -30,9 +30,11 @@ from runs import EMULATED_CLUSTER, chain_plan, cluster_file, made_up_profile
 MODEL = "bert-tiny"
 
 
-def spells(busy: list[list[float]]) -> list[tuple[int, SlowSpell]]:
-    """Return what is said of busy seconds by step, planned as 1 s each, and after which step."""
-    watch = SlowDevices([1.0] * len(busy[0]))
+def spells(
+    busy: list[list[float]], planned_s: list[float] | None = None, kinds: list[str] | None = None
+) -> list[tuple[int, SlowSpell]]:
+    """Return what is said of busy seconds by step, and after which; planned_s: of the ranks, or 1 s each."""
+    watch = SlowDevices(planned_s or [1.0] * len(busy[0]), kinds or [])
     return [(step, spell) for step, row in enumerate(busy, 1) for spell in watch.see(step, row)]
 
 
@@ -51,32 +53,71 @@ def noise(seed: int, num_ranks: int, sigma: float, tails: float, level: float) -
 
 @given(
     seed=st.integers(0, 10**6),
-    num_ranks=st.integers(1, 6),
+    errs=st.lists(st.floats(1, 1.25), min_size=1, max_size=6),
     sigma=st.floats(0, 0.15),
     tails=st.floats(0, 0.1),
-    level=st.floats(0.3, 3),
+    level=st.sampled_from([0.1, 0.3, 1.0, 3.0, 10.0]),
 )
-@settings(max_examples=15, deadline=None)
-def test_no_alarm_in_1000_steps_of_noise_tails_load_and_a_plan_that_errs(
-    seed, num_ranks, sigma, tails, level
-):
-    assert spells(noise(seed, num_ranks, sigma, tails, level)) == []
+@settings(max_examples=15, deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
+def test_no_alarm_in_1000_steps_of_noise_tails_load_and_a_plan_that_errs(seed, errs, sigma, tails, level):
+    """By a factor for all, and by up to a quarter between devices, each of a kind of its own."""
+    rows = noise(seed, len(errs), sigma, tails, level)
+    kinds = [f"kind {rank}" for rank in range(len(errs))]
+    assert spells(rows, [1 / error for error in errs], kinds) == []
 
 
-@given(seed=st.integers(0, 10**6), num_ranks=st.integers(2, 6), begin=st.integers(1, 500))
-@settings(max_examples=15, deadline=None)
-def test_a_device_slowed_twice_is_named_within_25_steps_and_when_it_ends(seed, num_ranks, begin):
-    rows = noise(seed, num_ranks, 0.05, 0.01, 1.3)
+@example(seed=461, errs=[1.0] * 4, level=0.1, begin=137)  # load in the first steps, which then ends
+@given(
+    seed=st.integers(0, 10**6),
+    errs=st.lists(st.floats(1, 1.25), min_size=2, max_size=6),
+    level=st.sampled_from([0.1, 1.3, 10.0]),
+    begin=st.integers(21, 500),
+)
+@settings(max_examples=15, deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
+def test_a_device_slowed_twice_is_named_within_25_steps_and_when_it_ends(seed, errs, level, begin):
+    rows = noise(seed, len(errs), 0.05, 0.01, level)
     for row in rows[begin - 1 : begin + 99]:
         row[1] *= 2
-    (named, spell), (over, ended) = spells(rows)
+    kinds = [f"kind {rank}" for rank in range(len(errs))]
+    (named, spell), (over, ended) = spells(rows, [1 / error for error in errs], kinds)
     assert spell.rank == ended.rank == 1
     assert named < begin + 25
     assert abs(spell.since - begin) <= 8
-    assert spell.ratio == pytest.approx(2, rel=0.25)
+    assert spell.ratio / spell.usual_ratio == pytest.approx(2, rel=0.25)
     assert not spell.ended
     assert ended.ended
     assert begin + 100 <= over < begin + 125
+
+
+@pytest.mark.parametrize("begin", [1, 2, 8, 15, 20])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_device_slow_in_the_first_steps_is_held_against_the_plan(seed, begin):
+    rows = noise(seed, 4, 0.05, 0.01, 1.1)
+    for row in rows[begin - 1 :]:
+        row[1] *= 2
+    ((named, spell),) = spells(rows, kinds=["a", "b", "c", "c"])
+    assert spell.rank == 1
+    assert named < begin + 25
+
+
+def test_an_alarm_that_was_none_stays_away():
+    """Times of milliseconds, a tenth of what was made up for the plan; one device has always taken longer."""
+    quiet, busy = [[3.0e-3, 3.6e-3, 3.0e-3]], [[3.8e-3, 4.8e-3, 3.8e-3]]
+    assert spells(quiet * 40 + busy * 200, [48e-3] * 3) == []
+    # nor is a rank beside the others slow for less than a host's scheduler does to it
+    assert spells([[3e-3] * 3] * 40 + [[3e-3, 4.9e-3, 3e-3]] * 200, [3e-3] * 3) == []
+
+
+def test_a_plan_that_errs_by_a_quarter_for_a_kind_names_none_of_it_before_it_changes():
+    kinds = ["fast", "fast", "slow", "slow"]
+    assert spells([[1.0, 1.0, 1.3, 1.3]] * 40, kinds=kinds) == []
+    ((_, spell),) = spells([[1.0, 1.0, 1.0, 1.3]] * 40, kinds=kinds)
+    assert spell.rank == 3
+    ((named, spell),) = spells([[1.0, 1.0, 1.3, 1.3]] * 40 + [[1.0, 1.0, 1.3, 1.95]] * 30, kinds=kinds)
+    assert (spell.rank, spell.since) == (3, 41)
+    assert named < 66
+    ((_, slow),) = spells([[0.1] * 4] * 40 + [[0.1, 0.1, 0.1, 0.13]] * 30, kinds=kinds)
+    assert slow.rank == 3
 
 
 def test_load_that_begins_within_the_window_does_not_change_how_slow_a_device_is():
@@ -111,6 +152,20 @@ def test_an_episode_is_told_once_with_its_evidence():
         "take 1.00 times theirs); it runs layers 3 to 5"
     )
     assert "big/1 is as fast as planned again" in watch.told[1]
+    # where the plan is not what it took before, it is that
+    watch = SlowWatch.of(program, [1.0, 2.1])
+    events = [event for step, row in enumerate(slow, 1) for event in watch.events(step, row)]
+    assert [event["since"] for event in events] == [40, 40]
+    assert watch.told[0] == (
+        "big/1 takes 1.90 times its usual 210 ms per step since step 40 (median of 15 steps; the others "
+        "take 1.00 times theirs); it runs layers 3 to 5"
+    )
+    assert "big/1 is as fast as usual again: 1.00 times its usual 210 ms" in watch.told[1]
+
+
+SLOW_EVENT = {
+    "event": "slow", "device": "a", "ratio": 2.0, "others": 1.0, "ended": False, "text": "a is slow",
+}  # fmt: skip
 
 
 def predictions(step_s: float) -> Any:
@@ -128,7 +183,7 @@ def test_layers_move_when_the_gain_exceeds_what_moving_costs(steps_left, moves):
         return predictions(1.0 if plan is None else 1.5)
 
     found = Adaptation(40 + steps_left, 500e6, adapt, told.append)  # 10 s for the checkpoint
-    event = {"event": "slow", "step": 40, "device": "a", "ratio": 2.0, "ended": False, "text": "a is slow"}
+    event = {**SLOW_EVENT, "step": 40}
     found.begin()
     assert found.saw(event, predictions(0.0).plan, frozenset()) is moves
     assert (found.take() is not None) is moves
@@ -144,7 +199,7 @@ def test_a_device_without_which_nothing_fits_stays():
         raise InfeasibleError("too large")
 
     found = Adaptation(100, 0.0, adapt, told.append)
-    event = {"event": "slow", "step": 40, "device": "a", "ratio": 2.0, "ended": False, "text": "a is slow"}
+    event = {**SLOW_EVENT, "step": 40}
     assert not found.saw(event, predictions(0.0).plan, frozenset())
     assert told == ["a is slow", "no other plan for a slowed: too large"]
 
@@ -153,7 +208,7 @@ def slowed_run(folder: Path, *, adapts: bool, last: int) -> tuple[RunFolder, lis
     """Train on two emulated devices, the second of which is slowed three times from step 8 on."""
     folder.mkdir()
     path, run, told = cluster_file(folder, EMULATED_CLUSTER), RunFolder(folder / "run"), list[str]()
-    profile, cluster = made_up_profile(MODEL, "emulated"), read_cluster(path)
+    profile, cluster = made_up_profile(MODEL, "emulated", 0.0005), read_cluster(path)
 
     def adapt(lost: frozenset[str], times: Mapping[str, float], plan: Plan | None) -> Prediction:
         return predict(plan or chain_plan(MODEL, [0, 6, 8], 4), profile, slowed(cluster, times))
@@ -162,7 +217,7 @@ def slowed_run(folder: Path, *, adapts: bool, last: int) -> tuple[RunFolder, lis
     train_predicted(
         Settings(steps=10_000), path, profile, first, run,
         on_event=lambda event: event.get("step", 0) >= last,
-        tell=told.append, adapt=adapt if adapts else None,
+        notice=told.append, adapt=adapt if adapts else None,
     )  # fmt: skip
     return run, told
 
@@ -170,14 +225,15 @@ def slowed_run(folder: Path, *, adapts: bool, last: int) -> tuple[RunFolder, lis
 @pytest.mark.slow
 def test_layers_of_a_slowed_device_move_and_the_losses_stay(tmp_path, monkeypatch):
     monkeypatch.setenv(SLOWDOWN_VARIABLE, "here/1=3@8")
-    stays, told = slowed_run(tmp_path / "stays", adapts=False, last=38)
+    stays, told = slowed_run(tmp_path / "stays", adapts=False, last=28)
     assert len(told) == 1
     assert re.match(r"here/1 takes [23]\.\d\d times its planned .* per step since step [6-9] ", told[0])
     assert list(read_report(stays.report).slow_devices) == told
     named = [entry["step"] for entry in stays.read_metrics() if "slow" in entry]
     assert named[0] < 8 + 25
-    moves, told = slowed_run(tmp_path / "moves", adapts=True, last=38)
+    moves, told = slowed_run(tmp_path / "moves", adapts=True, last=28)
     assert [text.split(":")[0] for text in told[1:]] == ["planned again"]
+    assert list(read_report(moves.report).slow_devices) == told[:1]  # though another attempt ended the run
     assert read_plan(moves.plan).layers_of("here/1") == (6, 7)
     pairs = zip(stays.read_metrics(), moves.read_metrics(), strict=True)
     for before, after in pairs:

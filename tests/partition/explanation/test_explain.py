@@ -107,8 +107,7 @@ def test_a_left_out_device_tells_what_it_would_add_at_most():
     assert [entry.device for entry in found.left_out] == ["n/1", "n/2", "n/3"]
     assert found.left_out[0].at_most == pytest.approx(1 / 3, rel=1e-4)
     assert any(
-        line.startswith("n/1, n/2, n/3 are left out") and "add each 33.3% of speed at most" in line
-        for line in lines
+        line.startswith("n/1-3 are left out") and "add each 33.3% of speed at most" in line for line in lines
     )
 
 
@@ -145,7 +144,7 @@ def test_what_does_not_fit_gives_its_reason():
     need = max(plan_memory(plan, profile, name).total_bytes for name in plan.device_names)
     found, lines = explained(plan, profile, small_cluster(fast_bytes=need, slow_bytes=need))
     assert found.alternatives[0].slower is None
-    assert any(line.startswith("the fastest single device does not fit: single: ") for line in lines)
+    assert any(line.startswith("the fastest single device does not fit: layers [0, 4) ") for line in lines)
 
 
 def test_the_states_of_a_sharded_plan_follow_the_layer_that_is_moved():
@@ -184,3 +183,29 @@ def test_every_plan_can_be_explained():
         assert len(lines) >= len(found.stages) + 2, seed
         kinds[plan.zero == 1, len(plan.pipelines) > 1] += 1
     assert len(kinds) == 4 and min(kinds.values()) > 3
+
+
+def test_pipelines_alike_are_explained_together():
+    profile, cluster = equal_stages(6)
+    pairs = [(f"n/{index}", f"n/{index + 1}") for index in (0, 2, 4)]
+    pipelines = tuple(
+        Pipeline(1, 4, (Stage((first,), (0, 3), 2), Stage((second,), (3, 6), 1))) for first, second in pairs
+    )
+    plan = Plan("manual", "made-up", 12, pipelines)
+    found, lines = explained(plan, profile, cluster)
+    assert len(found.stages) == 6
+    stages = [line for line in lines if " have layers " in line]
+    assert [line.partition(" have ")[0] for line in stages] == [
+        "3 pipelines (0-2), n/0, n/2, n/4",
+        "3 pipelines (0-2), n/1, n/3, n/5",
+    ]
+    assert "busy " in stages[0] and "limited by" in stages[0]
+    # a pipeline with other layers is told of alone
+    other = Pipeline(1, 4, (Stage(("n/4",), (0, 2), 2), Stage(("n/5",), (2, 6), 1)))
+    _, lines = explained(Plan("manual", "made-up", 12, (*pipelines[:2], other)), profile, cluster)
+    assert [line.partition(" ha")[0] for line in lines[:4]] == [
+        "2 pipelines (0-1), n/0, n/2",
+        "2 pipelines (0-1), n/1, n/3",
+        "pipeline 2, n/4",
+        "pipeline 2, n/5",
+    ]

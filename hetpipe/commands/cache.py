@@ -1,0 +1,78 @@
+"""cache: the profiles that were measured and are taken again."""
+
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from cost_model.errors import InputError
+from cost_model.units import format_bytes
+from hetpipe.commands.options import JsonOption
+from hetpipe.commands.output import print_json
+from hetpipe.profiling.cached_profiles import CachedProfile, cached_profiles
+from hetpipe.profiling.profile_cache import cache_folder
+from hetpipe.reporting.tables import new_table, show
+
+_AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
+def cache_command(
+    model: Annotated[str | None, typer.Argument(help="Profiles of this model only.")] = None,
+    clear: Annotated[
+        bool, typer.Option("--clear", help="Remove them, so that they are measured anew.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """List the profiles that were measured here and are taken again, or remove them."""
+    found = cached_profiles(model)
+    if model is not None and not found:
+        known = sorted({entry.profile.model for entry in cached_profiles() if entry.profile is not None})
+        raise InputError(
+            f"the cache holds no profile of {model!r}; it holds {', '.join(known) or 'none at all'}"
+        )
+    for entry in found if clear else ():
+        entry.path.unlink(missing_ok=True)
+    if json:
+        print_json(
+            {
+                "folder": str(cache_folder()),
+                "removed": clear,
+                "profiles": [entry.to_json() for entry in found],
+            }
+        )
+        return
+    what = "removed" if clear else "kept"
+    total = format_bytes(sum(entry.num_bytes for entry in found))
+    several = "profile" if len(found) == 1 else "profiles"
+    show(
+        [*([_table(found)] if found else []), f"{what}: {len(found)} {several}, {total} in {cache_folder()}"]
+    )
+
+
+def _table(found: tuple[CachedProfile, ...]) -> Table:
+    table = new_table("model", "kinds")
+    for title in ("length", "dtype", "precision", "age"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for entry in found:
+        if entry.profile is None:
+            table.add_row(f"cannot be read: {entry.path.name}", "", "", "", "", age_text(entry.age_s))
+            continue
+        error = entry.standard_error
+        table.add_row(
+            entry.profile.model,
+            ", ".join(entry.profile.kinds),
+            str(entry.profile.sequence_length),
+            entry.profile.dtype,
+            "" if error is None else f"{100 * error:.1f} %",
+            age_text(entry.age_s),
+        )
+    return table
+
+
+def age_text(age_s: float) -> str:
+    """Return an age in its largest whole unit.
+
+    >>> age_text(7300.0), age_text(0.3)
+    ('2 h', '0 s')
+    """
+    return next((f"{age_s // size:.0f} {unit}" for size, unit in _AGES if age_s >= size), "0 s")

@@ -1,0 +1,76 @@
+"""The run file that a run leaves in its folder: `hetpipe run FOLDER/job.toml` repeats the run."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cost_model.profile import ModelProfile
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.settings import Settings, TaskSettings
+
+HEAD = "# hetpipe run {} repeats this run, from its beginning, in a new run folder.\n"
+
+
+def job_text(folder: RunFolder, settings: Settings, profile: ModelProfile, max_restarts: int) -> str:
+    """Return the text of job.toml: the run's own cluster, profile and plan, and all its settings."""
+    model = settings.model_folder or TaskSettings.of(profile, settings).base_model
+    options: dict[str, Any] = {
+        "model": str(Path(model).resolve()) if settings.model_folder else model,
+        **{name: str(getattr(folder, name).resolve()) for name in ("cluster", "profile", "plan")},
+        "steps": settings.steps,
+        "total_steps": settings.total_steps or settings.steps,
+        "seed": settings.seed,
+        "learning_rate": settings.learning_rate,
+        "warmup_steps": settings.warmup_steps,
+        "decay": str(settings.decay),
+        "weight_decay": settings.weight_decay,
+        "betas": ",".join(map(repr, settings.betas)),
+        "clip_norm": settings.clip_norm,
+        "data": list(settings.data) or None,
+        "eval_data": list(settings.eval_data) or None,
+        "eval_every": settings.eval_every or None,
+        "patience": settings.patience or None,
+        "every": f"{settings.every_s!r} s" if settings.every_s else str(settings.every),
+        "keep": settings.keep,
+        "save": settings.save,
+        "clock": str(settings.clock),
+        "schedule": None if settings.schedule is None else str(settings.schedule),
+        "timeout": f"{settings.timeout_s!r} s",
+        "max_restarts": max_restarts,
+    }
+    lines = [f"{name} = {_toml(value)}\n" for name, value in options.items() if value is not None]
+    return "".join((HEAD.format(folder.job), *lines, *_adapters(settings)))
+
+
+def _adapters(settings: Settings) -> list[str]:
+    """Return the [lora] table of a run with adapters."""
+    lora = settings.lora
+    if lora is None:
+        return []
+    if settings.adapter is not None:
+        table: dict[str, Any] = {"adapter": str(Path(settings.adapter).resolve())}
+    else:
+        table = {"r": lora.r, "alpha": lora.alpha, "dropout": lora.dropout, "targets": list(lora.targets)}
+    if settings.load_in is not None:
+        table["load_in"] = settings.load_in
+    return ["\n[lora]\n", *(f"{name} = {_toml(value)}\n" for name, value in table.items())]
+
+
+def _toml(value: Any) -> str:
+    """Return a value as TOML writes it, whose strings are those of JSON but for one character."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def leaving_job(
+    on_event: Callable[[dict[str, Any]], None], folder: RunFolder, text: str
+) -> Callable[[dict[str, Any]], None]:
+    """Write job.toml at the first event of a run: nothing is written of one that is refused."""
+    left = [text]
+
+    def told(event: dict[str, Any]) -> None:
+        if left:
+            folder.write(folder.job, left.pop())
+        on_event(event)
+
+    return told

@@ -1,0 +1,78 @@
+"""Options of `run` about the optimizer, the loss on held-out texts, and what a resumed run changes."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cost_model.errors import InputError
+from hetpipe.runs.settings import Decay
+
+
+@dataclass(frozen=True, slots=True)
+class LearningOptions:
+    """How the optimizer moves, which held-out texts tell how far it is, and what may change on resume."""
+
+    warmup_steps: Annotated[
+        int | None,
+        typer.Option("--warmup-steps", min=0, help="Steps in which the rate rises; a tenth, or as --resume."),
+    ] = None
+    decay: Annotated[
+        Decay | None, typer.Option("--decay", help="How the rate falls then; linear, or as --resume.")
+    ] = None
+    weight_decay: Annotated[
+        float | None, typer.Option("--weight-decay", help="Of AdamW, for matrices; 0.01, or as --resume.")
+    ] = None
+    betas: Annotated[
+        str | None, typer.Option("--betas", help="Of AdamW; 0.9,0.999, or those of --resume.")
+    ] = None
+    clip_norm: Annotated[
+        float | None,
+        typer.Option("--clip-norm", help="The longest gradient of all parameters; 1, or as --resume."),
+    ] = None
+    eval_data: Annotated[
+        list[Path] | None,
+        typer.Option("--eval-data", help="Held-out UTF-8 text to compute the loss on; several times."),
+    ] = None
+    eval_every: Annotated[
+        int | None,
+        typer.Option("--eval-every", min=0, help="Each so many steps, and at the end; 0: at the end alone."),
+    ] = None
+    patience: Annotated[
+        int | None,
+        typer.Option("--patience", min=0, help="End after so many losses without a new least; 0: never."),
+    ] = None
+    override: Annotated[
+        list[str] | None,
+        typer.Option("--override", help="What to change on --resume, such as learning-rate,betas."),
+    ] = None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """Return what is given of the optimizer, as arguments of `Settings`; None for what is not.
+
+        Raises: InputError for betas that are not two numbers.
+        """
+        return {
+            "warmup_steps": self.warmup_steps,
+            "decay": self.decay,
+            "weight_decay": self.weight_decay,
+            "betas": None if self.betas is None else _betas(self.betas),
+            "clip_norm": self.clip_norm,
+        }
+
+
+def _betas(text: str) -> tuple[float, float]:
+    """Return the two betas of AdamW.
+
+    >>> _betas("0.9,0.95")
+    (0.9, 0.95)
+
+    Raises: InputError if it is anything else.
+    """
+    try:
+        first, second = (float(word) for word in text.split(","))
+    except ValueError:
+        raise InputError(f"--betas is {text!r}; give two numbers, such as 0.9,0.999") from None
+    return first, second

@@ -1,0 +1,97 @@
+"""What `run` takes from the run of a checkpoint, and what it refuses to change without being told to."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cost_model.dtypes import FLOAT32, MIXED
+from cost_model.errors import InputError
+from cost_model.profile import ModelProfile
+from hetpipe.commands.output import warn
+from hetpipe.models.names import ModelEntry
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.settings import Settings, TaskSettings, read_settings
+
+if TYPE_CHECKING:
+    from hetpipe.simulation.prediction import Prediction
+
+
+@dataclass(frozen=True, slots=True)
+class RunBefore:
+    """What a run has of the one that it goes on with; nothing of that where it begins.
+
+    is_best: whether it was asked for as that, and others came after it. decided: as
+    `hetpipe.training.resumed_settings.inherited`. batch: samples a step. settings: where its run folder is
+    there.
+    """
+
+    source: Path | None = None
+    decided: dict[str, Any] = field(default_factory=dict)
+    batch: int | None = None
+    gradient_dtype: str = FLOAT32
+    sequence_length: int | None = None
+    dtype: str | None = None
+    is_best: bool = False
+    settings: Settings = field(default_factory=lambda: Settings(steps=1))
+
+    @classmethod
+    def find(
+        cls, resume: str, folder: RunFolder | None, root: Path, entry: ModelEntry, steps: int
+    ) -> "RunBefore":
+        """Return what is there to go on from.
+
+        Raises: InputError if there is nothing, or it is of another model.
+        """
+        from hetpipe.training.checkpoint import latest as newest
+        from hetpipe.training.checkpoint import read_manifest
+        from hetpipe.training.checkpoint_owners import check_adapters, check_same
+        from hetpipe.training.resumed_settings import inherited
+        from hetpipe.training.resumption import find_checkpoint, is_best
+
+        source = find_checkpoint(resume, folder, root, entry.name, tell=warn)
+        manifest = read_manifest(source)
+        check_adapters(manifest, entry.lora, source)
+        check_same(manifest, "model", entry.name, source)
+        config = RunFolder(source.parent.parent).config
+        batch, dtype = manifest.settings.get("global_batch_size"), manifest.settings.get("dtype")
+        return cls(
+            source,
+            inherited(manifest, steps),
+            batch if isinstance(batch, int) else None,
+            str(manifest.settings.get("gradient_dtype", FLOAT32)),
+            manifest.sequence_length,
+            dtype if isinstance(dtype, str) and dtype != MIXED else None,
+            is_best(resume) and newest(source.parent) != source,
+            read_settings(config) if config.exists() else Settings(steps=1),
+        )
+
+    def check_data_given(self, option: str) -> None:
+        """Check, on several hosts, that no places of texts are taken from a run of another host.
+
+        Raises: InputError if the run before had texts.
+        """
+        if self.decided.get("data"):
+            raise InputError(
+                f"{self.source} is of a run with {option}, whose place is each host's own; give {option} on "
+                "each host (the texts are compared by hash)"
+            )
+
+
+def check_changes(
+    run: Settings, override: Collection[str], profile: ModelProfile, prediction: "Prediction"
+) -> None:
+    """Check that whatever decides the losses is as before the checkpoint, or named by --override.
+
+    Raises: InputError naming which differs, old and new.
+    """
+    if run.resume_from is None:
+        return
+    from hetpipe.data.vocabulary import read_corpus, texts_sha256
+    from hetpipe.training.checkpoint import read_manifest
+    from hetpipe.training.resumed_settings import changes, check_overridden
+
+    folder, settings = Path(run.resume_from), TaskSettings.of(profile, run)
+    sha256 = texts_sha256(read_corpus([Path(path) for path in run.data]))
+    found = changes(read_manifest(folder), settings, prediction.plan, data_sha256=sha256)
+    check_overridden(found, override, folder)

@@ -1,0 +1,87 @@
+"""The runner of one rank's forwards alone, over the channels of its training: the loss of other samples."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from hetpipe.models.mixed_precision import travels_in
+from hetpipe.program.forward_only import finished_sends, forward_only
+from hetpipe.program.instructions import Compute, Direction, Program, Transfer
+from hetpipe.runtime.stage_runner import Microbatch, StageRunner
+from hetpipe.runtime.transport import TensorShape, Transport
+
+_Place = tuple[int, int, int]
+
+
+class ForwardRunner:
+    """The forwards of one rank; owns the tensors that its next stage takes.
+
+    No emulated link or device is waited for: it is no part of a step, and nothing of it is timed.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        rank: int,
+        *,
+        stages: StageRunner,
+        transport: Transport,
+        boundaries: Callable[[int, Microbatch], tuple[TensorShape, ...]],
+        wires: Sequence[torch.dtype] = (),
+    ) -> None:
+        """Look up the list; the rest as for `hetpipe.runtime.executor.Executor`."""
+        self._program = program
+        self._rank = rank
+        self._stages = stages
+        self._transport = transport
+        self._boundaries = boundaries
+        self._wires = wires
+        self._list = forward_only(program, rank)
+        self._over = finished_sends(program, rank)
+
+    @torch.no_grad()
+    def loss(self, microbatch: Callable[[int, int], Microbatch]) -> float:
+        """Return what this rank's last stages add to the loss of as many samples as a step has."""
+        kept: dict[_Place, tuple[Tensor, ...]] = {}
+        for index, instruction in enumerate(self._list):
+            for send in self._over.get(index, ()):
+                self._transport.release(send)
+            match instruction:
+                case Compute():
+                    self._compute(instruction, microbatch, kept)
+                case Transfer(direction=Direction.SEND):
+                    place = instruction.pipeline, instruction.stage + 1, instruction.microbatch
+                    self._transport.send(instruction, kept.pop(place))
+                case Transfer():
+                    self._post(instruction, microbatch)
+        self._transport.finish()
+        return float(self._stages.take_loss())
+
+    def _compute(
+        self,
+        compute: Compute,
+        microbatch: Callable[[int, int], Microbatch],
+        kept: dict[_Place, tuple[Tensor, ...]],
+    ) -> None:
+        place = compute.pipeline, compute.stage, compute.microbatch
+        entering: tuple[Tensor, ...] = ()
+        if compute.stage:
+            if place in kept:
+                entering = kept.pop(place)
+            else:
+                entering = self._transport.receive(Transfer(Direction.RECV, compute.op, *place))
+        data = microbatch(compute.pipeline, compute.microbatch)
+        made = self._stages.evaluate(compute, data, entering)
+        if made:
+            kept[place[0], place[1] + 1, place[2]] = made
+
+    def _post(self, receive: Transfer, microbatch: Callable[[int, int], Microbatch]) -> None:
+        program, boundary = self._program, receive.boundary
+        layer = program.pipeline(receive).stages[boundary].start
+        wire = None
+        if self._wires:
+            giver, taker = (program.rank_of(receive.pipeline, boundary + side) for side in (-1, 0))
+            wire = travels_in(self._wires[giver], self._wires[taker])
+        shapes = self._boundaries(layer, microbatch(receive.pipeline, receive.microbatch))
+        self._transport.post_receive(receive, tuple(shape.sent_in(wire) for shape in shapes))

@@ -1,0 +1,65 @@
+"""What the events of a run are answered: whether training goes on."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hetpipe.runs.settings import Settings
+from hetpipe.runtime.processes import Emit
+from hetpipe.runtime.stopping import Stopping
+from hetpipe.training.adaptation import Adaptation
+from hetpipe.training.other_hosts import OtherHosts
+from hetpipe.training.recovery import Recovery
+
+
+@dataclass(slots=True)
+class Answered:
+    """Answers the events of a run, for its caller and for signals.
+
+    complete: whether the last step is over, so that no signal has cut the run short. diverged: what told of
+    it, None if the run did not diverge. joining: whether the attempt ends since a host is back.
+    """
+
+    on_event: Emit
+    tell: Callable[[str], object]
+    stopping: Stopping
+    settings: Settings
+    recovery: Recovery
+    adaptation: Adaptation
+    hosts: OtherHosts | None = None
+    complete: bool = False
+    diverged: dict[str, Any] | None = None
+    joining: bool = False
+
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing to go on with."""
+        return self.complete or self.diverged is not None
+
+    def __call__(self, event: dict[str, Any]) -> bool:
+        """Tell the caller; return whether training is to end."""
+        self.recovery.saw(event)
+        if event["event"] == "told":
+            self.tell(event["text"])
+            return self.stopping.asked
+        if event["event"] == "diverged":
+            self.diverged = event
+        adapts = self.adaptation.saw(event, self.recovery.prediction.plan, self.recovery.lost)
+        answer = self.on_event(event) is True
+        self.joining = not answer and (self.joining or self._lets_in(event))
+        if answer:
+            self.adaptation.pending = None  # the caller ends the run
+        if event["event"] == "step":
+            self.stopping.begun = True
+            self.complete |= event["step"] >= self.settings.steps
+        return answer or adapts or self.joining or self.stopping.asked
+
+    def takes_joining(self) -> bool:
+        """Return whether the attempt ended since a host is back; once."""
+        joining, self.joining = self.joining, False
+        return joining
+
+    def _lets_in(self, event: Mapping[str, Any]) -> bool:
+        """Return whether a host that is back joins now: at a checkpoint, any step where there are none."""
+        at = "checkpoint" if self.settings.every or self.settings.every_s else "step"
+        return self.hosts is not None and event["event"] == at and bool(self.hosts.waiting())

@@ -1,0 +1,91 @@
+"""The loss on held-out texts beside training, computed by all ranks together, and what it decides."""
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hetpipe.data.held_out import HeldOut
+from hetpipe.data.task import TrainingTask
+from hetpipe.models.mixed_precision import kept_casts
+from hetpipe.program.instructions import Program
+from hetpipe.runs.settings import Settings
+from hetpipe.runtime.executor import Executor
+from hetpipe.runtime.forward_runner import ForwardRunner
+from hetpipe.runtime.heartbeats import within_step
+from hetpipe.runtime.rank_setup import first_samples, microbatches
+from hetpipe.training.evaluated import Evaluated
+from hetpipe.training.meeting import gather
+
+
+@dataclass(slots=True)
+class Evaluation:
+    """Computes the held-out loss on a rank; all ranks call `run` together."""
+
+    task: TrainingTask
+    held_out: HeldOut
+    program: Program
+    place: torch.device
+    forwards: ForwardRunner
+    parts: Mapping[int, tuple[int, int]]
+    evaluated: Evaluated | None = None
+
+    @classmethod
+    def of(
+        cls, task: TrainingTask, program: Program, rank: int, place: torch.device, executor: Executor
+    ) -> "Evaluation | None":
+        """Return what computes it; None where there are no held-out texts."""
+        if task.held_out is None:
+            return None
+        plan, firsts = program.plan, first_samples(program.plan)
+        parts = {
+            pipeline: (firsts[pipeline], plan.pipelines[pipeline].num_samples)
+            for pipeline in sorted({pipeline for pipeline, _ in plan.places[program.device_names[rank]]})
+        }
+        return cls(task, task.held_out, program, place, executor.forwards(), parts)
+
+    def is_due(self, settings: Settings, step: int) -> bool:
+        """Return whether it is to be computed after so many steps."""
+        every = settings.eval_every
+        return step == settings.steps or (every > 0 and step % every == 0)
+
+    def ending(self, settings: Settings) -> list[dict[str, Any]]:
+        """Return what tells that training is to end, since the loss has not fallen for too long; else []."""
+        found = self.evaluated
+        if found is None or not 0 < settings.patience <= found.worse or found.step == settings.steps:
+            return []
+        best = "none was finite"
+        if found.best_loss is not None:
+            best = f"that was {found.best_loss:.4f} after step {found.best_step}"
+        text = (
+            f"training ends after step {found.step}: {found.worse} held-out losses in a row were not below "
+            f"the best (--patience {settings.patience}); {best}"
+        )
+        return [{"event": "told", "text": text}]
+
+    def run(self, step: int) -> dict[str, float]:
+        """Compute the mean loss of the held-out tokens after a step; weights and random numbers stay.
+
+        Return it, the seconds that it took, and whether it is the least so far, as metrics.
+        """
+        begun_s = time.monotonic()
+        num_loss_tokens, count = self.held_out.num_loss_tokens, self.program.plan.global_batch_size
+        mine = []
+        with kept_casts(), within_step(first=True):
+            for first in range(0, self.held_out.num_samples, count):
+                read = {
+                    pipeline: self._placed(first + start, number)
+                    for pipeline, (start, number) in self.parts.items()
+                }
+                self.task.chain.know_boundaries(next(iter(read.values()))[0])
+                mine.append(self.forwards.loss(microbatches(self.program, 0, read, 1 / num_loss_tokens)))
+        loss = math.fsum(gather(math.fsum(mine)))
+        self.evaluated = Evaluated.after(self.evaluated, step, loss)
+        return {"eval_loss": loss, "eval_s": time.monotonic() - begun_s, "best": self.evaluated.is_best}
+
+    def _placed(self, first_sample: int, num_samples: int) -> Any:
+        inputs, labels = self.held_out.batch(first_sample, num_samples)
+        return {name: value.to(self.place) for name, value in inputs.items()}, labels.to(self.place)

@@ -1,0 +1,125 @@
+"""The loss of held-out texts: that of one device under every plan, and training beside it unchanged."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from hetpipe.data.task import registered_task
+from hetpipe.models.chain import ChainModel
+from hetpipe.models.huggingface import model_spec
+from hetpipe.models.loss import loss_sum
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.run_report import read_report
+from hetpipe.runs.settings import Decay, Settings, TaskSettings
+from hetpipe.training import checkpoint
+from hetpipe.training.checkpoint_owners import home_layers
+from hetpipe.training.evaluated import Evaluated
+from hetpipe.training.resumption import find_checkpoint
+from interleaved_runs import interleaved
+from partition.plan import Pipeline, Plan, Stage
+from runs import chain_plan, made_up_profile, run
+
+MODEL = "bert-tiny"
+SETTINGS = Settings(
+    MODEL, 4, learning_rate=1e-3, decay=Decay.COSINE, warmup_steps=1, betas=(0.8, 0.95), clip_norm=0.5
+)
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("texts")
+    (folder / "train.txt").write_text("a text to train on, of no great length\n" * 400)
+    (folder / "held.txt").write_text("other words than there, which are held out\n" * 90)
+    return folder
+
+
+def two_pipelines() -> Plan:
+    """Uneven cuts, blocks of samples and microbatches; the last microbatch of each is smaller."""
+    first = (Stage(("here/0",), (0, 3), 2), Stage(("here/1",), (3, 8), 1))
+    return Plan(
+        "manual",
+        MODEL,
+        16,
+        (Pipeline(3, 10, first), Pipeline(4, 6, (Stage(("here/2",), (0, 8), 1),))),
+    )
+
+
+def one_device_loss(folder: RunFolder, settings: Settings) -> float:
+    """The held-out loss of the last checkpoint, by one model and one sample after another."""
+    settings = replace(settings)
+    task = registered_task(folder, TaskSettings(MODEL, run=settings))
+    assert task.held_out is not None
+    chain = ChainModel.from_spec(model_spec(MODEL))
+    model = chain.materialise(range(chain.num_layers), 0).eval()
+    source = checkpoint.latest(folder.checkpoints)
+    assert source is not None
+    manifest, homes = checkpoint.read_manifest(source), home_layers(chain)
+    with torch.no_grad():
+        for name, value in model.owned_parameters().items():
+            value.copy_(checkpoint.read_layer(source, manifest, homes[name], [name])[name])
+        total = 0.0
+        for sample in range(task.held_out.num_samples):
+            inputs, labels = task.held_out.batch(sample, 1)
+            logits = model.run(0, chain.num_layers, inputs)[0]
+            total += float(loss_sum(model_spec(MODEL).task, logits, labels))
+    return total / task.held_out.num_loss_tokens
+
+
+def held_out(folder: RunFolder) -> dict[int, float]:
+    return {row["step"]: row["eval_loss"] for row in folder.read_metrics() if "eval_loss" in row}
+
+
+@pytest.mark.slow
+def test_it_is_one_devices_loss_under_every_plan_and_changes_nothing(tmp_path, texts):
+    settings = replace(SETTINGS, data=(str(texts / "train.txt"),))
+    evaluating = replace(settings, eval_data=(str(texts / "held.txt"),), eval_every=2)
+    profile, found, trained = made_up_profile(MODEL), [], []
+    for name, plan in {"two": two_pipelines(), "interleaved": interleaved(MODEL)}.items():
+        _, losses = run(tmp_path / name, plan, evaluating, profile)
+        trained.append(losses)
+        folder = RunFolder(tmp_path / name / "run")
+        found.append(held_out(folder))
+        assert list(found[-1]) == [2, 4]
+        assert found[-1][4] == pytest.approx(one_device_loss(folder, evaluating), rel=2e-6), name
+        if name == "two":
+            assert RunFolder(folder.held_out).tokens.stat().st_size > 0
+            _, plain = run(tmp_path / "plain", plan, replace(settings, save=False), profile)
+            assert plain == losses  # to the last bit
+            report = read_report(folder.report)
+            assert (report.eval_loss, report.best_eval_step) == (found[-1][4], 4)
+    assert list(found[1].values()) == pytest.approx(list(found[0].values()), rel=2e-6)
+    assert trained[1] == pytest.approx(trained[0], rel=2e-6)
+
+
+@pytest.mark.slow
+def test_training_ends_without_a_new_best_which_is_kept_and_found(tmp_path, texts):
+    told: list[str] = []
+    settings = replace(
+        SETTINGS, steps=30, learning_rate=0.05, warmup=0.0, keep=1, patience=2, eval_every=1,
+        data=(str(texts / "train.txt"),), eval_data=(str(texts / "held.txt"),), clip_norm=1e30,
+    )  # fmt: skip
+    with pytest.warns(UserWarning, match="2 held-out losses in a row") as warned:
+        run(tmp_path, chain_plan(MODEL, [0, 3, 8], 8), settings, made_up_profile(MODEL))
+    told += [str(warning.message) for warning in warned]
+    folder = RunFolder(tmp_path / "run")
+    losses = held_out(folder)
+    best = min(losses, key=lambda step: losses[step])
+    assert max(losses) == best + 2 < 30
+    kept = {step: checkpoint.read_manifest(path) for step, path in checkpoint.written(folder.checkpoints)}
+    assert {step: manifest.best for step, manifest in kept.items()} == {best: True, best + 2: False}
+    assert kept[best + 2].evaluated == Evaluated(best + 2, losses[best + 2], best, losses[best], 2)
+    for what in ("best", str(folder.path / "best")):
+        source = find_checkpoint(what, folder, tmp_path, MODEL)
+        assert source.name == f"step-{best:06d}"
+
+
+def test_the_least_is_remembered_and_one_that_is_not_finite_is_none():
+    now = Evaluated.after(None, 10, math.nan)
+    assert now == Evaluated(10, None, 0, None, 1) and not now.is_best
+    for step, loss in ((20, 3.0), (30, 2.0), (40, 2.0), (50, math.inf)):
+        now = Evaluated.after(now, step, loss)
+    assert now == Evaluated(50, None, 30, 2.0, 2)
+    assert Evaluated.after(now, 60, 1.5) == Evaluated(60, 1.5, 60, 1.5)
