@@ -238,6 +238,14 @@ LINES = {
         export empty -o out
         export full
     """,
+    "cache": """
+        cache bert-tiny
+        cache bert-tiny --clear
+        cache '' --clear
+        cache .. --clear
+        cache bert-tiny gpt2-tiny
+        cache --clear=all
+    """,
     "env": """
         env --jsn
         env extra
