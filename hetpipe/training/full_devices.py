@@ -52,7 +52,7 @@ class FullDevice:
         """Say what was planned there, and what there is."""
         return (
             f"{self.place} on {self.name} was planned with {self.need_bytes:,.0f} bytes of its "
-            f"{self.memory_bytes:,.0f}, of which a plan may fill {self.usable_bytes:,.0f}"
+            f"{self.memory_bytes:,.0f} bytes, of which a plan may fill {self.usable_bytes:,.0f} bytes"
         )
 
     @property
