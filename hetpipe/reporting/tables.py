@@ -29,7 +29,7 @@ SMALLEST_SHARE = 0.01
 MOST_CAUSES = 4
 ROOFLINE_ALONE = "; from no measured kind: times of kinds are better known in proportion than in seconds"
 _UNITS = (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10), ("B", 1.0))
-_MANY_BYTES = re.compile(r"(?<![\d,.])(\d{1,3}(?:,\d{3}){2,})(?: bytes)?(?![\d,])")
+_MANY_BYTES = re.compile(r"(?<![\d,.])(\d{1,3}(?:,\d{3}){2,})(?: bytes)?(?!,?\d)")
 _MAKER = re.compile(r"^(?:NVIDIA-(?:GeForce-|Tesla-)?|AMD-(?:Instinct-|Radeon-)?)(?=.)")
 _NUMBERED = re.compile(r"(?P<stem>.*?)(?P<number>\d+)")
 

@@ -256,8 +256,8 @@ def test_a_device_that_was_full_is_planned_with_less_each_time(tmp_path, kind):
     assert rooms[1]["here/1"] < rooms[0]["here/1"]
     assert re.fullmatch(
         r"rank 1 \(here/1\) was lost; stage 1, layers 3 to 5, on here/1 was planned with [\d,]+ bytes of its "
-        r"[\d,]+ bytes, of which a plan may fill [\d,]+ bytes, after step 0; going on from the beginning with "
-        r"[\d,]+ bytes planned on here/1 \(restart 1 of 3 that come no further\)",
+        r"[\d,]+ bytes, of which a plan may fill [\d,]+ bytes, after step 0; going on from the beginning "
+        r"with [\d,]+ bytes planned on here/1 \(restart 1 of 3 that come no further\)",
         told[0],
     )
 
@@ -311,8 +311,8 @@ def test_a_run_whose_device_is_full_goes_on_under_a_plan_that_fits(tmp_path, mon
     planned, memory = (r"[\d.]+ MiB", r"6\.68 MiB") if restarts == 0 else (r"[\d,]+ bytes", "7,000,000 bytes")
     full = (
         rf"rank 0 \(here/0\) failed: OutOfMemoryError: here/0: {planned} are needed, the device has "
-        rf"{memory.removesuffix(' bytes')}; stage 0, layers 0 to \d, on here/0 was planned with {planned} of its "
-        rf"{memory}, of which "
+        rf"{memory.removesuffix(' bytes')}; stage 0, layers 0 to \d, on here/0 was planned with {planned} of "
+        rf"its {memory}, of which "
     )
     assert re.search(full, said.err)
     if restarts == 0:
