@@ -1,6 +1,7 @@
 """Folders that go with the process that made them or, if it was killed, when the next one is made."""
 
 import fcntl
+import functools
 import os
 import re
 import shutil
@@ -8,6 +9,8 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.process import current_process
+from multiprocessing.util import Finalize, get_temp_dir
 from pathlib import Path
 
 from cost_model.errors import InputError
@@ -16,8 +19,9 @@ MADE_BEFORE_S = 60.0
 """A folder that is younger may be one that is not locked yet."""
 _NAME = re.compile(r"hetpipe-[a-z]+-\d+-\w+")
 _SHARED_MEMORY = Path("/dev/shm")
-_SHORT = ("/tmp", "/var/tmp", "/dev/shm")
-_MOST_SOCKET_BYTES, _SOCKET_BYTES = 107, len("/pymp-12345678/listener-12345678")
+_SHORT = (_SHARED_MEMORY, Path("/tmp"), Path("/var/tmp"))
+_LONGEST_PARENT = 107 - len("/hetpipe-sockets-1234567-abcdefgh/pymp-abcdefgh/listener-abcdefgh")
+"""Of what the path of a socket may have; see unix(7)."""
 
 
 @contextmanager
@@ -37,6 +41,39 @@ def scratch_folder(purpose: str, *, in_memory: bool = False) -> Iterator[Path]:
             yield Path(name)
         finally:
             os.close(descriptor)
+
+
+@functools.cache
+def place_sockets() -> None:
+    """Let the sockets of multiprocessing lie in a folder that is locked as long as this process lives.
+
+    Its own `pymp-` folder bears no lock by which one could tell whether anybody uses it, and stays for ever
+    where its process is killed. The folder is in shared memory, or another place with a short name, where the
+    path of the usual place is too long for that of a socket. Nothing is changed where multiprocessing has its
+    own already.
+
+    Raises: InputError if no place with a short name can be written to.
+    """
+    if current_process()._config.get("tempdir"):  # type: ignore[attr-defined]
+        return
+    usual = Path(tempfile.gettempdir())
+    places = (path for path in (usual, *_SHORT) if len(os.fsencode(path)) <= _LONGEST_PARENT)
+    short = [path for path in places if os.access(path, os.W_OK)]
+    if not short:
+        raise InputError(
+            f"TMPDIR is {usual}, too long a name for sockets in there, and {', '.join(map(str, _SHORT))} "
+            "cannot be written to; set TMPDIR to a folder with a short name"
+        )
+    parent, before = short[0], tempfile.tempdir
+    remove_left_over(parent)
+    name = tempfile.mkdtemp(prefix=f"hetpipe-sockets-{os.getpid()}-", dir=parent)
+    _lock(os.open(name, os.O_RDONLY))  # never closed: it is this process's
+    tempfile.tempdir = name
+    try:
+        get_temp_dir()
+    finally:
+        tempfile.tempdir = before
+    Finalize(None, shutil.rmtree, args=(name,), kwargs={"ignore_errors": True}, exitpriority=-200)
 
 
 def remove_left_over(parent: Path) -> None:
@@ -65,27 +102,3 @@ def _lock(descriptor: int) -> bool:
     except OSError:
         return False
     return True
-
-
-@contextmanager
-def short_names() -> Iterator[None]:
-    """Have Python's own sockets made where their paths are short enough, whatever TMPDIR is.
-
-    The server that forks ranks listens at TMPDIR/pymp-*/listener-*, and a socket's path may have 107 bytes
-    (unix(7)).
-
-    Raises: InputError if no folder with a short name can be written to.
-    """
-    given = tempfile.tempdir
-    if len(os.fsencode(tempfile.gettempdir())) + _SOCKET_BYTES > _MOST_SOCKET_BYTES:
-        short = next((folder for folder in _SHORT if os.access(folder, os.W_OK)), None)
-        if short is None:
-            raise InputError(
-                f"TMPDIR is {tempfile.gettempdir()}, too long a name for sockets in there, and "
-                f"{', '.join(_SHORT)} cannot be written to; set TMPDIR to a folder with a short name"
-            )
-        tempfile.tempdir = short
-    try:
-        yield
-    finally:
-        tempfile.tempdir = given

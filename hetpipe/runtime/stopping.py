@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing import forkserver, resource_tracker
 from typing import NoReturn
 
-from hetpipe.runtime.scratch import short_names
+from hetpipe.runtime.scratch import place_sockets
 
 ASKING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 """A scheduler's at the end of a job (SIGTERM), its warning before that (SIGUSR1), and Ctrl-C."""
@@ -96,8 +96,8 @@ def start_deaf_forkserver() -> None:
     try:
         resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)
-        with short_names():
-            forkserver.ensure_running()
+        place_sockets()
+        forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

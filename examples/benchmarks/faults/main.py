@@ -62,7 +62,6 @@ class Faults:
     sessions: list[int] = field(default_factory=list)
     killed: list[int] = field(default_factory=list)  # launchers
     ports: dict[int, int] = field(default_factory=dict)  # that were listened on, by inode
-    seen: int = 0  # lines of recoveries.jsonl
     furthest: int = 0
     hurt: int = 0  # the rank
     worst: float = float("nan")  # relative difference of a loss
@@ -98,8 +97,13 @@ class Faults:
         while True:
             launcher = start(command, self.place)
             self.sessions.append(launcher.pid)
-            if self._disturb(launcher):
-                return self.step()
+            try:
+                if self._disturb(launcher):
+                    return self.step()
+            finally:
+                if launcher.poll() is None:  # something is wrong: it is not left running
+                    launcher.kill()
+                    launcher.wait()
 
     def _disturb(self, launcher: "subprocess.Popen[bytes]") -> bool:
         """Disturb the run of a launcher; return whether that was often enough, and the run has ended."""
@@ -149,14 +153,15 @@ class Faults:
         ranks = ranks_of(launcher.pid)
         if rank >= len(ranks):
             return False
+        seen = len(self._recoveries())  # a run that begins anew begins the file anew
         when_s, self.hurt = time.time(), rank
         os.kill(ranks[rank], signal.SIGSTOP if kind == STOPPED else signal.SIGKILL)
-        if not wait_for(lambda: len(self._recoveries()) > self.seen or launcher.poll() is not None):
+        if not wait_for(lambda: len(self._recoveries()) > seen or launcher.poll() is not None):
             raise SystemExit(f"{kind}: nothing was noticed for {SOON_S} s")
         rows = self._recoveries()
-        if len(rows) == self.seen:
+        if len(rows) == seen:
             raise SystemExit(self._last_words())
-        row, self.seen = rows[-1], len(rows)
+        row = rows[-1]
         where = "" if row["where"] == "on the same devices" else ", other devices"
         self.noticed_s.setdefault(kind + where, []).append(row["noticed"] - when_s)
         self.again_s.setdefault(kind + where, []).append(row["again_s"])
