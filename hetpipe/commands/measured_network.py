@@ -10,7 +10,7 @@ from cost_model.cluster import Cluster, NodeLink
 from cost_model.cluster_file import read_cluster, with_links
 from cost_model.strict_files import read_text, write_atomically
 from hetpipe.commands.inputs import PlanRequest
-from hetpipe.commands.output import note
+from hetpipe.commands.output import note, warn
 
 if TYPE_CHECKING:
     from hetpipe.hosts.leader import Leader
@@ -41,9 +41,15 @@ def measured_network(
 
 def measured_text(leader: "Leader", usable: Cluster, cluster_file: Path) -> str:
     """Return the text of the cluster file with the measured links between the nodes that take part."""
-    from hetpipe.hosts.leaders_links import measure_links
+    from hetpipe.hosts.leaders_links import measure_links, measure_sums
 
     found = measure_links(leader, usable)
     note(f"measured {link}" for link in found)
     links = [NodeLink(link.nodes, link.slower) for link in found]
-    return with_links(read_text(cluster_file), links, str(cluster_file))
+    text = with_links(read_text(cluster_file), links, str(cluster_file))
+    sums = measure_sums(leader, dataclasses.replace(usable, links=tuple(links)))
+    if sums is not None and sums.is_far:
+        warn(f"measured {sums}")
+    elif sums is not None:
+        note([f"measured {sums}"])
+    return text

@@ -1,4 +1,4 @@
-"""The measurement of the links between hosts, as the launcher that leads has it done."""
+"""The measurement of links between hosts and of a sum over them, as the launcher that leads has it done."""
 
 import secrets
 from typing import TYPE_CHECKING, Any
@@ -7,6 +7,7 @@ from cost_model.cluster import Cluster, Device
 from hetpipe.hosts.leader_store import LeaderStore
 from hetpipe.hosts.links import TIMEOUT_S, HostLink, Pair, devices_to_json, measure_pairs, rank_of_pair
 from hetpipe.hosts.own_interface import interface_of
+from hetpipe.hosts.sums import HostSum, measure_sum, rank_of_sum, seconds_of
 
 if TYPE_CHECKING:
     from hetpipe.hosts.leader import Leader
@@ -34,3 +35,27 @@ def measure_links(leader: "Leader", cluster: Cluster) -> list[HostLink]:
 
     with leader.store_served():
         return measure_pairs(cluster, leader.hosts, interface_of(address[0]), ask)
+
+
+def measure_sums(leader: "Leader", cluster: Cluster) -> HostSum | None:
+    """Return a sum over the first devices of all nodes of a cluster with measured links; None for two nodes.
+
+    Raises: what one of the hosts raises.
+    """
+    node, address = leader.facts.node, leader.address
+
+    def ask(devices: list[Device], sizes: list[int]) -> list[float]:
+        nodes = [device.node for device in devices]
+        leader.tell(f"measuring a sum over {', '.join(nodes)}")
+        mark = secrets.token_hex(8)
+        store = LeaderStore(address, leader.token, TIMEOUT_S, mark)
+        own, answers = leader.ask(
+            "sum", [name for name in nodes if name != node],
+            lambda: rank_of_sum(node, devices, sizes, store, address[0]) if node in nodes else None,
+            devices=devices_to_json([devices])[0], sizes=sizes, port=address[1], mark=mark,
+        )  # fmt: skip
+        found = {name: answer[0]["found"] for name, answer in answers.items()} | {node: own}
+        return seconds_of(found[nodes[0]])
+
+    with leader.store_served():
+        return measure_sum(cluster, leader.hosts, interface_of(address[0]), ask)

@@ -138,8 +138,8 @@ def rank_of_pair(
     return found[0] if found else None
 
 
-def devices_to_json(devices: Sequence[tuple[Device, Device]]) -> list[list[dict[str, Any]]]:
-    """Return pairs of devices as a message has them."""
+def devices_to_json(devices: Sequence[Sequence[Device]]) -> list[list[dict[str, Any]]]:
+    """Return groups of devices as a message has them."""
     return [[dataclasses.asdict(device) for device in pair] for pair in devices]
 
 

@@ -20,6 +20,7 @@ from hetpipe.hosts.job import FilledFolder, Job, fill_folder, go_on_from, member
 from hetpipe.hosts.leader_store import LeaderStore
 from hetpipe.hosts.links import TIMEOUT_S, devices_of_json, rank_of_pair
 from hetpipe.hosts.own_interface import interface_of
+from hetpipe.hosts.sums import devices_of_sum, rank_of_sum
 from hetpipe.hosts.verdict import alarm_of, error_of, verdict_of
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings, TaskSettings
@@ -200,16 +201,22 @@ class _Member:
             if self._source is not None:
                 self._source.check()
             return {}, b""
-        if question == "link":
-            channel = self.conversation.channel
-            address = channel.peer_address, int(message["port"])
-            store = LeaderStore(address, self.token, TIMEOUT_S, str(message["mark"]))
-            devices = devices_of_json(message["devices"])
-            found = rank_of_pair(self.facts.node, devices, store, channel.own_address)
-            return {"found": found}, b""
+        if question in ("link", "sum"):
+            return {"found": self._measured(question, message)}, b""
         if question not in self.answers:
             raise InputError(f"the leader asks for {question!r}, which this hetpipe does not know; update it")
         return self.answers[question](message)
+
+    def _measured(self, question: str, message: Message) -> object:
+        """Take part in the measurement of a link or of a sum; return what was found."""
+        channel = self.conversation.channel
+        address = channel.peer_address, int(message["port"])
+        store = LeaderStore(address, self.token, TIMEOUT_S, str(message["mark"]))
+        if question == "link":
+            pairs = devices_of_json(message["devices"])
+            return rank_of_pair(self.facts.node, pairs, store, channel.own_address)
+        devices, sizes = devices_of_sum(message["devices"]), [int(size) for size in message["sizes"]]
+        return rank_of_sum(self.facts.node, devices, sizes, store, channel.own_address)
 
     def _fill(self, job: Job) -> "_Filled":
         from hetpipe.runtime.gpus import check_here
