@@ -107,7 +107,8 @@ def seconds_of(data: object) -> list[float]:
 
     Raises: InputError if they are none.
     """
-    return list(validate(_SECONDS, data if not isinstance(data, list) else tuple(data), "the measured sum"))
+    seconds: tuple[float, ...] = validate(_SECONDS, data, "the measured sum")
+    return list(seconds)
 
 
 def devices_of_sum(data: Sequence[object]) -> list[Device]:
