@@ -63,7 +63,7 @@ class RunBefore:
             manifest.sequence_length,
             dtype if isinstance(dtype, str) and dtype != MIXED else None,
             is_best(resume) and newest(source.parent) != source,
-            read_settings(config) if config.exists() else Settings(steps=1),
+            _settings_before(config),
         )
 
     def check_data_given(self, option: str) -> None:
@@ -76,6 +76,18 @@ class RunBefore:
                 f"{self.source} is of a run with {option}, whose place is each host's own; give {option} on "
                 "each host (the texts are compared by hash)"
             )
+
+
+def _settings_before(config: Path) -> Settings:
+    if not config.exists():
+        return Settings(steps=1)
+    try:
+        return read_settings(config)
+    except InputError as error:
+        raise InputError(
+            f"{error}; remove it: the manifest of {config.parent} has what decides the losses, and places of "
+            "texts are given anew"
+        ) from None
 
 
 def check_changes(

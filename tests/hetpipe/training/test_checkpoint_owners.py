@@ -76,7 +76,8 @@ def test_the_manifest_says_where_the_run_was(finished):
     assert (manifest.model, manifest.step, manifest.samples_seen) == (MODEL, 2, 32)
     assert (manifest.seed, manifest.sequence_length) == (5, 64)
     assert manifest.optimizer == {"name": "AdamW", "steps": 2, "options": []}
-    assert manifest.plan == json.loads(json.dumps(PLAN.to_json()))
+    plan = {key: value for key, value in manifest.plan.items() if key != "predicted"}
+    assert plan == json.loads(json.dumps(PLAN.to_json()))
 
 
 def test_a_rank_takes_back_its_layers_and_their_states(finished, chain):
