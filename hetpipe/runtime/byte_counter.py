@@ -1,12 +1,14 @@
 """The bytes of live tensors, counted operation by operation, with an emulated device's limit."""
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from cost_model.cluster import Device, is_emulated
 
 
 class ByteCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not annotate it
@@ -59,3 +61,13 @@ class ByteCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         """Return the peak since the last call, and begin a new one at what is alive now."""
         peak, self.peak_bytes = self.peak_bytes, self.live_bytes
         return peak
+
+
+def counter_on(device: Device, held: Iterable[torch.Tensor]) -> ByteCounter | None:
+    """Return a counter for a device, of what it holds already; None for a GPU, which counts itself."""
+    if device.is_gpu:
+        return None
+    counter = ByteCounter(device.memory_bytes if is_emulated(device.kind) else float("inf"), device.name)
+    for tensor in held:
+        counter.add(tensor)
+    return counter

@@ -26,6 +26,7 @@ from hetpipe.runtime.executor import Boundaries, Executor
 from hetpipe.runtime.gpus import before_cuda, gpu_index
 from hetpipe.runtime.gradient_sync import GradientSync, counted_names
 from hetpipe.runtime.host_staging import Staging
+from hetpipe.runtime.message_times import MessageTimes
 from hetpipe.runtime.optimizer import Optimizer
 from hetpipe.runtime.pace import EmulatedPace, Pace, slowdown_of
 from hetpipe.runtime.stage_runner import Microbatch, StageRunner
@@ -136,6 +137,7 @@ def executor_of(
     pace: Pace,
     timeout_s: float,
     board: Board | None,
+    times: MessageTimes | None = None,
 ) -> Executor:
     """Return the executor of a rank's list; on all ranks together, since it opens their channels."""
     program = costs.program
@@ -148,7 +150,7 @@ def executor_of(
         costs,
         rank,
         stages=StageRunner(program, layers.model, dropout, loss, wires),
-        transport=DistributedTransport(program, rank, layers.place, timeout_s, staging),
+        transport=DistributedTransport(program, rank, layers.place, timeout_s, staging, times),
         sync=GradientSync(program, rank, layers.chain, layers.trained, timeout_s, staging),
         optimizer=optimizer,
         boundaries=boundaries_of(layers.chain, layers.travels),

@@ -18,6 +18,7 @@ from hetpipe.program.instructions import Compute, Direction, Message, Pass, Prog
 from hetpipe.runtime.accelerators import has_streams
 from hetpipe.runtime.cuda_events import SideStream, wait_for_gpu
 from hetpipe.runtime.host_staging import Staging
+from hetpipe.runtime.message_times import MessageTimes
 from hetpipe.runtime.peer_errors import PeerTimeout, peer_error
 
 
@@ -85,7 +86,9 @@ class DistributedTransport:
         device: torch.device,
         timeout_s: float,
         staging: Staging | None = None,
+        times: MessageTimes | None = None,
     ) -> None:
+        self._times = times or MessageTimes()
         staging = staging or Staging((False,) * len(program.ranks))
         self._program = program
         self._rank = rank
@@ -113,6 +116,8 @@ class DistributedTransport:
             data = tensor.detach().contiguous()
             if self._staged[peer]:
                 data = data.cpu()
+            if index == 0 and transfer.message in self._times.watched:
+                self._times.sent[transfer.message] = time.monotonic()
             with self._peer_timeout(transfer, message):
                 work = dist.isend(data, group=group, tag=tag + index, group_dst=member)
             assert work is not None
@@ -141,8 +146,9 @@ class DistributedTransport:
 
         Raises: PeerError if they do not come in time, or the peer is gone.
         """
-        message = self._receives.pop(transfer)
+        message, began_s = self._receives.pop(transfer), time.monotonic()
         self._wait(transfer, message)
+        self._times.has_come(transfer.message, message.since_s, began_s, time.monotonic())
         if self._side is None:
             return tuple(tensor.to(self._device) for tensor in message.tensors)
         if self._between_gpus[message.peer]:

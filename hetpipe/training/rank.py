@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cost_model.cluster import Device, is_emulated
+from cost_model.cluster import Device
 from cost_model.cluster_file import read_cluster
 from cost_model.profile import read_profile
 from cost_model.strict_files import read_text
@@ -23,7 +23,7 @@ from hetpipe.program.instructions import parse_program
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings, TaskSettings, read_settings
 from hetpipe.runtime.accelerators import has_peaks, memory_figures, restart_peaks
-from hetpipe.runtime.byte_counter import ByteCounter
+from hetpipe.runtime.byte_counter import ByteCounter, counter_on
 from hetpipe.runtime.device_room import check_room
 from hetpipe.runtime.emulated_links import Board
 from hetpipe.runtime.executor import Executor
@@ -50,7 +50,7 @@ from hetpipe.training.common_clock import CommonClock
 from hetpipe.training.evaluation import Evaluation
 from hetpipe.training.handover import Handover
 from hetpipe.training.loss_watch import LossWatch
-from hetpipe.training.meeting import WAIT, from_first, gather, keep_alive, same_on_all_ranks
+from hetpipe.training.meeting import LEAD_S, WAIT, from_first, gather, keep_alive, same_on_all_ranks
 from hetpipe.training.rank_data import RankData
 from hetpipe.training.rank_results import (
     Measurements,
@@ -61,6 +61,7 @@ from hetpipe.training.rank_results import (
 )
 from hetpipe.training.resumed_settings import all_changes, option_differences
 from hetpipe.training.slow_devices import SlowWatch
+from hetpipe.training.slow_links import LinkWatch
 from partition.estimates.plan_memory import memory_on
 from partition.plan_file import read_plan
 
@@ -121,6 +122,7 @@ class _Run:
     writer: CheckpointWriter
     clock: CommonClock
     slow: SlowWatch  # sees anything on the rank that reports alone
+    links: LinkWatch
     evaluation: Evaluation | None
     step: int = 0
     samples_seen: int = 0
@@ -161,19 +163,20 @@ class _Run:
         )
         optimizer = optimizer_of(task, layers.stepped, layers.counted, settings)
         board, first = handover.board(costs), handover.places().first
+        hosts = Hosts.of(handover.places())
+        links = LinkWatch.of(costs, rank, hosts.lowest, handover.predicted if rank == first else None)
         executor = executor_of(
             costs, rank, layers, task.loss_of(layers.model, profile.loss_chunks), optimizer,
             seed=settings.seed, pace=pace_of(device, settings.clock, place), timeout_s=settings.timeout_s,
-            board=board,
+            board=board, times=links.times,
         )  # fmt: skip
-        model = layers.model
         clock = CommonClock.of_all(first)
-        copies = Copies(Hosts.of(handover.places()), rank)
-        writer = CheckpointWriter(folder, task_settings, task, program, rank, model, optimizer, copies)
+        copies = Copies(hosts, rank)
+        writer = CheckpointWriter(folder, task_settings, task, program, rank, layers.model, optimizer, copies)
         count = program.plan.global_batch_size
         step, seen, source = 0, 0, None if settings.resume_from is None else Path(settings.resume_from)
         if source is not None:
-            step, seen = load_checkpoint(source, task_settings, task, model, optimizer)
+            step, seen = load_checkpoint(source, task_settings, task, layers.model, optimizer)
             if rank == first and task.make_optimizer is not None:
                 manifest, made = checkpoint.read_manifest(source), options_of(task.make_optimizer)
                 for told in option_differences(manifest, made, settings.learning_rate):
@@ -186,14 +189,14 @@ class _Run:
         if evaluation is not None and source is not None:
             evaluation.evaluated = checkpoint.read_manifest(source).evaluated
         return cls(
-            folder, handover, task_settings, costs, rank, task, model, optimizer, executor, board, device,
-            place, emit, RankData(task, program, rank, place, seen + (settings.steps - step) * count),
+            folder, handover, task_settings, costs, rank, task, layers.model, optimizer, executor, board,
+            device, place, emit, RankData(task, program, rank, place, seen + (settings.steps - step) * count),
             memory_on(program.plan, profile, device).total_bytes, writer, clock,
             SlowWatch.of(
                 program, handover.planned_busy_s() if rank == clock.first else (),
                 [device.kind for device in costs.devices],
             ),
-            evaluation, step, seen,
+            links, evaluation, step, seen,
         )  # fmt: skip
 
     @property
@@ -264,7 +267,7 @@ class _Run:
                 self.watch.num_skipped,
                 self.watch.num_spikes,
                 self.handover.places(),
-                tuple(self.slow.told),
+                (*self.slow.told, *self.links.told),
                 None if self.evaluation is None else self.evaluation.evaluated,
             )
             write_results(self.folder, self.settings, self.costs, self.handover.predicted(), measured)
@@ -317,22 +320,17 @@ class _Run:
         return self._record(outcome, count)
 
     def _counter(self) -> ByteCounter | None:
-        if self.device.is_gpu:
-            return None
-        cap = self.device.memory_bytes if is_emulated(self.device.kind) else float("inf")
-        counter = ByteCounter(cap, self.device.name)
         states, gradients = self.optimizer.state_tensors(), self.executor.gradient_buffers()
         kept = self.model.kept_arguments()
-        for value in (*self.model.held_tensors(), *kept, *states, *gradients):
-            counter.add(value)
-        return counter
+        return counter_on(self.device, (*self.model.held_tensors(), *kept, *states, *gradients))
 
     def _record(self, outcome: StepOutcome, num_samples: int) -> Asked:
         self.stopping.begun = True
         is_spike = self.watch.see(outcome)
         start_s, own_end_s = self.clock.common_s(outcome.start_s), self.clock.common_s(outcome.end_s)
-        mine = [own_end_s, outcome.busy_s, self.stopping.number, self.writer.is_done, self.clock.is_due]
-        ends_s, busy_s, numbers, written, due = zip(*gather(mine), strict=True)
+        signal, sent = self.stopping.number, self.links.mine(outcome.start_s)
+        mine = [own_end_s, outcome.busy_s, signal, self.writer.is_done, self.clock.is_due, sent]
+        ends_s, busy_s, numbers, written, due, messages = zip(*gather(mine), strict=True)
         end_s, self.all_written = max(ends_s), all(written)
         if any(due):
             self.clock.compare()
@@ -362,7 +360,8 @@ class _Run:
             metrics["loss_scale"] = outcome.loss_scale
         metrics |= held_out
         slow = self.slow.events(self.step + 1, busy_s) if len(self.step_s) > 1 else []
-        add_metrics(self.folder, metrics, self.slow.now())
+        slow += self.links.events(self.step + 1, messages, self.clock.lead_s - LEAD_S)
+        add_metrics(self.folder, metrics, self.slow.now() | self.links.now())
         ending = self.evaluation.ending(self.settings) if held_out and self.evaluation else []
         return asked | self._tell({"event": "step", **metrics}, *slow, *ending)
 

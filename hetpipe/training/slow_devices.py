@@ -146,7 +146,7 @@ class SlowDevices:
         else:
             return None
         past = [seen.beside[rank] for seen in self._seen]
-        num_slow = _num_last_slow(past, (level.beside + middle) / 2)
+        num_slow = num_last_slow(past, (level.beside + middle) / 2)
         spell = self._spell(rank, self._seen[-num_slow].step, num_slow, level)
         self.slow[rank] = spell
         return spell
@@ -264,7 +264,7 @@ def _deviation(values: Sequence[float]) -> float:
     return NORMAL * statistics.median(abs(value - middle) for value in values)
 
 
-def _num_last_slow(beside: Sequence[float], between: float) -> int:
+def num_last_slow(beside: Sequence[float], between: float) -> int:
     """Return how many of the last steps were slow: those whose excess over a level, summed up, is largest."""
     best, total, found = 0.0, 0.0, 1
     for count, value in enumerate(reversed(beside), 1):
