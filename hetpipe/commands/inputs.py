@@ -1,6 +1,7 @@
 """What the verbs read and check before they do anything: devices, profile, problem, a given plan."""
 
 import dataclasses
+import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,6 +107,8 @@ def _proof_seconds(options: PlanOptions) -> float | None:
 
     Raises: InputError if there is to be none, and seconds for it.
     """
+    if options.proof_s is not None and not math.isfinite(options.proof_s):
+        raise InputError(f"--proof-seconds is {options.proof_s}; give a number of seconds, such as 60")
     if options.no_proof and options.proof_s:
         raise InputError(
             f"--no-proof leaves out what --proof-seconds {options.proof_s:g} is for; give one of them"

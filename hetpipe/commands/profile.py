@@ -256,7 +256,9 @@ def measure(
                 use_cache=not options.remeasure,
             )  # fmt: skip
 
-    place = place_of(hosts, cluster) if hosts.rendezvous is not None or hosts.hosts else None
+    if not hosts.are_several:
+        hosts.check_alone()
+    place = place_of(hosts, cluster) if hosts.are_several else None
     said = said_of(options.dtype, options.loss_chunks, compiled=options.compiled)
     said["--sequence-length"] = options.sequence_length
     asked = Asked(cluster, cluster, entry, said, what="measuring")

@@ -64,6 +64,25 @@ class HostOptions:
 
     def __post_init__(self) -> None:
         assert self.wait_s > 0  # refuses what is no time
+        if self.ssh_config is not None and not (self.hosts or self.print_launch):
+            raise InputError("--ssh-config is for hosts that are started from here; give --hosts too")
+
+    def check_alone(self) -> None:
+        """Check, of a run on this host alone, that no options of several hosts are given.
+
+        Raises: InputError naming them.
+        """
+        given = {
+            "--node": self.node is not None,
+            "--token-file": self.token_file is not None,
+            "--trust-network": self.trust_network,
+        }
+        names = [name for name, is_given in given.items() if is_given]
+        if names:
+            raise InputError(
+                f"{' and '.join(names)} given, and nothing says where several hosts meet; give --rendezvous "
+                "on each, or --hosts, or leave it out to use this host alone"
+            )
 
     @property
     def are_several(self) -> bool:
@@ -112,6 +131,7 @@ def place_of(options: HostOptions, cluster: Cluster) -> Place | None:
                 f"the nodes are on several hosts ({', '.join(sorted(given))}); give --rendezvous on each, or "
                 "take `host` out of the cluster file to run on this one"
             )
+        options.check_alone()
         return None
     from hetpipe.hosts.rendezvous import (
         SharedFile,

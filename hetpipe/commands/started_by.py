@@ -40,8 +40,10 @@ class Start:
 
         Raises: InputError if the hosts are not those of the cluster.
         """
-        if self.placed is None or not self.placed.are_several:
+        if self.placed is None:
             return hosts
+        if not self.placed.are_several:  # the same job as for several, on one
+            return replace(hosts, node=None, token_file=None, trust_network=False)
         from hetpipe.hosts.derived_rendezvous import check_hosts, meeting_of, node_of
         from hetpipe.hosts.ssh import rendezvous_text
 

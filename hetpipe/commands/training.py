@@ -214,10 +214,12 @@ def _every(text: str) -> tuple[int, float]:
     """
     if re.fullmatch("[0-9]{1,18}", text):
         return int(text), 0.0
-    try:
-        return 0, parse_seconds(text)
-    except InputError:
-        raise InputError(f"--every is {text!r}; give steps, such as 50, or a time, such as 10min") from None
+    seconds = 0.0
+    with suppress(InputError):
+        seconds = parse_seconds(text)
+    if not 0 < seconds < float("inf"):
+        raise InputError(f"--every is {text!r}; give steps, such as 50, or a time, such as 10min; 0 for none")
+    return 0, seconds
 
 
 def _timeout_s(text: str) -> float:

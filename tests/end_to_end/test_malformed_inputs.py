@@ -195,6 +195,12 @@ LINES = {
         {TINY} --learning-rate nan
         {TINY} --learning-rate -1
         {TINY} --every soon
+        {TINY} --every '0 s'
+        {TINY} --proof-seconds inf
+        {TINY} --proof-seconds nan
+        {TINY} --node a
+        {TINY} --token-file token --trust-network
+        {TINY} --rendezvous tcp://x:1 --ssh-config nowhere
         {TINY} --keep -1
         {TINY} --timeout '0.1 s'
         {TINY} --max-restarts -1

@@ -18,6 +18,8 @@ from hetpipe.training.checkpoint_damage import damage_of
 
 sys.path.append(str(Path(__file__).parents[3] / "tests" / "support"))
 
+from leftovers import SHARED_MEMORY
+
 from host_runs import LINE, Runs, hosts_with_folders
 from three_hosts import has_namespaces
 
@@ -101,11 +103,19 @@ def one_fault(runs: Runs, kind: str, round_: int, seen: Seen) -> None:
         runs.started[LOST].kill()
     ends = [process.wait(SOON_S) for process in runs.started[:LOST]]
     assert ends == [128 + signal.SIGTERM] * LOST, ends
+    launchers = [process.pid for process in runs.started]
     for process in runs.started:
         process.communicate()
     runs.started.clear()
-    left = [pid for each in runs.hosts for pid in each.pids()]
-    assert not left, f"left over: {left}"
+    pids = [pid for each in runs.hosts for pid in each.pids()]
+    assert not pids, f"left over: {pids}"  # so nobody listens there
+    folders = set().union(*map(folders_of, launchers[:LOST], runs.folders))
+    assert not folders, f"left over: {folders}"
+
+
+def folders_of(launcher: int, temporary: Path) -> set[Path]:
+    """Return what a launcher has left in its host's temporary folder, and in shared memory."""
+    return {*temporary.glob("hetpipe-*"), *SHARED_MEMORY.glob(f"hetpipe-*-{launcher}-*")}
 
 
 def check(runs: Runs, place: Path) -> float:
