@@ -21,7 +21,8 @@ from cost_model.cluster_file import read_cluster
 from cost_model.errors import InfeasibleError
 from cost_model.profile import ModelProfile, profile_text, read_profile
 from hetpipe.profiling.profile_cache import processor_name, profile_model
-from hetpipe.reporting.plots.style import BLUE, INK, SKY, save, strip
+from hetpipe.reporting.colours import BLUE, INK, SKY
+from hetpipe.reporting.plots.style import save, strip
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.run_report import OVERLOADED_CORES, OVERLOADED_SHARE
 from hetpipe.runs.settings import Settings

@@ -6,7 +6,8 @@ from typing import Any
 
 from shares import DP, LP, MILP, PARTS, REST, SIMULATOR
 
-from hetpipe.reporting.plots.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, new_axes, save, strip
+from hetpipe.reporting.colours import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY
+from hetpipe.reporting.plots.style import new_axes, save, strip
 
 LOOKS = {
     LP: (BLUE, "o", "master LP"),

@@ -8,8 +8,9 @@ from matplotlib.figure import Figure
 
 from cost_model.cluster import Cluster
 from cost_model.expenses import Objective
+from hetpipe.reporting.colours import BLUE, IDLE, INK
 from hetpipe.reporting.expense_tables import SAMPLES, devices_text, money_of_samples, watt_hours_of_samples
-from hetpipe.reporting.plots.style import BLUE, IDLE, INK, strip
+from hetpipe.reporting.plots.style import strip
 
 if TYPE_CHECKING:  # the solver loads more than a picture needs
     from partition.explanation.pareto import CostedPlan, Front

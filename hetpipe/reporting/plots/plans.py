@@ -13,24 +13,26 @@ from cost_model.layer_costs import Prices
 from cost_model.profile import ModelProfile
 from cost_model.units import format_bytes
 from hetpipe.program.trace import Trace
-from hetpipe.reporting.memory_tables import memory_uses, mostly_frozen
-from hetpipe.reporting.plots.style import (
-    BAR,
+from hetpipe.reporting.colours import (
     BLACK,
     BLUE,
     FROZEN,
-    GIB,
     GREEN,
     IDLE,
     INK,
-    MIB,
     ORANGE,
     PURPLE,
     SKY,
-    STAGE_COLOURS,
-    TEXT_WIDTH,
     VERMILION,
     YELLOW,
+)
+from hetpipe.reporting.memory_tables import memory_uses, mostly_frozen
+from hetpipe.reporting.plots.style import (
+    BAR,
+    GIB,
+    MIB,
+    STAGE_COLOURS,
+    TEXT_WIDTH,
     dot_entry,
     label_rows,
     legend_above,

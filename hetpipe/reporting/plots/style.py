@@ -1,4 +1,4 @@
-"""Colours, axes and legends that all pictures share."""
+"""Axes and legends that all pictures share."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,13 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-# Okabe and Ito, "Color Universal Design" (2008): told apart by people with any colour vision.
-BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
-SKY, PURPLE, YELLOW, BLACK = "#56B4E9", "#CC79A7", "#F0E442", "#000000"
+from hetpipe.reporting.colours import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, YELLOW
+
 STAGE_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, YELLOW)
-FORWARD, BACKWARD, OPTIMIZER, SYNC = SKY, BLUE, GREEN, ORANGE
-IDLE, INK = "#E6E6E6", "#333333"
-FROZEN = "#A6BDD7"
 MIB, GIB = 2**20, 2**30
 ROW, BAR = 1.0, 0.76
 TEXT_WIDTH = 0.011

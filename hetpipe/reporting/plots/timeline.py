@@ -12,17 +12,10 @@ from cost_model.profile import ModelProfile
 from cost_model.units import format_seconds
 from hetpipe.program.instructions import Broadcast, Compute, Norm, Pass, Step, Sync
 from hetpipe.program.trace import Trace
+from hetpipe.reporting.colours import BACKWARD, BLACK, BLUE, FORWARD, IDLE, INK, OPTIMIZER, SYNC
 from hetpipe.reporting.plots.style import (
-    BACKWARD,
     BAR,
-    BLACK,
-    BLUE,
-    FORWARD,
-    IDLE,
-    INK,
-    OPTIMIZER,
     ROW,
-    SYNC,
     TEXT_WIDTH,
     label_rows,
     legend_above,
