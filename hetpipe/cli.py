@@ -43,7 +43,8 @@ _LINES = {
     "run": (
         "Train a model over the devices of a cluster file; torchrun may start it too, a process per device."
     ),
-    "plot": "Draw a run or a plan: the step, memory, layers, speed-ups and losses, as PNG and SVG.",
+    "plot": "Draw a run or a plan: the step, memory, layers, speed-ups and losses, as PNG, SVG and a page.",
+    "watch": "Show a run in a browser while it goes on: losses, tokens/s, what each device does.",
     "export": "Write a checkpoint as a folder that transformers loads, adapters as one that peft loads.",
     "cache": "List the profiles that were measured here and are taken again, or remove them.",
     "env": "Versions and hardware, for bug reports; no names of users or folders.",

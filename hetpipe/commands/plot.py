@@ -10,7 +10,7 @@ from cost_model.cluster import Cluster
 from cost_model.cluster_file import read_cluster
 from cost_model.errors import InfeasibleError, InputError
 from cost_model.profile import ModelProfile, read_profile
-from cost_model.strict_files import read_text
+from cost_model.strict_files import read_text, write_atomically
 from cost_model.what_if import without
 from hetpipe.commands.inputs import checked_plan
 from hetpipe.commands.options import JsonOption, with_options
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from partition.solver import Outcome
 
 PICTURES = (".png", ".svg")
+PAGE = ".html"
 
 
 @with_options
@@ -50,7 +51,10 @@ def plot_command(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Draw a run or a plan: the step, memory, layers, speed-ups and losses, as PNG and SVG."""
+    """Draw a run or a plan: the step, memory, layers, speed-ups and losses, as PNG and SVG.
+
+    A run also as one page for a browser, report.html.
+    """
     one_file = output is not None and output.suffix in PICTURES
     if not path.exists():
         raise InputError(f"{path}: no such file or folder; give a run folder, or a plan.json")
@@ -60,7 +64,10 @@ def plot_command(
                 raise InputError(f"{path}: a run folder has its own {option[2:]}; leave {option} out")
         if one_file:
             raise InputError(f"-o {output}: a run is several pictures; give a folder")
-        written = plot_run(RunFolder(path), output or path)
+        if output is not None and output.suffix == PAGE:
+            written = [plot_page(RunFolder(path), output)]
+        else:
+            written = plot_run(RunFolder(path), output or path)
     elif profile_file is None or cluster_file is None:
         missing = "--profile" if profile_file is None else "--cluster"
         raise InputError(f"{path}: to draw a plan, {missing} is needed too; or give a run folder")
@@ -206,7 +213,23 @@ def plot_run(run: RunFolder, folder: Path) -> list[Path]:
         save_picture(plots.title(ax, of), folder / "memory")
     if metrics := run.read_metrics():
         written += save_picture(plots.title(plots.losses(metrics), of), folder / "loss")
-    return written
+    return [*written, plot_page(run, folder / "report.html")]
+
+
+def plot_page(run: RunFolder, path: Path) -> Path:
+    """Write what a run folder holds as one page; return its path.
+
+    Raises: InputError if it is no run folder, or the page cannot be written.
+    """
+    from hetpipe.reporting.pages import page_data, page_text
+
+    text = page_text(page_data(run))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, text)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror})") from None
+    return path
 
 
 def _beside_even(plan: Plan, profile: ModelProfile, cluster: Cluster) -> list[Plan]:

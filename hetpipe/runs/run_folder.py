@@ -79,6 +79,11 @@ class RunFolder:
         return self.path / "report.json"
 
     @property
+    def page(self) -> Path:
+        """Return the path of a page for a browser: plan, timeline, memory, losses."""
+        return self.path / "report.html"
+
+    @property
     def vocabulary(self) -> Path:
         return self.path / "vocabulary.json"
 

@@ -20,6 +20,7 @@ from hetpipe.models.quantized_weights import dense, matrix_held
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import Program
 from hetpipe.program.trace import Event, Trace, chrome_trace
+from hetpipe.reporting.pages import write_page
 from hetpipe.runs.run_folder import DEVICE_CLOCKS, MEASURED, PREDICTED, RunFolder
 from hetpipe.runs.run_report import DeviceReport, RecoveryReport, RunReport, StageReport, report_text
 from hetpipe.runs.settings import Settings
@@ -124,7 +125,7 @@ class Measurements:
 def write_results(
     folder: RunFolder, settings: Settings, costs: ProgramCosts, predicted: Trace, measured: Measurements
 ) -> None:
-    """Write report.json, and trace.json with the predicted step and the last measured one.
+    """Write report.json, trace.json with the predicted step and the last measured one, and report.html.
 
     Where devices are emulated, the latter is there by the host's clock and by theirs.
     """
@@ -140,6 +141,7 @@ def write_results(
     clocks = [summary.clock for summary in measured.summaries]
     folder.write(folder.trace, chrome_trace(traces, clocks))
     folder.write(folder.report, report_text(_report(folder, settings, costs, predicted, measured)))
+    write_page(folder)
 
 
 def add_metrics(folder: RunFolder, metrics: Mapping[str, Any], others: dict[str, Any]) -> None:

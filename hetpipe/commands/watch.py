@@ -1,0 +1,149 @@
+"""watch: a page on this host of a run that goes on."""
+
+import json
+import os
+import socket
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cost_model.errors import InputError
+from cost_model.profile import read_profile
+from hetpipe.commands.options import with_options
+from hetpipe.commands.training import RUNS
+from hetpipe.reporting.pages import live_data, page_data, page_text
+from hetpipe.runs.run_folder import RunFolder
+from partition.plan_file import read_plan
+
+LOOPBACK = "127.0.0.1"
+_HTML, _JSON = "text/html; charset=utf-8", "application/json"
+
+
+@with_options
+def watch_command(
+    path: Annotated[
+        Path | None, typer.Argument(metavar="[RUN]", help="A run folder; else the newest in runs/.")
+    ] = None,
+    port: Annotated[
+        int,
+        typer.Option("--port", help="Of the page, on loopback; 0 for any that is free.", min=0, max=65535),
+    ] = 0,
+) -> None:
+    """Show a run in a browser while it goes on: losses, tokens/s, what each device does; until Ctrl-C."""
+    folder = RunFolder(path) if path is not None else newest_run(Path(RUNS))
+    page_data(folder)  # refuses what is no run folder
+    with server_of(folder, port) as server:
+        typer.echo(f"{folder.path}: http://{LOOPBACK}:{server.server_port}/ (Ctrl-C ends it)")
+        try:
+            server.serve_forever(poll_interval=0.1)
+        except KeyboardInterrupt:
+            typer.echo("")
+
+
+def newest_run(root: Path) -> RunFolder:
+    """Return the run folder whose plan is the newest.
+
+    Raises: InputError if there is none.
+    """
+    found = [RunFolder(path) for path in root.iterdir()] if root.is_dir() else []
+    found = [folder for folder in found if folder.plan.exists()]
+    if not found:
+        raise InputError(f"{root}: holds no run; give the folder of one")
+    return max(found, key=lambda folder: folder.plan.stat().st_mtime_ns)
+
+
+def server_of(folder: RunFolder, port: int = 0) -> ThreadingHTTPServer:
+    """Return a server of the pages of a run, on loopback alone; it begins with `serve_forever`.
+
+    Raises: InputError if the port is taken.
+    """
+
+    class Handler(_Pages):
+        run = folder
+
+    try:
+        server = ThreadingHTTPServer((LOOPBACK, port), Handler)
+    except OSError as error:
+        raise InputError(f"--port {port}: cannot be listened on ({error.strerror}); give another") from None
+    server.daemon_threads = True
+    return server
+
+
+class _Pages(BaseHTTPRequestHandler):
+    """Answers with the page and with what is new; to nobody who calls this host by another name."""
+
+    run: RunFolder
+
+    def do_GET(self) -> None:  # the name that http.server calls
+        """Answer one question."""
+        assert isinstance(self.server, ThreadingHTTPServer)
+        port = self.server.server_port
+        if self.headers.get("Host") not in {f"{LOOPBACK}:{port}", f"localhost:{port}"}:
+            self._answer(HTTPStatus.FORBIDDEN, "text/plain", "this page is for this host alone")
+            return
+        pages: dict[str, tuple[str, Callable[[], str]]] = {
+            "/": (_HTML, self._page),
+            "/live.json": (_JSON, self._live),
+        }
+        kind, text = pages.get(self.path, (None, None))
+        if kind is None or text is None:
+            self._answer(HTTPStatus.NOT_FOUND, "text/plain", "no such page")
+            return
+        try:
+            self._answer(HTTPStatus.OK, kind, text())
+        except InputError as error:  # the run plans again, and writes
+            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", f"{error}; load again")
+
+    def _page(self) -> str:
+        version = _version(self.run)
+        return page_text({**page_data(self.run), "version": version, "state": _state(self.run)}, live=True)
+
+    def _live(self) -> str:
+        plan, profile = read_plan(self.run.plan), read_profile(self.run.profile)
+        new = live_data(self.run, plan.device_names, profile.sequence_length)
+        return json.dumps({**new, "version": _version(self.run), "state": _state(self.run)}, allow_nan=False)
+
+    def _answer(self, status: HTTPStatus, kind: str, text: str) -> None:
+        content = text.encode()
+        self.send_response(status)
+        for name, value in (
+            ("Content-Type", kind),
+            ("Content-Length", str(len(content))),
+            ("Cache-Control", "no-store"),
+            ("X-Content-Type-Options", "nosniff"),
+        ):
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:  # the base's name
+        """Say nothing of questions."""
+
+
+def _version(run: RunFolder) -> str:
+    """Return what changes when the page is to be drawn anew: another plan, or the end of the run."""
+    files = (run.plan, run.trace, run.report)
+    return "-".join(str(file.stat().st_mtime_ns if file.exists() else 0) for file in files)
+
+
+def _state(run: RunFolder) -> str:
+    """Say whether a run writes there, as far as the locks of this host tell."""
+    held = _is_locked(run.path)
+    if held is None:
+        return ""
+    return f"running on {socket.gethostname()}" if held else "no run is writing there now"
+
+
+def _is_locked(path: Path) -> bool | None:
+    """Return whether a process has a lock of a folder, without trying it; None where nobody can tell."""
+    try:
+        found = path.stat()
+        rows = [line.split() for line in Path("/proc/locks").read_text(encoding="ascii").splitlines()]
+    except OSError:
+        return None
+    mark = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    return any(row[1] == "FLOCK" and mark in row for row in rows)
