@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed"),
 ]
 NO_SIDEWAYS = "document.documentElement.scrollWidth <= window.innerWidth"
-TIP = "document.getElementById('tip').style.display === 'none' ? '' : document.getElementById('tip').textContent"
+TIP = "(tip => tip.style.display === 'none' ? '' : tip.textContent)(document.getElementById('tip'))"
 
 
 def test_a_report_is_drawn_without_network_and_tells_what_is_under_the_mouse(tmp_path: Path):
