@@ -17,13 +17,15 @@ with scratch_folder("next"), scratch_folder("next", in_memory=True):
     pass
 """
 _LISTENS = "0A"
+_COMPILED = "torchinductor_"
+"""What torch compiled, which it keeps there for all programs of a user."""
 
 
 def folders_of(launchers: Collection[int], temporary: Path) -> set[Path]:
     """Return what is in a run's own temporary folder, and what its launchers have in shared memory."""
     shared = SHARED_MEMORY.glob("hetpipe-*") if SHARED_MEMORY.is_dir() else ()
     owned = {path for path in shared if any(f"-{pid}-" in path.name for pid in launchers)}
-    return owned | set(temporary.iterdir())
+    return owned | {path for path in temporary.iterdir() if not path.name.startswith(_COMPILED)}
 
 
 def folders_after_next_start(launchers: Collection[int], temporary: Path) -> set[Path]:

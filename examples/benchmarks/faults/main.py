@@ -234,6 +234,7 @@ def faults_of(place: Path, counts: dict[str, int], seed: int = 0) -> Faults:
     found = Faults(place, {kind: count for kind, count in counts.items() if count}, random.Random(seed))
     planned = TWICE not in found.left
     steps = found.train(command_of(place, "run", ENDLESS, planned=planned))
+    print(table(found), file=sys.stderr, flush=True)  # whatever is found to be wrong
     found.sessions.append(done(command_of(place, "undisturbed", steps, planned=planned), place))
     check(found, RunFolder(place / "undisturbed"), steps)
     return found
