@@ -76,12 +76,12 @@ class _ClusterFile(BaseModel):
 _ADAPTER = TypeAdapter(_ClusterFile)
 
 
-def read_cluster(path: Path) -> Cluster:
+def read_cluster(path: Path | str) -> Cluster:
     """Read the cluster that a cluster.toml describes.
 
     Raises: InputError naming file, key, value and remedy.
     """
-    return cluster_from_data(read_toml(path), str(path))
+    return cluster_from_data(read_toml(Path(path)), str(path))
 
 
 def cluster_from_data(data: object, source: str) -> Cluster:

@@ -308,12 +308,12 @@ def profile_from_data(data: object, source: str) -> ModelProfile:
     return validate(_ADAPTER, check_format(data, FORMAT, source), source)
 
 
-def read_profile(path: Path) -> ModelProfile:
+def read_profile(path: Path | str) -> ModelProfile:
     """Read a profile.json.
 
     Raises: InputError naming file, key, value and remedy.
     """
-    return profile_from_data(read_json(path), str(path))
+    return profile_from_data(read_json(Path(path)), str(path))
 
 
 def profile_text(profile: ModelProfile) -> str:

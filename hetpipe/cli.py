@@ -46,6 +46,7 @@ _LINES = {
     "plot": "Draw a run or a plan: the step, memory, layers, speed-ups and losses, as PNG, SVG and a page.",
     "watch": "Show a run in a browser while it goes on: losses, tokens/s, what each device does.",
     "export": "Write a checkpoint as a folder that transformers loads, adapters as one that peft loads.",
+    "models": "List the models by name, and the architectures of Hugging Face folders that are taken.",
     "cache": "List the profiles that were measured here and are taken again, or remove them.",
     "env": "Versions and hardware, for bug reports; no names of users or folders.",
 }

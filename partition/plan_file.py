@@ -46,12 +46,12 @@ def _seal(data: Mapping[str, Any]) -> str:
         return ""
 
 
-def read_plan(path: Path) -> Plan:
+def read_plan(path: Path | str) -> Plan:
     """Read a plan.json.
 
     Raises: InputError naming file, key, value and remedy.
     """
-    return plan_from_data(read_json(path), str(path))
+    return plan_from_data(read_json(Path(path)), str(path))
 
 
 def plan_text(plan: Plan) -> str:

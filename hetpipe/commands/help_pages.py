@@ -18,6 +18,8 @@ EXAMPLES = {
     "check": "hetpipe check --model gpt2",
     "run": "hetpipe run --model bert-tiny --cluster cluster.toml --steps 10",
     "plot": "hetpipe plot runs/bert-tiny-001",
+    "watch": "hetpipe watch runs/bert-large-001",
+    "models": "hetpipe models",
     "export": "hetpipe export runs/bert-tiny-001 -o my-model",
     "cache": "hetpipe cache --clear bert-tiny",
     "env": "hetpipe env",

@@ -1,11 +1,12 @@
 """watch: a page on this host of a run that goes on."""
 
-import json
 import os
 import socket
+import sys
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from json import dumps
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,8 @@ import typer
 
 from cost_model.errors import InputError
 from cost_model.profile import read_profile
-from hetpipe.commands.options import with_options
+from hetpipe.commands.options import JsonOption, with_options
+from hetpipe.commands.output import print_json
 from hetpipe.commands.training import RUNS
 from hetpipe.reporting.pages import live_data, page_data, page_text
 from hetpipe.runs.run_folder import RunFolder
@@ -32,16 +34,22 @@ def watch_command(
         int,
         typer.Option("--port", help="Of the page, on loopback; 0 for any that is free.", min=0, max=65535),
     ] = 0,
+    json: JsonOption = False,
 ) -> None:
     """Show a run in a browser while it goes on: losses, tokens/s, what each device does; until Ctrl-C."""
     folder = RunFolder(path) if path is not None else newest_run(Path(RUNS))
     page_data(folder)  # refuses what is no run folder
     with server_of(folder, port) as server:
-        typer.echo(f"{folder.path}: http://{LOOPBACK}:{server.server_port}/ (Ctrl-C ends it)")
+        url = f"http://{LOOPBACK}:{server.server_port}/"
+        if json:
+            print_json({"run_folder": str(folder.path), "url": url})
+            sys.stdout.flush()
+        else:
+            typer.echo(f"{folder.path}: {url} (Ctrl-C ends it)")
         try:
             server.serve_forever(poll_interval=0.1)
         except KeyboardInterrupt:
-            typer.echo("")
+            typer.echo("", err=True)
 
 
 def newest_run(root: Path) -> RunFolder:
@@ -105,7 +113,7 @@ class _Pages(BaseHTTPRequestHandler):
     def _live(self) -> str:
         plan, profile = read_plan(self.run.plan), read_profile(self.run.profile)
         new = live_data(self.run, plan.device_names, profile.sequence_length)
-        return json.dumps({**new, "version": _version(self.run), "state": _state(self.run)}, allow_nan=False)
+        return dumps({**new, "version": _version(self.run), "state": _state(self.run)}, allow_nan=False)
 
     def _answer(self, status: HTTPStatus, kind: str, text: str) -> None:
         content = text.encode()

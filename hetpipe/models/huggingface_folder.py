@@ -1,6 +1,7 @@
 """Hugging Face folders, as far as they are read without torch: configuration, weight headers."""
 
 import json
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cost_model.errors import InputError
-from cost_model.strict_files import canonical_sha256, did_you_mean, read_json
+from cost_model.strict_files import canonical_sha256, read_json
 from hetpipe.runs.lora import ADAPTER_CONFIG_FILE
 from hetpipe.runs.quantization import Quantization, read_quantization
 
@@ -144,6 +145,15 @@ def read_model_folder(text: str | Path) -> ModelFolder:
     return described(path, path.name, read_json(folder / CONFIG_FILE))
 
 
+def _family_words(architecture: str) -> str:
+    """Return what a class is called less its head: another family is no near miss.
+
+    >>> _family_words("Qwen2ForCausalLM"), _family_words("GPT2LMHeadModel")
+    ('qwen2', 'gpt2')
+    """
+    return re.split("For[A-Z]|LMHead|Model$", architecture)[0].lower()
+
+
 def described(path: Path, base_name: str, config: object) -> ModelFolder:
     """Return a folder's model by the content of its config.json.
 
@@ -155,8 +165,12 @@ def described(path: Path, base_name: str, config: object) -> ModelFolder:
     architectures = config.get("architectures") or [None]
     architecture = architectures[0]
     if architecture not in ARCHITECTURES:
-        near = did_you_mean(str(architecture), ARCHITECTURES)
-        raise InputError(f"{where}: architecture {architecture!r} is not supported; {near}")
+        near = [name for name in ARCHITECTURES if _family_words(name) == _family_words(str(architecture))]
+        what = "of its family" if near else "there"
+        raise InputError(
+            f"{where}: architecture {architecture!r} is not supported; {what} are "
+            f"{', '.join(near or ARCHITECTURES)}"
+        )
     for key in _BLOCKS:
         num_blocks = config.get(key)
         if isinstance(num_blocks, int) and num_blocks > MOST_BLOCKS:

@@ -68,6 +68,7 @@ class ModelEntry:
         }
 
 
+_ALIKE = 0.85
 MODEL_ENTRIES = (
     ModelEntry("bert-base", Task.MASKED_LM, "BERT, 12 blocks of width 768, 110 million parameters"),
     ModelEntry("bert-large", Task.MASKED_LM, "BERT, 24 blocks of width 1024, 336 million parameters"),
@@ -105,6 +106,13 @@ def model_entry(name: str) -> ModelEntry:
     if "@" in name:
         raise InputError(f"model {name!r} comes from a folder; give it with --model FOLDER")
     names = registered_models()
-    close = difflib.get_close_matches(name.lower(), names, n=1)
+    family = name.lower().partition("-")[0]
+    alike = [known for known in names if _is_misspelt(family, known.partition("-")[0])]
+    close = difflib.get_close_matches(name.lower(), alike, n=1)
     remedy = f"did you mean {close[0]!r}?" if close else f"known models: {', '.join(names)}"
     raise InputError(f"unknown model {name!r}; {remedy}")
+
+
+def _is_misspelt(word: str, known: str) -> bool:
+    """Return whether two families may be meant to be one: "lama" and "llama", not "albert" and "bert"."""
+    return sorted(word) == sorted(known) or difflib.SequenceMatcher(None, word, known).ratio() > _ALIKE

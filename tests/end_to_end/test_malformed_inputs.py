@@ -244,6 +244,20 @@ LINES = {
         export empty -o out
         export full
     """,
+    "watch": """
+        watch
+        watch nowhere
+        watch empty
+        watch plan.json
+        watch full --port 99999
+        watch full --port -1
+        watch full --port http
+        watch full empty
+    """,
+    "models": """
+        models bert-tiny
+        models --jason
+    """,
     "cache": """
         cache bert-tiny
         cache bert-tiny --clear

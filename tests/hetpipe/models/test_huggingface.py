@@ -53,8 +53,14 @@ def test_attention_is_fused_only_where_it_drops_nothing(name, implementation):
 def test_unknown_models_are_refused_with_the_closest_name():
     with pytest.raises(InputError, match="unknown model 'bert-larg'; did you mean 'bert-large'"):
         model_spec("bert-larg")
-    with pytest.raises(InputError, match="known models: bert-base, "):
-        model_spec("zzz")
+    with pytest.raises(InputError, match="unknown model 'gtp2'; did you mean 'gpt2'"):
+        model_spec("gtp2")
+
+
+@pytest.mark.parametrize("name", ["zzz", "t5-small", "albert-base", "distilbert-base", "gemma-tiny"])
+def test_another_family_is_no_near_miss(name):
+    with pytest.raises(InputError, match=f"unknown model '{name}'; known models: bert-base, "):
+        model_spec(name)
 
 
 def test_names_load_without_torch():
