@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hetpipe.program.instructions import (
@@ -153,6 +153,13 @@ def _process(pid: int, name: str, trace: Trace) -> Iterable[dict[str, Any]]:
         }
         if isinstance(instruction, Compute):
             row["cname"] = _COLOURS[instruction.op]
+        if isinstance(instruction, Compute | Transfer):
+            row["args"] = {
+                "pass": "forward" if instruction.op is Pass.FORWARD else "backward",
+                "pipeline": instruction.pipeline,
+                "stage": instruction.stage,
+                "microbatch": instruction.microbatch,
+            }
         if messages:  # they may overlap: asynchronous pairs, not nested slices
             begin = {**row, "ph": "b", "id": f"{pid}.{event.rank}.{instruction}"}
             del begin["dur"]
@@ -160,3 +167,19 @@ def _process(pid: int, name: str, trace: Trace) -> Iterable[dict[str, Any]]:
             yield {**begin, "ph": "e", "ts": round(event.end_s * 1e6, 3)}
         else:
             yield row
+    yield from _arrows(pid, trace)
+
+
+def _arrows(pid: int, trace: Trace) -> Iterable[dict[str, Any]]:
+    """Draw an arrow from each computation to the one of the next stage that takes what it made."""
+    slices = {event.instruction: event for event in trace.events if isinstance(event.instruction, Compute)}
+    for giver, sent in slices.items():
+        step = 1 if giver.op is Pass.FORWARD else -1
+        taker = slices.get(replace(giver, stage=giver.stage + step))
+        if taker is None or taker.rank == sent.rank:
+            continue
+        row = {"pid": pid, "name": "message", "cat": "message", "id": f"{pid}.{giver}"}
+        # an arrow leaves within its slice, and ends at the slice that begins there
+        left_s = sent.start_s + sent.duration_s / 2
+        yield {**row, "ph": "s", "tid": 2 * sent.rank, "ts": round(left_s * 1e6, 3)}
+        yield {**row, "ph": "f", "bp": "e", "tid": 2 * taker.rank, "ts": round(taker.start_s * 1e6, 3)}

@@ -236,7 +236,7 @@ def parse_chrome_trace(data: dict[str, Any]) -> dict[str, Trace]:
         begins: dict[str, float] = {}
         events = []
         for row in rows:
-            if row["pid"] != pid or row["ph"] == "M":
+            if row["pid"] != pid or row["ph"] in ("M", "s", "f"):  # names and arrows
                 continue
             start_s = row["ts"] / 1e6
             if row["ph"] == "b":

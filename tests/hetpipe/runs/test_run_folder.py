@@ -1,6 +1,7 @@
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,6 +76,31 @@ def test_chrome_trace_is_what_perfetto_reads():
     assert next((event["name"], event["ts"], event["dur"]) for event in compute) == ("0F0", 0, 5e6)
     begins = [event["id"] for event in events if event["ph"] == "b"]
     assert sorted(begins) == sorted(event["id"] for event in events if event["ph"] == "e")
+
+
+def test_arrows_lead_from_what_makes_a_message_to_what_takes_it():
+    trace = simulate_plan(small_plan(num_samples=3), small_profile(), small_cluster())
+    rows = json.loads(chrome_trace([("predicted", trace), ("measured", trace)]))["traceEvents"]
+    slices = [row for row in rows if row["ph"] == "X"]
+    leaving = {row["id"]: row for row in rows if row["ph"] == "s"}
+    coming = {row["id"]: row for row in rows if row["ph"] == "f"}
+    assert leaving.keys() == coming.keys()
+    assert len(leaving) == 2 * 2 * 3  # two processes, two passes, three microbatches
+
+    def slice_at(row: dict[str, Any]) -> dict[str, Any]:
+        where = row["pid"], row["tid"]
+        return next(
+            each
+            for each in slices
+            if (each["pid"], each["tid"]) == where and each["ts"] <= row["ts"] < each["ts"] + each["dur"]
+        )
+
+    for name, row in leaving.items():
+        giver, taker = slice_at(row)["args"], slice_at(coming[name])["args"]
+        assert (giver["pass"], giver["microbatch"]) == (taker["pass"], taker["microbatch"])
+        assert taker["stage"] - giver["stage"] == (1 if giver["pass"] == "forward" else -1)
+        assert coming[name]["ts"] >= row["ts"]
+        assert coming[name]["ts"] == slice_at(coming[name])["ts"]
 
 
 def test_writing_fails_with_the_path_named(tmp_path: Path):
