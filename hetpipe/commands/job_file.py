@@ -1,18 +1,25 @@
 """The run file that a run leaves in its folder: `hetpipe run FOLDER/job.toml` repeats the run."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from cost_model.profile import ModelProfile
+from hetpipe.runs.metric_sinks import SinkKind
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings, TaskSettings
 
 HEAD = "# hetpipe run {} repeats this run, from its beginning, in a new run folder.\n"
 
 
-def job_text(folder: RunFolder, settings: Settings, profile: ModelProfile, max_restarts: int) -> str:
+def job_text(
+    folder: RunFolder,
+    settings: Settings,
+    profile: ModelProfile,
+    max_restarts: int,
+    log: Sequence[SinkKind] = (),
+) -> str:
     """Return the text of job.toml: the run's own cluster, profile and plan, and all its settings."""
     model = settings.model_folder or TaskSettings.of(profile, settings).base_model
     options: dict[str, Any] = {
@@ -38,6 +45,7 @@ def job_text(folder: RunFolder, settings: Settings, profile: ModelProfile, max_r
         "schedule": None if settings.schedule is None else str(settings.schedule),
         "timeout": f"{settings.timeout_s!r} s",
         "max_restarts": max_restarts,
+        "log": [str(kind) for kind in log] or None,
     }
     lines = [f"{name} = {_toml(value)}\n" for name, value in options.items() if value is not None]
     return "".join((HEAD.format(folder.job), *lines, *_adapters(settings)))

@@ -1,6 +1,5 @@
 """What `run` does after planning: the settings of the run, the training with its progress, what it keeps."""
 
-import re
 import shlex
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -13,7 +12,7 @@ import typer
 from cost_model.dtypes import FLOAT32
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
-from cost_model.units import parse_seconds
+from hetpipe.commands.given_times import checkpoint_times, timeout_seconds
 from hetpipe.commands.job_file import job_text, leaving_job
 from hetpipe.commands.learning import LearningOptions
 from hetpipe.commands.output import note, warn
@@ -21,6 +20,7 @@ from hetpipe.commands.resuming import RunBefore, check_changes
 from hetpipe.commands.step_bar import step_bar
 from hetpipe.models.names import ModelEntry
 from hetpipe.program.instructions import Schedule
+from hetpipe.runs.metric_sinks import SinkKind, Sinks, check_installed, run_facts
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Clock, Settings
 
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from hetpipe.training.recovery import Replan
 
 RUNS = Path("runs")
-
-LEAST_WAIT_S, LONGEST_WAIT_S = 1.0, 30 * 86400.0
-"""What `--timeout` may be; who asks for less or more has most likely mistaken the unit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +85,10 @@ class TrainingOptions:
     adapt: Annotated[
         bool, typer.Option("--adapt", help="Plan again when a device has become slow, if that gains time.")
     ] = False
+    log: Annotated[
+        list[SinkKind] | None,
+        typer.Option("--log", help="Send the metrics of each step there too; give it several times."),
+    ] = None
     run_folder: Annotated[
         Path | None, typer.Option("--run-folder", help="Where to write; else runs/<model>-<number>.")
     ] = None
@@ -99,7 +100,7 @@ class RunStart:
 
     folder: None for a new numbered one. batch: samples a step of the run before, None if there is none.
     gradient_dtype: in which its gradients travelled. max_restarts: see `Recovery`. override: what it may have
-    otherwise than the run before.
+    otherwise than the run before. log: where metrics are sent beside the run folder.
     """
 
     entry: ModelEntry
@@ -110,6 +111,7 @@ class RunStart:
     max_restarts: int = 0
     before: RunBefore = field(default_factory=RunBefore)
     override: frozenset[str] = frozenset()
+    log: tuple[SinkKind, ...] = ()
 
 
 def run_start(
@@ -138,6 +140,9 @@ def run_start(
         "data": tuple(map(str, readable_texts(options.data))) if options.data else None,
         **learning.given,
     }
+    log = tuple(dict.fromkeys(options.log or ()))
+    for kind in log:
+        check_installed(kind)
     override = _overridden(learning, options)
     before = RunBefore()
     if options.resume is not None and not dry_run and not _begins_anew(options.resume, folder):
@@ -147,7 +152,9 @@ def run_start(
                 before.check_data_given("--data")
             readable_texts(map(Path, before.decided.get("data", ())))
     earlier = before.settings
-    every, every_s = (earlier.every, earlier.every_s) if options.every is None else _every(options.every)
+    every, every_s = earlier.every, earlier.every_s
+    if options.every is not None:
+        every, every_s = checkpoint_times(options.every)
     settings = Settings(
         steps=options.steps,
         **before.decided | {key: value for key, value in given.items() if value is not None},
@@ -158,13 +165,14 @@ def run_start(
         save=options.save,
         clock=options.clock,
         schedule=schedule or earlier.schedule,
-        timeout_s=earlier.timeout_s if options.timeout is None else _timeout_s(options.timeout),
+        timeout_s=earlier.timeout_s if options.timeout is None else timeout_seconds(options.timeout),
         resume_from=None if before.source is None else str(before.source),
         **entry.in_settings,
     )
     return RunStart(
-        entry, folder, settings, before.batch, before.gradient_dtype, options.max_restarts, before, override
-    )
+        entry, folder, settings, before.batch, before.gradient_dtype, options.max_restarts, before, override,
+        log,
+    )  # fmt: skip
 
 
 def _overridden(learning: LearningOptions, options: TrainingOptions) -> frozenset[str]:
@@ -202,40 +210,6 @@ def _evaluation(learning: LearningOptions, earlier: Settings, *, several: bool) 
         "eval_every": earlier.eval_every if learning.eval_every is None else learning.eval_every,
         "patience": earlier.patience if learning.patience is None else learning.patience,
     }
-
-
-def _every(text: str) -> tuple[int, float]:
-    """Return the steps, or the seconds, between checkpoints.
-
-    >>> _every("50"), _every("10min")
-    ((50, 0.0), (0, 600.0))
-
-    Raises: InputError if it is neither.
-    """
-    if re.fullmatch("[0-9]{1,18}", text):
-        return int(text), 0.0
-    seconds = 0.0
-    with suppress(InputError):
-        seconds = parse_seconds(text)
-    if not 0 < seconds < float("inf"):
-        raise InputError(f"--every is {text!r}; give steps, such as 50, or a time, such as 10min; 0 for none")
-    return 0, seconds
-
-
-def _timeout_s(text: str) -> float:
-    """Return the seconds that a rank waits for another.
-
-    >>> _timeout_s("2min")
-    120.0
-
-    Raises: InputError if it is no time of a second at least.
-    """
-    seconds = 0.0
-    with suppress(InputError):
-        seconds = parse_seconds(text)
-    if not LEAST_WAIT_S <= seconds <= LONGEST_WAIT_S:
-        raise InputError(f"--timeout is {text!r}; give a time of at least 1 s, at most 30 days, such as 2min")
-    return seconds
 
 
 def _begins_anew(resume: str, folder: RunFolder | None) -> bool:
@@ -292,16 +266,18 @@ def train_shown(
         note([f"{name}: training ends after this step{kept}; Ctrl-C ends it at once"])
 
     def leave_job(on_event: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
-        text = job_text(folder, settings, profile, start.max_restarts)
+        text = job_text(folder, settings, profile, start.max_restarts, start.log)
         return on_event if hosts is not None else leaving_job(on_event, folder, text)
 
     try:
-        with step_bar(settings.steps, _steps_done(settings), quiet=quiet) as on_event:
+        with (
+            step_bar(settings.steps, _steps_done(settings), quiet=quiet) as on_event,
+            Sinks(start.log, folder, run_facts(settings, prediction.plan, profile), warn) as sinks,
+        ):
             report = train_predicted(
                 settings, cluster_file, profile, prediction, folder,
-                on_event=leave_job(_waits_told(on_event)), tell=say, notice=say, on_signal=ending,
-                max_restarts=start.max_restarts, replan=replan, adapt=adapt,
-                hosts=hosts,
+                on_event=leave_job(sinks.of_events(_waits_told(on_event))), tell=say, notice=say,
+                on_signal=ending, max_restarts=start.max_restarts, replan=replan, adapt=adapt, hosts=hosts,
             )  # fmt: skip
     except (KeyboardInterrupt, SystemExit):
         if newest := kept_checkpoint(folder):
