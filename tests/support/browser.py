@@ -115,9 +115,16 @@ async def browser_tab() -> AsyncIterator[Tab]:
             [CHROMIUM, f"--user-data-dir={profile}", *OPTIONS],
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
+        socket = None
         try:
-            yield Tab(await _connected(Path(profile) / "DevToolsActivePort"))
+            socket = await _connected(Path(profile) / "DevToolsActivePort")
+            yield Tab(socket)
         finally:
+            if socket is not None:
+                socket.close()
+                while await socket.read_message() is not None:
+                    pass
+                await asyncio.sleep(0.1)  # until it is closed here too
             process.terminate()
             process.wait(SOON_S)
 
