@@ -32,6 +32,7 @@ function fill(made, attributes, children) {
 }
 
 function seconds(value) {
+  if (value === 0) return "0 s";
   for (const [unit, size] of [["s", 1], ["ms", 1e-3], ["us", 1e-6]]) {
     if (value >= size || unit === "us") return `${(value / size).toPrecision(3)} ${unit}`;
   }
@@ -143,8 +144,12 @@ function timelines() {
 }
 
 function memory() {
-  const whole = width(), most = Math.max(...data.memory.map((each) => Math.max(each.usable, each.total, each.peak || 0)));
-  const scale = (whole - LEFT - 10) / most;
+  const whole = width(), said_width = 190;
+  const used = Math.max(...data.memory.map((each) => Math.max(each.total, each.peak || 0)));
+  const usable = Math.max(...data.memory.map((each) => each.usable));
+  // a model that is small beside its devices is drawn so large that its parts are seen
+  const most = usable > 3 * used ? 1.2 * used : Math.max(usable, used);
+  const scale = (whole - LEFT - said_width) / most;
   const svg = shape("svg", { viewBox: `0 0 ${whole} ${data.memory.length * ROW}`, id: "memory", role: "img", "aria-label": "memory of each device" });
   data.memory.forEach((each, row) => {
     const y = row * ROW + 4, said = `${each.device}: ${each.text} of ${each.usable_text} planned`;
@@ -159,17 +164,19 @@ function memory() {
       svg.append(bar);
       x += bytes * scale;
     }
+    svg.append(shape("text", { class: "small", x: whole - said_width + 12, y: y + 15 }, `${each.text} of ${each.usable_text}`));
     for (const [kind, bytes] of [["limit", each.usable], ["mark", each.peak]]) {
-      if (typeof bytes === "number") {
+      if (typeof bytes === "number" && bytes <= most) {
         const at = LEFT + bytes * scale;
         svg.append(shape("line", { class: kind, x1: at, x2: at, y1: y - 3, y2: y + BAR + 3 }));
       }
     }
   });
-  const used = Object.fromEntries(Object.entries(PARTS).filter(([part]) =>
+  const parts = Object.fromEntries(Object.entries(PARTS).filter(([part]) =>
     data.memory.some((each) => each.parts.some(([name]) => name === part))));
-  return section("Memory", legend(used),
-    element("p", {}, "Dashed: what a plan may fill. Red: the peak that was measured."), svg);
+  const red = data.memory.some((each) => each.peak !== null) ? " Red: the peak that was measured." : "";
+  const dashed = data.memory.some((each) => each.usable <= most) ? "Dashed: what a plan may fill." : "";
+  return section("Memory", legend(parts), element("p", {}, dashed + red), svg);
 }
 
 function curve(title, steps, values, unit) {
