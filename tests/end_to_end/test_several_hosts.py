@@ -16,7 +16,7 @@ from cost_model.profile import read_profile
 from hetpipe import cli
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.training.checkpoint_damage import damage_of
-from host_runs import LINE, NODES, SOON_S, TOKEN, Runs, hosts_with_folders
+from host_runs import ALONE, LINE, NODES, SOON_S, TOKEN, Runs, hosts_with_folders
 from partition.plan_file import read_plan
 
 STEPS = 5
@@ -51,8 +51,7 @@ def losses(folder: RunFolder) -> list[float]:
 def train_alone(profile: Path, options: str, capsys: pytest.CaptureFixture[str]) -> list[float]:
     """Return the losses of one process on one device, in the folder "alone" here."""
     Path("one.toml").write_text(ONE_DEVICE)
-    line = LINE.replace("gpipe-even", "single").replace("cluster.toml", "one.toml")
-    line = f"run {line} {options} --profile {profile} -q --run-folder alone"
+    line = f"run {ALONE} {options} --profile {profile} -q --run-folder alone"
     assert cli.main(line.split()) == 0, capsys.readouterr()
     return losses(RunFolder(Path("alone")))
 

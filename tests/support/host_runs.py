@@ -29,10 +29,10 @@ bandwidth = "100 Mbit/s"
 latency = "0.2 ms"
 """
 _LINKS = tempfile.TemporaryDirectory(prefix="hetpipe-test-links-")
-LINE = (
-    "--model bert-tiny --cluster cluster.toml --token-file token --trust-network --sequence-length 16 "
-    "--global-batch-size 8 --profile-budget 1 --strategy gpipe-even"
-)
+_TINY = "--model bert-tiny --sequence-length 16 --global-batch-size 8 --profile-budget 1"
+LINE = f"{_TINY} --cluster cluster.toml --token-file token --trust-network --strategy gpipe-even"
+ALONE = f"{_TINY} --cluster one.toml --strategy single"
+"""The same on one device, in one process."""
 
 
 def cluster_text(hosts: Sequence[Host]) -> str:

@@ -20,7 +20,7 @@ sys.path.append(str(Path(__file__).parents[3] / "tests" / "support"))
 
 from leftovers import SHARED_MEMORY
 
-from host_runs import LINE, Runs, hosts_with_folders
+from host_runs import ALONE, LINE, Runs, hosts_with_folders
 from three_hosts import has_namespaces
 
 KILLED, CUT, SILENT = "host killed", "link cut", "launcher stopped"
@@ -126,8 +126,7 @@ def check(runs: Runs, place: Path) -> float:
     folder = RunFolder(runs.folders[0] / "run")
     mine = folder.read_metrics()
     (place / "one.toml").write_text(ONE_DEVICE)
-    line = LINE.replace("gpipe-even", "single").replace("cluster.toml", "one.toml")
-    whole = f"{line} --profile {folder.profile} --steps {len(mine)} --total-steps {ENDLESS} --no-save -q"
+    whole = f"{ALONE} --profile {folder.profile} --steps {len(mine)} --total-steps {ENDLESS} --no-save -q"
     command = [sys.executable, "-m", "hetpipe", "run", *whole.split(), "--run-folder", "alone"]
     subprocess.run(command, cwd=place, check=True, stdout=subprocess.DEVNULL)
     alone = RunFolder(place / "alone").read_metrics()
@@ -157,8 +156,8 @@ def main() -> None:
             one_fault(runs, kind, number, seen)
             print(f"{kind}: {time.monotonic() - begun_s:.0f} s", file=sys.stderr, flush=True)
         steps = len(RunFolder(runs.folders[0] / "run").read_metrics())
+        print(seen.table(), flush=True)  # whatever is found to be wrong
         worst = check(runs, Path(name))
-    print(seen.table())
     print(
         f"{len(kinds)} faults in {time.monotonic() - begun_s:.0f} s, {steps} steps; losses differ by "
         f"{worst:.1e} at most"
