@@ -19,7 +19,7 @@ from places import MODULES
 
 
 def test_verbs():
-    verbs = "demo init profile plan explain simulate compare check run plot export cache env"
+    verbs = "demo init profile plan explain simulate compare check run plot watch export models cache env"
     assert list(cli.VERBS) == verbs.split()
 
 
@@ -45,7 +45,7 @@ def test_names_of_the_files_of_a_run():
     files = {name for name, entry in folder.items() if isinstance(entry, property)}
     assert files == {
         *("config", "cluster", "profile", "plan", "program", "metrics", "trace", "report", "recoveries"),
-        *("vocabulary", "tokens", "checkpoints", "model_config", "held_out", "job"),
+        *("vocabulary", "tokens", "checkpoints", "model_config", "held_out", "job", "page"),
     }
 
 

@@ -51,10 +51,7 @@ def plot_command(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Draw a run or a plan: the step, memory, layers, speed-ups and losses, as PNG and SVG.
-
-    A run also as one page for a browser, report.html.
-    """
+    """Draw a run or a plan: the step, memory, layers, speed-ups and losses, as PNG, SVG and a page."""
     one_file = output is not None and output.suffix in PICTURES
     if not path.exists():
         raise InputError(f"{path}: no such file or folder; give a run folder, or a plan.json")

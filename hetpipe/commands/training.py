@@ -269,10 +269,11 @@ def train_shown(
         text = job_text(folder, settings, profile, start.max_restarts, start.log)
         return on_event if hosts is not None else leaving_job(on_event, folder, text)
 
+    facts = run_facts(settings, prediction.plan, profile) if start.log else {}
     try:
         with (
             step_bar(settings.steps, _steps_done(settings), quiet=quiet) as on_event,
-            Sinks(start.log, folder, run_facts(settings, prediction.plan, profile), warn) as sinks,
+            Sinks(start.log, folder, facts, warn) as sinks,
         ):
             report = train_predicted(
                 settings, cluster_file, profile, prediction, folder,

@@ -116,7 +116,7 @@ def test_no_room_is_refused_before_anything_is_written(hetpipe, run, monkeypatch
 def test_how_often_is_a_number_of_steps_or_a_time(run, every):
     result = run(f"--steps 2 --every '{every}'")
     assert (result.code, result.err.count("\n")) == (2, 1)
-    assert result.err.endswith("; give steps, such as 50, or a time, such as 10min\n")
+    assert result.err.endswith("; give steps, such as 50, or a time, such as 10min; 0 for none\n")
 
 
 @pytest.mark.parametrize("timeout", ["never", "1 ns", "0 s", "-1 s", "1e9 s", "31000000", "1e400 s"])
