@@ -36,7 +36,7 @@ def watch_command(
     ] = 0,
     json: JsonOption = False,
 ) -> None:
-    """Show a run in a browser while it goes on: losses, tokens/s, what each device does; until Ctrl-C."""
+    """Show a run in a browser while it goes on: losses, tokens/s, what each device does."""
     folder = RunFolder(path) if path is not None else newest_run(Path(RUNS))
     page_data(folder)  # refuses what is no run folder
     with server_of(folder, port) as server:
