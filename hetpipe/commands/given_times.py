@@ -1,7 +1,6 @@
 """Times that options give: between checkpoints, of patience with a silent rank."""
 
 import re
-from contextlib import suppress
 
 from cost_model.errors import InputError
 from cost_model.units import parse_seconds
@@ -20,9 +19,7 @@ def checkpoint_times(text: str) -> tuple[int, float]:
     """
     if re.fullmatch("[0-9]{1,18}", text):
         return int(text), 0.0
-    seconds = 0.0
-    with suppress(InputError):
-        seconds = parse_seconds(text)
+    seconds = _seconds(text)
     if not 0 < seconds < float("inf"):
         raise InputError(f"--every is {text!r}; give steps, such as 50, or a time, such as 10min; 0 for none")
     return 0, seconds
@@ -36,9 +33,15 @@ def timeout_seconds(text: str) -> float:
 
     Raises: InputError if it is no time of a second at least.
     """
-    seconds = 0.0
-    with suppress(InputError):
-        seconds = parse_seconds(text)
+    seconds = _seconds(text)
     if not LEAST_WAIT_S <= seconds <= LONGEST_WAIT_S:
         raise InputError(f"--timeout is {text!r}; give a time of at least 1 s, at most 30 days, such as 2min")
     return seconds
+
+
+def _seconds(text: str) -> float:
+    """Return the seconds of a time; 0, which no option takes, of what is none."""
+    try:
+        return parse_seconds(text)
+    except InputError:
+        return 0.0

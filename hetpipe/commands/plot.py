@@ -10,7 +10,7 @@ from cost_model.cluster import Cluster
 from cost_model.cluster_file import read_cluster
 from cost_model.errors import InfeasibleError, InputError
 from cost_model.profile import ModelProfile, read_profile
-from cost_model.strict_files import read_text, write_atomically
+from cost_model.strict_files import read_text
 from cost_model.what_if import without
 from hetpipe.commands.inputs import checked_plan
 from hetpipe.commands.options import JsonOption, with_options
@@ -18,6 +18,7 @@ from hetpipe.commands.output import print_json
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import parse_program
 from hetpipe.program.trace import Trace
+from hetpipe.reporting.pages import write_page
 from hetpipe.runs.run_folder import DEVICE_CLOCKS, MEASURED, PREDICTED, RunFolder
 from hetpipe.runs.run_report import read_report
 from hetpipe.simulation.prediction import Prediction, evaluator, predict, with_bound
@@ -62,7 +63,7 @@ def plot_command(
         if one_file:
             raise InputError(f"-o {output}: a run is several pictures; give a folder")
         if output is not None and output.suffix == PAGE:
-            written = [plot_page(RunFolder(path), output)]
+            written = [write_page(RunFolder(path), output)]
         else:
             written = plot_run(RunFolder(path), output or path)
     elif profile_file is None or cluster_file is None:
@@ -210,23 +211,7 @@ def plot_run(run: RunFolder, folder: Path) -> list[Path]:
         save_picture(plots.title(ax, of), folder / "memory")
     if metrics := run.read_metrics():
         written += save_picture(plots.title(plots.losses(metrics), of), folder / "loss")
-    return [*written, plot_page(run, folder / "report.html")]
-
-
-def plot_page(run: RunFolder, path: Path) -> Path:
-    """Write what a run folder holds as one page; return its path.
-
-    Raises: InputError if it is no run folder, or the page cannot be written.
-    """
-    from hetpipe.reporting.pages import page_data, page_text
-
-    text = page_text(page_data(run))
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, text)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror})") from None
-    return path
+    return [*written, write_page(run, folder / run.page.name)]
 
 
 def _beside_even(plan: Plan, profile: ModelProfile, cluster: Cluster) -> list[Plan]:

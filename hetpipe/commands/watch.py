@@ -3,6 +3,7 @@
 import os
 import socket
 import sys
+import threading
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,6 +19,7 @@ from hetpipe.commands.options import JsonOption, with_options
 from hetpipe.commands.output import print_json
 from hetpipe.commands.training import RUNS
 from hetpipe.reporting.pages import live_data, page_data, page_text
+from hetpipe.runs.growing_metrics import GrowingMetrics
 from hetpipe.runs.run_folder import RunFolder
 from partition.plan_file import read_plan
 
@@ -37,7 +39,7 @@ def watch_command(
     json: JsonOption = False,
 ) -> None:
     """Show a run in a browser while it goes on: losses, tokens/s, what each device does."""
-    folder = RunFolder(path) if path is not None else newest_run(Path(RUNS))
+    folder = RunFolder(path) if path is not None else newest_run(RUNS)
     page_data(folder)  # refuses what is no run folder
     with server_of(folder, port) as server:
         url = f"http://{LOOPBACK}:{server.server_port}/"
@@ -71,7 +73,7 @@ def server_of(folder: RunFolder, port: int = 0) -> ThreadingHTTPServer:
     """
 
     class Handler(_Pages):
-        run = folder
+        watched = Watched(folder)
 
     try:
         server = ThreadingHTTPServer((LOOPBACK, port), Handler)
@@ -81,10 +83,38 @@ def server_of(folder: RunFolder, port: int = 0) -> ThreadingHTTPServer:
     return server
 
 
+class Watched:
+    """A run that goes on, as its page asks for it; owns what was read of it.
+
+    Each question comes in a thread of its own.
+    """
+
+    def __init__(self, run: RunFolder) -> None:
+        self._run, self._metrics, self._lock = run, GrowingMetrics(run), threading.Lock()
+        self._version, self._length = "", 0
+        self._devices: tuple[str, ...] = ()
+
+    def page(self) -> str:
+        """Return the page as it is now."""
+        version = _version(self._run)  # before it is read: what changes meanwhile is drawn by the next
+        return page_text({"version": version, "state": _state(self._run), **page_data(self._run)}, live=True)
+
+    def live(self) -> str:
+        """Return what the page is to be told each second, as JSON."""
+        version = _version(self._run)
+        with self._lock:
+            if version != self._version:
+                plan, profile = read_plan(self._run.plan), read_profile(self._run.profile)
+                self._devices, self._length = plan.device_names, profile.sequence_length
+                self._version = version
+            new = live_data(self._metrics.read(), self._devices, self._length)
+        return dumps({**new, "version": version, "state": _state(self._run)}, allow_nan=False)
+
+
 class _Pages(BaseHTTPRequestHandler):
     """Answers with the page and with what is new; to nobody who calls this host by another name."""
 
-    run: RunFolder
+    watched: Watched
 
     def do_GET(self) -> None:  # the name that http.server calls
         """Answer one question."""
@@ -94,8 +124,8 @@ class _Pages(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.FORBIDDEN, "text/plain", "this page is for this host alone")
             return
         pages: dict[str, tuple[str, Callable[[], str]]] = {
-            "/": (_HTML, self._page),
-            "/live.json": (_JSON, self._live),
+            "/": (_HTML, self.watched.page),
+            "/live.json": (_JSON, self.watched.live),
         }
         kind, text = pages.get(self.path, (None, None))
         if kind is None or text is None:
@@ -105,15 +135,6 @@ class _Pages(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.OK, kind, text())
         except InputError as error:  # the run plans again, and writes
             self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", f"{error}; load again")
-
-    def _page(self) -> str:
-        version = _version(self.run)
-        return page_text({**page_data(self.run), "version": version, "state": _state(self.run)}, live=True)
-
-    def _live(self) -> str:
-        plan, profile = read_plan(self.run.plan), read_profile(self.run.profile)
-        new = live_data(self.run, plan.device_names, profile.sequence_length)
-        return dumps({**new, "version": _version(self.run), "state": _state(self.run)}, allow_nan=False)
 
     def _answer(self, status: HTTPStatus, kind: str, text: str) -> None:
         content = text.encode()

@@ -1,8 +1,8 @@
 """Traces and plans for people: what a step waits for, as tables, sentences and pictures.
 
 `idle_time` and `critical_path` explain a trace by its causes, `speed_breakdown` weighs them by the devices'
-speed; `tables`, `comparison_tables`, `run_tables` and `plots` only show. matplotlib is loaded by `plots`
-alone. No torch here.
+speed; `tables`, `comparison_tables`, `run_tables`, `plots` and `pages` only show. matplotlib is loaded by
+`plots` alone. No torch here.
 
 Others use:
     idle_time: DeviceTime, device_times
@@ -13,5 +13,6 @@ Others use:
     comparison_tables: comparison_table, misfit_sentences, gain_sentence
     run_tables: run_report_tables, run_marks, measured_table
     plots: gantt, stage_labels, speedups, save, and the other names of its list
+    pages: write_page, page_data, page_text, live_data
     plots.style: new_axes, save, strip
 """

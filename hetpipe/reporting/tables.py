@@ -98,6 +98,15 @@ def describe_device(device: Device, profile: ModelProfile | None = None) -> str:
     return f"{device.kind}{speed}{f' ({ESTIMATED})' if estimated else ''}"
 
 
+def device_labels(plan: Plan, profile: ModelProfile, cluster: Cluster) -> list[tuple[str, str]]:
+    """Return for each device of a plan its name with what it is, and the layers that it holds."""
+    labels = []
+    for name in plan.device_names:
+        layers = describe_layers([profile.layers[layer].name for layer in plan.layers_of(name)])
+        labels.append((f"{name}  {describe_device(cluster.device(name), profile)}", layers))
+    return labels
+
+
 def estimate_sentences(profile: ModelProfile, kinds: Iterable[str]) -> list[str]:
     """Name the kinds whose times are estimated, and which not to trust, in a sentence; [] if none are."""
     estimated = [kind for kind in dict.fromkeys(kinds) if is_estimated(profile, kind)]

@@ -20,6 +20,9 @@ MEASURED = "measured"
 DEVICE_CLOCKS = "device clocks"
 """Names of traces; the last only where emulated devices have clocks of their own."""
 
+MetricsRow = dict[str, Any]
+"""What metrics.jsonl says of a step."""
+
 _NUMBERED = re.compile(r"(?P<model>.+)-(?P<number>\d{3,})")
 
 
@@ -179,7 +182,7 @@ class RunFolder:
         except OSError as error:
             raise InputError(f"{path}: cannot be written ({error.strerror})") from None
 
-    def read_metrics(self) -> tuple[dict[str, Any], ...]:
+    def read_metrics(self) -> tuple[MetricsRow, ...]:
         """Return the objects of metrics.jsonl, a step each, without a last line that a crash cut off."""
         if not self.metrics.exists():
             return ()
@@ -187,14 +190,10 @@ class RunFolder:
         rows = []
         for index, line in enumerate(lines):
             try:
-                row = json.loads(line)
-            except (ValueError, RecursionError):
-                if index == len(lines) - 1:
-                    break
-                raise InputError(f"{self.metrics}: line {index + 1} is not JSON") from None
-            if not isinstance(row, dict) or not isinstance(row.get("step"), int):
-                raise InputError(f"{self.metrics}: line {index + 1} is of no step; take it out")
-            rows.append(row)
+                rows.append(metrics_row(line, f"{self.metrics}: line {index + 1}"))
+            except CutOffError:
+                if index < len(lines) - 1:
+                    raise
         return tuple(rows)
 
     def read_traces(self) -> dict[str, Trace]:
@@ -209,6 +208,24 @@ class RunFolder:
             return parse_chrome_trace(data)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, InputError):
             raise InputError(f"{self.trace}: is no trace as a run writes it; take it away") from None
+
+
+class CutOffError(InputError):
+    """A line that is not JSON, as a crash leaves the last one."""
+
+
+def metrics_row(line: str, where: str) -> MetricsRow:
+    """Return the object of a line of metrics.jsonl; where: it, for errors.
+
+    Raises: InputError if it is of no step; `CutOffError` if it is not JSON.
+    """
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        raise CutOffError(f"{where} is not JSON") from None
+    if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+        raise InputError(f"{where} is of no step; take it out")
+    return row
 
 
 def numbered_runs(root: Path, model: str) -> tuple[RunFolder, ...]:

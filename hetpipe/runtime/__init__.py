@@ -18,6 +18,7 @@ Others use:
     remote_store: StoreServer, RemoteStore
     stage_runner: StageRunner, Microbatch
     transport: DistributedTransport, TensorShape
+    message_times: MessageTimes
     gradient_sync: GradientSync, counted_names
     optimizer: Optimizer, OPTIMIZER_STATES
     loss_scale: LossScale
@@ -29,7 +30,7 @@ Others use:
     pace: Pace, EmulatedPace, sleep_until
     cuda_events: GpuPace
     emulated_links: Board
-    byte_counter: ByteCounter
+    byte_counter: ByteCounter, counter_on
     host_load: HostLoad
     slowed_module: SlowedModule, VirtualPace
     torchgpipe_backend: to_torchgpipe

@@ -20,7 +20,6 @@ from hetpipe.models.quantized_weights import dense, matrix_held
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import Program
 from hetpipe.program.trace import Event, Trace, chrome_trace
-from hetpipe.reporting.pages import write_page
 from hetpipe.runs.run_folder import DEVICE_CLOCKS, MEASURED, PREDICTED, RunFolder
 from hetpipe.runs.run_report import DeviceReport, RecoveryReport, RunReport, StageReport, report_text
 from hetpipe.runs.settings import Settings
@@ -129,6 +128,8 @@ def write_results(
 
     Where devices are emulated, the latter is there by the host's clock and by theirs.
     """
+    from hetpipe.reporting.pages import write_page  # loads tables, which ranks need at their end alone
+
     last = [summary.outcomes[-1] for summary in measured.summaries]
 
     def trace(events: Iterable[Event]) -> Trace:

@@ -18,7 +18,7 @@ from hetpipe.training.checkpoint_damage import damage_of
 
 sys.path.append(str(Path(__file__).parents[3] / "tests" / "support"))
 
-from leftovers import SHARED_MEMORY
+from leftovers import in_shared_memory
 
 from host_runs import ALONE, LINE, Runs, hosts_with_folders
 from three_hosts import has_namespaces
@@ -109,13 +109,9 @@ def one_fault(runs: Runs, kind: str, round_: int, seen: Seen) -> None:
     runs.started.clear()
     pids = [pid for each in runs.hosts for pid in each.pids()]
     assert not pids, f"left over: {pids}"  # so nobody listens there
-    folders = set().union(*map(folders_of, launchers[:LOST], runs.folders))
+    folders = in_shared_memory(launchers[:LOST])
+    folders |= {path for each in runs.folders[:LOST] for path in each.glob("hetpipe-*")}
     assert not folders, f"left over: {folders}"
-
-
-def folders_of(launcher: int, temporary: Path) -> set[Path]:
-    """Return what a launcher has left in its host's temporary folder, and in shared memory."""
-    return {*temporary.glob("hetpipe-*"), *SHARED_MEMORY.glob(f"hetpipe-*-{launcher}-*")}
 
 
 def check(runs: Runs, place: Path) -> float:

@@ -23,9 +23,14 @@ _COMPILED = "torchinductor_"
 
 def folders_of(launchers: Collection[int], temporary: Path) -> set[Path]:
     """Return what is in a run's own temporary folder, and what its launchers have in shared memory."""
+    own = {path for path in temporary.iterdir() if not path.name.startswith(_COMPILED)}
+    return in_shared_memory(launchers) | own
+
+
+def in_shared_memory(launchers: Collection[int]) -> set[Path]:
+    """Return what launchers have there."""
     shared = SHARED_MEMORY.glob("hetpipe-*") if SHARED_MEMORY.is_dir() else ()
-    owned = {path for path in shared if any(f"-{pid}-" in path.name for pid in launchers)}
-    return owned | {path for path in temporary.iterdir() if not path.name.startswith(_COMPILED)}
+    return {path for path in shared if any(f"-{pid}-" in path.name for pid in launchers)}
 
 
 def folders_after_next_start(launchers: Collection[int], temporary: Path) -> set[Path]:

@@ -29,8 +29,8 @@ from hetpipe.program.trace import Event, Trace
 from hetpipe.reporting.idle_time import channel_of
 from hetpipe.reporting.memory_tables import memory_uses
 from hetpipe.reporting.run_tables import run_report_tables
-from hetpipe.reporting.tables import describe_device, describe_layers, new_table, plan_sentences, plan_table
-from hetpipe.runs.run_folder import DEVICE_CLOCKS, MEASURED, PREDICTED, RunFolder
+from hetpipe.reporting.tables import device_labels, new_table, plan_sentences, plan_table
+from hetpipe.runs.run_folder import DEVICE_CLOCKS, MEASURED, PREDICTED, MetricsRow, RunFolder
 from hetpipe.runs.run_report import RunReport, read_report
 from hetpipe.simulation.simulator import simulate
 from partition.plan import Plan
@@ -78,13 +78,12 @@ def page_data(folder: RunFolder) -> dict[str, Any]:
         "memory": _memory(plan, profile, cluster, report),
         "links": table_data(_links(costs, predicted)),
         **_results(report),
-        **live_data(folder, plan.device_names, profile.sequence_length),
+        **live_data(folder.read_metrics(), plan.device_names, profile.sequence_length),
     }
 
 
-def live_data(folder: RunFolder, devices: Sequence[str], sequence_length: int) -> dict[str, Any]:
+def live_data(rows: Sequence[MetricsRow], devices: Sequence[str], sequence_length: int) -> dict[str, Any]:
     """Return what changes while a run goes on: curves, figures of the last steps, what was lost."""
-    rows = folder.read_metrics()
     kept = _thinned(rows)
     last = rows[-LATE_STEPS:]
     return {
@@ -128,10 +127,7 @@ def _results(report: RunReport | None) -> dict[str, Any]:
 def _timelines(
     traces: Mapping[str, Trace], plan: Plan, profile: ModelProfile, cluster: Cluster
 ) -> list[dict[str, Any]]:
-    labels = []
-    for name in plan.device_names:
-        layers = describe_layers([profile.layers[layer].name for layer in plan.layers_of(name)])
-        labels.append([f"{name} {describe_device(cluster.device(name), profile)}", layers])
+    labels = device_labels(plan, profile, cluster)
     shown = []
     for name, trace in traces.items():
         many = len(trace.events) > MOST_EVENTS
@@ -230,7 +226,7 @@ def _covered(events: Iterable[Event]) -> float:
     return covered
 
 
-def _thinned(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _thinned(rows: Sequence[MetricsRow]) -> list[MetricsRow]:
     """Return every so many rows, with those that stand out, that were held against other texts, the last."""
     each = -(-len(rows) // MOST_POINTS)
     if each <= 1:
@@ -242,12 +238,12 @@ def _thinned(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def _tokens(row: Mapping[str, Any], sequence_length: int) -> float | None:
+def _tokens(row: MetricsRow, sequence_length: int) -> float | None:
     rate = row.get("samples_per_s")
     return rate * sequence_length if isinstance(rate, float | int) and sequence_length else None
 
 
-def _devices(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
+def _devices(rows: Sequence[MetricsRow], names: Sequence[str]) -> list[dict[str, Any]]:
     """Return the busy share of each device in the last steps, less those under another plan."""
     shares: list[list[float]] = []
     for row in reversed(rows):
@@ -265,9 +261,9 @@ def _devices(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[di
     ]
 
 
-def _notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _notes(rows: Sequence[MetricsRow]) -> list[str]:
     """Say what a reader of the curves is to know: steps that changed nothing, losses that stood out."""
-    counts: list[tuple[str, Callable[[Mapping[str, Any]], bool]]] = [
+    counts: list[tuple[str, Callable[[MetricsRow], bool]]] = [
         ("changed nothing, since a gradient was not finite", lambda row: row.get("finite") is False),
         ("had a loss that stood out", lambda row: bool(row.get("spike"))),
     ]

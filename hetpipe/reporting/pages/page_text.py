@@ -4,6 +4,7 @@ import html
 import json
 from collections.abc import Mapping
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from cost_model.errors import InputError
@@ -65,12 +66,14 @@ def page_text(data: Mapping[str, Any], *, live: bool = False) -> str:
     )
 
 
-def write_page(folder: RunFolder) -> None:
-    """Write report.html of a run folder.
+def write_page(run: RunFolder, path: Path | None = None) -> Path:
+    """Write the page of a run, to report.html of its folder if no path is given; return the path.
 
-    Raises: InputError if a file of the folder is damaged, or the page cannot be written.
+    Raises: InputError if it is no run folder, one of its files is damaged, or the page cannot be written.
     """
-    folder.write(folder.page, page_text(page_data(folder)))
+    path = path or run.page
+    RunFolder(path.parent).write(path, page_text(page_data(run)))
+    return path
 
 
 def _asset(name: str) -> str:

@@ -23,7 +23,7 @@ from hetpipe.reporting.plots.style import (
     strip,
     title,
 )
-from hetpipe.reporting.tables import describe_device, describe_layers
+from hetpipe.reporting.tables import device_labels
 from partition.plan import Plan
 
 
@@ -124,12 +124,7 @@ def _errors_text(predicted_s: float, last_s: float, median_s: float | None) -> s
 
 def stage_labels(plan: Plan, profile: ModelProfile, cluster: Cluster) -> list[str]:
     """Return labels for the rows of a gantt: device, speed and layers."""
-    labels = []
-    for name in plan.device_names:
-        device = cluster.device(name)
-        layers = describe_layers([profile.layers[layer].name for layer in plan.layers_of(name)])
-        labels.append(f"{device.name}  {describe_device(device, profile)}\n{layers}")
-    return labels
+    return ["\n".join(lines) for lines in device_labels(plan, profile, cluster)]
 
 
 def losses(metrics: Sequence[Mapping[str, Any]], ax: Axes | None = None, *, label: str | None = None) -> Axes:

@@ -67,9 +67,9 @@ def test_a_run_that_goes_on_has_a_page_too(tmp_path: Path):
 
 def test_steps_of_another_plan_do_not_count_as_busy(run: RunFolder):
     add_steps(run, 5, busy_s=[1.0, 1.0, 1.0])
-    assert live_data(run, ["a/0", "b/0"], 8)["devices"] == []
+    assert live_data(run.read_metrics(), ["a/0", "b/0"], 8)["devices"] == []
     add_steps(run, 2, slow={"b/0": 1.5})
-    a, b = live_data(run, ["a/0", "b/0"], 8)["devices"]
+    a, b = live_data(run.read_metrics(), ["a/0", "b/0"], 8)["devices"]
     assert (a["busy"], a["steps"], a["slow"], b["slow"]) == (0.75, 2, None, 1.5)
 
 
@@ -79,7 +79,7 @@ def test_long_runs_keep_what_stands_out(run: RunFolder):
     add_steps(run, 1, eval_loss=3.0)
     add_steps(run, 1)
     add_steps(run, 1, finite=False)
-    found = live_data(run, ["a/0", "b/0"], 8)
+    found = live_data(run.read_metrics(), ["a/0", "b/0"], 8)
     count = 3 * MOST_POINTS
     assert found["thinned"]
     assert {count + 1, count + 2, count + 4} <= set(found["steps"])
