@@ -1,4 +1,5 @@
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -14,6 +15,16 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(SUPPORT), os.enviro
 # A busy machine is no failure: no test has a time limit for an example.
 hypothesis.settings.register_profile("hetpipe", deadline=None)
 hypothesis.settings.load_profile("hetpipe")
+
+
+@pytest.fixture(autouse=True)
+def _same_environment() -> Iterator[None]:
+    """Put back what a test changed: torch's process groups name their network interface there."""
+    before = dict(os.environ)
+    yield
+    if os.environ != before:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 @pytest.fixture

@@ -361,7 +361,8 @@ class _Run:
         metrics |= held_out
         slow = self.slow.events(self.step + 1, busy_s) if len(self.step_s) > 1 else []
         slow += self.links.events(self.step + 1, messages, self.clock.lead_s - LEAD_S)
-        add_metrics(self.folder, metrics, {"busy_s": busy_s} | self.slow.now() | self.links.now())
+        metrics |= {"busy_s": list(busy_s)} | self.slow.now() | self.links.now()
+        add_metrics(self.folder, metrics)
         ending = self.evaluation.ending(self.settings) if held_out and self.evaluation else []
         return asked | self._tell({"event": "step", **metrics}, *slow, *ending)
 

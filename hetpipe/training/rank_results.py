@@ -145,15 +145,18 @@ def write_results(
     write_page(folder)
 
 
-def add_metrics(folder: RunFolder, metrics: Mapping[str, Any], others: dict[str, Any]) -> None:
+def add_metrics(folder: RunFolder, metrics: Mapping[str, Any]) -> None:
     """Add the line of a step to metrics.jsonl; numbers that are not finite are null.
 
     Raises: InputError if it cannot be written.
     """
-    finite = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
+    finite = {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in metrics.items()
+    }
     try:
         with open(folder.metrics, "a", encoding="utf-8") as file:
-            file.write(json.dumps(finite | others) + "\n")
+            file.write(json.dumps(finite) + "\n")
     except OSError as error:
         raise InputError(
             f"{folder.metrics}: cannot be written ({error.strerror}); make room there, and go on "
