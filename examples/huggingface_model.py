@@ -87,12 +87,12 @@ def main() -> None:
         for stage in (stage for pipeline in plan.pipelines for stage in pipeline.stages):
             print(f"{stage.device}: layers [{stage.start}, {stage.stop})")
         trainer = hetpipe.Trainer(
-            plan,
             build,
             Counting(),
             hetpipe.AdamW(learning_rate=5e-3),
             next_token_loss,
             cluster=cluster_file,
+            plan=plan,
             profile=profile,
             folder=Path(name) / "run",
             callbacks=[Print()],

@@ -120,12 +120,12 @@ def main() -> None:
         plan = hetpipe.Plan("manual", "mine", 32, (hetpipe.Pipeline(8, 32, stages),))
         print(f"predicted: {hetpipe.predict(plan, profile, cluster).step_s * 1e3:.1f} ms a step")
         trainer = hetpipe.Trainer(
-            plan,
             model,
             Sums(),
             functools.partial(torch.optim.SGD, lr=0.02, momentum=0.9),
             squared_error,
             cluster=cluster_file,
+            plan=plan,
             profile=profile,
             folder=Path(name) / "run",
             callbacks=[Print()],

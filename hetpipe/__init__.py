@@ -36,9 +36,10 @@ if TYPE_CHECKING:
     from hetpipe.runtime.torchgpipe_backend import to_torchgpipe
     from hetpipe.simulation.prediction import evaluator, predict, simulate_plan
     from hetpipe.simulation.schedule_selection import lower
+    from hetpipe.training.callbacks import Callback
     from hetpipe.training.checkpoint_weights import load_weights
     from hetpipe.training.run import measure, train
-    from hetpipe.training.trainer import AdamW, Callback, Trainer
+    from hetpipe.training.trainer import AdamW, Trainer
     from hetpipe.training.user_loop import RankStages, execute, trace_of
     from partition.plan import Pipeline, Plan, Stage
     from partition.plan_file import read_plan
@@ -69,7 +70,8 @@ _HOMES = {
     "hetpipe.models.chain": ("ChainModel",),
     "hetpipe.data.task": ("TrainingTask",),
     "hetpipe.program.trace": ("Trace",),
-    "hetpipe.training.trainer": ("AdamW", "Callback", "Trainer"),
+    "hetpipe.training.callbacks": ("Callback",),
+    "hetpipe.training.trainer": ("AdamW", "Trainer"),
     "hetpipe.training.run": ("measure", "train"),
     "hetpipe.program.verification": ("verify",),
     "partition.plan": ("Pipeline", "Plan", "Stage"),

@@ -19,9 +19,10 @@ from cost_model.what_if import without
 from hetpipe.commands.given_profile import check_dtypes, check_profile, warn_of_doubts
 from hetpipe.commands.gpu_defaults import measured
 from hetpipe.commands.options import AdapterOptions, PlanOptions, ProfileOptions
-from hetpipe.commands.output import note, progress_bar, warn
+from hetpipe.commands.output import note, warn
 from hetpipe.models.names import ModelEntry, model_entry
 from hetpipe.program.instructions import Schedule
+from hetpipe.reporting.progress import progress_bar
 from hetpipe.runs.lora import parse_lora, read_adapter_settings
 from hetpipe.runs.quantization import check_load_in
 from hetpipe.runs.settings import Settings, TaskSettings

@@ -97,31 +97,6 @@ def write_output(path: Path, text: str) -> None:
 
 
 @contextmanager
-def progress_bar(title: str, *, quiet: bool = False) -> Iterator[Callable[[float, str], None]]:
-    """Give a function (fraction done, text) that moves a bar on stderr; none if stdout is no terminal."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from hetpipe.reporting.tables import console
-
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[text]}"),
-        TimeRemainingColumn(),
-        console=console(sys.stderr),
-        transient=True,
-        disable=quiet or not sys.stdout.isatty(),
-    )
-    with bar:
-        task = bar.add_task(title, total=1.0, text="")
-
-        def report(fraction: float, text: str) -> None:
-            bar.update(task, completed=fraction, text=text)
-
-        yield report
-
-
-@contextmanager
 def status(what: str) -> Iterator[Callable[[str], None] | None]:
     """Give a function that shows on a terminal what is being done; None if stdout is no terminal."""
     if not sys.stdout.isatty():

@@ -34,7 +34,7 @@ from hetpipe.commands.options import (
     SequenceOption,
     with_options,
 )
-from hetpipe.commands.output import check_output, note, print_json, progress_bar, warn, write_output
+from hetpipe.commands.output import check_output, note, print_json, warn, write_output
 from hetpipe.commands.several_hosts import (
     Asked,
     HostOptions,
@@ -48,6 +48,7 @@ from hetpipe.profiling.calibration import calibrate
 from hetpipe.profiling.median_error import precision_text
 from hetpipe.profiling.merging import left_out, merge
 from hetpipe.profiling.profile_cache import profile_model
+from hetpipe.reporting.progress import progress_bar
 from hetpipe.reporting.tables import estimate_sentences, profile_table, show
 from hetpipe.runs.run_folder import DEVICE_CLOCKS, MEASURED, RunFolder
 from hetpipe.runs.run_report import read_report

@@ -17,9 +17,9 @@ from hetpipe.commands.job_file import job_text, leaving_job
 from hetpipe.commands.learning import LearningOptions
 from hetpipe.commands.output import note, warn
 from hetpipe.commands.resuming import RunBefore, check_changes
-from hetpipe.commands.step_bar import step_bar
 from hetpipe.models.names import ModelEntry
 from hetpipe.program.instructions import Schedule
+from hetpipe.reporting.progress import step_bar
 from hetpipe.runs.metric_sinks import SinkKind, Sinks, check_installed, run_facts
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Clock, Settings

@@ -1,7 +1,8 @@
-"""Held-out texts: each of their samples once, the same whenever their loss is computed."""
+"""Held-out samples, as of texts: each of them once, the same whenever their loss is computed."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,22 +15,25 @@ SEED = 0
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """The samples of held-out texts, in the order of a `Dataset` of this module's seed."""
+    """Held-out samples, each once.
 
-    dataset: Dataset
+    num_loss_tokens: how many terms the loss of all of them counts. batch: (first sample, number) -> inputs by
+    name and labels, each [samples, ...]; past the end no label counts.
+    """
 
-    @property
-    def num_samples(self) -> int:
-        return self.dataset.num_sequences
+    num_samples: int
+    num_loss_tokens: int
+    batch: Callable[[int, int], tuple[Mapping[str, Tensor], Tensor]]
 
-    @property
-    def num_loss_tokens(self) -> int:
-        """Return how many tokens the loss counts."""
-        return self.dataset.num_loss_tokens(self.num_samples)
+    @classmethod
+    def of_texts(cls, dataset: Dataset) -> "HeldOut":
+        """Return the samples of held-out texts, in the order of a `Dataset` of this module's seed."""
+        count = dataset.num_sequences
+        return cls(count, dataset.num_loss_tokens(count), partial(_of_texts, dataset))
 
-    def batch(self, first_sample: int, num_samples: int) -> tuple[Mapping[str, Tensor], Tensor]:
-        """Return inputs by name and labels, each [samples, ...]; past the end no label counts."""
-        data = self.dataset.batch(first_sample, num_samples)
-        labels = torch.from_numpy(data.labels)
-        labels[max(0, self.num_samples - first_sample) :] = IGNORE_LABEL
-        return {"input_ids": torch.from_numpy(data.input_ids)}, labels
+
+def _of_texts(dataset: Dataset, first_sample: int, num_samples: int) -> tuple[Mapping[str, Tensor], Tensor]:
+    data = dataset.batch(first_sample, num_samples)
+    labels = torch.from_numpy(data.labels)
+    labels[max(0, dataset.num_sequences - first_sample) :] = IGNORE_LABEL
+    return {"input_ids": torch.from_numpy(data.input_ids)}, labels

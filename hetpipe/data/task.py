@@ -48,7 +48,7 @@ class TrainingTask:
     count_terms, where given, counts them in the labels of a whole step instead.
     make_optimizer: None for AdamW with the hyper-parameters of the settings. rate_schedule: the learning rate
     of each step, counted from 0, as a multiple of the settings'; None for their warm-up and decay.
-    data_sha256: of the texts, "" where nobody knows. held_out: what --eval-data gives.
+    data_sha256: of the texts, "" where nobody knows. held_out: what --eval-data or eval_data gives.
     predicts: where the loss is `loss_sum` of logits, of which task; None for any other loss.
     """
 
@@ -198,7 +198,7 @@ def _held_out(folder: RunFolder, settings: TaskSettings, spec: ModelSpec) -> Hel
     Raises: InputError if there is not one.
     """
     try:
-        return HeldOut(_dataset_in(folder.held_out, folder, settings, spec, HELD_OUT_SEED))
+        return HeldOut.of_texts(_dataset_in(folder.held_out, folder, settings, spec, HELD_OUT_SEED))
     except InputError as error:
         raise InputError(f"--eval-data: {error}") from None
 

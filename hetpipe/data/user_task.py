@@ -7,11 +7,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import cloudpickle  # type: ignore[import-untyped]
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from cost_model.errors import InputError
+from hetpipe.data.held_out import HeldOut
+from hetpipe.data.own_code import own_code_sha256
 from hetpipe.data.task import OptimizerFactory, TrainingTask
 from hetpipe.data.user_data import batch_in, batch_of
 from hetpipe.models.block_structure import refused_on_error
@@ -37,7 +40,8 @@ class Options:
     count_terms: labels of a whole step -> how many terms the loss sums; None: one a sample.
     shuffle: each epoch of a data set in an order of its own, drawn from the seed.
     shrunk: builds a small model of the same class, off which the structure is read; None: off the model.
-    make_optimizer, rate_schedule: as in `TrainingTask`.
+    make_optimizer, rate_schedule: as in `TrainingTask`. eval_data: as data, a data set with a length, whose
+    loss is computed beside training in batches of eval_batch; None: there is none.
     """
 
     count_terms: Callable[[Tensor], int] | None = None
@@ -45,16 +49,29 @@ class Options:
     shrunk: Callable[[], nn.Module] | None = None
     make_optimizer: OptimizerFactory | None = None
     rate_schedule: Callable[[int], float] | None = None
+    eval_data: object = None
+    eval_batch: int = 1
 
 
 class UserTask:
     """A factory of the `TrainingTask` on every rank; owns the bytes sent there, and the initial weights.
 
-    sequence_length: of the model's integer inputs [samples, seq], 1 where it has none.
+    sequence_length: of the model's integer inputs [samples, seq], 1 where it has none. num_samples: of the
+    data, None where it is a function. code_sha256: of what its times depend on. num_held_out: how many
+    samples of eval_data are whole batches, and the terms that the loss counts in them.
     """
 
-    def __init__(self, parts: Mapping[str, object], sequence_length: int) -> None:
+    def __init__(
+        self,
+        parts: Mapping[str, object],
+        sequence_length: int,
+        *,
+        num_samples: int | None,
+        code_sha256: str,
+        num_held_out: tuple[int, int],
+    ) -> None:
         self.sequence_length = sequence_length
+        self.num_samples, self.code_sha256, self.num_held_out = num_samples, code_sha256, num_held_out
         chain = parts["chain"]
         assert isinstance(chain, ChainModel)
         self.num_layers = chain.num_layers
@@ -87,14 +104,15 @@ class UserTask:
         chain, options = parts["chain"], parts["options"]
         if self._has_weights:
             chain = replace(chain, given=folder.path / WEIGHTS_FILE)
+        in_dtype = partial(batch_in, weight_dtype(settings.dtype))
+        held_out = None
+        if options.eval_data is not None:
+            held_out = HeldOut(*self.num_held_out, partial(in_dtype, batch_of(options.eval_data, 0, False)))
         return TrainingTask(
             chain=chain,
             loss=SummedLoss(parts["loss"]),
-            batch=partial(
-                batch_in,
-                weight_dtype(settings.dtype),
-                batch_of(parts["data"], settings.seed, options.shuffle),
-            ),
+            batch=partial(in_dtype, batch_of(parts["data"], settings.seed, options.shuffle)),
+            held_out=held_out,
             num_loss_tokens=_one_each,
             count_terms=options.count_terms,
             make_optimizer=options.make_optimizer,
@@ -118,7 +136,7 @@ def own_task(model: Model, data: object, loss: Loss, **options: Any) -> UserTask
     except TypeError as error:
         raise InputError(f"{error}; known options are {', '.join(Options.__dataclass_fields__)}") from None
     _check_loss(loss)
-    inputs, _ = _first_sample(data, chosen.shuffle)
+    inputs, labels = _first_sample(data, chosen.shuffle)
     if not isinstance(model, nn.Module) and not callable(model):
         raise InputError(f"the model is a {type(model).__name__}; give an nn.Module or what builds one")
     with refused_on_error("the model cannot be built"), torch.device("meta"):
@@ -128,7 +146,37 @@ def own_task(model: Model, data: object, loss: Loss, **options: Any) -> UserTask
     with refused_on_error("the model fails on the first sample of the data"):
         chain = ChainModel.from_module(model, inputs, shrunk=chosen.shrunk)
     parts = {"chain": chain, "data": data, "loss": loss, "options": chosen}
-    return UserTask(parts, _sequence_length(inputs))
+    return UserTask(
+        parts,
+        _sequence_length(inputs),
+        num_samples=len(data) if hasattr(data, "__getitem__") and hasattr(data, "__len__") else None,
+        code_sha256=own_code_sha256(
+            built, loss, chosen.make_optimizer, _shapes(inputs, labels), pack=cloudpickle.dumps
+        ),
+        num_held_out=(0, 0) if chosen.eval_data is None else _held_out(chosen),
+    )
+
+
+def _shapes(inputs: Mapping[str, Tensor], labels: Tensor) -> list[list[str]]:
+    return [[name, str(value.shape), str(value.dtype)] for name, value in {**inputs, "": labels}.items()]
+
+
+def _held_out(options: Options) -> tuple[int, int]:
+    """Return how many samples of the held-out data make whole batches, and the terms of their loss.
+
+    Raises: InputError if they cannot be read by index, or there is not one batch.
+    """
+    data, batch = options.eval_data, options.eval_batch
+    if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+        raise InputError(f"eval_data are a {type(data).__name__}; give a data set with a length, as data")
+    count = len(data) - len(data) % batch
+    if count == 0:
+        raise InputError(f"eval_data have {len(data)} samples; give at least a batch ({batch})")
+    if options.count_terms is None:
+        return count, count
+    read = batch_of(data, 0, False)
+    with refused_on_error("eval_data cannot be read"):
+        return count, sum(options.count_terms(read(first, batch)[1]) for first in range(0, count, batch))
 
 
 def _packed(what: str, part: object) -> bytes:
@@ -137,17 +185,18 @@ def _packed(what: str, part: object) -> bytes:
     name = names.get(what, f"the {what}")
     try:
         data = pickle.dumps(part)
+    except Exception:
+        data = None
+    if data is not None and not (b"__main__" in data and not hasattr(sys.modules["__main__"], "__file__")):
+        return data
+    try:  # by value: a lambda, or what a notebook defines, which the ranks cannot import
+        return bytes(cloudpickle.dumps(part))
     except Exception as error:
         reason = str(error).partition("\n")[0]
         raise InputError(
-            f"{name} cannot be sent to the ranks ({reason}); define it at the top level of a module"
+            f"{name} cannot be sent to the ranks ({reason}); let it hold nothing of this process, as open "
+            "files, locks and connections"
         ) from None
-    if b"__main__" in data and not hasattr(sys.modules["__main__"], "__file__"):
-        raise InputError(
-            f"{name} is defined in a notebook or at a prompt, where the ranks cannot find it; put it into a "
-            "file and import it"
-        )
-    return data
 
 
 def _check_loss(loss: object) -> None:

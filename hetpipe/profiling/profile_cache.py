@@ -51,6 +51,7 @@ def cache_key(
     *,
     real_kinds: Sequence[Sequence[str]] = (),
     dtypes: Mapping[str, str] | None = None,
+    own_sha256: str | None = None,
 ) -> str:
     """Return the hash of everything that a measurement depends on.
 
@@ -59,11 +60,12 @@ def cache_key(
     sharers: by kind, how many devices share the host's cores, which gives the threads of each.
     memory_bytes: of the largest device of each kind, where the sizes depend on it (None).
     real_kinds: of the devices of each node between which messages are measured. dtypes: of the kinds, where
-    they differ.
+    they differ. own_sha256: of a model of the user's own, None for others.
     """
     return canonical_sha256(
         {
             **({} if dtypes is None else {"dtypes": dict(dtypes)}),
+            **({} if own_sha256 is None else {"own": own_sha256}),
             "loss_chunks": settings.loss_chunks,
             "compiled": settings.compiled,
             "model": settings.model,
@@ -113,7 +115,8 @@ def profile_model(
     model: a name, or a Hugging Face folder, of which the cache knows the configuration and not the path.
     dtype: of all kinds, or of each. microbatch_sizes: those of them that fit; None: up to the largest that
     fits. task: for a model of your
-    own, named by `model`: an `own_task`, or an importable `TaskFactory`; never cached. lora: of adapters that
+    own, named by `model`: an `own_task`, kept by the hash of its code, or an importable `TaskFactory`, which
+    is never cached. lora: of adapters that
     are trained in place of the model. load_in: "4bit" or "8bit", in which the matrices beside them are held.
     loss_chunks: into how many chunks of a microbatch's tokens the loss is cut; None: none. compiled:
     whether blocks are compiled.
@@ -129,17 +132,19 @@ def profile_model(
     if task is None:
         known = model_entry(model)
         known = known if lora is None else known.with_adapters(lora, load_in=load_in)
-        own = Settings(steps=1, **known.in_settings)
-        settings = dataclasses.replace(settings, model=known.name, run=own)
+        settings = dataclasses.replace(settings, model=known.name, run=Settings(steps=1, **known.in_settings))
+    own = getattr(task, "code_sha256", None)
     counts = {kind: sum(device.kind == kind for device in cluster.devices) for kind in kinds}
     sharers = {kind: count if kind == CPU else 1 for kind, count in counts.items()}
     memory = {kind: max(d.memory_bytes for d in cluster.devices if d.kind == kind) for kind in kinds}
     key = cache_key(
         settings, sharers, microbatch_sizes, _code(), memory,
         real_kinds=_real_kinds(cluster), dtypes=dtypes if settings.dtype == MIXED else None,
+        own_sha256=own,
     )  # fmt: skip
     path = cache_folder() / f"{_file_name(settings.model)}-{key}.json"
-    if use_cache and task is None and (kept := _kept(path)) is not None:
+    keeps = task is None or own is not None
+    if use_cache and keeps and (kept := _kept(path)) is not None:
         return kept
     measured: dict[str, Device] = {}
     for device in cluster.devices:
@@ -162,7 +167,7 @@ def profile_model(
         profiles.append(profile)
     merged = _with_links(merge(profiles), cluster)
     whole = microbatch_sizes is None or not left_out(merged, microbatch_sizes)
-    if task is None and whole and not doubtful_kinds(merged):
+    if keeps and whole and not doubtful_kinds(merged):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, profile_text(merged))
     return merged

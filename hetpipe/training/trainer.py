@@ -1,5 +1,6 @@
 """Training from a user's program: a model, data, an optimizer and a loss under any plan."""
 
+import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -10,28 +11,37 @@ import torch
 from torch import nn
 
 from cost_model.cluster_file import read_cluster
-from cost_model.dtypes import FLOAT32
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
+from cost_model.units import format_seconds
 from hetpipe.data.task import OptimizerFactory
 from hetpipe.data.user_task import Model, own_task
 from hetpipe.models.loss import Loss
-from hetpipe.profiling.profile_cache import profile_model
+from hetpipe.reporting.progress import step_bar
+from hetpipe.reporting.run_tables import run_marks
+from hetpipe.reporting.tables import show
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.run_report import RunReport
-from hetpipe.runs.settings import Settings, TaskSettings, checked_settings
+from hetpipe.runs.settings import Settings, checked_settings
 from hetpipe.runtime.processes import under_torchrun
 from hetpipe.runtime.torch_optimizer import made_of_samples, optimizer_name
+from hetpipe.simulation.prediction import Prediction
 from hetpipe.training import checkpoint, torchrun
+from hetpipe.training.callbacks import Callback, Callbacks
 from hetpipe.training.checkpoint_owners import check_optimizer
+from hetpipe.training.checkpoint_weights import export_huggingface
+from hetpipe.training.own_planning import OwnPlanning, checked_batch_size, name_of
 from hetpipe.training.resumed_settings import inherited
 from hetpipe.training.resumption import find_checkpoint
-from hetpipe.training.run import train
+from hetpipe.training.run import train_predicted, verified_prediction
 from partition.plan import Plan
 
 RUNS = Path("runs")
-PROFILE_BUDGET_S = 10.0
-"""How long a model without a profile is measured: its plan is made, the times are for the report only."""
+MOST_RESTARTS = 3
+"""How often in a row a run under a plan of its own goes on after a loss without coming further."""
+
+GIVEN = "given to the trainer"
+"""Stands in the settings for held-out samples that are no texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,37 +59,17 @@ class AdamW:
     weight_decay: float = 0.01
 
 
-class Callback:
-    """A listener to a `Trainer`: inherit, and write the methods that you need.
-
-    Called in the process that called `fit`, in the order of the list; training goes on when all have
-    returned. True ends training after the step at hand, with a checkpoint unless `save` is False; whatever
-    else a method gives does not. An exception ends the ranks and comes out of `fit`.
-    """
-
-    def on_step_end(self, metrics: Mapping[str, Any]) -> bool | None:
-        """Take a step's line of metrics.jsonl (step from 1, loss, step_s, gradient_norm, ...)."""
-
-    def on_checkpoint(self, step: int, path: Path) -> bool | None:
-        """Take, after each complete checkpoint, how many steps are in it, and its folder."""
-
-    def on_end(self, report: RunReport) -> None:
-        """Take the report after the last step, once it is written."""
-
-
-_METHODS = ("on_step_end", "on_checkpoint", "on_end")
 _DECIDED = (
     *("steps", "data", "resume_from", "lora", "adapter", "load_in"),
-    *("eval_data", "eval_every", "patience"),
+    "eval_data",
     *(field.name for field in fields(AdamW)),
 )
 """Settings that follow from what a trainer is given otherwise."""
 
 
 class Trainer:
-    """A user's model, trained under a plan, one process per device; owns the run folder.
+    """A user's model, trained on all devices of a cluster, one process per device; owns the run folder.
 
-    plan: of the model's layers, under the name by which the run is called.
     model, data, loss: as `own_task` takes them; a module keeps its own weights and is not changed.
     optimizer: `AdamW`, or a function that makes a torch.optim.Optimizer of a list of parameters, as
     functools.partial(torch.optim.SGD, lr=0.1). It is called on every rank with the parameters there, under
@@ -88,42 +78,47 @@ class Trainer:
 
     def __init__(
         self,
-        plan: Plan,
         model: Model,
         data: object,
         optimizer: AdamW | OptimizerFactory,
         loss: Loss,
         *,
         cluster: Path | str,
+        batch_size: int | None = None,
+        plan: Plan | None = None,
         profile: ModelProfile | None = None,
+        name: str | None = None,
         folder: Path | str | None = None,
         callbacks: Sequence[Callback] = (),
+        progress: bool = True,
         rate_schedule: Callable[[int], float] | None = None,
         count_terms: Callable[[torch.Tensor], int] | None = None,
         shuffle: bool = True,
+        eval_data: object = None,
         shrunk: Callable[[], nn.Module] | None = None,
         dtype: str | None = None,
         **settings: Any,
     ) -> None:
         """Check everything that can be checked without training.
 
-        cluster: the cluster file. profile: of this model on it; None: measured when training starts.
-        folder: the run folder; None: a new one under runs/. rate_schedule: step from 0 -> multiple of the
-        learning rate; None: a linear warm-up over the first tenth of the steps (`warmup`), then a decay.
-        count_terms, shuffle, shrunk: as `own_task` takes them. dtype: of the measurement, float32 where it is
-        not given; with a profile that of the profile. settings: those of `Settings` that are left: seed,
-        clip_norm, warmup, total_steps, every, save, schedule, clock, timeout_s.
+        cluster: the cluster file. batch_size: samples a step, of all devices together. plan: of the model's
+        layers; None: the best that is found, when training starts. profile: of this model on the cluster;
+        None: measured when training starts, or read from the cache. name: under which the run is called; that
+        of the plan, else of the model's class. folder: the run folder; None: a new one under runs/. progress:
+        whether plan, progress and result are printed. rate_schedule: step from 0 -> multiple of the learning
+        rate; None: a linear warm-up over the first tenth of the steps (`warmup`), then a decay. count_terms,
+        shuffle, shrunk: as `own_task` takes them. eval_data: a data set of which the loss is computed beside
+        training, in whole batches: each `eval_every` steps and at the end. dtype: of the measurement, float32
+        where it is not given; with a profile that of the profile. settings: those of `Settings` that are
+        left: seed, clip_norm, warmup, total_steps, every, save, eval_every, patience, schedule, timeout_s.
 
         Raises: InputError naming what cannot be used and why.
         """
-        for callback in callbacks:
-            if not any(callable(getattr(callback, method, None)) for method in _METHODS):
-                raise InputError(
-                    f"a callback is a {type(callback).__name__} without any of {', '.join(_METHODS)}; "
-                    "inherit from hetpipe.Callback"
-                )
+        self._callbacks = Callbacks(callbacks)
+        if isinstance(model, Plan):
+            raise InputError("the model is a Plan; give model, data, optimizer, loss, and plan=... by name")
         rates, factory, self._optimizer_name = _checked(optimizer)
-        if not isinstance(plan, Plan):
+        if plan is not None and not isinstance(plan, Plan):
             raise InputError(
                 f"the plan is a {type(plan).__name__}; give a Plan, as hetpipe.read_plan reads it"
             )
@@ -133,11 +128,12 @@ class Trainer:
             raise InputError(
                 f"rate_schedule is {rate_schedule!r}; give a function: step -> multiple of the learning rate"
             )
+        batch = checked_batch_size(batch_size, plan)
+        read_cluster(cluster)
         self.plan = plan
-        self.callbacks = tuple(callbacks)
+        self.profile = profile
         self.folder = None if folder is None else RunFolder(Path(folder))
-        self._cluster = Path(cluster)
-        self._profile = profile
+        self._cluster, self._model, self._progress = Path(cluster), model, progress
         self._task = own_task(
             model,
             data,
@@ -147,23 +143,32 @@ class Trainer:
             shrunk=shrunk,
             make_optimizer=factory,
             rate_schedule=rate_schedule,
+            eval_data=eval_data,
+            eval_batch=batch,
         )
         self._check_settings(settings)
-        self._measured = TaskSettings(plan.model, self._task.sequence_length, dtype or FLOAT32)
-        stated = {"sequence_length": self._measured.sequence_length, "dtype": dtype}
-        self._settings = {**settings, **rates, **stated}
+        called = name or (plan.model if plan is not None else name_of(model))
+        self._planning = OwnPlanning(
+            self._cluster, self._task, called, batch, dtype, settings.get("schedule"), quiet=not progress
+        )
+        stated = {"sequence_length": self._task.sequence_length, "dtype": dtype}
+        held_out = {} if eval_data is None else {"eval_data": (GIVEN,)}
+        self._settings = {**settings, **rates, **stated, **held_out}
         self._settings_for(steps=max(1, settings.get("total_steps") or 1))  # refused now, not after planning
-        if plan.num_layers != self._task.num_layers:
+        if plan is not None and plan.num_layers != self._task.num_layers:
             raise InputError(
                 f"the plan is for {plan.num_layers} layers, the model has {self._task.num_layers}; plan for "
                 "this model"
             )
+        self._plans = plan is None
 
-    def fit(self, steps: int, *, resume_from: Path | str | None = None) -> RunReport:
+    def fit(self, steps: int | None = None, *, resume_from: Path | str | None = None) -> RunReport:
         """Train to the end of step `steps`, or until a callback ends it; return the report.
 
-        A checkpoint of the end is in the run folder then (`checkpoint`), unless `save` is False.
+        A checkpoint of the end is in the run folder then (`checkpoint`), unless `save` is False. Where the
+        plan is not a given one, a run that loses a device goes on without it.
 
+        steps: None: once through the data, the last samples being those of a whole step.
         resume_from: a checkpoint, or a run folder whose newest is taken, to go on from. Settings that are not
         given are those of its run; of each that differs, and of the options of an optimizer, a warning tells.
 
@@ -175,33 +180,76 @@ class Trainer:
         """
         if under_torchrun() and os.environ["RANK"] != "0":
             torchrun.follow(self._task)
+        steps = self._once_through() if steps is None else steps
         before: dict[str, Any] = {}
         if resume_from is not None:
-            source = find_checkpoint(str(resume_from), self.folder, RUNS, self.plan.model)
+            source = find_checkpoint(str(resume_from), self.folder, RUNS, self._planning.name)
             manifest = checkpoint.read_manifest(source)
             check_optimizer(manifest, self._optimizer_name, source)
             before = {**inherited(manifest, steps), "data": (), "resume_from": str(source)}
         settings = self._settings_for(steps, before)
-        if self._profile is None:
-            self._profile = self._measure()
-        report = self._train(settings, self._profile)
-        for callback in self.callbacks:
-            getattr(callback, "on_end", _ignore)(report)
+        report = self._train(settings, self._predict(settings))
+        if self._progress and self.folder is not None:
+            show([f"{report.steps} steps, {_step_sentence(report)}", *run_marks(report)])
+            show([f"run folder: {self.folder.path}"])
+        self._callbacks.ended(report)
         return report
 
-    def _train(self, settings: Settings, profile: ModelProfile) -> RunReport:
-        made = self.folder is None
-        folder = self.folder = self.folder or RunFolder.create(RUNS, self.plan.model)
-        try:
-            return train(
-                settings,
-                self._cluster,
-                profile,
-                self.plan,
-                folder,
-                on_event=self._on_event,
-                make_task=self._task,
+    def prepare(self) -> Prediction:
+        """Measure and plan, where that is not done yet, and return what is predicted; train nothing.
+
+        `profile` and `plan` are there afterwards.
+
+        Raises: InputError or InfeasibleError if the plan cannot run there.
+        """
+        return self._predict(self._settings_for(steps=1))
+
+    def _predict(self, settings: Settings) -> Prediction:
+        if self.profile is None:
+            self.profile = self._planning.measure(self.plan)
+        elif self.plan is None and self.profile.model != self._planning.name:
+            raise InputError(
+                f"the profile is of {self.profile.model!r}, the run is called {self._planning.name!r}; give "
+                f"name={self.profile.model!r}"
             )
+        if self.plan is None:
+            self.plan = self._planning.plan(self.profile)
+        settings.check_stated(self.plan, self.profile)
+        return verified_prediction(settings, self._cluster, self.profile, self.plan)
+
+    def _once_through(self) -> int:
+        count = self._task.num_samples
+        if count is None:
+            raise InputError("the data are a function, which has no end; give the steps: fit(steps=100)")
+        return max(1, -(-count // self._planning.batch_size))
+
+    def _train(self, settings: Settings, prediction: Prediction) -> RunReport:
+        assert self.profile is not None
+        made = self.folder is None
+        folder = self.folder = self.folder or RunFolder.create(RUNS, prediction.plan.model)
+        if self._progress:
+            show([plan_sentence(prediction)])
+        done = 0
+        if settings.resume_from is not None:
+            done = checkpoint.read_manifest(Path(settings.resume_from)).step
+        try:
+            with step_bar(settings.steps, done, quiet=not self._progress) as shown:
+
+                def on_event(event: dict[str, Any]) -> bool:
+                    shown(event)
+                    return self._callbacks.told(event)
+
+                return train_predicted(
+                    settings,
+                    self._cluster,
+                    self.profile,
+                    prediction,
+                    folder,
+                    on_event=on_event,
+                    make_task=self._task,
+                    max_restarts=MOST_RESTARTS if self._plans else 0,
+                    replan=self._planning.replan(self.profile) if self._plans else None,
+                )
         finally:
             if made and not any(folder.path.iterdir()):  # refused before anything was written
                 folder.path.rmdir()
@@ -212,16 +260,25 @@ class Trainer:
         """Return the run folder's newest complete checkpoint, for `hetpipe.load_weights`, or None."""
         return None if self.folder is None else checkpoint.latest(self.folder.checkpoints)
 
-    def _measure(self) -> ModelProfile:
-        return profile_model(
-            self._measured.model,
-            read_cluster(self._cluster),
-            self._measured.sequence_length,
-            dtype=self._measured.dtype,
-            budget_s=PROFILE_BUDGET_S,
-            microbatch_sizes=sorted({pipeline.microbatch_size for pipeline in self.plan.pipelines}),
-            task=self._task,
-        )
+    def save_pretrained(self, target: Path | str) -> None:
+        """Write the trained model of transformers, or its adapters of peft, as a folder that these load.
+
+        The weights are those of `checkpoint`; the model that was given is not changed.
+
+        Raises: InputError if there is no checkpoint, it is no such model, or the folder is not empty.
+        """
+        source, target = self.checkpoint, Path(target)
+        if source is None:
+            raise InputError("there is no checkpoint to save; fit first, without save=False")
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+            raise InputError(f"{target}: exists and is not an empty folder; give another")
+        model = copy.deepcopy(self._model) if isinstance(self._model, nn.Module) else self._model()
+        if not hasattr(model, "save_pretrained"):
+            raise InputError(
+                f"a {type(model).__name__} has no save_pretrained, as models of transformers have; "
+                "hetpipe.load_weights(trainer.checkpoint, model) fills any model"
+            )
+        export_huggingface(source, target, model)
 
     def _check_settings(self, settings: Mapping[str, Any]) -> None:
         known = [field.name for field in fields(Settings) if field.init and field.name not in _DECIDED]
@@ -233,21 +290,24 @@ class Trainer:
         """Return the settings of a run; before: what is not given is that of the run that it goes on with."""
         return checked_settings(**{**(before or {}), **self._settings, "steps": steps})
 
-    def _on_event(self, event: Mapping[str, Any]) -> bool:
-        """Tell the callbacks; return whether one of them ends training."""
-        answers: list[object] = []
-        for callback in self.callbacks:
-            if event["event"] == "step":
-                metrics = {key: value for key, value in event.items() if key != "event"}
-                answers.append(getattr(callback, "on_step_end", _ignore)(metrics))
-            elif event["event"] == "checkpoint":
-                path = Path(event["path"])
-                answers.append(getattr(callback, "on_checkpoint", _ignore)(event["step"], path))
-        return any(answer is True for answer in answers)
+
+def plan_sentence(prediction: Prediction) -> str:
+    """Say in a line what a plan does."""
+    plan = prediction.plan
+    stages = sum(len(pipeline.stages) for pipeline in plan.pipelines)
+    many = "1 pipeline" if len(plan.pipelines) == 1 else f"{len(plan.pipelines)} pipelines"
+    of = "1 stage" if stages == 1 else f"{stages} stages"
+    devices = ", ".join(plan.device_names)
+    return (
+        f"{plan.model}: {many} with {of} on {devices}; predicted {format_seconds(prediction.step_s)} a step"
+    )
 
 
-def _ignore(*_: object) -> None:
-    """Stand for a method that a callback does not have."""
+def _step_sentence(report: RunReport) -> str:
+    return (
+        f"predicted {format_seconds(report.predicted_step_s)}, measured "
+        f"{format_seconds(report.measured_step_s)} a step"
+    )
 
 
 def _checked(

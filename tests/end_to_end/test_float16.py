@@ -101,12 +101,12 @@ def test_losses_are_near_those_of_float32_over_200_steps(tmp_path):
     losses = {}
     for dtype in (FLOAT32, BFLOAT16_AUTOCAST, FLOAT16_AUTOCAST):
         trainer = Trainer(
-            chain_plan("mine", [0, 2, 4], 4, batch=8),
             user_tasks.build_gpt2,
             user_tasks.sequences(40),
             AdamW(3e-3),
             user_tasks.next_token_loss,
             cluster=cluster_file(tmp_path),
+            plan=chain_plan("mine", [0, 2, 4], 4, batch=8),
             profile=made_up_profile_of(layers, "mine", dtype=dtype, sequence_length=user_tasks.LENGTH),
             count_terms=user_tasks.num_next_tokens,
             folder=tmp_path / dtype,

@@ -74,8 +74,8 @@ def trainer(place: Path, plan: Plan, model: Any, kind: str, **options: Any) -> T
     chain = ChainModel.from_module(model, TOKENS if is_tokens else FEATURES.double())
     length = user_tasks.LENGTH if is_tokens else 1
     return Trainer(
-        plan, model, user_tasks.sequences(24) if is_tokens else user_tasks.samples(), decaying,
-        frozen_models.loss_of(kind), cluster=cluster_file(place), folder=place / "run",
+        model, user_tasks.sequences(24) if is_tokens else user_tasks.samples(), decaying,
+        frozen_models.loss_of(kind), plan=plan, cluster=cluster_file(place), folder=place / "run",
         profile=made_up_profile_of(chain, "mine", dtype="float64", sequence_length=length),
         dtype="float64", seed=SEED, save=True, rate_schedule=user_tasks.constant, **options,
     )  # fmt: skip

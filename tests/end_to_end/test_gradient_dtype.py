@@ -30,12 +30,12 @@ SHARDED = replace(PLAN, zero=1, state_owners=("here/0", "here/2", "here/1", "her
 def losses(plan: Plan, folder: Path, steps: int) -> torch.Tensor:
     layers = ChainModel.from_module(user_tasks.build_gpt2, user_tasks.gpt2_example(), name="mine")
     trainer = Trainer(
-        plan,
         user_tasks.build_gpt2,
         user_tasks.sequences(40),
         AdamW(3e-3),
         user_tasks.next_token_loss,
         cluster=cluster_file(folder.parent),
+        plan=plan,
         profile=made_up_profile_of(layers, "mine", sequence_length=user_tasks.LENGTH),
         count_terms=user_tasks.num_next_tokens,
         folder=folder,

@@ -27,6 +27,7 @@ OUTPUTS = ("-o profile.json --cluster-output measured.toml", "", "")
 
 @pytest.mark.slow
 @pytest.mark.skipif(not has_namespaces(), reason="no network namespaces can be made here")
+@pytest.mark.alone
 def test_measured_bandwidths_are_the_shaped_ones_and_change_the_plan(tmp_path: Path):
     with hosts_with_folders(tmp_path, fresh=True) as runs:
         runs.start(

@@ -104,12 +104,12 @@ def trainer(folder: Path, plan: Plan, dtypes: tuple[str, ...] = EACH_ITS_OWN, **
     """dtypes: of OLD, NEW and PLAIN."""
     folder.mkdir(exist_ok=True)
     return Trainer(
-        plan,
         user_tasks.build_gpt2,
         user_tasks.sequences(40),
         AdamW(1e-2),
         user_tasks.next_token_loss,
         cluster=cluster_file(folder, CLUSTER),
+        plan=plan,
         profile=profile(dtypes),
         count_terms=user_tasks.num_next_tokens,
         folder=folder / "run",

@@ -1,17 +1,14 @@
 """Every notebook runs from top to bottom, in a kernel of its own, and is stored with its outputs."""
 
-import sys
 from pathlib import Path
 
 import nbformat
 import pytest
-from jupyter_client.kernelspec import KernelSpec
-from nbclient import NotebookClient
 
+from notebook_runs import execute
 from places import ROOT
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-TIMEOUT_S = 180
 
 
 def read(path: Path) -> nbformat.NotebookNode:
@@ -34,11 +31,5 @@ def test_the_stored_notebook_has_outputs_and_no_error(path):
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_the_notebook_runs_from_any_working_directory(path, tmp_path):
-    place = {"metadata": {"path": str(tmp_path)}}
-    client = NotebookClient(read(path), timeout=TIMEOUT_S, resources=place)
-    client.create_kernel_manager()
-    client.km._kernel_spec = KernelSpec(  # this Python, whatever kernels are installed on the host
-        argv=[sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"], language="python"
-    )
-    client.execute()
+    execute(read(path), tmp_path)
     assert not list(tmp_path.iterdir()), "the notebook wrote to the working directory"

@@ -39,9 +39,9 @@ def trainer(place: Path, plan: Plan, model: Any) -> Trainer:
         ChainModel.from_module(model, example), "mine", dtype="float64", sequence_length=user_tasks.LENGTH
     )
     return Trainer(
-        plan, model, user_tasks.sequences(24), partial(torch.optim.SGD, lr=1.0), user_tasks.next_token_loss,
-        cluster=cluster_file(place), folder=place / "run", profile=profile, seed=SEED, clip_norm=1e30,
-        rate_schedule=user_tasks.constant,
+        model, user_tasks.sequences(24), partial(torch.optim.SGD, lr=1.0), user_tasks.next_token_loss,
+        plan=plan, cluster=cluster_file(place), folder=place / "run", profile=profile,
+        seed=SEED, clip_norm=1e30, rate_schedule=user_tasks.constant,
     )  # fmt: skip
 
 

@@ -148,9 +148,9 @@ def trainer(place: Path, plan: Plan, model: Any, optimizer: Any) -> Trainer:
     chain = ChainModel.from_module(model, example)
     profile = made_up_profile_of(chain, "mine", sequence_length=user_tasks.LENGTH)
     return Trainer(
-        replace(plan, model="mine"), model, user_tasks.sequences(24), optimizer, user_tasks.next_token_loss,
-        cluster=cluster_file(place), folder=place / "run", profile=profile, seed=5, clip_norm=1e30,
-        rate_schedule=user_tasks.constant,
+        model, user_tasks.sequences(24), optimizer, user_tasks.next_token_loss,
+        plan=replace(plan, model="mine"), cluster=cluster_file(place), folder=place / "run",
+        profile=profile, seed=5, clip_norm=1e30, rate_schedule=user_tasks.constant,
     )  # fmt: skip
 
 

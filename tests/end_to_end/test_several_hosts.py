@@ -56,6 +56,7 @@ def train_alone(profile: Path, options: str, capsys: pytest.CaptureFixture[str])
     return losses(RunFolder(Path("alone")))
 
 
+@pytest.mark.alone
 def test_three_hosts_train_as_one_process_does(
     runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -113,6 +114,7 @@ def test_texts_that_differ_are_named_on_every_host(runs: Runs):
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_signal_to_any_host_ends_all_in_good_order_and_they_go_on(
     runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -160,6 +162,7 @@ def test_a_signal_to_any_host_ends_all_in_good_order_and_they_go_on(
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_host_that_is_lost_is_done_without_and_let_in_again_when_it_is_back(
     runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -42,6 +42,7 @@ interconnect = {{ bandwidth = "1 GB/s", latency = "10 us" }}
     [(BUCKET_BYTES, FLOAT32), (1e5, GRADIENT_BF16)],
     ids=["whole", "cut, in half the bytes"],
 )
+@pytest.mark.alone
 def test_a_step_with_sums_over_nodes_lasts_as_long_as_predicted(
     tmp_path: Path, bucket_bytes: float, gradient_dtype: str, monkeypatch: pytest.MonkeyPatch
 ):

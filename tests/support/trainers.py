@@ -43,7 +43,7 @@ def trainer(place: Path, plan: Plan | None = None, model: Any = None, **options:
         "save": False,
         **options,
     }
-    return Trainer(plan or chain_plan("mine", [0, 2, 5], 4), model, **chosen)
+    return Trainer(model, plan=plan or chain_plan("mine", [0, 2, 5], 4), progress=False, **chosen)
 
 
 class Recorder(Callback):

@@ -18,10 +18,10 @@ import user_tasks
 from cost_model.errors import InputError
 from cost_model.memory import checkpoint_bytes
 from cost_model.profile import profile_text
-from hetpipe.commands.step_bar import step_bar
 from hetpipe.commands.training import RunStart, train_shown
 from hetpipe.models.huggingface import model_spec
 from hetpipe.models.names import ModelEntry, Task
+from hetpipe.reporting.progress import step_bar
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.run_report import read_report
 from hetpipe.runs.settings import Settings, read_settings, settings_text
@@ -162,7 +162,7 @@ def test_how_long_a_rank_waits_is_remembered(run):
 def test_a_log_file_hears_of_a_step_each_half_minute(monkeypatch, capsys):
     """Steps of ten seconds, of which a tenth of the run are a hundred."""
     seconds = iter(range(0, 10000, 10))
-    monkeypatch.setattr("hetpipe.commands.step_bar.time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    monkeypatch.setattr("hetpipe.reporting.progress.time", SimpleNamespace(monotonic=lambda: next(seconds)))
     step = {"event": "step", "loss": 1.0, "samples_per_s": 2.0, "bubble": 0.5}
     with step_bar(1000, 0, quiet=False) as on_event:
         for number in range(1, 13):

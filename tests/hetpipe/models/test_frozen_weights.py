@@ -325,9 +325,10 @@ def trained(
     length = user_tasks.LENGTH
     profile = made_up_profile_of(chain_of(model), "mine", dtype=BFLOAT16_AUTOCAST, sequence_length=length)
     made = Trainer(
-        chain_plan("mine", [0, 2, 5], 2, 4), model, user_tasks.sequences(16), AdamW(1e-2),
-        user_tasks.next_token_loss, cluster=cluster_file(place), folder=place / "run", profile=profile,
-        dtype=BFLOAT16_AUTOCAST, seed=0, save=True, rate_schedule=user_tasks.constant, callbacks=[told],
+        model, user_tasks.sequences(16), AdamW(1e-2), user_tasks.next_token_loss,
+        plan=chain_plan("mine", [0, 2, 5], 2, 4), cluster=cluster_file(place), folder=place / "run",
+        profile=profile, dtype=BFLOAT16_AUTOCAST, seed=0, save=True,
+        rate_schedule=user_tasks.constant, callbacks=[told],
     )  # fmt: skip
     made.fit(steps, resume_from=resume_from)
     assert made.checkpoint is not None
@@ -397,7 +398,8 @@ def test_measured_peaks_are_within_a_twentieth_of_the_predicted_ones(tmp_path, m
         microbatch_sizes=(4,), task=task,
     )  # fmt: skip
     made = Trainer(
-        chain_plan("mine", [0, 2, 5, 8], 4, 16), model, data, AdamW(1e-2), user_tasks.next_token_loss,
+        model, data, AdamW(1e-2), user_tasks.next_token_loss,
+        plan=chain_plan("mine", [0, 2, 5, 8], 4, 16),
         cluster=cluster_file(tmp_path, EMULATED_CLUSTER), folder=tmp_path / "run", profile=profile,
         dtype=dtype, seed=0, save=False,
     )  # fmt: skip

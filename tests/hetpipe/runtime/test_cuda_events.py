@@ -55,6 +55,7 @@ class StreamEvent:
         return 1e3 * (end_event.when_s - self.when_s)
 
 
+@pytest.mark.alone
 def test_times_are_those_of_the_gpu_and_the_host_waits_once():
     stream = Stream()
     pace = GpuPace(stream.event)
@@ -97,6 +98,7 @@ class Work:
         self.on_stream += 1
 
 
+@pytest.mark.alone
 def test_the_host_looks_until_it_is_there_or_the_time_is_up(monkeypatch):
     monkeypatch.setattr(cuda_events, "LOOK_S", 1e-4)
     work = Work(3)

@@ -96,6 +96,7 @@ def test_a_gradient_that_comes_twice_is_refused():
         checkpoint(part, once, use_reentrant=True).sum().backward()
 
 
+@pytest.mark.alone
 def test_on_an_emulated_device_a_sum_begins_when_its_part_of_the_backward_is_over():
     pace = EmulatedPace()
     pace.start_step(0.0)
@@ -109,6 +110,7 @@ def test_on_an_emulated_device_a_sum_begins_when_its_part_of_the_backward_is_ove
     assert pace.begin(0.0) >= start_s and pace.end(start_s, 0.1) == pytest.approx(start_s + 0.1, abs=0.06)
 
 
+@pytest.mark.alone
 def test_the_part_of_a_slow_cpu_counts_its_own_seconds():
     pace = EmulatedPace(cpu_speed=0.5)
     pace.start_step(0.0)

@@ -223,6 +223,7 @@ def slowed_run(folder: Path, *, adapts: bool, last: int) -> tuple[RunFolder, lis
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_layers_of_a_slowed_device_move_and_the_losses_stay(tmp_path, monkeypatch):
     monkeypatch.setenv(SLOWDOWN_VARIABLE, "here/1=3@8")
     stays, told = slowed_run(tmp_path / "stays", adapts=False, last=28)

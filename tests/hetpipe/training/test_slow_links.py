@@ -156,6 +156,7 @@ def test_only_the_rank_that_reports_judges(costs: ProgramCosts):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not has_namespaces(), reason="no network namespaces can be made here")
+@pytest.mark.alone
 def test_a_link_that_becomes_slow_is_named_and_so_is_its_end(tmp_path: Path):
     line = LINE.replace("sequence-length 16", "sequence-length 64").replace("size 8", "size 32")
     with hosts_with_folders(tmp_path) as runs:

@@ -235,6 +235,7 @@ EMULATED = CPU_CLUSTER.replace('kind = "cpu", count = 4', 'kind = "emulated", co
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_the_prediction_of_a_sharded_run_holds(tmp_path: Path) -> None:
     profile = made_up_profile("bert-tiny", kind="emulated", layer_s=0.01)
     settings = Settings("bert-tiny", 4, learning_rate=1e-3, save=False)

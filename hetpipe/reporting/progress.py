@@ -1,4 +1,4 @@
-"""The progress of a training run: a bar on a terminal, lines elsewhere."""
+"""Progress while something lasts: bars on a terminal; of training, lines elsewhere."""
 
 import sys
 import time
@@ -6,10 +6,33 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import typer
-
 SILENCE_S = 30.0
 """Where there is no bar, a step is told at least so often."""
+
+
+@contextmanager
+def progress_bar(title: str, *, quiet: bool = False) -> Iterator[Callable[[float, str], None]]:
+    """Give a function (fraction done, text) that moves a bar on stderr; none if stdout is no terminal."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from hetpipe.reporting.tables import console
+
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[text]}"),
+        TimeRemainingColumn(),
+        console=console(sys.stderr),
+        transient=True,
+        disable=quiet or not sys.stdout.isatty(),
+    )
+    with bar:
+        task = bar.add_task(title, total=1.0, text="")
+
+        def report(fraction: float, text: str) -> None:
+            bar.update(task, completed=fraction, text=text)
+
+        yield report
 
 
 @contextmanager
@@ -48,6 +71,6 @@ def step_bar(steps: int, done: int, *, quiet: bool) -> Iterator[Callable[[dict[s
             late = time.monotonic() - told_s > SILENCE_S
             if lines and (late or "eval_loss" in event or done % max(1, steps // 10) == 0 or done == steps):
                 told_s = time.monotonic()
-                typer.echo(f"step {done}/{steps}  {text}")
+                print(f"step {done}/{steps}  {text}", flush=True)
 
         yield on_event
