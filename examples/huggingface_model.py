@@ -96,6 +96,7 @@ def main() -> None:
             profile=profile,
             folder=Path(name) / "run",
             callbacks=[Print()],
+            progress=False,  # that callback prints
             count_terms=num_tokens,
             shrunk=shrunk,
             save=True,

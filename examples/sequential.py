@@ -108,30 +108,22 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         cluster_file = Path(name) / "cluster.toml"
         cluster_file.write_text(CLUSTER)
-        cluster = hetpipe.read_cluster(cluster_file)
-        task = hetpipe.own_task(model, Sums(), squared_error)
-        profile = hetpipe.profile_model("mine", cluster, 1, budget_s=2.0, microbatch_sizes=(4, 8), task=task)
-        # by hand here; `hetpipe.solve` finds the best one
-        stages = (
-            hetpipe.Stage(("here/0",), (0, 4), in_flight=3),
-            hetpipe.Stage(("here/1",), (4, 5), in_flight=2),
-            hetpipe.Stage(("here/2",), (5, 6), in_flight=1),
-        )
-        plan = hetpipe.Plan("manual", "mine", 32, (hetpipe.Pipeline(8, 32, stages),))
-        print(f"predicted: {hetpipe.predict(plan, profile, cluster).step_s * 1e3:.1f} ms a step")
         trainer = hetpipe.Trainer(
             model,
             Sums(),
             functools.partial(torch.optim.SGD, lr=0.02, momentum=0.9),
             squared_error,
             cluster=cluster_file,
-            plan=plan,
-            profile=profile,
+            batch_size=32,
             folder=Path(name) / "run",
             callbacks=[Print()],
+            progress=False,  # that callback prints
             rate_schedule=constant,
             save=False,  # the folder is thrown away
         )
+        print(f"predicted: {trainer.prepare().step_s * 1e3:.1f} ms a step")
+        for stage in trainer.plan.pipelines[0].stages:
+            print(f"{', '.join(stage.devices)}: layers {list(stage.layers)}")
         trainer.fit(steps=20)
 
 

@@ -3,7 +3,7 @@
 Every rank reads the samples that it needs, so that no batch travels and no plan changes what is trained on.
 A `TrainingTask` joins a chain of layers, batches and a loss; for models by name the texts are split with a
 vocabulary (`vocabulary`, `special_tokens`) and ordered by `dataset`; a user's own model and data come in
-through `user_task`.
+through `user_task`, `own_code` knows what its times depend on.
 
 Others use:
     task: TrainingTask, TaskFactory, OptimizerFactory, prepare_data, registered_task, model_notes

@@ -6,14 +6,15 @@ rank is lost. `rank` is the life of one rank, and `meeting` what ranks say to ea
 steps. A `checkpoint` is a file per layer, complete or absent, written by the layers' owners
 (`checkpoint_owners`) and read under any plan; of a model with adapters it holds these alone, and hashes
 of the base (`frozen_base`). `checkpoint_damage` finds the newest whole one, `checkpoint_weights` fills a
-model from one, `adapter_export` takes adapters out. `trainer` is for a user's own model, `user_loop` for a
-user's own loop.
+model from one, `adapter_export` takes adapters out. `trainer` is for a user's own model, which
+`own_planning` measures and plans for, and tells `callbacks`; `user_loop` is for a user's own loop.
 
 Others use:
     run: train, train_predicted, verified_prediction, measure
     resumption: find_checkpoint
     recovery: Replan
-    trainer: Trainer, AdamW, Callback
+    trainer: Trainer, AdamW
+    callbacks: Callback
     user_loop: RankStages, execute, trace_of
     checkpoint: latest, read_manifest, Manifest
     checkpoint_weights: load_weights, export_huggingface

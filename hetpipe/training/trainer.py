@@ -104,10 +104,10 @@ class Trainer:
         cluster: the cluster file. batch_size: samples a step, of all devices together. plan: of the model's
         layers; None: the best that is found, when training starts. profile: of this model on the cluster;
         None: measured when training starts, or read from the cache. name: under which the run is called; that
-        of the plan, else of the model's class. folder: the run folder; None: a new one under runs/. progress:
-        whether plan, progress and result are printed. rate_schedule: step from 0 -> multiple of the learning
-        rate; None: a linear warm-up over the first tenth of the steps (`warmup`), then a decay. count_terms,
-        shuffle, shrunk: as `own_task` takes them. eval_data: a data set of which the loss is computed beside
+        of the plan or profile, else of the model's class. folder: the run folder; None: a new one under
+        runs/. progress: whether plan, progress and result are printed. rate_schedule: step from 0 -> multiple
+        of the learning rate; None: a linear warm-up over the first tenth of the steps (`warmup`), then a
+        decay. count_terms, shuffle, shrunk: as `own_task` takes them. eval_data: a data set of which the loss is computed beside
         training, in whole batches: each `eval_every` steps and at the end. dtype: of the measurement, float32
         where it is not given; with a profile that of the profile. settings: those of `Settings` that are
         left: seed, clip_norm, warmup, total_steps, every, save, eval_every, patience, schedule, timeout_s.
@@ -147,7 +147,8 @@ class Trainer:
             eval_batch=batch,
         )
         self._check_settings(settings)
-        called = name or (plan.model if plan is not None else name_of(model))
+        known = profile if plan is None else plan
+        called = name or (name_of(model) if known is None else known.model)
         self._planning = OwnPlanning(
             self._cluster, self._task, called, batch, dtype, settings.get("schedule"), quiet=not progress
         )

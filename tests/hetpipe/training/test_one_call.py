@@ -260,14 +260,10 @@ def test_the_cache_knows_a_model_by_its_code_and_sizes(tmp_path, monkeypatch):
     assert key() == first
     assert len({first, key(5), key(p=0.2), key(inplace=True)}) == 4
     model = nn.Sequential(my_layers.Layer(4, 4), nn.Dropout(0.1))
-    assert (
-        own_code_sha256(model.requires_grad_(False), user_tasks.squared_error, None, pack=pickle.dumps)
-        != first
-    )
-    assert (
-        own_code_sha256(model.requires_grad_(True), nn.MSELoss(reduction="sum"), None, pack=pickle.dumps)
-        != first
-    )
+    losses = user_tasks.squared_error, nn.MSELoss(reduction="sum")
+    for frozen, loss in ((True, losses[0]), (False, losses[1])):
+        model.requires_grad_(not frozen)
+        assert own_code_sha256(model, loss, None, pack=pickle.dumps) != first
     helper.write_text("def bend(x):\n    return 2 * x\n")  # what the layer's file imports
     assert key() != first
 
