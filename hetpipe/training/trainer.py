@@ -107,10 +107,11 @@ class Trainer:
         of the plan or profile, else of the model's class. folder: the run folder; None: a new one under
         runs/. progress: whether plan, progress and result are printed. rate_schedule: step from 0 -> multiple
         of the learning rate; None: a linear warm-up over the first tenth of the steps (`warmup`), then a
-        decay. count_terms, shuffle, shrunk: as `own_task` takes them. eval_data: a data set of which the loss is computed beside
-        training, in whole batches: each `eval_every` steps and at the end. dtype: of the measurement, float32
-        where it is not given; with a profile that of the profile. settings: those of `Settings` that are
-        left: seed, clip_norm, warmup, total_steps, every, save, eval_every, patience, schedule, timeout_s.
+        decay. count_terms, shuffle, shrunk: as `own_task` takes them. eval_data: a data set of which the loss
+        is computed beside training, in whole batches: each `eval_every` steps and at the end. dtype: of the
+        measurement, float32 where it is not given; with a profile that of the profile. settings: those of
+        `Settings` that are left: seed, clip_norm, warmup, total_steps, every, save, eval_every, patience,
+        schedule, clock, timeout_s.
 
         Raises: InputError naming what cannot be used and why.
         """
