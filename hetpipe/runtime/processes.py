@@ -38,6 +38,12 @@ SLOWDOWN_VARIABLE = "HETPIPE_EMULATED_SLOWDOWN"
 GATHER_ERRORS_S = 0.5
 END_S = 3.0
 NOTICED_AFTER_S = 0.05  # peers of a rank that disappears may report before its end is noticed
+UNGUARDED = 76
+"""Exit code of a process that, about to be a rank, reads a script which starts ranks as it is read."""
+_UNGUARDED = (
+    "the script starts training whenever it is read, and each rank reads it; put what it does behind "
+    "if __name__ == '__main__':"
+)
 _KNOWN = {"InputError": InputError, "InfeasibleError": InfeasibleError}
 
 
@@ -102,6 +108,8 @@ def run_ranks(
     Raises: WorkerLostError with the first error of a rank; InputError and InfeasibleError as raised there.
     Each has the event of the error as its attribute `report`.
     """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        os._exit(UNGUARDED)
     context = _context((main.__module__, *group.preload))
     with scratch_folder("store") as folder, _environment_at_start():
         processes: list[BaseProcess] = []
@@ -130,7 +138,10 @@ def run_ranks(
                     ),
                     name=f"hetpipe rank {rank}",
                 )
-                process.start()
+                try:
+                    process.start()
+                except BrokenPipeError:  # it ended while it was given its arguments
+                    raise InputError(_UNGUARDED) from None
                 rank_end.close()
                 processes.append(process)
                 connections.append(launcher_end)
@@ -234,6 +245,8 @@ def _vanished(process: BaseProcess, rank: int, group: RankGroup, seen: Watch) ->
     noticed_s, silent_s = time.monotonic() - NOTICED_AFTER_S, seen.silent_s(rank)
     process.join(END_S)
     code = process.exitcode
+    if code == UNGUARDED:
+        return _error(rank, _UNGUARDED, noticed_s, silent_s) | {"type": InputError.__name__}
     how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
     full = code == -signal.SIGKILL and seen.out_of_memory
     if full:

@@ -212,3 +212,19 @@ def test_gloo_and_nccl_listen_on_one_interface(monkeypatch: pytest.MonkeyPatch, 
             monkeypatch.setenv(name, given)
     use_interface("eth0", "cpu:gloo,cuda:nccl")
     assert [os.environ[name] for name in names] == [given or "eth0", given or "=eth0"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("length", [1, 10**6])  # within what a pipe holds, and beyond
+def test_a_script_that_starts_ranks_as_it_is_read_is_refused(tmp_path: Path, length: int):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import rank_mains\nfrom hetpipe.runtime.processes import RankGroup, run_ranks\n"
+        f"run_ranks(rank_mains.tell_listening, ('x' * {length},), RankGroup(('a', 'b'), (1, 1)))\n"
+    )
+    ended = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=SOON_S)
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1].startswith(
+        "cost_model.errors.InputError: the script starts training whenever it is read"
+    )
+    assert ended.stderr.count("Traceback") == 1
