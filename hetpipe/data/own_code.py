@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
 _OURS = ("hetpipe", "partition", "cost_model")
 
 
@@ -98,4 +98,6 @@ def _file_of(home: str) -> Path | None:
 
 
 def _is_own(home: str, path: Path) -> bool:
-    return home.partition(".")[0] not in _OURS and not any(path.is_relative_to(place) for place in _INSTALLED)
+    if home.partition(".")[0] in _OURS or {"site-packages", "dist-packages"} & set(path.parts):
+        return False
+    return not any(path.is_relative_to(place) for place in _INSTALLED)
