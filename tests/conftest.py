@@ -35,8 +35,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.fixture(autouse=True)
 def _same_environment() -> Iterator[None]:
-    """Put back what a test changed: torch's process groups name their network interface there."""
+    """Begin without a width of the terminal, and put back what a test changed, as torch's process groups do."""
     before = dict(os.environ)
+    os.environ.pop("COLUMNS", None)
     yield
     if os.environ != before:
         os.environ.clear()

@@ -135,16 +135,14 @@ def test_checkpoints_of_a_peft_model_hold_its_adapters_and_know_its_base(tmp_pat
 def test_room_is_made_for_adapters_alone(tmp_path):
     model = model_of(LLAMA)
     made = trainer(tmp_path, chain_plan("mine", [0, 5], 4, BATCH), model)
-    assert made._profile is not None and made._task.has_adapters
+    assert made.profile is not None and made._task.has_adapters
     settings, folder = made._settings_for(1), made.folder
     assert folder is not None
     trained = sum(8.0 * value.numel() for value in model.parameters() if value.requires_grad)  # float64
-    alone = room_of(folder, settings, made._profile, adapters_alone=True).checkpoint_bytes
+    alone = room_of(folder, settings, made.profile, adapters_alone=True).checkpoint_bytes
     assert alone == 3 * trained
     assert (
-        room_of(folder, settings, made._profile).checkpoint_bytes
-        == checkpoint_bytes(made._profile)
-        > 5 * alone
+        room_of(folder, settings, made.profile).checkpoint_bytes == checkpoint_bytes(made.profile) > 5 * alone
     )
 
 
