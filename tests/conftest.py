@@ -35,7 +35,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.fixture(autouse=True)
 def _same_environment() -> Iterator[None]:
-    """Begin without a width of the terminal, and put back what a test changed, as torch's process groups do."""
+    """Begin without the width of a terminal, and put back what was changed, as torch's process groups do."""
     before = dict(os.environ)
     os.environ.pop("COLUMNS", None)
     yield
