@@ -194,7 +194,8 @@ function curve(title, steps, values, unit) {
     svg.append(shape("text", { class: "small", x: left - 6, y: y(value) + 4, "text-anchor": "end" }, short(value)));
   }
   for (const step of new Set([first, Math.round((first + last) / 2), last])) {
-    svg.append(shape("text", { class: "small", x: x(step), y: height - 4, "text-anchor": "middle" }, `step ${step}`));
+    const at = step === last ? { x: whole - 2, "text-anchor": "end" } : { x: x(step), "text-anchor": "middle" };
+    svg.append(shape("text", { class: "small", y: height - 4, ...at }, `step ${step}`));
   }
   svg.append(shape("polyline", { class: "curve", points: known.map(([step, value]) => `${x(step).toFixed(1)},${y(value).toFixed(1)}`).join(" ") }));
   const dot = shape("circle", { class: "point", r: 4, visibility: "hidden" });
