@@ -247,11 +247,13 @@ class SlowWatch:
         if max(abs(spell.usual - 1), abs(spell.usual_ratio - 1)) > AS_PLANNED:
             usual_s, known = usual_s * spell.usual, "usual"
             taken, others = taken / spell.usual, others * spell.usual_ratio / spell.usual
-        steps = f"median of {spell.num_steps} steps; the others take {others:.2f} times theirs"
+        steps = f"median of {spell.num_steps} steps"
         times = f"{taken:.2f} times its {known} {format_seconds(usual_s)} per step"
         if spell.ended:
-            return f"{device} is as fast as {known} again: {times} ({steps})"
+            beside = spell.ratio / spell.usual_ratio  # load that all had is in both of its parts
+            return f"{device} is as fast as {known} again beside the others: {beside:.2f} times ({steps})"
         layers = self.program.plan.layers_of(device)
+        steps += f"; the others take {others:.2f} times theirs"
         return f"{device} takes {times} since step {spell.since} ({steps}); {_runs(layers)}"
 
 
