@@ -12,7 +12,7 @@ from hetpipe.commands.options import JsonOption
 from hetpipe.commands.output import print_json
 from hetpipe.models.huggingface_folder import CONFIG_FILE, described
 from hetpipe.runs.quantization import split_load_in
-from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.run_folder import RunFolder, check_empty
 from hetpipe.runs.settings import read_settings
 
 if TYPE_CHECKING:
@@ -29,8 +29,7 @@ def export_command(
     json: JsonOption = False,
 ) -> None:
     """Write a checkpoint as a folder that transformers loads, adapters as one that peft loads."""
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise InputError(f"{output}: exists and is not an empty folder; give another -o")
+    check_empty(output, "another -o")
     if not run.is_dir():
         raise InputError(f"{run}: no such folder; give a run folder, or a checkpoint of one")
     from transformers.utils import logging

@@ -250,6 +250,7 @@ def train_shown(
     hosts: the others that take part, None where all devices are here.
     """
     from hetpipe.training.checkpoint_room import room_of
+    from hetpipe.training.resumption import steps_done
     from hetpipe.training.run import train_predicted
 
     settings = start.settings
@@ -272,7 +273,7 @@ def train_shown(
     facts = run_facts(settings, prediction.plan, profile) if start.log else {}
     try:
         with (
-            step_bar(settings.steps, _steps_done(settings), quiet=quiet) as on_event,
+            step_bar(settings.steps, steps_done(settings), quiet=quiet) as on_event,
             Sinks(start.log, folder, facts, warn) as sinks,
         ):
             report = train_predicted(
@@ -334,15 +335,6 @@ def _warn_of_skipped_steps(folder: RunFolder) -> None:
         )
     else:
         warn(f"{text}; lower --learning-rate")
-
-
-def _steps_done(settings: Settings) -> int:
-    """Return the steps that the run need not do any more."""
-    if settings.resume_from is None:
-        return 0
-    from hetpipe.training.checkpoint import read_manifest
-
-    return read_manifest(Path(settings.resume_from)).step
 
 
 def kept_checkpoint(folder: RunFolder) -> Path | None:

@@ -114,12 +114,10 @@ def profile_model(
     is taken; what is as bad still is not cached. use_cache: False measures anew what is in the cache.
     model: a name, or a Hugging Face folder, of which the cache knows the configuration and not the path.
     dtype: of all kinds, or of each. microbatch_sizes: those of them that fit; None: up to the largest that
-    fits. task: for a model of your
-    own, named by `model`: an `own_task`, kept by the hash of its code, or an importable `TaskFactory`, which
-    is never cached. lora: of adapters that
-    are trained in place of the model. load_in: "4bit" or "8bit", in which the matrices beside them are held.
-    loss_chunks: into how many chunks of a microbatch's tokens the loss is cut; None: none. compiled:
-    whether blocks are compiled.
+    fits. task: for a model of your own, named by `model`: an `own_task`, kept by the hash of its code, or an
+    importable `TaskFactory`, which is never cached. lora: of adapters that are trained in place of the model.
+    load_in: "4bit" or "8bit", in which the matrices beside them are held. loss_chunks: into how many chunks
+    of a microbatch's tokens the loss is cut; None: none. compiled: whether blocks are compiled.
 
     Raises: InputError for an unknown model, or a GPU that this host does not have; CheckFailedError for a
     model that does not compute the same when it is split.

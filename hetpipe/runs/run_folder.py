@@ -267,3 +267,12 @@ def parse_chrome_trace(data: dict[str, Any]) -> dict[str, Trace]:
         devices = [lanes[key] for key in sorted(lanes) if key[0] == pid and key[1] % 2 == 0]
         traces[name] = Trace(tuple(devices), tuple(events))
     return traces
+
+
+def check_empty(path: Path, remedy: str) -> None:
+    """Check that a folder can be made there, or is empty; remedy: what to give else.
+
+    Raises: InputError if not.
+    """
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise InputError(f"{path}: exists and is not an empty folder; give {remedy}")

@@ -2,7 +2,7 @@
 
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,10 +17,11 @@ from cost_model.what_if import with_room, without
 from hetpipe.data.user_task import Model, UserTask
 from hetpipe.profiling.doubtful_profiles import doubt_sentences
 from hetpipe.profiling.profile_cache import MICROBATCH_SIZES, profile_model
-from hetpipe.program.instructions import Schedule
-from hetpipe.program.verification import verify
 from hetpipe.reporting.progress import progress_bar
-from hetpipe.simulation.prediction import Prediction, evaluator, predict
+from hetpipe.runs.settings import Settings
+from hetpipe.simulation.prediction import Prediction, evaluator
+from hetpipe.training.recovery import Replan
+from hetpipe.training.run import verified_prediction
 from partition.plan import Plan
 from partition.problem import problem_of
 from partition.solver import solve
@@ -42,7 +43,6 @@ class OwnPlanning:
     name: str
     batch_size: int
     dtype: str | None
-    schedule: Schedule | None
     quiet: bool
 
     def measure(self, plan: Plan | None) -> ModelProfile:
@@ -73,15 +73,13 @@ class OwnPlanning:
         """
         return self._best(profile, read_cluster(self.cluster_file))
 
-    def replan(self, profile: ModelProfile) -> Callable[[frozenset[str], Mapping[str, float]], Prediction]:
-        """Return what plans for the devices that are left, as `hetpipe.training.recovery.Replan`."""
+    def replan(self, profile: ModelProfile, settings: Settings) -> Replan:
+        """Return what plans a run with these settings for the devices that are left."""
 
         def without_lost(lost: frozenset[str], room_bytes: Mapping[str, float]) -> Prediction:
             whole = read_cluster(self.cluster_file)
             plan = self._best(profile, with_room(without(whole, sorted(lost)), room_bytes))
-            prediction = predict(plan, profile, whole, self.schedule)
-            verify(prediction.program, profile, whole)
-            return prediction
+            return verified_prediction(settings, self.cluster_file, profile, plan)
 
         return without_lost
 

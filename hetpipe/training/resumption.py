@@ -6,6 +6,7 @@ from pathlib import Path
 
 from cost_model.errors import InputError
 from hetpipe.runs.run_folder import RunFolder, numbered_runs
+from hetpipe.runs.settings import Settings
 from hetpipe.training import checkpoint
 from hetpipe.training.checkpoint_damage import damage_of, newest_whole
 
@@ -87,3 +88,8 @@ def find_checkpoint(
         f"nothing to resume: no complete checkpoint in {where}; did it run with --no-save, or end before its "
         "first one (--every)?"
     )
+
+
+def steps_done(settings: Settings) -> int:
+    """Return the steps that a run need not do any more."""
+    return 0 if settings.resume_from is None else checkpoint.read_manifest(Path(settings.resume_from)).step

@@ -20,7 +20,7 @@ from hetpipe.models.loss import Loss
 from hetpipe.reporting.progress import step_bar
 from hetpipe.reporting.run_tables import run_marks
 from hetpipe.reporting.tables import show
-from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.run_folder import RunFolder, check_empty
 from hetpipe.runs.run_report import RunReport
 from hetpipe.runs.settings import Settings, checked_settings
 from hetpipe.runtime.processes import under_torchrun
@@ -32,7 +32,7 @@ from hetpipe.training.checkpoint_owners import check_optimizer
 from hetpipe.training.checkpoint_weights import export_huggingface
 from hetpipe.training.own_planning import OwnPlanning, checked_batch_size, name_of
 from hetpipe.training.resumed_settings import inherited
-from hetpipe.training.resumption import find_checkpoint
+from hetpipe.training.resumption import find_checkpoint, steps_done
 from hetpipe.training.run import train_predicted, verified_prediction
 from partition.plan import Plan
 
@@ -116,19 +116,8 @@ class Trainer:
         Raises: InputError naming what cannot be used and why.
         """
         self._callbacks = Callbacks(callbacks)
-        if isinstance(model, Plan):
-            raise InputError("the model is a Plan; give model, data, optimizer, loss, and plan=... by name")
+        _check_kinds(model, plan, cluster, rate_schedule)
         rates, factory, self._optimizer_name = _checked(optimizer)
-        if plan is not None and not isinstance(plan, Plan):
-            raise InputError(
-                f"the plan is a {type(plan).__name__}; give a Plan, as hetpipe.read_plan reads it"
-            )
-        if not isinstance(cluster, str | Path):
-            raise InputError(f"the cluster is a {type(cluster).__name__}; give the path of a cluster file")
-        if rate_schedule is not None and not callable(rate_schedule):
-            raise InputError(
-                f"rate_schedule is {rate_schedule!r}; give a function: step -> multiple of the learning rate"
-            )
         batch = checked_batch_size(batch_size, plan)
         read_cluster(cluster)
         self.plan = plan
@@ -150,9 +139,7 @@ class Trainer:
         self._check_settings(settings)
         known = profile if plan is None else plan
         called = name or (name_of(model) if known is None else known.model)
-        self._planning = OwnPlanning(
-            self._cluster, self._task, called, batch, dtype, settings.get("schedule"), quiet=not progress
-        )
+        self._planning = OwnPlanning(self._cluster, self._task, called, batch, dtype, quiet=not progress)
         stated = {"sequence_length": self._task.sequence_length, "dtype": dtype}
         held_out = {} if eval_data is None else {"eval_data": (GIVEN,)}
         self._settings = {**settings, **rates, **stated, **held_out}
@@ -231,11 +218,8 @@ class Trainer:
         folder = self.folder = self.folder or RunFolder.create(RUNS, prediction.plan.model)
         if self._progress:
             show([plan_sentence(prediction)])
-        done = 0
-        if settings.resume_from is not None:
-            done = checkpoint.read_manifest(Path(settings.resume_from)).step
         try:
-            with step_bar(settings.steps, done, quiet=not self._progress) as shown:
+            with step_bar(settings.steps, steps_done(settings), quiet=not self._progress) as shown:
 
                 def on_event(event: dict[str, Any]) -> bool:
                     shown(event)
@@ -250,7 +234,7 @@ class Trainer:
                     on_event=on_event,
                     make_task=self._task,
                     max_restarts=MOST_RESTARTS if self._plans else 0,
-                    replan=self._planning.replan(self.profile) if self._plans else None,
+                    replan=self._planning.replan(self.profile, settings) if self._plans else None,
                 )
         finally:
             if made and not any(folder.path.iterdir()):  # refused before anything was written
@@ -272,8 +256,7 @@ class Trainer:
         source, target = self.checkpoint, Path(target)
         if source is None:
             raise InputError("there is no checkpoint to save; fit first, without save=False")
-        if target.exists() and (not target.is_dir() or any(target.iterdir())):
-            raise InputError(f"{target}: exists and is not an empty folder; give another")
+        check_empty(target, "another")
         model = copy.deepcopy(self._model) if isinstance(self._model, nn.Module) else self._model()
         if not hasattr(model, "save_pretrained"):
             raise InputError(
@@ -293,13 +276,28 @@ class Trainer:
         return checked_settings(**{**(before or {}), **self._settings, "steps": steps})
 
 
+def _check_kinds(model: object, plan: object, cluster: object, rate_schedule: object) -> None:
+    """Refuse what is no argument of its name."""
+    if isinstance(model, Plan):
+        raise InputError("the model is a Plan; give model, data, optimizer, loss, and plan=... by name")
+    if plan is not None and not isinstance(plan, Plan):
+        raise InputError(f"the plan is a {type(plan).__name__}; give a Plan, as hetpipe.read_plan reads it")
+    if not isinstance(cluster, str | Path):
+        raise InputError(f"the cluster is a {type(cluster).__name__}; give the path of a cluster file")
+    if rate_schedule is not None and not callable(rate_schedule):
+        raise InputError(
+            f"rate_schedule is {rate_schedule!r}; give a function: step -> multiple of the learning rate"
+        )
+
+
 def plan_sentence(prediction: Prediction) -> str:
     """Say in a line what a plan does."""
     plan = prediction.plan
     stages = sum(len(pipeline.stages) for pipeline in plan.pipelines)
     many = "1 pipeline" if len(plan.pipelines) == 1 else f"{len(plan.pipelines)} pipelines"
     of = "1 stage" if stages == 1 else f"{stages} stages"
-    devices = ", ".join(plan.device_names)
+    names = plan.device_names
+    devices = ", ".join(names) if len(names) <= 4 else f"{len(names)} devices"
     return (
         f"{plan.model}: {many} with {of} on {devices}; predicted {format_seconds(prediction.step_s)} a step"
     )

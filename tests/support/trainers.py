@@ -1,6 +1,6 @@
 """Make trainers of small models on CPU devices, with a profile that nobody measured."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import user_tasks
+from hetpipe.data.dataset import epoch_order
 from hetpipe.models.chain import ChainModel
 from hetpipe.training.trainer import AdamW, Callback, Trainer
 from partition.plan import Pipeline, Plan, Stage
@@ -73,3 +74,32 @@ def losses(folder: Path, plan: Plan | None = None, *, steps: int = STEPS, **opti
     recorder = Recorder()
     trainer(folder, plan, callbacks=[recorder], **options).fit(steps)
     return [entry["loss"] for entry in recorder.metrics]
+
+
+def plain_losses(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    rate: Callable[[int], float],
+    *,
+    data: Any = None,
+    steps: int = STEPS,
+    batch: int = BATCH,
+    terms: int | None = None,
+    seed: int = 0,
+) -> list[float]:
+    """The same training by torch alone; rate: multiple of each group's learning rate; terms: of a step."""
+    data, found = user_tasks.samples() if data is None else data, []
+    first_rates = [group["lr"] for group in optimizer.param_groups]
+    for step in range(steps):
+        positions = range(step * batch, (step + 1) * batch)
+        chosen = [data[epoch_order(seed, p // len(data), len(data))[p % len(data)]] for p in positions]
+        x, y = torch.stack([x for x, _ in chosen]), torch.stack([y for _, y in chosen])
+        loss = user_tasks.squared_error(model(x), y) / (terms or batch)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for group, first in zip(optimizer.param_groups, first_rates, strict=True):
+            group["lr"] = first * rate(step)
+        optimizer.step()
+        found.append(loss.item())
+    return found

@@ -17,7 +17,6 @@ from torch import nn
 
 import user_tasks
 from cost_model.errors import InputError
-from hetpipe.data.dataset import epoch_order
 from hetpipe.data.own_code import own_code_sha256
 from hetpipe.runs.run_report import RunReport
 from hetpipe.training.callbacks import Callback
@@ -27,7 +26,7 @@ from hetpipe.training.trainer import AdamW, Trainer
 from notebook_runs import execute
 from partition.plan import Plan
 from runs import EMULATED_CLUSTER, chain_plan, cluster_file, emulated_cluster
-from trainers import Recorder
+from trainers import Recorder, plain_losses
 
 BATCH = 8
 
@@ -79,23 +78,6 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return make
 
 
-def plain_losses(model: nn.Module, steps: int) -> list[float]:
-    """The same training by torch alone."""
-    data, found = samples(), []
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    order = epoch_order(0, 0, len(data))
-    for step in range(steps):
-        chosen = [data[place] for place in order[step * BATCH : (step + 1) * BATCH]]
-        x, y = torch.stack([x for x, _ in chosen]), torch.stack([y for _, y in chosen])
-        loss = user_tasks.squared_error(model(x), y) / BATCH
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        found.append(loss.item())
-    return found
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the times of")  # of a busy machine
 def test_it_measures_plans_and_trains_once_through_the_data_as_torch_does(made, capsys):
@@ -104,7 +86,9 @@ def test_it_measures_plans_and_trains_once_through_the_data_as_torch_does(made, 
     assert trainer.plan is None
     report = trainer.fit()
     assert report.steps == 5  # 40 samples
-    expected = plain_losses(copy.deepcopy(model), 5)
+    alone = copy.deepcopy(model)
+    optimizer = user_tasks.sgd(list(alone.parameters()))
+    expected = plain_losses(alone, optimizer, user_tasks.constant, data=samples(), steps=5, batch=BATCH)
     assert [entry["loss"] for entry in recorder.metrics] == pytest.approx(expected, rel=1e-5)
     assert isinstance(trainer.plan, Plan) and trainer.plan.global_batch_size == BATCH
     assert trainer.plan.strategy == "auto" and trainer.plan.model == "sequential"

@@ -3,7 +3,7 @@
 import copy
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 import user_tasks
 from cost_model.errors import InputError
-from hetpipe.data.dataset import epoch_order
 from hetpipe.data.user_data import batch_of
 from hetpipe.models.chain import ChainModel
 from hetpipe.program.instructions import Schedule
@@ -23,35 +22,9 @@ from hetpipe.runs.settings import Settings, read_settings
 from hetpipe.training import checkpoint, checkpoint_weights
 from hetpipe.training.trainer import AdamW, Callback, Trainer
 from runs import chain_plan, cluster_file, made_up_profile_of
-from trainers import BATCH, STEPS, Recorder, losses, module, trainer, two_pipelines
+from trainers import BATCH, STEPS, Recorder, losses, module, plain_losses, trainer, two_pipelines
 
 SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
-
-
-def plain_losses(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    rate: Callable[[int], float],
-    *,
-    terms: int = BATCH,
-    seed: int = 0,
-) -> list[float]:
-    """The same training by torch alone; rate: multiple of each group's learning rate."""
-    data, found = user_tasks.samples(), []
-    first_rates = [group["lr"] for group in optimizer.param_groups]
-    for step in range(STEPS):
-        positions = range(step * BATCH, (step + 1) * BATCH)
-        chosen = [data[epoch_order(seed, p // len(data), len(data))[p % len(data)]] for p in positions]
-        x, y = torch.stack([x for x, _ in chosen]), torch.stack([y for _, y in chosen])
-        loss = user_tasks.squared_error(model(x), y) / terms
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for group, first in zip(optimizer.param_groups, first_rates, strict=True):
-            group["lr"] = first * rate(step)
-        optimizer.step()
-        found.append(loss.item())
-    return found
 
 
 def default_rate(step: int) -> float:
