@@ -31,6 +31,7 @@ from hetpipe.models.loss import Loss, loss_sum
 from hetpipe.models.names import Task
 from hetpipe.models.partial_model import LayerModel
 from hetpipe.models.pretrained_weights import FolderWeights
+from hetpipe.models.split_check import require_split
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings, TaskSettings
 
@@ -132,6 +133,8 @@ def prepare_data(folder: RunFolder, settings: TaskSettings, vocabulary_from: Pat
     """
     spec = task_spec(settings)
     check_length(spec, settings.sequence_length)
+    if not spec.tested:
+        require_split(spec)
     FolderWeights.of(spec)
     _adapter_of(spec, settings)
     documents = read_corpus([Path(path) for path in settings.data])

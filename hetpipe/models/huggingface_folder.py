@@ -31,11 +31,28 @@ ARCHITECTURES = {
     "Qwen2ForCausalLM": ("qwen2", CAUSAL),
     "Qwen3ForCausalLM": ("qwen3", CAUSAL),
 }
-"""Classes of transformers that a folder may name, with their family and task."""
+"""Classes that a folder may name, with family (of transformers.models) and task; tests prove their splits."""
+
+ALSO_TESTED = (
+    *("ArceeForCausalLM", "BertLMHeadModel", "BioGptForCausalLM", "BloomForCausalLM", "CamembertForMaskedLM"),
+    *("CodeGenForCausalLM", "CohereForCausalLM", "DebertaV2ForMaskedLM", "DistilBertForMaskedLM"),
+    *("ElectraForMaskedLM", "ErnieForMaskedLM", "FalconForCausalLM", "GPTBigCodeForCausalLM"),
+    *("GPTJForCausalLM", "GPTNeoForCausalLM", "Gemma2ForCausalLM", "GemmaForCausalLM", "GlmForCausalLM"),
+    *("GraniteForCausalLM", "HeliumForCausalLM", "MambaForCausalLM", "ModernBertForMaskedLM"),
+    *("MptForCausalLM", "NemotronForCausalLM", "OPTForCausalLM", "Olmo2ForCausalLM", "OlmoForCausalLM"),
+    *("PersimmonForCausalLM", "Phi3ForCausalLM", "PhiForCausalLM", "RobertaForMaskedLM"),
+    *("SmolLM3ForCausalLM", "StableLmForCausalLM", "Starcoder2ForCausalLM", "XLMRobertaForMaskedLM"),
+)
+"""More of which the tests do. The split of these, and of any other of a task, is proven when a run begins."""
 
 MOST_BLOCKS = 2000
 """A configuration with more is refused before it is built: the deepest Transformers published have 1,000
 (Wang et al., DeepNet, 2022)."""
+
+_HEADS = {"ForCausalLM": CAUSAL, "LMHeadModel": CAUSAL, "ForMaskedLM": MASKED}
+"""How classes of transformers are called that have the head of a task."""
+
+_MODEL_TYPE = re.compile("[a-z][a-z0-9_-]*")
 
 _BLOCKS = ("num_hidden_layers", "n_layer")
 """Keys of config.json that hold the number of blocks."""
@@ -68,11 +85,14 @@ class ModelFolder:
 
     @property
     def family(self) -> str:
-        return ARCHITECTURES[self.architecture][0]
+        """Return the folder of transformers.models that its class is in."""
+        known = ARCHITECTURES.get(self.architecture)
+        return str(self.config["model_type"]).replace("-", "_") if known is None else known[0]
 
     @property
     def task(self) -> str:
-        return ARCHITECTURES[self.architecture][1]
+        """Return what it is trained to predict, by the name of its class."""
+        return str(task_of(self.architecture))
 
     @property
     def quantization(self) -> Quantization | None:
@@ -145,13 +165,15 @@ def read_model_folder(text: str | Path) -> ModelFolder:
     return described(path, path.name, read_json(folder / CONFIG_FILE))
 
 
-def _family_words(architecture: str) -> str:
-    """Return what a class is called less its head: another family is no near miss.
+def task_of(architecture: str) -> str | None:
+    """Return what a class is trained to predict; None where it is neither of the two tasks.
 
-    >>> _family_words("Qwen2ForCausalLM"), _family_words("GPT2LMHeadModel")
-    ('qwen2', 'gpt2')
+    >>> task_of("OPTForCausalLM"), task_of("RobertaForMaskedLM"), task_of("T5Model")
+    ('causal-lm', 'masked-lm', None)
     """
-    return re.split("For[A-Z]|LMHead|Model$", architecture)[0].lower()
+    if architecture in ARCHITECTURES:
+        return ARCHITECTURES[architecture][1]
+    return next((task for end, task in _HEADS.items() if architecture.endswith(end)), None)
 
 
 def described(path: Path, base_name: str, config: object) -> ModelFolder:
@@ -162,15 +184,7 @@ def described(path: Path, base_name: str, config: object) -> ModelFolder:
     where = path / CONFIG_FILE
     if not isinstance(config, dict):
         raise InputError(f"{where}: is no JSON object; give a folder that save_pretrained wrote")
-    architectures = config.get("architectures") or [None]
-    architecture = architectures[0]
-    if architecture not in ARCHITECTURES:
-        near = [name for name in ARCHITECTURES if _family_words(name) == _family_words(str(architecture))]
-        what = "of its family" if near else "there"
-        raise InputError(
-            f"{where}: architecture {architecture!r} is not supported; {what} are "
-            f"{', '.join(near or ARCHITECTURES)}"
-        )
+    architecture = _architecture(where, config)
     for key in _BLOCKS:
         num_blocks = config.get(key)
         if isinstance(num_blocks, int) and num_blocks > MOST_BLOCKS:
@@ -181,6 +195,36 @@ def described(path: Path, base_name: str, config: object) -> ModelFolder:
     content = {key: value for key, value in config.items() if key not in _VOLATILE}
     name = f"{base_name}@{canonical_sha256(content)[:8]}"
     return ModelFolder(path, name, architecture, config)
+
+
+def _architecture(where: Path, config: Mapping[str, Any]) -> str:
+    """Return the class that a configuration names.
+
+    Raises: InputError if it is for neither of the two tasks, or has an encoder beside its decoder.
+    """
+    architectures = config.get("architectures")
+    if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
+        raise InputError(
+            f"{where}: architectures names no class; name the one that the weights are of, such as "
+            "GPT2LMHeadModel"
+        )
+    name = architectures[0]
+    if name in ARCHITECTURES:
+        return name
+    if task_of(name) is None:
+        raise InputError(
+            f"{where}: {name} is no model for {MASKED} or {CAUSAL} (...{', ...'.join(_HEADS)}); train it "
+            "from Python: hetpipe.Trainer"
+        )
+    if config.get("is_encoder_decoder"):
+        raise InputError(
+            f"{where}: {name} has an encoder and a decoder, and a chain of layers has one; take a model of a "
+            "decoder alone, with is_encoder_decoder false"
+        )
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or not _MODEL_TYPE.fullmatch(kind):
+        raise InputError(f"{where}: model_type {kind!r} names no model of transformers; save the model again")
+    return name
 
 
 def weight_files(folder: Path) -> tuple[Path, ...]:

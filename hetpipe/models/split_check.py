@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from cost_model.errors import CheckFailedError
 from hetpipe.models.block_structure import Inputs, call_options, logits_of, refused_on_error
 from hetpipe.models.chain import ChainModel, LayerModel
-from hetpipe.models.huggingface import ModelSpec
+from hetpipe.models.families import SMALL_VOCABULARY
+from hetpipe.models.huggingface import ModelSpec, Task
 from hetpipe.models.initialization import private_random_stream
 from hetpipe.models.keyed_dropout import KeyedDropout
 from hetpipe.models.loss import IGNORED_LABEL, loss_sum
@@ -138,6 +139,8 @@ def check_split(
         for difference in by_sample
     ]
     worst = max(by_split, key=lambda difference: difference.gradient)
+    if isinstance(source, ModelSpec) and source.task == Task.CAUSAL_LM:
+        reasons.append(_looks_ahead(model, cases[0].inputs["input_ids"]))
     reason = next(filter(None, reasons), "")
     return CheckReport(
         model=chain.name,
@@ -232,6 +235,23 @@ def _whole_model(chain: ChainModel, seed: int) -> nn.Module:
         for name, parameter in model.named_parameters():
             parameter.copy_(dense(weights[name], torch.float64))
     return model
+
+
+def _looks_ahead(model: nn.Module, ids: Tensor) -> str:
+    """Return that a causal model's logits depend on tokens after them, in one line; empty if they do not.
+
+    An encoder that is taken for a decoder, for want of is_decoder in its configuration, would learn to copy.
+    """
+    changed = ids.clone()
+    changed[:, -1] = (changed[:, -1] + 1) % SMALL_VOCABULARY
+    model.eval()
+    with torch.no_grad():
+        before, after = (
+            logits_of(model(input_ids=tokens, **call_options(model)))[:, :-1] for tokens in (ids, changed)
+        )
+    if torch.equal(before, after):
+        return ""
+    return "it sees the tokens that it is to predict; is is_decoder missing in its config.json?"
 
 
 def _run_whole(chain: ChainModel, model: nn.Module, case: _Case, seed: int) -> _Outcome:

@@ -218,17 +218,17 @@ WRONG = [
     (lambda folder: (folder / "config.json").write_text("[]"), "is no JSON object"),
     (
         lambda folder: edit_config(folder, architectures=["T5Model"]),
-        "architecture 'T5Model' is not supported; there are BertForMaskedLM, ",
+        "T5Model is no model for masked-lm or causal-lm",
     ),
     (
         lambda folder: edit_config(folder, architectures=["BertForSequenceClassification"]),
-        "is not supported; of its family are BertForMaskedLM, BertForPreTraining",
+        "BertForSequenceClassification is no model for masked-lm or causal-lm",
     ),
     (
         lambda folder: edit_config(folder, architectures=["MixtralForCausalLM"]),
-        "is not supported; there are BertForMaskedLM, ",
+        "has no MixtralForCausalLM of model type 'gpt2'",
     ),
-    (lambda folder: edit_config(folder, architectures=None), "architecture None is not supported"),
+    (lambda folder: edit_config(folder, architectures=None), "architectures names no class"),
     (lambda folder: edit_config(folder, n_layer=10**7), "n_layer is 1.00e+7; at most 2000 blocks are taken"),
     (
         lambda folder: edit_config(folder, quantization_config={"quant_method": "gptq", "bits": 4}),

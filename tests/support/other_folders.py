@@ -1,0 +1,92 @@
+"""Tiny folders of the architectures that have no line in hetpipe's table: what their users save."""
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import torch
+
+NARROW = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64}
+LIKE_GPT2 = {"n_embd": 32, "n_layer": 3, "n_head": 4}
+DECODER = {"is_decoder": True}
+ONE_HEAD_WIDTH = {"head_dim": 8, "num_key_value_heads": 2}
+OWN_TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "ArceeForCausalLM": ("arcee", {**NARROW, **ONE_HEAD_WIDTH}),
+    "BertLMHeadModel": ("bert", {**NARROW, **DECODER}),
+    "BioGptForCausalLM": ("biogpt", NARROW),
+    "BloomForCausalLM": ("bloom", {"hidden_size": 32, "n_layer": 3, "n_head": 4}),
+    "CodeGenForCausalLM": ("codegen", {**LIKE_GPT2, "rotary_dim": 4}),
+    "CohereForCausalLM": ("cohere", {**NARROW, **OWN_TOKENS}),
+    "FalconForCausalLM": ("falcon", NARROW),
+    "GPTBigCodeForCausalLM": ("gpt_bigcode", LIKE_GPT2),
+    "GPTJForCausalLM": ("gptj", {**LIKE_GPT2, "rotary_dim": 4}),
+    "GPTNeoForCausalLM": (
+        "gpt_neo",
+        {"hidden_size": 32, "num_layers": 4, "num_heads": 4, "attention_types": [[["global", "local"], 2]]},
+    ),
+    "Gemma2ForCausalLM": ("gemma2", {**NARROW, **ONE_HEAD_WIDTH}),
+    "GemmaForCausalLM": ("gemma", {**NARROW, **ONE_HEAD_WIDTH}),
+    "GlmForCausalLM": ("glm", {**NARROW, **ONE_HEAD_WIDTH, **OWN_TOKENS}),
+    "GraniteForCausalLM": ("granite", NARROW),
+    "HeliumForCausalLM": ("helium", {**NARROW, **ONE_HEAD_WIDTH}),
+    "MambaForCausalLM": ("mamba", {"hidden_size": 32, "num_hidden_layers": 3, "state_size": 4}),
+    "MptForCausalLM": ("mpt", {"d_model": 32, "n_layers": 3, "n_heads": 4}),
+    "NemotronForCausalLM": ("nemotron", {**NARROW, **ONE_HEAD_WIDTH, **OWN_TOKENS}),
+    "OPTForCausalLM": (
+        "opt",
+        {
+            "hidden_size": 32,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "ffn_dim": 64,
+            "word_embed_proj_dim": 32,
+        },
+    ),
+    "Olmo2ForCausalLM": ("olmo2", {**NARROW, **OWN_TOKENS}),
+    "OlmoForCausalLM": ("olmo", {**NARROW, **OWN_TOKENS}),
+    "PersimmonForCausalLM": ("persimmon", NARROW),
+    "Phi3ForCausalLM": ("phi3", {**NARROW, **OWN_TOKENS}),
+    "PhiForCausalLM": ("phi", NARROW),
+    "SmolLM3ForCausalLM": ("smollm3", {**NARROW, **OWN_TOKENS}),
+    "StableLmForCausalLM": ("stablelm", NARROW),
+    "Starcoder2ForCausalLM": ("starcoder2", {**NARROW, **OWN_TOKENS}),
+    "CamembertForMaskedLM": ("camembert", NARROW),
+    "DebertaV2ForMaskedLM": ("deberta-v2", NARROW),
+    "DistilBertForMaskedLM": ("distilbert", {"dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 64}),
+    "ElectraForMaskedLM": ("electra", {**NARROW, "embedding_size": 16}),
+    "ErnieForMaskedLM": ("ernie", NARROW),
+    "ModernBertForMaskedLM": ("modernbert", {**NARROW, **OWN_TOKENS, "sep_token_id": 2, "cls_token_id": 1}),
+    "RobertaForMaskedLM": ("roberta", NARROW),
+    "XLMRobertaForMaskedLM": ("xlm-roberta", NARROW),
+}
+"""Class, model type and sizes of each whose split is proven."""
+
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+    "MPNetForMaskedLM": ("mpnet", NARROW),
+    "MixtralForCausalLM": ("mixtral", {**NARROW, **ONE_HEAD_WIDTH, "num_local_experts": 2}),
+    "RoFormerForMaskedLM": ("roformer", {**NARROW, "embedding_size": 32}),
+    "BertLMHeadModel": ("bert", NARROW),
+}
+"""The same, of those that cannot be."""
+
+
+def save_other(folder: Path, architecture: str, **changes: Any) -> Any:
+    """Write a tiny model with random weights as its library does; gives it.
+
+    architecture: of `OTHERS`, or of `REFUSED` with a question mark before it.
+    """
+    kind, sizes = REFUSED[architecture[1:]] if architecture[0] == "?" else OTHERS[architecture]
+    architecture = architecture.removeprefix("?")
+    name = kind.replace("-", "_")
+    module = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+    found = getattr(module, architecture)
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(7)
+        model = found(found.config_class(**{"vocab_size": 512, **sizes, **changes}))
+        with torch.no_grad():
+            for value in model.parameters():
+                value.add_(0.05 * torch.randn(value.shape))
+    model.save_pretrained(folder)
+    return model
