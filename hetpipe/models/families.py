@@ -207,8 +207,8 @@ def _found(module: str, architecture: str) -> Family:
         modeling = importlib.import_module(f"transformers.models.{module}.modeling_{module}")
     except ModuleNotFoundError:
         raise InputError(
-            f"transformers {transformers.__version__} has no model type {module!r}, and code of a folder's own "
-            "is not run"
+            f"transformers {transformers.__version__} has no model type {module!r}, and code of a folder's "
+            "own is not run"
         ) from None
     model = getattr(modeling, architecture, None)
     if model is None:
