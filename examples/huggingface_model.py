@@ -35,7 +35,7 @@ devices = [
 def build(num_blocks: int = 8) -> nn.Module:
     config = GPT2Config(
         vocab_size=VOCABULARY, n_positions=LENGTH, n_embd=64, n_layer=num_blocks, n_head=4,
-        bos_token_id=0, eos_token_id=0, attn_implementation="eager",
+        bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
     return GPT2LMHeadModel(config)
 

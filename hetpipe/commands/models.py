@@ -10,7 +10,7 @@ from hetpipe.reporting.tables import new_table, show
 
 
 def models_command(json: JsonOption = False) -> None:
-    """List the models by name, and the architectures of Hugging Face folders that the tests split."""
+    """List the models by name, and the architectures of Hugging Face folders that are taken."""
     if json:
         print_json(_as_json())
         return

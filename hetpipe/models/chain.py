@@ -25,6 +25,7 @@ from hetpipe.models.block_structure import (
     refused_on_error,
     use_in,
 )
+from hetpipe.models.families import build_keyed, keyed_attention
 from hetpipe.models.frozen_weights import NO_USE, cast_where_used, uncast
 from hetpipe.models.huggingface import ModelSpec
 from hetpipe.models.initialization import (
@@ -119,6 +120,7 @@ class ChainModel:
             example = {f"input{index}": tensor for index, tensor in enumerate(example)}
         inputs = {key: torch.cat([tensor, tensor]) for key, tensor in example.items()}
         if isinstance(factory, nn.Module):
+            factory = keyed_attention(factory)
             name = name or type(factory).__name__
             with refused_on_error(f"{name} cannot be split: it cannot be copied"):
                 template = Template(factory)
@@ -138,7 +140,9 @@ class ChainModel:
                 given=given,
                 layer_parameters=held_beside(described.layer_parameters, packed),
             )
-        described = _describe(name or _name_of(factory), factory, shrunk or factory, inputs, example)
+        build = partial(build_keyed, factory)
+        small = build if shrunk is None else partial(build_keyed, shrunk)
+        described = _describe(name or _name_of(factory), build, small, inputs, example)
         # NOTE: the model's rule knows nothing of what peft put into it
         return replace(described, has_rule=described.has_rule and not described.base)
 

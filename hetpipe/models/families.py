@@ -2,7 +2,7 @@
 
 import importlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
@@ -29,9 +29,21 @@ _LONGEST_REASON = 300
 
 _SHRUNK_TOKENS = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
 
-_ATTENTION_DROPOUTS = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop")
+ATTENTION_DROPOUTS = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop")
 
 _POSITIONS = ("max_position_embeddings", "max_seq_len")
+
+
+def attention_dropout_of(config: Any, keys: Sequence[str]) -> tuple[str, float]:
+    """Return the name of the probability of attention's dropout, and it; 0 where there is none.
+
+    keys: the names that it may have; the first that the configuration has counts.
+    """
+    for key in keys:
+        probability = getattr(config, key, None)
+        if isinstance(probability, int | float):
+            return key, probability
+    return "", 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +84,14 @@ class Family:
             reason = " ".join(str(error).split())[:_LONGEST_REASON]
             raise InputError(f"the configuration of this {self.config} cannot be used: {reason}") from error
 
-    def attention_dropout_of(self, config: Any) -> tuple[str, float]:
-        """Return the name of the probability of attention's dropout, and it; 0 where there is none."""
-        for key in self.attention_dropout:
-            probability = getattr(config, key, None)
-            if isinstance(probability, int | float):
-                return key, probability
-        return "", 0.0
-
     def build(self, model: str, sizes: Mapping[str, object]) -> nn.Module:
         """Construct a model of the family, of these values of the configuration."""
         config = self.configuration(sizes)
         found = getattr(importlib.import_module(self.modeling), model)
         # NOTE: masks that the fused kernel draws inside cannot be keyed, see hetpipe.models.keyed_dropout.
-        fused = self.attention_dropout_of(config)[1] <= 0 and getattr(found, "_supports_sdpa", True)
+        fused = attention_dropout_of(config, self.attention_dropout)[1] <= 0 and getattr(
+            found, "_supports_sdpa", True
+        )
         config._attn_implementation = "sdpa" if fused else "eager"
         return cast(nn.Module, found(config))
 
@@ -118,6 +124,23 @@ class Family:
         tables = (part for name, part in whole.named_modules() if name.endswith("position_embeddings"))
         paddings = [table.padding_idx for table in tables if isinstance(table, nn.Embedding)]
         return max((1 + padding for padding in paddings if padding is not None), default=0)
+
+
+def build_keyed(build: Callable[[], nn.Module]) -> nn.Module:
+    """Build a model with `keyed_attention`."""
+    return keyed_attention(build())
+
+
+def keyed_attention(model: nn.Module) -> nn.Module:
+    """Return the model, which takes eager attention from now on if it is of transformers, with dropout there.
+
+    What the fused kernel draws cannot be keyed by sample. The result is the same, to rounding and the masks.
+    """
+    config = getattr(model, "config", None)
+    is_fused = getattr(config, "_attn_implementation", "eager") != "eager"
+    if is_fused and attention_dropout_of(config, ATTENTION_DROPOUTS)[1] > 0:
+        cast(Any, model).set_attn_implementation("eager")
+    return model
 
 
 _NARROW = {"hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 32}
@@ -230,7 +253,7 @@ def _found(module: str, architecture: str) -> Family:
         module=module,
         config=config.__name__,
         model=architecture,
-        attention_dropout=_ATTENTION_DROPOUTS,
+        attention_dropout=ATTENTION_DROPOUTS,
         max_positions=next((key for key in positions if key in known), None),
         fixed={"use_cache": False},
         shrunk={key: value for key, value in narrow.items() if key in known},

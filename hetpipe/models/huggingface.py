@@ -10,7 +10,15 @@ from torch import nn
 
 from cost_model.errors import InputError
 from cost_model.units import format_bytes
-from hetpipe.models.families import FAMILIES, LOADING, NO_LIMIT, SMALL_VOCABULARY, Family, family_of
+from hetpipe.models.families import (
+    FAMILIES,
+    LOADING,
+    NO_LIMIT,
+    SMALL_VOCABULARY,
+    Family,
+    attention_dropout_of,
+    family_of,
+)
 from hetpipe.models.huggingface_folder import ModelFolder, read_model_folder
 from hetpipe.models.names import Task, model_entry, registered_models
 from hetpipe.runs.quantization import Quantization
@@ -159,7 +167,7 @@ def attention_sentence(name: str, folder: str | Path | None, sequence_length: in
     known = model_entry(name if folder is None else str(folder))
     family, sizes = _family_and_sizes(name, known.folder)
     config = family.configuration({key: value for key, value in sizes.items() if key not in LOADING})
-    key, probability = family.attention_dropout_of(config)
+    key, probability = attention_dropout_of(config, family.attention_dropout)
     heads = getattr(config, "num_attention_heads", 1)
     if not probability > 0:
         return None

@@ -268,6 +268,7 @@ def _code() -> str:
         "models/weight_bytes",
         "models/pretrained_weights",
         "models/placement",
+        "models/families",
         "models/huggingface",
         "models/keyed_dropout",
         "models/philox",

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import transformers
 
 from cost_model.errors import CheckFailedError, InputError
 from hetpipe import cli
@@ -16,7 +17,7 @@ from hetpipe.models.names import model_entry
 from hetpipe.models.split_check import check_split, require_split
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings, TaskSettings
-from other_folders import OTHERS, save_other
+from other_folders import NARROW, OTHERS, save_other
 from runs import chain_plan, made_up_profile, run
 
 
@@ -125,3 +126,24 @@ def test_hetpipe_check_takes_it(tmp_path, capsys):
     save_other(tmp_path / "mine", "FalconForCausalLM")
     assert cli.main(["check", "--model", str(tmp_path / "mine")]) == 0
     assert "split equals whole" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("architecture", ["BertForMaskedLM", "GPT2LMHeadModel", "ElectraForMaskedLM"])
+def test_a_default_model_of_transformers_with_dropout_takes_the_attention_that_can_be_keyed(architecture):
+    def build():
+        torch.manual_seed(0)
+        return default_model(architecture)
+
+    example = {"input_ids": torch.arange(8).reshape(1, 8)}
+    assert default_model(architecture).config._attn_implementation == "sdpa"
+    report = check_split(build, example)
+    assert report.passed, report.reason
+    given = default_model(architecture)
+    ChainModel.from_module(given, example)
+    assert given.config._attn_implementation == "eager"
+
+
+def default_model(architecture):
+    model = getattr(transformers, architecture)
+    shallow = {"n_embd": 32, "n_layer": 3, "n_head": 4} if architecture.startswith("GPT2") else NARROW
+    return model(model.config_class(vocab_size=64, **shallow))
