@@ -45,7 +45,7 @@ def test_names_of_the_files_of_a_run():
     files = {name for name, entry in folder.items() if isinstance(entry, property)}
     assert files == {
         *("config", "cluster", "profile", "plan", "program", "metrics", "trace", "report", "recoveries"),
-        *("vocabulary", "tokens", "checkpoints", "model_config", "held_out", "job", "page"),
+        *("vocabulary", "tokens", "checkpoints", "model_config", "held_out", "chat_template", "job", "page"),
     }
 
 

@@ -34,6 +34,7 @@ def export_command(
         raise InputError(f"{run}: no such folder; give a run folder, or a checkpoint of one")
     from transformers.utils import logging
 
+    from hetpipe.data.chat_template import read_template, write_for_transformers
     from hetpipe.training import checkpoint, checkpoint_weights
 
     logging.disable_progress_bar()
@@ -50,6 +51,8 @@ def export_command(
     vocabulary = source / checkpoint.VOCABULARY_FILE
     if vocabulary.exists():
         shutil.copyfile(vocabulary, output / "tokenizer.json")
+    if (template := source / checkpoint.CHAT_TEMPLATE_FILE).exists():
+        write_for_transformers(read_template(template), output)
     if json:
         print_json({"checkpoint": str(source), "step": manifest.step, "folder": str(output)})
     else:

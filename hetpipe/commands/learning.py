@@ -33,7 +33,7 @@ class LearningOptions:
     ] = None
     eval_data: Annotated[
         list[Path] | None,
-        typer.Option("--eval-data", help="Held-out UTF-8 text to compute the loss on; several times."),
+        typer.Option("--eval-data", help="Held-out text or chats, as --data; several times."),
     ] = None
     eval_every: Annotated[
         int | None,

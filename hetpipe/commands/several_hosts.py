@@ -244,8 +244,8 @@ class Asked:
         """Return what `run` asks."""
         options = request.options
         said = said_of(options.dtype, options.loss_chunks, compiled=options.compiled)
-        texts = readable_texts(training.data) if training.data else ()
-        held_out = readable_texts(learning.eval_data) if learning.eval_data else ()
+        texts = readable_texts(training.data, entry) if training.data else ()
+        held_out = readable_texts(learning.eval_data, entry) if learning.eval_data else ()
         return cls(
             request.cluster, request.usable, entry, said, tuple(map(Path, texts)), tuple(map(Path, held_out))
         )

@@ -40,7 +40,8 @@ class TrainingOptions:
 
     title: ClassVar[str] = "Training"
     data: Annotated[
-        list[Path] | None, typer.Option("--data", help="UTF-8 text to train on; give it several times.")
+        list[Path] | None,
+        typer.Option("--data", help="UTF-8 text, or .jsonl of texts or chats; several times."),
     ] = None
     steps: Annotated[int, typer.Option("--steps", help="Steps to train for.")] = 100
     total_steps: Annotated[
@@ -137,7 +138,7 @@ def run_start(
         "seed": options.seed,
         "learning_rate": options.learning_rate,
         "total_steps": options.total_steps,
-        "data": tuple(map(str, readable_texts(options.data))) if options.data else None,
+        "data": tuple(map(str, readable_texts(options.data, entry))) if options.data else None,
         **learning.given,
     }
     log = tuple(dict.fromkeys(options.log or ()))
@@ -150,7 +151,7 @@ def run_start(
         if given["data"] is None:
             if several:
                 before.check_data_given("--data")
-            readable_texts(map(Path, before.decided.get("data", ())))
+            readable_texts(map(Path, before.decided.get("data", ())), entry)
     earlier = before.settings
     every, every_s = earlier.every, earlier.every_s
     if options.every is not None:
@@ -158,7 +159,7 @@ def run_start(
     settings = Settings(
         steps=options.steps,
         **before.decided | {key: value for key, value in given.items() if value is not None},
-        **_evaluation(learning, earlier, several=several),
+        **_evaluation(entry, learning, earlier, several=several),
         every=every,
         every_s=every_s,
         keep=earlier.keep if options.keep is None else options.keep,
@@ -189,19 +190,21 @@ def _overridden(learning: LearningOptions, options: TrainingOptions) -> frozense
     return overridden(learning.override)
 
 
-def _evaluation(learning: LearningOptions, earlier: Settings, *, several: bool) -> dict[str, Any]:
+def _evaluation(
+    entry: ModelEntry, learning: LearningOptions, earlier: Settings, *, several: bool
+) -> dict[str, Any]:
     """Return the settings of held-out texts; what is not given is that of the run before.
 
     Raises: InputError for a text that cannot be read, or is on another host.
     """
     if learning.eval_data:
-        texts = tuple(map(str, readable_texts(learning.eval_data)))
+        texts = tuple(map(str, readable_texts(learning.eval_data, entry)))
     else:
         if several and earlier.eval_data:
             raise InputError(
                 "the run before had --eval-data, whose place is each host's own; give it on each host"
             )
-        texts = tuple(map(str, readable_texts(map(Path, earlier.eval_data))))
+        texts = tuple(map(str, readable_texts(map(Path, earlier.eval_data), entry)))
     for option, value in (("--eval-every", learning.eval_every), ("--patience", learning.patience)):
         if value and not texts:
             raise InputError(f"{option} is {value}, and there is no text for it; give --eval-data")
@@ -222,13 +225,18 @@ def _begins_anew(resume: str, folder: RunFolder | None) -> bool:
     return True
 
 
-def readable_texts(data: Iterable[Path]) -> tuple[Path, ...]:
-    """Return the texts by their full paths; refused before anything is measured."""
+def readable_texts(data: Iterable[Path], entry: ModelEntry) -> tuple[Path, ...]:
+    """Return the texts by their full paths; refused before anything is measured.
+
+    Raises: InputError if they cannot be read, or hold chats, and the model continues no text.
+    """
     texts = tuple(path.resolve() for path in data)
     if texts:
+        from hetpipe.data.json_lines import check_kind
         from hetpipe.data.vocabulary import read_corpus
 
         read_corpus(texts)
+        check_kind(texts, entry.name, entry.task)
     return texts
 
 

@@ -3,7 +3,7 @@
 import json
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -33,26 +33,39 @@ LAST = np.iinfo(np.uint64).max
 
 def write_tokens(folder: Path, documents: Sequence[str], vocabulary: Tokenizer) -> None:
     """Write `tokens.bin` (flat, a separator after every document) and then its header `tokens.json`."""
-    dtype = np.dtype(np.uint16 if vocabulary.get_vocab_size() <= 1 << 16 else np.uint32).newbyteorder("<")
-    count, separator = 0, SpecialTokens.of(vocabulary).separator
-    (folder / TOKENS_HEADER).unlink(missing_ok=True)  # an old header never stands beside new tokens
-    with _replacing(folder / TOKENS_FILE) as file:
+    separator = SpecialTokens.of(vocabulary).separator
+    with write_token_ids(folder, documents, vocabulary) as write:
         for document in documents:
             lines = lines_of([document])
             while batch := list(islice(lines, LINES_PER_WRITE)):
                 encodings = vocabulary.encode_batch_fast(batch, add_special_tokens=False)
-                ids = np.array([token for encoding in encodings for token in encoding.ids], dtype)
-                file.write(ids.tobytes())
-                count += len(ids)
-            file.write(np.array([separator], dtype).tobytes())
-            count += 1
+                write([token for encoding in encodings for token in encoding.ids])
+            write([separator])
+
+
+@contextmanager
+def write_token_ids(
+    folder: Path, documents: Sequence[str], vocabulary: Tokenizer
+) -> Iterator[Callable[[Sequence[int]], None]]:
+    """Give what appends ids to `tokens.bin`; its header follows where nothing was raised."""
+    dtype = np.dtype(np.uint16 if vocabulary.get_vocab_size() <= 1 << 16 else np.uint32).newbyteorder("<")
+    count = 0
+    (folder / TOKENS_HEADER).unlink(missing_ok=True)  # an old header never stands beside new tokens
+    with replacing(folder / TOKENS_FILE) as file:
+
+        def write(ids: Sequence[int]) -> None:
+            nonlocal count
+            file.write(np.array(ids, dtype).tobytes())
+            count += len(ids)
+
+        yield write
     header = {
         "dtype": dtype.str,
         "count": count,
         "vocabulary_sha256": vocabulary_sha256(vocabulary),
         "texts_sha256": texts_sha256(documents),
     }
-    with _replacing(folder / TOKENS_HEADER) as file:
+    with replacing(folder / TOKENS_HEADER) as file:
         file.write(json.dumps(header).encode())
 
 
@@ -138,15 +151,14 @@ class Dataset:
             return num_samples * _num_masked(self.tokens_per_sequence)
         return num_samples * (self.sequence_length - 1)  # the last token predicts nothing
 
+    @property
+    def epoch_loss_tokens(self) -> int:
+        """Return how many tokens enter the loss of an epoch."""
+        return self.num_loss_tokens(self.num_sequences)
+
     def sequences(self, first_sample: int, num_samples: int) -> IntArray:
         """Return which sequence of the corpus each position from first_sample on reads: [batch]."""
-        assert first_sample >= 0 and num_samples >= 0, (first_sample, num_samples)
-        epochs, offsets = np.divmod(np.arange(first_sample, first_sample + num_samples), self.num_sequences)
-        found = np.empty(num_samples, np.int64)
-        for epoch in np.unique(epochs):
-            here = epochs == epoch
-            found[here] = epoch_order(self.seed, int(epoch), self.num_sequences)[offsets[here]]
-        return found
+        return permuted(self.seed, self.num_sequences, first_sample, num_samples)
 
     def batch(self, first_sample: int, num_samples: int) -> StepData:
         """Return the samples at positions [first_sample, first_sample + num_samples).
@@ -211,8 +223,19 @@ def epoch_order(seed: int, epoch: int, num_sequences: int) -> IntArray:
     return order
 
 
+def permuted(seed: int, num_sequences: int, first_sample: int, num_samples: int) -> IntArray:
+    """Return which of so many sequences each position from first_sample on reads: [num_samples]."""
+    assert first_sample >= 0 and num_samples >= 0, (first_sample, num_samples)
+    epochs, offsets = np.divmod(np.arange(first_sample, first_sample + num_samples), num_sequences)
+    found = np.empty(num_samples, np.int64)
+    for epoch in np.unique(epochs):
+        here = epochs == epoch
+        found[here] = epoch_order(seed, int(epoch), num_sequences)[offsets[here]]
+    return found
+
+
 @contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path) -> Iterator[BinaryIO]:
     """Open a file that takes the path's name only once it is complete and on disk."""
     unfinished = path.with_name(f".{path.name}.tmp-{secrets.token_hex(4)}")
     try:

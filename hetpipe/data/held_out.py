@@ -7,6 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from hetpipe.data.chats import ChatDataset
 from hetpipe.data.dataset import IGNORE_LABEL, Dataset
 
 SEED = 0
@@ -26,13 +27,15 @@ class HeldOut:
     batch: Callable[[int, int], tuple[Mapping[str, Tensor], Tensor]]
 
     @classmethod
-    def of_texts(cls, dataset: Dataset) -> "HeldOut":
-        """Return the samples of held-out texts, in the order of a `Dataset` of this module's seed."""
+    def of_texts(cls, dataset: Dataset | ChatDataset) -> "HeldOut":
+        """Return the samples of held-out texts or chats, in the order of this module's seed."""
         count = dataset.num_sequences
-        return cls(count, dataset.num_loss_tokens(count), partial(_of_texts, dataset))
+        return cls(count, dataset.epoch_loss_tokens, partial(_of_texts, dataset))
 
 
-def _of_texts(dataset: Dataset, first_sample: int, num_samples: int) -> tuple[Mapping[str, Tensor], Tensor]:
+def _of_texts(
+    dataset: Dataset | ChatDataset, first_sample: int, num_samples: int
+) -> tuple[Mapping[str, Tensor], Tensor]:
     data = dataset.batch(first_sample, num_samples)
     labels = torch.from_numpy(data.labels)
     labels[max(0, dataset.num_sequences - first_sample) :] = IGNORE_LABEL

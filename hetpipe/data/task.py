@@ -7,12 +7,16 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from cost_model.errors import InputError
+from hetpipe.data.chat_template import ChatTemplate
+from hetpipe.data.chats import LEARNED_FILE, ChatDataset, num_learned, vocabulary_texts, write_chats
 from hetpipe.data.dataset import Dataset, load_tokens, tokens_texts_sha256, write_tokens
 from hetpipe.data.held_out import SEED as HELD_OUT_SEED
 from hetpipe.data.held_out import HeldOut
+from hetpipe.data.json_lines import chat_of, check_kind
 from hetpipe.data.special_tokens import SpecialTokens, adopt_vocabulary
 from hetpipe.data.vocabulary import (
     load_vocabulary,
@@ -122,8 +126,8 @@ def check_length(spec: ModelSpec, sequence_length: int) -> None:
         )
 
 
-def prepare_data(folder: RunFolder, settings: TaskSettings, vocabulary_from: Path | None = None) -> None:
-    """Write vocabulary and tokens into the run folder, once, before the ranks start.
+def prepare_data(folder: RunFolder, settings: TaskSettings, vocabulary_from: Path | None = None) -> list[str]:
+    """Write vocabulary and tokens into the run folder, once, before the ranks start; return what to tell.
 
     The vocabulary is that of the model's folder, where it holds one; else it is trained on the texts.
 
@@ -137,23 +141,64 @@ def prepare_data(folder: RunFolder, settings: TaskSettings, vocabulary_from: Pat
         require_split(spec)
     FolderWeights.of(spec)
     _adapter_of(spec, settings)
-    documents = read_corpus([Path(path) for path in settings.data])
+    texts = _Texts.read(settings.data, spec)
+    held_out = _Texts.read(settings.run.eval_data, spec) if settings.run.eval_data else None
     if vocabulary_from is not None:
         vocabulary = load_vocabulary(vocabulary_from)
     elif spec.folder is not None and spec.folder.tokenizer is not None:
         vocabulary = adopt_vocabulary(spec.folder.tokenizer, spec.task, spec.vocabulary_size)
     else:
-        vocabulary = train_vocabulary(documents, spec.vocabulary_size)
+        vocabulary = train_vocabulary(texts.words, spec.vocabulary_size)
     if spec.folder is not None:
         folder.write(folder.model_config, json.dumps(dict(spec.folder.config), indent=1) + "\n")
     save_vocabulary(vocabulary, folder.vocabulary)
-    write_tokens(folder.path, documents, vocabulary)
-    _dataset(folder, settings, spec)
-    if settings.run.eval_data:
-        held_out = read_corpus([Path(path) for path in settings.run.eval_data])
+    template = None
+    if texts.has_chats or (held_out is not None and held_out.has_chats):
+        template = ChatTemplate.of(None if spec.folder is None else spec.folder.path, vocabulary)
+        folder.write(folder.chat_template, template.json_text())
+    texts.write(folder.path, vocabulary, template)
+    dataset = _dataset(folder, settings, spec)
+    if held_out is not None:
         folder.held_out.mkdir(parents=True, exist_ok=True)
-        write_tokens(folder.held_out, held_out, vocabulary)
+        held_out.write(folder.held_out, vocabulary, template)
         _held_out(folder, settings, spec)
+    if not isinstance(dataset, ChatDataset):
+        return []
+    plain = template is not None and template.is_plain
+    said = f"{spec.name} brings no chat template; turns are written as lines (user: ..., assistant: ...)"
+    return [*([said] if plain else []), *dataset.notes()]
+
+
+@dataclass(frozen=True, slots=True)
+class _Texts:
+    """What --data or --eval-data give: documents, and whether each is a chat."""
+
+    documents: list[str]
+    has_chats: bool
+
+    @classmethod
+    def read(cls, paths: tuple[str, ...], spec: ModelSpec) -> "_Texts":
+        """Read the files.
+
+        Raises: InputError if they cannot be used, or hold chats, and the model continues no text.
+        """
+        places = [Path(path) for path in paths]
+        return cls(read_corpus(places), check_kind(places, spec.name, spec.task))
+
+    @property
+    def words(self) -> list[str]:
+        """Return what a vocabulary is trained on."""
+        return vocabulary_texts(list(map(chat_of, self.documents))) if self.has_chats else self.documents
+
+    def write(self, folder: Path, vocabulary: Tokenizer, template: ChatTemplate | None) -> None:
+        """Write the tokens; template: of chats."""
+        (folder / LEARNED_FILE).unlink(missing_ok=True)  # of another run in the folder
+        if self.has_chats:
+            assert template is not None
+            chats = list(map(chat_of, self.documents))
+            write_chats(folder, self.documents, chats, vocabulary, template)
+        else:
+            write_tokens(folder, self.documents, vocabulary)
 
 
 def registered_task(folder: RunFolder, settings: TaskSettings) -> TrainingTask:
@@ -173,6 +218,7 @@ def registered_task(folder: RunFolder, settings: TaskSettings) -> TrainingTask:
         loss=partial(loss_sum, spec.task),
         batch=batch,
         num_loss_tokens=dataset.num_loss_tokens,
+        count_terms=num_learned if isinstance(dataset, ChatDataset) else None,
         vocabulary_sha256=vocabulary_sha256(load_vocabulary(folder.vocabulary)),
         data_sha256=tokens_texts_sha256(folder.path),
         held_out=_held_out(folder, settings, spec) if settings.run.eval_data else None,
@@ -191,7 +237,7 @@ def _adapter_of(spec: ModelSpec, settings: TaskSettings) -> AdapterFolder | None
     return AdapterFolder.find(Path(place), spec)
 
 
-def _dataset(folder: RunFolder, settings: TaskSettings, spec: ModelSpec) -> Dataset:
+def _dataset(folder: RunFolder, settings: TaskSettings, spec: ModelSpec) -> Dataset | ChatDataset:
     return _dataset_in(folder.path, folder, settings, spec, settings.seed)
 
 
@@ -208,9 +254,11 @@ def _held_out(folder: RunFolder, settings: TaskSettings, spec: ModelSpec) -> Hel
 
 def _dataset_in(
     place: Path, folder: RunFolder, settings: TaskSettings, spec: ModelSpec, seed: int
-) -> Dataset:
+) -> Dataset | ChatDataset:
     """Return the data of the tokens in a folder, read with the vocabulary of the run."""
     vocabulary = load_vocabulary(folder.vocabulary)
+    if (place / LEARNED_FILE).exists():
+        return ChatDataset.load(place, vocabulary, settings.sequence_length, seed)
     return Dataset(
         tokens=load_tokens(place, vocabulary),
         task=spec.task,

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from cost_model.errors import InputError
 from cost_model.strict_files import write_atomically
+from hetpipe.data.json_lines import SUFFIX, read_json_lines
 from hetpipe.data.special_tokens import SpecialTokens
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -23,11 +24,13 @@ TRAINED_TOKENS = SpecialTokens(SEP_ID, CLS_ID, MASK_ID, tuple(range(len(SPECIAL_
 def read_corpus(paths: Sequence[Path] = ()) -> list[str]:
     """Return the documents: one per UTF-8 text file, or CPython's language reference if no path is given.
 
-    Raises: InputError if a path is missing, not a file, empty or not UTF-8.
+    Of a .jsonl file one per line, a text or a chat: see `json_lines`.
+
+    Raises: InputError if a path is missing, not a file, empty or not UTF-8, or a line is neither.
     """
     if not paths:
         return [topics[name] for name in sorted(topics)]
-    return [_read_document(Path(path)) for path in paths]
+    return [document for path in paths for document in _documents(Path(path))]
 
 
 def train_vocabulary(documents: Iterable[str], size: int) -> Tokenizer:
@@ -99,6 +102,11 @@ def texts_sha256(documents: Iterable[str]) -> str:
         found.update(b"%d\0" % len(data))
         found.update(data)
     return found.hexdigest()
+
+
+def _documents(path: Path) -> list[str]:
+    document = _read_document(path)
+    return read_json_lines(path, document) if path.suffix.lower() == SUFFIX else [document]
 
 
 def _read_document(path: Path) -> str:

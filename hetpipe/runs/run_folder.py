@@ -91,6 +91,11 @@ class RunFolder:
         return self.path / "vocabulary.json"
 
     @property
+    def chat_template(self) -> Path:
+        """Return the path of how chats are written as text; none where there are no chats."""
+        return self.path / "chat-template.json"
+
+    @property
     def model_config(self) -> Path:
         """Return the path of the config.json of the model's folder; none for a model by name."""
         return self.path / "model-config.json"

@@ -37,6 +37,7 @@ FORMAT = "hetpipe.checkpoint/2"
 FORMAT_BEFORE = "hetpipe.checkpoint/1"
 """Without a hash of the manifest, and of the files beside the layers."""
 MANIFEST_FILE, VOCABULARY_FILE, CONFIG_FILE = "manifest.json", "vocabulary.json", "config.json"
+CHAT_TEMPLATE_FILE = "chat-template.json"
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 COMPLETE_NAME = re.compile(r"step-(?P<step>\d{6,})")
@@ -97,7 +98,7 @@ class Manifest:
             if not lowest <= getattr(self, name) < (2**63 if name == "seed" else _LARGEST):
                 raise InputError(f"{name} is {getattr(self, name)}, which no run has")
         for found in self.others:
-            if found.file not in (VOCABULARY_FILE, CONFIG_FILE):
+            if found.file not in (VOCABULARY_FILE, CONFIG_FILE, CHAT_TEMPLATE_FILE):
                 raise InputError(f"a file beside the layers is {found.file!r}")
         for layer, found in enumerate(self.layers):
             if found.file != layer_file_name(layer):  # also keeps paths such as ../x out
@@ -124,15 +125,13 @@ def write_layer(folder: Path, layer: int, tensors: Mapping[str, Tensor]) -> Laye
     return LayerFile(file=path.name, sha256=sha256, bytes=num_bytes)
 
 
-def commit(
-    folder: Path, manifest: Manifest, vocabulary: Path | None = None, config: Path | None = None
-) -> Path:
+def commit(folder: Path, manifest: Manifest, kept: Mapping[str, Path] | None = None) -> Path:
     """Turn an unfinished folder, into which all ranks have written, into the checkpoint of its step.
 
     An earlier checkpoint of the same step stays until the new one is complete. A kill at any instant leaves
     a state in which `latest` finds the old or the new one.
 
-    vocabulary, config: files to keep in it.
+    kept: files to keep in it, by their names there.
 
     Raises: InputError if a layer file is missing or short, as on hosts that do not share the folder.
     """
@@ -145,10 +144,9 @@ def commit(
                 "give a checkpoint folder that all hosts share"
             )
     others = []
-    for source, name in ((vocabulary, VOCABULARY_FILE), (config, CONFIG_FILE)):
-        if source is not None:
-            shutil.copyfile(source, folder / name)
-            others.append(_written(folder / name))
+    for name, source in (kept or {}).items():
+        shutil.copyfile(source, folder / name)
+        others.append(_written(folder / name))
     (folder / MANIFEST_FILE).write_text(manifest_text(replace(manifest, others=tuple(others))), "utf-8")
     _fsync(folder / MANIFEST_FILE)
     _fsync(folder)

@@ -291,10 +291,14 @@ class CheckpointWriter:
             layers=tuple(files[layer] for layer in sorted(files)),
             base={name: sha256 for _, part in written for name, sha256 in sorted(part.items())},
         )
-        vocabulary, config = (
-            path if path.exists() else None for path in (self.folder.vocabulary, self.folder.model_config)
-        )
+        kept = {
+            checkpoint.VOCABULARY_FILE: self.folder.vocabulary,
+            checkpoint.CONFIG_FILE: self.folder.model_config,
+            checkpoint.CHAT_TEMPLATE_FILE: self.folder.chat_template,
+        }
         with self._refused(now.step):
-            checkpoint.commit(now.folder, manifest, vocabulary, config)
+            checkpoint.commit(
+                now.folder, manifest, {name: path for name, path in kept.items() if path.exists()}
+            )
         if self.settings.run.keep:
             checkpoint.keep_newest(self.folder.checkpoints, self.settings.run.keep)

@@ -102,7 +102,8 @@ def prepare(
         folder.path.mkdir(parents=True, exist_ok=True)
         _keep_metrics(folder, done)
         if not own_data:
-            prepare_data(folder, task_settings, vocabulary)
+            for told in prepare_data(folder, task_settings, vocabulary):
+                tell(told)
         folder.write(folder.cluster, cluster_text)
         folder.write(folder.profile, profile_text(profile))
         folder.write(folder.plan, plan_text(prediction.plan))

@@ -223,6 +223,10 @@ LINES = {
         {TINY} --profile profile.json
         {TINY} --adapt --no-save
         run --model bert-tiny --cluster one.toml --profile bert.json --data few-words.txt -q
+        {TINY} --data chats.jsonl
+        {TINY} --data half.jsonl
+        {TINY} --data few-words.txt --data chats.jsonl
+        {TINY} --data few-words.txt --eval-data half.jsonl
     """,
     "plot": f"""
         plot
@@ -296,6 +300,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         "bert.json": profile_text(made_up_profile("bert-tiny", kind="emulated")),
         "one.toml": ONE_EMULATED,
         "few-words.txt": "hello world",
+        "chats.jsonl": '{"prompt": "Who?", "completion": "The ship."}\n',
+        "half.jsonl": '{"prompt": "Who?", "completion": "The ship."}\n{"prompt": "Whe',
         "empty": "",
         "list.json": "[]",
         "null.json": "null",

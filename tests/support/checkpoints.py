@@ -29,7 +29,9 @@ def save(root, *, step=10, value=1.0, vocabulary=None):
         )
         for layer in range(2)
     ]
-    return commit(folder, manifest_of(layers, step=step), vocabulary)
+    return commit(
+        folder, manifest_of(layers, step=step), {"vocabulary.json": vocabulary} if vocabulary else None
+    )
 
 
 def value_of(folder):

@@ -42,7 +42,7 @@ def test_what_is_written_is_read(tmp_path):
     weight = torch.randn(4, 4, dtype=torch.bfloat16)
     layer = write_layer(folder, 0, {"a.weight": weight.T, "a.weight.exp_avg": torch.zeros(4, 4)})
     manifest = manifest_of([layer])
-    folder = commit(folder, manifest, vocabulary)
+    folder = commit(folder, manifest, {"vocabulary.json": vocabulary})
 
     assert folder == tmp_path / "checkpoints" / "step-000010" == latest(tmp_path / "checkpoints")
     assert sorted(p.name for p in folder.iterdir()) == [

@@ -1,0 +1,178 @@
+"""Chats as tokens, and the batches read from them: answers are learned, what they answer is read."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from cost_model.errors import InputError
+from hetpipe.data.chat_template import ChatTemplate
+from hetpipe.data.dataset import (
+    IGNORE_LABEL,
+    IntArray,
+    StepData,
+    load_tokens,
+    permuted,
+    replacing,
+    write_token_ids,
+)
+from hetpipe.data.json_lines import Chat
+from hetpipe.data.special_tokens import SpecialTokens
+
+LEARNED_FILE, ENDS_FILE = "learned.bin", "ends.bin"
+CHATS_PER_WRITE = 1_000
+
+
+def vocabulary_texts(chats: Sequence[Chat]) -> list[str]:
+    """Return the texts on which a vocabulary for chats is trained, a text a chat."""
+    return ["".join(f"{turn.role}: {turn.content}\n" for turn in chat) for chat in chats]
+
+
+def write_chats(
+    folder: Path,
+    documents: Sequence[str],
+    chats: Sequence[Chat],
+    vocabulary: Tokenizer,
+    template: ChatTemplate,
+) -> None:
+    """Write the chats' tokens as `write_tokens` does, with `learned.bin`, a byte a token, and `ends.bin`.
+
+    Special tokens that the template writes are read as such. documents: what the chats were read from.
+
+    Raises: InputError naming the chat that the template refuses.
+    """
+    ends: list[int] = []
+    vocabulary.encode_special_tokens = False
+    try:
+        with (
+            replacing(folder / LEARNED_FILE) as learned,
+            write_token_ids(folder, documents, vocabulary) as write,
+        ):
+            for first in range(0, len(chats), CHATS_PER_WRITE):
+                part = chats[first : first + CHATS_PER_WRITE]
+                texts = [_text(template, chat, first + index) for index, chat in enumerate(part)]
+                encodings = vocabulary.encode_batch([text for text, _ in texts], add_special_tokens=False)
+                for (_, spans), encoding in zip(texts, encodings, strict=True):
+                    starts = np.array([start for start, _ in encoding.offsets], np.int64)
+                    answers = np.zeros(len(starts), np.uint8)
+                    for start, stop in spans:
+                        answers[(starts >= start) & (starts < stop)] = 1
+                    write(encoding.ids)
+                    learned.write(answers.tobytes())
+                    ends.append((ends[-1] if ends else 0) + len(answers))
+        with replacing(folder / ENDS_FILE) as file:
+            file.write(np.array(ends, "<i8").tobytes())
+    finally:
+        vocabulary.encode_special_tokens = True
+
+
+def _text(template: ChatTemplate, chat: Chat, index: int) -> tuple[str, list[tuple[int, int]]]:
+    try:
+        return template.text(chat)
+    except InputError as error:
+        raise InputError(f"chat {index + 1}: {error}") from None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChatDataset:
+    """The endless training order over chats; each is a sample, cut or filled up to sequence_length.
+
+    Attention is causal, so what fills a sample up changes nothing before it. Chats of which no answer is left
+    within the length are left out. As in `Dataset`, a position in the order is the state to save.
+
+    tokens: flat ids; learned: 1 where the assistant speaks; ends: of each chat in both, rising.
+    filler: the id that fills up.
+    """
+
+    tokens: npt.NDArray[np.unsignedinteger]
+    learned: npt.NDArray[np.uint8]
+    ends: IntArray
+    sequence_length: int
+    seed: int
+    filler: int
+    kept: IntArray = field(init=False)
+    num_learned: IntArray = field(init=False)
+
+    def __post_init__(self) -> None:
+        starts = np.concatenate(([0], self.ends[:-1]))
+        sums = np.concatenate(([0], np.cumsum(self.learned, dtype=np.int64)))
+        first = np.minimum(starts + 1, self.ends)  # nothing predicts the first token
+        counts = sums[np.minimum(starts + self.sequence_length, self.ends)] - sums[first]
+        kept = np.flatnonzero(counts)
+        if len(kept) == 0:
+            raise InputError(
+                f"no chat has an answer within {self.sequence_length} tokens; give a larger --sequence-length"
+            )
+        object.__setattr__(self, "kept", kept)
+        object.__setattr__(self, "num_learned", counts[kept])
+
+    @classmethod
+    def load(cls, folder: Path, vocabulary: Tokenizer, sequence_length: int, seed: int) -> "ChatDataset":
+        """Return the chats that `write_chats` wrote, memory-mapped.
+
+        Raises: InputError if they are missing, torn, or written with another vocabulary.
+        """
+        tokens = load_tokens(folder, vocabulary)
+        try:
+            learned = np.memmap(folder / LEARNED_FILE, np.uint8, mode="r")
+            ends = np.fromfile(folder / ENDS_FILE, "<i8")
+        except (OSError, ValueError) as error:
+            raise InputError(f"chats in {folder} cannot be read ({error}); train into a new folder") from None
+        if not len(tokens) == len(learned) == ends[-1]:
+            raise InputError(f"chats in {folder} are torn; train into a new folder")
+        filler = SpecialTokens.of(vocabulary).separator
+        return cls(tokens, learned, ends.astype(np.int64), sequence_length, seed, filler)
+
+    @property
+    def num_sequences(self) -> int:
+        """Return the chats of one epoch."""
+        return len(self.kept)
+
+    @property
+    def epoch_loss_tokens(self) -> int:
+        """Return how many tokens enter the loss of an epoch."""
+        return int(self.num_learned.sum())
+
+    def num_loss_tokens(self, num_samples: int) -> int:
+        """Refuse to say: it depends on which samples, of which `num_learned` counts the terms."""
+        raise AssertionError(num_samples)
+
+    def batch(self, first_sample: int, num_samples: int) -> StepData:
+        """Return the samples at positions [first_sample, first_sample + num_samples), as `Dataset.batch`."""
+        rows = permuted(self.seed, self.num_sequences, first_sample, num_samples)
+        inputs = np.full((num_samples, self.sequence_length), self.filler, np.int64)
+        labels = np.full_like(inputs, IGNORE_LABEL)
+        for row, chat in enumerate(self.kept[rows]):
+            start = 0 if chat == 0 else int(self.ends[chat - 1])
+            stop = min(int(self.ends[chat]), start + self.sequence_length)
+            ids = self.tokens[start:stop].astype(np.int64)
+            inputs[row, : len(ids)] = ids
+            labels[row, : len(ids)] = np.where(self.learned[start:stop] > 0, ids, IGNORE_LABEL)
+        labels[:, 0] = IGNORE_LABEL
+        positions = np.arange(first_sample, first_sample + num_samples)
+        return StepData(inputs, labels, positions, int(self.num_learned[rows].sum()))
+
+    def notes(self) -> list[str]:
+        """Return what a user should know: what is cut, left out, and how much of the samples is filling."""
+        lengths = np.diff(self.ends, prepend=0)
+        cut, left_out = int((lengths > self.sequence_length).sum()), len(lengths) - len(self.kept)
+        filled = 1 - np.minimum(lengths[self.kept], self.sequence_length).mean() / self.sequence_length
+        said = [
+            f"{len(self.kept):,} chats, {self.epoch_loss_tokens:,} tokens of answers; filled up to "
+            f"{self.sequence_length} tokens each, {filled:.0%} is filling"
+        ]
+        if cut:
+            said.append(
+                f"{cut:,} of {len(lengths):,} chats are longer than {self.sequence_length} tokens and cut "
+                f"there{f'; {left_out:,} have no answer before it and are left out' if left_out else ''}"
+            )
+        return said
+
+
+def num_learned(labels: Tensor) -> int:
+    """Return how many terms the loss of a step has, by its labels [samples, seq]."""
+    return int((labels[:, 1:] != IGNORE_LABEL).sum())
