@@ -1,7 +1,7 @@
 """How little passes the network cards of the nodes: bounds of closed form beside those of pipelines.
 
 Both give samples weights: each layer has a share of a sample's work, the shares add up to one, and a node
-does no more work than its devices can, nor more than its card lets through. docs/planning.md, "The bound",
+does no more work than its devices can, nor more than its card lets through. docs/bounds.md
 has the proofs.
 """
 

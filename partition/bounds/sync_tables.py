@@ -1,7 +1,7 @@
 """Tables of stages for a bound that counts gradient sync: every layer is on two nodes or more.
 
 Then all gradients of a stage pass its node's card, in each direction at least once, those of a layer after
-its last backward there (docs/planning.md, "The bound", has the proof). Beside these sums the backwards of the
+its last backward there (docs/bounds.md has the proof). Beside these sums the backwards of the
 layers and of the stages before it go on: whichever takes longer counts.
 """
 
