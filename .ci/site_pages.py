@@ -77,7 +77,7 @@ def _leaves(nav: Any) -> Iterator[str]:
 
 
 class FieldLists(griffe.Extension):
-    """Makes list items of what docstrings say of fields and parameters by name, and code of their examples."""
+    """Makes lists of what docstrings say of fields and parameters by name, and code of their examples."""
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
         for described in _all_in(pkg):
