@@ -5,7 +5,8 @@ from typing import Any
 from hetpipe.commands.options import JsonOption
 from hetpipe.commands.output import print_json
 from hetpipe.models.huggingface_folder import ALSO_TESTED, ARCHITECTURES, task_of
-from hetpipe.models.names import MODEL_ENTRIES, Task
+from hetpipe.models.names import MODEL_ENTRIES
+from hetpipe.models.tasks import Task
 from hetpipe.reporting.tables import new_table, show
 
 

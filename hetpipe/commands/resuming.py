@@ -91,7 +91,11 @@ def _settings_before(config: Path) -> Settings:
 
 
 def check_changes(
-    run: Settings, override: Collection[str], profile: ModelProfile, prediction: "Prediction"
+    entry: ModelEntry,
+    run: Settings,
+    override: Collection[str],
+    profile: ModelProfile,
+    prediction: "Prediction",
 ) -> None:
     """Check that whatever decides the losses is as before the checkpoint, or named by --override.
 
@@ -99,11 +103,11 @@ def check_changes(
     """
     if run.resume_from is None:
         return
-    from hetpipe.data.vocabulary import read_corpus, texts_sha256
+    from hetpipe.data.kinds import read_data
     from hetpipe.training.checkpoint import read_manifest
     from hetpipe.training.resumed_settings import changes, check_overridden
 
     folder, settings = Path(run.resume_from), TaskSettings.of(profile, run)
-    sha256 = texts_sha256(read_corpus([Path(path) for path in run.data]))
-    found = changes(read_manifest(folder), settings, prediction.plan, data_sha256=sha256)
+    _, content = read_data(run.data, entry)
+    found = changes(read_manifest(folder), settings, prediction.plan, data_sha256=content.sha256)
     check_overridden(found, override, folder)

@@ -226,18 +226,16 @@ def _begins_anew(resume: str, folder: RunFolder | None) -> bool:
 
 
 def readable_texts(data: Iterable[Path], entry: ModelEntry) -> tuple[Path, ...]:
-    """Return the texts by their full paths; refused before anything is measured.
+    """Return the files by their full paths; refused before anything is measured.
 
-    Raises: InputError if they cannot be read, or hold chats, and the model continues no text.
+    Raises: InputError if they cannot be read, or are of no kind that the model learns from.
     """
-    texts = tuple(path.resolve() for path in data)
-    if texts:
-        from hetpipe.data.json_lines import check_kind
-        from hetpipe.data.vocabulary import read_corpus
+    files = tuple(path.resolve() for path in data)
+    if files:
+        from hetpipe.data.kinds import read_data
 
-        read_corpus(texts)
-        check_kind(texts, entry.name, entry.task)
-    return texts
+        read_data(files, entry)
+    return files
 
 
 def train_shown(
@@ -262,7 +260,7 @@ def train_shown(
     from hetpipe.training.run import train_predicted
 
     settings = start.settings
-    check_changes(settings, start.override, profile, prediction)
+    check_changes(start.entry, settings, start.override, profile, prediction)
     folder, made = _folder_of(settings, profile.model, start.folder, anew=start.before.is_best)
     if shortage := room_of(folder, settings, profile).shortage:
         warn(shortage)

@@ -1,14 +1,17 @@
 """The data of a run and the task made of them: samples as a function of their position in training.
 
 Every rank reads the samples that it needs, so that no batch travels and no plan changes what is trained on.
-A `TrainingTask` joins a chain of layers, batches and a loss; for models by name the texts are split with a
-vocabulary (`vocabulary`, `special_tokens`) and ordered by `dataset`, chats (`json_lines`) written by
-`chat_template` and ordered by `chats`; a user's own model and data come in through `user_task`, `own_code`
-knows what its times depend on.
+A `TrainingTask` joins a chain of layers, batches and a loss. What files hold for a model by name is one
+of the kinds that `kinds` lists; each has one home with the protocol of `kind`: it reads files, writes
+them into the run folder, and gives samples from there. `texts` and `dataset` are plain text,
+`chat_lines`, `chat_template` and `chats` are chats; both are split with a vocabulary (`vocabulary`,
+`special_tokens`). A user's own model and data come in through `user_task`, `own_code` knows what its
+times depend on.
 
 Others use:
     task: TrainingTask, TaskFactory, OptimizerFactory, prepare_data, registered_task, model_notes
     user_task: own_task, UserTask, Model
-    vocabulary: read_corpus
+    kinds: read_data, written_sha256
+    texts: read_corpus
     chat_template: read_template, write_for_transformers
 """

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from cost_model.errors import InputError
 from cost_model.strict_files import read_json, write_atomically
-from hetpipe.data.json_lines import ANSWERS, Chat
+from hetpipe.data.chat_lines import ANSWERS, Chat
 from hetpipe.data.special_tokens import SpecialTokens
 
 PLAIN = (

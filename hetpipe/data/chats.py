@@ -1,27 +1,31 @@
-"""Chats as tokens, and the batches read from them: answers are learned, what they answer is read."""
+"""Chats as data: answers are learned, what they answer is read."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
-from torch import Tensor
 
 from cost_model.errors import InputError
+from cost_model.strict_files import write_atomically
+from hetpipe.data.chat_lines import FORMS, Chat, document_of, is_chat, read_chats
 from hetpipe.data.chat_template import ChatTemplate
 from hetpipe.data.dataset import (
     IGNORE_LABEL,
-    IntArray,
-    StepData,
+    TOKENS_FILE,
     load_tokens,
     permuted,
     replacing,
     write_token_ids,
 )
-from hetpipe.data.json_lines import Chat
+from hetpipe.data.json_lines import first_line
+from hetpipe.data.kind import IntArray, Learner, Reading, StepData
 from hetpipe.data.special_tokens import SpecialTokens
+from hetpipe.data.vocabulary import texts_sha256
+from hetpipe.models.tasks import Task
 
 LEARNED_FILE, ENDS_FILE = "learned.bin", "ends.bin"
 CHATS_PER_WRITE = 1_000
@@ -32,16 +36,10 @@ def vocabulary_texts(chats: Sequence[Chat]) -> list[str]:
     return ["".join(f"{turn.role}: {turn.content}\n" for turn in chat) for chat in chats]
 
 
-def write_chats(
-    folder: Path,
-    documents: Sequence[str],
-    chats: Sequence[Chat],
-    vocabulary: Tokenizer,
-    template: ChatTemplate,
-) -> None:
+def write_chats(folder: Path, chats: Sequence[Chat], vocabulary: Tokenizer, template: ChatTemplate) -> None:
     """Write the chats' tokens as `write_tokens` does, with `learned.bin`, a byte a token, and `ends.bin`.
 
-    Special tokens that the template writes are read as such. documents: what the chats were read from.
+    Special tokens that the template writes are read as such.
 
     Raises: InputError naming the chat that the template refuses.
     """
@@ -50,7 +48,7 @@ def write_chats(
     try:
         with (
             replacing(folder / LEARNED_FILE) as learned,
-            write_token_ids(folder, documents, vocabulary) as write,
+            write_token_ids(folder, vocabulary) as write,
         ):
             for first in range(0, len(chats), CHATS_PER_WRITE):
                 part = chats[first : first + CHATS_PER_WRITE]
@@ -128,14 +126,19 @@ class ChatDataset:
         return cls(tokens, learned, ends.astype(np.int64), sequence_length, seed, filler)
 
     @property
-    def num_sequences(self) -> int:
+    def num_samples(self) -> int:
         """Return the chats of one epoch."""
         return len(self.kept)
 
     @property
-    def epoch_loss_tokens(self) -> int:
+    def num_terms(self) -> int:
         """Return how many tokens enter the loss of an epoch."""
         return int(self.num_learned.sum())
+
+    @property
+    def count_terms(self) -> Callable[[Any], int]:
+        """Return what counts them in the labels of a step."""
+        return num_learned
 
     def num_loss_tokens(self, num_samples: int) -> int:
         """Refuse to say: it depends on which samples, of which `num_learned` counts the terms."""
@@ -143,7 +146,7 @@ class ChatDataset:
 
     def batch(self, first_sample: int, num_samples: int) -> StepData:
         """Return the samples at positions [first_sample, first_sample + num_samples), as `Dataset.batch`."""
-        rows = permuted(self.seed, self.num_sequences, first_sample, num_samples)
+        rows = permuted(self.seed, self.num_samples, first_sample, num_samples)
         inputs = np.full((num_samples, self.sequence_length), self.filler, np.int64)
         labels = np.full_like(inputs, IGNORE_LABEL)
         for row, chat in enumerate(self.kept[rows]):
@@ -154,7 +157,7 @@ class ChatDataset:
             labels[row, : len(ids)] = np.where(self.learned[start:stop] > 0, ids, IGNORE_LABEL)
         labels[:, 0] = IGNORE_LABEL
         positions = np.arange(first_sample, first_sample + num_samples)
-        return StepData(inputs, labels, positions, int(self.num_learned[rows].sum()))
+        return StepData({"input_ids": inputs}, labels, positions, int(self.num_learned[rows].sum()))
 
     def notes(self) -> list[str]:
         """Return what a user should know: what is cut, left out, and how much of the samples is filling."""
@@ -162,7 +165,7 @@ class ChatDataset:
         cut, left_out = int((lengths > self.sequence_length).sum()), len(lengths) - len(self.kept)
         filled = 1 - np.minimum(lengths[self.kept], self.sequence_length).mean() / self.sequence_length
         said = [
-            f"{len(self.kept):,} chats, {self.epoch_loss_tokens:,} tokens of answers; filled up to "
+            f"{len(self.kept):,} chats, {self.num_terms:,} tokens of answers; filled up to "
             f"{self.sequence_length} tokens each, {filled:.0%} is filling"
         ]
         if cut:
@@ -173,6 +176,61 @@ class ChatDataset:
         return said
 
 
-def num_learned(labels: Tensor) -> int:
+def num_learned(labels: Any) -> int:
     """Return how many terms the loss of a step has, by its labels [samples, seq]."""
     return int((labels[:, 1:] != IGNORE_LABEL).sum())
+
+
+@dataclass(frozen=True, slots=True)
+class Chats:
+    """Chats, as they were read."""
+
+    chats: list[Chat]
+
+    @property
+    def sha256(self) -> str:
+        """Return the hash of the chats in one form."""
+        return texts_sha256(map(document_of, self.chats))
+
+    @property
+    def words(self) -> list[str]:
+        """Return the texts of the chats, of no template."""
+        return vocabulary_texts(self.chats)
+
+    def write(self, place: Path, reading: Reading) -> list[str]:
+        """Write tokens, and how chats are written as text; say where the model brings no template."""
+        folder = reading.model.folder
+        template = ChatTemplate.of(None if folder is None else folder.path, reading.vocabulary)
+        write_atomically(reading.template, template.json_text())
+        write_chats(place, self.chats, reading.vocabulary, template)
+        if not template.is_plain:
+            return []
+        return [
+            f"{reading.model.name} brings no chat template; turns are written as lines (user: ..., "
+            "assistant: ...)"
+        ]
+
+
+class ChatKind:
+    """The `hetpipe.data.kind.DataKind` of chats, a line each."""
+
+    name = "chats"
+    form = f"JSON lines of chats ({FORMS})"
+    tasks: tuple[Task, ...] = (Task.CAUSAL_LM,)
+    files: tuple[str, ...] = (TOKENS_FILE, LEARNED_FILE, ENDS_FILE)
+    is_brought = False
+
+    def holds(self, path: Path) -> bool:
+        """Return whether the first line is a chat."""
+        return is_chat(first_line(path))
+
+    def read(self, paths: Sequence[Path], model: Learner) -> Chats:
+        """Read files."""
+        return Chats(read_chats(paths))
+
+    def load(self, place: Path, reading: Reading) -> ChatDataset:
+        """Return the chats' tokens as samples."""
+        return ChatDataset.load(place, reading.vocabulary, reading.sequence_length, reading.seed)
+
+
+CHATS = ChatKind()

@@ -9,23 +9,22 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from cost_model.errors import InputError
-from cost_model.strict_files import read_json
+from hetpipe.data.kind import IntArray, StepData
 from hetpipe.data.special_tokens import SpecialTokens
-from hetpipe.data.vocabulary import TRAINED_TOKENS, lines_of, texts_sha256, vocabulary_sha256
-from hetpipe.models.names import Task
+from hetpipe.data.vocabulary import TRAINED_TOKENS, lines_of, vocabulary_sha256
+from hetpipe.models.tasks import Task
 
 IGNORE_LABEL = -100  # the value that torch's cross-entropy ignores
 MASKED_SHARE = 0.15
 LINES_PER_WRITE = 10_000
 TOKENS_FILE, TOKENS_HEADER = "tokens.bin", "tokens.json"
-IntArray: TypeAlias = npt.NDArray[np.int64]
 # First word of a random stream's key: the two uses of one seed never share numbers.
 ORDER_STREAM, MASK_STREAM = 0, 1
 LAST = np.iinfo(np.uint64).max
@@ -34,7 +33,7 @@ LAST = np.iinfo(np.uint64).max
 def write_tokens(folder: Path, documents: Sequence[str], vocabulary: Tokenizer) -> None:
     """Write `tokens.bin` (flat, a separator after every document) and then its header `tokens.json`."""
     separator = SpecialTokens.of(vocabulary).separator
-    with write_token_ids(folder, documents, vocabulary) as write:
+    with write_token_ids(folder, vocabulary) as write:
         for document in documents:
             lines = lines_of([document])
             while batch := list(islice(lines, LINES_PER_WRITE)):
@@ -44,9 +43,7 @@ def write_tokens(folder: Path, documents: Sequence[str], vocabulary: Tokenizer) 
 
 
 @contextmanager
-def write_token_ids(
-    folder: Path, documents: Sequence[str], vocabulary: Tokenizer
-) -> Iterator[Callable[[Sequence[int]], None]]:
+def write_token_ids(folder: Path, vocabulary: Tokenizer) -> Iterator[Callable[[Sequence[int]], None]]:
     """Give what appends ids to `tokens.bin`; its header follows where nothing was raised."""
     dtype = np.dtype(np.uint16 if vocabulary.get_vocab_size() <= 1 << 16 else np.uint32).newbyteorder("<")
     count = 0
@@ -59,12 +56,7 @@ def write_token_ids(
             count += len(ids)
 
         yield write
-    header = {
-        "dtype": dtype.str,
-        "count": count,
-        "vocabulary_sha256": vocabulary_sha256(vocabulary),
-        "texts_sha256": texts_sha256(documents),
-    }
+    header = {"dtype": dtype.str, "count": count, "vocabulary_sha256": vocabulary_sha256(vocabulary)}
     with replacing(folder / TOKENS_HEADER) as file:
         file.write(json.dumps(header).encode())
 
@@ -86,22 +78,6 @@ def load_tokens(folder: Path, vocabulary: Tokenizer) -> npt.NDArray[np.unsignedi
     if num_bytes != (expected := count * dtype.itemsize):
         raise InputError(f"{folder / TOKENS_FILE} has {num_bytes:,} bytes, not {expected:,}; {remedy}")
     return np.memmap(folder / TOKENS_FILE, dtype=dtype, mode="r", shape=(count,))
-
-
-def tokens_texts_sha256(folder: Path) -> str:
-    """Return the hash of the texts whose tokens are in a folder; "" of tokens that an older hetpipe wrote."""
-    header = read_json(folder / TOKENS_HEADER)
-    return str(header.get("texts_sha256", "")) if isinstance(header, dict) else ""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StepData:
-    """Consecutive samples of the training order, ready for the model; all arrays are int64."""
-
-    input_ids: IntArray  # [batch, seq]
-    labels: IntArray  # [batch, seq], -100 where there is no loss
-    sample_positions: IntArray  # [batch], the position p in the training order
-    num_loss_tokens: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,7 +105,7 @@ class Dataset:
             raise InputError(f"sequence length {self.sequence_length}: {self.task} needs at least {shortest}")
         if self.seed < 0:
             raise InputError(f"seed {self.seed} is negative; choose 0 or more")
-        if self.num_sequences == 0:
+        if self.num_samples == 0:
             raise InputError(
                 f"the corpus has {len(self.tokens):,} tokens, a sequence of length {self.sequence_length} "
                 f"needs {self.tokens_per_sequence:,}; give more text or a shorter sequence length"
@@ -141,7 +117,7 @@ class Dataset:
         return self.sequence_length - 2 if self.task == Task.MASKED_LM else self.sequence_length
 
     @property
-    def num_sequences(self) -> int:
+    def num_samples(self) -> int:
         """Return the sequences of one epoch; a rest too short for a sequence is never used."""
         return len(self.tokens) // self.tokens_per_sequence
 
@@ -152,13 +128,18 @@ class Dataset:
         return num_samples * (self.sequence_length - 1)  # the last token predicts nothing
 
     @property
-    def epoch_loss_tokens(self) -> int:
+    def count_terms(self) -> Callable[[Any], int] | None:
+        """Return None: `num_loss_tokens` knows them."""
+        return None
+
+    @property
+    def num_terms(self) -> int:
         """Return how many tokens enter the loss of an epoch."""
-        return self.num_loss_tokens(self.num_sequences)
+        return self.num_loss_tokens(self.num_samples)
 
     def sequences(self, first_sample: int, num_samples: int) -> IntArray:
         """Return which sequence of the corpus each position from first_sample on reads: [batch]."""
-        return permuted(self.seed, self.num_sequences, first_sample, num_samples)
+        return permuted(self.seed, self.num_samples, first_sample, num_samples)
 
     def batch(self, first_sample: int, num_samples: int) -> StepData:
         """Return the samples at positions [first_sample, first_sample + num_samples).
@@ -171,7 +152,11 @@ class Dataset:
         positions = np.arange(first_sample, first_sample + num_samples)
         masked = self.task == Task.MASKED_LM
         inputs, labels = self._masked(content, positions) if masked else (content, content.copy())
-        return StepData(inputs, labels, positions, self.num_loss_tokens(num_samples))
+        return StepData({"input_ids": inputs}, labels, positions, self.num_loss_tokens(num_samples))
+
+    def notes(self) -> list[str]:
+        """Return nothing: no text is left out but the rest of a sequence."""
+        return []
 
     def step(self, step: int, global_batch_size: int) -> StepData:
         """Return the batch of a step, counted from 0, of a run whose batch size never changed."""

@@ -1,4 +1,4 @@
-"""Held-out samples, as of texts: each of them once, the same whenever their loss is computed."""
+"""Held-out samples: each of them once, the same whenever their loss is computed."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -7,8 +7,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hetpipe.data.chats import ChatDataset
-from hetpipe.data.dataset import IGNORE_LABEL, Dataset
+from hetpipe.data.dataset import IGNORE_LABEL
+from hetpipe.data.kind import Samples
 
 SEED = 0
 """Of what is masked: another seed of training has the same held-out samples."""
@@ -27,16 +27,19 @@ class HeldOut:
     batch: Callable[[int, int], tuple[Mapping[str, Tensor], Tensor]]
 
     @classmethod
-    def of_texts(cls, dataset: Dataset | ChatDataset) -> "HeldOut":
-        """Return the samples of held-out texts or chats, in the order of this module's seed."""
-        count = dataset.num_sequences
-        return cls(count, dataset.epoch_loss_tokens, partial(_of_texts, dataset))
+    def of(cls, samples: Samples) -> "HeldOut":
+        """Return samples of a kind of data, each once, in the order of their seed."""
+        return cls(samples.num_samples, samples.num_terms, partial(_counted, samples))
 
 
-def _of_texts(
-    dataset: Dataset | ChatDataset, first_sample: int, num_samples: int
-) -> tuple[Mapping[str, Tensor], Tensor]:
-    data = dataset.batch(first_sample, num_samples)
-    labels = torch.from_numpy(data.labels)
-    labels[max(0, dataset.num_sequences - first_sample) :] = IGNORE_LABEL
-    return {"input_ids": torch.from_numpy(data.input_ids)}, labels
+def as_tensors(samples: Samples, first_sample: int, num_samples: int) -> tuple[Mapping[str, Tensor], Tensor]:
+    """Return samples at these positions: inputs by name and labels."""
+    data = samples.batch(first_sample, num_samples)
+    inputs = {name: torch.from_numpy(value) for name, value in data.inputs.items()}
+    return inputs, torch.from_numpy(data.labels)
+
+
+def _counted(samples: Samples, first_sample: int, num_samples: int) -> tuple[Mapping[str, Tensor], Tensor]:
+    inputs, labels = as_tensors(samples, first_sample, num_samples)
+    labels[max(0, samples.num_samples - first_sample) :] = IGNORE_LABEL
+    return inputs, labels

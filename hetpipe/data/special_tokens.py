@@ -7,7 +7,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from cost_model.errors import InputError
-from hetpipe.models.names import Task
+from hetpipe.models.tasks import Task
 
 SEPARATORS = ("[SEP]", "</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>")
 BEGINNINGS, MASKS = ("[CLS]", "<s>"), ("[MASK]", "<mask>")

@@ -7,24 +7,15 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from cost_model.errors import InputError
-from hetpipe.data.chat_template import ChatTemplate
-from hetpipe.data.chats import LEARNED_FILE, ChatDataset, num_learned, vocabulary_texts, write_chats
-from hetpipe.data.dataset import Dataset, load_tokens, tokens_texts_sha256, write_tokens
 from hetpipe.data.held_out import SEED as HELD_OUT_SEED
-from hetpipe.data.held_out import HeldOut
-from hetpipe.data.json_lines import chat_of, check_kind
-from hetpipe.data.special_tokens import SpecialTokens, adopt_vocabulary
-from hetpipe.data.vocabulary import (
-    load_vocabulary,
-    read_corpus,
-    save_vocabulary,
-    train_vocabulary,
-    vocabulary_sha256,
-)
+from hetpipe.data.held_out import HeldOut, as_tensors
+from hetpipe.data.kind import Reading, Samples
+from hetpipe.data.kinds import check_given, data_sha256, load_data, read_data, write_data
+from hetpipe.data.special_tokens import adopt_vocabulary
+from hetpipe.data.vocabulary import load_vocabulary, save_vocabulary, train_vocabulary, vocabulary_sha256
 from hetpipe.models.adapter_folder import AdapterFolder
 from hetpipe.models.adapters import task_spec
 from hetpipe.models.chain import ChainModel
@@ -32,10 +23,10 @@ from hetpipe.models.chunked_loss import ChunkedLoss
 from hetpipe.models.huggingface import ModelSpec, model_spec
 from hetpipe.models.huggingface_folder import TOKENIZER_FILE
 from hetpipe.models.loss import Loss, loss_sum
-from hetpipe.models.names import Task
 from hetpipe.models.partial_model import LayerModel
 from hetpipe.models.pretrained_weights import FolderWeights
 from hetpipe.models.split_check import require_split
+from hetpipe.models.tasks import Task
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings, TaskSettings
 
@@ -126,14 +117,17 @@ def check_length(spec: ModelSpec, sequence_length: int) -> None:
         )
 
 
-def prepare_data(folder: RunFolder, settings: TaskSettings, vocabulary_from: Path | None = None) -> list[str]:
-    """Write vocabulary and tokens into the run folder, once, before the ranks start; return what to tell.
+def prepare_data(
+    folder: RunFolder, settings: TaskSettings, vocabulary_from: Path | None = None, *, trains: bool = True
+) -> list[str]:
+    """Write vocabulary and data into the run folder, once, before the ranks start; return what to tell.
 
     The vocabulary is that of the model's folder, where it holds one; else it is trained on the texts.
 
-    vocabulary_from: the vocabulary of the checkpoint that the run goes on from.
+    vocabulary_from: the vocabulary of the checkpoint that the run goes on from. trains: whether the data are
+    learned, or stand for those that will be while layers are measured.
 
-    Raises: InputError for text or a model's folder that cannot be used.
+    Raises: InputError for data or a model's folder that cannot be used.
     """
     spec = task_spec(settings)
     check_length(spec, settings.sequence_length)
@@ -141,64 +135,25 @@ def prepare_data(folder: RunFolder, settings: TaskSettings, vocabulary_from: Pat
         require_split(spec)
     FolderWeights.of(spec)
     _adapter_of(spec, settings)
-    texts = _Texts.read(settings.data, spec)
-    held_out = _Texts.read(settings.run.eval_data, spec) if settings.run.eval_data else None
+    if trains:
+        check_given(settings.data, spec)
+    kind, content = read_data(settings.data, spec)
+    held_out = read_data(settings.run.eval_data, spec) if settings.run.eval_data else None
     if vocabulary_from is not None:
         vocabulary = load_vocabulary(vocabulary_from)
     elif spec.folder is not None and spec.folder.tokenizer is not None:
         vocabulary = adopt_vocabulary(spec.folder.tokenizer, spec.task, spec.vocabulary_size)
     else:
-        vocabulary = train_vocabulary(texts.words, spec.vocabulary_size)
+        vocabulary = train_vocabulary(content.words, spec.vocabulary_size)
     if spec.folder is not None:
         folder.write(folder.model_config, json.dumps(dict(spec.folder.config), indent=1) + "\n")
     save_vocabulary(vocabulary, folder.vocabulary)
-    template = None
-    if texts.has_chats or (held_out is not None and held_out.has_chats):
-        template = ChatTemplate.of(None if spec.folder is None else spec.folder.path, vocabulary)
-        folder.write(folder.chat_template, template.json_text())
-    texts.write(folder.path, vocabulary, template)
-    dataset = _dataset(folder, settings, spec)
+    told = write_data(folder.path, kind, content, _reading(folder, settings, spec))
+    told += _samples(folder, settings, spec).notes()
     if held_out is not None:
-        folder.held_out.mkdir(parents=True, exist_ok=True)
-        held_out.write(folder.held_out, vocabulary, template)
+        write_data(folder.held_out, *held_out, _reading(folder, settings, spec, HELD_OUT_SEED))
         _held_out(folder, settings, spec)
-    if not isinstance(dataset, ChatDataset):
-        return []
-    plain = template is not None and template.is_plain
-    said = f"{spec.name} brings no chat template; turns are written as lines (user: ..., assistant: ...)"
-    return [*([said] if plain else []), *dataset.notes()]
-
-
-@dataclass(frozen=True, slots=True)
-class _Texts:
-    """What --data or --eval-data give: documents, and whether each is a chat."""
-
-    documents: list[str]
-    has_chats: bool
-
-    @classmethod
-    def read(cls, paths: tuple[str, ...], spec: ModelSpec) -> "_Texts":
-        """Read the files.
-
-        Raises: InputError if they cannot be used, or hold chats, and the model continues no text.
-        """
-        places = [Path(path) for path in paths]
-        return cls(read_corpus(places), check_kind(places, spec.name, spec.task))
-
-    @property
-    def words(self) -> list[str]:
-        """Return what a vocabulary is trained on."""
-        return vocabulary_texts(list(map(chat_of, self.documents))) if self.has_chats else self.documents
-
-    def write(self, folder: Path, vocabulary: Tokenizer, template: ChatTemplate | None) -> None:
-        """Write the tokens; template: of chats."""
-        (folder / LEARNED_FILE).unlink(missing_ok=True)  # of another run in the folder
-        if self.has_chats:
-            assert template is not None
-            chats = list(map(chat_of, self.documents))
-            write_chats(folder, self.documents, chats, vocabulary, template)
-        else:
-            write_tokens(folder, self.documents, vocabulary)
+    return told
 
 
 def registered_task(folder: RunFolder, settings: TaskSettings) -> TrainingTask:
@@ -207,20 +162,15 @@ def registered_task(folder: RunFolder, settings: TaskSettings) -> TrainingTask:
     `prepare_data` has written those.
     """
     spec = task_spec(settings)
-    dataset = _dataset(folder, settings, spec)
-
-    def batch(first_sample: int, num_samples: int) -> tuple[Mapping[str, Tensor], Tensor]:
-        data = dataset.batch(first_sample, num_samples)
-        return {"input_ids": torch.from_numpy(data.input_ids)}, torch.from_numpy(data.labels)
-
+    samples = _samples(folder, settings, spec)
     return TrainingTask(
         chain=replace(ChainModel.from_spec(spec), adapter=_adapter_of(spec, settings)),
         loss=partial(loss_sum, spec.task),
-        batch=batch,
-        num_loss_tokens=dataset.num_loss_tokens,
-        count_terms=num_learned if isinstance(dataset, ChatDataset) else None,
+        batch=partial(as_tensors, samples),
+        num_loss_tokens=samples.num_loss_tokens,
+        count_terms=samples.count_terms,
         vocabulary_sha256=vocabulary_sha256(load_vocabulary(folder.vocabulary)),
-        data_sha256=tokens_texts_sha256(folder.path),
+        data_sha256=data_sha256(folder.path),
         held_out=_held_out(folder, settings, spec) if settings.run.eval_data else None,
         predicts=spec.task,
     )
@@ -237,8 +187,19 @@ def _adapter_of(spec: ModelSpec, settings: TaskSettings) -> AdapterFolder | None
     return AdapterFolder.find(Path(place), spec)
 
 
-def _dataset(folder: RunFolder, settings: TaskSettings, spec: ModelSpec) -> Dataset | ChatDataset:
-    return _dataset_in(folder.path, folder, settings, spec, settings.seed)
+def _reading(folder: RunFolder, settings: TaskSettings, spec: ModelSpec, seed: int | None = None) -> Reading:
+    """Return what the data of a run are read with; seed: None for that of the run."""
+    return Reading(
+        spec,
+        load_vocabulary(folder.vocabulary),
+        folder.chat_template,
+        settings.sequence_length,
+        settings.seed if seed is None else seed,
+    )
+
+
+def _samples(folder: RunFolder, settings: TaskSettings, spec: ModelSpec) -> Samples:
+    return load_data(folder.path, _reading(folder, settings, spec))
 
 
 def _held_out(folder: RunFolder, settings: TaskSettings, spec: ModelSpec) -> HeldOut:
@@ -247,26 +208,9 @@ def _held_out(folder: RunFolder, settings: TaskSettings, spec: ModelSpec) -> Hel
     Raises: InputError if there is not one.
     """
     try:
-        return HeldOut.of_texts(_dataset_in(folder.held_out, folder, settings, spec, HELD_OUT_SEED))
+        return HeldOut.of(load_data(folder.held_out, _reading(folder, settings, spec, HELD_OUT_SEED)))
     except InputError as error:
         raise InputError(f"--eval-data: {error}") from None
-
-
-def _dataset_in(
-    place: Path, folder: RunFolder, settings: TaskSettings, spec: ModelSpec, seed: int
-) -> Dataset | ChatDataset:
-    """Return the data of the tokens in a folder, read with the vocabulary of the run."""
-    vocabulary = load_vocabulary(folder.vocabulary)
-    if (place / LEARNED_FILE).exists():
-        return ChatDataset.load(place, vocabulary, settings.sequence_length, seed)
-    return Dataset(
-        tokens=load_tokens(place, vocabulary),
-        task=spec.task,
-        sequence_length=settings.sequence_length,
-        vocabulary_size=vocabulary.get_vocab_size(),
-        seed=seed,
-        special=SpecialTokens.of(vocabulary),
-    )
 
 
 def model_notes(model: str, model_folder: str | None) -> list[str]:

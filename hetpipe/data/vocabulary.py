@@ -1,16 +1,14 @@
-"""The texts of a corpus and the vocabulary trained on them: equal texts give equal entries."""
+"""The vocabulary that is trained on texts: equal texts give equal entries."""
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from pydoc_data.topics import topics
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from cost_model.errors import InputError
 from cost_model.strict_files import write_atomically
-from hetpipe.data.json_lines import SUFFIX, read_json_lines
 from hetpipe.data.special_tokens import SpecialTokens
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -19,18 +17,6 @@ MAX_VOCABULARY = 30_000
 MIN_VOCABULARY = len(SPECIAL_TOKENS) + 256  # every byte is a token of its own
 TRAINED_TOKENS = SpecialTokens(SEP_ID, CLS_ID, MASK_ID, tuple(range(len(SPECIAL_TOKENS))))
 """Of the vocabularies that `train_vocabulary` makes."""
-
-
-def read_corpus(paths: Sequence[Path] = ()) -> list[str]:
-    """Return the documents: one per UTF-8 text file, or CPython's language reference if no path is given.
-
-    Of a .jsonl file one per line, a text or a chat: see `json_lines`.
-
-    Raises: InputError if a path is missing, not a file, empty or not UTF-8, or a line is neither.
-    """
-    if not paths:
-        return [topics[name] for name in sorted(topics)]
-    return [document for path in paths for document in _documents(Path(path))]
 
 
 def train_vocabulary(documents: Iterable[str], size: int) -> Tokenizer:
@@ -102,25 +88,3 @@ def texts_sha256(documents: Iterable[str]) -> str:
         found.update(b"%d\0" % len(data))
         found.update(data)
     return found.hexdigest()
-
-
-def _documents(path: Path) -> list[str]:
-    document = _read_document(path)
-    return read_json_lines(path, document) if path.suffix.lower() == SUFFIX else [document]
-
-
-def _read_document(path: Path) -> str:
-    name = f"data file {path}"
-    try:
-        document = path.read_bytes().decode("utf-8").removeprefix("\ufeff")
-    except FileNotFoundError as error:
-        raise InputError(f"{name} does not exist; give the path of a text file") from error
-    except IsADirectoryError as error:
-        raise InputError(f"{name} is a folder; give the text files in it") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{name} is not UTF-8 at byte {error.start:,}; convert it to UTF-8") from error
-    except OSError as error:
-        raise InputError(f"{name} cannot be read ({error.strerror}); check its permissions") from error
-    if not document.strip():
-        raise InputError(f"{name} is empty; give a file with text")
-    return document

@@ -1,7 +1,6 @@
 """What the leader sends of a run that is planned, and the folder that a member makes of it."""
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -66,10 +65,10 @@ _ADAPTER = TypeAdapter(Job)
 
 def tokens_sha256(folder: RunFolder) -> str:
     """Return the hash of the tokens in a run folder, and of the held-out ones."""
-    found = hashlib.sha256(folder.tokens.read_bytes())
-    if read_settings(folder.config).eval_data:
-        found.update(RunFolder(folder.held_out).tokens.read_bytes())
-    return found.hexdigest()
+    from hetpipe.data.kinds import written_sha256
+
+    held_out = [folder.held_out] if read_settings(folder.config).eval_data else []
+    return "".join(map(written_sha256, [folder.path, *held_out]))
 
 
 @contextmanager

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from cost_model.errors import InputError
 from hetpipe.models.adapters import ADAPTER, is_adapter, peft_config_of
-from hetpipe.models.huggingface import ModelSpec, Task
+from hetpipe.models.huggingface import ModelSpec
 from hetpipe.models.huggingface_folder import TRAINABLE_DTYPES, header
+from hetpipe.models.tasks import Task
 
 ADAPTER_FILE = "adapter_model.safetensors"
 _PREFIX = "base_model.model."

@@ -18,8 +18,8 @@ from torch.autograd.function import once_differentiable
 from cost_model.errors import InputError
 from hetpipe.models.block_structure import logits_of
 from hetpipe.models.loss import scored, token_loss_sum
-from hetpipe.models.names import Task
 from hetpipe.models.partial_model import LayerModel
+from hetpipe.models.tasks import Task
 
 
 class ChunkedLoss:

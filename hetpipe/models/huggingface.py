@@ -20,7 +20,8 @@ from hetpipe.models.families import (
     family_of,
 )
 from hetpipe.models.huggingface_folder import ModelFolder, read_model_folder
-from hetpipe.models.names import Task, model_entry, registered_models
+from hetpipe.models.names import model_entry, registered_models
+from hetpipe.models.tasks import Task
 from hetpipe.runs.quantization import Quantization
 
 __all__ = ["ModelSpec", "Task", "model_spec", "registered_models"]
@@ -135,7 +136,7 @@ def folder_spec(folder: ModelFolder) -> ModelSpec:
     config["vocab_size"] = sizes.vocab_size
     if family.max_positions is not None:
         config[family.max_positions] = getattr(sizes, family.max_positions)
-    spec = _spec(folder.name, Task(folder.task), family, folder.architecture, config, folder)
+    spec = _spec(folder.name, folder.task, family, folder.architecture, config, folder)
     return replace(spec, quantization=folder.quantization)
 
 

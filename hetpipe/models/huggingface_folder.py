@@ -11,6 +11,7 @@ from typing import Any
 
 from cost_model.errors import InputError
 from cost_model.strict_files import canonical_sha256, read_json
+from hetpipe.models.tasks import HEADS, Task
 from hetpipe.runs.lora import ADAPTER_CONFIG_FILE
 from hetpipe.runs.quantization import Quantization, read_quantization
 
@@ -19,17 +20,16 @@ WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 OTHER_WEIGHTS = ("*.safetensors", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.ckpt.*", "adapter_model.*")
 TRAINABLE_DTYPES = ("F64", "F32", "F16", "BF16")
-MASKED, CAUSAL = "masked-lm", "causal-lm"
 
 ARCHITECTURES = {
-    "BertForMaskedLM": ("bert", MASKED),
-    "BertForPreTraining": ("bert", MASKED),
-    "GPT2LMHeadModel": ("gpt2", CAUSAL),
-    "GPTNeoXForCausalLM": ("gpt_neox", CAUSAL),
-    "LlamaForCausalLM": ("llama", CAUSAL),
-    "MistralForCausalLM": ("mistral", CAUSAL),
-    "Qwen2ForCausalLM": ("qwen2", CAUSAL),
-    "Qwen3ForCausalLM": ("qwen3", CAUSAL),
+    "BertForMaskedLM": ("bert", Task.MASKED_LM),
+    "BertForPreTraining": ("bert", Task.MASKED_LM),
+    "GPT2LMHeadModel": ("gpt2", Task.CAUSAL_LM),
+    "GPTNeoXForCausalLM": ("gpt_neox", Task.CAUSAL_LM),
+    "LlamaForCausalLM": ("llama", Task.CAUSAL_LM),
+    "MistralForCausalLM": ("mistral", Task.CAUSAL_LM),
+    "Qwen2ForCausalLM": ("qwen2", Task.CAUSAL_LM),
+    "Qwen3ForCausalLM": ("qwen3", Task.CAUSAL_LM),
 }
 """Classes that a folder may name, with family (of transformers.models) and task; tests prove their splits."""
 
@@ -48,9 +48,6 @@ ALSO_TESTED = (
 MOST_BLOCKS = 2000
 """A configuration with more is refused before it is built: the deepest Transformers published have 1,000
 (Wang et al., DeepNet, 2022)."""
-
-_HEADS = {"ForCausalLM": CAUSAL, "LMHeadModel": CAUSAL, "ForMaskedLM": MASKED}
-"""How classes of transformers are called that have the head of a task."""
 
 _MODEL_TYPE = re.compile("[a-z][a-z0-9_-]*")
 
@@ -90,9 +87,11 @@ class ModelFolder:
         return str(self.config["model_type"]).replace("-", "_") if known is None else known[0]
 
     @property
-    def task(self) -> str:
+    def task(self) -> Task:
         """Return what it is trained to predict, by the name of its class."""
-        return str(task_of(self.architecture))
+        found = task_of(self.architecture)
+        assert found is not None, self.architecture  # checked by `described`
+        return found
 
     @property
     def quantization(self) -> Quantization | None:
@@ -165,15 +164,15 @@ def read_model_folder(text: str | Path) -> ModelFolder:
     return described(path, path.name, read_json(folder / CONFIG_FILE))
 
 
-def task_of(architecture: str) -> str | None:
-    """Return what a class is trained to predict; None where it is neither of the two tasks.
+def task_of(architecture: str) -> Task | None:
+    """Return what a class is trained to predict; None where it is none of the tasks.
 
-    >>> task_of("OPTForCausalLM"), task_of("RobertaForMaskedLM"), task_of("T5Model")
-    ('causal-lm', 'masked-lm', None)
+    >>> [task and str(task) for task in map(task_of, ("OPTForCausalLM", "RobertaForMaskedLM", "T5Model"))]
+    ['causal-lm', 'masked-lm', None]
     """
     if architecture in ARCHITECTURES:
         return ARCHITECTURES[architecture][1]
-    return next((task for end, task in _HEADS.items() if architecture.endswith(end)), None)
+    return next((task for end, task in HEADS.items() if architecture.endswith(end)), None)
 
 
 def described(path: Path, base_name: str, config: object) -> ModelFolder:
@@ -213,7 +212,7 @@ def _architecture(where: Path, config: Mapping[str, Any]) -> str:
         return name
     if task_of(name) is None:
         raise InputError(
-            f"{where}: {name} is no model for {MASKED} or {CAUSAL} (...{', ...'.join(_HEADS)}); train it "
+            f"{where}: {name} is no model for {' or '.join(Task)} (...{', ...'.join(HEADS)}); train it "
             "from Python: hetpipe.Trainer"
         )
     if config.get("is_encoder_decoder"):

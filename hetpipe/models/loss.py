@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hetpipe.models.names import Task
+from hetpipe.models.tasks import Task
 
 IGNORED_LABEL = -100
 

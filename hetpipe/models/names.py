@@ -2,20 +2,13 @@
 
 import difflib
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Any
 
 from cost_model.errors import InputError
 from hetpipe.models.huggingface_folder import ModelFolder, names_folder, read_model_folder
+from hetpipe.models.tasks import Task
 from hetpipe.runs.lora import MARK, LoraSettings
 from hetpipe.runs.quantization import load_in_suffix
-
-
-class Task(StrEnum):
-    """The quantity that a model is trained to predict."""
-
-    MASKED_LM = "masked-lm"
-    CAUSAL_LM = "causal-lm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +93,7 @@ def model_entry(name: str) -> ModelEntry:
             return model
     if names_folder(name):
         folder = read_model_folder(name)
-        return ModelEntry(folder.name, Task(folder.task), folder.architecture, folder)
+        return ModelEntry(folder.name, folder.task, folder.architecture, folder)
     if MARK in name:
         raise InputError(f"model {name!r} has adapters; give its base by --model, and --lora or --adapter")
     if "@" in name:

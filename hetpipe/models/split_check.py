@@ -14,11 +14,12 @@ from cost_model.errors import CheckFailedError
 from hetpipe.models.block_structure import Inputs, call_options, logits_of, refused_on_error
 from hetpipe.models.chain import ChainModel, LayerModel
 from hetpipe.models.families import SMALL_VOCABULARY
-from hetpipe.models.huggingface import ModelSpec, Task
+from hetpipe.models.huggingface import ModelSpec
 from hetpipe.models.initialization import private_random_stream
 from hetpipe.models.keyed_dropout import KeyedDropout
 from hetpipe.models.loss import IGNORED_LABEL, loss_sum
 from hetpipe.models.quantized_weights import dense
+from hetpipe.models.tasks import Task
 
 SPLIT_TOLERANCE = 1e-12
 """Largest difference of the loss, relative to it, and of gradients, relative to the largest one."""

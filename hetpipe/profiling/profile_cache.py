@@ -215,7 +215,7 @@ def _measure(
             progress(0.0, "loading the model and checking its split")
             require_split(task_spec(settings))
             progress(0.0, "reading the text")
-            prepare_data(folder, settings)
+            prepare_data(folder, settings, trains=False)
         progress(0.0, f"starting on {device.kind}")
         if isinstance(task, UserTask):
             task.write_weights(folder)

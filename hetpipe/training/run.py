@@ -17,10 +17,10 @@ from cost_model.errors import DivergedError, InputError
 from cost_model.memory import checkpoint_bytes
 from cost_model.profile import ModelProfile, profile_text
 from cost_model.strict_files import read_text
+from hetpipe.data.kinds import read_data
 from hetpipe.data.task import TaskFactory, prepare_data, registered_task
 from hetpipe.data.user_task import UserTask
-from hetpipe.data.vocabulary import read_corpus, texts_sha256
-from hetpipe.models.adapters import preload_modules
+from hetpipe.models.adapters import preload_modules, task_spec
 from hetpipe.profiling.layer_profiler import threads_for
 from hetpipe.program.verification import verify
 from hetpipe.runs.run_folder import RunFolder
@@ -89,7 +89,7 @@ def prepare(
     damaged = _damaged_later(folder, done, settings)
     room_of(folder, settings, profile, adapters_alone=adapters_alone).check()
     if settings.resume_from is not None:
-        sha256 = "" if own_data else texts_sha256(read_corpus([Path(path) for path in settings.data]))
+        sha256 = "" if own_data else read_data(settings.data, task_spec(task_settings))[1].sha256
         for told in differences(
             manifest, task_settings, prediction.plan, own_schedule=own_schedule, data_sha256=sha256
         ):

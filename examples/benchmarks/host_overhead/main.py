@@ -18,8 +18,9 @@ from hetpipe.models.block_structure import logits_of
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.huggingface import ModelSpec
 from hetpipe.models.keyed_dropout import KeyedDropout, stable_hash
-from hetpipe.models.loss import Task, loss_sum
+from hetpipe.models.loss import loss_sum
 from hetpipe.models.philox_torch import draw
+from hetpipe.models.tasks import Task
 from hetpipe.program.instructions import Compute, Pass, Program
 from hetpipe.runtime.stage_runner import Microbatch, StageRunner
 from partition.plan import Pipeline, Plan, Stage

@@ -20,7 +20,8 @@ from cost_model.memory import checkpoint_bytes
 from cost_model.profile import profile_text
 from hetpipe.commands.training import RunStart, train_shown
 from hetpipe.models.huggingface import model_spec
-from hetpipe.models.names import ModelEntry, Task
+from hetpipe.models.names import ModelEntry
+from hetpipe.models.tasks import Task
 from hetpipe.reporting.progress import step_bar
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.run_report import read_report
@@ -131,7 +132,7 @@ def test_how_long_a_rank_waits_is_a_time(run, timeout):
     [
         ("--eval-every 2", "--eval-every is 2, and there is no text for it; give --eval-data"),
         ("--patience 2", "--patience is 2, and there is no text for it; give --eval-data"),
-        ("--eval-data none.txt", "none.txt does not exist; give the path of a text file"),
+        ("--eval-data none.txt", "none.txt does not exist; give the path of a file"),
         (
             "--override betas",
             "--override is of what a run before had; give --resume with it, or leave it out",

@@ -14,18 +14,21 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from cost_model.errors import InputError
 from hetpipe import cli
+from hetpipe.data.chat_lines import Turn
 from hetpipe.data.chat_template import PLAIN, ChatTemplate
+from hetpipe.data.chats import CHATS as CHAT_KIND
 from hetpipe.data.chats import ChatDataset, vocabulary_texts, write_chats
 from hetpipe.data.dataset import IGNORE_LABEL
-from hetpipe.data.json_lines import Turn, chat_of, holds_chats
+from hetpipe.data.kinds import kind_of, read_data
 from hetpipe.data.task import prepare_data, registered_task
-from hetpipe.data.vocabulary import MIN_VOCABULARY, read_corpus, train_vocabulary
+from hetpipe.data.vocabulary import MIN_VOCABULARY, train_vocabulary
 from hetpipe.models.names import model_entry
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings, TaskSettings
 from other_folders import save_other
 from runs import chain_plan, made_up_profile, run
 
+GPT2 = model_entry("gpt2-tiny")
 ASKED = [Turn("user", "Who sails?"), Turn("assistant", "The ship sails.")]
 LONG = (*ASKED, Turn("user", "Where?"), Turn("assistant", "Far away, over the grey sea."))
 CHATS = [tuple(ASKED), LONG, (Turn("system", "Be brief."), *ASKED)] * 8
@@ -55,7 +58,7 @@ def vocabulary_of(chats=CHATS) -> Tokenizer:
 
 def dataset_of(folder, chats, template, vocabulary, *, length=64, seed=3) -> ChatDataset:
     folder.mkdir(exist_ok=True)
-    write_chats(folder, ["text"], chats, vocabulary, template)
+    write_chats(folder, chats, vocabulary, template)
     return ChatDataset.load(folder, vocabulary, length, seed)
 
 
@@ -75,15 +78,15 @@ def dataset_of(folder, chats, template, vocabulary, *, length=64, seed=3) -> Cha
 def test_each_form_of_a_chat_is_read(tmp_path, line):
     path = tmp_path / "chats.jsonl"
     path.write_text("\n" + json.dumps(line) + "\r\n\n")
-    assert [chat_of(document) for document in read_corpus([path])] == [tuple(ASKED)]
-    assert holds_chats([path])
+    kind, content = read_data([path], GPT2)
+    assert kind is CHAT_KIND and content.chats == [tuple(ASKED)]
 
 
 def test_lines_of_text_are_documents(tmp_path):
     path = tmp_path / "texts.jsonl"
     path.write_text('{"text": "One.\\nTwo."}\n{"text": "Three."}\n')
-    assert read_corpus([path]) == ["One.\nTwo.", "Three."]
-    assert not holds_chats([path])
+    kind, content = read_data([path], GPT2)
+    assert kind is not CHAT_KIND and content.documents == ["One.\nTwo.", "Three."]
 
 
 @pytest.mark.parametrize(
@@ -91,10 +94,10 @@ def test_lines_of_text_are_documents(tmp_path):
     [
         ("{", "line 1: not JSON"),
         ("[1]", "line 1: a list; give an object"),
-        ('{"text": "a"}\n{"prompt": "a", "completion": "b"}', "line 2: a chat, and the first line a text"),
+        ('{"text": "a"}\n{"prompt": "a", "completion": "b"}', "line 2: has .*, and the first line a text"),
         ('{"prompt": "a", "completion": "b"}\n{"text": "a"}', "line 2: a text, and the first line a chat"),
         ('{"text": 3}', '"text" is 3; give a text'),
-        ('{"instruction": "a"}', 'has \\["instruction"\\]; give an object with "messages"'),
+        ('{"instruction": "a"}', 'has \\["instruction"\\]; give JSON lines of chats'),
         ('{"messages": "hello"}', '"hello" is no list of turns'),
         ('{"messages": [{"role": "bot", "content": "a"}]}', '"role" is "bot"; known are system, user, assi'),
         ('{"messages": [{"role": "user", "content": "a"}]}', "nothing in it is said by the assistant"),
@@ -109,15 +112,15 @@ def test_a_line_that_cannot_be_used_is_one_clear_line(tmp_path, lines, reason):
     path = tmp_path / "chats.jsonl"
     path.write_text(lines)
     with pytest.raises(InputError, match=reason) as error:
-        read_corpus([path])
+        read_data([path], GPT2)
     assert str(path) in str(error.value) and "\n" not in str(error.value)
 
 
 def test_chats_and_texts_are_not_mixed(tmp_path):
     text = tmp_path / "a.txt"
     text.write_text("Some text.")
-    with pytest.raises(InputError, match=r"chats\.jsonl holds chats and .*a\.txt text"):
-        holds_chats([text, lines_file(tmp_path / "chats.jsonl")])
+    with pytest.raises(InputError, match=r"a\.txt holds text and .*chats\.jsonl chats"):
+        kind_of([text, lines_file(tmp_path / "chats.jsonl")], GPT2)
 
 
 @pytest.mark.parametrize("template", [PLAIN, CHATML, UNMARKED])
@@ -172,7 +175,7 @@ def test_each_epoch_reads_each_chat_once_and_counts_what_is_learned(tmp_path):
     vocabulary, template = vocabulary_of(), ChatTemplate(PLAIN, {"eos_token": "[SEP]"})
     dataset = dataset_of(tmp_path, CHATS, template, vocabulary)
     whole = dataset.batch(0, len(CHATS))
-    assert whole.num_loss_tokens == dataset.epoch_loss_tokens == (whole.labels[:, 1:] != IGNORE_LABEL).sum()
+    assert whole.num_loss_tokens == dataset.num_terms == (whole.labels[:, 1:] != IGNORE_LABEL).sum()
     parts = [dataset.batch(first, 5) for first in range(0, 20, 5)]
     assert (np.concatenate([part.input_ids for part in parts]) == whole.input_ids[:20]).all()
     again = dataset.batch(len(CHATS), len(CHATS))
@@ -184,7 +187,7 @@ def test_chats_are_cut_and_those_without_an_answer_left_out(tmp_path):
     far = (Turn("user", "Who? " * 40), Turn("assistant", "The ship."))
     vocabulary, template = vocabulary_of(), ChatTemplate(PLAIN, {"eos_token": "[SEP]"})
     dataset = dataset_of(tmp_path, [*CHATS[:2], far], template, vocabulary, length=24)
-    assert dataset.num_sequences == 2
+    assert dataset.num_samples == 2
     assert any("2 of 3 chats are longer than 24 tokens" in said for said in dataset.notes())
     assert any("1 have no answer before it and are left out" in said for said in dataset.notes())
     with pytest.raises(InputError, match="no chat has an answer within 24 tokens; give a larger"):
@@ -194,7 +197,7 @@ def test_chats_are_cut_and_those_without_an_answer_left_out(tmp_path):
 def test_a_masked_model_refuses_chats(tmp_path):
     path = lines_file(tmp_path / "chats.jsonl")
     settings = TaskSettings("bert-tiny", 32, run=Settings(steps=1, data=(str(path),)))
-    with pytest.raises(InputError, match="holds chats, and bert-tiny learns masked-lm; give a causal-lm"):
+    with pytest.raises(InputError, match="holds chats, and bert-tiny learns masked-lm; give text"):
         prepare_data(RunFolder(tmp_path / "run"), settings)
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from cost_model.errors import InputError
 from hetpipe.data.dataset import IGNORE_LABEL, Dataset, load_tokens, write_tokens
+from hetpipe.data.texts import read_corpus
 from hetpipe.data.vocabulary import (
     CLS_ID,
     MASK_ID,
@@ -18,12 +19,11 @@ from hetpipe.data.vocabulary import (
     SEP_ID,
     SPECIAL_TOKENS,
     load_vocabulary,
-    read_corpus,
     save_vocabulary,
     train_vocabulary,
     vocabulary_sha256,
 )
-from hetpipe.models.names import Task
+from hetpipe.models.tasks import Task
 
 TEXTS = ["The ship sails.\nThe ship sails far, the sea is grey.\n" * 40, "Grüße, [MASK] 漢字\r\n" * 30]
 
@@ -66,7 +66,7 @@ def test_corpus_is_one_document_per_file_and_by_default_the_language_reference(t
 def test_too_short_corpus_names_tokens_there_and_needed():
     with pytest.raises(InputError, match=r"has 19 tokens, a sequence of length 22 needs 20"):
         dataset(num_tokens=19)
-    assert dataset(num_tokens=20).num_sequences == 1
+    assert dataset(num_tokens=20).num_samples == 1
 
 
 @pytest.mark.parametrize("bad", [{"sequence_length": 2}, {"seed": -1}])
@@ -145,7 +145,7 @@ def test_tokens_of_another_vocabulary_or_torn_are_refused(tmp_path):
 )
 def test_every_sequence_is_seen_once_per_epoch_over_any_batch_sizes(batch_sizes, num_sequences, seed):
     data = dataset(num_tokens=20 * num_sequences + 3, seed=seed)
-    assert data.num_sequences == num_sequences
+    assert data.num_samples == num_sequences
     seen, position = [], 0
     for size in batch_sizes:
         seen += data.sequences(position, size).tolist()
@@ -184,7 +184,7 @@ def test_masked_lm_hides_exactly_15_percent_and_keeps_the_rest():
     data = dataset(
         num_tokens=20_000, sequence_length=42
     )  # 40 tokens a sequence, 6 of them masked, 500 sequences
-    batch = data.batch(0, data.num_sequences)
+    batch = data.batch(0, data.num_samples)
     hidden = batch.labels != IGNORE_LABEL
     assert (hidden.sum(axis=1) == 6).all() and batch.num_loss_tokens == 6 * 500
     assert (batch.input_ids[:, 0] == CLS_ID).all() and (batch.input_ids[:, -1] == SEP_ID).all()

@@ -10,8 +10,9 @@ from torch import nn
 
 from cost_model.errors import InputError
 from hetpipe.models.chain import ChainModel, TensorSpec
-from hetpipe.models.huggingface import ModelSpec, Task, model_spec
+from hetpipe.models.huggingface import ModelSpec, model_spec
 from hetpipe.models.split_check import check_split
+from hetpipe.models.tasks import Task
 
 SIZES = {
     "vocab_size": 128,

@@ -16,7 +16,7 @@ from hetpipe.data.task import TrainingTask
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.keyed_dropout import KeyedDropout
 from hetpipe.models.loss import IGNORED_LABEL, loss_sum
-from hetpipe.models.names import Task
+from hetpipe.models.tasks import Task
 from hetpipe.program.instructions import Compute, Pass, Program
 from hetpipe.runs.lora import LoraSettings
 from hetpipe.runs.settings import Settings

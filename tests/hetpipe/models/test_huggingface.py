@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from cost_model.errors import InputError
-from hetpipe.models.huggingface import Task, attention_sentence, model_spec, registered_models
+from hetpipe.models.huggingface import attention_sentence, model_spec, registered_models
 from hetpipe.models.loss import loss_sum
+from hetpipe.models.tasks import Task
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ from cost_model.profile import profile_text
 from folders import MODELS, model_class, save_model, tiny_model
 from hetpipe import cli
 from hetpipe.data.task import model_notes, prepare_data, registered_task
-from hetpipe.data.vocabulary import load_vocabulary, read_corpus
+from hetpipe.data.texts import read_corpus
+from hetpipe.data.vocabulary import load_vocabulary
 from hetpipe.models import pretrained_weights
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.huggingface import model_spec

@@ -1,0 +1,122 @@
+"""The kinds of data, and which of them given files are for a model."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from cost_model.errors import InputError
+from cost_model.strict_files import read_json, write_atomically
+from hetpipe.data.chats import CHATS
+from hetpipe.data.data_file import read_file
+from hetpipe.data.json_lines import json_lines, shown
+from hetpipe.data.kind import Content, DataKind, Learner, Reading, Samples
+from hetpipe.data.texts import TEXTS
+
+KINDS: tuple[DataKind, ...] = (CHATS, TEXTS)
+"""In the order in which a file is tried: what takes any file comes last."""
+
+DATA_FILE = "data.json"
+"""Says of a folder with data which kind they are, and the hash of what was read."""
+
+
+def kind_of(paths: Sequence[Path], model: Learner) -> DataKind:
+    """Return the kind of files; of none the one that brings its own.
+
+    Raises: InputError if they are of several kinds, or of none that the model learns from.
+    """
+    fitting = [kind for kind in KINDS if model.task in kind.tasks]
+    if not paths:
+        return next((kind for kind in fitting if kind.is_brought), fitting[0])
+    found: dict[str, tuple[Path, DataKind]] = {}
+    for path in paths:
+        kind = next((kind for kind in fitting if kind.holds(path)), None)
+        if kind is None:
+            raise InputError(_refusal(path, model, fitting))
+        found.setdefault(kind.name, (path, kind))
+    if len(found) > 1:
+        (first, kind), (other, another) = list(found.values())[:2]
+        raise InputError(f"{first} holds {kind.name} and {other} {another.name}; give one kind in a run")
+    return next(iter(found.values()))[1]
+
+
+def read_data(paths: Sequence[Path | str], model: Learner) -> tuple[DataKind, Content]:
+    """Return the kind of files and what they hold; of no files, the data that hetpipe brings.
+
+    Raises: InputError if they cannot be used for the model.
+    """
+    places = [Path(path) for path in paths]
+    kind = kind_of(places, model)
+    return kind, kind.read(places, model)
+
+
+def check_given(paths: Sequence[Path | str], model: Learner) -> None:
+    """Check that there is something to train on.
+
+    Raises: InputError if no files are given, and hetpipe brings none.
+    """
+    if not paths and not (kind := kind_of([], model)).is_brought:
+        raise InputError(f"{model.name} learns {model.task}; give --data: {kind.form}")
+
+
+def write_data(place: Path, kind: DataKind, content: Content, reading: Reading) -> list[str]:
+    """Write data into a folder, `data.json` last; return what a user should know.
+
+    Raises: InputError if they cannot be written for this model.
+    """
+    place.mkdir(parents=True, exist_ok=True)
+    (place / DATA_FILE).unlink(missing_ok=True)  # it never stands beside data of another kind
+    told = content.write(place, reading)
+    write_atomically(place / DATA_FILE, json.dumps({"kind": kind.name, "sha256": content.sha256}) + "\n")
+    return told
+
+
+def load_data(place: Path, reading: Reading) -> Samples:
+    """Return the samples that `write_data` wrote.
+
+    Raises: InputError if they cannot be read, or there is none.
+    """
+    return _kind_in(place).load(place, reading)
+
+
+def data_sha256(place: Path) -> str:
+    """Return the hash of what the data in a folder were read from."""
+    return str(_header(place)["sha256"])
+
+
+def written_sha256(place: Path) -> str:
+    """Return the hash of the files with the data in a folder."""
+    found = hashlib.sha256()
+    for name in _kind_in(place).files:
+        found.update((place / name).read_bytes())
+    return found.hexdigest()
+
+
+def _kind_in(place: Path) -> DataKind:
+    name = _header(place)["kind"]
+    return next(kind for kind in KINDS if kind.name == name)
+
+
+def _header(place: Path) -> dict[str, str]:
+    data = read_json(place / DATA_FILE)
+    if not isinstance(data, dict) or data.get("kind") not in {kind.name for kind in KINDS}:
+        raise InputError(f"{place / DATA_FILE}: names no kind of data; train into a new folder")
+    return data
+
+
+def _refusal(path: Path, model: Learner, fitting: Sequence[DataKind]) -> str:
+    """Return why a file is none of the fitting kinds.
+
+    Raises: InputError if it cannot be read, or is of no kind at all.
+    """
+    read_file(path)
+    forms = " or ".join(kind.form for kind in fitting)
+    other = next((kind for kind in KINDS if kind not in fitting and kind.holds(path)), None)
+    if other is None:
+        place, data = next(json_lines(path, forms))  # which other kinds leave to no one
+        return f"{place}: has {shown(sorted(data))}; give {forms}"
+    tasks = " or ".join(other.tasks)
+    return (
+        f"{path} holds {other.name}, and {model.name} learns {model.task}; give {forms}, or a model for "
+        f"{tasks}"
+    )
