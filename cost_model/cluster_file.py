@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter
 
 from cost_model.cluster import CPU, Cluster, Device, Link, Node, NodeAllReduce, NodeLink, is_emulated
 from cost_model.errors import InputError
+from cost_model.known_clusters import cluster_path
 from cost_model.strict_files import STRICT, read_toml, validate
 from cost_model.units import parse_bandwidth, parse_bytes, parse_fraction_or_bytes, parse_seconds
 from cost_model.vendors import driver_bytes
@@ -77,11 +78,12 @@ _ADAPTER = TypeAdapter(_ClusterFile)
 
 
 def read_cluster(path: Path | str) -> Cluster:
-    """Read the cluster that a cluster.toml describes.
+    """Read the cluster that a cluster.toml describes, or one that comes with hetpipe, by its name.
 
     Raises: InputError naming file, key, value and remedy.
     """
-    return cluster_from_data(read_toml(Path(path)), str(path))
+    path = cluster_path(path)
+    return cluster_from_data(read_toml(path), str(path))
 
 
 def cluster_from_data(data: object, source: str) -> Cluster:

@@ -47,6 +47,7 @@ _LINES = {
     "watch": "Show a run in a browser while it goes on: losses, tokens/s, what each device does.",
     "export": "Write a checkpoint as a folder that transformers loads, adapters as one that peft loads.",
     "models": "List the models by name, and the architectures of Hugging Face folders that are taken.",
+    "clusters": "List the clusters that --cluster takes by name, or print the file of one, to start from.",
     "cache": "List the profiles that were measured here and are taken again, or remove them.",
     "env": "Versions and hardware, for bug reports; no names of users or folders.",
 }

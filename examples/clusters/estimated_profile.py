@@ -1,6 +1,6 @@
-"""A profile for the clusters of this folder: blocks of GPT with published times, other kinds estimated.
+"""A profile for the clusters of published papers: blocks of GPT with published times, other kinds estimated.
 
-    python examples/clusters/estimated_profile.py examples/clusters/hetpipe.toml -o profile.json
+    python examples/clusters/estimated_profile.py hetpipe -o profile.json
 
 See README.md for what is measured and what is not.
 """
@@ -76,7 +76,7 @@ def with_kinds(profile: ModelProfile, kinds: Iterable[str]) -> ModelProfile:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("clusters", nargs="+", type=Path, help="cluster files")
+    parser.add_argument("clusters", nargs="+", help="cluster files, or names of hetpipe clusters")
     parser.add_argument("--model", choices=NUM_BLOCKS, default="gpt_1.3b")
     parser.add_argument("-o", "--output", type=Path, required=True)
     options = parser.parse_args()

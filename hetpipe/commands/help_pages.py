@@ -20,6 +20,7 @@ EXAMPLES = {
     "plot": "hetpipe plot runs/bert-tiny-001",
     "watch": "hetpipe watch runs/bert-large-001",
     "models": "hetpipe models",
+    "clusters": "hetpipe clusters four-unequal -o cluster.toml",
     "export": "hetpipe export runs/bert-tiny-001 -o my-model",
     "cache": "hetpipe cache --clear bert-tiny",
     "env": "hetpipe env",

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, get_type_hints
 import typer
 
 from cost_model.expenses import Objective
+from cost_model.known_clusters import cluster_path
 from hetpipe.commands.run_file import RunFileOption
 from hetpipe.program.instructions import Schedule
 from hetpipe.runs.lora import EXAMPLE as LORA_EXAMPLE
@@ -21,7 +22,17 @@ MODEL_HELP = "A model by name, such as bert-large, or a Hugging Face folder."
 
 ModelOption = Annotated[str | None, typer.Option("--model", help=MODEL_HELP)]
 RequiredModel = Annotated[str, typer.Option("--model", help=MODEL_HELP)]
-ClusterOption = Annotated[Path, typer.Option("--cluster", help="The cluster.toml.")]
+
+
+def _found(given: Path | None) -> Path | None:
+    return None if given is None else cluster_path(given)
+
+
+_CLUSTER = typer.Option(
+    "--cluster", callback=_found, metavar="FILE", help="The cluster.toml, or a name of hetpipe clusters."
+)
+ClusterOption = Annotated[Path, _CLUSTER]
+MaybeCluster = Annotated[Path | None, _CLUSTER]
 BatchOption = Annotated[
     int, typer.Option("--global-batch-size", help="Samples a step, all devices together.")
 ]

@@ -13,7 +13,7 @@ from cost_model.profile import ModelProfile, read_profile
 from cost_model.strict_files import read_text
 from cost_model.what_if import without
 from hetpipe.commands.inputs import checked_plan
-from hetpipe.commands.options import JsonOption, with_options
+from hetpipe.commands.options import JsonOption, MaybeCluster, with_options
 from hetpipe.commands.output import print_json
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import parse_program
@@ -41,9 +41,7 @@ def plot_command(
     profile_file: Annotated[
         Path | None, typer.Option("--profile", help="The profile of a plan.json.")
     ] = None,
-    cluster_file: Annotated[
-        Path | None, typer.Option("--cluster", help="The cluster of a plan.json.")
-    ] = None,
+    cluster_file: MaybeCluster = None,
     output: Annotated[
         Path | None,
         typer.Option(

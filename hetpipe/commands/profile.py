@@ -29,6 +29,7 @@ from hetpipe.commands.options import (
     EstimateOption,
     JsonOption,
     LossChunksOption,
+    MaybeCluster,
     ModelOption,
     RemeasureOption,
     SequenceOption,
@@ -66,7 +67,7 @@ class MeasureOptions(AdapterOptions):
 
     title: ClassVar[str] = "What is measured"
     model: ModelOption = None
-    cluster_file: Annotated[Path | None, typer.Option("--cluster", help="The cluster.toml.")] = None
+    cluster_file: MaybeCluster = None
     sequence_length: SequenceOption = None
     dtype: DtypeOption = None
     loss_chunks: LossChunksOption = None

@@ -12,6 +12,7 @@ from torch import nn
 
 from cost_model.cluster_file import read_cluster
 from cost_model.errors import InputError
+from cost_model.known_clusters import cluster_path
 from cost_model.profile import ModelProfile
 from cost_model.units import format_seconds
 from hetpipe.data.task import OptimizerFactory
@@ -119,11 +120,12 @@ class Trainer:
         _check_kinds(model, plan, cluster, rate_schedule)
         rates, factory, self._optimizer_name = _checked(optimizer)
         batch = checked_batch_size(batch_size, plan)
-        read_cluster(cluster)
+        self._cluster = cluster_path(cluster)
+        read_cluster(self._cluster)
         self.plan = plan
         self.profile = profile
         self.folder = None if folder is None else RunFolder(Path(folder))
-        self._cluster, self._model, self._progress = Path(cluster), model, progress
+        self._model, self._progress = model, progress
         self._task = own_task(
             model,
             data,

@@ -7,7 +7,6 @@ import pytest
 from cost_model.cluster import Cluster, Device, Link, Node, NodeAllReduce, NodeLink
 from cost_model.cluster_file import read_cluster
 from cost_model.errors import InputError
-from places import ROOT
 from small_case import check_golden, small_cluster
 
 GOOD = """
@@ -168,5 +167,5 @@ def test_equal_devices_have_equal_classes():
 
 
 def test_cluster_file_has_its_golden_json():
-    cluster = read_cluster(ROOT / "examples/clusters/four-unequal.toml")
+    cluster = read_cluster("four-unequal")
     check_golden("cluster.json", json.dumps(cluster.to_json(), indent=1) + "\n")

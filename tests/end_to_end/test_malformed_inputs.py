@@ -262,6 +262,14 @@ LINES = {
         models bert-tiny
         models --jason
     """,
+    "clusters": """
+        clusters four-unequl
+        clusters four-unequal hap
+        clusters cluster.toml
+        clusters -o new.toml
+        clusters hap -o cluster.toml
+        clusters hap -o nowhere/new.toml
+    """,
     "cache": """
         cache bert-tiny
         cache bert-tiny --clear

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from cost_model.cluster_file import read_cluster
+from cost_model.known_clusters import known_clusters
 from cost_model.profile import ModelProfile, profile_text, read_profile
 from hetpipe.profiling.profile_cache import processor_name, profile_model
 from hetpipe.runs.settings import Clock, Settings
@@ -20,7 +21,7 @@ from partition.problem import problem_of
 from partition.solver import compare
 
 HERE = Path(__file__).parent
-CLUSTER = HERE.parents[1] / "clusters" / "four-unequal.toml"
+CLUSTER = known_clusters()["four-unequal"]
 STRATEGIES = ("auto", "gpipe-even", "torchgpipe", "speed-proportional", "single")
 RETRIES = 2
 

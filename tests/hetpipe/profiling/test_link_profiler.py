@@ -6,6 +6,7 @@ import pytest
 
 from cost_model.cluster import CPU, EMULATED, Cluster, Device, Link, Node
 from cost_model.cluster_file import read_cluster
+from cost_model.known_clusters import FOLDER as CLUSTERS
 from cost_model.measured_links import MeasuredLink
 from cost_model.network import NORM_BYTES
 from cost_model.profile import profile_from_data
@@ -24,11 +25,8 @@ from hetpipe.profiling.link_profiler import (
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.simulation.schedule_selection import lower
 from hetpipe.simulation.simulator import simulate
-from places import EXAMPLES as ALL_EXAMPLES
 from runs import cluster_file
 from small_case import plan_of, small_profile
-
-EXAMPLES = ALL_EXAMPLES / "clusters"
 
 
 def cluster(*nodes: str) -> Cluster:
@@ -84,7 +82,7 @@ def test_groups_grow_by_powers_of_two_to_all(nodes: list[str], groups: list[tupl
 
 
 def test_emulated_links_are_not_measured():
-    assert pairs_of_devices(read_cluster(EXAMPLES / "four-unequal.toml")) == []
+    assert pairs_of_devices(read_cluster(CLUSTERS / "four-unequal.toml")) == []
 
 
 def test_sizes_are_mixed_and_small_ones_come_more_often():
