@@ -37,6 +37,7 @@ def demo_command(
     output: Annotated[
         Path, typer.Option("-o", "--output", help="A new folder for what the demo writes.")
     ] = Path("hetpipe-demo"),
+    steps: Annotated[int, typer.Option("--steps", help="Steps under each plan.", min=2)] = STEPS,
     json: JsonOption = False,
 ) -> None:
     """Plan, train and draw on three unequal devices that this host plays; under two minutes."""
@@ -57,9 +58,9 @@ def demo_command(
     reports = []
     for shown in [*filter(None, others), plan]:
         if not json:
-            typer.echo(f"training {STEPS} steps under {shown.strategy} ...")
+            typer.echo(f"training {steps} steps under {shown.strategy} ...")
         folder = output / shown.strategy
-        reports.append(measure_plan(shown, profile, cluster_file, STEPS, keep=folder))
+        reports.append(measure_plan(shown, profile, cluster_file, steps, keep=folder))
     pictures = _draw(output, output / plan.strategy, outcomes, reports)
     if json:
         runs = [report.to_json() for report in reports]

@@ -45,7 +45,7 @@ LINES = {
         demo -o cluster.toml
         demo -o cluster.toml/pictures
         demo -o full
-        demo --steps 3
+        demo --steps 1
         demo extra
     """,
     "init": """
