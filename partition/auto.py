@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from cost_model.errors import InfeasibleError
-from partition.baselines.layer_splits import BASELINES, Strategy, TooManyStagesError
+from partition.baselines.catalogue import BASELINES
+from partition.baselines.strategy import Strategy, TooManyDevicesError
 from partition.bounds.best_bound import fractional_bound_s
 from partition.constraints.wishes import check_forced
 from partition.estimates.gradient_sync import SyncCosts
@@ -210,7 +211,7 @@ def _baselines(search: PipelineSearch, evaluate: Evaluate | None) -> Iterator[Pl
     for baseline in BASELINES.values():
         try:
             yield baseline(search.problem, chosen_by)
-        except (InfeasibleError, TooManyStagesError):
+        except (InfeasibleError, TooManyDevicesError):
             continue
 
 

@@ -2,14 +2,15 @@
 
 import dataclasses
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from cost_model.errors import InfeasibleError, InputError
 from cost_model.strict_files import did_you_mean
 from partition.auto import STRATEGIES, auto
-from partition.baselines.layer_splits import TooManyStagesError
+from partition.baselines.catalogue import WELL_KNOWN
+from partition.baselines.strategy import TooManyDevicesError
 from partition.bounds.best_bound import Bound, best_bound, sharded_bound
 from partition.exact.chain_search import AUTO
 from partition.local_search.pipeline_search import PipelineSearch
@@ -17,6 +18,8 @@ from partition.plan import Figures, Plan
 from partition.problem import Evaluate, Problem
 
 Progress = Callable[[str], None]
+COMPARED = (*WELL_KNOWN, AUTO)
+"""What is compared where nothing else is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +58,7 @@ def solve(
 
     Raises: InputError for an unknown strategy; InfeasibleError, with the missing bytes, if nothing fits.
     """
-    if strategy not in STRATEGIES:
-        raise InputError(f"unknown strategy {strategy!r}; {did_you_mean(strategy, STRATEGIES)}")
+    check_strategy(strategy)
     tell = progress or _silent
     tell(f"planning {strategy}")
     search = PipelineSearch(problem)
@@ -67,17 +69,26 @@ def solve(
 
 
 def compare(
-    problem: Problem, evaluate: Evaluate, *, progress: Progress | None = None, proof_s: float | None = None
+    problem: Problem,
+    evaluate: Evaluate,
+    strategies: Iterable[str] = COMPARED,
+    *,
+    progress: Progress | None = None,
+    proof_s: float | None = None,
 ) -> tuple[Outcome, ...]:
-    """Return the outcome of every strategy, `auto` last."""
+    """Return the outcomes of strategies, in their order; those that most know, and `auto`.
+
+    Raises: InputError for an unknown strategy.
+    """
     tell = progress or _silent
     search = PipelineSearch(problem)
     plans: dict[str, Plan | Exception] = {}
-    for name in STRATEGIES:
+    for name in strategies:
+        check_strategy(name)
         tell(f"planning {name}")
         try:
             plans[name] = _plan(name, problem, evaluate, search)
-        except (InfeasibleError, TooManyStagesError) as error:
+        except (InfeasibleError, TooManyDevicesError) as error:
             plans[name] = error
     if not any(isinstance(plan, Plan) for plan in plans.values()):
         return tuple(
@@ -92,6 +103,15 @@ def compare(
         else Outcome(name, with_figures(plan, problem, figures[name], bound))
         for name, plan in plans.items()
     )
+
+
+def check_strategy(name: str) -> None:
+    """Check that there is a strategy of a name.
+
+    Raises: InputError if there is none.
+    """
+    if name not in STRATEGIES:
+        raise InputError(f"unknown strategy {name!r}; {did_you_mean(name, STRATEGIES)}")
 
 
 def _plan(strategy: str, problem: Problem, evaluate: Evaluate, search: PipelineSearch) -> Plan:

@@ -24,8 +24,9 @@ def test_verbs():
 
 
 def test_strategies():
-    known = "single ddp poplar gpipe-even torchgpipe memory-proportional speed-proportional pipedream auto"
-    assert list(STRATEGIES) == known.split()
+    known = "single ddp poplar gpipe-even torchgpipe memory-proportional speed-proportional pipedream"
+    published = "poplar-0 poplar-1 heterog hetpipe-np hetpipe-ed hetpipe-hd whale-dp whale-pp hap cephalo"
+    assert list(STRATEGIES) == f"{known} {published} hexiscale zorse auto".split()
 
 
 @pytest.mark.parametrize("verb", cli.VERBS.values(), ids=cli.VERBS)

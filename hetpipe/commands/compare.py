@@ -11,13 +11,16 @@ from cost_model.profile import ModelProfile
 from hetpipe.commands.inputs import PlanRequest, named_model, plan_request, with_estimates
 from hetpipe.commands.measure import measure_outcomes
 from hetpipe.commands.options import (
+    ALL,
     AUTO,
+    PUBLISHED_NAMES,
     BatchOption,
     ClusterOption,
     JsonOption,
     ModelOption,
     PlanOptions,
     SequenceOption,
+    StrategiesOption,
     VerboseOption,
     WhatIfOptions,
     with_options,
@@ -48,6 +51,7 @@ def compare_command(
     model: ModelOption = None,
     global_batch_size: BatchOption = 16,
     sequence_length: SequenceOption = None,
+    strategies: StrategiesOption = None,
     options: PlanOptions,
     measure: Annotated[
         bool, typer.Option("--measure", help="Also run each that fits, a few steps long.")
@@ -58,6 +62,7 @@ def compare_command(
     json: JsonOption = False,
 ) -> None:
     """All strategies side by side."""
+    names = _named(strategies or [])
     request = plan_request(cluster_file, options, AUTO)
     check_what_if(request.usable, other_devices, measure=measure)
     profile = request.profile(model, sequence_length, trains=measure, quiet=json)
@@ -71,21 +76,38 @@ def compare_command(
     if other_devices.pareto:
         compare_sets(problem, request.cluster, other_devices.plot_file, json=json)
         return
-    outcomes, gained = _compared(problem, request)
+    outcomes, gained = _compared(problem, request, names)
     estimates = estimates_of(profile, request.usable)
     if not json:
         show(estimates)
         _show_outcomes(outcomes, gained, details=verbose)
+        if strategies is None:
+            show([f"--strategy {ALL} compares the rules of published systems too: {PUBLISHED_NAMES}"])
     reports: Mapping[str, RunReport] = {}
     if measure:
         entry = None if model is None else named_model(model, options)
         reports = _measured(outcomes, profile, cluster_file, entry, steps=steps, quiet=json)
     if json:
-        strategies = [_outcome_json(outcome, reports) for outcome in outcomes]
-        print_json({"strategies": strategies, "gain": gained and gained.to_json()})
+        compared = [_outcome_json(outcome, reports) for outcome in outcomes]
+        print_json({"strategies": compared, "gain": gained and gained.to_json()})
         note(estimates)
     elif reports:
         show([measured_table(list(reports.values())), *run_marks(list(reports.values())[-1])])
+
+
+def _named(strategies: Sequence[str]) -> tuple[str, ...]:
+    """Return what is compared, each once, `auto` last.
+
+    Raises: InputError for an unknown strategy.
+    """
+    from partition.auto import STRATEGIES
+    from partition.solver import COMPARED, check_strategy
+
+    if ALL in strategies:
+        return tuple(STRATEGIES)
+    for name in strategies:
+        check_strategy(name)
+    return (*(name for name in dict.fromkeys(strategies) if name != AUTO), AUTO) if strategies else COMPARED
 
 
 def _measured(
@@ -102,8 +124,10 @@ def _measured(
     return measure_outcomes(plans, profile, cluster_file, steps, quiet=quiet, model=model)
 
 
-def _compared(problem: Problem, request: PlanRequest) -> "tuple[tuple[Outcome, ...], Gain | None]":
-    """Return the outcomes of all strategies, and what the best one gains.
+def _compared(
+    problem: Problem, request: PlanRequest, strategies: Sequence[str]
+) -> "tuple[tuple[Outcome, ...], Gain | None]":
+    """Return the outcomes of strategies, and what the best one gains.
 
     Raises: InfeasibleError if no strategy has a plan.
     """
@@ -112,7 +136,7 @@ def _compared(problem: Problem, request: PlanRequest) -> "tuple[tuple[Outcome, .
 
     evaluate = evaluator(problem.profile, problem.cluster)
     with status("planning") as tell:
-        outcomes = compare(problem, evaluate, progress=tell, proof_s=request.proof_s)
+        outcomes = compare(problem, evaluate, strategies, progress=tell, proof_s=request.proof_s)
     if all(outcome.plan is None for outcome in outcomes):
         reasons = "; ".join(f"{outcome.strategy}: {outcome.reason}" for outcome in outcomes)
         raise InfeasibleError(f"no strategy fits: {reasons}")

@@ -14,7 +14,6 @@ from cost_model.dtypes import FLOAT32, check_fast, check_gradient_dtype, common_
 from cost_model.errors import InputError
 from cost_model.known_errors import distrust, far_off
 from cost_model.profile import ModelProfile, read_profile
-from cost_model.strict_files import did_you_mean
 from cost_model.what_if import without
 from hetpipe.commands.given_profile import check_dtypes, check_profile, warn_of_doubts
 from hetpipe.commands.gpu_defaults import measured
@@ -93,10 +92,9 @@ def plan_request(cluster_file: Path, options: PlanOptions, strategy: str) -> Pla
 
     Raises: InputError for an unknown strategy, dtype or device, or if nothing is left.
     """
-    from partition.auto import STRATEGIES
+    from partition.solver import check_strategy
 
-    if strategy not in STRATEGIES:
-        raise InputError(f"unknown strategy {strategy!r}; {did_you_mean(strategy, STRATEGIES)}")
+    check_strategy(strategy)
     check_gradient_dtype(options.gradient_dtype or FLOAT32)
     proof_s = _proof_seconds(options)
     cluster = read_cluster(cluster_file)

@@ -39,11 +39,21 @@ BatchOption = Annotated[
 SequenceOption = Annotated[
     int | None, typer.Option("--sequence-length", help="Tokens a sample; 64, on GPUs alone 512.")
 ]
-STRATEGY_NAMES = (
-    "single, ddp, poplar, gpipe-even, torchgpipe, memory-proportional, speed-proportional or pipedream"
+ALL = "all"
+WELL_KNOWN_NAMES = (
+    "single, ddp, poplar, gpipe-even, torchgpipe, memory-proportional, speed-proportional, pipedream"
 )
+PUBLISHED_NAMES = (
+    "poplar-0, poplar-1, heterog, hetpipe-np, hetpipe-ed, hetpipe-hd, whale-dp, whale-pp, hap, cephalo, "
+    "hexiscale, zorse"
+)
+STRATEGY_NAMES = f"{WELL_KNOWN_NAMES}; or the rules of a published system: {PUBLISHED_NAMES}"
 StrategyOption = Annotated[
-    str, typer.Option("--strategy", help=f"auto, or the plan space of a known system: {STRATEGY_NAMES}.")
+    str, typer.Option("--strategy", help=f"auto; or a plain plan space: {STRATEGY_NAMES}.")
+]
+StrategiesOption = Annotated[
+    list[str] | None,
+    typer.Option("--strategy", help=f"Beside auto: {STRATEGY_NAMES}; or {ALL}. Several times."),
 ]
 ScheduleOption = Annotated[
     Schedule | None,

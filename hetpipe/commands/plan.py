@@ -141,15 +141,17 @@ def solve_problem(problem: Problem, strategy: str, *, proof_s: float | None = No
 def plan_and_compare(
     problem: Problem, strategy: str, *, proof_s: float | None = None
 ) -> tuple[Plan, "tuple[Outcome, ...]"]:
-    """Return the plan of a strategy, and the outcome of every strategy.
+    """Return the plan of a strategy, and the outcomes of it and of those that most know.
 
     Raises: InfeasibleError if the strategy has no plan.
     """
+    from partition.baselines.catalogue import WELL_KNOWN
     from partition.solver import compare
 
     with status("planning") as tell:
         evaluate = evaluator(problem.profile, problem.cluster)
-        outcomes = compare(problem, evaluate, progress=tell, proof_s=proof_s)
+        strategies = dict.fromkeys([*WELL_KNOWN, strategy, AUTO])
+        outcomes = compare(problem, evaluate, strategies, progress=tell, proof_s=proof_s)
     plan = next((outcome.plan for outcome in outcomes if outcome.strategy == strategy), None)
     return plan or solve_problem(problem, strategy, proof_s=proof_s), outcomes
 

@@ -155,7 +155,7 @@ def plot_speedups(plan: Plan, profile: ModelProfile, cluster: Cluster, folder: P
 
 def beside_others(plan: Plan, profile: ModelProfile, cluster: Cluster) -> "list[Outcome]":
     """Return the outcomes of the plain strategies with their figures, then the plan, which has its own."""
-    from partition.baselines.layer_splits import BASELINES
+    from partition.baselines.catalogue import WELL_KNOWN
     from partition.problem import problem_of
     from partition.solver import Outcome
 
@@ -165,14 +165,14 @@ def beside_others(plan: Plan, profile: ModelProfile, cluster: Cluster) -> "list[
     )
     evaluate = evaluator(profile, cluster)
     outcomes = []
-    for name, strategy in BASELINES.items():
+    for name, strategy in WELL_KNOWN.items():
         try:
             plain = strategy(problem, evaluate)
         except (InfeasibleError, InputError) as error:
             outcomes.append(Outcome.without_plan(name, error))
         else:
             outcomes.append(Outcome(name, dataclasses.replace(plain, predicted=evaluate(plain))))
-    own = plan.strategy if plan.strategy not in BASELINES else f"{plan.strategy}, this plan"
+    own = plan.strategy if plan.strategy not in WELL_KNOWN else f"{plan.strategy}, this plan"
     return [*outcomes, Outcome(own, plan)]
 
 

@@ -1,10 +1,13 @@
 """The plan spaces of known systems, as they are published, to compare `auto` with.
 
-layer_splits: one device, equal and balanced cuts of one pipeline (GPipe, torchgpipe), and the table of all
-baselines; data_parallel: every device holds the whole model, with equal or unequal shares of the batch (DDP,
-Poplar); pipedream: replicated stages after Narayanan et al. (SOSP 2019). Each is a function of the problem
-and the evaluator that gives a plan, or says in one line why it has none.
+strategy: what one is, and why it may have no plan; catalogue: all by name. layer_splits: one device, and cuts
+of one pipeline (GPipe, torchgpipe, Whale). whole_models: what holds the whole model on every device, with
+shares of the batch: data_parallel (DDP, ours in Poplar's space), poplar_rules (as the paper has it),
+flops_shares (Whale, HAP, Cephalo). drafts: pipelines that share devices: pipedream, heterog. virtual_workers:
+HetPipe; bandwidth_groups: HexiScale, Zorse. Each strategy is a function of the problem and the evaluator that
+gives a plan, or says in one line why it has none.
 
 For others:
-    layer_splits: BASELINES, Strategy, TooManyStagesError, gpipe_even
+    catalogue: BASELINES, WELL_KNOWN, PUBLISHED; strategy: Strategy, TooManyDevicesError;
+    layer_splits: gpipe_even
 """

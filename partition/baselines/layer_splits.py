@@ -1,11 +1,11 @@
-"""The strategies that one can ask for beside `auto`: the plan spaces of known systems, each a screenful.
+"""Strategies of one pipeline whose layers are split by a simple rule, and a single device.
 
 Without recompute. Microbatch sizes are chosen by closed-form estimates; where these are not exact the two
 best are shown to the simulator, if it is given.
 """
 
 import importlib.util
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from itertools import accumulate, pairwise, product
 from pathlib import Path
@@ -14,25 +14,17 @@ from types import ModuleType
 from cost_model.cluster import Device
 from cost_model.errors import InfeasibleError, InputError
 from cost_model.memory import StageShape, device_memory
-from partition.baselines.data_parallel import ddp, poplar
-from partition.baselines.pipedream import pipedream
+from partition.baselines.strategy import TooManyDevicesError, missing_bytes
 from partition.estimates.device_classes import equal_devices
 from partition.estimates.pipeline_costs import Layout, PipelineCosts
-from partition.estimates.ranking import best_plan, variants
+from partition.estimates.ranking import best_plan
 from partition.estimates.step_estimate import StepEstimate
 from partition.estimates.timed_pipeline import TimedStage
 from partition.plan import Plan
 from partition.problem import Evaluate, Problem
 
-__all__ = ["BASELINES", "Strategy", "TooManyStagesError", "ddp", "pipedream", "poplar", "variants"]
-
-Strategy = Callable[[Problem, Evaluate | None], Plan]
 Cut = Callable[[PipelineCosts, int], Layout]
 """The stages that a strategy makes for a microbatch size."""
-
-
-class TooManyStagesError(InputError):
-    """A strategy that uses every device has more of them than the model has layers."""
 
 
 def single(problem: Problem, evaluate: Evaluate | None = None) -> Plan:
@@ -95,11 +87,7 @@ def speed_proportional(problem: Problem, evaluate: Evaluate | None = None) -> Pl
 
     def cut(costs: PipelineCosts, samples: int) -> Layout:
         devices = _all_devices(problem)
-        layers = range(problem.profile.num_layers)
-        weights = [costs.busy_s(devices[0], layer, layer + 1, samples) for layer in layers]
-        whole_s = [costs.busy_s(device, 0, len(layers), samples) for device in devices]
-        shares = [1 / seconds if seconds else 1.0 for seconds in whole_s]
-        return _layout(devices, proportional_cuts(weights, shares))
+        return _layout(devices, _cuts_by_speed(costs, devices, samples))
 
     return _best(problem, "speed-proportional", cut, evaluate)
 
@@ -112,24 +100,56 @@ def memory_proportional(problem: Problem, evaluate: Evaluate | None = None) -> P
 
     def cut(costs: PipelineCosts, samples: int) -> Layout:
         devices = _all_devices(problem)
-        shapes = [StageShape(layer, layer + 1, 1, samples) for layer in range(problem.profile.num_layers)]
-        views = [problem.profile.on(kind) for kind in dict.fromkeys(device.kind for device in devices)]
-        weights = [max(device_memory(each, [shape]).total_bytes for each in views) for shape in shapes]
+        weights = layer_bytes(problem, samples)
         return _layout(devices, proportional_cuts(weights, [device.usable_bytes for device in devices]))
 
     return _best(problem, "memory-proportional", cut, evaluate)
 
 
-BASELINES: Mapping[str, Strategy] = {
-    "single": single,
-    "ddp": ddp,
-    "poplar": poplar,
-    "gpipe-even": gpipe_even,
-    "torchgpipe": torchgpipe,
-    "memory-proportional": memory_proportional,
-    "speed-proportional": speed_proportional,
-    "pipedream": pipedream,
-}
+def whale_pp(problem: Problem, evaluate: Evaluate | None = None) -> Plan:
+    """Give each device layers by its FLOPS, early stages on large memory, then move what does not fit.
+
+    The rule across TaskGraphs of a pipeline (Whale: Jia et al., USENIX ATC 2022, section 3.5): first stages
+    hold most microbatches, so devices come by memory. A layer that is too much goes towards the device with
+    room that is used least. FLOPS are the inverse of the time for the whole model. 1F1B.
+    """
+
+    def cut(costs: PipelineCosts, samples: int) -> Layout:
+        order = sorted(_all_devices(problem), key=lambda device: -device.usable_bytes)
+        return _layout(order, _relieved(costs, order, _cuts_by_speed(costs, order, samples), samples))
+
+    return _best(problem, "whale-pp", cut, evaluate)
+
+
+def _cuts_by_speed(costs: PipelineCosts, devices: Sequence[Device], samples: int) -> list[int]:
+    """Return cuts by the speed of the devices; layers weigh their time on the first device's kind."""
+    layers = range(costs.problem.profile.num_layers)
+    weights = [costs.busy_s(devices[0], layer, layer + 1, samples) for layer in layers]
+    whole_s = [costs.busy_s(device, 0, len(layers), samples) for device in devices]
+    return proportional_cuts(weights, [1 / seconds if seconds else 1.0 for seconds in whole_s])
+
+
+def _relieved(costs: PipelineCosts, order: Sequence[Device], cuts: Sequence[int], samples: int) -> list[int]:
+    """Return cuts with layers moved off stages that memory does not take, as far as others have room."""
+    edges, places = list(cuts), range(len(order))
+
+    def fits(place: int, more: int = 0) -> bool:
+        start, stop = edges[place], edges[place + 1]
+        inside = (start, stop + more) if stop + more <= edges[-1] else (start - more, stop)
+        return costs.cap(order[place], *inside, samples) >= 1
+
+    for _ in range(edges[-1] * len(order)):
+        full = next((place for place in places if not fits(place)), None)
+        room = [place for place in places if fits(place, more=1)]
+        if full is None or not room or edges[full + 1] - edges[full] < 2:
+            break
+        least = min(
+            room, key=lambda place: costs.busy_s(order[place], edges[place], edges[place + 1], samples)
+        )
+        step = 1 if least < full else -1
+        for edge in range(least + 1, full + 1) if least < full else range(full + 1, least + 1):
+            edges[edge] += step
+    return edges
 
 
 def _best(
@@ -161,7 +181,7 @@ def _best(
 
 def _least(strategy: str, shortfalls: Iterable[InfeasibleError]) -> InfeasibleError:
     """Return the error of the variant that lacks least."""
-    least = min(shortfalls, key=lambda error: error.missing_bytes)
+    least = min(shortfalls, key=missing_bytes)
     return InfeasibleError(
         f"{strategy}: {least}, even with one microbatch in flight; let `auto` choose the layers",
         device=least.device,
@@ -172,7 +192,7 @@ def _least(strategy: str, shortfalls: Iterable[InfeasibleError]) -> InfeasibleEr
 def _all_devices(problem: Problem) -> tuple[Device, ...]:
     devices, num_layers = problem.cluster.devices, problem.profile.num_layers
     if len(devices) > num_layers:
-        raise TooManyStagesError(
+        raise TooManyDevicesError(
             f"more stages than layers: {len(devices)} devices for the {num_layers} layers of "
             f"{problem.profile.model!r}; exclude {len(devices) - num_layers} devices or let `auto` choose"
         )
@@ -183,6 +203,15 @@ def _layout(devices: Sequence[Device], cuts: Sequence[int]) -> Layout:
     """Return the stages between cuts; a device without layers is left out."""
     stages = zip(devices, pairwise(cuts), strict=True)
     return tuple((device, start, stop) for device, (start, stop) in stages if start < stop)
+
+
+def layer_bytes(problem: Problem, samples: int) -> list[float]:
+    """Return the states of each layer with one microbatch, on the kind of device that needs most."""
+    views = [
+        problem.profile.on(kind) for kind in dict.fromkeys(device.kind for device in problem.cluster.devices)
+    ]
+    shapes = [StageShape(layer, layer + 1, 1, samples) for layer in range(problem.profile.num_layers)]
+    return [max(device_memory(each, [shape]).total_bytes for each in views) for shape in shapes]
 
 
 def proportional_cuts(weights: Sequence[float], shares: Sequence[float]) -> list[int]:

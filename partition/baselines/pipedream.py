@@ -8,27 +8,22 @@ Complexity: O(layers^2) a period, some 40 periods; theirs is O(layers^2 * device
 """
 
 import math
-from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from dataclasses import dataclass
+from itertools import pairwise
 from statistics import harmonic_mean
 
 import numpy as np
 import numpy.typing as npt
 
-from cost_model.errors import InfeasibleError
 from cost_model.memory import trained_bytes
+from partition.baselines.drafts import Drafts
 from partition.estimates.arrays import Floats
 from partition.estimates.device_classes import equal_devices
 from partition.estimates.layer_bytes import between
 from partition.estimates.pipeline_costs import PipelineCosts
-from partition.estimates.plan_memory import memory_on
-from partition.estimates.ranking import best_plan
-from partition.estimates.shared_pipelines import Draft, SharedPipeline, SharedPipelineCosts
+from partition.estimates.shared_pipelines import Draft, SharedLayers, refined
 from partition.estimates.stage_tables import ProblemTables
-from partition.estimates.step_estimate import StepEstimate
-from partition.estimates.timed_pipeline import TimedStage
 from partition.plan import Plan
 from partition.problem import Evaluate, Problem
 
@@ -81,25 +76,18 @@ def pipedream(problem: Problem, evaluate: Evaluate | None = None) -> Plan:
 
     Raises: InfeasibleError of the microbatch size that lacks least.
     """
-    costs = PipelineCosts(problem)
+    drafts = Drafts("pipedream", problem)
     tables = ProblemTables(problem, equal_devices(problem.cluster))
-    shared, found, shortfalls = SharedPipelineCosts(costs), [], []
     for size in sorted({min(size, problem.global_batch_size) for size in problem.microbatch_sizes}):
-        devices, fits = as_if_equal(costs, size), tables.at(size).caps(recompute=False).min(axis=0) >= 1
+        devices, fits = (
+            as_if_equal(drafts.costs, size),
+            tables.at(size).caps(recompute=False).min(axis=0) >= 1,
+        )
         stages = replicated_stages(devices, fits) or replicated_stages(devices)
         # shares to the sample, or of whole microbatches
         for draft in dict.fromkeys(refinement(problem, stages, size, unit) for unit in (1, size)):
-            if made := shared.plans(draft):
-                found += [(seconds, replace(plan, strategy="pipedream")) for seconds, plan in made]
-                continue
-            plan = _one_in_flight(problem, draft)
-            if shortfall := _shortfall(problem, plan):
-                shortfalls.append(shortfall)
-            else:
-                found.append((StepEstimate(costs).estimate_s(plan), plan))
-    if not found:
-        raise min(shortfalls, key=lambda error: error.missing_bytes)
-    return best_plan(problem, evaluate, found)
+            drafts.enter(draft)
+    return drafts.best(evaluate)
 
 
 def as_if_equal(costs: PipelineCosts, samples: int) -> EqualDevices:
@@ -193,44 +181,11 @@ def refinement(problem: Problem, stages: Sequence[ReplicatedStage], samples: int
         a a a a a a b b b b b b
         c c c c d d d d e e e e     pipelines ac, ad, bd, be of 4, 2, 2 and 4 samples
     """
-    batch, devices = problem.global_batch_size, problem.cluster.devices
-    num_units = -(-batch // unit)
-    counts = [stage.num_replicas for stage in stages]
-    edges = [[min(batch, num_units * k // count * unit) for k in range(count + 1)] for count in counts]
-    first = list(accumulate(counts, initial=0))
-    pipelines = []
-    for begin, end in pairwise(sorted(set().union(*edges))):
-        places = [first[index] + bisect_right(row, begin) - 1 for index, row in enumerate(edges)]
-        placed = tuple(
-            TimedStage(devices[place], stage.start, stage.stop)
-            for place, stage in zip(places, stages, strict=True)
-        )
-        pipelines.append(SharedPipeline(placed, min(samples, end - begin), end - begin))
-    return tuple(pipelines)
-
-
-def _one_in_flight(problem: Problem, draft: Draft) -> Plan:
-    """Return the plan of a draft that needs least memory."""
-    costs = PipelineCosts(problem)
-    pipelines = tuple(pipeline.planned([1] * len(pipeline.stages), costs) for pipeline in draft)
-    return problem.plan("pipedream", pipelines)
-
-
-def _shortfall(problem: Problem, plan: Plan) -> InfeasibleError | None:
-    """Return the error of the device that lacks most bytes; None where all fit."""
-    missing_bytes, name = 0.0, ""
-    for device in map(problem.cluster.device, plan.device_names):
-        need = memory_on(plan, problem.profile, device)
-        missing = need.total_bytes - device.usable_bytes
-        if missing > missing_bytes:
-            missing_bytes, name = missing, device.name
-    if not name:
-        return None
-    usable_bytes, layers = problem.cluster.device(name).usable_bytes, plan.layers_of(name)
-    return InfeasibleError(
-        f"pipedream: layers [{layers[0]}, {layers[-1] + 1}) need {math.ceil(usable_bytes + missing_bytes):,} "
-        f"bytes on {name!r}, which has {math.floor(usable_bytes):,} usable; {math.ceil(missing_bytes):,} are "
-        "missing, even with one microbatch of each pipeline in flight; let `auto` choose the layers",
-        device=name,
-        missing_bytes=missing_bytes,
-    )
+    batch, devices = problem.global_batch_size, iter(problem.cluster.devices)
+    num_units, rows = -(-batch // unit), []
+    for stage in stages:
+        count = stage.num_replicas
+        edges = [min(batch, num_units * k // count * unit) for k in range(count + 1)]
+        shares = tuple((next(devices), end - begin) for begin, end in pairwise(edges))
+        rows.append(SharedLayers(stage.start, stage.stop, shares))
+    return refined(rows, samples)

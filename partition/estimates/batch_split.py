@@ -89,3 +89,17 @@ def _within(timed: Sequence[TimedPipeline], batch: int, step_s: float) -> list[i
         else:
             heappop(last)
     return samples
+
+
+def in_proportion(weights: Sequence[float], total: int) -> list[int]:
+    """Return whole numbers in proportion to weights that add up, by largest remainders.
+
+    >>> in_proportion([2.0, 1.0, 1.0], 5)
+    [3, 1, 1]
+    """
+    amounts = [total * weight / sum(weights) for weight in weights]
+    whole = [int(amount) for amount in amounts]
+    order = sorted(range(len(amounts)), key=lambda place: (whole[place] - amounts[place], place))
+    for place in order[: total - sum(whole)]:
+        whole[place] += 1
+    return whole

@@ -1,9 +1,11 @@
 """Pipelines that may share devices, before their in_flight is known: what fits, and a cheap estimate."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from itertools import accumulate
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 
+from cost_model.cluster import Device
 from cost_model.memory import StageShape, device_memory
 from partition.estimates.pipeline_costs import PipelineCosts
 from partition.estimates.step_estimate import StepEstimate, Timed, busy_s
@@ -34,6 +36,39 @@ class SharedPipeline:
 
 
 Draft = tuple[SharedPipeline, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SharedLayers:
+    """Layers [start, stop) on each of some devices, in the order in which they take the samples of a step.
+
+    shares: devices and the samples of each; all layers of a draft have as many in all.
+    """
+
+    start: int
+    stop: int
+    shares: tuple[tuple[Device, int], ...]
+
+
+def refined(rows: Sequence[SharedLayers], microbatch_size: int) -> Draft:
+    """Return rows of layers as pipelines: the common refinement of their shares of the samples.
+
+    Neighbouring layers that a pipeline has on one device are one stage.
+    """
+    ends = [list(accumulate(samples for _, samples in row.shares)) for row in rows]
+    pipelines = []
+    for begin, end in pairwise(sorted({0}.union(*ends))):
+        stages: list[TimedStage] = []
+        for row, row_ends in zip(rows, ends, strict=True):
+            device, _ = row.shares[bisect_right(row_ends, begin)]
+            if stages and stages[-1].device.name == device.name:
+                stages[-1] = replace(stages[-1], stop=row.stop)
+            else:
+                stages.append(TimedStage(device, row.start, row.stop))
+        pipelines.append(SharedPipeline(tuple(stages), min(microbatch_size, end - begin), end - begin))
+    return tuple(pipelines)
+
+
 Flights = tuple[tuple[int, ...], ...]
 """in_flight by pipeline and stage."""
 

@@ -8,7 +8,8 @@ from typing import Any
 from cost_model.errors import InfeasibleError
 from cost_model.profile import ModelProfile
 from partition.auto import auto
-from partition.baselines.layer_splits import BASELINES, TooManyStagesError
+from partition.baselines.catalogue import BASELINES
+from partition.baselines.strategy import TooManyDevicesError
 from partition.exact.chain_search import AUTO
 from partition.problem import Evaluate, Forced, Problem
 from partition.solver import Outcome
@@ -16,7 +17,7 @@ from partition.solver import Outcome
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """The gain of `auto` over the best other strategy that fits, as ratios of step times.
+    """The gain of `auto` over the best of the other strategies compared that fits, as ratios of step times.
 
     total = balance x memory. balance: what it would be if every device had memory for everything. memory: the
     rest. Where no other strategy fits, over, total and memory are None: all of it is memory's.
@@ -37,7 +38,7 @@ class Gain:
 def best_other(outcomes: Sequence[Outcome]) -> str | None:
     """Return the fastest strategy that fits, beside `auto`."""
     steps = step_seconds(outcomes)
-    return min((name for name in BASELINES if name in steps), key=steps.__getitem__, default=None)
+    return min((name for name in steps if name != AUTO), key=steps.__getitem__, default=None)
 
 
 def step_seconds(outcomes: Sequence[Outcome]) -> Mapping[str, float]:
@@ -50,20 +51,23 @@ def step_seconds(outcomes: Sequence[Outcome]) -> Mapping[str, float]:
 
 
 def gain(problem: Problem, evaluate: Evaluate, outcomes: Sequence[Outcome]) -> Gain | None:
-    """Return the gain of `auto` among the outcomes; None where it has no plan or steps take no time.
+    """Return the gain of `auto` among the outcomes; None where there is nothing to tell.
 
-    With ample memory no constraints of the user apply.
+    That is where it has no plan, nothing is beside it, or steps take no time. With ample memory no
+    constraints of the user apply.
     """
     steps = step_seconds(outcomes)
     if not steps.get(AUTO):
         return None
     ample = with_ample_memory(problem)
     others_s = []
-    for strategy in BASELINES.values():
+    for name in sorted({outcome.strategy for outcome in outcomes} & BASELINES.keys()):
         try:
-            others_s.append(evaluate(strategy(ample, evaluate)).step_s)
-        except (InfeasibleError, TooManyStagesError):
+            others_s.append(evaluate(BASELINES[name](ample, evaluate)).step_s)
+        except (InfeasibleError, TooManyDevicesError):
             continue
+    if not others_s:
+        return None
     balance = min(others_s) / evaluate(auto(ample, evaluate)).step_s
     over = best_other(outcomes)
     return Gain(balance, over, None if over is None else steps[over] / steps[AUTO])

@@ -8,6 +8,7 @@ from itertools import combinations, product
 import numpy as np
 
 from partition.estimates.arrays import Floats
+from partition.estimates.batch_split import in_proportion
 from partition.estimates.effort import LARGE
 from partition.estimates.optimizer_sharding import fits
 from partition.estimates.pipeline_costs import PipelineCosts
@@ -196,7 +197,7 @@ class ShiftedCuts:
             pipeline.num_samples / (option[0] if option else 1.0)
             for pipeline, option in zip(base, chosen, strict=True)
         ]
-        samples = _rounded([batch * rate / sum(rates) for rate in rates], batch)
+        samples = in_proportion(rates, batch)
         made: list[SharedPipeline] = []
         for pipeline, option, num_samples in zip(base, chosen, samples, strict=True):
             if not num_samples:
@@ -247,12 +248,3 @@ def _pair(pipeline: SharedPipeline, shift: _Shift) -> Draft | None:
         replace(pipeline, num_samples=kept),
         SharedPipeline(stages, size, pipeline.num_samples - kept),
     )
-
-
-def _rounded(amounts: Sequence[float], total: int) -> list[int]:
-    """Return whole numbers near the amounts that add up, by largest remainders."""
-    whole = [int(amount) for amount in amounts]
-    order = sorted(range(len(amounts)), key=lambda k: (whole[k] - amounts[k], k))
-    for index in order[: total - sum(whole)]:
-        whole[index] += 1
-    return whole

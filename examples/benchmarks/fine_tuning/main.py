@@ -25,7 +25,8 @@ from hetpipe.runs.lora import parse_lora
 from hetpipe.runs.settings import Settings
 from hetpipe.simulation.prediction import evaluator
 from hetpipe.training.run import measure
-from partition.baselines.layer_splits import ddp, gpipe_even, poplar, proportional_cuts
+from partition.baselines.data_parallel import ddp, poplar
+from partition.baselines.layer_splits import gpipe_even, proportional_cuts
 from partition.estimates.optimizer_sharding import fits
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import Problem, problem_of

@@ -8,7 +8,8 @@ from cost_model.cluster import Device
 from cost_model.errors import InfeasibleError
 from cost_model.memory import StageShape, device_memory
 from hetpipe.simulation.prediction import evaluator
-from partition.baselines.layer_splits import ddp, gpipe_even, poplar, proportional_cuts, single, torchgpipe
+from partition.baselines.data_parallel import ddp, poplar
+from partition.baselines.layer_splits import gpipe_even, proportional_cuts, single, torchgpipe
 from partition.estimates.batch_split import share_out
 from partition.estimates.pipeline_costs import PipelineCosts
 from partition.estimates.plan_memory import memory_on

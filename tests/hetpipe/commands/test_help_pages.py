@@ -9,9 +9,9 @@ import pytest
 
 from hetpipe import cli
 from hetpipe.commands.help_pages import EXAMPLES
-from hetpipe.commands.options import STRATEGY_NAMES
+from hetpipe.commands.options import PUBLISHED_NAMES, STRATEGY_NAMES, WELL_KNOWN_NAMES
 from hetpipe.program.instructions import Schedule
-from partition.auto import STRATEGIES
+from partition.baselines.catalogue import PUBLISHED, WELL_KNOWN
 from shell import Shell
 
 
@@ -62,9 +62,10 @@ def test_every_verb_has_an_example_that_it_takes(hetpipe: Shell, verb: str):
 
 
 def test_strategies_and_schedules_are_listed(hetpipe: Shell):
-    assert STRATEGY_NAMES.replace(" or ", ", ").split(", ") == [name for name in STRATEGIES if name != "auto"]
+    assert WELL_KNOWN_NAMES.split(", ") == [*WELL_KNOWN]
+    assert PUBLISHED_NAMES.split(", ") == [*PUBLISHED]
     text = " ".join(hetpipe("plan --help").out.split())
-    assert STRATEGY_NAMES in text and "|".join(Schedule) in text
+    assert STRATEGY_NAMES in text.replace("- ", "-") and "|".join(Schedule) in text
     assert "--json One JSON object" in text  # a flag takes no value
 
 

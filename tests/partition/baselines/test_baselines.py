@@ -12,8 +12,15 @@ from cost_model.errors import InfeasibleError
 from cost_model.layer_profile import LayerProfile, LayerTimes
 from cost_model.profile import KindProfile, ModelProfile
 from hetpipe.simulation.prediction import evaluator, predict
-from partition.baselines.layer_splits import BASELINES, ddp, pipedream, poplar
-from partition.baselines.pipedream import EqualDevices, ReplicatedStage, refinement, replicated_stages
+from partition.baselines.catalogue import BASELINES
+from partition.baselines.data_parallel import ddp, poplar
+from partition.baselines.pipedream import (
+    EqualDevices,
+    ReplicatedStage,
+    pipedream,
+    refinement,
+    replicated_stages,
+)
 from partition.estimates.pipeline_costs import PipelineCosts
 from partition.estimates.plan_memory import plan_memory
 from partition.estimates.timed_pipeline import TimedStage, TimingCache

@@ -5,7 +5,7 @@ import pytest
 from cost_model.cluster import Device
 from hetpipe.reporting.comparison_tables import gain_sentence
 from hetpipe.simulation.prediction import evaluator
-from partition.baselines.layer_splits import BASELINES
+from partition.baselines.catalogue import BASELINES
 from partition.estimates.plan_memory import plan_memory
 from partition.explanation.gains import Gain, best_other, gain, with_ample_memory
 from partition.problem import Problem, problem_of
