@@ -22,7 +22,7 @@ from partition.local_search.pipeline_search import PipelineSearch
 from partition.plan import Plan
 from partition.problem import Evaluate, Problem
 from partition.shared_devices.interleaved import interleaved_plans
-from partition.shared_devices.shifted_cuts import memory_binds, shared_plans
+from partition.shared_devices.shifted_cuts import memory_binds, shared_plans, sharing_may_win
 
 
 def auto(problem: Problem, evaluate: Evaluate | None = None, *, search: PipelineSearch | None = None) -> Plan:
@@ -75,7 +75,7 @@ def _enter_pipelines(
     clear = contest.step_s < (1 - search.effort.families.clear_lead) * single_s
     if not clear or sync_share(search, single_s) < search.effort.search.much_sync:
         contest.enter_all(_improved_with_simulator(search, found, ranking))
-    if contest.best is None or memory_binds(problem, costs):
+    if sharing_may_win(problem, costs, contest.best):
         shared = shared_plans(search.tables, costs, contest.best, contest.step_s)
         contest.enter(shared, most_lost=search.effort.choice.most_lost)
     contest.enter(interleaved_plans(problem, costs, contest.step_s))

@@ -200,6 +200,15 @@ def test_the_planning_half_loads_without_torch():
 
 
 @pytest.mark.slow
+def test_small_plans_load_no_compiler():
+    planned = (
+        "sys.path.insert(0, 'tests/support'); from wish_cases import step_s, wish_case; step_s(wish_case(4))"
+    )
+    loaded = loaded_after(f"import sys; {planned}; import partition.solver, hetpipe.commands.plan")
+    assert "highspy" in loaded and "numba" not in loaded
+
+
+@pytest.mark.slow
 def test_the_command_line_loads_nothing_heavy():
     assert not loaded_after("import hetpipe.cli") & {"torch", "numpy", "matplotlib", "pulp", "transformers"}
 

@@ -50,7 +50,6 @@ import numpy as np
 from partition.bounds.card_bound import SAFETY, NodeShape, device_shapes, node_shapes
 from partition.bounds.card_rows import CardRows, Column, Given, Run, Summed
 from partition.bounds.pipeline_amounts import PipelineAmounts, all_amounts
-from partition.bounds.run_kernel import least_price
 from partition.bounds.run_tables import RunKind, RunTables
 from partition.bounds.sync_tables import ring_bytes
 from partition.column_generation.master_problem import MasterProblem, solve_master
@@ -244,6 +243,8 @@ class CardColumns:
         self, given: Given, prices: Floats, amounts: PipelineAmounts, step_s: float, limit: float
     ) -> tuple[float, Column] | None:
         """Return the least price of a pipeline below a limit, and that pipeline; None where there is none."""
+        from partition.bounds.run_kernel import least_price  # loads a compiler
+
         if limit <= 0:
             return None
         kinds, shares = self._priced(prices), self._runs.shares

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from partition.bounds.node_kernel import fill_most
 from partition.estimates.arrays import Bools, Floats
 from partition.estimates.layer_bytes import between
 from partition.estimates.stage_tables import ALL, Amount, ProblemTables
@@ -95,6 +94,8 @@ def most_samples(
     known for the whole run, and asked for behind its last stage. The forwards in front of a stage are those
     of the run on its devices, and those in front of the run on any, and so are the backwards behind it.
     """
+    from partition.bounds.node_kernel import fill_most  # loads a compiler
+
     num_layers, batch = tables.num_layers, tables.problem.global_batch_size
     amounts = _amounts(batch)
     beyond = np.append(amounts[1:] - 1, batch)  # what does one amount may do all up to the next

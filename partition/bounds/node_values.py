@@ -28,7 +28,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from partition.bounds.node_kernel import least_worth
 from partition.estimates.arrays import Floats
 from partition.estimates.layer_bytes import between
 
@@ -78,6 +77,8 @@ class NodeRuns:
 
         prices: of the layers; sum_price: of a second of sums.
         """
+        from partition.bounds.node_kernel import least_worth  # loads a compiler
+
         if not len(self.start):
             return 0.0
         gains = between(prices)[self.start, self.stop]

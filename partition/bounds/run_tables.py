@@ -9,7 +9,6 @@ import numpy as np
 from partition.bounds.card_bound import NodeShape, card_bytes, gradient_bytes, output_bytes
 from partition.bounds.node_samples import LayerTimes, layer_times
 from partition.bounds.pipeline_amounts import PipelineAmounts
-from partition.bounds.run_kernel import needed_s
 from partition.bounds.sync_tables import card_directions_s, summed_bytes
 from partition.estimates.arrays import Floats, Singles
 from partition.estimates.layer_bytes import between
@@ -112,6 +111,8 @@ class RunTables:
         return found
 
     def _needed_by(self, shape: int, amounts: PipelineAmounts, sums_s: Singles, widest: int) -> Singles:
+        from partition.bounds.run_kernel import needed_s  # loads a compiler
+
         times = self.times(shape, amounts)
         last, _, _, forward, backward, optimizer = times.rows
         ways = np.array([last, forward, backward, optimizer, times.ends_s[0]])

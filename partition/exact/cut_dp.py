@@ -26,6 +26,7 @@ from partition.estimates.timed_pipeline import TimedPipeline, TimedStage, Timing
 
 CLOSE = 0.02  # a period this near the one that the cuts were made for will do
 LONGER = 1.5
+ALMOST = 1e-6  # of a period: an in_flight that is whole but for rounding is not rounded up
 
 
 class CutOptimizer:
@@ -254,29 +255,39 @@ class _Place:
         wait = max(self.count - 1, 0.0)
         return np.asarray(wait * self.link_s if wait else np.zeros_like(self.link_s))
 
+    @cached_property
+    def spare(self) -> Floats:
+        """Return the round trip, in periods, from which on memory does not take what is in flight then."""
+        caps, most = self.band.caps, self.most
+        held = np.where(caps >= 1, caps, -np.inf)
+        if self.first_trained:
+            held[(self.band.stop <= self.first_trained) & (caps < most)] = -np.inf
+        return np.asarray(np.where(caps >= most, np.inf, held))
+
+    @cached_property
+    def most(self) -> float:
+        """Return the microbatches of a step; a part of one counts as one."""
+        return max(1.0, math.ceil(self.count))
+
     def cuts(self, makespan: Floats, window: Floats, period: float) -> _Cuts:
         """Return the best stages of the place for a period; makespan, window: of what comes behind it."""
         band, ends = self.band, len(makespan) - 1
-        beyond = np.maximum(makespan, self.links_s)
         round_trip_s = window[band.stop]
         round_trip_s += self.pass_s
-        most = max(1.0, math.ceil(self.count))
-        needed = round_trip_s / period
-        needed -= 1e-6
-        np.ceil(needed, out=needed)
-        np.maximum(needed, 1.0, out=needed)
-        if self.first_trained:
-            needed[band.stop <= self.first_trained] = most
-        value = beyond[band.stop]
+        value = np.maximum(makespan, self.links_s)[band.stop]
         value += self.pass_s
         np.maximum(value, self.total_s, out=value)
-        value[np.minimum(needed, most) > band.caps] = np.inf
+        value[round_trip_s / period - ALMOST > self.spare] = np.inf
         pick = value.argmin(axis=1)
         at = band.rows, pick
         longest, windows = np.full(ends + 1, np.inf), np.zeros(ends + 1)
         longest[:ends] = value[at]
-        windows[:ends] = np.maximum(round_trip_s[at], (needed[at] - 1) * period + band.busy_s[at])
-        windows[~np.isfinite(longest)] = 0.0
+        trip_s = round_trip_s[at]
+        needed = np.maximum(np.ceil(trip_s / period - ALMOST), 1.0)
+        if self.first_trained:
+            needed[band.stop[at] <= self.first_trained] = self.most
+        windows[:ends] = np.maximum(trip_s, (needed - 1) * period + band.busy_s[at])
+        windows[np.isinf(longest)] = 0.0
         return longest, windows, pick
 
     def compiled_cuts(self, makespan: Floats, window: Floats, period: float) -> _Cuts:

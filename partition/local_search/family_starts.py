@@ -82,11 +82,25 @@ class FamilyStarts:
             if self.cutter.cards_busy(first) >= BUSY:
                 rankings.insert(0, self._ranked(chosen, shared=True))
         turns = (pair for pairs in zip_longest(*rankings) for pair in pairs if pair is not None)
-        given = set[FamilySet]()
+        given = set[object]()
         for families in (estimated.families for estimated in turns):
-            if families not in given and self._space.as_many_as_wished(families):
-                given.add(families)
+            alike = self._pipelines(families)
+            if alike not in given and self._space.as_many_as_wished(families):
+                given.add(alike)
                 yield families
+
+    def _pipelines(self, families: FamilySet) -> object:
+        """Return what sets share whose pipelines differ in their order, or in devices of one node, alone."""
+        layouts = self._space.layouts(families)
+        return frozenset(
+            (
+                family.outline.chain,
+                family.outline.microbatch_size,
+                family.cuts,
+                self._space.nodes_of(layout).tobytes(),
+            )
+            for family, layout in zip(families, layouts, strict=True)
+        )
 
     def _ranked(self, chosen: Sequence[tuple[Counts, int]], *, shared: bool) -> Iterator[EstimatedSet]:
         """Give the families of vectors, and the best with a second family beside, least estimate first."""
@@ -134,9 +148,10 @@ class FamilyStarts:
                 used,
             )
 
-        # of runs that put a chain on the same devices the longest charges sums in more ways
-        rows = {self._space.layout(Outline(orders[0], copies, 1, run), taken).rows: run for run in runs}
-        return [group(run) for run in rows.values()]
+        # of runs that put a chain on the same nodes the longest charges sums in more ways
+        layouts = {run: self._space.layout(Outline(orders[0], copies, 1, run), taken) for run in runs}
+        nodes = {self._space.nodes_of(layout).tobytes(): run for run, layout in layouts.items()}
+        return [group(run) for run in nodes.values()]
 
     def _best(
         self,

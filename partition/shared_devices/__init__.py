@@ -5,5 +5,5 @@ pipelines pass, with copies of others; interleaved: a device serves every so man
 (Narayanan et al., SC 2021).
 
 For others:
-    shifted_cuts: shared_plans, memory_binds; interleaved: interleaved_plans
+    shifted_cuts: shared_plans, sharing_may_win, memory_binds; interleaved: interleaved_plans
 """

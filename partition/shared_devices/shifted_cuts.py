@@ -25,12 +25,27 @@ ALL_SHIFTS = 5  # cuts up to which every combination of shifts is tried
 SPLITS = 64
 TRIES = 4
 GAIN = 0.005  # relative: less is not worth a second pipeline
+ALWAYS = 12  # devices up to which plans that share them are always tried where memory binds
+COARSE = 2  # layers of a stage, as a mean, below which they are tried on more devices too
 
 
 def memory_binds(problem: Problem, costs: PipelineCosts) -> bool:
     """Return whether some device cannot hold the whole model without recompute."""
     layers, size = problem.profile.num_layers, min(problem.microbatch_sizes)
     return any(costs.cap(device, 0, layers, size, recompute=False) < 1 for device in problem.cluster.devices)
+
+
+def sharing_may_win(problem: Problem, costs: PipelineCosts, best: Plan | None) -> bool:
+    """Return whether pipelines that share devices may be faster than the best plan without.
+
+    They are where memory binds and layers are coarse: of more than a few devices none was that had twice as
+    many layers as the longest pipeline has stages.
+    """
+    if best is None:
+        return True
+    longest = max(len(pipeline.stages) for pipeline in best.pipelines)
+    coarse = len(problem.cluster.devices) <= ALWAYS or problem.profile.num_layers < COARSE * longest
+    return coarse and memory_binds(problem, costs)
 
 
 def shared_plans(

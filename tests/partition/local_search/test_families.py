@@ -210,6 +210,24 @@ def test_two_families_share_a_cluster_that_one_does_not_fill() -> None:
     assert all(families for families in sets)
 
 
+def test_runs_that_put_a_chain_on_the_same_nodes_are_one_start() -> None:
+    # a node holds all of its kind, so that grouped and nested differ in the names of devices alone
+    problem = problem_of_nodes(
+        {"fast": 1.0, "slow": 0.5}, [("fast", 4), ("slow", 4)], network=Link(0.0, 1e5), batch=32
+    )
+    search = PipelineSearch(problem)
+    starts = [
+        frozenset(
+            (family.outline.chain, family.outline.copies, family.outline.microbatch_size, family.cuts)
+            for family in families
+        )
+        for families in FamilyStarts(search, search.effort.families).likely()
+    ]
+    chains = [chain for families in starts for chain, *_ in families]
+    assert any(chain.count(chain[0]) > 1 for chain in chains)
+    assert len(set(starts)) == len(starts)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_what_is_not_cut_would_not_have_been_likely(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     search = PipelineSearch(random_sync_problem(seed))

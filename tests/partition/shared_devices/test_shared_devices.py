@@ -20,7 +20,7 @@ from partition.estimates.stage_tables import ProblemTables
 from partition.estimates.timed_pipeline import TimedStage
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import Forced, Problem
-from partition.shared_devices.shifted_cuts import memory_binds, shared_plans
+from partition.shared_devices.shifted_cuts import memory_binds, shared_plans, sharing_may_win
 from random_problems import random_problem, with_ample_memory
 from shared_plans import layers_of
 
@@ -149,6 +149,29 @@ def test_whether_memory_binds():
     assert memory_binds(problem, PipelineCosts(problem))
     ample = with_ample_memory(problem)
     assert not memory_binds(ample, PipelineCosts(ample))
+
+
+def test_on_many_devices_sharing_is_tried_where_layers_are_coarse():
+    def tight(num_devices: int, num_layers: int) -> tuple[Problem, Plan]:
+        problem = holding(1, num_devices, *([1.0] * num_layers))
+        (node,) = problem.cluster.nodes
+        each = node.devices[0].memory_bytes * -(-num_layers // 3)
+        devices = tuple(
+            replace(node.devices[0], name=f"{node.name}/{place}", memory_bytes=each)
+            for place in range(num_devices)
+        )
+        cluster = replace(problem.cluster, nodes=(replace(node, devices=devices),))
+        third = num_layers // 3
+        stages = tuple(Stage((devices[k].name,), (third * k, third * (k + 1)), 1) for k in range(3))
+        return replace(problem, cluster=cluster), problem.plan("three stages", (Pipeline(1, 64, stages),))
+
+    for num_devices, num_layers, may in ((12, 12, True), (13, 12, False), (13, 3, True)):
+        problem, plan = tight(num_devices, num_layers)
+        costs = PipelineCosts(problem)
+        assert sharing_may_win(problem, costs, plan) is may
+        assert sharing_may_win(problem, costs, None)
+        ample = with_ample_memory(problem)
+        assert not sharing_may_win(ample, PipelineCosts(ample), plan)
 
 
 def bound_s(problem: Problem) -> float:
