@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cost_model.errors import InfeasibleError
-from cost_model.profile import ModelProfile
 from hetpipe.commands.inputs import PlanRequest, named_model, plan_request, with_estimates
-from hetpipe.commands.measure import measure_outcomes
+from hetpipe.commands.measure import measure_rounds
 from hetpipe.commands.options import (
     ALL,
     AUTO,
@@ -31,15 +30,15 @@ from hetpipe.commands.other_devices import (
     compare_sets,
 )
 from hetpipe.commands.output import estimates_of, note, print_json, status
-from hetpipe.models.names import ModelEntry
 from hetpipe.reporting.comparison_tables import comparison_table, gain_sentence, misfit_sentences
-from hetpipe.reporting.run_tables import measured_table, run_marks
+from hetpipe.reporting.measured_tables import measured_rounds_tables
 from hetpipe.reporting.tables import bound_sentence, show
+from hetpipe.runs.measured_rounds import losses_apart
 from hetpipe.simulation.prediction import evaluator
 from partition.problem import Problem
 
 if TYPE_CHECKING:
-    from hetpipe.runs.run_report import RunReport
+    from hetpipe.runs.measured_rounds import MeasuredRounds
     from partition.explanation.gains import Gain
     from partition.solver import Outcome
 
@@ -57,6 +56,9 @@ def compare_command(
         bool, typer.Option("--measure", help="Also run each that fits, a few steps long.")
     ] = False,
     steps: Annotated[int, typer.Option("--steps", help="Steps of each run of --measure.", min=1)] = 5,
+    rounds: Annotated[
+        int, typer.Option("--rounds", help="Rounds of --measure; each runs every plan in turn.", min=1)
+    ] = 2,
     other_devices: WhatIfOptions,
     verbose: VerboseOption = False,
     json: JsonOption = False,
@@ -83,16 +85,24 @@ def compare_command(
         _show_outcomes(outcomes, gained, details=verbose)
         if strategies is None:
             show([f"--strategy {ALL} compares the rules of published systems too: {PUBLISHED_NAMES}"])
-    reports: Mapping[str, RunReport] = {}
+    measured: Mapping[str, MeasuredRounds] = {}
+    files: list[Path] = []
     if measure:
         entry = None if model is None else named_model(model, options)
-        reports = _measured(outcomes, profile, cluster_file, entry, steps=steps, quiet=json)
+        plans = {outcome.strategy: outcome.plan for outcome in outcomes if outcome.plan is not None}
+        measured = measure_rounds(plans, profile, cluster_file, steps, rounds=rounds, quiet=json, model=entry)
+        if other_devices.plot_file is not None:
+            files = _draw(outcomes, measured, problem, other_devices.plot_file)
     if json:
-        compared = [_outcome_json(outcome, reports) for outcome in outcomes]
-        print_json({"strategies": compared, "gain": gained and gained.to_json()})
+        compared = [_outcome_json(outcome, measured) for outcome in outcomes]
+        extra = {"losses_apart": losses_apart(list(measured.values())), "files": list(map(str, files))}
+        print_json(
+            {"strategies": compared, "gain": gained and gained.to_json(), **(extra if measured else {})}
+        )
         note(estimates)
-    elif reports:
-        show([measured_table(list(reports.values())), *run_marks(list(reports.values())[-1])])
+    elif measured:
+        show(measured_rounds_tables(list(measured.values()), outcomes, profile.dtype, details=verbose))
+        show([f"pictures: {', '.join(map(str, files))}"] if files else [])
 
 
 def _named(strategies: Sequence[str]) -> tuple[str, ...]:
@@ -110,18 +120,16 @@ def _named(strategies: Sequence[str]) -> tuple[str, ...]:
     return (*(name for name in dict.fromkeys(strategies) if name != AUTO), AUTO) if strategies else COMPARED
 
 
-def _measured(
-    outcomes: "Sequence[Outcome]",
-    profile: ModelProfile,
-    cluster_file: Path,
-    model: ModelEntry | None,
-    *,
-    steps: int,
-    quiet: bool,
-) -> "Mapping[str, RunReport]":
-    """Run the plan of each strategy that fits, and return the reports by strategy."""
-    plans = {outcome.strategy: outcome.plan for outcome in outcomes if outcome.plan is not None}
-    return measure_outcomes(plans, profile, cluster_file, steps, quiet=quiet, model=model)
+def _draw(
+    outcomes: "Sequence[Outcome]", measured: "Mapping[str, MeasuredRounds]", problem: Problem, path: Path
+) -> list[Path]:
+    """Draw the speeds of the strategies, predicted and measured, with the bound; return the files."""
+    from hetpipe.commands.plot import save_picture
+    from hetpipe.reporting.plots import speedups, title
+
+    seconds = {strategy: each.step_s for strategy, each in measured.items()}
+    of = f"{problem.profile.model}, {problem.global_batch_size} samples a step, on {problem.cluster.name}"
+    return save_picture(title(speedups(outcomes, seconds), of), path)
 
 
 def _compared(
@@ -157,16 +165,18 @@ def _show_outcomes(outcomes: "tuple[Outcome, ...]", gained: "Gain | None", *, de
     )
 
 
-def _outcome_json(outcome: "Outcome", reports: "Mapping[str, RunReport]") -> dict[str, Any]:
+def _outcome_json(outcome: "Outcome", measured: "Mapping[str, MeasuredRounds]") -> dict[str, Any]:
     figures = outcome.plan.predicted if outcome.plan is not None else None
-    report = reports.get(outcome.strategy)
+    rounds = measured.get(outcome.strategy)
     return {
         "strategy": outcome.strategy,
         "fits": outcome.plan is not None,
         "reason": outcome.reason,
         "predicted_step_s": figures and figures.step_s,
         "samples_per_s": figures and figures.samples_per_s,
-        "measured_step_s": report and report.measured_step_s,
-        "measured_samples_per_s": report and report.samples_per_s,
+        "bound_s": figures and figures.bound_s,
+        "measured_step_s": None,
+        "measured_samples_per_s": None,
+        **(rounds.to_json() if rounds is not None else {}),
         "plan": outcome.plan and outcome.plan.to_json(),
     }

@@ -1,12 +1,13 @@
 """Measure plans by runs of a few steps."""
 
-import dataclasses
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from cost_model.profile import ModelProfile
 from hetpipe.models.names import ModelEntry
+from hetpipe.runs.measured_rounds import MeasuredRounds
+from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.run_report import RunReport
 from hetpipe.runs.settings import Settings
 from partition.plan import Plan
@@ -31,25 +32,49 @@ def measure_plan(
     return measure(settings, cluster_file, profile, plan, keep=keep)
 
 
-def measure_outcomes(
+def measure_rounds(
     plans: Mapping[str, Plan],
     profile: ModelProfile,
     cluster_file: Path,
     steps: int,
     *,
+    rounds: int,
     quiet: bool = False,
     model: ModelEntry | None = None,
-) -> dict[str, RunReport]:
-    """Return the reports of plans by strategy; equal plans are run once."""
-    found: dict[str, RunReport] = {}
-    reports: dict[str, RunReport] = {}
-    for strategy, plan in plans.items():
-        key = str(plan.to_json()["pipelines"])
-        if key not in found:
+) -> dict[str, MeasuredRounds]:
+    """Return the runs of plans by strategy; in each round all plans are run in turn, equal ones once."""
+    from hetpipe.runtime.scratch import scratch_folder
+
+    first: dict[str, str] = {}
+    like = {strategy: first.setdefault(_decided(plan), strategy) for strategy, plan in plans.items()}
+    found: dict[str, list[tuple[RunReport, tuple[float, ...]]]] = {name: [] for name in first.values()}
+    for turn in range(rounds):
+        for strategy, runs in found.items():
             if not quiet and sys.stdout.isatty():
                 from hetpipe.reporting.tables import console
 
-                console(sys.stderr).print(f"running {strategy}: {steps} steps")
-            found[key] = measure_plan(plan, profile, cluster_file, steps, model=model)
-        reports[strategy] = dataclasses.replace(found[key], strategy=strategy)
-    return reports
+                console(sys.stderr).print(f"round {turn + 1} of {rounds}, {strategy}: {steps} steps")
+            with scratch_folder("compare") as place:
+                folder = RunFolder(place / "run")
+                report = measure_plan(
+                    plans[strategy], profile, cluster_file, steps, keep=folder.path, model=model
+                )
+                losses = tuple(float(entry["loss"]) for entry in folder.read_metrics())
+            runs.append((report, losses))
+    return {
+        strategy: MeasuredRounds(
+            strategy,
+            tuple(report for report, _ in found[other]),
+            tuple(losses for _, losses in found[other]),
+            None if other == strategy else other,
+        )
+        for strategy, other in like.items()
+    }
+
+
+def _decided(plan: Plan) -> str:
+    """Return what plans that run alike have in common."""
+    return str({key: value for key, value in plan.to_json().items() if key in DECIDING})
+
+
+DECIDING = ("pipelines", "zero", "state_owners", "gradient_dtype")

@@ -205,7 +205,9 @@ class WhatIfOptions:
     pareto: Annotated[
         bool, typer.Option("--pareto", help="Which devices to use: step against money and energy.")
     ] = False
-    plot_file: Annotated[Path | None, typer.Option("--plot", help="Draw what --pareto finds.")] = None
+    plot_file: Annotated[
+        Path | None, typer.Option("--plot", help="Draw what --pareto or --measure finds.")
+    ] = None
 
 
 def with_options(verb: Callable[..., None]) -> Callable[..., None]:

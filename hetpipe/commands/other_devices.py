@@ -47,8 +47,8 @@ def check_what_if(cluster: Cluster, options: WhatIfOptions, *, measure: bool) ->
         raise InputError("--pareto and --what-if exclude each other; ask for one after the other")
     if measure and (options.pareto or options.what_if):
         raise InputError("--measure runs the strategies; leave out --what-if and --pareto")
-    if options.plot_file is not None and not options.pareto:
-        raise InputError("--plot draws what --pareto finds; give --pareto too")
+    if options.plot_file is not None and not (options.pareto or measure):
+        raise InputError("--plot draws what --pareto or --measure finds; give one of them too")
     if options.plot_file is not None:
         from hetpipe.commands.plot import check_picture
 

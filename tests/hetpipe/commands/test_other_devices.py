@@ -108,7 +108,7 @@ def test_a_change_after_which_nothing_fits_is_a_row_with_the_reason(priced: Shel
         ('--estimate T4 --what-if "add T4 to a"', "is in the catalogue to estimate T4 from"),
         ('--pareto --what-if "remove b"', "--pareto and --what-if exclude each other"),
         ("--pareto --measure", "--measure runs the strategies"),
-        ("--plot front.png", "--plot draws what --pareto finds"),
+        ("--plot front.png", "--plot draws what --pareto or --measure finds"),
         ("--pareto --pin b/0=0-1", "leave out --pin"),
     ],
 )
