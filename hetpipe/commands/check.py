@@ -22,13 +22,13 @@ def check_command(
     json: JsonOption = False,
 ) -> None:
     """Prove that the split model computes what the whole one does: loss and every gradient."""
-    with status("loading torch"):
+    with status("loading torch", quiet=json):
         entry = named_model(model, adapters)
     from hetpipe.models.adapters import task_spec
     from hetpipe.models.split_check import check_split
 
     settings = TaskSettings(entry.name, run=Settings(steps=1, **entry.in_settings))
-    with status(f"checking {entry.name}"):
+    with status(f"checking {entry.name}", quiet=json):
         report = check_split(task_spec(settings), full=full)
     if json:
         print_json(dataclasses.asdict(report))

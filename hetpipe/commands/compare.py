@@ -78,7 +78,7 @@ def compare_command(
     if other_devices.pareto:
         compare_sets(problem, request.cluster, other_devices.plot_file, json=json)
         return
-    outcomes, gained = _compared(problem, request, names)
+    outcomes, gained = _compared(problem, request, names, quiet=json)
     estimates = estimates_of(profile, request.usable)
     if not json:
         show(estimates)
@@ -133,7 +133,7 @@ def _draw(
 
 
 def _compared(
-    problem: Problem, request: PlanRequest, strategies: Sequence[str]
+    problem: Problem, request: PlanRequest, strategies: Sequence[str], *, quiet: bool
 ) -> "tuple[tuple[Outcome, ...], Gain | None]":
     """Return the outcomes of strategies, and what the best one gains.
 
@@ -143,12 +143,12 @@ def _compared(
     from partition.solver import compare
 
     evaluate = evaluator(problem.profile, problem.cluster)
-    with status("planning") as tell:
+    with status("planning", quiet=quiet) as tell:
         outcomes = compare(problem, evaluate, strategies, progress=tell, proof_s=request.proof_s)
     if all(outcome.plan is None for outcome in outcomes):
         reasons = "; ".join(f"{outcome.strategy}: {outcome.reason}" for outcome in outcomes)
         raise InfeasibleError(f"no strategy fits: {reasons}")
-    with status("planning with ample memory"):
+    with status("planning with ample memory", quiet=quiet):
         return outcomes, gain(problem, evaluate, outcomes)
 
 

@@ -48,7 +48,7 @@ def demo_command(
     cluster = read_cluster(cluster_file)
     options = ProfileOptions(profile_budget_s=BUDGET_S)
     profile = get_profile(MODEL, cluster, SEQUENCE_LENGTH, options, quiet=json)
-    plan, outcomes = plan_and_compare(problem_of(profile, cluster, BATCH_SIZE), "auto")
+    plan, outcomes = plan_and_compare(problem_of(profile, cluster, BATCH_SIZE), "auto", quiet=json)
     if not json:
         show_plan(plan, outcomes, profile, cluster)
     from partition.explanation.gains import best_other

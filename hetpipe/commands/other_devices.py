@@ -83,7 +83,8 @@ def compare_changes(
     for name, cluster in clusters.items():
         _check_planned(name, cluster, request, profile)
     problems = {name: each.problem(profile, global_batch_size) for name, each in requests.items()}
-    rows = [_row(name, problem, request.proof_s or 0.0) for name, problem in problems.items()]
+    proof_s = request.proof_s or 0.0
+    rows = [_row(name, problem, proof_s, quiet=json) for name, problem in problems.items()]
     rows = [_with_best(row, problems[row.change], rows) for row in rows]
     if all(row.plan is None for row in rows):
         raise InfeasibleError(f"no plan fits, today and changed: {rows[0].reason}")
@@ -96,12 +97,12 @@ def compare_changes(
         show([*estimates, what_if_table(rows), *what_if_sentences(rows)])
 
 
-def _row(change: str, problem: Problem, proof_s: float) -> WhatIfRow:
+def _row(change: str, problem: Problem, proof_s: float, *, quiet: bool) -> WhatIfRow:
     """Return the plan of `auto` for the devices of a change, or why there is none."""
     from partition.solver import solve
 
     try:
-        with status(f"planning: {change}"):
+        with status(f"planning: {change}", quiet=quiet):
             plan = solve(problem, evaluator(problem.profile, problem.cluster), AUTO, proof_s=proof_s)
     except InfeasibleError as error:
         return WhatIfRow(change, None, reason=str(error))
@@ -158,7 +159,7 @@ def compare_sets(problem: Problem, cluster: Cluster, plot_file: Path | None, *, 
     """Print the plans that no other beats in step, money and energy, and draw them where asked to."""
     from partition.explanation.pareto import pareto
 
-    with status("planning for sets of devices"):
+    with status("planning for sets of devices", quiet=json):
         front = pareto(problem, evaluator(problem.profile, problem.cluster))
     estimates = estimates_of(problem.profile, problem.cluster)
     written: list[Path] = []
@@ -186,7 +187,7 @@ def compare_sets(problem: Problem, cluster: Cluster, plot_file: Path | None, *, 
 
 
 def chosen_plan(
-    problem: Problem, cluster: Cluster, options: ObjectiveOptions, strategy: str
+    problem: Problem, cluster: Cluster, options: ObjectiveOptions, strategy: str, *, quiet: bool
 ) -> tuple[Plan, tuple[str, ...]]:
     """Return the plan with the least of an objective within limits, and sentences about it.
 
@@ -207,7 +208,7 @@ def chosen_plan(
         budget_per_hour=inf if options.budget_per_hour is None else options.budget_per_hour,
     )
     evaluate = evaluator(problem.profile, problem.cluster)
-    with status("planning for sets of devices"):
+    with status("planning for sets of devices", quiet=quiet):
         choice = best_within(problem, evaluate, options.objective, limits)
     plan = dataclasses.replace(choice.best.plan, cluster_sha256=cluster.sha256)
     return plan, tuple(choice_sentences(choice))

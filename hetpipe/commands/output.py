@@ -4,6 +4,7 @@ import json
 import math
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from hetpipe.simulation.schedule_selection import Choice
 
 _HEAD_BYTES = 2**16
+LONG_S = 5.0
+"""What lasts longer is told of, where there is no terminal to show it."""
 EMULATED_SHARE = 0.75
 """Of the host: memory that emulated devices get together, and cores that their speeds may add up to."""
 
@@ -97,10 +100,20 @@ def write_output(path: Path, text: str) -> None:
 
 
 @contextmanager
-def status(what: str) -> Iterator[Callable[[str], None] | None]:
-    """Give a function that shows on a terminal what is being done; None if stdout is no terminal."""
+def status(what: str, *, quiet: bool = False) -> Iterator[Callable[[str], None] | None]:
+    """Give a function that shows on a terminal what is being done; None if stdout is no terminal.
+
+    There one line says what lasts longer than some seconds, unless that is to be quiet.
+    """
     if not sys.stdout.isatty():
-        yield None
+        line = threading.Timer(LONG_S, sys.stderr.write, [f"{what} ...\n"])
+        line.daemon = True
+        if not quiet:
+            line.start()
+        try:
+            yield None
+        finally:
+            line.cancel()
         return
     from hetpipe.reporting.tables import console
 

@@ -106,7 +106,7 @@ def _planned(
     There are no outcomes where the plan is wanted alone or chosen by an objective, and sentences only there.
     """
     if objective.given:
-        plan, sentences = chosen_plan(problem, request.cluster, objective, request.strategy)
+        plan, sentences = chosen_plan(problem, request.cluster, objective, request.strategy, quiet=alone)
         return plan, NO_OUTCOMES, sentences
     strategy, proof_s = request.strategy, request.proof_s
     return *new_plan(problem, request.cluster, strategy, proof_s=proof_s, alone=alone), ()
@@ -139,7 +139,7 @@ def solve_problem(problem: Problem, strategy: str, *, proof_s: float | None = No
 
 
 def plan_and_compare(
-    problem: Problem, strategy: str, *, proof_s: float | None = None
+    problem: Problem, strategy: str, *, proof_s: float | None = None, quiet: bool = False
 ) -> tuple[Plan, "tuple[Outcome, ...]"]:
     """Return the plan of a strategy, and the outcomes of it and of those that most know.
 
@@ -148,7 +148,7 @@ def plan_and_compare(
     from partition.baselines.catalogue import WELL_KNOWN
     from partition.solver import compare
 
-    with status("planning") as tell:
+    with status("planning", quiet=quiet) as tell:
         evaluate = evaluator(problem.profile, problem.cluster)
         strategies = dict.fromkeys([*WELL_KNOWN, strategy, AUTO])
         outcomes = compare(problem, evaluate, strategies, progress=tell, proof_s=proof_s)

@@ -1,59 +1,105 @@
-"""Progress while something lasts: bars on a terminal; of training, lines elsewhere."""
+"""Progress while something lasts: bars on a terminal, that move at once; lines elsewhere."""
 
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.progress import ProgressColumn
 
 SILENCE_S = 30.0
 """Where there is no bar, a step is told at least so often."""
+FIRST_PHASE = "loading torch"
+ROUND = "round "
+"""What the text of a repetition begins with, which is no phase of its own."""
+MOST_WITHIN = 0.95
+"""Of a step, that a bar moves before the step is done."""
 
 
 @contextmanager
 def progress_bar(title: str, *, quiet: bool = False) -> Iterator[Callable[[float, str], None]]:
-    """Give a function (fraction done, text) that moves a bar on stderr; none if stdout is no terminal."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from hetpipe.reporting.tables import console
-
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[text]}"),
-        TimeRemainingColumn(),
-        console=console(sys.stderr),
-        transient=True,
-        disable=quiet or not sys.stdout.isatty(),
-    )
-    with bar:
-        task = bar.add_task(title, total=1.0, text="")
-
-        def report(fraction: float, text: str) -> None:
-            bar.update(task, completed=fraction, text=text)
-
-        yield report
-
-
-@contextmanager
-def step_bar(steps: int, done: int, *, quiet: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Give what takes the events of a run: a bar on a terminal, else lines, one each half minute at least."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    """Give a function (fraction done, text) that moves a bar on stderr; a line for each phase in a pipe."""
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
     from hetpipe.reporting.tables import console
 
     lines = not quiet and not sys.stdout.isatty()
     bar = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(20),
+        TextColumn("{task.fields[text]}"),
+        _remaining(),
+        console=console(sys.stderr),
+        transient=True,
+        disable=quiet or lines,
+    )
+    with bar:
+        task, told = bar.add_task(title, total=1.0, text=FIRST_PHASE), ""
+
+        def report(fraction: float, text: str) -> None:
+            nonlocal told
+            bar.update(task, completed=fraction, text=text)
+            if lines and text != told and not text.startswith(ROUND):
+                told = text
+                sys.stderr.write(f"{title}: {text}\n")
+
+        yield report
+
+
+def _remaining() -> "ProgressColumn":
+    """Return the column of the time that is left, empty as long as nothing is known of it."""
+    from rich.progress import ProgressColumn, Task, TimeRemainingColumn
+    from rich.text import Text
+
+    class Remaining(TimeRemainingColumn):
+        def render(self, task: Task) -> Text:
+            return super().render(task) if task.time_remaining else Text("")
+
+    column: ProgressColumn = Remaining()
+    return column
+
+
+def _moving_bar() -> "ProgressColumn":
+    """Return a bar that also moves within a step, as long as the last one took."""
+    from rich.progress import BarColumn, Task
+    from rich.progress_bar import ProgressBar
+
+    class MovingBar(BarColumn):
+        def render(self, task: Task) -> ProgressBar:
+            shown, last_s = super().render(task), task.fields["last_s"]
+            if last_s is not None and not task.finished:
+                within = (task.get_time() - task.fields["since_s"]) / max(last_s, 1e-9)
+                shown.completed = task.completed + min(MOST_WITHIN, within)
+            return shown
+
+    column: ProgressColumn = MovingBar(16)
+    return column
+
+
+@contextmanager
+def step_bar(steps: int, done: int, *, quiet: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Give what takes the events of a run: a bar on a terminal, else lines, one each half minute at least."""
+    from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+
+    from hetpipe.reporting.tables import console
+
+    lines = not quiet and not sys.stdout.isatty()
+    bar = Progress(
+        SpinnerColumn(finished_text=""),
         TextColumn("training"),
-        BarColumn(),
+        _moving_bar(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[text]}"),
-        TimeRemainingColumn(),
+        _remaining(),
         console=console(),
         disable=quiet or lines,
     )
     with bar:
-        task = bar.add_task("training", total=steps, completed=done, text="")
+        fields: dict[str, Any] = {"text": "starting the processes", "last_s": None, "since_s": 0.0}
+        task = bar.add_task("training", total=steps, completed=done, **fields)
         told_s = time.monotonic()
 
         def on_event(event: dict[str, Any]) -> None:
@@ -67,7 +113,7 @@ def step_bar(steps: int, done: int, *, quiet: bool) -> Iterator[Callable[[dict[s
             if "eval_loss" in event:
                 text += f"  held-out {event['eval_loss']:.4f}{' (best)' if event['best'] else ''}"
             done = int(event["step"])
-            bar.update(task, completed=done, text=text)
+            bar.update(task, completed=done, text=text, last_s=event.get("wall_s"), since_s=bar.get_time())
             late = time.monotonic() - told_s > SILENCE_S
             if lines and (late or "eval_loss" in event or done % max(1, steps // 10) == 0 or done == steps):
                 told_s = time.monotonic()

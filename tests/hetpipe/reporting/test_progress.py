@@ -1,0 +1,103 @@
+"""On a terminal something is seen at once, and within long steps; in a pipe there is a line for a phase."""
+
+import io
+import re
+import sys
+import time
+
+import pytest
+from rich.console import Console
+
+from hetpipe.commands import output
+from hetpipe.reporting import progress, tables
+from hetpipe.reporting.progress import progress_bar, step_bar
+
+STEP = {
+    "event": "step", "step": 9_999, "loss": 1.23456, "samples_per_s": 1234.5, "bubble": 0.4, "wall_s": 9.0
+}  # fmt: skip
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def screen_of(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Make stdout and stderr one terminal of 80 columns, in the test: pytest sets its own after fixtures."""
+    written = Terminal()
+    monkeypatch.setattr(sys, "stdout", written)
+    monkeypatch.setattr(sys, "stderr", written)
+    monkeypatch.setattr(tables, "console", lambda file=None: console_of(written))
+    return written
+
+
+def console_of(file: io.StringIO) -> Console:
+    settings = {"TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
+    return Console(file=file, width=80, highlight=False, force_terminal=True, _environ=settings)
+
+
+def lines_of(screen: Terminal) -> list[str]:
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
+    return [line.rstrip() for line in plain.replace("\r", "\n").splitlines() if line.strip()]
+
+
+def test_a_bar_says_at_once_what_is_done_and_no_time_that_nobody_knows(monkeypatch: pytest.MonkeyPatch):
+    screen = screen_of(monkeypatch)
+    with progress_bar("measuring bert-tiny"):
+        shown = screen.getvalue()
+    assert "loading torch" in shown and "-:--:--" not in shown
+
+
+def test_a_bar_of_training_is_there_before_the_first_step_and_fits(monkeypatch: pytest.MonkeyPatch):
+    screen = screen_of(monkeypatch)
+    with step_bar(10_000, 0, quiet=False) as on_event:
+        assert "starting the processes" in screen.getvalue()
+        on_event(
+            {
+                "event": "step",
+                "step": 9_999,
+                "loss": 1.23456,
+                "samples_per_s": 1234.5,
+                "bubble": 0.4,
+                "wall_s": 9.0,
+            }
+        )
+    assert "9999/10000" in screen.getvalue() and "samples/s" in screen.getvalue()
+    assert max(map(len, lines_of(screen))) <= 80
+
+
+def test_a_bar_moves_within_a_step():
+    column = progress._moving_bar()
+    from rich.progress import Progress
+
+    bar = Progress(column, console=Console(file=io.StringIO()))
+    task = bar.add_task("", total=10, completed=3, last_s=8.0, since_s=bar.get_time() - 2.0)
+    shown = column.render(bar.tasks[task])
+    assert 3.25 <= shown.completed < 3.5
+    bar.update(task, since_s=bar.get_time() - 1e6)
+    assert column.render(bar.tasks[task]).completed == 3 + progress.MOST_WITHIN
+    bar.update(task, last_s=None)
+    assert column.render(bar.tasks[task]).completed == 3
+
+
+def test_a_pipe_gets_a_line_for_each_phase(capsys: pytest.CaptureFixture[str]):
+    with progress_bar("measuring bert-tiny") as report:
+        for text in ("reading the text", "round 1", "round 2", "known to 1.2 %"):
+            report(0.5, text)
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "measuring bert-tiny: reading the text\nmeasuring bert-tiny: known to 1.2 %\n")
+    with progress_bar("measuring bert-tiny", quiet=True) as report:
+        report(0.5, "reading the text")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_pipe_is_told_of_what_lasts_long(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    with output.status("planning"):
+        pass
+    monkeypatch.setattr(output, "LONG_S", 0.0)
+    for quiet, told in ((False, "planning ...\n"), (True, "")):
+        with output.status("planning", quiet=quiet):
+            time.sleep(0.2)
+        assert capsys.readouterr() == ("", told)
