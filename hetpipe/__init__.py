@@ -38,8 +38,10 @@ if TYPE_CHECKING:
     from hetpipe.simulation.schedule_selection import lower
     from hetpipe.training.callbacks import Callback
     from hetpipe.training.checkpoint_weights import load_weights
+    from hetpipe.training.given_optimizer import AdamW
     from hetpipe.training.run import measure, train
-    from hetpipe.training.trainer import AdamW, Trainer
+    from hetpipe.training.trainer import Trainer
+    from hetpipe.training.transformers_trainer import TransformersTrainer
     from hetpipe.training.user_loop import RankStages, execute, trace_of
     from partition.plan import Pipeline, Plan, Stage
     from partition.plan_file import read_plan
@@ -71,7 +73,9 @@ _HOMES = {
     "hetpipe.data.task": ("TrainingTask",),
     "hetpipe.program.trace": ("Trace",),
     "hetpipe.training.callbacks": ("Callback",),
-    "hetpipe.training.trainer": ("AdamW", "Trainer"),
+    "hetpipe.training.given_optimizer": ("AdamW",),
+    "hetpipe.training.trainer": ("Trainer",),
+    "hetpipe.training.transformers_trainer": ("TransformersTrainer",),
     "hetpipe.training.run": ("measure", "train"),
     "hetpipe.program.verification": ("verify",),
     "partition.plan": ("Pipeline", "Plan", "Stage"),
@@ -89,7 +93,7 @@ __all__ = [  # noqa: RUF022  # in the order in which they are met
     "Program", "Schedule", "lower", "verify", "predict", "simulate_plan", "Trace",
     "ChainModel", "model_spec", "check_split", "TrainingTask",
     "Settings", "RunFolder", "RunReport", "train", "measure",
-    "Trainer", "AdamW", "Callback", "own_task", "load_weights",
+    "Trainer", "AdamW", "Callback", "own_task", "load_weights", "TransformersTrainer",
     "RankStages", "execute", "StepOutcome", "trace_of", "to_torchgpipe",
     "InputError", "InfeasibleError", "DivergedError", "WorkerLostError", "PeerError",
 ]  # fmt: skip

@@ -1,9 +1,9 @@
 """User-supplied samples as the function of position that the ranks read."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ def batch_of(data: object, seed: int, shuffle: bool) -> Batch:
 
     Raises: InputError for another kind.
     """
-    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+    if is_data_set(data):
         if len(data) == 0:
             raise InputError("the data set is empty; give at least one sample")
         return partial(_read, data, seed if shuffle else None)
@@ -33,6 +33,16 @@ def batch_of(data: object, seed: int, shuffle: bool) -> Batch:
         f"the data are a {kind}, which has no samples by index; give {remedy}, or a function (first sample, "
         "count) -> (inputs, labels)"
     )
+
+
+def is_data_set(data: object) -> TypeGuard[Sized]:
+    """Return whether data have samples by index, and a number of them."""
+    return hasattr(data, "__getitem__") and hasattr(data, "__len__")
+
+
+def has_length(data: object) -> TypeGuard[Sized]:
+    """Return whether data have an end: a data set, or a function that says how many samples it has."""
+    return is_data_set(data) or (callable(data) and hasattr(data, "__len__"))
 
 
 def _called(function: Batch, first_sample: int, num_samples: int) -> tuple[Mapping[str, Tensor], Tensor]:

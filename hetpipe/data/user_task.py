@@ -16,7 +16,7 @@ from cost_model.errors import InputError
 from hetpipe.data.held_out import HeldOut
 from hetpipe.data.own_code import own_code_sha256
 from hetpipe.data.task import OptimizerFactory, TrainingTask
-from hetpipe.data.user_data import batch_in, batch_of
+from hetpipe.data.user_data import batch_in, batch_of, has_length
 from hetpipe.models.block_structure import refused_on_error
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.loss import Loss
@@ -40,8 +40,10 @@ class Options:
     count_terms: labels of a whole step -> how many terms the loss sums; None: one a sample.
     shuffle: each epoch of a data set in an order of its own, drawn from the seed.
     shrunk: builds a small model of the same class, off which the structure is read; None: off the model.
-    make_optimizer, rate_schedule: as in `TrainingTask`. eval_data: as data, a data set with a length, whose
-    loss is computed beside training in batches of eval_batch; None: there is none.
+    make_optimizer, rate_schedule: as in `TrainingTask`. eval_data: as data, with a length, whose loss is
+    computed beside training in batches of eval_batch; None: there is none.
+    example: the first of these data is what the model is split and measured by, instead of that of the data:
+    give the longest where they differ.
     """
 
     count_terms: Callable[[Tensor], int] | None = None
@@ -51,6 +53,7 @@ class Options:
     rate_schedule: Callable[[int], float] | None = None
     eval_data: object = None
     eval_batch: int = 1
+    example: object = None
 
 
 class UserTask:
@@ -126,7 +129,8 @@ def own_task(model: Model, data: object, loss: Loss, **options: Any) -> UserTask
     model: an nn.Sequential, or a module around a list of blocks (all of transformers); or what builds one.
     data: a data set with a length, of samples by index: (inputs, label), inputs being a tensor or, by name, a
     mapping; or a mapping that holds the label as "labels". Or a function (first sample, count) -> (inputs by
-    name, labels), each [count, ...]. The same on every read: every rank reads the samples that it needs.
+    name, labels), each [count, ...], which may have a length. The same on every read: every rank reads the
+    samples that it needs.
     loss: (outputs, labels of a microbatch) -> their losses' sum, not mean. options: see `Options`.
 
     Raises: InputError naming what cannot be used and why.
@@ -137,6 +141,8 @@ def own_task(model: Model, data: object, loss: Loss, **options: Any) -> UserTask
         raise InputError(f"{error}; known options are {', '.join(Options.__dataclass_fields__)}") from None
     _check_loss(loss)
     inputs, labels = _first_sample(data, chosen.shuffle)
+    if chosen.example is not None:
+        inputs, labels = batch_of(chosen.example, 0, False)(0, 1)
     if not isinstance(model, nn.Module) and not callable(model):
         raise InputError(f"the model is a {type(model).__name__}; give an nn.Module or what builds one")
     with refused_on_error("the model cannot be built"), torch.device("meta"):
@@ -145,11 +151,11 @@ def own_task(model: Model, data: object, loss: Loss, **options: Any) -> UserTask
         _check_norms(built)
     with refused_on_error("the model fails on the first sample of the data"):
         chain = ChainModel.from_module(model, inputs, shrunk=chosen.shrunk)
-    parts = {"chain": chain, "data": data, "loss": loss, "options": chosen}
+    parts = {"chain": chain, "data": data, "loss": loss, "options": replace(chosen, example=None)}
     return UserTask(
         parts,
         _sequence_length(inputs),
-        num_samples=len(data) if hasattr(data, "__getitem__") and hasattr(data, "__len__") else None,
+        num_samples=len(data) if has_length(data) else None,
         code_sha256=own_code_sha256(
             built, loss, chosen.make_optimizer, _shapes(inputs, labels), pack=cloudpickle.dumps
         ),
@@ -164,10 +170,10 @@ def _shapes(inputs: Mapping[str, Tensor], labels: Tensor) -> list[list[str]]:
 def _held_out(options: Options) -> tuple[int, int]:
     """Return how many samples of the held-out data make whole batches, and the terms of their loss.
 
-    Raises: InputError if they cannot be read by index, or there is not one batch.
+    Raises: InputError if they have no length, or there is not one batch.
     """
     data, batch = options.eval_data, options.eval_batch
-    if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+    if not has_length(data):
         raise InputError(f"eval_data are a {type(data).__name__}; give a data set with a length, as data")
     count = len(data) - len(data) % batch
     if count == 0:

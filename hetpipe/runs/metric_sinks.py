@@ -4,20 +4,23 @@ import importlib.util
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from functools import partial
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
+from cost_model.strict_files import did_you_mean
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings
 from partition.plan import Plan
 
 PROJECT = "hetpipe"
 """What runs are gathered under: the project of W&B, the experiment of MLflow."""
+
+Answer = TypeVar("Answer")
 
 MOST_SAID = 300
 """Characters of an error of others."""
@@ -59,6 +62,22 @@ def check_installed(kind: SinkKind) -> None:
         )
 
 
+def checked_sinks(names: Iterable[str]) -> tuple[SinkKind, ...]:
+    """Return the sinks of these names, each once.
+
+    >>> checked_sinks(["tensorboard"])
+    (<SinkKind.TENSORBOARD: 'tensorboard'>,)
+
+    Raises: InputError for a name that is none, or a sink whose package is not installed.
+    """
+    known = [str(kind) for kind in SinkKind]
+    for name in names:
+        if name not in known:
+            raise InputError(f"metrics cannot be sent to {name!r}; {did_you_mean(name, known)}")
+        check_installed(SinkKind(name))
+    return tuple(dict.fromkeys(map(SinkKind, names)))
+
+
 class Sinks:
     """All sinks of a run, opened with its first step: of a run that is refused nothing is sent.
 
@@ -87,15 +106,15 @@ class Sinks:
             if sink is not None:
                 self._try(name, partial(sink.close, failed=error is not None))
 
-    def of_events(self, on_event: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
+    def of_events(self, on_event: Callable[[dict[str, Any]], Answer]) -> Callable[[dict[str, Any]], Answer]:
         """Return what takes the events of a run, sends the metrics of each step, and passes all on."""
         if not self._sinks:
             return on_event
 
-        def told(event: dict[str, Any]) -> None:
+        def told(event: dict[str, Any]) -> Answer:
             if event.get("event") == "step":
                 self._write(event)
-            on_event(event)
+            return on_event(event)
 
         return told
 

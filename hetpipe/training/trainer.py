@@ -2,10 +2,11 @@
 
 import copy
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,20 +22,22 @@ from hetpipe.models.loss import Loss
 from hetpipe.reporting.progress import step_bar
 from hetpipe.reporting.run_tables import run_marks
 from hetpipe.reporting.tables import show
+from hetpipe.runs.metric_sinks import Sinks, checked_sinks, run_facts
 from hetpipe.runs.run_folder import RunFolder, check_empty
 from hetpipe.runs.run_report import RunReport
 from hetpipe.runs.settings import Settings, checked_settings
 from hetpipe.runtime.processes import under_torchrun
-from hetpipe.runtime.torch_optimizer import made_of_samples, optimizer_name
 from hetpipe.simulation.prediction import Prediction
 from hetpipe.training import checkpoint, torchrun
 from hetpipe.training.callbacks import Callback, Callbacks
 from hetpipe.training.checkpoint_owners import check_optimizer
-from hetpipe.training.checkpoint_weights import export_huggingface
+from hetpipe.training.checkpoint_weights import export_huggingface, load_weights
+from hetpipe.training.given_optimizer import AdamW, checked_optimizer
 from hetpipe.training.own_planning import OwnPlanning, checked_batch_size, name_of
 from hetpipe.training.resumed_settings import inherited
 from hetpipe.training.resumption import find_checkpoint, steps_done
 from hetpipe.training.run import train_predicted, verified_prediction
+from hetpipe.training.trained_model import TrainedModel
 from partition.plan import Plan
 
 RUNS = Path("runs")
@@ -43,21 +46,6 @@ MOST_RESTARTS = 3
 
 GIVEN = "given to the trainer"
 """Stands in the settings for held-out samples that are no texts."""
-
-
-@dataclass(frozen=True, slots=True)
-class AdamW:
-    """AdamW (Loshchilov and Hutter, ICLR 2019), fused; vectors (biases, normalisation) do not decay.
-
-    learning_rate: its highest value; the schedule gives multiples of it.
-    """
-
-    name: ClassVar[str] = "AdamW"
-
-    learning_rate: float = 1e-4
-    betas: tuple[float, float] = (0.9, 0.999)
-    epsilon: float = 1e-8
-    weight_decay: float = 0.01
 
 
 _DECIDED = (
@@ -96,8 +84,10 @@ class Trainer:
         count_terms: Callable[[torch.Tensor], int] | None = None,
         shuffle: bool = True,
         eval_data: object = None,
+        example: object = None,
         shrunk: Callable[[], nn.Module] | None = None,
         dtype: str | None = None,
+        log: Sequence[str] = (),
         **settings: Any,
     ) -> None:
         """Check everything that can be checked without training.
@@ -108,9 +98,10 @@ class Trainer:
         of the plan or profile, else of the model's class. folder: the run folder; None: a new one under
         runs/. progress: whether plan, progress and result are printed. rate_schedule: step from 0 -> multiple
         of the learning rate; None: a linear warm-up over the first tenth of the steps (`warmup`), then a
-        decay. count_terms, shuffle, shrunk: as `own_task` takes them. eval_data: a data set of which the loss
-        is computed beside training, in whole batches: each `eval_every` steps and at the end. dtype: of the
-        measurement, float32 where it is not given; with a profile that of the profile. settings: those of
+        decay. count_terms, shuffle, example, shrunk: as `own_task` takes them. eval_data: data of which the
+        loss is computed beside training, in whole batches: each `eval_every` steps and at the end. dtype: of
+        the measurement, float32 if not given; with a profile that of the profile. log: "tensorboard",
+        "mlflow", "wandb": where the metrics of each step are sent beside the run folder. settings: those of
         `Settings` that are left: seed, clip_norm, warmup, total_steps, every, save, eval_every, patience,
         schedule, clock, timeout_s.
 
@@ -118,10 +109,11 @@ class Trainer:
         """
         self._callbacks = Callbacks(callbacks)
         _check_kinds(model, plan, cluster, rate_schedule)
-        rates, factory, self._optimizer_name = _checked(optimizer)
+        rates, factory, self._optimizer_name = checked_optimizer(optimizer)
         batch = checked_batch_size(batch_size, plan)
         self._cluster = cluster_path(cluster)
         read_cluster(self._cluster)
+        self._log = checked_sinks(log)
         self.plan = plan
         self.profile = profile
         self.folder = None if folder is None else RunFolder(Path(folder))
@@ -137,7 +129,9 @@ class Trainer:
             rate_schedule=rate_schedule,
             eval_data=eval_data,
             eval_batch=batch,
+            example=example,
         )
+        self._loss, self._count_terms, self._eval_data = loss, count_terms, eval_data
         self._check_settings(settings)
         known = profile if plan is None else plan
         called = name or (name_of(model) if known is None else known.model)
@@ -221,7 +215,11 @@ class Trainer:
         if self._progress:
             show([plan_sentence(prediction)])
         try:
-            with step_bar(settings.steps, steps_done(settings), quiet=not self._progress) as shown:
+            facts = run_facts(settings, prediction.plan, self.profile)
+            with (
+                step_bar(settings.steps, steps_done(settings), quiet=not self._progress) as shown,
+                Sinks(self._log, folder, facts, warnings.warn) as sinks,
+            ):
 
                 def on_event(event: dict[str, Any]) -> bool:
                     shown(event)
@@ -233,7 +231,7 @@ class Trainer:
                     self.profile,
                     prediction,
                     folder,
-                    on_event=on_event,
+                    on_event=sinks.of_events(on_event),
                     make_task=self._task,
                     max_restarts=MOST_RESTARTS if self._plans else 0,
                     replan=self._planning.replan(self.profile, settings) if self._plans else None,
@@ -255,17 +253,51 @@ class Trainer:
 
         Raises: InputError if there is no checkpoint, it is no such model, or the folder is not empty.
         """
-        source, target = self.checkpoint, Path(target)
-        if source is None:
-            raise InputError("there is no checkpoint to save; fit first, without save=False")
+        source, model, target = self._trained_in(), self._own_model(), Path(target)
         check_empty(target, "another")
-        model = copy.deepcopy(self._model) if isinstance(self._model, nn.Module) else self._model()
         if not hasattr(model, "save_pretrained"):
             raise InputError(
                 f"a {type(model).__name__} has no save_pretrained, as models of transformers have; "
                 "hetpipe.load_weights(trainer.checkpoint, model) fills any model"
             )
         export_huggingface(source, target, model)
+
+    def evaluate(self, data: object = None) -> float:
+        """Return the loss of all samples of data with the trained weights, as training would count it.
+
+        It is computed in this process, so the whole model has to fit there. data: None: `eval_data`.
+
+        Raises: InputError if there is no checkpoint, or there are no such data.
+        """
+        data = self._eval_data if data is None else data
+        if data is None:
+            raise InputError("there are no data to evaluate on; give some, or eval_data to the trainer")
+        model = self._trained_model()
+        return model.mean_loss(data, self._planning.batch_size, self._loss, self._count_terms)
+
+    def predict(self, data: object) -> torch.Tensor:
+        """Return what the trained model gives for the samples of data, in their order; labels do not matter.
+
+        It is computed in this process, as `evaluate`.
+
+        Raises: InputError if there is no checkpoint, or the data have no length.
+        """
+        outputs = self._trained_model().outputs(data, self._planning.batch_size)
+        return torch.cat([output.cpu() for output, _ in outputs])
+
+    def _trained_model(self) -> TrainedModel:
+        model = self._own_model()
+        load_weights(self._trained_in(), model)
+        assert self.profile is not None  # a run has one
+        return TrainedModel(model, self.profile.dtype)
+
+    def _trained_in(self) -> Path:
+        if self.checkpoint is None:
+            raise InputError("there is no checkpoint of a trained model; fit first, without save=False")
+        return self.checkpoint
+
+    def _own_model(self) -> nn.Module:
+        return copy.deepcopy(self._model) if isinstance(self._model, nn.Module) else self._model()
 
     def _check_settings(self, settings: Mapping[str, Any]) -> None:
         known = [field.name for field in fields(Settings) if field.init and field.name not in _DECIDED]
@@ -310,32 +342,3 @@ def _step_sentence(report: RunReport) -> str:
         f"predicted {format_seconds(report.predicted_step_s)}, measured "
         f"{format_seconds(report.measured_step_s)} a step"
     )
-
-
-def _checked(
-    optimizer: AdamW | OptimizerFactory,
-) -> tuple[dict[str, Any], OptimizerFactory | None, str]:
-    """Return hyper-parameters for the settings; the factory, if it is one; and the optimizer's name."""
-    if isinstance(optimizer, AdamW):
-        return {field.name: getattr(optimizer, field.name) for field in fields(optimizer)}, None, AdamW.name
-    if isinstance(optimizer, torch.optim.Optimizer):
-        raise InputError(
-            f"the optimizer is a {type(optimizer).__name__} of parameters in this process, the ranks have "
-            "their own; give what makes one, as functools.partial(torch.optim.SGD, lr=0.1)"
-        )
-    if not callable(optimizer):
-        raise InputError(
-            f"the optimizer is a {type(optimizer).__name__}; give hetpipe.AdamW(...) or what makes an "
-            "optimizer of a list of parameters"
-        )
-    try:
-        made = made_of_samples(optimizer)
-    except (TypeError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"the optimizer factory fails: {str(error).partition(chr(10))[0]}") from None
-    if isinstance(made, torch.optim.LBFGS):
-        raise InputError(
-            "LBFGS looks at all parameters at once, and each rank has some; give another optimizer"
-        )
-    return {"learning_rate": float(made.param_groups[0]["lr"])}, optimizer, optimizer_name(made)

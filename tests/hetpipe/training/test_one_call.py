@@ -26,7 +26,7 @@ from hetpipe.training.trainer import AdamW, Trainer
 from notebook_runs import execute
 from partition.plan import Plan
 from runs import EMULATED_CLUSTER, chain_plan, cluster_file, emulated_cluster
-from trainers import Recorder, plain_losses
+from trainers import Recorder, module, plain_losses, trainer
 
 BATCH = 8
 
@@ -175,7 +175,7 @@ def test_a_model_of_transformers_is_saved_as_one(made, tmp_path):
         count_terms=user_tasks.num_next_tokens,
         progress=False,
     )
-    with pytest.raises(InputError, match="there is no checkpoint to save; fit first"):
+    with pytest.raises(InputError, match="there is no checkpoint of a trained model; fit first"):
         trainer.save_pretrained(tmp_path / "saved")
     trainer.fit()
     trainer.save_pretrained(tmp_path / "saved")
@@ -269,3 +269,21 @@ def test_a_plan_goes_by_its_name(tmp_path):
     plan = chain_plan("mine", [0, 2, 5], 4)
     with pytest.raises(InputError, match="the model is a Plan; give model, data, optimizer, loss, and plan="):
         Trainer(plan, stack(), samples(), AdamW(), cluster=cluster_file(tmp_path))  # type: ignore[arg-type]
+
+
+def test_the_trained_model_is_evaluated_and_asked(tmp_path: Path):
+    held_out = user_tasks.samples(21)
+    trained = trainer(tmp_path, save=True, eval_data=held_out)
+    with pytest.raises(InputError, match="there is no checkpoint of a trained model"):
+        trained.evaluate()
+    trained.fit(2)
+    model = module()
+    load_weights(trained.checkpoint, model)
+    x, y = (torch.stack(each) for each in zip(*held_out, strict=True))
+    with torch.no_grad():
+        outputs = model(x)
+    assert trained.evaluate() == pytest.approx(user_tasks.squared_error(outputs, y).item() / 21, rel=1e-12)
+    assert torch.allclose(trained.predict(held_out), outputs, rtol=1e-12)
+    assert trained.evaluate(held_out[:4]) != trained.evaluate()
+    with pytest.raises(InputError, match="give a data set with a length"):
+        trained.predict(lambda first, count: held_out)

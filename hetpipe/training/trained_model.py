@@ -1,0 +1,83 @@
+"""A trained model in this process: what it gives for samples, and their loss."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cost_model.errors import InputError
+from hetpipe.data.task import Batch
+from hetpipe.data.user_data import batch_in, batch_of, has_length
+from hetpipe.models.block_structure import Inputs, call_options, logits_of
+from hetpipe.models.loss import Loss
+from hetpipe.models.mixed_precision import lowered_dtype
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedModel:
+    """A module with its trained weights, which computes where these are; precision: what it was trained in.
+
+    It is in evaluation mode while it computes, so nothing is dropped.
+    """
+
+    module: nn.Module
+    precision: str
+
+    def outputs(self, data: object, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Give the outputs and the labels of all samples, each once in their order, batch by batch.
+
+        Raises: InputError for data without a length.
+        """
+        if not has_length(data):
+            raise InputError(f"the data are a {type(data).__name__}; give a data set with a length")
+        weight = next(self.module.parameters())
+        dtype = weight.dtype if weight.is_floating_point() else torch.get_default_dtype()
+        read: Batch = partial(batch_in, dtype, batch_of(data, 0, False))
+        with _evaluating(self.module):
+            for first in range(0, len(data), batch_size):
+                inputs, labels = read(first, min(batch_size, len(data) - first))
+                placed = {name: value.to(weight.device) for name, value in inputs.items()}
+                yield self._output(placed, weight.device.type), labels.to(weight.device)
+
+    def mean_loss(
+        self, data: object, batch_size: int, loss: Loss, count_terms: Callable[[Tensor], int] | None
+    ) -> float:
+        """Return the loss of all samples over its terms, one a sample where nothing counts them.
+
+        Raises: InputError for data without a length, or of which nothing counts.
+        """
+        total, terms = 0.0, 0
+        for outputs, labels in self.outputs(data, batch_size):
+            total += float(loss(outputs, labels))
+            terms += len(labels) if count_terms is None else count_terms(labels)
+        if terms == 0:
+            raise InputError("the data have no label that counts; there is no loss of them")
+        return total / terms
+
+    @torch.no_grad()
+    def _output(self, inputs: Inputs, device_type: str) -> Tensor:
+        lowered = lowered_dtype(self.precision)
+        if lowered is None:
+            return logits_of(self._called(inputs))
+        with torch.autocast(device_type, lowered):
+            return logits_of(self._called(inputs)).float()
+
+    def _called(self, inputs: Inputs) -> Any:
+        if isinstance(self.module, nn.Sequential):  # takes its inputs by position
+            values = tuple(inputs.values())
+            return self.module(values if len(values) > 1 else values[0])
+        return self.module(**inputs, **call_options(self.module))
+
+
+@contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    was = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(was)

@@ -1,0 +1,216 @@
+"""Data written for the Trainer of transformers, as the function of position that the ranks read."""
+
+import inspect
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
+
+from cost_model.errors import InputError
+from hetpipe.data.dataset import IGNORE_LABEL
+from hetpipe.data.user_data import LABELS
+from hetpipe.models.block_structure import call_options, logits_of
+
+Collator = Callable[[list[Any]], Mapping[str, Tensor]]
+ALIKE_AFTER = 64
+"""Of so many samples of one shape it is concluded that all have it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CollatedData:
+    """Samples in the order of transformers' Trainer, collated: called with a first sample and a number.
+
+    An epoch has whole steps: what its last one lacks is filled up with samples none of whose labels counts.
+
+    dataset: samples by index. columns: which of their entries the model takes, None for all. batch: samples
+    of a step. seed: of the order of an epoch, None for that of the data. drops_last: what is no whole step is
+    left out instead. draws: keys what the collator draws at random, None where it draws nothing.
+    """
+
+    dataset: Any
+    collator: Collator
+    columns: tuple[str, ...] | None
+    batch: int
+    seed: int | None = None
+    drops_last: bool = False
+    draws: int | None = None
+
+    @classmethod
+    def of(cls, dataset: Any, collator: Collator, key: int, **others: Any) -> "CollatedData":
+        """Return the data, after a look whether the collator draws at random, which `key` then decides."""
+        data = cls(dataset, collator, **others)
+        before = _random_states()
+        data.samples(0, 1)
+        return data if before == _random_states() else replace(data, draws=key)
+
+    def __len__(self) -> int:
+        return self.steps * self.batch
+
+    @property
+    def steps(self) -> int:
+        """Return the steps of an epoch."""
+        count = len(self.dataset)
+        return count // self.batch if self.drops_last else -(-count // self.batch)
+
+    def __call__(self, first_sample: int, num_samples: int) -> tuple[Mapping[str, Tensor], Tensor]:
+        places = [self._index(position) for position in range(first_sample, first_sample + num_samples)]
+        indices = [place for place in places if place is not None]
+        collated = self._collated(indices or [0], first_sample)
+        labels = collated[LABELS]
+        inputs = {name: value for name, value in collated.items() if name != LABELS}
+        if not indices:
+            labels = torch.full_like(labels, IGNORE_LABEL)
+        if lacking := num_samples - len(labels):
+            inputs = {name: _filled(value, value[0], lacking) for name, value in inputs.items()}
+            labels = _filled(labels, torch.full_like(labels[0], IGNORE_LABEL), lacking)
+        return inputs, labels
+
+    def longest(self) -> "CollatedData":
+        """Return the data that begin with their longest sample, by which a model is measured."""
+        lengths = [self._length(index) for index in range(min(ALIKE_AFTER, len(self.dataset)))]
+        if len(set(lengths)) > 1:
+            lengths += [self._length(index) for index in range(len(lengths), len(self.dataset))]
+        first = lengths.index(max(lengths))
+        return replace(self, dataset=[self.dataset[first]], batch=1, seed=None, drops_last=False)
+
+    def samples(self, first: int, count: int) -> dict[str, Any]:
+        """Return samples by their index, collated as they are."""
+        return self._collated(range(first, min(first + count, len(self.dataset))), first)
+
+    def _index(self, position: int) -> int | None:
+        epoch, offset = divmod(position, len(self))
+        if offset >= len(self.dataset):
+            return None
+        return offset if self.seed is None else epoch_indices(self.seed, epoch, len(self.dataset))[offset]
+
+    def _collated(self, indices: Sequence[int], key: int) -> dict[str, Any]:
+        rows = [self._row(index) for index in indices]
+        if self.draws is not None:  # and it is seen by torch's generator that reading draws
+            seed = int(np.random.SeedSequence((self.draws, key)).generate_state(1)[0])
+            torch.manual_seed(seed)
+            np.random.seed(seed)
+            random.seed(seed)
+        found = dict(self.collator(rows))
+        if LABELS not in found:
+            raise InputError(f"data_collator gives {sorted(found)}; it has to give {LABELS!r} too")
+        return found
+
+    def _row(self, index: int) -> Any:
+        row = self.dataset[index]
+        if self.columns is None or not isinstance(row, Mapping):
+            return row
+        return {name: value for name, value in row.items() if name in self.columns}
+
+    def _length(self, index: int) -> int:
+        row = self._row(index)
+        sizes = [len(value) for value in row.values() if hasattr(value, "__len__")]
+        return max(sizes, default=1)
+
+
+def _random_states() -> tuple[bytes, bytes, object]:
+    numbers = np.random.get_state(legacy=False)
+    return torch.random.get_rng_state().numpy().tobytes(), repr(numbers).encode(), random.getstate()
+
+
+@lru_cache(maxsize=2)
+def epoch_indices(seed: int, epoch: int, count: int) -> list[int]:
+    """Return the order in which transformers' Trainer reads an epoch, by accelerate's sampler."""
+    generator = torch.Generator()
+    generator.manual_seed(seed + epoch)
+    return torch.randperm(count, generator=generator).tolist()
+
+
+def _filled(values: Tensor, filler: Tensor, count: int) -> Tensor:
+    return torch.cat([values, filler.expand(count, *filler.shape)])
+
+
+def taken_columns(model: nn.Module, label_names: Sequence[str]) -> tuple[str, ...]:
+    """Return the entries of a sample that the model takes, as transformers' `remove_unused_columns`."""
+    return (*inspect.signature(model.forward).parameters, "label", "label_ids", *label_names)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLoss:
+    """The cross-entropy of labels that are not -100, summed; shifts: each is of the position before it.
+
+    counts_first: whether transformers counts the first label of a sample too, which nothing is scored by: it
+    does for models whose class it does not know to shift, such as GPT-2's.
+    """
+
+    shifts: bool
+    counts_first: bool = False
+
+    def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Return the sum for outputs [samples, ..., classes] and labels [samples, ...]."""
+        if self.shifts:
+            outputs, labels = outputs[:, :-1], labels[:, 1:]
+        scores = outputs.reshape(-1, outputs.shape[-1])
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        return functional.cross_entropy(
+            scores, labels.reshape(-1), ignore_index=IGNORE_LABEL, reduction="sum"
+        )
+
+    def terms(self, labels: Tensor) -> int:
+        """Return by how many labels the sum is divided."""
+        skipped = self.shifts and not self.counts_first
+        return int(((labels[:, 1:] if skipped else labels) != IGNORE_LABEL).sum())
+
+
+def loss_of(model: nn.Module, data: CollatedData) -> TokenLoss:
+    """Return the loss that the model computes by itself, found by computing it for a sample.
+
+    Raises: InputError if it is none that ranks can add up.
+    """
+    collated, was = data.samples(0, 2), model.training
+    device = next(model.parameters()).device
+    inputs = {name: value.to(device) for name, value in collated.items() if isinstance(value, Tensor)}
+    model.eval()
+    try:
+        with torch.no_grad():
+            output = model(**inputs, **call_options(model))
+    finally:
+        model.train(was)
+    own, labels = getattr(output, "loss", None), inputs[LABELS]
+    if not isinstance(own, Tensor):
+        raise InputError(
+            f"a {type(model).__name__} computes no loss of its labels; give hetpipe.Trainer a loss of "
+            "your own"
+        )
+    logits = logits_of(output)
+    for loss in (TokenLoss(shifts=True), TokenLoss(shifts=False)):
+        if not _fits(loss, logits, labels):
+            continue
+        mean = loss(logits, labels) / loss.terms(labels)
+        if torch.isclose(mean, own.to(mean.dtype), rtol=1e-3 if own.dtype.itemsize < 4 else 1e-5):
+            return replace(loss, counts_first=loss.shifts and _counts_first(model))
+    raise InputError(
+        f"the loss of a {type(model).__name__} is not the cross-entropy of its logits and labels, which is "
+        "what can be added up over devices; give hetpipe.Trainer a loss of your own"
+    )
+
+
+def accepts_count(model: nn.Module) -> bool:
+    """Return whether transformers tells the model how many labels a step has, by its own rule."""
+    accepts = getattr(model, "accepts_loss_kwargs", None)
+    if accepts is not None:
+        return bool(accepts)
+    parameters = inspect.signature(model.forward).parameters.values()
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+
+
+def _counts_first(model: nn.Module) -> bool:
+    known = LOSS_MAPPING.get(getattr(model, "loss_type", None)) is ForCausalLMLoss
+    return accepts_count(model) and not known
+
+
+def _fits(loss: TokenLoss, logits: Tensor, labels: Tensor) -> bool:
+    if labels.is_floating_point() or logits.shape[:-1] != labels.shape or (loss.shifts and labels.dim() < 2):
+        return False
+    return loss.terms(labels) > 0

@@ -1,0 +1,304 @@
+"""transformers' Trainer and ours, given the same: the same losses."""
+
+import copy
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    EarlyStoppingCallback,
+    GPT2Config,
+    GPT2LMHeadModel,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
+
+from cost_model.errors import InputError
+from hetpipe.models.chain import ChainModel
+from hetpipe.training.transformers_trainer import TransformersTrainer
+from partition.plan import Pipeline, Plan, Stage
+from places import ROOT
+from runs import EMULATED_CLUSTER, chain_plan, cluster_file, made_up_profile_of
+
+VOCABULARY, LENGTH, COUNT = 40, 12, 22
+CLOSE = 2e-6
+
+
+def causal() -> nn.Module:
+    torch.manual_seed(5)
+    return GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=VOCABULARY, n_positions=LENGTH, n_embd=32, n_layer=3, n_head=2, resid_pdrop=0.0,
+            embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
+        )
+    )  # fmt: skip
+
+
+def classifier() -> nn.Module:
+    torch.manual_seed(5)
+    return BertForSequenceClassification(
+        BertConfig(
+            vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=3, num_attention_heads=2,
+            intermediate_size=64, max_position_embeddings=LENGTH, num_labels=3,
+            hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        )
+    )  # fmt: skip
+
+
+def texts(count: int = COUNT) -> list[dict[str, Any]]:
+    """Texts of unequal lengths; an entry that no model takes is among theirs."""
+    generator = torch.Generator().manual_seed(1)
+    found = []
+    for index in range(count):
+        size = int(torch.randint(4, LENGTH + 1, (1,), generator=generator)) if index else LENGTH
+        ids = torch.randint(1, VOCABULARY, (size,), generator=generator).tolist()
+        found.append({"input_ids": ids, "label": index % 3, "place": index})
+    return found
+
+
+class Padding:
+    """Pads the samples of a batch to its longest; labels: as of the ids, or what the samples have."""
+
+    def __init__(self, *, causal: bool) -> None:
+        self.causal = causal
+
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        longest = max(len(row["input_ids"]) for row in rows)
+        ids = torch.zeros(len(rows), longest, dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for place, row in enumerate(rows):
+            assert "place" not in row
+            ids[place, : len(row["input_ids"])] = torch.tensor(row["input_ids"])
+            mask[place, : len(row["input_ids"])] = 1
+        labels = ids.masked_fill(mask == 0, -100)
+        if not self.causal:
+            labels = torch.tensor([row["label"] for row in rows])
+        return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+
+
+def arguments(place: Path, **others: Any) -> TrainingArguments:
+    given: dict[str, Any] = {
+        "per_device_train_batch_size": 4,
+        "num_train_epochs": 2,
+        "learning_rate": 3e-3,
+        "weight_decay": 0.05,
+        "max_grad_norm": 0.8,
+        "warmup_steps": 2,
+        "logging_steps": 1,
+        "report_to": "none",
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "dataloader_pin_memory": False,
+        **others,
+    }
+    return TrainingArguments(str(place), **given)
+
+
+def two_pipelines(batch: int) -> Plan:
+    first = Pipeline(2, batch - 2, (Stage(("here/0",), (0, 2), 2), Stage(("here/1",), (2, 5), 1)))
+    second = Pipeline(2, 2, (Stage(("here/2",), (0, 5), 1),))
+    return Plan("manual", "mine", batch, (first, second))
+
+
+ONE, TWO = chain_plan("mine", [0, 5], 2, 8), chain_plan("mine", [0, 2, 5], 2, 8)
+
+
+def ours(place: Path, model: nn.Module, args: TrainingArguments, plan: Plan, **others: Any) -> Any:
+    place.mkdir(exist_ok=True)
+    example = {"input_ids": torch.ones(1, LENGTH, dtype=torch.long)}
+    example["attention_mask"] = torch.ones_like(example["input_ids"])
+    profile = made_up_profile_of(ChainModel.from_module(model, example), "mine", sequence_length=LENGTH)
+    args = dataclasses.replace(
+        args, per_device_train_batch_size=plan.global_batch_size // 4 // args.gradient_accumulation_steps
+    )
+    others = {"data_collator": Padding(causal=isinstance(model, GPT2LMHeadModel)), **others}
+    return TransformersTrainer(model, args, cluster=cluster_file(place), plan=plan, profile=profile, **others)
+
+
+def theirs(model: nn.Module, args: TrainingArguments, **others: Any) -> Trainer:
+    others = {"data_collator": Padding(causal=isinstance(model, GPT2LMHeadModel)), **others}
+    return Trainer(copy.deepcopy(model), args, **others)
+
+
+def logged(trainer: Any, key: str) -> list[float]:
+    return [row[key] for row in trainer.state.log_history if key in row]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("sampling", "plan"), [("random", two_pipelines(8)), ("sequential", TWO)])
+def test_losses_rates_and_norms_are_those_of_transformers(tmp_path: Path, sampling: str, plan: Plan):
+    args = arguments(tmp_path / "out", per_device_train_batch_size=8, train_sampling_strategy=sampling)
+    model, data = causal(), texts()
+    alone = theirs(model, args, train_dataset=data)
+    alone.train()
+    trainer = ours(tmp_path / "ours", model, args, plan, train_dataset=data)
+    output = trainer.train()
+    assert output.global_step == 6  # 22 samples, 8 a step, the last step of each epoch with 6
+    for key in ("loss", "grad_norm", "learning_rate", "epoch", "train_loss"):
+        assert logged(trainer, key) == pytest.approx(logged(alone, key), rel=CLOSE), key
+    for name, value in alone.model.named_parameters():
+        assert torch.allclose(trainer.model.get_parameter(name), value, atol=2e-6), name
+    assert output.training_loss == pytest.approx(math.fsum(logged(alone, "loss")) / 6, rel=CLOSE)
+
+
+@pytest.mark.slow
+def test_accumulated_classes_cosine_and_the_trained_model_are_those_of_transformers(tmp_path: Path):
+    def right(prediction: Any) -> dict[str, float]:
+        return {"right": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
+
+    args = arguments(
+        tmp_path / "out", per_device_train_batch_size=8, max_steps=4, lr_scheduler_type="cosine",
+        optim="sgd", adam_beta2=0.9, max_grad_norm=0.0, seed=7, per_device_eval_batch_size=5,
+    )  # fmt: skip
+    model, data = classifier(), texts(16)
+    given = {"train_dataset": data, "eval_dataset": texts(11), "compute_metrics": right}
+    alone = theirs(model, args, **given)
+    alone.train()
+    expected, outputs = alone.evaluate(), alone.predict(texts(11)).predictions
+    accumulated = dataclasses.replace(args, gradient_accumulation_steps=2)
+    trainer = ours(tmp_path / "ours", model, accumulated, TWO, **given)
+    trainer.train()
+    assert logged(trainer, "loss") == pytest.approx(logged(alone, "loss"), rel=CLOSE)
+    found = trainer.evaluate()
+    assert found["eval_right"] == expected["eval_right"]
+    assert found["eval_loss"] == pytest.approx(expected["eval_loss"], rel=1e-5)  # one label a sample
+    predicted = trainer.predict(texts(11))
+    assert predicted.predictions == pytest.approx(outputs, abs=1e-5)
+    trainer.save_model(str(tmp_path / "saved"))
+    saved = BertForSequenceClassification.from_pretrained(tmp_path / "saved")
+    assert torch.equal(saved.classifier.weight, trainer.model.get_parameter("classifier.weight"))
+
+
+class Told(TrainerCallback):
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.told.append("begin")
+
+    def on_evaluate(self, args, state, control, metrics, **kwargs):
+        self.told.append(f"evaluate {state.global_step}")
+
+    def on_save(self, args, state, control, **kwargs):
+        self.told.append("save")
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self.told.append(f"end {state.global_step}")
+
+
+@pytest.mark.slow
+def test_callbacks_early_stopping_and_the_best_model(tmp_path: Path):
+    args = arguments(
+        tmp_path / "out", per_device_train_batch_size=8, max_steps=60, learning_rate=0.02, warmup_steps=0,
+        eval_strategy="steps", eval_steps=2, save_steps=2, load_best_model_at_end=True, save_total_limit=2,
+        metric_for_best_model="eval_loss",
+    )  # fmt: skip
+    told, data = Told(), texts()
+    trainer = ours(
+        tmp_path / "ours", causal(), args, TWO, train_dataset=data, eval_dataset=texts(40)[COUNT:],
+        callbacks=[told, EarlyStoppingCallback(2)],
+    )  # fmt: skip
+    trainer.train()
+    losses = logged(trainer, "eval_loss")
+    best = losses.index(min(losses))
+    assert len(losses) == best + 3 < 30  # two after the best were worse
+    assert trainer.state.best_global_step == 2 * (best + 1)
+    assert told.told[0] == "begin" and told.told[-1] == f"end {2 * len(losses)}"
+    assert told.told.count("save") >= 2
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(min(losses), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_from_its_newest_checkpoint(tmp_path: Path):
+    args = arguments(tmp_path / "out", per_device_train_batch_size=8, max_steps=6, save_steps=2)
+    data, model = texts(), causal()
+    whole = ours(tmp_path / "ours", model, args, ONE, train_dataset=data)
+    whole.train()
+    expected = logged(whole, "loss")
+
+    class Stop(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            control.should_training_stop = state.global_step == 3
+
+    again = dataclasses.replace(args, output_dir=str(tmp_path / "again"))
+    begun = ours(tmp_path / "ours", causal(), again, ONE, train_dataset=data, callbacks=[Stop()])
+    begun.train()
+    resumed = ours(tmp_path / "ours", causal(), again, ONE, train_dataset=data)
+    resumed.train(resume_from_checkpoint=True)
+    assert logged(begun, "loss") + logged(resumed, "loss") == pytest.approx(expected, rel=CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"label_smoothing_factor": 0.1}, "label_smoothing_factor=0.1 cannot be kept"),
+        ({"optim": "adafactor"}, "optim='adafactor' cannot be kept; give adamw_torch"),
+        (
+            {"lr_scheduler_type": "greedy", "eval_strategy": "steps", "eval_steps": 1},
+            "lr_scheduler_type='greedy' cannot be kept",
+        ),
+        ({"neftune_noise_alpha": 5.0}, "neftune_noise_alpha=5.0 cannot be kept"),
+        ({"train_sampling_strategy": "group_by_length"}, "give random or sequential"),
+        ({"eval_on_start": True}, "eval_on_start=True cannot be kept"),
+        ({"save_strategy": "best", "metric_for_best_model": "loss"}, "save_strategy='best' cannot be kept"),
+        ({"eval_strategy": "steps", "eval_steps": 2}, "needs an eval_dataset"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_by_name(tmp_path: Path, given: dict[str, Any], said: str):
+    args = arguments(tmp_path / "out", per_device_train_batch_size=8, **given)
+    with pytest.raises(InputError, match=said):
+        evaluates = None if "needs" in said else texts(8)
+        ours(
+            tmp_path / "ours", causal(), args, two_pipelines(8), train_dataset=texts(), eval_dataset=evaluates
+        )
+
+
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        ({"compute_loss_func": len}, "compute_loss_func cannot be kept"),
+        ({"optimizers": (object(), None)}, "optimizer_cls_and_kwargs"),
+        ({"train_dataset": iter([])}, "give samples by index"),
+        ({"batchsize": 3}, "batchsize"),
+        ({"eval_dataset": {"a": texts()}}, None),
+    ],
+)
+def test_what_is_no_argument_is_refused(tmp_path: Path, others: dict[str, Any], said: str | None):
+    args = arguments(tmp_path / "out", per_device_train_batch_size=8)
+    given = {"train_dataset": texts(), **others}
+    if said is None:
+        trainer = ours(tmp_path / "ours", causal(), args, two_pipelines(8), **given)
+        with pytest.raises(InputError, match="eval_dataset is a dict"):
+            trainer.evaluate()
+        return
+    with pytest.raises(InputError, match=said):
+        ours(tmp_path / "ours", causal(), args, two_pipelines(8), **given)
+
+
+def test_means_of_means_are_refused(tmp_path: Path):
+    args = arguments(tmp_path / "out", per_device_train_batch_size=8, gradient_accumulation_steps=2)
+    model = classifier()
+    model.accepts_loss_kwargs = False
+    with pytest.raises(InputError, match="gradient_accumulation_steps=2: transformers takes the mean of 2"):
+        ours(tmp_path / "ours", model, args, two_pipelines(16), train_dataset=texts())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the times of")  # of a busy machine
+def test_the_example_of_the_page_runs_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    page = (ROOT / "docs" / "library.md").read_text(encoding="utf-8")
+    code = page.split("from hetpipe import TransformersTrainer")[1].partition("```")[0]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    cluster_file(tmp_path, EMULATED_CLUSTER)
+    causal().save_pretrained("my-model")
+    data = [{"input_ids": [1, 2, 3, 4, 5, 6], "labels": [1, 2, 3, 4, 5, 6]} for _ in range(48)]
+    exec(f"from hetpipe import TransformersTrainer{code}", {"train": data, "held_out": data[:5]})
+    assert GPT2LMHeadModel.from_pretrained("trained").config.n_layer == 3
