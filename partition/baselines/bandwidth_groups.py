@@ -5,6 +5,7 @@ so that the cuts are known: what shares a node belongs together, or must be part
 """
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import pairwise
 
 from cost_model.cluster import Device
@@ -43,7 +44,9 @@ def hexiscale(problem: Problem, evaluate: Evaluate | None = None) -> Plan:
         )
     costs, estimated, errors = PipelineCosts(problem), [], []
     timings, estimate, batch = TimingCache(costs), StepEstimate(costs), problem.global_batch_size
-    weights = {size: layer_bytes(problem, size) for size in {min(s, batch) for s in problem.microbatch_sizes}}
+    weights = {
+        size: tuple(layer_bytes(problem, size)) for size in {min(s, batch) for s in problem.microbatch_sizes}
+    }
     for count in counts:
         dealt = [devices[place::count] for place in range(count)]
         shared: list[tuple[float, int, list[TimedPipeline], list[int]]] = []
@@ -120,11 +123,17 @@ def _powers_of_two(most: int) -> list[int]:
 
 
 def _by_memory(
-    timings: TimingCache, devices: Sequence[Device], weights: Sequence[float], size: int
+    timings: TimingCache, devices: Sequence[Device], weights: tuple[float, ...], size: int
 ) -> TimedPipeline:
     """Return a pipeline whose layers, of these weights, are in proportion to memory."""
-    cuts = pairwise(proportional_cuts(weights, [device.usable_bytes for device in devices]))
+    cuts = pairwise(_cuts(weights, tuple(device.usable_bytes for device in devices)))
     return timings.pipeline([TimedStage(d, *cut) for d, cut in zip(devices, cuts, strict=True)], size)
+
+
+@lru_cache(maxsize=1_000)
+def _cuts(weights: tuple[float, ...], shares: tuple[float, ...]) -> Sequence[int]:
+    """Return `proportional_cuts`; of thousands of pipelines most have the same."""
+    return proportional_cuts(weights, shares)
 
 
 def _lacking(timed: Sequence[TimedPipeline], costs: PipelineCosts, size: int) -> InfeasibleError | None:
