@@ -230,11 +230,14 @@ def readable_texts(data: Iterable[Path], entry: ModelEntry) -> tuple[Path, ...]:
 
     Raises: InputError if they cannot be read, or are of no kind that the model learns from.
     """
-    files = tuple(path.resolve() for path in data)
-    if files:
-        from hetpipe.data.kinds import read_data
+    given = tuple(data)
+    if not given:
+        return ()
+    from hetpipe.data.data_file import files_of
+    from hetpipe.data.kinds import read_data
 
-        read_data(files, entry)
+    files = tuple(files_of(given))
+    read_data(files, entry)
     return files
 
 

@@ -1,8 +1,24 @@
 """A file of data, or one line that says why it cannot be read."""
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from cost_model.errors import InputError
+
+
+def files_of(paths: Iterable[Path]) -> Iterator[Path]:
+    """Give the files by their full paths, of a folder those in it, by name; hidden ones and folders are left.
+
+    Raises: InputError for a folder without files.
+    """
+    for path in map(Path.resolve, paths):
+        if not path.is_dir():
+            yield path
+            continue
+        found = sorted(each for each in path.iterdir() if each.is_file() and not each.name.startswith("."))
+        if not found:
+            raise InputError(f"data folder {path} holds no files; give one that does")
+        yield from found
 
 
 def read_file(path: Path) -> bytes:

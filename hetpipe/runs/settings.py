@@ -39,6 +39,7 @@ class Decay(StrEnum):
 
     LINEAR = "linear"
     COSINE = "cosine"
+    INVERSE_SQRT = "inverse-sqrt"
     CONSTANT = "constant"
 
 
@@ -172,13 +173,19 @@ class Settings:
         return self.save or self.every > 0 or self.every_s > 0
 
     def learning_rate_at(self, step: int) -> float:
-        """Return the rate of a step: linear warm-up, then decay to zero, unless the rate is constant."""
+        """Return the rate of a step: linear warm-up, then what `decay` says.
+
+        Linear and cosine fall to zero at the end; the inverse square root (Vaswani et al., NeurIPS 2017, 5.3)
+        falls with the steps that are done, whenever the end is.
+        """
         total = self.total_steps or self.steps
         warmup_steps = self.warmup * total if self.warmup_steps is None else float(self.warmup_steps)
         if step < warmup_steps:
             return self.learning_rate * (step + 1) / (warmup_steps + 1)
         if self.decay is Decay.CONSTANT:
             return self.learning_rate
+        if self.decay is Decay.INVERSE_SQRT:
+            return self.learning_rate * math.sqrt((warmup_steps + 1) / (step + 1))
         left = (total - step) / max(1.0, total - warmup_steps)
         if self.decay is Decay.COSINE:
             return self.learning_rate * (1 - math.cos(math.pi * left)) / 2

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cost_model.errors import InputError
+from hetpipe.data.data_file import files_of
 from hetpipe.data.dataset import IGNORE_LABEL, Dataset, load_tokens, write_tokens
 from hetpipe.data.texts import read_corpus
 from hetpipe.data.vocabulary import (
@@ -214,3 +216,15 @@ def test_causal_lm_labels_are_the_inputs():
     batch = data.batch(0, 5)
     assert (batch.input_ids == batch.labels).all() and batch.num_loss_tokens == 5 * 19
     assert sorted(batch.input_ids.ravel()) == sorted(data.tokens)
+
+
+def test_of_a_folder_the_files_are_taken_by_name(tmp_path: Path):
+    for name in ("b.txt", "a.txt", ".hidden"):
+        (tmp_path / name).write_text("text")
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "c.txt").write_text("text")
+    single = tmp_path / "inner" / "c.txt"
+    assert list(files_of([single, tmp_path])) == [single, tmp_path / "a.txt", tmp_path / "b.txt"]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="holds no files"):
+        list(files_of([tmp_path / "empty"]))

@@ -89,7 +89,7 @@ def test_learning_rate_may_warm_up_to_the_end():
     assert [settings.learning_rate_at(step) for step in range(3)] == [1.0, 2.0, 3.0]
 
 
-def test_warm_up_in_steps_and_three_ways_to_fall():
+def test_warm_up_in_steps_and_four_ways_to_fall():
     settings = Settings(steps=6, learning_rate=3.0, warmup_steps=2)
     found = {
         decay: [replace(settings, decay=decay).learning_rate_at(step) for step in range(6)] for decay in Decay
@@ -98,7 +98,11 @@ def test_warm_up_in_steps_and_three_ways_to_fall():
     assert found[Decay.CONSTANT] == pytest.approx([1, 2, 3, 3, 3, 3])
     falling = [1.5 * (1 + math.cos(math.pi * quarter / 4)) for quarter in range(4)]
     assert found[Decay.COSINE] == pytest.approx([1, 2, *falling])
-    assert replace(settings, warmup_steps=0).learning_rate_at(0) == 3.0
+    # three steps are done at the top, and 4, 5, 6 after it
+    roots = [3 * math.sqrt(3 / done) for done in (3, 4, 5, 6)]
+    assert found[Decay.INVERSE_SQRT] == pytest.approx([1, 2, *roots])
+    for decay in Decay:
+        assert replace(settings, warmup_steps=0, decay=decay).learning_rate_at(0) == pytest.approx(3.0)
 
 
 def test_total_steps_is_the_length_of_the_schedule_of_a_shorter_run():
