@@ -84,6 +84,8 @@ LINES = {
         profile --merge profile.json --from-run full
         profile profile.json
         profile --from-run nowhere
+        profile --from-run broken-run
+        profile --from-run full -o new.json
     """,
     "plan": f"""
         plan
@@ -223,6 +225,36 @@ LINES = {
         {TINY} --profile profile.json
         {TINY} --adapt --no-save
         run --model bert-tiny --cluster one.toml --profile bert.json --data few-words.txt -q
+        run strange.toml
+        run nowhere.toml
+        run empty
+        run full
+        run latin
+        run table.toml
+        run words.toml
+        run numbers.toml
+        run list.toml
+        run rank.toml
+        run huge.toml
+        run strange.toml --run-file strange.toml
+        {TINY} --log nowhere
+        {TINY} --betas 0.9
+        {TINY} --betas 2,3
+        {TINY} --warmup-steps -1
+        {TINY} --clip-norm -1
+        {TINY} --weight-decay inf
+        {TINY} --decay upward
+        {TINY} --eval-data nowhere.txt
+        {TINY} --eval-every 3
+        {TINY} --patience 2
+        {TINY} --max-restarts 1e9
+        {TINY} --override learning-rate
+        {TINY} --resume full
+        {TINY} --resume empty
+        {TINY} --resume broken-run
+        {TINY} --gradient-dtype fp16
+        run --model bert-tiny --cluster hte
+        run --model bert-tiny --cluster full
         {TINY} --data chats.jsonl
         {TINY} --data half.jsonl
         {TINY} --data few-words.txt --data chats.jsonl
@@ -238,6 +270,8 @@ LINES = {
         plot full {KNOWN}
         plot full -o picture.png
         plot other-device.json {KNOWN}
+        plot broken-run
+        plot empty {KNOWN}
     """,
     "export": """
         export
@@ -247,6 +281,7 @@ LINES = {
         export full -o empty
         export empty -o out
         export full
+        export broken-run -o out
     """,
     "watch": """
         watch
@@ -257,6 +292,7 @@ LINES = {
         watch full --port -1
         watch full --port http
         watch full empty
+        watch full
     """,
     "models": """
         models bert-tiny
@@ -314,6 +350,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         "list.json": "[]",
         "null.json": "null",
         "strange.toml": "modle = 1",
+        "table.toml": "[model]\nname = 1",
+        "words.toml": 'model = "bert-tiny"\ncluster = "cluster.toml"\nsteps = "many"',
+        "numbers.toml": 'model = 3\ncluster = "cluster.toml"',
+        "list.toml": 'model = ["a", "b"]\ncluster = "cluster.toml"',
+        "rank.toml": 'model = "bert-tiny"\ncluster = "cluster.toml"\n[lora]\nr = "two"',
+        "huge.toml": f'model = "bert-tiny"\ncluster = "cluster.toml"\nsteps = {"9" * 5000}',
         "no-layers.json": changed(profile, lambda tree: tree.update(layers=[])),
         "negative.json": changed(profile, lambda tree: times_of(tree).update(forward_s=[-1.0, 1.0])),
         "nan.json": changed(profile, lambda tree: times_of(tree).update(forward_s=[float("nan"), 1.0])),
@@ -335,6 +377,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         (place / name / "config.json").write_text(json.dumps(GPT2 | change))
     (place / "full").mkdir()
     (place / "full" / "mine.txt").write_text("mine")
+    (place / "broken-run").mkdir()
+    for name in ("plan.json", "config.json", "profile.json", "cluster.toml", "report.json", "trace.json"):
+        (place / "broken-run" / name).write_text("{")
     (place / "loop").symlink_to("loop")
     (place / "dangling").symlink_to("nowhere/x")
     before = Path.cwd()
