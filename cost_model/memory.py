@@ -60,6 +60,13 @@ def trained_bytes(profile: ModelProfile, layers: Iterable[int]) -> float:
     return sum(_own_bytes(profile, set(layers), unreached=False))
 
 
+def held_bytes(profile: ModelProfile, layers: Iterable[int]) -> float:
+    """Return the bytes of all parameters of layers on one device, with their lowered copies."""
+    held = set(layers)
+    lowered = sum(profile.layers[layer].lowered_bytes for layer in held)
+    return sum(_own_bytes(profile, held, unreached=True)) + lowered
+
+
 def state_home_bytes(profile: ModelProfile, layers: Iterable[int]) -> float:
     """Return trained parameter bytes of layers with states kept once: tied ones count with their home."""
     return sum(profile.layers[layer].trained_bytes - profile.tied_bytes(layer) for layer in layers)
@@ -157,7 +164,7 @@ def _message_bytes(profile: ModelProfile, stage: StageShape) -> tuple[float, flo
     """Return the bytes of a microbatch that enter a stage, and that leave it; 0 at the ends of the model."""
     last = stage.stop == profile.num_layers
     leaving = 0.0 if last else profile.layers[stage.stop - 1].output_bytes_per_sample
-    entering = _input_bytes_per_sample(profile, stage.start)
+    entering = input_bytes_per_sample(profile, stage.start)
     return stage.microbatch_size * entering, stage.microbatch_size * leaving
 
 
@@ -195,7 +202,8 @@ def saved_bytes_per_sample(profile: ModelProfile, start: int, stop: int) -> floa
     return prefix + sum(layer.saved_bytes_per_sample for layer in profile.layers[start:stop])
 
 
-def _input_bytes_per_sample(profile: ModelProfile, layer: int) -> float:
+def input_bytes_per_sample(profile: ModelProfile, layer: int) -> float:
+    """Return the bytes of a sample that enter a layer from the one before it."""
     return profile.layers[layer - 1].output_bytes_per_sample if layer else 0.0
 
 
@@ -211,9 +219,9 @@ def segment_bytes(profile: ModelProfile, stage: StageShape) -> tuple[float, floa
         saved = samples * saved_bytes_per_sample(profile, first, last)
         need = saved + working_bytes(profile, first, samples, last)[-1]
         if last < stage.stop:
-            need += 2 * samples * _input_bytes_per_sample(profile, last)
+            need += 2 * samples * input_bytes_per_sample(profile, last)
         most = max(most, need - inputs)
-        inputs += samples * _input_bytes_per_sample(profile, first)
+        inputs += samples * input_bytes_per_sample(profile, first)
     return inputs, most
 
 
@@ -254,9 +262,8 @@ def device_memory(
             rows = first_backward_bytes(profile, stages[0].start, stages[0].microbatch_size, summed_bytes)
             first = max(working, rows[stages[0].stop - stages[0].start])
         gradients, saved, working = max((summed_bytes, saved, working), (trained, later, first), key=sum)
-    lowered = sum(profile.layers[layer].lowered_bytes for layer in layers)
     return DeviceMemory(
-        parameter_bytes=sum(_own_bytes(profile, layers, unreached=True)) + lowered,
+        parameter_bytes=held_bytes(profile, layers),
         gradient_bytes=gradients,
         optimizer_bytes=(trained if stepped_bytes is None else stepped_bytes)
         * profile.optimizer_bytes_per_parameter_byte,

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -10,10 +10,17 @@ from typing import Any, ClassVar
 from pydantic import ConfigDict
 
 from cost_model.cluster import Cluster
-from cost_model.dtypes import FLOAT32, check_gradient_dtype, gradient_share
+from cost_model.dtypes import (
+    BFLOAT16_AUTOCAST,
+    FLOAT16_AUTOCAST,
+    FLOAT32,
+    check_gradient_dtype,
+    gradient_share,
+)
 from cost_model.errors import InputError
 from cost_model.memory import segments
 from cost_model.profile import ModelProfile
+from cost_model.sharding import Sharding
 from cost_model.strict_files import STRICT, canonical_sha256
 
 FORMAT = "hetpipe.plan/1"
@@ -183,9 +190,9 @@ class Plan:
     A device may appear in several pipelines, and at several stages of one; it holds the union of its layers
     once.
 
-    zero: 1 where each layer's optimizer states are on one device only, else 0 (ZeRO stage 1: Rajbhandari et
-    al., SC 2020). state_owners: that device by layer; None leaves it open
-    (`partition.estimates.optimizer_sharding`), and then memory counts them on all.
+    zero: which of a layer's states, gradients and weights are on one device only (`sharding`). state_owners:
+    that device by layer; None leaves it open (`partition.estimates.optimizer_sharding`), and then memory
+    counts them on all.
     gradient_dtype: in which gradients travel where devices sum them (`GRADIENT_DTYPES`).
     """
 
@@ -214,14 +221,51 @@ class Plan:
         if len({pipeline.stages[-1].stop for pipeline in self.pipelines}) > 1:
             raise InputError("the pipelines stop at different layers; each must cover them all")
         check_gradient_dtype(self.gradient_dtype)
-        if self.zero not in (0, 1):
-            raise InputError(f"zero is {self.zero}; 0 and 1 are known")
+        if self.zero not in list(Sharding):
+            raise InputError(f"zero is {self.zero}; 0, 1, 2 and 3 are known")
+        if self.sharding.by_layer:
+            self._check_by_layer()
         if self.state_owners is not None:
             self._check_state_owners(self.state_owners)
 
+    def _check_by_layer(self) -> None:
+        """Check what a step needs that goes layer by layer, in the same order on all devices of a layer."""
+        what = f"zero is {self.zero}"
+        shared = next((name for name, places in self.places.items() if len(places) > 1), None)
+        if shared is not None:
+            raise InputError(
+                f"{what}, and device {shared!r} serves {len(self.places[shared])} stages; gradients and "
+                "weights are sharded where each device serves one: give zero 1, or a stage for each device"
+            )
+        if self.gradient_dtype != FLOAT32:
+            raise InputError(
+                f"{what}, and gradient_dtype is {self.gradient_dtype!r}; gradients that are summed in each "
+                "microbatch would be rounded each time: give zero 1, or leave gradient_dtype out"
+            )
+        for pipeline in self.pipelines:
+            for index, stage in enumerate(pipeline.stages):
+                if stage.recompute and any(stop - start > 1 for start, stop in stage.segments):
+                    raise InputError(
+                        f"{what}, and layers {list(stage.layers)} of {stage.device!r} are recomputed several "
+                        "at once; a step goes layer by layer then: give segment_layers 1"
+                    )
+                if self.sharding is not Sharding.WEIGHTS:
+                    continue
+                if len(pipeline.stages) > 1:
+                    raise InputError(
+                        f"{what}, and a pipeline has {len(pipeline.stages)} stages; weights are sharded "
+                        "between pipelines of one stage: give zero 2"
+                    )
+                if pipeline.in_flight(index) > 1:
+                    raise InputError(
+                        f"{what}, and {stage.device!r} has {pipeline.in_flight(index)} microbatches in "
+                        "flight; all devices fetch weights in one order: give in_flight 1, which is as fast "
+                        "in a pipeline of one stage"
+                    )
+
     def _check_state_owners(self, owners: tuple[str, ...]) -> None:
         if not self.zero:
-            raise InputError("state_owners is for sharded optimizer states; write zero 1, or leave it out")
+            raise InputError("state_owners is for sharded states; write zero 1, 2 or 3, or leave it out")
         if len(owners) != self.num_layers:
             raise InputError(
                 f"state_owners names {len(owners)} devices, the plan has {self.num_layers} layers; name one "
@@ -236,6 +280,11 @@ class Plan:
     @property
     def num_layers(self) -> int:
         return self.pipelines[0].stages[-1].stop
+
+    @property
+    def sharding(self) -> Sharding:
+        """What of a layer only its owner keeps."""
+        return Sharding(self.zero)
 
     @property
     def gradient_share(self) -> float:
@@ -320,3 +369,21 @@ def check_plan(plan: Plan, profile: ModelProfile, cluster: Cluster) -> None:
     check_gradient_dtype(plan.gradient_dtype, profile.dtype)
     for name in plan.device_names:
         profile.kind(cluster.device(name).kind)
+    if plan.sharding is Sharding.WEIGHTS:
+        _check_weights_sharded(profile, [cluster.device(name).kind for name in plan.device_names])
+
+
+def _check_weights_sharded(profile: ModelProfile, kinds: Iterable[str]) -> None:
+    """Check that weights are used as they are held, and so can be dropped.
+
+    Raises: InputError if not.
+    """
+    if profile.compiled:
+        raise InputError("zero is 3, and blocks are compiled; give zero 2, or profile without --compile")
+    halves = (BFLOAT16_AUTOCAST, FLOAT16_AUTOCAST)
+    lowered = sorted({kind for kind in kinds if profile.dtype_of(kind) in halves})
+    if lowered:
+        raise InputError(
+            f"zero is 3, and {lowered[0]!r} computes in {profile.dtype_of(lowered[0])}, which keeps copies "
+            "of all weights in 16 bits; give zero 2"
+        )

@@ -16,7 +16,7 @@ from hetpipe.commands.inputs import checked_plan
 from hetpipe.commands.options import JsonOption, MaybeCluster, with_options
 from hetpipe.commands.output import print_json
 from hetpipe.program.costs import ProgramCosts
-from hetpipe.program.instructions import parse_program
+from hetpipe.program.program_text import parse_program
 from hetpipe.program.trace import Trace
 from hetpipe.reporting.pages import write_page
 from hetpipe.runs.run_folder import DEVICE_CLOCKS, MEASURED, PREDICTED, RunFolder

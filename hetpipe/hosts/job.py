@@ -15,7 +15,7 @@ from cost_model.errors import InputError
 from cost_model.profile import ModelProfile, read_profile
 from cost_model.strict_files import read_text
 from hetpipe.program.costs import ProgramCosts
-from hetpipe.program.instructions import parse_program
+from hetpipe.program.program_text import parse_program
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings, TaskSettings, read_settings, settings_text
 from hetpipe.trust.channel import Address

@@ -218,6 +218,7 @@ class ChainModel:
         lowered: torch.dtype | None = None,
         *,
         compiled: bool = False,
+        absent: Collection[str] = (),
     ) -> LayerModel:
         """Build these layers with real weights; all others cost nothing.
 
@@ -228,14 +229,16 @@ class ChainModel:
 
         lowered: what autocast computes in, on weights of dtype; see hetpipe.models.mixed_precision. Frozen
         weights are kept in their own bytes; see hetpipe.models.frozen_weights. compiled: whether blocks are
-        compiled, one graph each, in which autocast lowers weights itself.
+        compiled, one graph each, in which autocast lowers weights itself. absent: names of parameters of
+        these layers that are not held here until somebody puts them there.
 
         Raises: InputError if they cannot be.
         """
         owned = frozenset(layers)
         if not owned <= set(range(self.num_layers)):
             raise ValueError(f"{self.name} has layers 0 to {self.num_layers - 1}, not {sorted(owned)}")
-        infos = {info.name: info for layer in owned for info in self.layer_parameters[layer]}
+        every = (info for layer in owned for info in self.layer_parameters[layer])
+        infos = {info.name: info for info in every if info.name not in absent}
         kept = {name: info.kept_dtype(dtype, lowered) for name, info in infos.items()}
         with torch.device("cpu"):
             model, names = self._build_owned(owned, infos, seed, kept)
@@ -260,7 +263,7 @@ class ChainModel:
             keep_unpacked(model)
             layered = BlockLayers(model, self.num_layers, by_layer, self.structure)
         layered.device_type, layered.lowered = torch.device(device).type, lowered
-        layered.first_trained = self.first_trained
+        layered.first_trained, layered.absent = self.first_trained, frozenset(absent)
         if compiled:
             layered.compile_blocks()
         return layered

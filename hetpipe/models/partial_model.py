@@ -40,11 +40,13 @@ class LayerModel(nn.Module):
     runs. Lives on one device in one dtype: materialise again rather than moving it.
     lowered: what autocast computes in, and tensors between layers are rounded to; None for no autocast.
     first_trained: the first layer of the chain that trains a parameter; what enters it needs no gradient.
+    absent: names of owned parameters whose weights are elsewhere, but for the time of a computation.
     compiles: whether blocks run as `compile_blocks` has compiled them.
     """
 
     first_trained: int = 0
     compiles: bool = False
+    absent: frozenset[str] = frozenset()
     device_type: str = "cpu"
     lowered: torch.dtype | None = None
     on_layer: Callable[[int], None] | None = None
@@ -101,9 +103,13 @@ class LayerModel(nn.Module):
         """Return the parameters of all owned layers by name, each once, in the order of the layers."""
         return {name: value for layer in self._by_layer.values() for name, value in layer.items()}
 
+    def held_parameters(self) -> dict[str, nn.Parameter]:
+        """Return those of `owned_parameters` whose weights are here all the time."""
+        return {name: value for name, value in self.owned_parameters().items() if name not in self.absent}
+
     def held_tensors(self) -> list[Tensor]:
         """Return the tensors that hold the weights of all owned layers; several of one that is quantized."""
-        return [tensor for value in self.owned_parameters().values() for tensor in tensors_of(value)]
+        return [tensor for value in self.held_parameters().values() for tensor in tensors_of(value)]
 
     def kept_arguments(self) -> list[Tensor]:
         """Return the tensors that are kept from one forward to the next: masks and rotary tables."""
@@ -189,8 +195,9 @@ class BlockLayers(LayerModel):
         self._carried: Carried = ()
         self._arguments = BlockArguments()
         self._recorder: Recorder | None = None
+        own = {id(value) for value in self.owned_parameters().values()}
         for module in model.modules():
-            zeros = _zeros(module)
+            zeros = None if id(getattr(module, "weight", None)) in own else _zeros(module)
             if zeros is not None:
                 module.__dict__["forward"] = zeros
         self._blocks = tuple(model.get_submodule(structure.path).children())

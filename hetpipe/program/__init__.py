@@ -8,7 +8,9 @@ and the executor read the same program. No torch here.
 
 Others use:
     instructions: Program, Schedule, Instruction, Compute, Transfer, Sync, Norm, Step, Broadcast, Bucket,
-        Pass, Direction, Message, incoming, outgoing, parse_instruction, parse_program
+        Reduce, Gather, Round, Exchange, Pass, Direction, Message, incoming, outgoing
+    program_text: parse_instruction, parse_program
+    layer_rounds: awaited_rounds, dropped_weights, buckets_by_layer
     lowering: lower_as
     gradient_buckets: gradient_buckets, with_collectives
     sync_starts: inner_syncs, after_layer_s, layers_reached

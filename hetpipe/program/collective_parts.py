@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from cost_model.collectives import Collective
 from cost_model.errors import InputError
-from hetpipe.program.instructions import Broadcast, Bucket, Program, Sync
+from hetpipe.program.instructions import Broadcast, Bucket, Gather, Program, Reduce, Sync
 
 
 class Operation(StrEnum):
@@ -91,13 +91,16 @@ def broadcast_part(index: int, bucket: Bucket, *, on_host: bool) -> Part:
 def meetings(program: Program, *, on_host: bool) -> Meetings:
     """Return what is handed in to each group in a step, by the instruction lists of the ranks."""
     sums = [sum_parts(*entry, on_host=on_host) for entry in enumerate(program.buckets)]
+    back = [broadcast_part(*entry, on_host=on_host) for entry in enumerate(program.buckets)]
 
     def of_rank(rank: int) -> Iterator[Part]:
         for entry in program.ranks[rank]:
             if isinstance(entry, Sync):
                 yield from (part for part in sums[entry.bucket] if rank in part.group.ranks)
-            elif isinstance(entry, Broadcast):
-                yield broadcast_part(entry.bucket, program.buckets[entry.bucket], on_host=on_host)
+            elif isinstance(entry, Reduce):
+                yield sums[entry.bucket][0]
+            elif isinstance(entry, Broadcast | Gather):
+                yield back[entry.bucket]
 
     found: dict[Group, dict[int, list[Part]]] = defaultdict(dict)
     for rank in range(len(program.ranks)):

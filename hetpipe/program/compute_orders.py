@@ -129,14 +129,18 @@ def in_rounds(plan: Plan) -> bool:
 
 def most_in_flight(ranks: Iterable[Sequence[Instruction]]) -> dict[tuple[int, int], int]:
     """Return the most microbatches that a stage (pipeline, stage) holds between forward and backward."""
-    alive: dict[tuple[int, int], int] = {}
+    alive: dict[tuple[int, int], set[int]] = {}
     most: dict[tuple[int, int], int] = {}
     for instructions in ranks:
         for instruction in instructions:
             if isinstance(instruction, Compute):
                 key = (instruction.pipeline, instruction.stage)
-                alive[key] = alive.get(key, 0) + (1 if instruction.op is Pass.FORWARD else -1)
-                most[key] = max(most.get(key, 0), alive[key])
+                held = alive.setdefault(key, set())
+                if instruction.op is Pass.FORWARD:
+                    held.add(instruction.microbatch)
+                else:
+                    held.discard(instruction.microbatch)
+                most[key] = max(most.get(key, 0), len(held))
     return most
 
 

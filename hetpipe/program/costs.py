@@ -12,7 +12,7 @@ from cost_model.layer_costs import Prices
 from cost_model.network import FreeAt, Network, Route, reserve
 from cost_model.profile import ModelProfile
 from cost_model.sum_times import all_reduce_due, all_reduce_resources, broadcast_due, norm_due, reduce_due
-from hetpipe.program.instructions import Compute, Pass, Program, Transfer
+from hetpipe.program.instructions import Compute, Pass, Program, Reduce, Round, Transfer
 from hetpipe.program.sync_starts import after_layer_s
 from partition.estimates.plan_memory import memory_on, stepped_bytes
 from partition.plan import Plan
@@ -30,7 +30,7 @@ class ProgramCosts:
         self.program = program
         self.network = network or Network(cluster, profile.links, profile.all_reduces)
         self.device_names = program.device_names
-        self.num_stages = [len(pipeline.stages) for pipeline in program.plan.pipelines]
+        self.stages = [pipeline.stages for pipeline in program.plan.pipelines]
         self._prices = Prices(profile)
         self._profile, self._cluster = profile, cluster
         by_name = {device.name: device for device in cluster.devices}
@@ -61,14 +61,16 @@ class ProgramCosts:
 
     def compute_s(self, rank: int, compute: Compute) -> float:
         samples = self._pipelines[compute.pipeline].microbatch_samples(compute.microbatch)
-        return self._seconds(rank, compute.op, compute.pipeline, compute.stage, samples)
+        return self._seconds(rank, compute.op, compute.pipeline, compute.stage, samples, compute.layer)
 
-    def _stage_seconds(self, rank: int, op: Pass, pipeline: int, stage: int, samples: int) -> float:
+    def _stage_seconds(
+        self, rank: int, op: Pass, pipeline: int, stage: int, samples: int, layer: int | None
+    ) -> float:
         entry = self._pipelines[pipeline].stages[stage]
-        device = self.devices[rank]
+        device, layers = self.devices[rank], entry.layers if layer is None else (layer, layer + 1)
         if op is Pass.FORWARD:
-            return self._prices.forward_s(device, entry.start, entry.stop, samples)
-        return self._prices.backward_s(device, entry.start, entry.stop, samples, recompute=entry.recompute)
+            return self._prices.forward_s(device, *layers, samples)
+        return self._prices.backward_s(device, *layers, samples, recompute=entry.recompute)
 
     def after_layer_s(self, rank: int, compute: Compute, layer: int) -> float:
         """Return the seconds of a backward that come after that of one of its stage's layers."""
@@ -144,6 +146,11 @@ class ProgramCosts:
         ready, root = self._by_name(entry.ranks, ready_s), self.device_names[entry.state_owner]
         due = broadcast_due(free_at, self.network, self._parameter_bytes(bucket), ready, root)
         return {rank: due[self.device_names[rank]] for rank in entry.ranks}
+
+    def round_due(self, free_at: FreeAt, entry: Round, ready_s: Mapping[int, float]) -> dict[int, float]:
+        """Return when a REDUCE or a GATHER is over for each rank, given when each was ready (by rank)."""
+        due = self.sync_due if isinstance(entry, Reduce) else self.broadcast_due
+        return due(free_at, entry.bucket, ready_s)
 
     def norm_due(self, free_at: FreeAt, ready_s: Mapping[int, float]) -> dict[int, float]:
         """Return when each rank has the norm, given when each was ready for it (by rank)."""

@@ -15,8 +15,9 @@ from partition.plan import Plan
 def gradient_buckets(plan: Plan, profile: ModelProfile) -> tuple[Bucket, ...]:
     """Put neighbouring layers with the same owners into one bucket, and tied weights into one more each.
 
-    Where optimizer states are sharded, only layers whose states are on one device go together. In one global
-    order, the layers whose backward ends first at the front; only buckets of several owners.
+    Where optimizer states are sharded, only layers whose states are on one device go together; where
+    gradients are, each layer is by itself. In one global order, the layers whose backward ends first at the
+    front; only buckets of several owners.
     """
     rank_of = {name: rank for rank, name in enumerate(plan.device_names)}
     holders: list[set[int]] = [set() for _ in range(profile.num_layers)]
@@ -42,7 +43,12 @@ def gradient_buckets(plan: Plan, profile: ModelProfile) -> tuple[Bucket, ...]:
     start = profile.first_trained  # those below it have no gradients
     for stop in range(start + 1, profile.num_layers + 1):
         last = stop == profile.num_layers
-        if last or holders[stop] != holders[start] or (states and states[stop] != states[start]):
+        if (
+            last
+            or plan.sharding.by_layer
+            or holders[stop] != holders[start]
+            or (states and states[stop] != states[start])
+        ):
             buckets.append(bucket_of(tuple(range(start, stop)), owners(start)))
             start = stop
     several = [bucket for bucket in buckets if len(bucket.ranks) > 1]

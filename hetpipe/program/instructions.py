@@ -1,13 +1,12 @@
 """The instructions, and the program that the simulator and the executor both read."""
 
 import hashlib
-import re
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
 from cost_model.collectives import Collective
-from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
 from partition.plan import Pipeline, Plan, Stage
 
@@ -54,15 +53,20 @@ _SEND = Direction.SEND
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """A forward or backward of one microbatch at one stage; it waits for its inputs."""
+    """A forward or backward of one microbatch at one stage; it waits for its inputs.
+
+    layer: the only one of the stage that it goes through, where a step goes layer by layer; None for all.
+    """
 
     op: Pass
     pipeline: int
     stage: int
     microbatch: int
+    layer: int | None = None
 
     def __str__(self) -> str:
-        return f"{_route(self.pipeline)}{self.stage}{self.op}{self.microbatch}"
+        text = f"{_route(self.pipeline)}{self.stage}{self.op}{self.microbatch}"
+        return text if self.layer is None else f"{text}@{self.layer}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +141,42 @@ class Broadcast:
         return f"BCAST{self.bucket}"
 
 
-Instruction = Compute | Transfer | Sync | Norm | Step | Broadcast
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """A start of the sum of one round of a bucket's gradients at the owner, who adds it to those before.
+
+    It waits until the REDUCE before it on the rank is over; then the rank goes on. round: one for each
+    backward through the bucket of the rank that has most; one that has fewer gives nothing in the last ones.
+    """
+
+    bucket: int
+    round: int
+
+    def __str__(self) -> str:
+        return f"REDUCE{self.bucket}.{self.round}"
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """A start of fetching a bucket's weights from the owner, for the next computations that use them.
+
+    It waits until all GATHERs but one before it on the rank are over; then the rank goes on.
+    """
+
+    bucket: int
+    round: int
+
+    def __str__(self) -> str:
+        return f"GATHER{self.bucket}.{self.round}"
+
+
+Round = Reduce | Gather
+"""A collective of one bucket that comes several times in a step."""
+
+Exchange = Sync | Norm | Broadcast | Reduce | Gather
+"""An instruction in which several ranks take part at once."""
+
+Instruction = Compute | Transfer | Step | Exchange
 Message = tuple[Pass, int, int, int]
 """(op, pipeline, boundary, microbatch) of what crosses between two stages."""
 
@@ -251,7 +290,7 @@ class Program:
     @property
     def text(self) -> str:
         """Return the content of program.txt: readable, and with the plan all that `parse_program` needs."""
-        lines = [_head(self.plan, self.schedule) + self._first_trained_text]
+        lines = [program_head(self.plan, self.schedule) + self._first_trained_text]
         lines += [f"bucket {index}: {bucket}" for index, bucket in enumerate(self.buckets)]
         for rank, (name, instructions) in enumerate(zip(self.device_names, self.ranks, strict=True)):
             lines.append(f"rank {rank} {name}: {' '.join(map(str, instructions))}")
@@ -266,99 +305,40 @@ class Program:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
-def _head(plan: Plan, schedule: Schedule) -> str:
+def program_head(plan: Plan, schedule: Schedule) -> str:
     """Return the first line of program.txt; it names the schedule where that is not 1F1B."""
     head = f"{FORMAT} plan={plan.sha256[:16]}"
     return head if schedule is Schedule.ONE_F_ONE_B else f"{head} schedule={schedule}"
 
 
-def incoming(compute: Compute, num_stages: int) -> Message | None:
-    """Return the message, or its own rank's tensors, that a computation waits for; None at the ends."""
+def incoming(compute: Compute, stages: Sequence[Stage]) -> Message | None:
+    """Return the message, or its own rank's tensors, that a computation waits for; None at the ends.
+
+    stages: of its pipeline.
+    """
+    layer = compute.layer
     if compute.op is Pass.FORWARD:
         boundary = compute.stage
-        return (compute.op, compute.pipeline, boundary, compute.microbatch) if boundary > 0 else None
+        if boundary == 0 or (layer is not None and layer != stages[boundary].start):
+            return None
+        return (compute.op, compute.pipeline, boundary, compute.microbatch)
     boundary = compute.stage + 1
-    return (compute.op, compute.pipeline, boundary, compute.microbatch) if boundary < num_stages else None
-
-
-def outgoing(compute: Compute, num_stages: int, first_backward: int) -> Message | None:
-    """Return the message that a computation makes for its microbatch's next one; None at the ends.
-
-    first_backward: the first stage that has a backward; none before it takes a gradient.
-    """
-    forward = compute.op is Pass.FORWARD
-    boundary = compute.stage + 1 if forward else compute.stage
-    if not (0 if forward else first_backward) < boundary < num_stages:
+    if boundary == len(stages) or (layer is not None and layer != stages[compute.stage].stop - 1):
         return None
     return (compute.op, compute.pipeline, boundary, compute.microbatch)
 
 
-_WORD = re.compile(r"(?:(\d+):)?(\d+)(?:(SEND|RECV)_)?([FB])(\d+)")
-_NODES = r" nodes=\d+(?:,\d+)*(?:/\d+(?:,\d+)*)*"
-_BUCKET = re.compile(rf"bucket \d+: ranks=([\d,]+) layers=([\d,]+)( tied)?( tree|{_NODES})?(?: owner=(\d+))?")
+def outgoing(compute: Compute, stages: Sequence[Stage], first_backward: int) -> Message | None:
+    """Return the message that a computation makes for its microbatch's next one; None at the ends.
 
-
-def parse_instruction(word: str) -> Instruction:
-    """Return the instruction that its text form stands for.
-
-    >>> parse_instruction("1:0SEND_F3")
-    Transfer(direction=<Direction.SEND: 'SEND'>, op=<Pass.FORWARD: 'F'>, pipeline=1, stage=0, microbatch=3)
-
-    Raises: InputError if it stands for none.
+    stages: of its pipeline. first_backward: the first of them that has a backward; none before it takes a
+    gradient.
     """
-    if word == "NORM":
-        return Norm()
-    if word == "STEP":
-        return Step()
-    if word.startswith("SYNC") and word[4:].isdigit():
-        return Sync(int(word[4:]))
-    if word.startswith("BCAST") and word[5:].isdigit():
-        return Broadcast(int(word[5:]))
-    match = _WORD.fullmatch(word)
-    if match is None:
-        raise InputError(f"{word!r} is no instruction; they look like 0F3, 1SEND_B2, SYNC0, NORM, STEP")
-    route, stage, direction, op, microbatch = match.groups()
-    where = (int(route or 0), int(stage), int(microbatch))
-    if direction is None:
-        return Compute(Pass(op), *where)
-    return Transfer(Direction(direction), Pass(op), *where)
-
-
-def parse_program(text: str, plan: Plan) -> Program:
-    """Return the program of program.txt for its plan.
-
-    Raises: InputError if the text is malformed or belongs to another plan.
-    """
-    lines = text.splitlines()
-    found = lines[0] if lines else ""
-    head, _, first_trained = found.partition(" first_trained=")
-    schedule = next((candidate for candidate in Schedule if head == _head(plan, candidate)), None)
-    if schedule is None or not (first_trained or "0").isdigit():
-        raise InputError(f"program.txt begins with {found!r}, which is not format {FORMAT!r} of this plan")
-    buckets = [_parse_bucket(line) for line in lines[1:] if line.startswith("bucket ")]
-    ranks: list[tuple[Instruction, ...]] = []
-    for name, line in zip(plan.device_names, lines[1 + len(buckets) :], strict=False):
-        head, _, words = line.partition(": ")
-        if head != f"rank {len(ranks)} {name}":
-            raise InputError(f"program.txt has {head!r} where rank {len(ranks)} on {name!r} belongs")
-        ranks.append(tuple(parse_instruction(word) for word in words.split()))
-    if len(ranks) != len(plan.device_names) or len(lines) != 1 + len(buckets) + len(ranks):
-        raise InputError(f"program.txt has {len(ranks)} ranks, the plan {len(plan.device_names)} devices")
-    return Program(plan, tuple(buckets), tuple(ranks), schedule, int(first_trained or 0))
-
-
-def _parse_bucket(line: str) -> Bucket:
-    match = _BUCKET.fullmatch(line)
-    if match is None:
-        raise InputError(
-            f"program.txt: {line!r} is no bucket; they look like 'bucket 0: ranks=0,3 layers=0,25'"
-        )
-    ranks, layers = (tuple(map(int, group.split(","))) for group in match.groups()[:2])
-    way, owner = match[4], None if match[5] is None else int(match[5])
-    bucket = Bucket(layers, ranks, tied=match[3] is not None, state_owner=owner)
-    if way is None:
-        return bucket
-    if way == " tree":
-        return replace(bucket, collective=Collective.TREE)
-    nodes = tuple(tuple(map(int, node.split(","))) for node in way.removeprefix(" nodes=").split("/"))
-    return replace(bucket, collective=Collective.HIERARCHICAL, nodes=nodes)
+    forward = compute.op is Pass.FORWARD
+    boundary = compute.stage + 1 if forward else compute.stage
+    if not (0 if forward else first_backward) < boundary < len(stages):
+        return None
+    layer, own = compute.layer, stages[compute.stage]
+    if layer is not None and layer != (own.stop - 1 if forward else own.start):
+        return None
+    return (compute.op, compute.pipeline, boundary, compute.microbatch)

@@ -134,7 +134,8 @@ class _Scheduler:
         assert compute is not None
         self._running[rank] = None
         stages = self._stages[compute.pipeline]
-        made = outgoing(compute, len(stages), self._first_backward[compute.pipeline])
+        held = self._costs.stages[compute.pipeline]
+        made = outgoing(compute, held, self._first_backward[compute.pipeline])
         if made is None:
             if compute.op is Pass.FORWARD:
                 stages[compute.stage].due[Pass.BACKWARD].append(now)

@@ -2,11 +2,13 @@
 
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import replace
+from operator import add
 
 from cost_model.cluster import Cluster
 from cost_model.errors import InputError
 from cost_model.network import Network
 from cost_model.profile import ModelProfile
+from cost_model.sharding import Sharding
 from hetpipe.program.compute_orders import Order, compute_orders
 from hetpipe.program.gradient_buckets import gradient_buckets, in_order_of_backwards, with_collectives
 from hetpipe.program.instructions import (
@@ -25,6 +27,7 @@ from hetpipe.program.instructions import (
     incoming,
     outgoing,
 )
+from hetpipe.program.layer_rounds import with_rounds
 from partition.estimates.optimizer_sharding import with_state_owners
 from partition.plan import Plan
 
@@ -57,9 +60,12 @@ def lower_as(
     if ordered.last_backward_s:
         buckets = in_order_of_backwards(plan, buckets, ordered.last_backward_s)
     program = Program(ordered.plan, buckets, (), schedule, profile.first_trained)
-    lists = _with_messages(program, ordered.ranks, on_gpus(program, cluster))
-    syncs = sync_points(program, ordered.ranks)
+    lists = list(_with_messages(program, ordered.ranks, on_gpus(program, cluster)))
     broadcasts = [parameter_broadcasts(program, rank) for rank in range(len(ordered.ranks))]
+    if plan.sharding.by_layer:
+        ends = [(Norm(), Step(), *spread) for spread in broadcasts]
+        return replace(program, ranks=tuple(map(add, with_rounds(program, lists), ends)))
+    syncs = sync_points(program, ordered.ranks)
     return replace(program, ranks=tuple(map(_with_syncs, lists, syncs, broadcasts)))
 
 
@@ -111,7 +117,7 @@ def _merged(
     posted: set[Message] = set()
     for slot, compute in enumerate(order):
         for distance, ahead in enumerate(order[slot : slot + 1 + RECEIVE_AHEAD]):
-            wanted = incoming(ahead, len(program.pipeline(ahead).stages))
+            wanted = incoming(ahead, program.pipeline(ahead).stages)
             if distance and wanted in at_need:
                 continue
             # the messages before it on the edge go first, whoever needs them later
@@ -127,7 +133,7 @@ def _merged(
 def _send(program: Program, compute: Compute) -> Transfer | None:
     """Return the send of a computation's result; None at the ends, and where it stays on the rank."""
     stages = program.pipeline(compute).stages
-    message = outgoing(compute, len(stages), program.first_backward[compute.pipeline])
+    message = outgoing(compute, stages, program.first_backward[compute.pipeline])
     if message is None or message[1:3] in program.local_boundaries:
         return None
     return Transfer(Direction.SEND, compute.op, compute.pipeline, compute.stage, compute.microbatch)
@@ -166,7 +172,12 @@ def sync_points(program: Program, orders: Sequence[Iterable[Instruction]]) -> li
 
 
 def parameter_broadcasts(program: Program, rank: int) -> tuple[Broadcast, ...]:
-    """Return the broadcasts in which a rank takes part, in order of the buckets."""
+    """Return the broadcasts in which a rank takes part, in order of the buckets.
+
+    None where weights are sharded: they are fetched when they are needed.
+    """
+    if program.plan.sharding is Sharding.WEIGHTS:
+        return ()
     return tuple(
         Broadcast(index)
         for index, bucket in enumerate(program.buckets)

@@ -8,14 +8,17 @@ from typing import Any
 from hetpipe.program.instructions import (
     Broadcast,
     Compute,
+    Exchange,
+    Gather,
     Instruction,
     Norm,
     Pass,
+    Reduce,
     Step,
     Sync,
     Transfer,
-    parse_instruction,
 )
+from hetpipe.program.program_text import parse_instruction
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +111,8 @@ _CATEGORY = {
     Norm: "norm",
     Step: "optimizer",
     Broadcast: "broadcast",
+    Reduce: "reduce",
+    Gather: "gather",
 }
 _COLOURS = {Pass.FORWARD: "thread_state_running", Pass.BACKWARD: "rail_response"}
 
@@ -141,7 +146,7 @@ def _process(pid: int, name: str, trace: Trace) -> Iterable[dict[str, Any]]:
             }
     for event in trace.events:
         instruction = event.instruction
-        messages = isinstance(instruction, Transfer | Sync | Broadcast)
+        messages = isinstance(instruction, Transfer | Exchange) and not isinstance(instruction, Norm)
         row: dict[str, Any] = {
             "ph": "X",
             "pid": pid,
@@ -160,6 +165,8 @@ def _process(pid: int, name: str, trace: Trace) -> Iterable[dict[str, Any]]:
                 "stage": instruction.stage,
                 "microbatch": instruction.microbatch,
             }
+            if isinstance(instruction, Compute) and instruction.layer is not None:
+                row["args"]["layer"] = instruction.layer
         if messages:  # they may overlap: asynchronous pairs, not nested slices
             begin = {**row, "ph": "b", "id": f"{pid}.{event.rank}.{instruction}"}
             del begin["dur"]

@@ -11,6 +11,7 @@ from cost_model.cluster import Cluster
 from cost_model.collectives import Collective
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
+from cost_model.sharding import Sharding
 from hetpipe.program.collective_parts import check_meetings, meetings
 from hetpipe.program.compute_orders import most_in_flight, with_in_flight
 from hetpipe.program.costs import check_memory
@@ -19,17 +20,22 @@ from hetpipe.program.instructions import (
     Bucket,
     Compute,
     Direction,
+    Gather,
     Norm,
     Pass,
     Program,
+    Reduce,
+    Round,
     Step,
     Sync,
     Transfer,
     incoming,
     outgoing,
 )
+from hetpipe.program.layer_rounds import awaited_rounds
 from hetpipe.program.lowering import on_gpus
-from partition.plan import check_plan
+from hetpipe.program.round_verification import verify_rounds
+from partition.plan import Stage, check_plan
 
 MOST_STREAMS = 31
 """Torch has 32 streams of a priority on a GPU, and gives them out in turn; receives are handed in on one."""
@@ -49,6 +55,7 @@ def verify(program: Program, profile: ModelProfile, cluster: Cluster) -> None:
     verify_messages(program)
     verify_computations(program)
     verify_buckets(program, profile)
+    verify_rounds(program)
     _verify_nodes(program, cluster)
     gpus = on_gpus(program, cluster)
     verify_order(program, gpus)
@@ -102,6 +109,9 @@ def verify_computations(program: Program) -> None:
             if not isinstance(entry, Compute):
                 continue
             forward = replace(entry, op=Pass.FORWARD)
+            before = None if entry.layer is None else _layer_before(program, entry)
+            if before is not None and before != entry and before not in done:
+                raise InputError(f"rank {rank} has {entry} before {before}")
             if entry in done or program.rank_of(entry.pipeline, entry.stage) != rank:
                 raise InputError(f"rank {rank} has {entry}, which runs elsewhere or before already")
             if entry.op is Pass.BACKWARD and forward not in done:
@@ -109,13 +119,35 @@ def verify_computations(program: Program) -> None:
             if entry.op is Pass.BACKWARD and program.stage(entry).stop <= program.first_trained:
                 raise InputError(f"rank {rank} has {entry}, where nothing is trained; lower the plan again")
             done.add(entry)
+    by_layer = program.plan.sharding.by_layer
     expected = sum(
-        p.num_microbatches * (1 + (stage.stop > program.first_trained))
+        p.num_microbatches * len(_passes(stage, program.first_trained, by_layer=by_layer))
         for p in program.plan.pipelines
         for stage in p.stages
     )
     if len(done) != expected:
         raise InputError(f"the program has {len(done)} computations, the plan needs {expected}")
+
+
+def _passes(stage: Stage, first_trained: int, *, by_layer: bool) -> list[tuple[Pass, int | None]]:
+    """Return the computations of a microbatch at a stage, in order, each with the layer it goes through."""
+    if not by_layer:
+        return [(op, None) for op in Pass if op is Pass.FORWARD or stage.stop > first_trained]
+    back = reversed(range(max(stage.start, first_trained), stage.stop))
+    return [
+        *((Pass.FORWARD, layer) for layer in range(*stage.layers)),
+        *((Pass.BACKWARD, layer) for layer in back),
+    ]
+
+
+def _layer_before(program: Program, entry: Compute) -> Compute:
+    """Return what a computation of a layer comes after at its stage; itself if it is the first."""
+    passes = _passes(program.stage(entry), program.first_trained, by_layer=True)
+    if (entry.op, entry.layer) not in passes:
+        raise InputError(f"{entry} goes through a layer that its stage does not have")
+    place = passes.index((entry.op, entry.layer))
+    op, layer = passes[max(0, place - 1)]
+    return replace(entry, op=op, layer=layer)
 
 
 def verify_buckets(program: Program, profile: ModelProfile) -> None:
@@ -192,6 +224,10 @@ def verify_order(program: Program, gpus: Sequence[bool] = ()) -> None:
         syncs = [index for index, bucket in enumerate(program.buckets) if rank in bucket.ranks]
         tail = [entry for entry in instructions if isinstance(entry, Sync | Norm | Step | Broadcast)]
         broadcasts = [Broadcast(index) for index in syncs if program.buckets[index].state_owner is not None]
+        if program.plan.sharding.by_layer:
+            syncs = []
+        if program.plan.sharding is Sharding.WEIGHTS:
+            broadcasts = []
         if tail != [*map(Sync, syncs), Norm(), Step(), *broadcasts]:
             raise InputError(
                 f"rank {rank} ends in {' '.join(map(str, tail))}; SYNCs in order, NORM, STEP, and broadcasts "
@@ -203,19 +239,27 @@ def verify_order(program: Program, gpus: Sequence[bool] = ()) -> None:
     sent: set[object] = set()
     received: set[object] = set()
     position = [0] * len(program.ranks)
+    by_layer = program.plan.sharding.by_layer
+    awaited = [awaited_rounds(program, rank) if by_layer else {} for rank in range(len(program.ranks))]
+    joined: dict[Round, set[int]] = defaultdict(set)
     moved = True
     while moved:
         moved = False
         for rank, instructions in enumerate(program.ranks):
             while position[rank] < len(instructions):
                 entry = instructions[position[rank]]
-                if isinstance(entry, Compute):
-                    num_stages = len(program.pipeline(entry).stages)
+                rounds = awaited[rank].get(position[rank], ())
+                if any(joined[each] != set(program.buckets[each.bucket].ranks) for each in rounds):
+                    break
+                if isinstance(entry, Reduce | Gather):
+                    joined[entry].add(rank)
+                elif isinstance(entry, Compute):
+                    stages = program.pipeline(entry).stages
                     first_backward = program.first_backward[entry.pipeline]
-                    message = incoming(entry, num_stages)
+                    message = incoming(entry, stages)
                     if message is not None and (message not in sent or (rank, message) not in received):
                         break
-                    made = outgoing(entry, num_stages, first_backward)
+                    made = outgoing(entry, stages, first_backward)
                     if made is not None and made[1:3] in program.local_boundaries:
                         sent.add(made)
                         received.add((rank, made))

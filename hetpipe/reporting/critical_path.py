@@ -6,7 +6,18 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from hetpipe.program.costs import ProgramCosts
-from hetpipe.program.instructions import Broadcast, Compute, Norm, Step, Sync, Transfer
+from hetpipe.program.instructions import (
+    Broadcast,
+    Compute,
+    Gather,
+    Instruction,
+    Norm,
+    Pass,
+    Reduce,
+    Step,
+    Sync,
+    Transfer,
+)
 from hetpipe.program.trace import Event, Trace
 from hetpipe.reporting.idle_time import (
     ROUNDING,
@@ -137,6 +148,7 @@ class _Path:
         ranks = events_by_rank(trace)
         self._computes = [[e for e in events if isinstance(e.instruction, Compute)] for events in ranks]
         self._syncs = [[e for e in events if isinstance(e.instruction, Sync)] for events in ranks]
+        self._rounds = [[e for e in events if isinstance(e.instruction, Reduce | Gather)] for events in ranks]
         self._norms = [event for event in trace.events if isinstance(event.instruction, Norm)]
         self._segments: list[PathSegment] = []
 
@@ -174,6 +186,7 @@ class _Path:
 
     def _before_norm(self, rank: int) -> int:
         """Return the rank that held up the sync that held up a rank's NORM, or the rank itself."""
+        rank = self._through_rounds(rank, self._ended(rank))
         sync = max(self._syncs[rank], key=lambda event: event.end_s, default=None)
         if sync is None or sync.end_s <= self._ended(rank):
             return rank
@@ -183,12 +196,35 @@ class _Path:
         self._spend(Cause.SYNC, str(sync.instruction.bucket), last.start_s)
         return last.rank
 
+    def _through_rounds(self, rank: int, ended_s: float) -> int:
+        """Walk through the rounds that held up a rank after its last computation; return whose."""
+        while self._time - ended_s > self._shortest:
+            rounds = [
+                event for event in self._rounds[rank] if ended_s < event.end_s <= self._time + self._shortest
+            ]
+            held_up = max(rounds, key=lambda event: event.end_s, default=None)
+            if held_up is None:
+                break
+            members = [e for events in self._rounds for e in events if e.instruction == held_up.instruction]
+            late = max(members, key=lambda event: event.start_s)
+            if late.start_s >= self._time:
+                break
+            cause = Cause.REDUCE if isinstance(late.instruction, Reduce) else Cause.GATHER
+            self._spend(Cause.OTHER, "", held_up.end_s)
+            self._spend(cause, "", late.start_s)
+            rank = late.rank
+            place = bisect_right(self._computes[rank], self._time, key=lambda event: event.end_s) - 1
+            ended_s = self._computes[rank][place].end_s if place >= 0 else self._begin
+        return rank
+
     def _ended(self, rank: int) -> float:
         return self._computes[rank][-1].end_s if self._computes[rank] else self._begin
 
     def _walk_computes(self, rank: int) -> None:
-        index_of = {
-            event.instruction: index for events in self._computes for index, event in enumerate(events)
+        index_of = {  # of several layers of a stage the last one
+            _place(event.instruction): index
+            for events in self._computes
+            for index, event in enumerate(events)
         }
         # a sync may have begun before the rank's last computations
         index = bisect_right(self._computes[rank], self._time, key=lambda event: event.start_s) - 1
@@ -201,13 +237,16 @@ class _Path:
             sent = self._sends.get(awaited(event.instruction, self._costs))
             before = self._computes[rank][index].end_s if index >= 0 else self._begin
             if sent is None or sent.end_s <= before:
+                if self._rounds[rank] and (other := self._through_rounds(rank, before)) != rank:
+                    rank = other
+                    index = bisect_right(self._computes[rank], self._time, key=lambda each: each.end_s) - 1
                 continue
             self._spend(Cause.OTHER, "", sent.end_s)
             sent = self._walk_messages(sent)
             assert isinstance(sent.instruction, Transfer)
             send = sent.instruction
             rank = sent.rank
-            index = index_of[Compute(send.op, send.pipeline, send.stage, send.microbatch)]
+            index = index_of[_place(send)]
 
     def _walk_messages(self, sent: Event) -> Event:
         """Walk through a message and its queue; return the first of them, sent when it was ready."""
@@ -228,3 +267,9 @@ class _Path:
         if start_s < self._time:
             self._segments.append(PathSegment(cause, where, start_s, self._time))
             self._time = start_s
+
+
+def _place(entry: Instruction) -> tuple[Pass, int, int, int]:
+    """Return what a computation and the send of its result have in common."""
+    assert isinstance(entry, Compute | Transfer)
+    return entry.op, entry.pipeline, entry.stage, entry.microbatch

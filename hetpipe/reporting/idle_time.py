@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from hetpipe.program.costs import ProgramCosts
-from hetpipe.program.instructions import Broadcast, Compute, Message, Norm, Step, Transfer, incoming
+from hetpipe.program.instructions import Broadcast, Compute, Message, Norm, Reduce, Step, Transfer, incoming
 from hetpipe.program.trace import Event, Trace
 
 Key = TypeVar("Key")
@@ -25,6 +25,8 @@ class Cause(StrEnum):
     SYNC = "sync"
     NORM = "norm"
     BROADCAST = "broadcast"
+    REDUCE = "reduce"
+    GATHER = "gather"
     OTHER = "other"
 
 
@@ -110,11 +112,16 @@ def _waits(
             case Compute():
                 sent = sends.get(awaited(event.instruction, costs))
                 if sent is None:
-                    yield _wait(Cause.OTHER, "", event.start_s - free)
+                    by_layer = event.instruction.layer is not None
+                    yield _wait(Cause.GATHER if by_layer else Cause.OTHER, "", event.start_s - free)
                 else:
                     sent_s = max(free, min(sent.start_s, event.start_s))
                     yield _wait(Cause.COMPUTE, costs.device_names[sent.rank], sent_s - free)
                     yield _wait(Cause.MESSAGE, channel_of(costs, sent), event.start_s - sent_s)
+            case Reduce():
+                yield _wait(Cause.REDUCE, "", event.start_s - free)
+                free = max(free, event.start_s)
+                continue
             case Norm():
                 yield _wait(Cause.SYNC, "", event.start_s - free)
                 yield _wait(Cause.NORM, "", event.end_s - max(free, event.start_s))
@@ -155,7 +162,7 @@ def sends_of(trace: Trace) -> dict[Message | None, Event]:
 
 def awaited(compute: Compute, costs: ProgramCosts) -> Message | None:
     """Return the message that a computation waits for; None where it needs none."""
-    return incoming(compute, costs.num_stages[compute.pipeline])
+    return incoming(compute, costs.stages[compute.pipeline])
 
 
 def channel_of(costs: ProgramCosts, send: Event) -> str:

@@ -19,6 +19,8 @@ _WAITS = {
     Cause.SYNC: GRADIENTS,
     Cause.NORM: GRADIENTS,
     Cause.BROADCAST: GRADIENTS,
+    Cause.REDUCE: GRADIENTS,
+    Cause.GATHER: MESSAGES,
 }
 """The kind of each wait; the others are for computations and optimizer steps of other devices."""
 _WORDS = {

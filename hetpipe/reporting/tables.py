@@ -168,7 +168,7 @@ def _header(plan: Plan, profile: ModelProfile, cluster: Cluster) -> str:
     ]
     text = f"{plan.strategy}: {plan.model}, {plan.global_batch_size} samples a step, {', '.join(parts)}"
     if plan.zero:
-        text += ", optimizer states sharded (ZeRO-1)"
+        text += f", {plan.sharding.words} sharded (ZeRO-{plan.zero})"
     if plan.predicted is None:
         return text
     kinds = {cluster.device(name).kind for name in plan.device_names}

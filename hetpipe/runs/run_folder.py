@@ -12,7 +12,7 @@ from typing import Any
 
 from cost_model.errors import InputError
 from cost_model.strict_files import read_json, read_text, write_atomically
-from hetpipe.program.instructions import parse_instruction
+from hetpipe.program.program_text import parse_instruction
 from hetpipe.program.trace import Event, Trace
 
 PREDICTED = "predicted"

@@ -10,15 +10,25 @@ import numpy as np
 
 from cost_model.network import reserve
 from hetpipe.program.costs import ProgramCosts
-from hetpipe.program.instructions import Direction, Program, Transfer
+from hetpipe.program.instructions import (
+    Broadcast,
+    Direction,
+    Exchange,
+    Gather,
+    Norm,
+    Program,
+    Reduce,
+    Sync,
+    Transfer,
+)
 
 
 class Board:
     """The table in shared memory on which the ranks of a host reserve emulated links and network cards.
 
-    Rows: when each resource is free; when each message of the step is due; per collective (SYNC of each
-    bucket, NORM, broadcast of each bucket) and rank the step it joined in, when it was ready and when it is
-    due. Owns the file's map. What goes to another host takes what the real link does, and is due at once.
+    Rows: when each resource is free; when each message of the step is due; per collective (an instruction in
+    which several ranks meet) and rank the step it joined in, when it was ready and when it is due. Owns the
+    file's map. What goes to another host takes what the real link does, and is due at once.
     """
 
     def __init__(self, path: Path, costs: ProgramCosts, local: Sequence[int] | None = None) -> None:
@@ -26,7 +36,8 @@ class Board:
         self._costs = costs
         self._local = frozenset(range(len(costs.program.ranks)) if local is None else local)
         self._slots = {message: slot for slot, message in enumerate(_messages(costs.program))}
-        shapes = self._shapes(costs, len(self._slots))
+        self._rows = {entry: row for row, entry in enumerate(_collectives(costs.program))}
+        shapes = self._shapes(costs)
         table = np.memmap(path, dtype=np.float64, mode="r+", shape=(sum(map(int, map(np.prod, shapes))),))
         parts = np.split(table, np.cumsum([int(np.prod(shape)) for shape in shapes])[:-1])
         arrays = [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
@@ -34,15 +45,14 @@ class Board:
         self._lock_file = os.open(path, os.O_RDWR)
 
     @staticmethod
-    def _shapes(costs: ProgramCosts, num_messages: int) -> list[tuple[int, ...]]:
-        collectives, ranks = 2 * len(costs.program.buckets) + 1, len(costs.program.ranks)
-        table = (collectives, ranks)
-        return [(len(costs.network.resources),), (num_messages,), table, table, table]
+    def _shapes(costs: ProgramCosts) -> list[tuple[int, ...]]:
+        table = (len(_collectives(costs.program)), len(costs.program.ranks))
+        return [(len(costs.network.resources),), (len(_messages(costs.program)),), table, table, table]
 
     @classmethod
     def create(cls, path: Path, costs: ProgramCosts) -> None:
         """Make the empty table that all ranks then open."""
-        count = sum(int(np.prod(shape)) for shape in cls._shapes(costs, len(_messages(costs.program))))
+        count = sum(int(np.prod(shape)) for shape in cls._shapes(costs))
         path.write_bytes(np.zeros(max(1, count)).tobytes())
 
     def close(self) -> None:
@@ -75,45 +85,55 @@ class Board:
         """
         return float(self._due[self._slots[message]])
 
-    def join(self, collective: int, rank: int, step: int, ready_s: float) -> None:
+    def join(self, collective: Exchange, rank: int, step: int, ready_s: float) -> None:
         """Note that a rank is ready for a collective, before it takes part in the real one.
 
         The last to join reserves its messages, as in the simulator.
         """
-        count = len(self._costs.program.buckets)
-        members = self._members(collective)
+        row, members = self._rows[collective], self._members(collective)
         if not self._local.issuperset(members):
             return
         with self._lock():
-            self._ready[collective, rank] = ready_s
-            self._joined[collective, rank] = step + 1
-            if any(self._joined[collective, member] != step + 1 for member in members):
+            self._ready[row, rank] = ready_s
+            self._joined[row, rank] = step + 1
+            if any(self._joined[row, member] != step + 1 for member in members):
                 return
-            ready = {member: float(self._ready[collective, member]) for member in members}
+            ready = {member: float(self._ready[row, member]) for member in members}
             free_at = self._free_at.tolist()
-            if collective < count:
-                due = self._costs.sync_due(free_at, collective, ready)
-            elif collective == count:
-                due = self._costs.norm_due(free_at, ready)
-            else:
-                due = self._costs.broadcast_due(free_at, collective - count - 1, ready)
+            match collective:
+                case Sync():
+                    due = self._costs.sync_due(free_at, collective.bucket, ready)
+                case Norm():
+                    due = self._costs.norm_due(free_at, ready)
+                case Broadcast():
+                    due = self._costs.broadcast_due(free_at, collective.bucket, ready)
+                case Reduce() | Gather():
+                    due = self._costs.round_due(free_at, collective, ready)
             self._free_at[:] = free_at
             for member, end in due.items():
-                self._collective_due[collective, member] = end
+                self._collective_due[row, member] = end
 
-    def _members(self, collective: int) -> Sequence[int]:
+    def _members(self, collective: Exchange) -> Sequence[int]:
         program = self._costs.program
-        count = len(program.buckets)
-        if collective == count:
+        if isinstance(collective, Norm):
             return range(len(program.ranks))
-        return program.buckets[collective % (count + 1)].ranks
+        return program.buckets[collective.bucket].ranks
 
-    def collective_due_s(self, collective: int, rank: int) -> float:
+    def collective_due_s(self, collective: Exchange, rank: int) -> float:
         """Return when a rank has the sum; the real collective must be over: then all have joined.
 
         0.0 for one over several hosts: it is over.
         """
-        return float(self._collective_due[collective, rank])
+        return float(self._collective_due[self._rows[collective], rank])
+
+
+def _collectives(program: Program) -> list[Exchange]:
+    """Return the instructions in which several ranks meet, each once."""
+    return list(
+        dict.fromkeys(
+            entry for instructions in program.ranks for entry in instructions if isinstance(entry, Exchange)
+        )
+    )
 
 
 def _messages(program: Program) -> list[object]:

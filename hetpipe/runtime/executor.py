@@ -3,28 +3,27 @@
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from cost_model.dtypes import scales_loss
-from hetpipe.models.mixed_precision import travels_in
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.instructions import (
     Broadcast,
     Compute,
-    Direction,
+    Exchange,
+    Gather,
     Instruction,
     Message,
     Norm,
     Pass,
+    Reduce,
     Step,
     Sync,
     Transfer,
-    incoming,
-    outgoing,
 )
 from hetpipe.program.trace import Event
 from hetpipe.runtime.emulated_links import Board
@@ -32,37 +31,20 @@ from hetpipe.runtime.forward_runner import ForwardRunner
 from hetpipe.runtime.gradient_sync import GradientSync
 from hetpipe.runtime.host_staging import numbers_on_host
 from hetpipe.runtime.inner_sums import InnerSums
+from hetpipe.runtime.layer_sync import LayerSync
 from hetpipe.runtime.loss_scale import LossScale
 from hetpipe.runtime.optimizer import Optimizer
 from hetpipe.runtime.pace import Pace
 from hetpipe.runtime.peer_errors import PeerTimeout
+from hetpipe.runtime.rank_lookups import Shaped, computations_of, crossing
 from hetpipe.runtime.stage_runner import Microbatch, StageRunner
 from hetpipe.runtime.step_outcome import StepOutcome
-from hetpipe.runtime.transport import TensorShape, Transport, release_points
+from hetpipe.runtime.step_rounds import StepRounds
+from hetpipe.runtime.transport import TensorShape, Transport
 from partition.plan import Pipeline
 
 Boundaries = Callable[[int, Microbatch], tuple[TensorShape, ...]]
 """(layer, microbatch) -> the tensors that travel from layer - 1 to layer for it."""
-
-_Shaped = tuple[int, int, Pass, torch.dtype | None]
-"""Layer, samples, direction and dtype of a received message: what its shapes depend on within a step."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Computation:
-    """The neighbours of a computation in its program, looked up once for all steps.
-
-    message: what it waits for; receive: the end of it here, None where this rank made it. made: what is sent
-    of its result; kept: this rank's next stage takes it. releases: sends that are proven to have arrived.
-    """
-
-    compute: Compute
-    message: Message | None
-    receive: Transfer | None
-    made: Message | None
-    kept: bool
-    releases: tuple[Transfer, ...]
-    nominal_s: float
 
 
 class Executor:
@@ -78,7 +60,7 @@ class Executor:
         *,
         stages: StageRunner,
         transport: Transport,
-        sync: GradientSync,
+        sync: GradientSync | LayerSync,
         optimizer: Optimizer,
         boundaries: Boundaries,
         pace: Pace,
@@ -102,15 +84,20 @@ class Executor:
         self._wires = tuple(wires)
         self._pace = pace
         self._board = board
-        self._computations = self._looked_up()
-        self._sent, self._received = self._crossing()
-        self._norm = len(self._program.buckets)
+        self._computations = computations_of(costs, rank)
+        self._sent, self._received = crossing(self._program, rank, self._wires)
         self._outgoing: dict[Message, tuple[Tensor, ...]] = {}
-        self._shapes: dict[_Shaped, tuple[TensorShape, ...]] = {}  # of the step at hand
+        self._shapes: dict[Shaped, tuple[TensorShape, ...]] = {}  # of the step at hand
         self._sync_ends: dict[Instruction, float] = {}
         self._step = 0
         self._begun: dict[int, float] = {}  # buckets whose sums began inside a backward, and when
-        self._inner = InnerSums(costs, rank, sync, pace, self._begin_sum)
+        self._inner: InnerSums | None = None
+        self._rounds: StepRounds | None = None
+        if isinstance(sync, GradientSync):
+            self._inner = InnerSums(costs, rank, sync, pace, self._begin_sum)
+        else:
+            self._rounds = StepRounds(self._program, rank, sync, self._join, self._wait_for)
+            stages.saving = sync.saving
 
     def prepare(self) -> None:
         """Forget the gradients of the step before; not part of a step, and before its common start."""
@@ -136,7 +123,8 @@ class Executor:
                     shapes = self._boundaries(stage.start, data) if place else ()
                     carried = tuple(shape.sent_in(wire).filled(data.labels.device) for shape in shapes)
                     compute = Compute(Pass.FORWARD, index, place, number)
-                    self._stages.rehearse(compute, data, carried, layer_names)
+                    at_hand = None if self._rounds is None else self._rounds.at_hand
+                    self._stages.rehearse(compute, data, carried, layer_names, at_hand)
         self.prepare()
 
     def _rehearsed(self, pipeline: Pipeline) -> tuple[int, ...]:
@@ -167,6 +155,7 @@ class Executor:
         """
         events: list[tuple[Instruction, float, float]] = []
         self._shapes.clear()
+        self._sync_ends.clear()
         self._step = step
         totals = torch.zeros(3, dtype=torch.float64)
         scale = None if self.loss_scale is None else self.loss_scale.value
@@ -188,12 +177,15 @@ class Executor:
                 case Sync():
                     begin = end = self._start_sync(instruction)
                 case Norm():
-                    totals = self._norm_of_all(step, scale or 1.0)
+                    totals = self._norm_of_all(scale or 1.0)
                     end = self._pace.now_s
                 case Step():
                     begin, end = self._update(totals, learning_rate, clip_norm, scale or 1.0)
                 case Broadcast():
-                    end = self._start_broadcast(instruction, step)
+                    end = self._start_broadcast(instruction)
+                case Reduce() | Gather():
+                    assert self._rounds is not None
+                    begin = end = self._rounds.start(index, instruction)
             events.append((instruction, begin, end))
         self._finish_broadcasts()
         self._pace.finish()
@@ -221,6 +213,7 @@ class Executor:
         return ForwardRunner(
             self._program, self._rank, stages=self._stages, transport=self._transport,
             boundaries=self._boundaries, wires=self._wires,
+            fetched=self._sync.fetched if isinstance(self._sync, LayerSync) and self._sync.fetches else None,
         )  # fmt: skip
 
     def close(self) -> None:
@@ -252,47 +245,6 @@ class Executor:
             events.append(Event(self._rank, instruction, begin_s - start_s, max(begin_s, end_s) - start_s))
         return tuple(events)
 
-    def _looked_up(self) -> dict[int, _Computation]:
-        """Return the computations by their place in the list of this rank."""
-        releases, local = release_points(self._program, self._rank), self._program.local_boundaries
-        found: dict[int, _Computation] = {}
-        for index, compute in enumerate(self._program.ranks[self._rank]):
-            if isinstance(compute, Compute):
-                num_stages = self._costs.num_stages[compute.pipeline]
-                first_backward = self._program.first_backward[compute.pipeline]
-                message, made = incoming(compute, num_stages), outgoing(compute, num_stages, first_backward)
-                receive = None
-                if message is not None and message[1:3] not in local:
-                    receive = Transfer(
-                        Direction.RECV, compute.op, compute.pipeline, compute.stage, compute.microbatch
-                    )
-                found[index] = _Computation(
-                    compute,
-                    message,
-                    receive,
-                    made,
-                    made is not None and made[1:3] in local,
-                    releases.get(index, ()),
-                    self._costs.compute_s(self._rank, compute),
-                )
-        return found
-
-    def _crossing(self) -> tuple[dict[int, Message], dict[int, "_Shaped"]]:
-        """Return, by place in this rank's list, the messages of sends and the `_Shaped` of receives."""
-        sent: dict[int, Message] = {}
-        received: dict[int, _Shaped] = {}
-        for index, transfer in enumerate(self._program.ranks[self._rank]):
-            if isinstance(transfer, Transfer) and transfer.direction is Direction.SEND:
-                sent[index] = transfer.message
-            elif isinstance(transfer, Transfer):
-                layer = self._program.pipeline(transfer).stages[transfer.boundary].start
-                giver, taker = (
-                    self._program.rank_of(transfer.pipeline, transfer.boundary + side) for side in (-1, 0)
-                )
-                wire = travels_in(self._wires[giver], self._wires[taker]) if self._wires else None
-                received[index] = (layer, self._program.samples(transfer), transfer.op, wire)
-        return sent, received
-
     def _compute(self, place: int, microbatch: Callable[[int, int], Microbatch]) -> tuple[float, float]:
         work = self._computations[place]
         compute = work.compute
@@ -307,12 +259,16 @@ class Executor:
             received = self._outgoing.pop(work.message)
         for send in work.releases:
             self._transport.release(send)
+        if self._rounds is not None:
+            ready_s = max(ready_s, self._rounds.before(place, compute))
         start = self._pace.begin(ready_s)
         if compute.op is Pass.FORWARD:
             result = self._stages.forward(compute, microbatch(compute.pipeline, compute.microbatch), received)
         else:
-            with self._inner.during(place, start):
+            with self._inner.during(place, start) if self._inner else nullcontext():
                 result = self._stages.backward(compute, received)
+        if self._rounds is not None:
+            self._rounds.after(place)
         if work.kept:
             # the stages' graphs stay apart, as if the tensors had been sent
             result = tuple(tensor.detach() for tensor in result)
@@ -327,7 +283,7 @@ class Executor:
         return due_s
 
     def _post_receive(
-        self, transfer: Transfer, shaped: "_Shaped", microbatch: Callable[[int, int], Microbatch]
+        self, transfer: Transfer, shaped: Shaped, microbatch: Callable[[int, int], Microbatch]
     ) -> None:
         shapes = self._shapes.get(shaped)
         if shapes is None:
@@ -346,47 +302,52 @@ class Executor:
         return self._begun.pop(sync.bucket)
 
     def _begin_sum(self, bucket: int, ready_s: float) -> None:
+        assert isinstance(self._sync, GradientSync)
         self._begun[bucket] = ready_s
         if self._board is not None:
-            self._board.join(bucket, self._rank, self._step, ready_s)
+            self._board.join(Sync(bucket), self._rank, self._step, ready_s)
         self._sync.start(bucket)
 
-    def _start_broadcast(self, broadcast: Broadcast, step: int) -> float:
-        self._join(self._norm + 1 + broadcast.bucket, step)
+    def _start_broadcast(self, broadcast: Broadcast) -> float:
+        self._join(broadcast)
         self._sync.start_broadcast(broadcast.bucket)
         return self._pace.now_s
 
     def _finish_broadcasts(self) -> None:
         for bucket in self._sync.finish_broadcasts():
-            self._sync_ends[Broadcast(bucket)] = self._wait_for(self._norm + 1 + bucket)
+            self._wait_for(Broadcast(bucket))
 
-    def _join(self, collective: int, step: int) -> None:
-        """Reserve the emulated links of a collective: SYNC of each bucket, NORM, broadcast of each bucket."""
+    def _join(self, collective: Exchange) -> float:
+        """Reserve the emulated links of a collective; return the time."""
         if self._board is not None:
-            self._board.join(collective, self._rank, step, self._pace.now_s)
+            self._board.join(collective, self._rank, self._step, self._pace.now_s)
+        return self._pace.now_s
 
-    def _wait_for(self, collective: int) -> float:
+    def _wait_for(self, collective: Exchange) -> float:
         """Wait until a collective that is really over is due on emulated links too; return when that was."""
         due_s = self._board.collective_due_s(collective, self._rank) if self._board else 0.0
         now_s = self._pace.wait(due_s)
+        self._sync_ends[collective] = due_s or now_s
         return due_s or now_s
 
-    def _norm_of_all(self, step: int, loss_scale: float) -> Tensor:
+    def _norm_of_all(self, loss_scale: float) -> Tensor:
         """Return [sum of squares, ranks with a non-finite one, loss] over all ranks, unscaled: float64."""
-        self._sync_ends.clear()
-        for bucket in self._sync.finish():
-            self._sync_ends[Sync(bucket)] = self._wait_for(bucket)
+        if self._rounds is not None:
+            self._rounds.finish()
+        elif isinstance(self._sync, GradientSync):
+            for bucket in self._sync.finish():
+                self._wait_for(Sync(bucket))
         squares, loss = numbers_on_host(self._optimizer.square_sum(), self._stages.take_loss())
         squares /= loss_scale**2
         not_finite = 0.0 if math.isfinite(squares) else 1.0
         totals = torch.tensor([squares, not_finite, loss], dtype=torch.float64)
         if len(self._program.ranks) == 1:
             return totals
-        self._join(self._norm, step)
+        self._join(Norm())
         everyone = range(len(self._program.ranks))
         with PeerTimeout(self._program, self._rank, Norm(), everyone, time.monotonic()):
             dist.all_reduce(totals)
-        self._wait_for(self._norm)
+        self._wait_for(Norm())
         return totals
 
     def _update(

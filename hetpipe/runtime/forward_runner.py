@@ -1,13 +1,14 @@
 """The runner of one rank's forwards alone, over the channels of its training: the loss of other samples."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
 
 from hetpipe.models.mixed_precision import travels_in
 from hetpipe.program.forward_only import finished_sends, forward_only
-from hetpipe.program.instructions import Compute, Direction, Program, Transfer
+from hetpipe.program.instructions import Compute, Direction, Pass, Program, Transfer
 from hetpipe.runtime.stage_runner import Microbatch, StageRunner
 from hetpipe.runtime.transport import TensorShape, Transport
 
@@ -29,8 +30,13 @@ class ForwardRunner:
         transport: Transport,
         boundaries: Callable[[int, Microbatch], tuple[TensorShape, ...]],
         wires: Sequence[torch.dtype] = (),
+        fetched: Callable[[int], AbstractContextManager[None]] | None = None,
     ) -> None:
-        """Look up the list; the rest as for `hetpipe.runtime.executor.Executor`."""
+        """Look up the list; the rest as for `hetpipe.runtime.executor.Executor`.
+
+        fetched: the context in which the weights of a layer are here; None where they always are.
+        """
+        self._fetched = fetched
         self._program = program
         self._rank = rank
         self._stages = stages
@@ -43,6 +49,8 @@ class ForwardRunner:
     @torch.no_grad()
     def loss(self, microbatch: Callable[[int, int], Microbatch]) -> float:
         """Return what this rank's last stages add to the loss of as many samples as a step has."""
+        if self._fetched is not None:
+            return self._loss_by_layer(microbatch, self._fetched)
         kept: dict[_Place, tuple[Tensor, ...]] = {}
         for index, instruction in enumerate(self._list):
             for send in self._over.get(index, ()):
@@ -56,6 +64,25 @@ class ForwardRunner:
                 case Transfer():
                     self._post(instruction, microbatch)
         self._transport.finish()
+        return float(self._stages.take_loss())
+
+    def _loss_by_layer(
+        self,
+        microbatch: Callable[[int, int], Microbatch],
+        fetched: Callable[[int], AbstractContextManager[None]],
+    ) -> float:
+        """Return the same where all ranks fetch each layer for as many microbatches as any of them has."""
+        plan = self._program.plan
+        ((pipeline, stage),) = plan.places[plan.device_names[self._rank]]
+        own = plan.pipelines[pipeline].num_microbatches
+        for number in range(max(each.num_microbatches for each in plan.pipelines)):
+            entering: tuple[Tensor, ...] = ()
+            for layer in range(plan.num_layers):
+                with fetched(layer):
+                    if number < own:
+                        compute = Compute(Pass.FORWARD, pipeline, stage, number, layer)
+                        data = microbatch(pipeline, number)
+                        entering = self._stages.evaluate(compute, data, entering)
         return float(self._stages.take_loss())
 
     def _compute(

@@ -51,7 +51,7 @@ class GradientSync:
         staging: None if no rank is on a GPU.
         """
         staging = staging or Staging((False,) * len(program.ranks))
-        _check_shared(program, rank, chain, parameters)
+        check_shared(program, rank, chain, parameters)
         on_host = [not staging.in_streams(bucket.ranks) for bucket in program.buckets]
         self._program, self._rank, self._timeout_s = program, rank, timeout_s
         self._chain, self._parameters = chain, parameters
@@ -239,7 +239,7 @@ class GradientSync:
         return PeerTimeout(self._program, self._rank, instruction, owners, since_s)
 
 
-def _check_shared(program: Program, rank: int, chain: ChainModel, parameters: Collection[str]) -> None:
+def check_shared(program: Program, rank: int, chain: ChainModel, parameters: Collection[str]) -> None:
     """Check that each parameter that other ranks have too is summed by a bucket.
 
     Raises: InputError naming one that is not.

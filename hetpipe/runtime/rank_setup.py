@@ -26,6 +26,7 @@ from hetpipe.runtime.executor import Boundaries, Executor
 from hetpipe.runtime.gpus import before_cuda, gpu_index
 from hetpipe.runtime.gradient_sync import GradientSync, counted_names
 from hetpipe.runtime.host_staging import Staging
+from hetpipe.runtime.layer_sync import LayerSync, absent_names
 from hetpipe.runtime.message_times import MessageTimes
 from hetpipe.runtime.optimizer import Optimizer
 from hetpipe.runtime.pace import EmulatedPace, Pace, slowdown_of
@@ -78,13 +79,14 @@ class RankLayers:
                 f"from layer {program.first_trained} on: less is frozen than was profiled; profile it again"
             )
         layers = program.plan.layers_of(program.device_names[rank])
-        model = chain.materialise(layers, seed, dtype, place, lowered, compiled=compiled)
+        counted = counted_names(program, rank, chain)
+        absent = absent_names(program, rank, chain)
+        model = chain.materialise(layers, seed, dtype, place, lowered, compiled=compiled, absent=absent)
         model.train()
         reached = {info.name for layer in layers for info in chain.parameters(layer) if info.reached}
         for name, value in model.owned_parameters().items():
             value.requires_grad_(name in reached)
         trained = {name: value for name, value in model.owned_parameters().items() if name in reached}
-        counted = counted_names(program, rank, chain)
         sharded = program.plan.state_owners is not None
         stepped = {name: value for name, value in trained.items() if name in counted or not sharded}
         return cls(chain, model, place, lowered or dtype, trained, counted, stepped)
@@ -151,13 +153,18 @@ def executor_of(
         rank,
         stages=StageRunner(program, layers.model, dropout, loss, wires),
         transport=DistributedTransport(program, rank, layers.place, timeout_s, staging, times),
-        sync=GradientSync(program, rank, layers.chain, layers.trained, timeout_s, staging),
+        sync=sync_of(program)(program, rank, layers.chain, layers.trained, timeout_s, staging),
         optimizer=optimizer,
         boundaries=boundaries_of(layers.chain, layers.travels),
         wires=wires,
         pace=pace,
         board=board,
     )
+
+
+def sync_of(program: Program) -> type[GradientSync] | type[LayerSync]:
+    """Return what sums the gradients of a program."""
+    return LayerSync if program.plan.sharding.by_layer else GradientSync
 
 
 Samples = tuple[Mapping[str, Tensor], Tensor]

@@ -1,7 +1,8 @@
 """The forwards and backwards of the stages on one rank."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from hetpipe.models.loss import Loss
 from hetpipe.models.mixed_precision import travels_in
 from hetpipe.models.partial_model import LayerModel
 from hetpipe.models.repeat_check import check_repeatable
-from hetpipe.program.instructions import Compute, Program
+from hetpipe.program.instructions import Compute, Pass, Program
 from hetpipe.runtime.accelerators import widest_float
 
 
@@ -44,10 +45,15 @@ class _Segment:
 
 @dataclass(slots=True)
 class _InFlight:
-    """A microbatch and its segments, from the first to the last that still waits for its backward."""
+    """A microbatch and its segments, from the first to the last that still waits for its backward.
+
+    passing: of a step that goes layer by layer, what the last layer that has run hands to the next one, or
+    the gradients that the next backward takes.
+    """
 
     microbatch: Microbatch
     segments: list[_Segment]
+    passing: Sequence[Tensor | None] = ()
 
 
 class StageRunner:
@@ -58,6 +64,8 @@ class StageRunner:
     """
 
     loss_scale: float | None = None
+    saving: Callable[[], AbstractContextManager[object]] = nullcontext
+    """The context of forwards whose backward comes later."""
 
     def __init__(
         self,
@@ -83,6 +91,7 @@ class StageRunner:
         self._alive: dict[tuple[int, int, int], _InFlight] = {}
         self._stages = [pipeline.stages for pipeline in program.plan.pipelines]
         self._first_backward = program.first_backward
+        self._first_trained = program.first_trained
         self._loss_so_far: Tensor | None = None
 
     @property
@@ -95,31 +104,69 @@ class StageRunner:
         return self._model.compiles
 
     def rehearse(
-        self, compute: Compute, microbatch: Microbatch, carried: tuple[Tensor, ...], names: Sequence[str]
+        self,
+        compute: Compute,
+        microbatch: Microbatch,
+        carried: tuple[Tensor, ...],
+        names: Sequence[str],
+        at_hand: Callable[[int], AbstractContextManager[None]] | None = None,
     ) -> None:
         """Run a stage forward and backward before the first step; gradients are added up all the same.
 
         A device loads kernels and makes room when something is first computed, for which it may wait for all
         that was handed in before: no message is under way then. Its layers are checked by the way.
 
-        names: of all layers. Raises: InputError if a layer must not be run again.
+        names: of all layers. at_hand: the context in which a layer can run, where a step goes layer by layer.
+
+        Raises: InputError if a layer must not be run again.
         """
         entering = carried
         stage = self._stages[compute.pipeline][compute.stage]
         for layer in range(stage.start, stage.stop):
-            entering = check_repeatable(
-                self._model, layer, names[layer], microbatch.inputs, entering, dropout=self._dropout
-            )
+            with at_hand(layer) if at_hand else nullcontext():
+                entering = check_repeatable(
+                    self._model, layer, names[layer], microbatch.inputs, entering, dropout=self._dropout
+                )
+        has_backward = compute.stage >= self._first_backward[compute.pipeline]
+        if at_hand is not None:
+            self._rehearse_by_layer(compute, microbatch, carried, at_hand, has_backward=has_backward)
+            return
         outputs = self.forward(compute, microbatch, carried)
-        if compute.stage >= self._first_backward[compute.pipeline]:
-            self.backward(compute, [torch.ones_like(value) for value in outputs if value.is_floating_point()])
+        if has_backward:
+            self.backward(compute, _ones(outputs))
+        self._loss_so_far = None
+
+    def _rehearse_by_layer(
+        self,
+        compute: Compute,
+        microbatch: Microbatch,
+        carried: tuple[Tensor, ...],
+        at_hand: Callable[[int], AbstractContextManager[None]],
+        *,
+        has_backward: bool,
+    ) -> None:
+        stage, outputs = self._stages[compute.pipeline][compute.stage], carried
+        for layer in range(stage.start, stage.stop):
+            with at_hand(layer):
+                entering = carried if layer == stage.start else ()
+                outputs = self.forward(replace(compute, layer=layer), microbatch, entering)
+        first = max(stage.start, self._first_trained)
+        for layer in reversed(range(first, stage.stop)) if has_backward else ():
+            with at_hand(layer):
+                back = replace(compute, op=Pass.BACKWARD, layer=layer)
+                self.backward(back, _ones(outputs) if layer == stage.stop - 1 else ())
         self._loss_so_far = None
 
     def forward(
         self, compute: Compute, microbatch: Microbatch, carried: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
-        """Return what travels to the next stage; () from the last, whose result is the loss."""
+        """Return what travels to the next stage; () from the last, whose result is the loss.
+
+        Of a layer alone: () also where the stage goes on.
+        """
         stage = self._stages[compute.pipeline][compute.stage]
+        if compute.layer is not None:
+            return self._layer_forward(compute, compute.layer, microbatch, carried)
         whole = _Segment(stage.start, stage.stop, self._entering(stage.start, carried))
         if compute.stage < self._first_backward[compute.pipeline]:
             return self._run(compute, microbatch, whole)
@@ -137,17 +184,18 @@ class StageRunner:
     def evaluate(
         self, compute: Compute, microbatch: Microbatch, carried: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
-        """Return what travels to the next stage, without dropout, and keep nothing for a backward.
+        """Return what travels to the next stage, or layer, without dropout, and keep nothing for a backward.
 
         The loss of the last stage adds up as that of `forward`. Called without autograd.
         """
         stage = self._stages[compute.pipeline][compute.stage]
+        start, stop = stage.layers if compute.layer is None else (compute.layer, compute.layer + 1)
         self._model.eval()
         try:
-            outputs = self._run(compute, microbatch, _Segment(stage.start, stage.stop, carried))
+            outputs = self._run(compute, microbatch, _Segment(start, stop, carried))
         finally:
             self._model.train()
-        if self._is_last(compute):
+        if stop == self._model.num_layers:
             self._add_loss(outputs[0])
             return ()
         return outputs
@@ -158,16 +206,70 @@ class StageRunner:
         () where no stage before it needs them.
         gradients: one per floating output of the forward, none at the last stage.
         """
+        if compute.layer is not None:
+            return self._layer_backward(compute, compute.layer, gradients)
         kept = self._alive.pop(_key(compute))
         found: Sequence[Tensor | None] = gradients
         first = kept.segments[0]
         while kept.segments:  # the later ones are let go of before the next is run again
             found = self._segment_backward(compute, kept.microbatch, kept.segments.pop(), found)
+        return self._given_back(compute, first, found)
+
+    def _given_back(
+        self, compute: Compute, first: _Segment, found: Sequence[Tensor | None]
+    ) -> tuple[Tensor, ...]:
+        """Return the gradients of what entered a stage, for the stage before; () where none needs them."""
         if compute.stage <= self._first_backward[compute.pipeline]:
             return ()
         carried = (tensor for tensor in first.carried if tensor.is_floating_point())
         pairs = zip(carried, found, strict=True)
         return tuple(torch.zeros_like(tensor) if grad is None else grad for tensor, grad in pairs)
+
+    def _layer_forward(
+        self, compute: Compute, layer: int, microbatch: Microbatch, carried: tuple[Tensor, ...]
+    ) -> tuple[Tensor, ...]:
+        """Run one layer of a stage; its graph is its own, so that its backward can be run alone."""
+        stage, key = self._stages[compute.pipeline][compute.stage], _key(compute)
+        if layer == stage.start:
+            self._alive[key] = _InFlight(microbatch, [])
+            entering: Iterable[Tensor] = carried
+        else:
+            entering = (tensor.detach() for tensor in self._alive[key].passing if tensor is not None)
+        kept = self._alive[key]
+        segment = _Segment(layer, layer + 1, self._entering(layer, entering))
+        has_backward = compute.stage >= self._first_backward[compute.pipeline]
+        if stage.recompute or not has_backward:
+            with torch.no_grad():
+                outputs = self._run(compute, microbatch, segment)
+        else:
+            outputs = segment.outputs = self._run(compute, microbatch, segment)
+        if has_backward:
+            kept.segments.append(segment)
+        if layer + 1 < stage.stop:
+            kept.passing = outputs
+            return ()
+        kept.passing = ()
+        if not has_backward:
+            del self._alive[key]
+        if self._is_last(compute):
+            self._add_loss(outputs[0].detach())
+            return ()
+        return outputs
+
+    def _layer_backward(
+        self, compute: Compute, layer: int, gradients: Sequence[Tensor]
+    ) -> tuple[Tensor, ...]:
+        """Go back through one layer of a stage, the last one that still waits."""
+        stage, key = self._stages[compute.pipeline][compute.stage], _key(compute)
+        kept = self._alive[key]
+        segment = kept.segments.pop()
+        assert segment.start == layer, f"layer {segment.start} waits for its backward, not {layer}"
+        incoming: Sequence[Tensor | None] = gradients if layer == stage.stop - 1 else kept.passing
+        kept.passing = found = self._segment_backward(compute, kept.microbatch, segment, incoming)
+        if layer > max(stage.start, self._first_trained):
+            return ()
+        del self._alive[key]
+        return self._given_back(compute, segment, found)
 
     def _add_loss(self, loss: Tensor) -> None:
         if self._loss_so_far is None:
@@ -231,7 +333,7 @@ class StageRunner:
         carried = segment.carried
         if segment.start == self._stages[compute.pipeline][compute.stage].start:
             carried = _cast(carried, self._taken_in.get(_key(compute)[:2]))
-        with self._dropout:
+        with self._dropout, self.saving():
             outputs = self._model.run(segment.start, segment.stop, microbatch.inputs, carried)
         if segment.stop < self._model.num_layers:
             return self._as_taken(compute, segment.stop, outputs)
@@ -257,6 +359,10 @@ def _cast(tensors: tuple[Tensor, ...], dtype: torch.dtype | None) -> tuple[Tenso
     if dtype is None:
         return tensors
     return tuple(tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in tensors)
+
+
+def _ones(outputs: Iterable[Tensor]) -> list[Tensor]:
+    return [torch.ones_like(value) for value in outputs if value.is_floating_point()]
 
 
 def _key(compute: Compute) -> tuple[int, int, int]:

@@ -269,7 +269,7 @@ def release_points(program: Program, rank: int) -> dict[int, tuple[Transfer, ...
             peer = program.rank_of(instruction.pipeline, instruction.peer_stage)
             waiting[peer].append((consumed_at[instruction.message], instruction))
         elif isinstance(instruction, Compute):
-            message = incoming(instruction, len(program.pipeline(instruction).stages))
+            message = incoming(instruction, program.pipeline(instruction).stages)
             if message is None or message[1:3] in program.local_boundaries:
                 continue
             stage = instruction.stage - 1 if instruction.op is Pass.FORWARD else instruction.stage + 1
@@ -290,7 +290,7 @@ def _peer_positions(program: Program) -> tuple[dict[Message, int], dict[Message,
             if isinstance(instruction, Transfer) and instruction.direction is Direction.SEND:
                 sent_at[instruction.message] = index
             elif isinstance(instruction, Compute):
-                message = incoming(instruction, len(program.pipeline(instruction).stages))
+                message = incoming(instruction, program.pipeline(instruction).stages)
                 if message is not None:
                     consumed_at[message] = index
     return sent_at, consumed_at

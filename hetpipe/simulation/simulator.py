@@ -1,4 +1,4 @@
-"""Runs a program on a virtual clock, by the rules R1 to R11 of docs/clock.md."""
+"""Runs a program on a virtual clock, by the rules R1 to R11 and R14 of docs/clock.md."""
 
 import heapq
 from dataclasses import dataclass, field
@@ -12,19 +12,25 @@ from hetpipe.program.instructions import (
     Broadcast,
     Compute,
     Direction,
+    Gather,
     Instruction,
     Message,
     Norm,
+    Reduce,
+    Round,
     Step,
     Sync,
     Transfer,
     incoming,
 )
+from hetpipe.program.layer_rounds import awaited_rounds
 from hetpipe.program.sync_starts import inner_syncs
 from hetpipe.program.trace import Event, Trace
 
 _BY_TIME = attrgetter("start_s", "end_s")
 _SEND = Direction.SEND
+_LATER = object()
+"""What a rank waits for that first moves its clock: its turn."""
 
 
 def inner_starts_s(costs: ProgramCosts, rank: int) -> dict[int, float]:
@@ -56,6 +62,7 @@ class _Simulation:
 
     clock, position, events, buckets_of: [rank]. sync_ready, sync_due, broadcast_ready: [bucket], by rank.
     inner: [rank] by the place of a SYNC that begins inside a backward, how long before its end.
+    awaited: [rank] by place, the rounds that must be over there (R14); round_ready, round_due: by rank.
     """
 
     costs: ProgramCosts
@@ -75,6 +82,9 @@ class _Simulation:
     inner: list[dict[int, float]] = field(init=False)
     ends: list[float] = field(init=False)
     local: frozenset[tuple[int, int]] = field(init=False)
+    awaited: list[dict[int, tuple[Round, ...]]] = field(init=False)
+    round_ready: dict[Round, dict[int, float]] = field(default_factory=dict)
+    round_due: dict[Round, dict[int, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         program = self.costs.program
@@ -89,8 +99,10 @@ class _Simulation:
         self.broadcast_ready = [{} for _ in program.buckets]
         self.queue = [(0.0, rank) for rank in range(count)]
         self.events = [[] for _ in range(count)]
+        by_layer = program.plan.sharding.by_layer
+        self.awaited = [awaited_rounds(program, rank) if by_layer else {} for rank in range(count)]
         self.buckets_of = [[] for _ in range(count)]
-        for index, bucket in enumerate(program.buckets):
+        for index, bucket in enumerate(() if by_layer else program.buckets):
             for rank in bucket.ranks:
                 self.buckets_of[rank].append(index)
 
@@ -102,6 +114,9 @@ class _Simulation:
             # R5: go on with this rank for as long as it would be the next one taken from the queue
             while position[rank] < len(instructions):
                 waits_for = self._execute(rank, instructions[position[rank]])
+                if waits_for is _LATER:
+                    heapq.heappush(queue, (clock[rank], rank))
+                    break
                 if waits_for is not None:
                     self.parked.setdefault(waits_for, []).append(rank)
                     break
@@ -144,6 +159,8 @@ class _Simulation:
             case Broadcast():
                 self._broadcast(rank, instruction)
                 return None
+            case Reduce() | Gather():
+                return self._round(rank, instruction)
 
     def _record(self, rank: int, instruction: Instruction, start: float, duration: float) -> None:
         self.clock[rank] = start + duration
@@ -154,8 +171,12 @@ class _Simulation:
             heapq.heappush(self.queue, (self.clock[rank], rank))
 
     def _compute(self, rank: int, compute: Compute) -> object | None:
-        message = incoming(compute, self.costs.num_stages[compute.pipeline])
+        message = incoming(compute, self.costs.stages[compute.pipeline])
         start = self.clock[rank]
+        for entry in self.awaited[rank].get(self.position[rank], ()):
+            if entry not in self.round_due:
+                return entry
+            start = max(start, self.round_due[entry][rank])  # R14
         if message is not None and (message[1], message[2]) not in self.local:
             if message not in self.due:
                 return message
@@ -200,12 +221,35 @@ class _Simulation:
             for member, end in due.items():
                 self.events[member].append(Event(member, broadcast, ready[member], end))
 
+    def _round(self, rank: int, entry: Round) -> object | None:
+        """Join a REDUCE or GATHER, once what it waits for is over; the last to join starts it (R14)."""
+        until = self.clock[rank]
+        for before in self.awaited[rank].get(self.position[rank], ()):
+            if before not in self.round_due:
+                return before
+            until = max(until, self.round_due[before][rank])
+        if until > self.clock[rank]:
+            self.clock[rank] = until
+            return _LATER
+        ready = self.round_ready.setdefault(entry, {})
+        ready[rank] = until
+        if len(ready) == len(self.costs.program.buckets[entry.bucket].ranks):
+            due = self.round_due[entry] = self.costs.round_due(self.free_at, entry, ready)
+            for member, end in due.items():
+                self.events[member].append(Event(member, entry, ready[member], end))
+            self._wake(entry)
+        return None
+
     def _norm(self, rank: int) -> object | None:
         if rank in self.norm_due:
             ready = self.norm_ready[rank]
             self._record(rank, Norm(), ready, self.norm_due[rank] - ready)
             return None
         ready = self.clock[rank]
+        for entry in self.awaited[rank].get(self.position[rank], ()):
+            if entry not in self.round_due:
+                return entry
+            ready = max(ready, self.round_due[entry][rank])  # R14
         for index in self.buckets_of[rank]:
             if not self.sync_due[index]:
                 return Sync(index)

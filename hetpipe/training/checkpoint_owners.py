@@ -116,7 +116,7 @@ def load_checkpoint(
     check_optimizer(manifest, optimizer.name, source)
     homes = home_layers(task.chain)
     check_base(manifest.base, base_hashes(task.chain, model, settings.seed), source)
-    owned = model.owned_parameters()
+    owned = model.held_parameters()
     parameters = {name: value for name, value in owned.items() if name not in task.chain.base}
     found_steps = manifest.optimizer.get("steps")
     num_steps = found_steps if isinstance(found_steps, int) else manifest.step

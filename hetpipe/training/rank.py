@@ -19,7 +19,7 @@ from hetpipe.data.task import TaskFactory, TrainingTask
 from hetpipe.models.mixed_precision import kept_casts, lowered_dtype, set_products, weight_dtype
 from hetpipe.models.partial_model import LayerModel
 from hetpipe.program.costs import ProgramCosts
-from hetpipe.program.instructions import parse_program
+from hetpipe.program.program_text import parse_program
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings, TaskSettings, read_settings
 from hetpipe.runtime.accelerators import has_peaks, memory_figures, restart_peaks

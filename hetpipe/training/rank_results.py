@@ -96,9 +96,7 @@ def shared_parameters(program: Program, chain: ChainModel, model: LayerModel) ->
         for parameter in held:
             owners[parameter] = owners.get(parameter, 0) + 1
     return {
-        name: SharedParameter.of(value)
-        for name, value in model.owned_parameters().items()
-        if owners[name] > 1
+        name: SharedParameter.of(value) for name, value in model.held_parameters().items() if owners[name] > 1
     }
 
 

@@ -113,7 +113,7 @@ class RankStages:
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """Return the trained parameters here by name; what several ranks hold is equal on each of them."""
-        return {name: value for name, value in self.model.owned_parameters().items() if value.requires_grad}
+        return {name: value for name, value in self.model.held_parameters().items() if value.requires_grad}
 
     def parameters(self) -> list[nn.Parameter]:
         """Return the parameters that this rank steps, for an optimizer; none where there are none.

@@ -12,6 +12,7 @@ from cost_model.errors import InfeasibleError
 from cost_model.layer_costs import Prices
 from cost_model.memory import StageShape, device_memory
 from cost_model.profile import ModelProfile
+from cost_model.sharding import Sharding
 from partition.bounds.card_bound import lone_layer_bound_s, summed_layers_bound_s, whole_pipeline_bound_s
 from partition.bounds.card_columns_bound import card_columns_bound_s, device_columns_bound_s
 from partition.bounds.column_bound import ColumnBound
@@ -34,6 +35,7 @@ COARSE, FINE_WORK = 10.0, 0.4  # growth of the grid, unless a fine one takes les
 SLIGHT, LOST = 0.1, 0.3  # of speed and memory lost by merged classes: for any, and where columns are dear
 MANY_CELLS = 15_000  # classes and layers times layers, from which on columns are dear
 WHOLE = "whole pipelines, by Z and Little's law"
+AMPLE_BYTES = 1e24  # of a device, where a bound does not count memory
 SYNC_MATTERS = (
     0.01  # of the step, that sums and busy cards add: with less a bound that counts sums is not tried
 )
@@ -118,12 +120,22 @@ def best_bound(search: PipelineSearch, *, proof_s: float | None = None, step_s: 
     return replace(bound, sync_s=sync_s, sync_space=space)
 
 
-def sharded_bound(problem: Problem) -> Bound:
-    """Return a bound for plans whose optimizer states, on any device, cost neither memory nor time."""
+def sharded_bound(problem: Problem, sharding: Sharding = Sharding.STATES) -> Bound:
+    """Return a bound for plans whose optimizer states, on any device, cost neither memory nor time.
+
+    Where gradients are sharded, too, no memory is counted: they, and weights, may be anywhere.
+    """
+    if sharding.by_layer:
+        nodes = tuple(
+            replace(node, devices=tuple(replace(device, memory_bytes=AMPLE_BYTES) for device in node.devices))
+            for node in problem.cluster.nodes
+        )
+        problem = replace(problem, cluster=replace(problem.cluster, nodes=nodes))
     profile = unsharded(problem, 0.0).profile
     kinds = {name: replace(kind, optimizer_s_per_byte=0.0) for name, kind in profile.kinds.items()}
     free = replace(problem, profile=replace(profile, kinds=kinds))
-    space = f"{bound_space(problem)}, optimizer states anywhere and for nothing"
+    kept = "optimizer states" if not sharding.by_layer else "memory not counted, states"
+    space = f"{bound_space(problem)}, {kept} anywhere and for nothing"
     return Bound(fractional_bound_s(free), space)
 
 

@@ -1,7 +1,7 @@
-"""Who has the optimizer states of each layer where they are sharded (ZeRO stage 1), by free memory.
+"""Who owns each layer where states, gradients or weights are sharded (ZeRO), by free memory.
 
-Whole layers, so that memory is known without the model's parameters; each layer's states are on one of the
-devices that hold the layer (Rajbhandari, Rasley, Ruwase and He, SC 2020, section 5.1, for equal devices).
+Whole layers, so that memory is known without the model's parameters; each layer's owner is one of the
+devices that hold the layer (Rajbhandari, Rasley, Ruwase and He, SC 2020, section 5, for equal devices).
 """
 
 from bisect import bisect_right
@@ -12,7 +12,8 @@ from itertools import accumulate
 from cost_model.cluster import Cluster
 from cost_model.memory import state_home_bytes
 from cost_model.profile import ModelProfile
-from partition.estimates.plan_memory import memory_on
+from cost_model.sharding import Sharding
+from partition.estimates.plan_memory import memory_on, memory_without_owner
 from partition.plan import Plan
 from partition.problem import Problem
 
@@ -25,7 +26,7 @@ With none at all stages fill the memory, by recompute too, and then the states f
 
 
 def with_state_owners(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Plan:
-    """Return the plan with zero 1 and an owner for each layer's states; any that it names already stay.
+    """Return the plan, zero 1 at least, with an owner for each layer; any that it names already stay.
 
     Neighbouring layers with the same owners are cut into one block for each, by the memory that is free
     there, so that few buckets come of it; where a block would not fit, layer by layer to whoever has most.
@@ -34,19 +35,19 @@ def with_state_owners(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Pl
     if plan.state_owners is not None:
         return plan
     holders = _holders(plan)
-    nobody = replace(plan, zero=0)
+    nobody = replace(plan, zero=max(plan.zero, Sharding.STATES))
     free = {name: _free_bytes(nobody, profile, cluster, name) for name in plan.device_names}
-    states = [
-        profile.optimizer_bytes_per_parameter_byte * state_home_bytes(profile, [layer])
-        for layer in range(plan.num_layers)
-    ]
+    share = profile.optimizer_bytes_per_parameter_byte + max(0, nobody.zero - Sharding.STATES)
+    states = [share * state_home_bytes(profile, [layer]) for layer in range(plan.num_layers)]
     owners = [names[0] for names in holders]
     for layers in sorted(_runs(holders), key=lambda run: (len(holders[run[0]]), run[0])):
+        if plan.sharding.by_layer and len(holders[layers[0]]) == 1:
+            continue  # counted where it is
         chosen = _blocks([states[layer] for layer in layers], holders[layers[0]], free)
         for layer, name in zip(layers, chosen, strict=True):
             owners[layer] = name
             free[name] -= states[layer]
-    return replace(plan, zero=1, state_owners=tuple(owners))
+    return replace(nobody, state_owners=tuple(owners))
 
 
 def _holders(plan: Plan) -> list[tuple[str, ...]]:
@@ -91,8 +92,10 @@ def _blocks(states: Sequence[float], names: tuple[str, ...], free: Mapping[str, 
 
 
 def _free_bytes(plan: Plan, profile: ModelProfile, cluster: Cluster, name: str) -> float:
-    """Return the bytes usable on a device beside all that a plan needs there but optimizer states."""
+    """Return the bytes usable on a device beside all that a plan needs there but what owners keep."""
     device = cluster.device(name)
+    if plan.sharding.by_layer:
+        return device.usable_bytes - memory_without_owner(plan, profile.on(device.kind), name).total_bytes
     need = memory_on(plan, profile, device)
     return device.usable_bytes - (need.total_bytes - need.optimizer_bytes)
 

@@ -1,13 +1,51 @@
 """The bytes that a plan needs on a device."""
 
+from collections.abc import Sequence
+
 from cost_model.cluster import Cluster, Device
 from cost_model.memory import DeviceMemory, StageShape, device_memory, state_home_bytes, trained_bytes
 from cost_model.profile import ModelProfile
+from cost_model.sharded_memory import Piece, sharded_memory
 from partition.plan import Plan
 
 
 def plan_memory(plan: Plan, profile: ModelProfile, device: str) -> DeviceMemory:
     """Return the bytes that a plan needs on a device, term by term; profile: as it is `on` its kind."""
+    shapes = _shapes(plan, device)
+    if plan.sharding.by_layer and plan.state_owners is not None and shapes:
+        return _sharded_memory(plan, profile, shapes[0], device, plan.state_owners)
+    return device_memory(
+        profile,
+        shapes,
+        summed_bytes=summed_bytes(plan, profile, device),
+        stepped_bytes=stepped_bytes(plan, profile, device),
+    )
+
+
+def memory_without_owner(plan: Plan, profile: ModelProfile, device: str) -> DeviceMemory:
+    """Return the bytes that a plan of zero 2 or 3 needs on a device that owns nothing of shared layers."""
+    return _sharded_memory(plan, profile, _shapes(plan, device)[0], device, ("",) * plan.num_layers)
+
+
+def _sharded_memory(
+    plan: Plan, profile: ModelProfile, shape: StageShape, device: str, owners: Sequence[str]
+) -> DeviceMemory:
+    """Return `sharded_memory` of a device's stage, given the owner of each layer."""
+    alone = {layer for layer in plan.layers_of(device) if plan.num_holders[layer] == 1}
+
+    def is_away(piece: Piece) -> bool:
+        return not (owners[piece.home] == device or (piece.home in alone and not piece.tied))
+
+    def is_summed_once(piece: Piece) -> bool:
+        tied = {layer for layer in range(plan.num_layers) if profile.tied_home(layer) == piece.home}
+        held = (set(plan.layers_of(name)) for name in plan.device_names)
+        return piece.tied and any(tied & layers and not tied <= layers for layers in held)
+
+    return sharded_memory(profile, shape, plan.sharding, is_away, is_summed_once)
+
+
+def _shapes(plan: Plan, device: str) -> list[StageShape]:
+    """Return what memory needs to know of each stage of a device."""
     shapes = []
     for number, index in plan.places.get(device, ()):
         pipeline = plan.pipelines[number]
@@ -24,12 +62,7 @@ def plan_memory(plan: Plan, profile: ModelProfile, device: str) -> DeviceMemory:
                 pipeline.in_flight(index - 1) if index else None,
             )
         )
-    return device_memory(
-        profile,
-        shapes,
-        summed_bytes=summed_bytes(plan, profile, device),
-        stepped_bytes=stepped_bytes(plan, profile, device),
-    )
+    return shapes
 
 
 def memory_on(plan: Plan, profile: ModelProfile, device: Device) -> DeviceMemory:

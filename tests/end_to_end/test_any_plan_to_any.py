@@ -35,6 +35,16 @@ PLANS = {
     "recomputed": chain_plan(MODEL, [0, 5, 8], 8, recompute=True),
     "two pipelines": two(zero=0),
     "zero 1": two(zero=1),
+    "zero 2": two(zero=2),
+    "zero 3": Plan(
+        "manual", MODEL, 16,
+        (
+            pipeline(2, 6, (0, 0, 8, 1)),
+            pipeline(4, 6, (1, 0, 8, 1)),
+            Pipeline(2, 4, (Stage(("here/2",), (0, 8), 1, recompute=True, segment_layers=1),)),
+        ),
+        zero=3,
+    ),
     "shared device": Plan(
         "manual", MODEL, 16,
         (pipeline(2, 10, (0, 0, 3, 3), (1, 3, 8, 1)), pipeline(4, 6, (0, 0, 5, 2), (2, 5, 8, 1))),

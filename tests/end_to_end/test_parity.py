@@ -19,15 +19,17 @@ SEEDS = {
 MORE = {1: 16, 2: 50, 3: 80, 4: 120}
 
 
-def check(num_ranks: int, seeds: list[int], over_nodes: bool = False) -> list[dict[str, Any]]:
+def check(
+    num_ranks: int, seeds: list[int], over_nodes: bool = False, zero: int | None = None
+) -> list[dict[str, Any]]:
     """Run the plans of these seeds, one after another in the same processes; gives what each differs by.
 
-    over_nodes: with sums inside nodes first in most of them.
+    over_nodes: with sums inside nodes first in most of them. zero: of plans that shard gradients, or weights.
     """
     names = tuple(f"n/{rank}" for rank in range(num_ranks))
     group = RankGroup(names, (1,) * num_ranks, preload=MODULES, timeout_s=120.0)
     cases: list[dict[str, Any]] = []
-    run_ranks(check_cases, (seeds, num_ranks, over_nodes), group, cases.append)
+    run_ranks(check_cases, (seeds, num_ranks, over_nodes, zero), group, cases.append)
     wrong = {case["name"]: case["worst"] for case in cases if not case["worst"] <= LIMIT}
     assert not wrong
     assert len(cases) == len(seeds)
@@ -59,3 +61,12 @@ def test_gradients_of_more_random_plans_equal_one_process(num_ranks):
 def test_gradients_with_sums_inside_nodes_first_equal_one_process():
     cases = check(4, list(range(10)), over_nodes=True)
     assert sum(case["over nodes, one with several"] for case in cases) >= 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("zero", [2, 3])
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+def test_gradients_with_sharded_gradients_or_weights_equal_one_process(num_ranks, zero):
+    cases = check(num_ranks, list(range(10)), zero=zero)
+    for feature in ("states sharded", "several pipelines", "recompute", "short last microbatch"):
+        assert any(case[feature] for case in cases), feature

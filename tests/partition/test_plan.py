@@ -132,7 +132,17 @@ REFUSED = [
         two_stages(global_batch_size=8),
         "num_samples of the pipelines add up to 7, global_batch_size is 8; each sample needs a pipeline",
     ),
-    (two_stages(zero=3), "zero is 3; 0 and 1 are known"),
+    (two_stages(zero=4), "zero is 4; 0, 1, 2 and 3 are known"),
+    (
+        two_stages(zero=3),
+        "zero is 3, and a pipeline has 2 stages; weights are sharded between pipelines of one stage: give "
+        "zero 2",
+    ),
+    (
+        two_stages(zero=2, gradient_dtype="bf16"),
+        "zero is 2, and gradient_dtype is 'bf16'; gradients that are summed in each microbatch would be "
+        "rounded each time: give zero 1, or leave gradient_dtype out",
+    ),
     (with_stage(0, devices=[]), "a stage names 0 devices; give one (groups come later)"),
     (with_stage(0, devices=["a/0", "a/1"]), "a stage names 2 devices; give one (groups come later)"),
     (with_stage(0, layers=[2, 2]), "layers [2, 2] are not a range [start, stop) of at least one layer"),

@@ -120,17 +120,17 @@ class Common:
     def stage(self, rank: int, module: nn.Module, pace: Pace) -> SlowedModule:
         """A stage of the plan's one pipeline, whose messages go over the emulated links."""
         costs, board = self.costs, self.board
-        num_stages = costs.num_stages[0]
+        stages = costs.stages[0]
 
         def nominal_s(op: Pass, call: int) -> float:
             return costs.compute_s(rank, Compute(op, 0, rank, call))
 
         def ready_s(op: Pass, call: int) -> float:
-            message = incoming(Compute(op, 0, rank, call), num_stages)
+            message = incoming(Compute(op, 0, rank, call), stages)
             return 0.0 if message is None else board.due_s(message)
 
         def ended(op: Pass, call: int, end_s: float) -> None:
-            if outgoing(Compute(op, 0, rank, call), num_stages, 0) is not None:
+            if outgoing(Compute(op, 0, rank, call), stages, 0) is not None:
                 board.send(Transfer(Direction.SEND, op, 0, rank, call), end_s)
 
         return SlowedModule(module, pace, nominal_s, ready_s=ready_s, ended=ended)

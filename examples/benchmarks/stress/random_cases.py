@@ -51,12 +51,13 @@ class Case:
         return self.program.plan.model
 
 
-def random_case(seed: int, num_ranks: int, *, over_nodes: bool = False) -> Case:
+def random_case(seed: int, num_ranks: int, *, over_nodes: bool = False, zero: int | None = None) -> Case:
     """A verified program on so many devices, a pure function of the arguments.
 
-    over_nodes: sums of three ranks and more go inside nodes first in most of them.
+    over_nodes: sums of three ranks and more go inside nodes first in most of them. zero: 2 or 3, of a plan of
+    its own; None for 0 or 1.
     """
-    rng = random.Random(f"{seed} {num_ranks}")
+    rng = random.Random(f"{seed} {num_ranks}" if zero is None else f"{seed} {num_ranks} {zero}")
     model = rng.choice(MODELS)
     profile = profile_of(rng, model)
     speeds = [rng.choice([0.5, 1.0, 2.0]) for _ in range(num_ranks)]
@@ -68,7 +69,10 @@ def random_case(seed: int, num_ranks: int, *, over_nodes: bool = False) -> Case:
         Node(name, tuple(device for device in devices if device.node == name)) for name in sorted(set(names))
     )
     cluster = Cluster("random", Link(rng.choice([0.0, 1e-3]), rng.choice([1e5, 1e9])), nodes)
-    plan = _with_segments(random.Random(f"{seed} {num_ranks} segments"), _plan(rng, model, num_ranks))
+    if zero is None:
+        plan = _with_segments(random.Random(f"{seed} {num_ranks} segments"), _plan(rng, model, num_ranks))
+    else:
+        plan = _sharded_plan(rng, model, num_ranks, zero)
     most_bytes = random.Random(f"{seed} {num_ranks} buckets").choice([1.0, 20.0, BUCKET_BYTES])
     program = _lowered(rng, plan, profile, cluster, most_bytes)
     ways, network = list(Collective) + 9 * [Collective.HIERARCHICAL] * over_nodes, Network(cluster)
@@ -83,7 +87,8 @@ def random_case(seed: int, num_ranks: int, *, over_nodes: bool = False) -> Case:
     buckets = tuple(map(summed, program.buckets))
     program = replace(program, buckets=buckets)
     verify(program, profile, cluster)
-    name = f"random_case({seed}, {num_ranks}{', over_nodes=True' if over_nodes else ''}): {model}"
+    options = (", over_nodes=True" if over_nodes else "") + ("" if zero is None else f", zero={zero}")
+    name = f"random_case({seed}, {num_ranks}{options}): {model}"
     return Case(name, program, profile, cluster, rng.choice(SEQUENCE_LENGTHS))
 
 
@@ -120,6 +125,30 @@ def _plan(rng: random.Random, model: str, num_ranks: int) -> Plan:
             pipelines = tuple(_pipeline(rng, row) for row in chosen)
             total = sum(entry.num_samples for entry in pipelines)
             return Plan(kind, model, total, pipelines, zero=int(rng.random() < 0.25))
+
+
+def _sharded_plan(rng: random.Random, model: str, num_ranks: int, zero: int) -> Plan:
+    """Pipelines with devices of their own, under zero 3 of one stage; some stages recompute, by layer."""
+    names = [f"n/{index}" for index in range(num_ranks)]
+    rng.shuffle(names)
+    count = num_ranks if zero == 3 else rng.randint(1, num_ranks)
+    ends = [0, *sorted(rng.sample(range(1, num_ranks), count - 1)), num_ranks]
+    drawn = [_pipeline(rng, names[start:stop]) for start, stop in pairwise(ends)]
+    pipelines = tuple(
+        replace(
+            pipeline,
+            stages=tuple(
+                replace(
+                    stage,
+                    in_flight=1 if zero == 3 else stage.in_flight,
+                    segment_layers=int(stage.recompute),
+                )
+                for stage in pipeline.stages
+            ),
+        )
+        for pipeline in drawn
+    )
+    return Plan("sharded", model, sum(entry.num_samples for entry in pipelines), pipelines, zero=zero)
 
 
 def _pipeline(rng: random.Random, devices: Sequence[str]) -> Pipeline:

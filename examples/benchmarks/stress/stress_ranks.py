@@ -22,11 +22,12 @@ from hetpipe.program.gradient_buckets import gradient_buckets
 from hetpipe.program.instructions import Schedule
 from hetpipe.program.sync_starts import inner_syncs
 from hetpipe.runtime.executor import Executor
-from hetpipe.runtime.gradient_sync import GradientSync, counted_names
+from hetpipe.runtime.gradient_sync import counted_names
 from hetpipe.runtime.host_staging import Staging
+from hetpipe.runtime.layer_sync import absent_names
 from hetpipe.runtime.optimizer import Optimizer
 from hetpipe.runtime.pace import Pace
-from hetpipe.runtime.rank_setup import boundaries_of, slices
+from hetpipe.runtime.rank_setup import boundaries_of, slices, sync_of
 from hetpipe.runtime.stage_runner import StageRunner
 from hetpipe.runtime.step_outcome import StepOutcome
 from hetpipe.runtime.transport import DistributedTransport
@@ -54,7 +55,10 @@ class Rank:
     def open(cls, case: Case, rank: int, timeout_s: float = TIMEOUT_S) -> "Rank":
         program, chain = case.program, chain_of(case.model)
         layers = program.plan.layers_of(program.device_names[rank])
-        model = chain.materialise(layers, SEED, torch.float64)
+        absent = absent_names(program, rank, chain)
+        model = chain.materialise(layers, SEED, torch.float64, absent=absent)
+        for name in absent:
+            model.owned_parameters()[name].requires_grad_(True)
         model.train()
         counted, trained = counted_names(program, rank, chain), trained_parameters(model)
         sharded = program.plan.state_owners is not None
@@ -109,7 +113,7 @@ def executor_of(
         rank,
         stages=StageRunner(program, model, KeyedDropout(SEED), loss_of(case.model)),
         transport=DistributedTransport(program, rank, torch.device("cpu"), timeout_s, staging),
-        sync=GradientSync(program, rank, chain, trained_parameters(model), timeout_s, staging),
+        sync=sync_of(program)(program, rank, chain, trained_parameters(model), timeout_s, staging),
         optimizer=optimizer,
         boundaries=boundaries_of(chain, torch.float64),
         pace=Pace(),
@@ -189,15 +193,21 @@ def compare(
 
 
 def check_cases(
-    seeds: Sequence[int], num_ranks: int, over_nodes: bool = False, *, rank: int, emit: Emit
+    seeds: Sequence[int],
+    num_ranks: int,
+    over_nodes: bool = False,
+    zero: int | None = None,
+    *,
+    rank: int,
+    emit: Emit,
 ) -> None:
     """Gradients of some plans, at the initial weights; rank 0 emits each plan's largest difference.
 
-    over_nodes: see `random_case`.
+    over_nodes, zero: see `random_case`.
     """
     references = {}
     for seed in seeds:
-        case = random_case(seed, num_ranks, over_nodes=over_nodes)
+        case = random_case(seed, num_ranks, over_nodes=over_nodes, zero=zero)
         try:
             runner = Rank.open(case, rank)
             if rank == 0 and case.model not in references:

@@ -18,13 +18,15 @@ from hetpipe.program.instructions import (
     Broadcast,
     Compute,
     Direction,
+    Gather,
     Norm,
     Pass,
+    Reduce,
     Step,
     Sync,
     Transfer,
-    parse_program,
 )
+from hetpipe.program.program_text import parse_program
 from hetpipe.program.trace import Event, Trace
 from hetpipe.reporting.idle_time import channel_of
 from hetpipe.reporting.memory_tables import memory_uses
@@ -155,7 +157,7 @@ def _event(event: Event) -> list[Any]:
             kind = "message"
         case Step():
             kind = "optimizer"
-        case Sync() | Norm() | Broadcast():
+        case Sync() | Norm() | Broadcast() | Reduce() | Gather():
             kind = "sync"
     start_us, taken_us = round(event.start_s * 1e6, 1), round(event.duration_s * 1e6, 1)
     return [event.rank, kind, str(instruction), number, start_us, taken_us]

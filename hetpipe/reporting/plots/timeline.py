@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 from cost_model.cluster import Cluster
 from cost_model.profile import ModelProfile
 from cost_model.units import format_seconds
-from hetpipe.program.instructions import Broadcast, Compute, Norm, Pass, Step, Sync
+from hetpipe.program.instructions import Compute, Exchange, Pass, Reduce, Step, Sync
 from hetpipe.program.trace import Trace
 from hetpipe.reporting.colours import BACKWARD, BLACK, BLUE, FORWARD, IDLE, INK, OPTIMIZER, SYNC
 from hetpipe.reporting.plots.style import (
@@ -64,14 +64,12 @@ def _gantt_row(ax: Axes, trace: Trace, rank: int, end_s: float, y: float) -> Non
                 ax.text(middle, y, text, ha="center", va="center", fontsize=7, color=ink)
         elif isinstance(instruction, Step):
             ax.barh(y, width, BAR, event.start_s, color=OPTIMIZER, edgecolor="white", linewidth=0.4)
-        elif isinstance(
-            instruction, Sync | Norm | Broadcast
-        ):  # beside the computation, so a thin line below it
+        elif isinstance(instruction, Exchange):  # beside the computation, so a thin line below it
             ax.barh(y + BAR / 2 + 0.05, max(width, end_s / 1000), 0.1, event.start_s, color=SYNC, linewidth=0)
 
 
 def _gantt_legend(ax: Axes, events: Iterable[Any]) -> None:
-    has_sync = any(isinstance(event.instruction, Sync) for event in events)
+    has_sync = any(isinstance(event.instruction, Sync | Reduce) for event in events)
     labelled_colours = [
         (FORWARD, "forward"),
         (BACKWARD, "backward"),

@@ -12,17 +12,8 @@ from cost_model.cluster import Cluster, Link
 from cost_model.errors import InfeasibleError, InputError
 from cost_model.memory import StageShape, device_memory
 from cost_model.profile import ModelProfile
-from hetpipe.program.instructions import (
-    Compute,
-    Direction,
-    Instruction,
-    Pass,
-    Program,
-    Schedule,
-    Transfer,
-    parse_instruction,
-    parse_program,
-)
+from hetpipe.program.instructions import Compute, Direction, Instruction, Pass, Program, Schedule, Transfer
+from hetpipe.program.program_text import parse_instruction, parse_program
 from hetpipe.program.verification import observed_in_flight, verify
 from hetpipe.simulation.prediction import evaluator, predict
 from hetpipe.simulation.schedule_selection import lower

@@ -7,7 +7,8 @@ import pytest
 
 from cost_model.cluster import Cluster
 from cost_model.profile import ModelProfile
-from hetpipe.program.instructions import Schedule, parse_program
+from hetpipe.program.instructions import Schedule
+from hetpipe.program.program_text import parse_program
 from hetpipe.program.verification import verify
 from hetpipe.simulation.schedule_selection import lower
 from partition.plan import Pipeline, Plan, Stage

@@ -8,7 +8,8 @@ from cost_model.cluster import Cluster, Link
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
 from hetpipe.program.costs import ProgramCosts
-from hetpipe.program.instructions import Compute, Pass, Program, Sync, Transfer, parse_program
+from hetpipe.program.instructions import Compute, Pass, Program, Sync, Transfer
+from hetpipe.program.program_text import parse_program
 from hetpipe.program.verification import (
     observed_in_flight,
     verify_computations,

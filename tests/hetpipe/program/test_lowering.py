@@ -10,17 +10,8 @@ from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
 from hetpipe.program.costs import ProgramCosts
 from hetpipe.program.gradient_buckets import gradient_buckets
-from hetpipe.program.instructions import (
-    Bucket,
-    Compute,
-    Norm,
-    Pass,
-    Step,
-    Sync,
-    Transfer,
-    parse_instruction,
-    parse_program,
-)
+from hetpipe.program.instructions import Bucket, Compute, Norm, Pass, Step, Sync, Transfer
+from hetpipe.program.program_text import parse_instruction, parse_program
 from hetpipe.program.verification import (
     observed_in_flight,
     verify,

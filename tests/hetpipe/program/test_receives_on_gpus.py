@@ -104,7 +104,7 @@ def arrives(program: Program, channel: Channel) -> bool:
                     ends = (rank, peer) if entry.direction is Direction.SEND else (peer, rank)
                     queues[rank, channel(*ends)].append((entry.direction, entry.message))
                 elif isinstance(entry, Compute):
-                    message = incoming(entry, len(program.pipeline(entry).stages))
+                    message = incoming(entry, program.pipeline(entry).stages)
                     if message and message[1:3] not in program.local_boundaries and message not in arrived:
                         break
                 places[rank] += 1

@@ -5,7 +5,8 @@ import pytest
 
 from cost_model.collectives import Collective
 from cost_model.errors import InfeasibleError, InputError
-from hetpipe.program.instructions import Bucket, Instruction, Norm, Program, Sync, parse_instruction
+from hetpipe.program.instructions import Bucket, Instruction, Norm, Program, Sync
+from hetpipe.program.program_text import parse_instruction
 from hetpipe.program.verification import observed_in_flight, verify
 from hetpipe.simulation.schedule_selection import lower
 from partition.plan import Pipeline, Plan, Stage

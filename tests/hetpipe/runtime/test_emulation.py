@@ -277,7 +277,7 @@ def drive(
     def advance(rank: int) -> bool:
         entry = program.ranks[rank][position[rank]]
         if isinstance(entry, Compute):
-            message = incoming(entry, costs.num_stages[entry.pipeline])
+            message = incoming(entry, costs.stages[entry.pipeline])
             if message is not None and message not in sent:
                 return False
             due_s = 0.0 if message is None else boards[rank].due_s(message)
@@ -287,7 +287,7 @@ def drive(
                 ends[rank, str(entry)] = boards[rank].send(entry, clock[rank])
                 sent.add(entry.message)
         elif isinstance(entry, Sync):
-            boards[rank].join(entry.bucket, rank, step, clock[rank])
+            boards[rank].join(entry, rank, step, clock[rank])
             joined[entry.bucket].add(rank)
         elif isinstance(entry, Norm):
             mine = [index for index in range(norm) if rank in members(index)]
@@ -295,13 +295,13 @@ def drive(
                 return False
             if rank not in joined[norm]:
                 for index in mine:
-                    due_s = ends[rank, f"SYNC{index}"] = boards[rank].collective_due_s(index, rank)
+                    due_s = ends[rank, f"SYNC{index}"] = boards[rank].collective_due_s(Sync(index), rank)
                     clock[rank] = max(clock[rank], due_s)
-                boards[rank].join(norm, rank, step, clock[rank])
+                boards[rank].join(Norm(), rank, step, clock[rank])
                 joined[norm].add(rank)
             if joined[norm] != members(norm):
                 return False
-            clock[rank] = boards[rank].collective_due_s(norm, rank)
+            clock[rank] = boards[rank].collective_due_s(Norm(), rank)
         elif isinstance(entry, Step):
             clock[rank] += costs.step_s(rank)
         if not isinstance(entry, Transfer | Sync):
@@ -347,16 +347,16 @@ def test_a_collective_is_reserved_once_when_its_last_member_joins(tmp_path, boar
     costs = costs_of(tmp_path, one_pipeline())
     first, _, third = boards(costs)
     assert costs.program.buckets[0].ranks == (0, 2)
-    first.join(0, 0, 3, 10.0)
-    assert first.collective_due_s(0, 0) == 0.0
-    third.join(0, 2, 3, 10.5)
-    due = [first.collective_due_s(0, 0), third.collective_due_s(0, 2)]
-    assert due == [third.collective_due_s(0, 0), first.collective_due_s(0, 2)]
+    first.join(Sync(0), 0, 3, 10.0)
+    assert first.collective_due_s(Sync(0), 0) == 0.0
+    third.join(Sync(0), 2, 3, 10.5)
+    due = [first.collective_due_s(Sync(0), 0), third.collective_due_s(Sync(0), 2)]
+    assert due == [third.collective_due_s(Sync(0), 0), first.collective_due_s(Sync(0), 2)]
     assert min(due) > 10.5
-    first.join(0, 0, 4, 20.0)  # the next step
-    assert first.collective_due_s(0, 0) == due[0]
-    third.join(0, 2, 4, 20.0)
-    assert first.collective_due_s(0, 0) > 20.0
+    first.join(Sync(0), 0, 4, 20.0)  # the next step
+    assert first.collective_due_s(Sync(0), 0) == due[0]
+    third.join(Sync(0), 2, 4, 20.0)
+    assert first.collective_due_s(Sync(0), 0) > 20.0
 
 
 def _send_all(path: Path, costs: ProgramCosts, rank: int, ready_s: float) -> None:

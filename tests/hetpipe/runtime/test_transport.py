@@ -139,7 +139,7 @@ def check_releases(program: Program) -> None:
         for index, sends in points.items():
             compute = program.ranks[rank][index]
             assert isinstance(compute, Compute)
-            message = incoming(compute, len(program.pipeline(compute).stages))
+            message = incoming(compute, program.pipeline(compute).stages)
             assert message is not None
             source = compute.stage + (-1 if compute.op is Pass.FORWARD else 1)
             reply = Transfer(Direction.SEND, compute.op, compute.pipeline, source, compute.microbatch)

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from cost_model.cluster import Cluster, Link
 from cost_model.errors import InfeasibleError, InputError
 from cost_model.profile import ModelProfile
-from hetpipe.program.instructions import Compute, Program, Schedule, parse_program
+from hetpipe.program.instructions import Compute, Program, Schedule
+from hetpipe.program.program_text import parse_program
 from hetpipe.program.verification import observed_in_flight, verify
 from hetpipe.simulation import schedule_selection
 from hetpipe.simulation.prediction import predict, simulate_plan

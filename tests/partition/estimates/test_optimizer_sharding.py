@@ -10,7 +10,8 @@ from cost_model.cluster import Cluster, Device, Link, Node
 from cost_model.errors import InfeasibleError, InputError
 from cost_model.profile import ModelProfile
 from hetpipe.program.costs import ProgramCosts
-from hetpipe.program.instructions import Broadcast, Norm, Step, Sync, parse_program
+from hetpipe.program.instructions import Broadcast, Norm, Step, Sync
+from hetpipe.program.program_text import parse_program
 from hetpipe.program.verification import check_memory, verify
 from hetpipe.reporting.critical_path import critical_path
 from hetpipe.reporting.idle_time import Cause

@@ -1,0 +1,136 @@
+"""The bytes of a device whose step goes layer by layer, since gradients, or weights too, are sharded."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from cost_model.memory import (
+    DeviceMemory,
+    StageShape,
+    held_bytes,
+    input_bytes_per_sample,
+    saved_bytes_per_sample,
+    stage_activation_bytes,
+)
+from cost_model.profile import ModelProfile
+from cost_model.sharding import Sharding
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Trained weights that are summed and fetched at once: those of a layer, or what it is tied by.
+
+    home: the layer that stores them. num_bytes: of them, and so of their gradients.
+    """
+
+    home: int
+    tied: bool
+    num_bytes: float
+
+
+def pieces_of(profile: ModelProfile) -> tuple[tuple[Piece, ...], ...]:
+    """Return the pieces that each layer uses: its own, then what it shares with others; none of no bytes."""
+    homes = [profile.tied_home(layer) for layer in range(profile.num_layers)]
+    lent: dict[int, float] = {}
+    for layer, home in enumerate(homes):
+        if home != layer:
+            lent[home] = max(lent.get(home, 0.0), profile.tied_bytes(layer))
+    found = []
+    for layer, home in enumerate(homes):
+        own = profile.layers[layer].trained_bytes - lent.get(layer, 0.0) - profile.tied_bytes(layer)
+        pieces = [Piece(layer, tied=False, num_bytes=own)]
+        if home in lent and (home != layer or layer in lent):
+            pieces.append(Piece(home, tied=True, num_bytes=lent[home]))
+        found.append(tuple(piece for piece in pieces if piece.num_bytes > 0))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """What is there while one layer works, beyond what is there all the time."""
+
+    weights: float
+    gradients: float
+    saved: float
+    workspace: float
+
+    @property
+    def total(self) -> float:
+        return self.weights + self.gradients + self.saved + self.workspace
+
+
+def sharded_memory(
+    profile: ModelProfile,
+    stage: StageShape,
+    sharding: Sharding,
+    is_away: Callable[[Piece], bool],
+    is_summed_once: Callable[[Piece], bool] = lambda _: False,
+) -> DeviceMemory:
+    """Return the bytes of a device with this stage, at the worst moment of its layers.
+
+    Gradients of a piece whose owner is another device live from its backward until they are reduced, which
+    the sum of the next layer waits for: two layers' at once. Weights of such a piece, where they are sharded,
+    are fetched while the layer before it works: two layers' at once, too.
+
+    is_away: whether a piece is shared, and owned by another device. is_summed_once: whether its gradients are
+    summed at the end of the step alone, and are there until then.
+    """
+    layers = range(stage.start, stage.stop)
+    pieces = pieces_of(profile)
+    mine = {piece for layer in layers for piece in pieces[layer] if not is_away(piece)}
+    away = {piece for layer in layers for piece in pieces[layer]} - mine
+    kept = sum(piece.num_bytes for piece in mine)
+    resident = held_bytes(profile, layers)
+    if sharding is Sharding.WEIGHTS:
+        resident -= sum(piece.num_bytes for piece in away)
+    late = {piece for piece in away if is_summed_once(piece)}
+    used = {layer: [piece for piece in pieces[layer] if piece in away - late] for layer in layers}
+    worst = max(_moments(profile, stage, sharding, used), key=lambda moment: moment.total)
+    return DeviceMemory(
+        parameter_bytes=resident + worst.weights,
+        gradient_bytes=kept + sum(piece.num_bytes for piece in late) + worst.gradients,
+        optimizer_bytes=profile.optimizer_bytes_per_parameter_byte * kept,
+        saved_bytes=worst.saved,
+        boundary_bytes=stage_activation_bytes(profile, replace(stage, segment_layers=0))[1],
+        workspace_bytes=worst.workspace,
+    )
+
+
+def _moments(
+    profile: ModelProfile, stage: StageShape, sharding: Sharding, away: dict[int, list[Piece]]
+) -> Iterator[_Moment]:
+    """Yield what is there while each layer works, in a forward and in a backward of the last in flight."""
+    first = max(stage.start, profile.first_trained)
+    passes = [(layer, False) for layer in range(stage.start, stage.stop)]
+    passes += [(layer, True) for layer in reversed(range(first, stage.stop))]
+    fetches = sharding is Sharding.WEIGHTS
+    last: list[Piece] = away[first][-1:] if first < stage.stop else []  # of the microbatch before
+    if stage.num_microbatches == 1:
+        last = []
+    for (layer, is_backward), (following, _) in pairwise([*passes, passes[0]]):
+        made = away[layer] if is_backward else []
+        yield _Moment(
+            weights=_bytes((*away[layer], *away[following])) if fetches else 0.0,
+            gradients=_bytes(made) + _bytes(last),
+            saved=_saved_bytes(profile, stage, layer),
+            workspace=profile.layers[layer].workspace_at(stage.microbatch_size),
+        )
+        last = made[-1:] or last
+
+
+def _bytes(pieces: Iterable[Piece]) -> float:
+    return sum(piece.num_bytes for piece in set(pieces))
+
+
+def _saved_bytes(profile: ModelProfile, stage: StageShape, layer: int) -> float:
+    """Return what the microbatches in flight have saved while a layer works for the last of them."""
+    samples = stage.microbatch_size
+    if not stage.recompute:
+        whole = saved_bytes_per_sample(profile, stage.start, stage.stop)
+        so_far = saved_bytes_per_sample(profile, stage.start, layer + 1)
+        return samples * ((stage.in_flight - 1) * whole + so_far)
+    inputs = [input_bytes_per_sample(profile, each) for each in range(stage.start, stage.stop)]
+    so_far = sum(inputs[: layer + 1 - stage.start])
+    after = 2 * input_bytes_per_sample(profile, layer + 1) if layer + 1 < stage.stop else 0.0
+    now = saved_bytes_per_sample(profile, layer, layer + 1) + after
+    return samples * ((stage.in_flight - 1) * sum(inputs) + so_far + now)

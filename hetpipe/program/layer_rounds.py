@@ -1,0 +1,207 @@
+"""A step that goes layer by layer: where REDUCE and GATHER stand in the lists, and what waits for them.
+
+All devices of a layer take part in each of its rounds, those with fewer microbatches too: they give nothing,
+or fetch what they do not use. So every rank has the list of the pipeline with most microbatches, of which it
+computes its own, and the rounds of a bucket have one order on all of its ranks.
+
+Weights are fetched one computation ahead; those of the layer that comes next anyway are kept:
+
+    GATHER0.0 GATHER1.0 0F0@0 GATHER2.0 0F0@1 0F0@2 GATHER1.1 0B0@2 REDUCE2.0 GATHER0.1 0B0@1 ...
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from cost_model.sharding import Sharding
+from hetpipe.program.instructions import (
+    Compute,
+    Direction,
+    Gather,
+    Instruction,
+    Pass,
+    Program,
+    Reduce,
+    Round,
+    Transfer,
+)
+
+AHEAD = 1
+"""So many GATHERs of a rank may be under way when another begins, and no REDUCE."""
+
+
+def with_rounds(
+    program: Program, lists: Sequence[Iterable[Instruction]]
+) -> tuple[tuple[Instruction, ...], ...]:
+    """Return lists of computations and messages, layer by layer, with the rounds between.
+
+    program: of the lists, with its buckets. Its devices serve a stage each.
+    """
+    most = max(pipeline.num_microbatches for pipeline in program.plan.pipelines)
+    rounds = num_reduced(program)
+    return tuple(
+        tuple(_Rounds(program, rank, most, rounds).of(instructions))
+        for rank, instructions in enumerate(lists)
+    )
+
+
+def num_reduced(program: Program) -> list[int]:
+    """Return the rounds in which each bucket's gradients are summed: as many as a rank has backwards.
+
+    One for weights that are tied between stages: a later stage would wait for an earlier one's backward.
+    """
+    found = [0] * len(program.buckets)
+    for place in program.plan.places.values():
+        ((index, stage),) = place
+        pipeline = program.plan.pipelines[index]
+        of_layer = buckets_by_layer(program, program.rank_of(index, stage))
+        uses = Counter(bucket for layer in _trained(program, index, stage) for bucket in of_layer[layer])
+        for bucket, times in uses.items():
+            count = 1 if is_summed_once(program, bucket) else times * pipeline.num_microbatches
+            found[bucket] = max(found[bucket], count)
+    return found
+
+
+def is_summed_once(program: Program, bucket: int) -> bool:
+    """Return whether a bucket (its index) is of weights that are tied between different stages."""
+    held = program.buckets[bucket]
+    names = (program.device_names[rank] for rank in held.ranks)
+    return held.tied and any(not set(held.layers) <= set(program.plan.layers_of(name)) for name in names)
+
+
+def _trained(program: Program, index: int, stage: int) -> range:
+    """Return the layers of a stage that have a backward."""
+    held = program.plan.pipelines[index].stages[stage]
+    return range(max(held.start, program.first_trained), held.stop)
+
+
+def buckets_by_layer(program: Program, rank: int) -> dict[int, list[int]]:
+    """Return, by layer of a rank, the buckets that hold weights of it and that other ranks have, too."""
+    found: dict[int, list[int]] = {layer: [] for layer in program.plan.layers_of(program.device_names[rank])}
+    for index, bucket in enumerate(program.buckets):
+        if rank in bucket.ranks:
+            for layer in found.keys() & set(bucket.layers):
+                found[layer].append(index)
+    return found
+
+
+class _Rounds:
+    """The making of one rank's list; owns how many rounds of each bucket it has."""
+
+    def __init__(self, program: Program, rank: int, most: int, rounds: Sequence[int]) -> None:
+        self._program, self._rank, self._most, self._left = program, rank, most, list(rounds)
+        ((self._pipeline, self._stage),) = program.plan.places[program.device_names[rank]]
+        self._held = program.plan.pipelines[self._pipeline].stages[self._stage]
+        self._of_layer = buckets_by_layer(program, rank)
+        self._mine = sorted({bucket for buckets in self._of_layer.values() for bucket in buckets})
+        self._once = {bucket for bucket in self._mine if is_summed_once(program, bucket)}
+        self._fetches = program.plan.sharding is Sharding.WEIGHTS
+        self._reduced: Counter[int] = Counter()
+        self._gathered: Counter[int] = Counter()
+
+    def of(self, instructions: Iterable[Instruction]) -> Iterator[Instruction]:
+        entries = [part for entry in (*instructions, *self._without_samples()) for part in self._parts(entry)]
+        own = self._program.plan.pipelines[self._pipeline].num_microbatches
+        layers = [entry.layer for entry in entries if isinstance(entry, Compute)]
+        uses = [self._of_layer[layer] for layer in layers if layer is not None]
+        slot, due = 0, list[Reduce]()
+        for entry in entries:
+            if due and not (isinstance(entry, Transfer) and entry.direction is Direction.SEND):
+                yield from due
+                due = []
+            if not isinstance(entry, Compute):
+                yield entry
+                continue
+            if self._fetches:
+                yield from self._fetched([], uses[0]) if slot == 0 else ()
+                yield from self._fetched(uses[slot], uses[slot + 1]) if slot + 1 < len(uses) else ()
+            if entry.microbatch < own:
+                yield entry
+            if entry.op is Pass.BACKWARD:
+                due = list(self._summed(bucket for bucket in uses[slot] if bucket not in self._once))
+            slot += 1
+        yield from due
+        yield from self._summed(bucket for bucket in self._mine if self._left[bucket])
+
+    def _without_samples(self) -> Iterator[Compute]:
+        """Yield the computations in whose rounds the rank takes part without a microbatch for them."""
+        own = self._program.plan.pipelines[self._pipeline].num_microbatches
+        for microbatch in range(own, self._most):
+            for op in Pass:
+                yield Compute(op, self._pipeline, self._stage, microbatch)
+
+    def _parts(self, entry: Instruction) -> Iterator[Instruction]:
+        """Yield a computation layer by layer."""
+        if not isinstance(entry, Compute):
+            yield entry
+            return
+        layers: Iterable[int] = range(*self._held.layers)
+        if entry.op is Pass.BACKWARD:
+            layers = reversed(_trained(self._program, self._pipeline, self._stage))
+        for layer in layers:
+            yield Compute(entry.op, entry.pipeline, entry.stage, entry.microbatch, layer)
+
+    def _fetched(self, held: Sequence[int], wanted: Sequence[int]) -> Iterator[Gather]:
+        for bucket in wanted:
+            if bucket not in held:
+                yield Gather(bucket, self._gathered[bucket])
+                self._gathered[bucket] += 1
+
+    def _summed(self, buckets: Iterable[int]) -> Iterator[Reduce]:
+        for bucket in buckets:
+            if self._left[bucket]:
+                self._left[bucket] -= 1
+                yield Reduce(bucket, self._reduced[bucket])
+                self._reduced[bucket] += 1
+
+
+def awaited_rounds(program: Program, rank: int) -> dict[int, tuple[Round, ...]]:
+    """Return the rounds that must be over before an instruction of a rank goes on, by its place.
+
+    A computation waits for the weights that it uses, and a backward for the sums of the gradients to which it
+    adds; a REDUCE for the one before it, a GATHER for all before it but `AHEAD`, and NORM for all.
+    """
+    found: dict[int, tuple[Round, ...]] = {}
+    gathers: list[Gather] = []
+    reduces: list[Reduce] = []
+    latest: dict[int, Gather] = {}
+    of_layer = buckets_by_layer(program, rank)
+    for place, entry in enumerate(program.ranks[rank]):
+        if isinstance(entry, Reduce):
+            found[place] = tuple(reduces[-1:])
+            reduces.append(entry)
+        elif isinstance(entry, Gather):
+            found[place] = tuple(gathers[-1 - AHEAD : -AHEAD])
+            gathers.append(entry)
+            latest[entry.bucket] = entry
+        elif isinstance(entry, Compute) and entry.layer is not None:
+            used = of_layer[entry.layer]
+            found[place] = tuple(latest[bucket] for bucket in used if bucket in latest)
+            if entry.op is Pass.BACKWARD:  # the one that may not be over
+                found[place] += tuple(last for last in reduces[-1:] if last.bucket in used)
+        elif not isinstance(entry, Compute | Transfer) and (reduces or gathers):
+            found.setdefault(place, (*reduces[-1:], *gathers[-1 - AHEAD :]))
+            break  # NORM: what is before the last ones is over
+    return {place: rounds for place, rounds in found.items() if rounds}
+
+
+def dropped_weights(program: Program, rank: int) -> Mapping[int, tuple[int, ...]]:
+    """Return the buckets whose weights are dropped after an instruction of a rank, by its place.
+
+    After the last computation that uses what a GATHER has fetched; after the GATHER itself, once it is over,
+    where none does.
+    """
+    last: dict[int, int] = {}  # by bucket
+    found: dict[int, list[int]] = {}
+    of_layer = buckets_by_layer(program, rank)
+    for place, entry in enumerate(program.ranks[rank]):
+        if isinstance(entry, Gather):
+            if entry.bucket in last:
+                found.setdefault(last[entry.bucket], []).append(entry.bucket)
+            last[entry.bucket] = place
+        elif isinstance(entry, Compute) and entry.layer is not None:
+            for bucket in of_layer[entry.layer]:
+                if bucket in last:
+                    last[bucket] = place
+    for bucket, place in last.items():
+        found.setdefault(place, []).append(bucket)
+    return {place: tuple(buckets) for place, buckets in found.items()}

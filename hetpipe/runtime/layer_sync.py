@@ -1,0 +1,315 @@
+"""Gradients and weights that only their owner keeps: summed, and fetched, layer by layer in a step."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from cost_model.sharding import Sharding
+from hetpipe.models.chain import ChainModel
+from hetpipe.program.collective_parts import Group, broadcast_part, sum_parts
+from hetpipe.program.instructions import Broadcast, Bucket, Gather, Program, Reduce, Round
+from hetpipe.program.layer_rounds import buckets_by_layer
+from hetpipe.runtime.collectives import begin, open_groups
+from hetpipe.runtime.cuda_events import wait_for_gpu
+from hetpipe.runtime.gradient_sync import bucket_names, check_shared
+from hetpipe.runtime.host_staging import Staging, room_on_host
+from hetpipe.runtime.peer_errors import PeerTimeout
+
+
+@dataclass(slots=True)
+class _Held:
+    """One bucket on this rank: its parameters, and their memory in one piece each.
+
+    weights: of the parameters, which are views of it; None while they are elsewhere. gradients: the same of
+    their gradients.
+    """
+
+    members: list[nn.Parameter]
+    shapes: list[torch.Size]
+    is_owner: bool
+    weights: Tensor | None = None
+    gradients: Tensor | None = None
+
+    def views(self, whole: Tensor) -> list[Tensor]:
+        """Return the members' places in memory for all of them."""
+        if not self.members:
+            return []
+        sizes = [shape.numel() for shape in self.shapes]
+        return [part.view(shape) for part, shape in zip(torch.split(whole, sizes), self.shapes, strict=True)]
+
+    def empty(self) -> Tensor:
+        """Return memory for all members; of a layer without any, a number to meet over."""
+        if not self.members:
+            return torch.zeros(1)
+        first, count = self.members[0], sum(shape.numel() for shape in self.shapes)
+        return torch.empty(count, dtype=first.dtype, device=first.device)
+
+
+@dataclass(slots=True)
+class _UnderWay:
+    """A collective: how to wait for it, since when, its buffer, what moves: that, or a copy on the host."""
+
+    wait: Callable[[], object]
+    since_s: float
+    buffer: Tensor
+    moved: Tensor
+
+
+_View = tuple[int, torch.Size, tuple[int, ...], int]
+"""A view of a bucket's weights: its index; size, strides and offset."""
+
+
+class LayerSync:
+    """The rounds of one rank; owns the process groups, and the memory of shared weights and their gradients.
+
+    The owner's gradients are there from the start of a step, and the sum of a round is added to them. All
+    others make room for those of a layer right before its backward, and have none after the REDUCE. fetches:
+    whether weights are sharded, too.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        rank: int,
+        chain: ChainModel,
+        parameters: Mapping[str, nn.Parameter],
+        timeout_s: float,
+        staging: Staging | None = None,
+    ) -> None:
+        """Open the groups, on all ranks together, and put the weights of each bucket into one piece.
+
+        staging: None if no rank is on a GPU.
+        """
+        self._staging = staging or Staging((False,) * len(program.ranks))
+        self._program, self._rank, self._timeout_s = program, rank, timeout_s
+        self.fetches = program.plan.sharding is Sharding.WEIGHTS
+        check_shared(program, rank, chain, parameters)
+        self._groups = open_groups(
+            [self._group(bucket) for bucket in program.buckets],
+            rank,
+            len(program.ranks),
+            self._staging,
+            timedelta(seconds=timeout_s),
+        )
+        self._of_layer = buckets_by_layer(program, rank)
+        self._held: dict[int, _Held] = {}
+        for index, bucket in enumerate(program.buckets):
+            if rank in bucket.ranks:
+                members = [parameters[name] for name in bucket_names(program, index, chain)]
+                self._held[index] = _Held(
+                    members, [value.shape for value in members], bucket.state_owner == rank
+                )
+        self._settle_weights()
+        self._under_way: dict[Round | Broadcast, _UnderWay] = {}
+        self._storages: dict[int, int] = {}  # of fetched weights, their buckets
+        self._warm_up()
+
+    def _group(self, bucket: Bucket) -> Group:
+        return Group(bucket.ranks, not self._staging.in_streams(bucket.ranks))
+
+    @torch.no_grad()
+    def _settle_weights(self) -> None:
+        """Put the weights of each bucket into one piece of memory; where sharded, owned ones alone."""
+        for held in self._held.values():
+            if self.fetches and not held.is_owner:
+                self._let_go(held)
+                continue
+            held.weights = held.empty()
+            for value, part in zip(held.members, held.views(held.weights), strict=True):
+                part.copy_(value)
+                value.data = part
+
+    def _warm_up(self) -> None:
+        """Sum a first number in each group, so that it is open before the first step."""
+        for group in dict.fromkeys(self._group(self._program.buckets[index]) for index in self._held):
+            place = "cpu" if group.on_host else next(iter(self._held.values())).empty().device
+            nothing, since_s = torch.zeros(1, device=place), time.monotonic()
+            with PeerTimeout(self._program, self._rank, Reduce(0, 0), group.ranks, since_s):
+                work = dist.all_reduce(nothing, group=self._groups[group], async_op=True)
+                assert work is not None
+                self._wait_of(work, nothing)()
+
+    def _wait_of(self, work: dist.Work, moved: Tensor) -> Callable[[], object]:
+        return partial(wait_for_gpu, work, self._timeout_s) if not moved.is_cpu else work.wait
+
+    def buffers(self) -> list[Tensor]:
+        """Return the gradients that are there for the whole step: those that this rank owns."""
+        return [
+            held.gradients for held in self._held.values() if held.is_owner and held.gradients is not None
+        ]
+
+    def attach(self) -> None:
+        """Set the owned gradients to zero before a step."""
+        for held in self._held.values():
+            if held.is_owner:
+                self._make_gradients(held)
+            else:
+                self._drop_gradients(held)
+
+    def make_room(self, layer: int) -> None:
+        """Make room for the gradients of a layer whose backward comes now."""
+        for index in self._of_layer[layer]:
+            if self._held[index].gradients is None:
+                self._make_gradients(self._held[index])
+
+    def _make_gradients(self, held: _Held) -> None:
+        if held.gradients is None:
+            held.gradients = held.empty()
+        held.gradients.zero_()
+        for value, part in zip(held.members, held.views(held.gradients), strict=True):
+            value.grad = part
+
+    def _drop_gradients(self, held: _Held) -> None:
+        held.gradients = None
+        for value in held.members:
+            value.grad = None
+
+    def start(self, entry: Round) -> None:
+        """Begin a round; nothing of it may be used before it is `over`."""
+        held = self._held[entry.bucket]
+        if isinstance(entry, Reduce):
+            buffer = held.gradients
+            if buffer is None:  # a round without a backward here
+                buffer = held.empty().zero_()
+            if not held.is_owner:
+                self._drop_gradients(held)
+        else:
+            buffer = held.weights if held.is_owner and held.weights is not None else held.empty()
+        self._begin(entry, buffer)
+
+    def start_broadcast(self, bucket: int) -> None:
+        """Begin to spread a bucket's new weights from its owner, into those of the others."""
+        weights = self._held[bucket].weights
+        assert weights is not None
+        self._begin(Broadcast(bucket), weights)
+
+    def _begin(self, entry: Round | Broadcast, buffer: Tensor) -> None:
+        bucket, since_s = self._program.buckets[entry.bucket], time.monotonic()
+        moved = buffer
+        if self._staging.copies(self._rank, bucket.ranks):
+            moved = room_on_host(buffer)
+            moved.copy_(buffer)
+        on_host = self._group(bucket).on_host
+        (summed,), spread = (
+            sum_parts(entry.bucket, bucket, on_host=on_host),
+            broadcast_part(entry.bucket, bucket, on_host=on_host),
+        )
+        part = summed if isinstance(entry, Reduce) else spread
+        with self._peer_timeout(entry, since_s):
+            work = begin(part, moved, self._groups)
+        self._under_way[entry] = _UnderWay(self._wait_of(work, moved), since_s, buffer, moved)
+
+    @torch.no_grad()
+    def finish(self, entry: Round | Broadcast) -> None:
+        """Wait until a round is over on this rank; fetched weights are in the parameters then.
+
+        Raises: PeerError if it does not end in time, or another rank is gone.
+        """
+        found = self._under_way.pop(entry, None)
+        if found is None:
+            return
+        with self._peer_timeout(entry, found.since_s):
+            found.wait()
+        held = self._held[entry.bucket]
+        if held.is_owner is isinstance(entry, Reduce) and found.moved is not found.buffer:
+            found.buffer.copy_(found.moved)
+        if isinstance(entry, Gather) and not held.is_owner:
+            held.weights = found.buffer
+            self._storages[found.buffer.untyped_storage()._cdata] = entry.bucket
+            for value, part in zip(held.members, held.views(found.buffer), strict=True):
+                value.data = part
+
+    def finish_broadcasts(self) -> list[int]:
+        """Wait for all broadcasts that were started; return their buckets."""
+        done = [entry for entry in self._under_way if isinstance(entry, Broadcast)]
+        for entry in done:
+            self.finish(entry)
+        return [entry.bucket for entry in done]
+
+    def drop(self, bucket: int) -> None:
+        """Let go of the weights of a bucket, unless this rank owns them."""
+        if not self._held[bucket].is_owner:
+            self._let_go(self._held[bucket])
+
+    def _let_go(self, held: _Held) -> None:
+        if held.weights is not None:
+            self._storages.pop(held.weights.untyped_storage()._cdata, None)
+        held.weights = None
+        for value, shape in zip(held.members, held.shapes, strict=True):
+            value.data = torch.zeros((), dtype=value.dtype, device=value.device).expand(shape)
+
+    def saving(self) -> AbstractContextManager[object]:
+        """Return a context of forwards whose backwards look for fetched weights anew, and keep none."""
+        if not self.fetches:
+            return nullcontext()
+        return torch.autograd.graph.saved_tensors_hooks(self._put_down, self._taken_up)
+
+    def _put_down(self, tensor: Tensor) -> Tensor | _View:
+        bucket = self._storages.get(tensor.untyped_storage()._cdata)
+        if bucket is None:
+            return tensor
+        return bucket, tensor.size(), tensor.stride(), int(tensor.storage_offset())
+
+    def _taken_up(self, kept: Tensor | _View) -> Tensor:
+        if isinstance(kept, Tensor):
+            return kept
+        bucket, size, strides, offset = kept
+        weights = self._held[bucket].weights
+        assert weights is not None, "a backward comes after the GATHER of its weights"
+        return weights.as_strided(size, strides, offset)
+
+    @contextmanager
+    def fetched(self, layer: int) -> Iterator[None]:
+        """Have a layer's weights, outside of a step; on all ranks together."""
+        gathers = [Gather(index, 0) for index in self._of_layer[layer]] if self.fetches else []
+        for entry in gathers:
+            self.start(entry)
+            self.finish(entry)
+        try:
+            yield
+        finally:
+            for entry in gathers:
+                self.drop(entry.bucket)
+
+    @contextmanager
+    def at_hand(self, layer: int) -> Iterator[None]:
+        """Have a layer's weights, and room for its gradients, outside of a step; on all ranks together."""
+        with self.fetched(layer):
+            self.make_room(layer)
+            try:
+                yield
+            finally:
+                for index in self._of_layer[layer]:
+                    if not self._held[index].is_owner:
+                        self._drop_gradients(self._held[index])
+
+    def close(self) -> None:
+        """Give back the process groups; all ranks must have finished their last step."""
+        for group in self._groups.values():  # in the same order on all ranks: NCCL's are closed together
+            if group is not None:
+                dist.destroy_process_group(group)
+        self._groups.clear()
+
+    def _peer_timeout(self, entry: Round | Broadcast, since_s: float) -> AbstractContextManager[None]:
+        return PeerTimeout(
+            self._program, self._rank, entry, self._program.buckets[entry.bucket].ranks, since_s
+        )
+
+
+def absent_names(program: Program, rank: int, chain: ChainModel) -> frozenset[str]:
+    """Return the names of the parameters of layers of a rank whose weights only other ranks keep."""
+    if program.plan.sharding is not Sharding.WEIGHTS:
+        return frozenset()
+    return frozenset(
+        name
+        for index, bucket in enumerate(program.buckets)
+        if rank in bucket.ranks and rank != bucket.state_owner
+        for name in bucket_names(program, index, chain)
+    )
