@@ -15,7 +15,7 @@ from hetpipe.cli import VERBS, app
 from places import ROOT
 
 PAGES = [
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
     *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG")),
 ]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
