@@ -19,6 +19,7 @@ from cost_model.units import format_bytes, format_seconds
 from hetpipe.reporting.critical_path import Share
 from hetpipe.reporting.driver_memory import driver_sentences
 from hetpipe.reporting.idle_time import DeviceTime
+from hetpipe.reporting.many_pipelines import MANY_ROWS, MOST_WAITING, range_of, shown_together
 from hetpipe.reporting.narrow_tables import narrow
 from partition.estimates.plan_memory import memory_on
 from partition.plan import Figures, Plan, Stage
@@ -198,7 +199,10 @@ def bound_sentence(figures: Figures, *, details: bool = False) -> str:
 
 
 def plan_table(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Table:
-    """Show each stage: device, layers, in flight, busy and memory against what a plan may fill."""
+    """Show each stage: device, layers, in flight, busy and memory against what a plan may fill.
+
+    Of many stages, pipelines alike are shown as one of them, with how many more there are.
+    """
     several = len(plan.pipelines) > 1
     used = [cluster.device(name) for name in plan.device_names]
     kinds = {device.kind for device in used}
@@ -212,18 +216,19 @@ def plan_table(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Table:
     for title in ("in flight", "busy", f"memory, {unit}", "of"):
         table.add_column(title, justify="right", no_wrap=True)
     predicted = plan.predicted.devices if plan.predicted else {}
-    for number, pipeline in enumerate(plan.pipelines):
+    for numbers in shown_together(plan, cluster):
+        pipeline = plan.pipelines[numbers[0]]
         for index, stage in enumerate(pipeline.stages):
             device = cluster.device(stage.device)
             layers = [layer.name for layer in profile.layers[stage.start : stage.stop]]
-            busy = f"{predicted[device.name].busy:.0%}" if device.name in predicted else ""
+            alike = [plan.pipelines[number].stages[index].device for number in numbers]
             table.add_row(
-                f"{number}.{index}" if several else str(index),
-                names[device.name],
+                f"{numbers[0]}.{index}" if several else str(index),
+                names[device.name] + (f", {len(alike) - 1:,} alike" if len(alike) > 1 else ""),
                 describe_layers(layers) + _recompute_words(stage),
                 *([str(pipeline.num_samples)] if several else []),
                 str(pipeline.in_flight(index)),
-                busy,
+                range_of([predicted[name].busy for name in alike if name in predicted]),
                 f"{needs[device.name] / size:,.2f}",
                 f"{device.usable_bytes / size:,.2f}",
             )
@@ -282,12 +287,18 @@ def path_sentence(shares: Sequence[Share]) -> str:
 
 
 def waiting_table(times: Mapping[str, DeviceTime]) -> Table:
-    """Show busy and waiting seconds of each device, and what it waited for, the longest first."""
+    """Show busy and waiting seconds of each device, and what it waited for, the longest first.
+
+    Of many devices those that wait longest have a row each, in the order of the plan.
+    """
     table = new_table("device")
     for title in ("busy", "waiting"):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("waiting for")
-    for name, found in times.items():
+    longest = sorted(times, key=lambda name: -times[name].waiting_s)
+    longest = longest if len(times) <= MANY_ROWS else longest[:MOST_WAITING]
+    for name in [name for name in times if name in longest]:
+        found = times[name]
         causes = sorted(found.waiting_for.items(), key=lambda cause: -cause[1])[:MOST_CAUSES]
         table.add_row(
             name,
@@ -295,6 +306,8 @@ def waiting_table(times: Mapping[str, DeviceTime]) -> Table:
             format_seconds(found.waiting_s),
             ", ".join(f"{what} {format_seconds(duration)}" for what, duration in causes),
         )
+    if len(times) > len(longest):
+        table.add_row(f"{len(times) - len(longest):,} more", "", "", "less long; --json has all")
     return table
 
 

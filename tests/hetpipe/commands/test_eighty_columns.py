@@ -170,3 +170,28 @@ def test_a_table_in_a_pipe_of_80_columns_fits(hetpipe: Shell, monkeypatch: pytes
     out = hetpipe(f"simulate plan.json {FILES}").out.splitlines()
     rule = next(place for place, line in enumerate(out) if re.search("─{9}", line))
     assert too_wide([line.rstrip() for line in out[rule : rule + 8]]) == []
+
+
+def alike_pipelines(count: int) -> Plan:
+    """Return a plan of pipelines alike, each on a large and a small device."""
+    pipelines = tuple(
+        Pipeline(
+            1, 4, (Stage((f"lab-server-one/{at}",), (0, 3), 2), Stage((f"lab-server-two/{at}",), (3, 4), 1))
+        )
+        for at in range(count)
+    )
+    return Plan("auto", "bert-large-uncased", 4 * count, pipelines)
+
+
+@pytest.mark.parametrize("count", [23, 500])
+@pytest.mark.parametrize("verb", ["simulate", "explain"])
+def test_many_devices_fit_too(lines, hetpipe: Shell, verb: str, count: int):
+    one = f'devices = [{{ kind = "{BIG}", count = {count}, memory = "10 kB" }}]'
+    two = f'devices = [{{ kind = "{SMALL}", count = {count}, memory = "4 kB", speed = 0.95 }}]'
+    head, first, second = CLUSTER.split("[[nodes]]")
+    nodes = (first.partition("devices")[0] + one, second.partition("devices")[0] + two)
+    hetpipe.write("cluster.toml", "\n[[nodes]]".join([head, *nodes]))
+    hetpipe.write("plan.json", plan_text(alike_pipelines(count)))
+    found = lines(f"{verb} plan.json {FILES}")
+    assert too_wide(found) == []
+    assert 3 < len(found) < 60, f"{2 * count} devices are told of one by one"
