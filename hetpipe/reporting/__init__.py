@@ -12,7 +12,8 @@ Others use:
         profile_table, path_sentence, bound_sentence, estimate_sentences
     progress: progress_bar, step_bar
     comparison_tables: comparison_table, misfit_sentences, gain_sentence
-    run_tables: run_report_tables, run_marks, measured_table; measured_tables: measured_rounds_tables
+    run_tables: run_report_tables, run_marks, measured_table
+    measured_tables: measured_rounds_tables
     plots: gantt, stage_labels, speedups, save, and the other names of its list
     pages: write_page, page_data, page_text, live_data
     plots.style: new_axes, save, strip
