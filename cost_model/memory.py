@@ -94,15 +94,10 @@ def _own_bytes(profile: ModelProfile, layers: set[int], *, unreached: bool) -> I
 
 def _own_bytes_of_sharing(profile: ModelProfile, layers: set[int], *, unreached: bool) -> Iterator[float]:
     for index in layers:
-        layer = profile.layers[index]
-        if unreached:
-            shared = profile.shared_weight_bytes(index)
-            yield layer.parameter_bytes - sum(num_bytes for home, num_bytes in shared if home in layers)
-        else:
-            home = profile.tied_home(index)
-            yield layer.trained_bytes - (
-                profile.tied_bytes(index) if home != index and home in layers else 0.0
-            )
+        held = profile.layers[index]
+        shared = profile.shared_weight_bytes(index, trained=None if unreached else True)
+        once = sum(num_bytes for before, num_bytes in shared if not layers.isdisjoint(before))
+        yield (held.parameter_bytes if unreached else held.trained_bytes) - once
 
 
 def segments(start: int, stop: int, segment_layers: int) -> tuple[tuple[int, int], ...]:
@@ -290,12 +285,16 @@ def working_bytes(
             most.append(max(0.0, before, layer.workspace_at(samples)))
         return tuple(most)
     for index, layer in enumerate(profile.layers[start:stop], start):
-        before, home = most[-1], profile.tied_home(index)
-        if start <= home < index:
-            kept = profile.tied_bytes(index)
-            saved = sum(other.saved_bytes_per_sample for other in profile.layers[home + 1 : index])
-            added = profile.layers[home].workspace_at(samples) - samples * saved + kept
-            before = max(before, added) + kept
+        before = most[-1]
+        for others, kept in profile.shared_weight_bytes(index, trained=True):
+            inside = [other for other in others if other >= start]
+            if not inside:
+                continue
+            first = inside[0]
+            saved = sum(other.saved_bytes_per_sample for other in profile.layers[first + 1 : index])
+            added = profile.layers[first].workspace_at(samples) - samples * saved + kept
+            # what the layers between have made is added up into one
+            before = max(before, added) + (kept if len(inside) == 1 else 0.0)
         before -= samples * layer.saved_bytes_per_sample
         most.append(max(0.0, before, layer.workspace_at(samples)))
     return tuple(most)

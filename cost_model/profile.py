@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, pairwise
@@ -222,17 +222,50 @@ class ModelProfile:
         """Whether some layer has weights that an earlier one has, too, trained or frozen."""
         return any(layer.tied_to is not None or layer.frozen_with is not None for layer in self.layers)
 
-    def shared_weight_bytes(self, layer: int) -> tuple[tuple[int, float], ...]:
-        """Return the earlier layers that a layer shares weights with, and the bytes, trained or frozen.
+    @cached_property
+    def tied_groups(self) -> tuple[tuple[int, ...], ...]:
+        """The layers that hold the same trained weights, rising; the first of each group is their home."""
+        return self._groups([self.tied_home(layer) for layer in range(self.num_layers)])
 
-        A device that holds both holds these once.
+    @cached_property
+    def _frozen_groups(self) -> tuple[tuple[int, ...], ...]:
+        names = [layer.name for layer in self.layers]
+        return self._groups(
+            [
+                index if layer.frozen_with is None else names.index(layer.frozen_with)
+                for index, layer in enumerate(self.layers)
+            ]
+        )
+
+    @staticmethod
+    def _groups(homes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        found: dict[int, list[int]] = {}
+        for layer, home in enumerate(homes):
+            found.setdefault(home, []).append(layer)
+        return tuple(tuple(layers) for _, layers in sorted(found.items()) if len(layers) > 1)
+
+    def shared_weight_bytes(
+        self, layer: int, *, trained: bool | None = None
+    ) -> tuple[tuple[tuple[int, ...], float], ...]:
+        """Return the earlier layers that hold weights of a layer, and the bytes of these weights.
+
+        A device that holds the layer and any of these holds the weights once: layers with as many bytes in
+        common with one home have the same ones. trained: those of one kind alone.
         """
-        shared = [(self.tied_home(layer), self.tied_bytes(layer))]
-        held = self.layers[layer]
-        if held.frozen_with is not None:
-            home = [other.name for other in self.layers].index(held.frozen_with)
-            shared.append((home, held.frozen_with_bytes))
-        return tuple((home, num_bytes) for home, num_bytes in shared if home != layer)
+        shared: list[tuple[tuple[tuple[int, ...], ...], Callable[[int], float]]] = []
+        if trained is not False:
+            shared.append((self.tied_groups, self.tied_bytes))
+        if trained is not True:
+            shared.append((self._frozen_groups, lambda index: self.layers[index].frozen_with_bytes))
+        found = []
+        for groups, bytes_of in shared:
+            group = next((group for group in groups if layer in group[1:]), None)
+            if group is not None:
+                num_bytes = bytes_of(layer)
+                before = group[1 : group.index(layer)]
+                same = tuple(other for other in before if bytes_of(other) == num_bytes)
+                found.append(((group[0], *same), num_bytes))
+        return tuple(found)
 
     def to_json(self) -> dict[str, Any]:
         data = dataclasses.asdict(self)

@@ -250,7 +250,9 @@ def _sequence_length(inputs: Mapping[str, Tensor]) -> int:
         if value.dim() == 2 and not value.is_floating_point()
     }
     if len(set(lengths.values())) > 1:
-        raise InputError(f"integer inputs [samples, seq] of different lengths ({lengths}) cannot be used")
+        raise InputError(
+            f"integer inputs [samples, seq] of different lengths ({lengths}) cannot be used; pad them to one"
+        )
     return next(iter(lengths.values()), 1)
 
 

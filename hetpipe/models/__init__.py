@@ -1,12 +1,13 @@
 """A model as a chain of layers, of which each rank builds its own alone.
 
 A model comes by name, from a Hugging Face folder, or as a module (`names`, `huggingface_folder`,
-`families`, `huggingface`). `chain` describes it without weights: `block_structure` finds its blocks,
-`sequential` reads an nn.Sequential. What a rank owns is materialised as a `LayerModel`, whose weights do not
-depend on the plan (`initialization`, `pretrained_weights`), nor does dropout (`keyed_dropout`); `placement`
-gives them their device and dtype, `frozen_weights` leaves frozen ones theirs, and `weight_bytes` counts them.
-`adapters` are put beside a frozen base, and go in and out of an `adapter_folder`. `split_check` proves that
-split equals whole.
+`families`, `huggingface`). `chain` describes it without weights: `observation` looks at one forward of it, or
+of a small copy, `found_structure` says which layers of the `block_structure` hold what, `sequential` reads an
+nn.Sequential; `splittable` rewrites what cannot be cut. What a rank owns is materialised as a `LayerModel`,
+whose weights do not depend on the plan (`initialization`, `pretrained_weights`), nor does dropout
+(`keyed_dropout`); `placement` gives them their device and dtype, `frozen_weights` leaves frozen ones theirs,
+and `weight_bytes` counts them. `adapters` are put beside a frozen base, and go in and out of an
+`adapter_folder`. `split_check` proves that split equals whole.
 
 Others use:
     chain: ChainModel

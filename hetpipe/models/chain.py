@@ -14,18 +14,15 @@ from torch import Tensor, nn
 from cost_model.errors import InputError
 from hetpipe.models.adapter_folder import AdapterFolder
 from hetpipe.models.adapters import has_adapters, packings_of
-from hetpipe.models.block_structure import (
-    BlockStructure,
-    Inputs,
-    ParameterInfo,
-    find_blocks,
-    holding_layers,
-    is_reached,
-    observe,
-    refused_on_error,
-    use_in,
-)
+from hetpipe.models.block_structure import BlockStructure, Inputs, ParameterInfo, refused_on_error
 from hetpipe.models.families import build_keyed, keyed_attention
+from hetpipe.models.found_structure import (
+    holders_by_name,
+    reached_names,
+    structure_of,
+    uses_by_layer,
+    what_crosses,
+)
 from hetpipe.models.frozen_weights import NO_USE, cast_where_used, uncast
 from hetpipe.models.huggingface import ModelSpec
 from hetpipe.models.initialization import (
@@ -35,6 +32,7 @@ from hetpipe.models.initialization import (
     private_random_stream,
 )
 from hetpipe.models.lowered_weights import lower_where_used
+from hetpipe.models.observation import observe
 from hetpipe.models.owned_weights import begin_weights, held_beside, take_weights
 from hetpipe.models.partial_model import BlockLayers, LayerModel, SequentialLayers
 from hetpipe.models.placement import place
@@ -42,6 +40,7 @@ from hetpipe.models.pretrained_weights import FolderWeights
 from hetpipe.models.quantized_modules import matrices_in
 from hetpipe.models.quantized_weights import QuantizedParameter
 from hetpipe.models.sequential import holders_of, let_inputs_be, reached_and_used, run_through
+from hetpipe.models.splittable import splittable
 from hetpipe.models.unpacked import keep_unpacked
 from hetpipe.models.weight_bytes import WeightBytes
 
@@ -60,8 +59,9 @@ class TensorSpec:
 class ChainModel:
     """A model as a chain of layers, without weights.
 
-    Around a list of blocks: layer 0 is all before them, layers 1 to n the blocks, layer n + 1 all after. Of
-    an nn.Sequential each child is a layer.
+    Around a list of blocks: layer 0 is all before them, layers 1 to n the blocks, layer n + 1 all after; of
+    an encoder and a decoder, what is between their blocks is a layer as well. Of an nn.Sequential each child
+    is a layer.
     """
 
     name: str
@@ -124,6 +124,7 @@ class ChainModel:
             name = name or type(factory).__name__
             with refused_on_error(f"{name} cannot be split: it cannot be copied"):
                 template = Template(factory)
+                splittable(template.module)
             given: dict[str, nn.Parameter] = dict(factory.named_parameters())
             matrices = matrices_in(factory)
             if matrices and not has_adapters(factory):
@@ -131,7 +132,7 @@ class ChainModel:
                     f"{name} is quantized, and what is trained are adapters; give peft.get_peft_model of it"
                 )
             given |= {key: QuantizedParameter(matrix) for key, matrix in matrices.items()}
-            small = shrunk or (template if matrices else partial(copy.deepcopy, factory))
+            small = shrunk or (template if matrices else lambda: splittable(copy.deepcopy(factory)))
             described = _describe(name, template, small, inputs, example, given)
             packed = {key: matrix.packing for key, matrix in matrices.items()}
             return replace(
@@ -206,8 +207,7 @@ class ChainModel:
     def _crossing(self, layer: int, shapes: tuple[tuple[int, ...], ...]) -> tuple[TensorSpec, ...]:
         if not 0 < layer < self.num_layers:
             raise ValueError(f"boundaries of {self.name} are 1 to {self.num_layers - 1}, not {layer}")
-        # All blocks pass on the same tensors.
-        return _boundaries(self, shapes)[layer - 1 if self.structure is None else 0]
+        return _boundaries(self, shapes)[layer - 1]
 
     def materialise(
         self,
@@ -246,7 +246,8 @@ class ChainModel:
         frozen = {parameter: name for parameter, name in names.items() if name in infos and infos[name].keeps}
         cast_where_used(model, frozen, dtype, lowered)
         if lowered is not None:
-            ends = {info.name for layer in (0, self.num_layers - 1) for info in self.layer_parameters[layer]}
+            around = () if self.structure is None else self.structure.around
+            ends = {info.name for layer in around for info in self.layer_parameters[layer]}
             trained = {
                 name for name, info in infos.items() if info.reached and (name in ends or not compiled)
             }
@@ -261,7 +262,7 @@ class ChainModel:
             layered = SequentialLayers(model, self.num_layers, by_layer)
         else:
             keep_unpacked(model)
-            layered = BlockLayers(model, self.num_layers, by_layer, self.structure)
+            layered = BlockLayers(model, by_layer, self.structure)
         layered.device_type, layered.lowered = torch.device(device).type, lowered
         layered.first_trained, layered.absent = self.first_trained, frozenset(absent)
         if compiled:
@@ -282,19 +283,29 @@ class ChainModel:
         with private_random_stream(seed), parameters_on_meta() if self.has_rule else nullcontext():
             model = self.build()
         names = {parameter: name for name, parameter in model.named_parameters()}
-        first, blocks = (
-            (0, model) if self.structure is None else (1, model.get_submodule(self.structure.path))
-        )
-        children = list(model) if isinstance(model, nn.Sequential) else list(blocks.children())
-        owned = {id(block) for layer, block in enumerate(children, start=first) if layer in layers}
-        for block in children:
-            if self.structure is None:
-                let_inputs_be(block)
-            if id(block) not in owned:
+        if isinstance(model, nn.Sequential):
+            calls = dict(enumerate(model))
+            for child in model:
+                let_inputs_be(child)
+        else:
+            assert self.structure is not None
+            calls = {
+                layer: model.get_submodule(f"{blocks.path}.{block}")
+                for layer, (blocks, block) in self.structure.calls.items()
+            }
+        mine = {id(block) for layer, block in calls.items() if layer in layers}
+        drawn = set(infos)
+        for block in (block for block in calls.values() if id(block) not in mine):
+            held = {names[value] for value in block.parameters()}
+            if not held.isdisjoint(infos):
+                drawn |= held  # a weight that blocks share is drawn where it is listed first, with all others
+            elif self.structure is None or not self.structure.keeps_blocks:
                 for members in (block._modules, block._parameters, block._buffers):
                     members.clear()
         if self.has_rule:
-            names = begin_weights(model, names, infos, kept, seed, weights=self.weights, adapter=self.adapter)
+            names = begin_weights(
+                model, names, infos, kept, seed, drawn=drawn, weights=self.weights, adapter=self.adapter
+            )
         elif self.given is not None:
             names = take_weights(model, names, infos, self.given)
         return model, names
@@ -322,22 +333,15 @@ def _describe(
         reached, used = reached_and_used(build, inputs)
         uses = {(key, layer): used.get(key, NO_USE) for key, layers in holders.items() for layer in layers}
     else:
-        path = find_blocks(model)
-        num_blocks = len(list(model.get_submodule(path).children()))
         with private_random_stream(0), torch.device("cpu"):
-            small = build_small()
-            if type(small) is not type(model) or find_blocks(small) != path:
-                raise InputError(f"the shrunken copy of {name} is a {type(small).__name__} with other blocks")
-            seen = observe(small, path, inputs)
-        structure = BlockStructure(path, num_blocks, seen.ports, seen.num_outputs)
-        layer_names = ("embeddings", *(f"block{index}" for index in range(num_blocks)), "head")
-        holders = {key: holding_layers(key, path, num_blocks, seen) for key in shapes}
-        reached = {key for key in shapes if is_reached(key, path, seen)}
-        uses = {
-            (key, layer): use_in(key, layer, path, seen)
-            for key, layers in holders.items()
-            for layer in layers
-        }
+            small, seen = observe(build_small, inputs)
+        structure = structure_of(name, build, example, model=model, small=small, seen=seen)
+        layer_names = structure.layer_names
+        uses = uses_by_layer(model, structure, seen)
+        unused = shapes.keys() - {key for key, _ in uses}  # which stay with the head
+        uses |= {(key, len(layer_names) - 1): NO_USE for key in unused}
+        holders = holders_by_name(uses)
+        reached = reached_names(model, structure, seen)
     trained = reached & unfrozen
     if not trained:
         raise InputError(
@@ -377,9 +381,7 @@ def _describe(
 
 @lru_cache(maxsize=1024)
 def _boundaries(chain: ChainModel, shapes: tuple[tuple[int, ...], ...]) -> tuple[tuple[TensorSpec, ...], ...]:
-    """Return the tensors that cross at each boundary of an nn.Sequential, else at the first alone.
-
-    Between the blocks of other models all boundaries are alike.
+    """Return the tensors that cross at each boundary.
 
     shapes: of one sample of each input, in the order of the example.
     """
@@ -391,7 +393,7 @@ def _boundaries(chain: ChainModel, shapes: tuple[tuple[int, ...], ...]) -> tuple
         if chain.structure is None:
             crossing = run_through(chain.build, example)[1][:-1]
         else:
-            crossing = [chain.materialise((), seed=0).compute(0, 1, example, ())]
+            crossing = what_crosses(chain.structure, chain.materialise((), seed=0), example)
     return tuple(
         tuple(TensorSpec(tuple(tensor.shape[1:]), tensor.dtype) for tensor in tensors) for tensors in crossing
     )

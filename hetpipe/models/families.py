@@ -13,6 +13,7 @@ from torch import nn
 
 from cost_model.errors import InputError
 from hetpipe.models.huggingface_folder import ARCHITECTURES, CONFIG_FILE, ModelFolder
+from hetpipe.models.splittable import splittable
 
 LOADING = (
     *("model_type", "dtype", "torch_dtype", "architectures", "auto_map", "transformers_version"),
@@ -29,7 +30,7 @@ _LONGEST_REASON = 300
 
 _SHRUNK_TOKENS = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
 
-ATTENTION_DROPOUTS = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop")
+ATTENTION_DROPOUTS = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "dropout_rate")
 
 _POSITIONS = ("max_position_embeddings", "max_seq_len")
 
@@ -93,7 +94,7 @@ class Family:
             found, "_supports_sdpa", True
         )
         config._attn_implementation = "sdpa" if fused else "eager"
-        return cast(nn.Module, found(config))
+        return splittable(cast(nn.Module, found(config)))
 
     def small(self, config: Mapping[str, object], *, fixed_tokens: bool) -> dict[str, object]:
         """Return the configuration of a tiny copy of a model of the family.
@@ -127,8 +128,8 @@ class Family:
 
 
 def build_keyed(build: Callable[[], nn.Module]) -> nn.Module:
-    """Build a model with `keyed_attention`."""
-    return keyed_attention(build())
+    """Build a model with `keyed_attention` and as `splittable` makes it."""
+    return splittable(keyed_attention(build()))
 
 
 def keyed_attention(model: nn.Module) -> nn.Module:

@@ -34,6 +34,7 @@ ARCHITECTURES = {
 """Classes that a folder may name, with family (of transformers.models) and task; tests prove their splits."""
 
 ALSO_TESTED = (
+    *("AlbertForMaskedLM", "MPNetForMaskedLM"),
     *("ArceeForCausalLM", "BertLMHeadModel", "BioGptForCausalLM", "BloomForCausalLM", "CamembertForMaskedLM"),
     *("CodeGenForCausalLM", "CohereForCausalLM", "DebertaV2ForMaskedLM", "DistilBertForMaskedLM"),
     *("ElectraForMaskedLM", "ErnieForMaskedLM", "FalconForCausalLM", "GPTBigCodeForCausalLM"),

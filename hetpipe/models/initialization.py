@@ -103,17 +103,17 @@ class Template:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self._module = _copy_with(
+        self.module = _copy_with(
             module, lambda value: nn.Parameter(value.detach().to("meta"), value.requires_grad)
         )  # matrices in 4 or 8 bits are given by themselves, and have linear layers here
-        for part in self._module.modules():
+        for part in self.module.modules():
             part._buffers.update(
                 {key: value.cpu() for key, value in part._buffers.items() if value is not None}
             )
 
     def __call__(self) -> nn.Module:
         made = _copy_with(
-            self._module,
+            self.module,
             lambda value: nn.Parameter(torch.zeros(value.shape, dtype=value.dtype), value.requires_grad),
         )
         return made.to("meta") if torch.empty(0).is_meta else made

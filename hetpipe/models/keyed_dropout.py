@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Container, Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, wraps
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,8 +24,9 @@ class KeyedDropout:
     """Dropout masks drawn per sample from (seed, step, sample, layer, call within the layer).
 
     Replaces `torch.nn.functional.dropout`, hence `nn.Dropout`, in every forward inside the context; the
-    backward needs no context. The masks are the same for every device, dtype and microbatch size: see
-    `philox`. Whatever else draws random numbers inside is refused, since it would depend on the plan.
+    backward needs no context. nn.MultiheadAttention that drops is eager there. The masks are
+    the same for every device, dtype and microbatch size: see `philox`. Whatever else draws random
+    numbers inside is refused, since it would depend on the plan.
 
     In the first forward of a layer all calls of torch are looked at, and in later ones where that was needed,
     as it slows each down. Else `torch.nn.functional.dropout` is another function inside the context.
@@ -50,6 +51,7 @@ class KeyedDropout:
         self._seed = seed
         self._generators = _Generators(device)
         self._mode = _Interception({_DROPOUT, self._dropout}, self._unexpected)
+        self._replaced_attention = functional.multi_head_attention_forward
         self._watching = False
         self._quiet: set[int] = set()  # layers in which no call went past the attribute
         self._replaced = functional.dropout
@@ -83,6 +85,8 @@ class KeyedDropout:
         self._generators.remember()
         self._watching = self._layers is None or not self._layers <= self._quiet
         self._replaced, functional.dropout = functional.dropout, self._dropout
+        self._replaced_attention = functional.multi_head_attention_forward
+        functional.multi_head_attention_forward = _eager_attention
         if self._watching:
             self._quiet.add(PREFIX)
             self._mode.__enter__()  # type: ignore[no-untyped-call]  # torch
@@ -94,6 +98,7 @@ class KeyedDropout:
         if self._watching:
             self._mode.__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]  # torch
         functional.dropout = self._replaced
+        functional.multi_head_attention_forward = self._replaced_attention
         if error is None:
             self._leave_layer()
         self._watching = False
@@ -241,9 +246,17 @@ def _refuse_attention_dropout(name: str, args: tuple[Any, ...], kwargs: dict[str
         )
 
 
-def _refuse_multi_head_dropout(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if _argument(args, kwargs, 10, "dropout_p", 0.0) > 0.0 and _argument(args, kwargs, 13, "training", True):
-        raise InputError(f"{name} draws a dropout mask that cannot be keyed by sample; set its dropout to 0")
+_MULTI_HEAD_ATTENTION = functional.multi_head_attention_forward
+
+
+@wraps(_MULTI_HEAD_ATTENTION)
+def _eager_attention(*args: Any, **kwargs: Any) -> Any:
+    """Attend as nn.MultiheadAttention does when its weights are asked for, whose dropout can be keyed."""
+    drops = _argument(args, kwargs, 10, "dropout_p", 0.0) > 0.0
+    if not drops or not _argument(args, kwargs, 13, "training", True) or kwargs.get("need_weights", True):
+        return _MULTI_HEAD_ATTENTION(*args, **kwargs)
+    attended, _ = _MULTI_HEAD_ATTENTION(*args, **{**kwargs, "need_weights": True})
+    return attended, None
 
 
 def _refuse_other_dropout(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -257,7 +270,6 @@ _DROPOUT = functional.dropout
 
 _FORBIDDEN: dict[Callable[..., Any], Callable[[str, tuple[Any, ...], dict[str, Any]], None]] = {
     functional.scaled_dot_product_attention: _refuse_attention_dropout,
-    functional.multi_head_attention_forward: _refuse_multi_head_dropout,
     **dict.fromkeys(
         (
             functional.dropout1d,

@@ -1,6 +1,6 @@
 """The weights that the owned layers of a model begin with: of a folder, drawn by its own rule, or given."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +25,7 @@ def begin_weights(
     kept: Mapping[str, torch.dtype],
     seed: int,
     *,
+    drawn: Collection[str],
     weights: FolderWeights | None,
     adapter: AdapterFolder | None,
 ) -> dict[nn.Parameter, str]:
@@ -33,19 +34,20 @@ def begin_weights(
     Matrices that are held in 4 or 8 bits are read and quantized one after the other.
 
     names: of the model's parameters, without storage. infos: of the owned ones. kept: dtypes of those that
-    are read. weights: of a folder, adapter: of a PEFT folder; None for none.
+    are read. drawn: of those that the rule draws, the owned ones and others in the same streams of random
+    numbers. weights: of a folder, adapter: of a PEFT folder; None for none.
     """
     packings = {name: info.packing for name, info in infos.items() if info.packing is not None}
     read = set() if weights is None else weights.places.keys() & packings.keys()
 
     def allocated(name: str, old: nn.Parameter) -> nn.Parameter:
-        here = name in infos and name not in read
+        here = name in drawn and name not in read
         return nn.Parameter(torch.empty(old.shape), old.requires_grad) if here else old
 
     names = replace_parameters(model, names, allocated)
     stored = {} if weights is None else weights.load(infos.keys() - packings.keys(), kept)
     stored |= {} if adapter is None else adapter.load(infos)
-    initialise_by_module(model, names, infos.keys() - stored.keys() - read, seed)
+    initialise_by_module(model, names, set(drawn) - stored.keys() - read, seed)
     for parameter, name in names.items():
         if name in stored:
             parameter.data = stored[name]

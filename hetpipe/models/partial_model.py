@@ -1,7 +1,8 @@
 """A model of which one rank owns some layers: the others are gates without weights.
 
 The model's own forward runs, so masks, rotary tables and positions are whatever the model computes; nothing
-but the tensors between blocks has to travel. To compute layers [start, stop) the forward runs the part before
+but the tensors between blocks has to travel, and what all blocks of a list take beside them, as the output of
+an encoder. To compute layers [start, stop) the forward runs the part before
 the blocks without gradients, gates pass on whatever they get until `start`, the gate of `start` injects what
 the stage before sent, and the gate of `stop` leaves by an exception:
 
@@ -12,7 +13,7 @@ block then calls its blocks itself (`hetpipe.models.block_arguments`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NoReturn
 
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 
 from cost_model.errors import InputError
 from hetpipe.models.block_arguments import Arguments, BlockArguments, Recorder, shape_key
-from hetpipe.models.block_structure import BlockStructure, Inputs, call_options, logits_of
+from hetpipe.models.block_structure import BlockList, BlockStructure, Inputs, call_options, logits_of
 from hetpipe.models.keyed_dropout import PREFIX
 from hetpipe.models.quantized_weights import tensors_of
 
@@ -177,22 +178,23 @@ def _zeros(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
 
 
 class BlockLayers(LayerModel):
-    """Layers of a model around a list of blocks: 0 is all before the blocks, the last all after them."""
+    """Layers of a model around lists of blocks: each call of a block is one, the rest is around them."""
 
     def __init__(
         self,
         model: nn.Module,
-        num_layers: int,
         owned: Mapping[int, dict[str, nn.Parameter]],
         structure: BlockStructure,
     ) -> None:
-        super().__init__(model, num_layers, owned)
-        self._ports = structure.ports
-        self._num_outputs = structure.num_outputs
+        super().__init__(model, structure.around[-1] + 1, owned)
+        self._around = frozenset(structure.around)
+        self._firsts = frozenset(structure.first_layers)
+        self._names = structure.layer_names
         self._options = call_options(model)
-        self._start = self._stop = 0
+        self._start = self._stop = self._next = 0
         self._grad = True
         self._carried: Carried = ()
+        self._beside: Carried = ()
         self._arguments = BlockArguments()
         self._recorder: Recorder | None = None
         own = {id(value) for value in self.owned_parameters().values()}
@@ -200,23 +202,24 @@ class BlockLayers(LayerModel):
             zeros = None if id(getattr(module, "weight", None)) in own else _zeros(module)
             if zeros is not None:
                 module.__dict__["forward"] = zeros
-        self._blocks = tuple(model.get_submodule(structure.path).children())
-        self._forwards = {index + 1: block.forward for index, block in enumerate(self._blocks)}
+        lists = {blocks: tuple(model.get_submodule(blocks.path).children()) for blocks in structure.lists}
+        self._lists = {layer: blocks for layer, (blocks, _) in structure.calls.items()}
+        self._blocks = {layer: lists[blocks][block] for layer, (blocks, block) in structure.calls.items()}
+        self._forwards = {layer: block.forward for layer, block in self._blocks.items()}
         self._compiled: dict[int, Callable[..., Any]] = {}
-        for index, block in enumerate(self._blocks):
+        for block in set(self._blocks.values()):
             # Replacing the forward, not the block, keeps its type, attributes and names.
-            block.__dict__["forward"] = self._gate(index + 1, block.forward)
+            block.__dict__["forward"] = partial(self._gate, block)
 
     def module_of(self, layer: int) -> nn.Module | None:
-        return self._blocks[layer - 1] if 0 < layer < self.num_layers - 1 else None
+        return self._blocks.get(layer)
 
     def compute(self, start: int, stop: int, inputs: Inputs, carried: Carried) -> Carried:
-        if len(carried) != (len(self._ports) if start else 0):
-            raise ValueError(f"layer {start} does not take {len(carried)} carried tensors")
+        self._check_carried(start, carried)
         self._start, self._stop, self._carried = start, stop, carried
         self._grad = torch.is_grad_enabled()
         try:
-            if start == 0 or stop == self.num_layers:
+            if not self._around.isdisjoint(range(start, stop)):
                 return self._by_model(inputs)
             key = shape_key(inputs, training=self.training)
             known = self._arguments.find(key, range(start, stop))
@@ -231,12 +234,22 @@ class BlockLayers(LayerModel):
             self._arguments.keep(key, self._recorder)
             return result
         finally:
-            self._recorder, self._carried = None, ()
+            self._recorder, self._carried, self._beside = None, (), ()
+
+    def _check_carried(self, start: int, carried: Carried) -> None:
+        blocks = self._lists.get(start)
+        if blocks is not None:
+            wanted = len(blocks.places)
+        else:
+            wanted = len(self._lists[start - 1].ports) if start else 0
+        if len(carried) != wanted:
+            raise ValueError(f"layer {start} does not take {len(carried)} carried tensors")
 
     def _by_model(self, inputs: Inputs) -> Carried:
         """Run the model's own forward, from the start to where it leaves."""
         if self.on_layer is not None:
             self.on_layer(PREFIX if self._start else 0)
+        self._next = 1
         try:
             if self._start:
                 torch.set_grad_enabled(False)
@@ -248,12 +261,14 @@ class BlockLayers(LayerModel):
 
     def _by_blocks(self, known: Mapping[int, Arguments]) -> Carried:
         """Call the blocks themselves, with arguments that are known."""
-        tensors = self._carried
+        tensors, self._next = self._carried, self._start
         try:
             for layer in range(self._start, self._stop):
-                args, kwargs = self._injected(*known[layer], tensors)
-                tensors = self._unpacked(self._blocks[layer - 1](*args, **kwargs))
-        except _LeaveError:  # by the last block of all
+                blocks = self._lists[layer]
+                args, kwargs = _injected(blocks, *known[layer], tensors)
+                result = _unpacked(blocks, self._blocks[layer](*args, **kwargs))
+                tensors = (*result, *self._beside)
+        except _LeaveError:  # by the last block of a list
             return self._carried
         return self._rounded(tensors)
 
@@ -261,8 +276,8 @@ class BlockLayers(LayerModel):
         # NOTE: not at the top: it registers an operation, and torch's compiler is slow to load.
         from hetpipe.models.compiled_blocks import check_compilable, compiled
 
-        for layer in self.layers & set(self._forwards):
-            block, name = self._blocks[layer - 1], f"block{layer - 1}"
+        for layer in sorted(self.layers & self._blocks.keys()):
+            block, name = self._blocks[layer], self._names[layer]
             check_compilable(block, name)
             self._compiled[layer] = compiled(self._forwards[layer], name)
         self.compiles = True
@@ -273,48 +288,48 @@ class BlockLayers(LayerModel):
     def forget_arguments(self) -> None:
         self._arguments.forget()
 
-    def _gate(self, layer: int, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what a block does when called: pass through, inject, leave, or compute."""
-        head = self.num_layers - 1
+    def _gate(self, block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Do what a block does when it is called: pass through, inject, leave, or compute."""
+        layer = self._next
+        if self._blocks.get(layer) is not block:
+            raise InputError(
+                f"{type(self.model).__name__} calls its blocks in another order than when its layers were "
+                "found, so it cannot be split; let the order depend on nothing (layerdrop 0)"
+            )
+        blocks, after = self._lists[layer], layer + 1
+        self._next = after + 1 if after in self._around else after
+        if layer < self._start:
+            if after == self._start and after in self._around:
+                self._begin(after)
+                return packed(blocks, self._carried)
+            return packed(blocks, taken(blocks, args, kwargs))
+        if layer == self._start:
+            tensors = self._carried
+            self._begin(layer)
+        else:
+            tensors = self._rounded(taken(blocks, args, kwargs))
+            if layer not in self._firsts:
+                tensors = (*tensors[: len(blocks.ports)], *self._beside)
+            self._arrive(layer, tensors)
+        self._beside = tensors[len(blocks.ports) :]
+        if layer == self._start or self._beside or self.lowered is not None:
+            args, kwargs = _injected(blocks, args, kwargs, tensors)
+        result = self._computed(layer, args, kwargs)
+        if self.lowered is not None:
+            result = packed(blocks, self._rounded(_unpacked(blocks, result)))
+        if after in self._around:
+            self._beside = ()
+            self._arrive(after, _unpacked(blocks, result))
+        return result
 
-        def gate(*args: Any, **kwargs: Any) -> Any:
-            if layer < self._start:
-                if layer + 1 < head or self._start < head:
-                    return self._pack(self._taken(args, kwargs))
-                self._begin(head)
-                return self._pack(self._carried)
-            if layer == self._start:
-                args, kwargs = self._injected(args, kwargs, self._carried)
-                self._begin(layer)
-            else:
-                tensors = self._rounded(self._taken(args, kwargs))
-                self._arrive(layer, tensors)
-                if self.lowered is not None:
-                    args, kwargs = self._injected(args, kwargs, tensors)
-            compute = self._compiled.get(layer, forward) if self.compiles else forward
-            if self._recorder is None:
-                result = compute(*args, **kwargs)
-            else:
-                result = self._recorded(self._recorder, layer, compute, args, kwargs)
-            if self.lowered is not None:
-                result = self._pack(self._rounded(self._unpacked(result)))
-            if layer + 1 == head:
-                self._arrive(head, self._unpacked(result))
-            return result
-
-        return gate
-
-    def _recorded(
-        self,
-        recorder: Recorder,
-        layer: int,
-        forward: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        """Compute a block, and record what it was given beside the tensors between blocks."""
-        others = self._injected(args, kwargs, (None,) * len(self._ports))
-        recorder.note(layer, *others)
+    def _computed(self, layer: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Compute a block; where it is recorded, note what it was given beside what travels."""
+        forward = self._compiled.get(layer, self._forwards[layer]) if self.compiles else self._forwards[layer]
+        recorder = self._recorder
+        if recorder is None:
+            return forward(*args, **kwargs)
+        blocks = self._lists[layer]
+        recorder.note(layer, *_injected(blocks, args, kwargs, (None,) * len(blocks.places)))
         with recorder.paused():
             result = forward(*args, **kwargs)
         recorder.mark([result])
@@ -331,32 +346,37 @@ class BlockLayers(LayerModel):
             raise _LeaveError
         self._cross(layer, tensors)
 
-    def _taken(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Carried:
-        return tuple(
-            args[port.argument] if isinstance(port.argument, int) else kwargs[port.argument]
-            for port in self._ports
-        )
 
-    def _injected(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[Tensor | None]
-    ) -> Arguments:
-        positional, kwargs = list(args), dict(kwargs)
-        for port, tensor in zip(self._ports, tensors, strict=True):
-            if isinstance(port.argument, int):
-                positional[port.argument] = tensor
-            else:
-                kwargs[port.argument] = tensor
-        return tuple(positional), kwargs
+def taken(blocks: BlockList, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Carried:
+    """Return the tensors that travel to a call of a block, by its arguments."""
+    return tuple(args[place] if isinstance(place, int) else kwargs[place] for place in blocks.places)
 
-    def _unpacked(self, result: Any) -> Carried:
-        return tuple(result if port.output is None else result[port.output] for port in self._ports)
 
-    def _pack(self, tensors: Carried) -> Any:
-        """Return the tensors in the form in which a block returns them, None for what does not travel."""
-        if self._num_outputs is None:
-            return tensors[0]
-        result: list[Tensor | None] = [None] * self._num_outputs
-        for port, tensor in zip(self._ports, tensors, strict=True):
-            assert port.output is not None
-            result[port.output] = tensor
-        return tuple(result)
+def _injected(
+    blocks: BlockList, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[Tensor | None]
+) -> Arguments:
+    positional, kwargs = list(args), dict(kwargs)
+    for place, tensor in zip(blocks.places, tensors, strict=True):
+        if isinstance(place, int):
+            positional[place] = tensor
+        else:
+            kwargs[place] = tensor
+    return tuple(positional), kwargs
+
+
+def _unpacked(blocks: BlockList, result: Any) -> Carried:
+    return tuple(result if port.output is None else result[port.output] for port in blocks.ports)
+
+
+def packed(blocks: BlockList, tensors: Carried) -> Any:
+    """Return the tensors in the form in which a block returns them, None for what does not travel.
+
+    What travels beside them, and is no output, may follow.
+    """
+    if blocks.num_outputs is None:
+        return tensors[0]
+    result: list[Tensor | None] = [None] * blocks.num_outputs
+    for port, tensor in zip(blocks.ports, tensors, strict=False):
+        assert port.output is not None
+        result[port.output] = tensor
+    return tuple(result)

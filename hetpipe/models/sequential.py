@@ -5,9 +5,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from hetpipe.models.block_structure import Inputs, UseRecorder, unfreeze
+from hetpipe.models.block_structure import Inputs, unfreeze
 from hetpipe.models.frozen_weights import Use
 from hetpipe.models.initialization import private_random_stream
+from hetpipe.models.observation import UseRecorder
 from hetpipe.models.partial_model import SequentialLayers
 
 
@@ -69,4 +70,5 @@ def reached_and_used(build: Callable[[], nn.Module], inputs: Inputs) -> tuple[se
     model, outputs = run_through(build, inputs, recorders)
     outputs[-1][0].sum().backward()  # type: ignore[no-untyped-call]
     reached = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
-    return reached, recorders[-1].used[0]
+    seen = recorders[-1]
+    return reached, {seen.names[parameter]: use for parameter, use in seen.used.get(0, {}).items()}

@@ -273,19 +273,27 @@ def _run_whole(chain: ChainModel, model: nn.Module, case: _Case, seed: int) -> _
 
 @contextmanager
 def _announced_layers(model: nn.Module, chain: ChainModel, dropout: KeyedDropout) -> Iterator[None]:
-    first, parent = (0, model) if chain.structure is None else (1, model.get_submodule(chain.structure.path))
+    """Name the layers as the model's own forward comes to them."""
+    if chain.structure is None:
+        blocks, layers, around = set(model.children()), iter(range(chain.num_layers)), frozenset[int]()
+    else:
+        blocks = {
+            block for part in chain.structure.lists for block in model.get_submodule(part.path).children()
+        }
+        layers, around = iter(chain.structure.calls), frozenset(chain.structure.around)
+    now = 0
 
-    def announce(layer: int) -> Callable[..., None]:
-        def hook(*_: Any) -> None:
-            dropout.enter_layer(layer)
+    def before(*_: Any) -> None:
+        nonlocal now
+        now = next(layers)
+        dropout.enter_layer(now)
 
-        return hook
+    def after(*_: Any) -> None:
+        if now + 1 in around:
+            dropout.enter_layer(now + 1)
 
-    blocks = list(parent.children())
-    handles = [
-        block.register_forward_pre_hook(announce(layer)) for layer, block in enumerate(blocks, start=first)
-    ]
-    handles.append(blocks[-1].register_forward_hook(announce(len(blocks) + first)))
+    handles = [block.register_forward_pre_hook(before) for block in blocks]
+    handles += [block.register_forward_hook(after) for block in blocks]
     try:
         yield
     finally:

@@ -137,12 +137,12 @@ def profile_task(
 def groups_of_alike(chain: ChainModel) -> list[list[int]]:
     """Return the layers, those together that cost the same."""
     groups: dict[object, list[int]] = {}
-    last = chain.num_layers - 1
+    blocks = {} if chain.structure is None else chain.structure.calls
     for layer in range(chain.num_layers):
-        inner = chain.structure is not None and 0 < layer < last
         infos = tuple(replace(info, name="") for info in chain.parameters(layer))
         below = layer > chain.first_trained, layer < chain.first_trained  # what the backward comes to
-        groups.setdefault((infos, below) if inner else layer, []).append(layer)
+        alike = (infos, below, chain.boundary(layer)) if layer in blocks else layer
+        groups.setdefault(alike, []).append(layer)
     return list(groups.values())
 
 
@@ -294,7 +294,8 @@ def _saved_bytes_per_sample(bench: Bench, layer: int, measured: Sequence[int]) -
 
 
 def _prefix_bytes_per_sample(bench: Bench, layer: int) -> float:
-    if bench.task.chain.structure is None or not 0 < layer < bench.task.chain.num_layers - 1:
+    structure = bench.task.chain.structure
+    if structure is None or layer not in structure.calls:
         return 0.0
     return max(value / size for size, value in bench.prefix_bytes.items())
 

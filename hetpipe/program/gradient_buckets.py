@@ -34,12 +34,7 @@ def gradient_buckets(plan: Plan, profile: ModelProfile) -> tuple[Bucket, ...]:
     def bucket_of(layers: tuple[int, ...], ranks: tuple[int, ...], *, tied: bool = False) -> Bucket:
         return Bucket(layers, ranks, tied, state_owner=None if states is None else rank_of[states[layers[0]]])
 
-    tied = [layer for layer in range(profile.num_layers) if profile.tied_home(layer) != layer]
-    groups = [
-        (home, *(layer for layer in tied if profile.tied_home(layer) == home))
-        for home in sorted({profile.tied_home(layer) for layer in tied})
-    ]
-    buckets = [bucket_of(layers, owners(*layers), tied=True) for layers in groups]
+    buckets = [bucket_of(layers, owners(*layers), tied=True) for layers in profile.tied_groups]
     start = profile.first_trained  # those below it have no gradients
     for stop in range(start + 1, profile.num_layers + 1):
         last = stop == profile.num_layers

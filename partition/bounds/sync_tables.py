@@ -14,7 +14,6 @@ import numpy as np
 from cost_model.cluster import Cluster, Device, Link, Node
 from cost_model.measured_links import MeasuredLink
 from cost_model.network import Network
-from cost_model.profile import ModelProfile
 from partition.estimates.arrays import Floats
 from partition.estimates.layer_bytes import between
 from partition.estimates.stage_tables import Amount, AmountTables, ProblemTables, SizeTables
@@ -131,12 +130,10 @@ def summed_bytes(problem: Problem) -> Floats:
     As the buckets have them: what several layers share is summed once, in a bucket of its own.
     """
     profile, share = problem.profile, problem.gradient_share
-    groups = _tied_groups(profile)
     summed = between(own_bytes(problem))
-    for home, tied in groups.items():
-        members = (home, *tied)
+    for members in profile.tied_groups:
         held = between(np.array([float(layer in members) for layer in range(profile.num_layers)])) > 0
-        summed = summed + share * max(map(profile.tied_bytes, tied)) * held
+        summed = summed + share * max(map(profile.tied_bytes, members)) * held
     return np.asarray(summed)
 
 
@@ -144,21 +141,11 @@ def own_bytes(problem: Problem) -> Floats:
     """Return bytes of gradients, as they travel, of each layer that it shares with no other."""
     profile = problem.profile
     own = np.array([layer.trained_bytes for layer in profile.layers], dtype=np.float64)
-    for home, tied in _tied_groups(profile).items():
+    for home, *tied in profile.tied_groups:
         for layer in tied:
             own[layer] -= profile.tied_bytes(layer)
         own[home] -= max(map(profile.tied_bytes, tied))
     return np.asarray(np.maximum(own, 0.0) * problem.gradient_share)
-
-
-def _tied_groups(profile: ModelProfile) -> dict[int, list[int]]:
-    """Return the layers tied to each home."""
-    groups: dict[int, list[int]] = {}
-    for layer in range(profile.num_layers):
-        home = profile.tied_home(layer)
-        if home != layer:
-            groups.setdefault(home, []).append(layer)
-    return groups
 
 
 def ring_bytes(problem: Problem, network: Network) -> Floats:

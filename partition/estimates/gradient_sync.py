@@ -31,8 +31,8 @@ class SyncCosts:
         self._costs, self._profile = costs, costs.problem.profile
         self._share = costs.problem.gradient_share
         self._bytes: dict[tuple[int, ...], float] = {}
-        layers = range(self._profile.num_layers)
-        self._tied = [layer for layer in layers if self._profile.tied_home(layer) != layer]
+        bytes_of = self._profile.tied_bytes
+        self._tied = [(group, self._share * max(map(bytes_of, group))) for group in self._profile.tied_groups]
         self._large: _LargeRings | None = None
         measured = costs.network.as_in_file is not costs.network or costs.network.sums_inside
         self._most_chains = LARGE_RING if measured else FEW_CHAINS
@@ -103,11 +103,10 @@ class SyncCosts:
         return [(owners, num_bytes) for owners, num_bytes in sums if len(owners) > 1]
 
     def _tied_sums(self, holders: Sequence[list[str]]) -> Iterable[tuple[tuple[str, ...], float]]:
-        for layer in self._tied:
-            home = holders[self._profile.tied_home(layer)]
-            if home != holders[layer]:
-                owners = tuple(dict.fromkeys((*home, *holders[layer])))
-                yield owners, self._share * self._profile.tied_bytes(layer)
+        for group, num_bytes in self._tied:
+            owners = tuple(dict.fromkeys(name for layer in group for name in holders[layer]))
+            if any(holders[layer] != holders[group[0]] for layer in group):
+                yield owners, num_bytes
 
     def _by_device(self, sums: Iterable[tuple[tuple[str, ...], float]]) -> dict[str, float]:
         seconds: dict[str, float] = {}
@@ -125,12 +124,11 @@ class SyncCosts:
     def _tied_s(self, cuts: Sequence[int], owners: npt.NDArray[np.int64]) -> float:
         """Return the seconds of the sums of tied weights, one after another."""
         tied_s = 0.0
-        for layer in self._tied:
-            home = owners[np.searchsorted(cuts, self._profile.tied_home(layer), side="right") - 1]
-            both = np.unique(np.append(home, owners[np.searchsorted(cuts, layer, side="right") - 1]))
-            if len(both) > 1:
-                num_bytes = np.array([self._share * self._profile.tied_bytes(layer)])
-                tied_s += float(self._rings.sums(both[None], num_bytes)[0])
+        for group, num_bytes in self._tied:
+            stages = np.searchsorted(cuts, group, side="right") - 1
+            held = np.unique(np.concatenate([np.atleast_1d(owners[stage]) for stage in stages]))
+            if len(held) > 1:
+                tied_s += float(self._rings.sums(held[None], np.array([num_bytes]))[0])
         return tied_s
 
     def _wire_bytes(self, layers: tuple[int, ...]) -> float:

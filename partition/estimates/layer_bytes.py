@@ -65,11 +65,10 @@ class LayerBytes:
         weights = between(np.array([layer.parameter_bytes for layer in alone]))
         trained = between(np.array([layer.gradient_bytes for layer in alone]))
         for layer in layers:
-            for home, shared in profile.shared_weight_bytes(layer):
-                weights[: home + 1, layer + 1 :] -= shared
-            home = profile.tied_home(layer)
-            if home != layer:
-                trained[: home + 1, layer + 1 :] -= profile.tied_bytes(layer)
+            for before, shared in profile.shared_weight_bytes(layer):
+                weights[: before[-1] + 1, layer + 1 :] -= shared
+            for before, shared in profile.shared_weight_bytes(layer, trained=True):
+                trained[: before[-1] + 1, layer + 1 :] -= shared
         outputs = np.array([0.0, *(layer.output_bytes_per_sample for layer in profile.layers[:-1]), 0.0])
         shape, passing = np.zeros_like(weights), np.zeros_like(weights)
         for start, stop in combinations(range(profile.first_trained + 1), 2):

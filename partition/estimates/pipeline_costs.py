@@ -80,14 +80,12 @@ class PipelineCosts:
         return max(self.message_s(source, destination, layer, samples)[:2])
 
     def tied_sync_s(self, layout: Layout) -> float:
-        """Return the seconds to sum gradients of tied weights whose two layers are on different devices."""
+        """Return the seconds to sum gradients of tied weights whose layers are on different devices."""
+        profile, share = self.problem.profile, self.problem.gradient_share
         seconds = 0.0
-        profile = self.problem.profile
-        for layer in range(profile.num_layers):
-            home = profile.tied_home(layer)
-            if home != layer:
-                owners = [owner(layout, index) for index in (home, layer)]
-                seconds += self.all_reduce_s(owners, self.problem.gradient_share * profile.tied_bytes(layer))
+        for group in profile.tied_groups:
+            owners = list(dict.fromkeys(owner(layout, layer) for layer in group))
+            seconds += self.all_reduce_s(owners, share * max(map(profile.tied_bytes, group)))
         return seconds
 
     def norm_s(self, devices: Iterable[Device]) -> float:

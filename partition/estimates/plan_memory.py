@@ -104,10 +104,8 @@ def summed_bytes(plan: Plan, profile: ModelProfile, device: str) -> float:
     mine = set(plan.layers_of(device))
     others = {layer for layer, count in enumerate(plan.num_holders) if count > (layer in mine)}
     total = trained_bytes(profile, mine & others)
-    for index, layer in enumerate(profile.layers):
-        if layer.tied_to is None:
-            continue
-        pair = {index, profile.tied_home(index)}
-        if len(pair) == 2 and pair & mine and pair & others and not pair & mine & others:
-            total += profile.tied_bytes(index)
+    for group in profile.tied_groups:
+        members = set(group)
+        if members & mine and members & others and not members & mine & others:
+            total += max(map(profile.tied_bytes, group))
     return total

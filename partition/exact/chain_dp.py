@@ -168,8 +168,8 @@ class ChainProgramme:
         problem, devices = self.costs.problem, self.classes.devices(order)
         profile, share = problem.profile, problem.gradient_share
         ends = (devices[0], devices[-1])
-        tied = [layer for layer in range(self.num_layers) if profile.tied_home(layer) != layer]
-        seconds = sum(self.costs.all_reduce_s(ends, share * profile.tied_bytes(layer)) for layer in tied)
+        tied = [max(map(profile.tied_bytes, group)) for group in profile.tied_groups]
+        seconds = sum(self.costs.all_reduce_s(ends, share * num_bytes) for num_bytes in tied)
         return seconds + self.costs.norm_s(devices)
 
     def _last_stage(self, class_index: int, periods_s: Floats) -> Labels:

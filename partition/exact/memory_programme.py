@@ -55,10 +55,10 @@ def stage_needs(
     weights whose other layer is elsewhere are there from the start (`Plan.memory`).
     """
     start, stop, summed = plain.start, plain.stop, 0.0
-    for layer in range(profile.num_layers) if plain.num_microbatches == 1 else ():
-        home = profile.tied_home(layer)
-        if (start <= home < stop) != (start <= layer < stop):
-            summed += profile.tied_bytes(layer)
+    for group in profile.tied_groups if plain.num_microbatches == 1 else ():
+        inside = [start <= layer < stop for layer in group]
+        if any(inside) and not all(inside):
+            summed += max(map(profile.tied_bytes, group))
     again = replace(plain, recompute=True)
     if segment_layers is None:
         segment_layers = leanest_segments(profile, again, whole=False)

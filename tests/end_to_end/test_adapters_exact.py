@@ -17,7 +17,7 @@ from torch import Tensor
 import peft_models
 import user_tasks
 from cost_model.cluster_file import read_cluster
-from hetpipe.models.block_structure import find_blocks
+from hetpipe.models.block_structure import lists_of_blocks
 from hetpipe.models.keyed_dropout import PREFIX, KeyedDropout
 from hetpipe.runtime.processes import RankGroup, run_ranks
 from hetpipe.simulation.schedule_selection import lower
@@ -60,7 +60,7 @@ def by_peft_alone(
     optimizer, losses = optimizer_of(list(trained.values())), []
     gradients: dict[str, Tensor] = {}
     dropout = KeyedDropout(SEED)
-    for number, block in enumerate(model.get_submodule(find_blocks(model)).children(), start=1):
+    for number, block in enumerate(model.get_submodule(lists_of_blocks(model)[0][0]).children(), start=1):
         block.register_forward_pre_hook(lambda *_, layer=number: dropout.enter_layer(layer))
     for step in range(STEPS):
         optimizer.zero_grad()

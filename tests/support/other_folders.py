@@ -52,19 +52,20 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "SmolLM3ForCausalLM": ("smollm3", {**NARROW, **OWN_TOKENS}),
     "StableLmForCausalLM": ("stablelm", NARROW),
     "Starcoder2ForCausalLM": ("starcoder2", {**NARROW, **OWN_TOKENS}),
+    "AlbertForMaskedLM": ("albert", {**NARROW, "embedding_size": 16}),
     "CamembertForMaskedLM": ("camembert", NARROW),
     "DebertaV2ForMaskedLM": ("deberta-v2", NARROW),
     "DistilBertForMaskedLM": ("distilbert", {"dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 64}),
     "ElectraForMaskedLM": ("electra", {**NARROW, "embedding_size": 16}),
     "ErnieForMaskedLM": ("ernie", NARROW),
     "ModernBertForMaskedLM": ("modernbert", {**NARROW, **OWN_TOKENS, "sep_token_id": 2, "cls_token_id": 1}),
+    "MPNetForMaskedLM": ("mpnet", NARROW),
     "RobertaForMaskedLM": ("roberta", NARROW),
     "XLMRobertaForMaskedLM": ("xlm-roberta", NARROW),
 }
 """Class, model type and sizes of each whose split is proven."""
 
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
-    "MPNetForMaskedLM": ("mpnet", NARROW),
     "MixtralForCausalLM": ("mixtral", {**NARROW, **ONE_HEAD_WIDTH, "num_local_experts": 2}),
     "RoFormerForMaskedLM": ("roformer", {**NARROW, "embedding_size": 32}),
     "BertLMHeadModel": ("bert", NARROW),

@@ -79,7 +79,6 @@ def test_nothing_is_dropped_in_evaluation_or_outside_of_layers():
 
 def test_dropout_that_cannot_be_keyed_is_refused():
     x = torch.ones(2, 3, 4, 4)
-    attention = nn.MultiheadAttention(4, 1, dropout=0.1)
     with KeyedDropout(seed=0) as dropout:
         dropout.at(0, (0, 1))
         dropout.enter_layer(1)
@@ -88,8 +87,6 @@ def test_dropout_that_cannot_be_keyed_is_refused():
             F.scaled_dot_product_attention(x, x, x, dropout_p=0.1)
         with pytest.raises(InputError, match="alpha_dropout"):
             nn.AlphaDropout(0.1)(x)
-        with pytest.raises(InputError, match="multi_head_attention_forward"):
-            attention(x[0], x[0], x[0])
         with pytest.raises(InputError, match="not made of the 2 samples"):
             F.dropout(torch.ones(3, 4))
 
@@ -185,3 +182,20 @@ def test_model_with_dropout_gives_the_same_logits_for_every_microbatch_size(bert
 @pytest.fixture(scope="module")
 def bert_tiny():
     return ChainModel.from_spec(model_spec("bert-tiny"))
+
+
+def test_attention_of_torch_drops_by_sample_whoever_is_beside_it():
+    x = torch.randn(3, 4, 8, generator=torch.Generator().manual_seed(0))
+    attention = nn.MultiheadAttention(8, 2, dropout=0.5, batch_first=True)
+
+    def attended(*rows):
+        with KeyedDropout(seed=0) as dropout:
+            dropout.at(0, rows)
+            dropout.enter_layer(1)
+            given = x[list(rows)]
+            return attention(given, given, given, need_weights=False)[0]
+
+    whole = attended(0, 1, 2)
+    assert torch.allclose(attended(1), whole[1:2], atol=1e-6)
+    assert torch.allclose(attended(2, 0), whole[[2, 0]], atol=1e-6)
+    assert not torch.allclose(whole, attention.eval()(x, x, x, need_weights=False)[0], atol=1e-3)

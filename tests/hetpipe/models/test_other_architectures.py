@@ -78,10 +78,6 @@ def profile_of(folder):
     ("architecture", "reason"),
     [
         (
-            "?MPNetForMaskedLM",
-            "argument 2 of block 0 is made from parameters, but is not what the block before",
-        ),
-        (
             "?MixtralForCausalLM",
             "config.json: transformers stores the weights of MixtralForCausalLM under other names",
         ),
