@@ -218,8 +218,8 @@ def _architecture(where: Path, config: Mapping[str, Any]) -> str:
         )
     if config.get("is_encoder_decoder"):
         raise InputError(
-            f"{where}: {name} has an encoder and a decoder, and a chain of layers has one; take a model of a "
-            "decoder alone, with is_encoder_decoder false"
+            f"{where}: {name} has an encoder and a decoder, for which the command line has no kind of data; "
+            "train it from Python: hetpipe.Trainer"
         )
     kind = config.get("model_type")
     if not isinstance(kind, str) or not _MODEL_TYPE.fullmatch(kind):

@@ -1,0 +1,75 @@
+"""Encoder-decoders trained in stages: the losses of a plain loop, and of transformers itself."""
+
+import copy
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from hetpipe.models.chain import ChainModel
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.training.trainer import AdamW, Trainer
+from runs import chain_plan, cluster_file, made_up_profile_of
+
+STEPS = 3
+
+
+def data():
+    """Sources that end in padding, targets whose last labels do not count."""
+    generator = torch.Generator().manual_seed(1)
+    samples = []
+    for _ in range(16):
+        source, target = torch.randint(5, 60, (2, 9), generator=generator)
+        mask, labels = torch.ones(9, dtype=torch.long), target.clone()
+        mask[7:], labels[6:] = 0, -100
+        begun = torch.cat([torch.tensor([0]), target[:-1]])
+        samples.append(({"input_ids": source, "attention_mask": mask, "decoder_input_ids": begun}, labels))
+    return samples
+
+
+def loss(logits, labels):
+    return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+
+
+def count_terms(labels):
+    return int((labels != -100).sum())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cuts", [[0, 2, 8], [0, 1, 6, 8]])
+def test_losses_are_those_of_transformers_and_a_plain_loop(tmp_path, cuts):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 3, "num_decoder_layers": 2}
+    config = transformers.T5Config(**sizes, num_heads=2, dropout_rate=0.0)
+    model = transformers.T5ForConditionalGeneration(config).double()
+    samples = data()
+    batch = {name: torch.stack([inputs[name] for inputs, _ in samples]) for name in samples[0][0]}
+    labels = torch.stack([label for _, label in samples])
+    plain, expected = copy.deepcopy(model).train(), []
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-2, weight_decay=0.0)
+    for _ in range(STEPS):
+        value = plain(**batch, labels=labels, use_cache=False).loss
+        optimizer.zero_grad()
+        value.backward()
+        nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+        optimizer.step()
+        expected.append(value.item())
+    chain = ChainModel.from_module(model, {name: value[:1] for name, value in batch.items()})
+    Trainer(
+        model,
+        samples,
+        AdamW(1e-2, weight_decay=0.0),
+        loss,
+        cluster=cluster_file(tmp_path),
+        profile=made_up_profile_of(chain, "mine", dtype="float64", sequence_length=9),
+        plan=chain_plan("mine", cuts, 4),
+        folder=tmp_path / "run",
+        save=False,
+        progress=False,
+        count_terms=count_terms,
+        shuffle=False,
+        rate_schedule=lambda step: 1.0,
+    ).fit(STEPS)
+    got = [entry["loss"] for entry in RunFolder(tmp_path / "run").read_metrics()]
+    assert got == pytest.approx(expected, rel=1e-12)
