@@ -44,8 +44,8 @@ WELL_KNOWN_NAMES = (
     "single, ddp, poplar, gpipe-even, torchgpipe, memory-proportional, speed-proportional, pipedream"
 )
 PUBLISHED_NAMES = (
-    "poplar-0, poplar-1, heterog, hetpipe-np, hetpipe-ed, hetpipe-hd, whale-dp, whale-pp, hap, cephalo, "
-    "hexiscale, zorse"
+    "poplar-0, poplar-1, poplar-2, poplar-3, heterog, hetpipe-np, hetpipe-ed, hetpipe-hd, whale-dp, "
+    "whale-pp, hap, cephalo, hexiscale, zorse"
 )
 STRATEGY_NAMES = f"{WELL_KNOWN_NAMES}; or the rules of a published system: {PUBLISHED_NAMES}"
 StrategyOption = Annotated[

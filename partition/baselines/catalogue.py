@@ -16,6 +16,7 @@ from partition.baselines.layer_splits import (
 )
 from partition.baselines.pipedream import pipedream
 from partition.baselines.poplar_rules import poplar_0, poplar_1
+from partition.baselines.poplar_steps import poplar_2, poplar_3
 from partition.baselines.strategy import Strategy
 from partition.baselines.virtual_workers import hetpipe_ed, hetpipe_hd, hetpipe_np
 
@@ -34,6 +35,8 @@ WELL_KNOWN: Mapping[str, Strategy] = {
 PUBLISHED: Mapping[str, Strategy] = {
     "poplar-0": poplar_0,
     "poplar-1": poplar_1,
+    "poplar-2": poplar_2,
+    "poplar-3": poplar_3,
     "heterog": heterog,
     "hetpipe-np": hetpipe_np,
     "hetpipe-ed": hetpipe_ed,

@@ -84,6 +84,31 @@ def test_poplar_1_has_room_for_larger_microbatches():
     assert plan.zero == 1 and plan.state_owners == ("a/0", "a/0", "a/1", "a/1")
 
 
+@pytest.mark.parametrize("zero", [2, 3])
+def test_poplar_2_and_3_run_equally_many_rounds(zero):
+    # a/0 is twice as fast: in the seconds of 4 samples on it a/1 computes 2, so that 18 samples are 3 rounds
+    plan = BASELINES[f"poplar-{zero}"](lab([[2.0, 1.0]], 18), None)
+    assert plan.zero == zero and plan.state_owners is not None
+    assert len({pipeline.num_microbatches for pipeline in plan.pipelines}) == 1
+    assert sum(pipeline.num_samples for pipeline in plan.pipelines) == 18
+    fast, slow = plan.pipelines
+    assert fast.microbatch_size > slow.microbatch_size
+
+
+@pytest.mark.parametrize(("name", "least"), [("0", 40), ("1", 32), ("2", 29), ("3", 26)])
+def test_poplar_needs_less_memory_the_more_is_sharded(name, least):
+    # 8 layers of 1 byte; gradients 1, states 2, a sample saves 1 in each: 8 + 8 + 16 + 8 = 40 bytes. States
+    # halved: 32. Of gradients 4 owned ones and that of the last layer, while all is saved: 29. Of weights 4
+    # owned ones and one fetched, where each device owns every other layer: 26.
+    def plan(memory: float) -> Plan:
+        problem = with_memory(lab([[1.0, 1.0]], 8, layers=8), [memory, memory])
+        return BASELINES[f"poplar-{name}"](problem, None)
+
+    assert plan(least).zero == int(name)
+    with pytest.raises(InfeasibleError):
+        plan(least - 1)
+
+
 def test_whale_shares_by_speed_and_moves_what_does_not_fit():
     assert shares(BASELINES["whale-dp"](lab([[2.0, 1.0]], 6), None)) == [("a/0", 4, 4), ("a/1", 2, 2)]
     # a/0 holds one sample: one step of 1 + 4, so 6 samples are two steps of 1 + 2
