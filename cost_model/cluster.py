@@ -129,10 +129,26 @@ class NodeAllReduce:
 
 
 @dataclass(frozen=True, slots=True)
+class HostMemory:
+    """Memory of a node that plans may fill beside its devices', and the link to it that these share.
+
+    The link is full duplex: so many bytes per second go each way at once.
+    """
+
+    memory_bytes: float
+    link: Link
+
+    def __post_init__(self) -> None:
+        if not self.memory_bytes > 0:
+            raise InputError(f"host_memory of {self.memory_bytes} bytes must be above zero; or leave it out")
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     """A machine: its devices, and the interconnect between them where it has one.
 
     all_reduces: measured ones, by rising numbers of devices; other sums go over the interconnect.
+    host_memory: what plans may keep there; None: nothing.
     """
 
     name: str
@@ -140,6 +156,7 @@ class Node:
     interconnect: Link | None = None
     host: str | None = None
     all_reduces: tuple[NodeAllReduce, ...] = ()
+    host_memory: HostMemory | None = None
 
     def __post_init__(self) -> None:
         sizes = [entry.num_devices for entry in self.all_reduces]
@@ -202,6 +219,17 @@ class Cluster:
             raise InputError(f"unknown device {name!r}; {did_you_mean(name, list(self._by_name))}")
         return device
 
+    def node_of(self, device: str) -> Node:
+        """Return the node of a device.
+
+        Raises: InputError with the nearest name if there is none.
+        """
+        return self._nodes_by_name[self.device(device).node]
+
+    @cached_property
+    def _nodes_by_name(self) -> dict[str, Node]:
+        return {node.name: node for node in self.nodes}
+
     @cached_property
     def _by_name(self) -> dict[str, Device]:
         return {device.name: device for device in reversed(self.devices)}
@@ -221,6 +249,8 @@ class Cluster:
         for node in data["nodes"]:
             if not node["all_reduces"]:
                 del node["all_reduces"]
+            if node["host_memory"] is None:
+                del node["host_memory"]
             for device in node["devices"]:
                 if device["gpu"] is None:
                     del device["gpu"]

@@ -11,7 +11,17 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter
 
-from cost_model.cluster import CPU, Cluster, Device, Link, Node, NodeAllReduce, NodeLink, is_emulated
+from cost_model.cluster import (
+    CPU,
+    Cluster,
+    Device,
+    HostMemory,
+    Link,
+    Node,
+    NodeAllReduce,
+    NodeLink,
+    is_emulated,
+)
 from cost_model.errors import InputError
 from cost_model.known_clusters import cluster_path
 from cost_model.strict_files import STRICT, read_toml, validate
@@ -61,6 +71,8 @@ class _Node(BaseModel):
     devices: Annotated[tuple[_Devices, ...], Field(min_length=1)]
     interconnect: _Channel | None = None
     all_reduces: tuple[_AllReduce, ...] = ()
+    host_memory: Bytes | None = None
+    host_link: _Channel | None = None
     host: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]*$")] | None = None
 
 
@@ -135,7 +147,21 @@ def _node(node: _Node, file: _ClusterFile, counts: Mapping[str, int]) -> Node:
             f"node {node.name!r}: all_reduces has {sums[-1].num_devices} devices, the node {len(devices)}; "
             "take that entry out, or give the node its `devices`"
         )
-    return Node(node.name, devices, interconnect, node.host, sums)
+    return Node(node.name, devices, interconnect, node.host, sums, _host_memory(node))
+
+
+def _host_memory(node: _Node) -> HostMemory | None:
+    if node.host_memory is None and node.host_link is None:
+        return None
+    if node.host_memory is None or node.host_link is None:
+        given, missing = (
+            ("host_memory", "host_link") if node.host_link is None else ("host_link", "host_memory")
+        )
+        raise InputError(
+            f"node {node.name!r}: has {given} and no {missing}; give both, or neither: how much of the "
+            "host's memory plans may fill, and the bandwidth and latency between it and the devices"
+        )
+    return HostMemory(node.host_memory, node.host_link.link())
 
 
 def with_links(text: str, links: Sequence[NodeLink], source: str) -> str:

@@ -67,6 +67,12 @@ def held_bytes(profile: ModelProfile, layers: Iterable[int]) -> float:
     return sum(_own_bytes(profile, held, unreached=True)) + lowered
 
 
+def trained_bytes_by_layer(profile: ModelProfile, layers: Iterable[int]) -> dict[int, float]:
+    """Return the same by layer, rising; a tied pair counts with its home where that is here, too."""
+    held = set(layers)
+    return dict(sorted(zip(held, _own_bytes(profile, held, unreached=False), strict=True)))
+
+
 def state_home_bytes(profile: ModelProfile, layers: Iterable[int]) -> float:
     """Return trained parameter bytes of layers with states kept once: tied ones count with their home."""
     return sum(profile.layers[layer].trained_bytes - profile.tied_bytes(layer) for layer in layers)

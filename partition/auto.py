@@ -11,6 +11,7 @@ from partition.baselines.strategy import Strategy, TooManyDevicesError
 from partition.bounds.best_bound import fractional_bound_s
 from partition.constraints.wishes import check_forced
 from partition.estimates.gradient_sync import SyncCosts
+from partition.estimates.offloading import has_host_memory, offloaded_plans
 from partition.estimates.optimizer_sharding import sharded_plans, unsharded
 from partition.estimates.ranking import Contest, Ranking, by_estimate, variants
 from partition.estimates.timed_pipeline import TimedPipeline
@@ -23,6 +24,9 @@ from partition.plan import Plan
 from partition.problem import Evaluate, Problem
 from partition.shared_devices.interleaved import interleaved_plans
 from partition.shared_devices.shifted_cuts import memory_binds, shared_plans, sharing_may_win
+
+PlansOutOf = Callable[[Problem, Callable[[Problem], Iterable[Plan]]], Iterator[Plan]]
+"""Gives plans of a problem, of what a search finds for problems with smaller states."""
 
 
 def auto(problem: Problem, evaluate: Evaluate | None = None, *, search: PipelineSearch | None = None) -> Plan:
@@ -45,7 +49,10 @@ def auto(problem: Problem, evaluate: Evaluate | None = None, *, search: Pipeline
     contest.enter(by_estimate(search.costs, on_one_node(search, contest.step_s)))
     alone = problem.forced.num_pipelines == 1  # then no layer has states to share
     if not alone and (contest.best is None or memory_binds(problem, search.costs)):
-        contest.enter(by_estimate(search.costs, _sharded(search, contest.step_s)))
+        contest.enter(by_estimate(search.costs, _with_smaller_states(search, contest.step_s, sharded_plans)))
+    if has_host_memory(problem.cluster) and (contest.best is None or memory_binds(problem, search.costs)):
+        offloaded = _with_smaller_states(search, contest.step_s, offloaded_plans)
+        contest.enter(by_estimate(search.costs, offloaded))
     if contest.best is None:
         return _named_auto(min(_from_least(contest, search, ranking, evaluate), key=ranking))
     if search.best is None:  # what others found is no start of the search
@@ -240,8 +247,11 @@ def on_one_node(search: PipelineSearch, step_s: float) -> Iterator[Plan]:
             continue
 
 
-def _sharded(search: PipelineSearch, step_s: float) -> Iterator[Plan]:
-    """Give plans with sharded optimizer states, where they could be faster than a step that is known."""
+def _with_smaller_states(search: PipelineSearch, step_s: float, plans_out_of: PlansOutOf) -> Iterator[Plan]:
+    """Give plans of fewer optimizer states on each device, where they could be faster than a known step.
+
+    plans_out_of: `sharded_plans` or `offloaded_plans`.
+    """
     effort, problem = search.effort.choice, search.problem
     if math.isfinite(step_s):
         least_s = fractional_bound_s(unsharded(problem, 0.0))
@@ -252,7 +262,7 @@ def _sharded(search: PipelineSearch, step_s: float) -> Iterator[Plan]:
         smaller_search = PipelineSearch(smaller)
         return _plans_of_sets(smaller_search, _improved_starts(smaller_search))
 
-    yield from sharded_plans(problem, plans_of)
+    yield from plans_out_of(problem, plans_of)
 
 
 STRATEGIES: Mapping[str, Strategy] = {**BASELINES, AUTO: auto}

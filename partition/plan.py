@@ -24,6 +24,9 @@ from cost_model.sharding import Sharding
 from cost_model.strict_files import STRICT, canonical_sha256
 
 FORMAT = "hetpipe.plan/1"
+OPTIMIZER_STATES = "optimizer states"
+OFFLOADS = (OPTIMIZER_STATES,)
+"""What of a stage may be kept in the memory of its device's host."""
 MOST_SAMPLES = 2**20
 """The most samples of a pipeline in a step: beyond it a slip of the pen is likelier than a plan."""
 
@@ -37,6 +40,7 @@ class Stage:
     recompute: keep stage inputs only, run the forward again before the backward.
     segment_layers: with recompute, keep the input of every so many layers (a power of two), and run the
     forward of so many again at once; 0: of the whole stage.
+    offload: what of it is kept in the host's memory and moved to the device where it is needed (`OFFLOADS`).
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -46,6 +50,7 @@ class Stage:
     in_flight: int
     recompute: bool = False
     segment_layers: int = 0
+    offload: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.devices) != 1:
@@ -66,6 +71,11 @@ class Stage:
                 f"segment_layers is {self.segment_layers}; give 1, 2, 4, 8 or another power of two, or leave "
                 "it out for the whole stage"
             )
+        for word in self.offload:
+            if word not in OFFLOADS:
+                raise InputError(f"offload names {word!r}; known: {', '.join(OFFLOADS)}")
+        if len(set(self.offload)) < len(self.offload):
+            raise InputError(f"offload is {list(self.offload)}; name each once")
 
     @property
     def device(self) -> str:
@@ -89,9 +99,11 @@ class Stage:
         return segments(self.start, self.stop, self.segment_layers)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the stage as in plan.json; segment_layers only where it is not 0."""
-        known = dataclasses.asdict(self)
-        return known if self.segment_layers else {k: v for k, v in known.items() if k != "segment_layers"}
+        """Return the stage as in plan.json; segment_layers and offload only where they say something."""
+        silent = {"segment_layers": 0, "offload": ()}
+        return {
+            key: value for key, value in dataclasses.asdict(self).items() if value != silent.get(key, ...)
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +243,10 @@ class Plan:
     def _check_by_layer(self) -> None:
         """Check what a step needs that goes layer by layer, in the same order on all devices of a layer."""
         what = f"zero is {self.zero}"
+        if self.offloads:
+            raise InputError(
+                f"{what}, and a stage has offload; states go to the host beside zero 0 and 1: choose one"
+            )
         shared = next((name for name, places in self.places.items() if len(places) > 1), None)
         if shared is not None:
             raise InputError(
@@ -317,6 +333,32 @@ class Plan:
         """The number of devices that hold each layer."""
         counts = Counter(layer for layers in self._held.values() for layer in layers)
         return tuple(counts[layer] for layer in range(self.num_layers))
+
+    def owned_layers(self, device: str) -> tuple[int, ...]:
+        """Return the layers whose optimizer states a device owns, rising; those that it holds if all do."""
+        if self.state_owners is None:
+            return self.layers_of(device)
+        return tuple(layer for layer, owner in enumerate(self.state_owners) if owner == device)
+
+    @cached_property
+    def _offloaded(self) -> Mapping[str, frozenset[int]]:
+        found: dict[str, set[int]] = {}
+        for stage in (stage for pipeline in self.pipelines for stage in pipeline.stages):
+            if OPTIMIZER_STATES in stage.offload:
+                found.setdefault(stage.device, set()).update(range(*stage.layers))
+        return {name: frozenset(layers) for name, layers in found.items()}
+
+    @property
+    def offloads(self) -> bool:
+        """Whether any device keeps optimizer states in its host's memory."""
+        return bool(self._offloaded)
+
+    def offloaded_layers(self, device: str) -> frozenset[int]:
+        """Return the layers whose optimizer states a device keeps in its host's memory, if it has them.
+
+        A layer in several of its stages is one of them if any of these says so.
+        """
+        return self._offloaded.get(device, frozenset())
 
     def layers_of(self, device: str) -> tuple[int, ...]:
         """Return the union of the layers that a device holds, rising."""

@@ -143,7 +143,7 @@ def _silent(_: str) -> None:
 
 def with_figures(plan: Plan, problem: Problem, figures: Figures, bound: Bound) -> Plan:
     """Return the plan with its predicted figures beside a bound, and the hashes of what they rest on."""
-    if plan.zero:
+    if plan.zero or plan.offloads:
         bound = sharded_bound(problem, plan.sharding)
     if bound.fractional_s > 0:  # all times may be zero, and then there is no gap to speak of
         bound_s, space = bound.of(plan)

@@ -14,7 +14,7 @@ from cost_model.profile import ModelProfile
 from cost_model.sum_times import all_reduce_due, all_reduce_resources, broadcast_due, norm_due, reduce_due
 from hetpipe.program.instructions import Compute, Pass, Program, Reduce, Round, Transfer
 from hetpipe.program.sync_starts import after_layer_s
-from partition.estimates.plan_memory import memory_on, stepped_bytes
+from partition.estimates.plan_memory import host_bytes, memory_on, plan_step_s, stepped_bytes
 from partition.plan import Plan
 
 
@@ -81,6 +81,8 @@ class ProgramCosts:
     def step_s(self, rank: int) -> float:
         """Return the seconds of the optimizer on a rank."""
         plan, name = self.program.plan, self.device_names[rank]
+        if plan.offloads:
+            return plan_step_s(plan, self._prices, self._cluster, name)
         if plan.state_owners is not None:
             num_bytes = stepped_bytes(plan, self._profile, name)
         elif (layers := plan.layers_of(name)) in self._stepped:
@@ -164,10 +166,11 @@ class ProgramCosts:
 
 
 def check_memory(plan: Plan, profile: ModelProfile, cluster: Cluster) -> None:
-    """Check that every device holds what the plan needs on it.
+    """Check that every device holds what the plan needs on it, and every host what is kept there.
 
-    Raises: InfeasibleError naming the device that lacks most, and its missing bytes.
+    Raises: InfeasibleError naming the device that lacks most, or the host, and its missing bytes.
     """
+    _check_hosts(plan, profile, cluster)
     devices = [cluster.device(name) for name in plan.device_names]
     needs = [(device, memory_on(plan, profile, device).total_bytes) for device in devices]
     device, need = max(needs, key=lambda pair: pair[1] - pair[0].usable_bytes)
@@ -181,3 +184,17 @@ def check_memory(plan: Plan, profile: ModelProfile, cluster: Cluster) -> None:
             device=device.name,
             missing_bytes=missing,
         )
+
+
+def _check_hosts(plan: Plan, profile: ModelProfile, cluster: Cluster) -> None:
+    held = host_bytes(plan, profile, cluster)
+    for node in cluster.nodes:
+        room = 0.0 if node.host_memory is None else node.host_memory.memory_bytes
+        missing = held.get(node.name, 0.0) - room
+        if missing > 0:
+            raise InfeasibleError(
+                f"{plan.strategy}: optimizer states of {held[node.name]:,.0f} bytes are to be kept in the "
+                f"memory of node {node.name!r}, whose host_memory is {room:,.0f}; {missing:,.0f} bytes are "
+                "missing: offload fewer stages, or give the node more",
+                missing_bytes=missing,
+            )

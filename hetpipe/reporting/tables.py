@@ -225,7 +225,7 @@ def plan_table(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Table:
             table.add_row(
                 f"{numbers[0]}.{index}" if several else str(index),
                 names[device.name] + (f", {len(alike) - 1:,} alike" if len(alike) > 1 else ""),
-                describe_layers(layers) + _recompute_words(stage),
+                describe_layers(layers) + _recompute_words(stage) + _offload_words(stage),
                 *([str(pipeline.num_samples)] if several else []),
                 str(pipeline.in_flight(index)),
                 range_of([predicted[name].busy for name in alike if name in predicted]),
@@ -276,6 +276,10 @@ def _recompute_words(stage: Stage) -> str:
         return " (recompute)"
     each = stage.segment_layers
     return " (recompute by layer)" if each == 1 else f" (recompute by {each} layers)"
+
+
+def _offload_words(stage: Stage) -> str:
+    return f" ({', '.join(stage.offload)} on the host)" if stage.offload else ""
 
 
 def path_sentence(shares: Sequence[Share]) -> str:

@@ -43,7 +43,14 @@ class ByteCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         key = storage._cdata
         if key in self._known:
             return
-        num_bytes = storage.nbytes()
+        self._take(storage, storage.nbytes())
+
+    def leave_out(self, tensor: torch.Tensor) -> None:
+        """Never count the tensor's storage: it is memory of the host."""
+        self._take(tensor.untyped_storage(), 0)
+
+    def _take(self, storage: torch.UntypedStorage, num_bytes: int) -> None:
+        key = storage._cdata
         self._known[key] = num_bytes
         weakref.finalize(storage, self._release, key)
         self.live_bytes += num_bytes
@@ -63,11 +70,18 @@ class ByteCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         return peak
 
 
-def counter_on(device: Device, held: Iterable[torch.Tensor]) -> ByteCounter | None:
-    """Return a counter for a device, of what it holds already; None for a GPU, which counts itself."""
+def counter_on(
+    device: Device, held: Iterable[torch.Tensor], on_host: Iterable[torch.Tensor] = ()
+) -> ByteCounter | None:
+    """Return a counter for a device, of what it holds already; None for a GPU, which counts itself.
+
+    on_host: tensors that are the host's, and never count.
+    """
     if device.is_gpu:
         return None
     counter = ByteCounter(device.memory_bytes if is_emulated(device.kind) else float("inf"), device.name)
     for tensor in held:
         counter.add(tensor)
+    for tensor in on_host:
+        counter.leave_out(tensor)
     return counter

@@ -65,14 +65,19 @@ class Optimizer:
     @torch.no_grad()
     def step(self, learning_rate: float, scale: float, loss_scale: float = 1.0) -> None:
         """Make one step with all gradients multiplied by scale; they are those of losses times loss_scale."""
-        self._scale_gradients(scale / loss_scale)
-        for group in self._adamw.param_groups:
-            group["lr"] = learning_rate
-        self._adamw.step()
+        self._step_resident(learning_rate, self._grad_scale(scale / loss_scale))
         self.num_steps += 1
 
-    def _scale_gradients(self, factor: float) -> None:
+    def _step_resident(self, learning_rate: float, grad_scale: Tensor | None) -> None:
+        for group in self._adamw.param_groups:
+            group["lr"] = learning_rate
+        self._adamw.grad_scale = grad_scale  # type: ignore[attr-defined]  # as GradScaler does
+        self._adamw.step()
+
+    def _grad_scale(self, factor: float) -> Tensor | None:
         """Have all gradients multiplied by a factor: where it can, by AdamW in its own pass over them.
+
+        Returns what AdamW is to divide by for that, None where nothing is left to do.
 
         NOTE: it divides by `grad_scale`, a float32 that torch's GradScaler sets (torch/optim/adam.py), and
         writes the gradients back.
@@ -84,7 +89,7 @@ class Optimizer:
                 scale = torch.full((), 1 / factor, dtype=torch.float32, device=values[0].device)
             else:
                 self._multiply_gradients(factor)
-        self._adamw.grad_scale = scale  # type: ignore[attr-defined]  # as GradScaler does
+        return scale
 
     def _multiply_gradients(self, factor: float) -> None:
         gradients = [value.grad for value in self.parameters.values() if value.grad is not None]
@@ -94,6 +99,10 @@ class Optimizer:
     def state_tensors(self) -> list[Tensor]:
         """Return the states of all parameters."""
         return [state[key] for state in self._adamw.state.values() for key in OPTIMIZER_STATES]
+
+    def host_tensors(self) -> list[Tensor]:
+        """Return the tensors of states that are in the host's memory, where the device has its own."""
+        return []
 
     def states(self, name: str) -> dict[str, Tensor]:
         """Return the states of a parameter as "name.state"; none if it is not trained."""

@@ -1,6 +1,6 @@
 """The parts that a rank runs with: its layers, its device, and the executor around them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -41,8 +41,8 @@ class RankLayers:
     """The layers of a rank, in train mode on its device.
 
     trained: their parameters that the loss reaches, by name; counted: names of those that count in this
-    rank's norm; stepped: those that it updates, fewer where optimizer states are sharded. travels: dtype of
-    the floating tensors between layers.
+    rank's norm; stepped: those that it updates, fewer where optimizer states are sharded. offloaded: names of
+    those whose states the host keeps. travels: dtype of the floating tensors between layers.
     """
 
     chain: ChainModel
@@ -52,6 +52,7 @@ class RankLayers:
     trained: dict[str, nn.Parameter]
     counted: set[str]
     stepped: dict[str, nn.Parameter]
+    offloaded: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -89,7 +90,18 @@ class RankLayers:
         trained = {name: value for name, value in model.owned_parameters().items() if name in reached}
         sharded = program.plan.state_owners is not None
         stepped = {name: value for name, value in trained.items() if name in counted or not sharded}
-        return cls(chain, model, place, lowered or dtype, trained, counted, stepped)
+        offloaded = _offloaded_names(program.plan, program.device_names[rank], chain, stepped)
+        return cls(chain, model, place, lowered or dtype, trained, counted, stepped, offloaded)
+
+
+def _offloaded_names(plan: Plan, device: str, chain: ChainModel, stepped: Collection[str]) -> tuple[str, ...]:
+    """Return the names of the parameters whose states the host keeps; a shared one is its first layer's."""
+    home: dict[str, int] = {}
+    for layer in plan.layers_of(device):
+        for info in chain.parameters(layer):
+            home.setdefault(info.name, layer)
+    layers = plan.offloaded_layers(device)
+    return tuple(name for name, layer in home.items() if layer in layers and name in stepped)
 
 
 def check_weights(profile: ModelProfile, chain: ChainModel) -> None:

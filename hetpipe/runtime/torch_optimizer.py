@@ -1,6 +1,7 @@
 """Optimizers of torch in the place of ours: their steps, and their states in checkpoints."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from cost_model.errors import InputError
 from hetpipe.data.task import OptimizerFactory, TrainingTask
 from hetpipe.runs.settings import Settings
+from hetpipe.runtime.host_states import HostStates
 from hetpipe.runtime.optimizer import Optimizer
 
 _NUMBERS = {"bool": bool, "int": int, "float": float}
@@ -123,15 +125,38 @@ class TorchOptimizer(Optimizer):
 
 
 def optimizer_of(
-    task: TrainingTask, parameters: Mapping[str, nn.Parameter], counted: Collection[str], settings: Settings
+    task: TrainingTask,
+    parameters: Mapping[str, nn.Parameter],
+    counted: Collection[str],
+    settings: Settings,
+    offloaded: Sequence[str] = (),
 ) -> Optimizer:
-    """Return the optimizer of a run on one rank: AdamW, or what the task makes."""
+    """Return the optimizer of a run on one rank: AdamW, or what the task makes.
+
+    offloaded: the names of the parameters whose states the host keeps.
+
+    Raises: InputError if it keeps any of an optimizer of the user's own.
+    """
     if task.make_optimizer is None:
-        return Optimizer(
+        of_layers = partial(HostStates, offloaded=offloaded) if offloaded else Optimizer
+        return of_layers(
             parameters, counted, settings.weight_decay, betas=settings.betas, epsilon=settings.epsilon
         )
+    refuse_offload(offloaded)
     made = make_checked(task.make_optimizer, list(parameters.values()))
     return TorchOptimizer(made, parameters, counted, rate=settings.learning_rate)
+
+
+def refuse_offload(offloaded: Sequence[str]) -> None:
+    """Refuse a plan that keeps states on the host where the optimizer is not hetpipe's AdamW.
+
+    Raises: InputError if there is one.
+    """
+    if offloaded:
+        raise InputError(
+            "the plan keeps optimizer states in the host's memory, which only hetpipe's own AdamW can; leave "
+            "the optimizer out, or offload out of the plan (host_memory out of the cluster file)"
+        )
 
 
 def make_checked(make: OptimizerFactory, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:

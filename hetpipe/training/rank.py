@@ -161,7 +161,7 @@ class _Run:
         layers = RankLayers.of(
             program, rank, task.chain, settings.seed, place, dtype, lowered, compiled=profile.compiled
         )
-        optimizer = optimizer_of(task, layers.stepped, layers.counted, settings)
+        optimizer = optimizer_of(task, layers.stepped, layers.counted, settings, layers.offloaded)
         board, first = handover.board(costs), handover.places().first
         hosts = Hosts.of(handover.places())
         links = LinkWatch.of(costs, rank, hosts.lowest, handover.predicted if rank == first else None)
@@ -321,8 +321,8 @@ class _Run:
 
     def _counter(self) -> ByteCounter | None:
         states, gradients = self.optimizer.state_tensors(), self.executor.gradient_buffers()
-        kept = self.model.kept_arguments()
-        return counter_on(self.device, (*self.model.held_tensors(), *kept, *states, *gradients))
+        held = (*self.model.held_tensors(), *self.model.kept_arguments(), *states, *gradients)
+        return counter_on(self.device, held, self.optimizer.host_tensors())
 
     def _record(self, outcome: StepOutcome, num_samples: int) -> Asked:
         self.stopping.begun = True

@@ -33,7 +33,7 @@ from hetpipe.runtime.rank_setup import (
     torch_device,
 )
 from hetpipe.runtime.step_outcome import StepOutcome
-from hetpipe.runtime.torch_optimizer import TorchOptimizer
+from hetpipe.runtime.torch_optimizer import TorchOptimizer, refuse_offload
 from hetpipe.training.common_clock import CommonClock
 from hetpipe.training.meeting import gather, same_on_all_ranks
 from partition.estimates.plan_memory import memory_on
@@ -101,6 +101,7 @@ class RankStages:
         layers = RankLayers.of(
             program, self.rank, chain, seed, self.device, dtype, lowered, compiled=profile.compiled
         )
+        refuse_offload(layers.offloaded)
         self.model = layers.model
         costs = ProgramCosts(program, profile, cluster)
         self._board = _open_board(costs, cluster)

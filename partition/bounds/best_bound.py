@@ -20,6 +20,7 @@ from partition.bounds.merged_classes import merged
 from partition.bounds.node_bound import NodeBound
 from partition.bounds.sync_tables import SyncTables
 from partition.column_generation.master_problem import Limits
+from partition.estimates.offloading import has_host_memory
 from partition.estimates.optimizer_sharding import unsharded
 from partition.estimates.stage_tables import ProblemTables
 from partition.exact.cluster_split import GROWTH, ClusterSplit
@@ -145,7 +146,8 @@ def pipeline_space(problem: Problem) -> str:
     number, pins = problem.forced.num_pipelines, problem.forced.pins
     which = "pipelines" if number is None else f"at most {number} pipeline{'s' * (number > 1)}"
     kept = " with pinned layers" if pins else ""
-    return f"{which}{kept} that share no device, microbatches of {sizes} and a smaller last one"
+    states = " and keep their optimizer states" if has_host_memory(problem.cluster) else ""
+    return f"{which}{kept} that share no device{states}, microbatches of {sizes} and a smaller last one"
 
 
 def sync_bound_s(search: PipelineSearch, low_s: float, step_s: float, seconds: float) -> float:
@@ -263,10 +265,12 @@ def fractional_bound_s(problem: Problem) -> float:
     shares of a layer add up to 1. The devices of a class are not busy for longer than count * T: samples at
     the best microbatch size there is (of all, not only those of the problem), and the share of the
     optimizer's work, since who computes a layer holds it whole. Their memory takes the states of their
-    shares. Valid for plans that share devices too.
+    shares, but for optimizer states where a host lends memory. Valid for plans that share devices too.
 
     Raises: InfeasibleError if the states of the model do not even fit when cut up at will.
     """
+    if has_host_memory(problem.cluster):
+        problem = unsharded(problem, 0.0)
     groups: dict[tuple[str, float, float], list[Device]] = {}
     for device in problem.cluster.devices:
         groups.setdefault((device.kind, device.speed, device.usable_bytes), []).append(device)

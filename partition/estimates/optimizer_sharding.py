@@ -13,7 +13,7 @@ from cost_model.cluster import Cluster
 from cost_model.memory import state_home_bytes
 from cost_model.profile import ModelProfile
 from cost_model.sharding import Sharding
-from partition.estimates.plan_memory import memory_on, memory_without_owner
+from partition.estimates.plan_memory import host_bytes, memory_on, memory_without_owner
 from partition.plan import Plan
 from partition.problem import Problem
 
@@ -101,11 +101,13 @@ def _free_bytes(plan: Plan, profile: ModelProfile, cluster: Cluster, name: str) 
 
 
 def fits(plan: Plan, profile: ModelProfile, cluster: Cluster) -> bool:
-    """Return whether every device has the memory that a plan needs there."""
+    """Return whether every device has the memory that a plan needs there, and every host."""
+    held = host_bytes(plan, profile, cluster)
+    hosts = {node.name: node.host_memory for node in cluster.nodes if node.name in held}
     return all(
         memory_on(plan, profile, device).total_bytes <= device.usable_bytes
         for device in map(cluster.device, plan.device_names)
-    )
+    ) and all(host is not None and held[name] <= host.memory_bytes for name, host in hosts.items())
 
 
 def unsharded(problem: Problem, share: float) -> Problem:

@@ -3,7 +3,17 @@
 from collections.abc import Sequence
 
 from cost_model.cluster import Cluster, Device
-from cost_model.memory import DeviceMemory, StageShape, device_memory, state_home_bytes, trained_bytes
+from cost_model.errors import InputError
+from cost_model.host_memory import NUM_ROOMS, offloaded_step_s, room_bytes
+from cost_model.layer_costs import Prices
+from cost_model.memory import (
+    DeviceMemory,
+    StageShape,
+    device_memory,
+    state_home_bytes,
+    trained_bytes,
+    trained_bytes_by_layer,
+)
 from cost_model.profile import ModelProfile
 from cost_model.sharded_memory import Piece, sharded_memory
 from partition.plan import Plan
@@ -18,7 +28,7 @@ def plan_memory(plan: Plan, profile: ModelProfile, device: str) -> DeviceMemory:
         profile,
         shapes,
         summed_bytes=summed_bytes(plan, profile, device),
-        stepped_bytes=stepped_bytes(plan, profile, device),
+        stepped_bytes=_states_room_bytes(plan, profile, device),
     )
 
 
@@ -82,7 +92,7 @@ def plan_memories(plan: Plan, profile: ModelProfile, cluster: Cluster) -> dict[s
             pipeline = plan.pipelines[number]
             stage, flight = pipeline.stages[index], pipeline.in_flight(index)
             size, count = pipeline.microbatch_size, pipeline.num_microbatches
-            stage_key = (*stage.layers, stage.recompute, stage.segment_layers)
+            stage_key = (*stage.layers, stage.recompute, stage.segment_layers, stage.offload)
             before = pipeline.in_flight(index - 1) if index else 0
             key = (*stage_key, flight, before, size, count, id(view.layers))
         if key not in known:
@@ -95,8 +105,62 @@ def stepped_bytes(plan: Plan, profile: ModelProfile, device: str) -> float:
     """Return the parameter bytes whose optimizer states a device has, and which it therefore updates."""
     if plan.state_owners is None:
         return trained_bytes(profile, plan.layers_of(device))
-    owned = [layer for layer, owner in enumerate(plan.state_owners) if owner == device]
-    return state_home_bytes(profile, owned)
+    return state_home_bytes(profile, plan.owned_layers(device))
+
+
+def offloaded_bytes(plan: Plan, profile: ModelProfile, device: str) -> float:
+    """Return the parameter bytes whose optimizer states a device keeps in its host's memory."""
+    layers = plan.offloaded_layers(device)
+    if not layers:
+        return 0.0
+    if plan.state_owners is not None:
+        return state_home_bytes(profile, layers & set(plan.owned_layers(device)))
+    held = trained_bytes_by_layer(profile, plan.layers_of(device))
+    return sum(held[layer] for layer in layers)
+
+
+def _states_room_bytes(plan: Plan, profile: ModelProfile, device: str) -> float:
+    """Return the parameter bytes for whose states a device needs room: those it keeps, and what moves."""
+    offloaded, ratio = offloaded_bytes(plan, profile, device), profile.optimizer_bytes_per_parameter_byte
+    moving = NUM_ROOMS * room_bytes(ratio * offloaded) / ratio if ratio else 0.0
+    return stepped_bytes(plan, profile, device) - offloaded + moving
+
+
+def host_bytes(plan: Plan, profile: ModelProfile, cluster: Cluster) -> dict[str, float]:
+    """Return the bytes that a plan keeps in the memory of each host, by node; nodes without any left out."""
+    found: dict[str, float] = {}
+    for name in plan.device_names if plan.offloads else ():
+        device = cluster.device(name)
+        view = profile.on(device.kind)
+        num_bytes = offloaded_bytes(plan, view, name) * view.optimizer_bytes_per_parameter_byte
+        if num_bytes:
+            found[device.node] = found.get(device.node, 0.0) + num_bytes
+    return found
+
+
+def plan_step_s(plan: Plan, prices: Prices, cluster: Cluster, device: str) -> float:
+    """Return the seconds of the optimizer step of a device, moves of states from and to its host included.
+
+    Raises: InputError if the plan keeps states on a host that has no memory for plans.
+    """
+    place, profile = cluster.device(device), prices.profile
+    stepped, offloaded = stepped_bytes(plan, profile, device), offloaded_bytes(plan, profile, device)
+    if not offloaded:
+        return prices.update_s(place, stepped)
+    node = cluster.node_of(device)
+    if node.host_memory is None:
+        raise InputError(
+            f"the plan keeps optimizer states of {device!r} in its host's memory, and node {node.name!r} of "
+            "the cluster has no host_memory; give it that and host_link, or take offload out of the plan"
+        )
+    states_bytes = profile.on(place.kind).optimizer_bytes_per_parameter_byte * offloaded
+    return offloaded_step_s(
+        prices.update_s(place, stepped - offloaded),
+        prices.update_s(place, offloaded),
+        states_bytes,
+        node.host_memory.link,
+        sum(bool(plan.offloaded_layers(other.name)) for other in node.devices),
+    )
 
 
 def summed_bytes(plan: Plan, profile: ModelProfile, device: str) -> float:

@@ -11,6 +11,7 @@ from cost_model.memory import trained_bytes
 from cost_model.network import NORM_BYTES
 from partition.estimates.gradient_sync import SyncCosts
 from partition.estimates.pipeline_costs import PipelineCosts
+from partition.estimates.plan_memory import plan_step_s
 from partition.estimates.timed_pipeline import TimedPipeline, TimedStage, TimingCache, timed_stages
 from partition.plan import Plan
 
@@ -32,7 +33,7 @@ class StepEstimate:
         """
         timed = self.timed(plan)
         shared = sum(len(pipeline.stages) for pipeline in plan.pipelines) > len(plan.device_names)
-        if len(plan.pipelines) == 1 and not shared:
+        if len(plan.pipelines) == 1 and not shared and not plan.offloads:
             ((pipeline, _),) = timed
             return self.alone_s(pipeline, [stage.in_flight for stage in plan.pipelines[0].stages])
         seconds, sync_s = self._crossing_s(plan, timed) if shared else self._apart_s(plan, timed)
@@ -105,6 +106,9 @@ class StepEstimate:
     def _optimizer_s(self, plan: Plan) -> float:
         """Return the seconds of the longest optimizer step."""
         problem, longest_s = self.costs.problem, 0.0
+        if plan.offloads:
+            prices, cluster = self.costs.prices, problem.cluster
+            return max(plan_step_s(plan, prices, cluster, name) for name in plan.device_names)
         whole = trained_bytes(problem.profile, range(plan.num_layers))
         for name in plan.device_names:
             device = problem.cluster.device(name)

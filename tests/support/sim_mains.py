@@ -25,6 +25,7 @@ from hetpipe.runtime import accelerators, transport
 from hetpipe.runtime.cuda_events import GpuPace
 from hetpipe.runtime.device_room import check_room
 from hetpipe.runtime.executor import Executor
+from hetpipe.runtime.host_states import HostStates
 from hetpipe.runtime.optimizer import Optimizer
 from hetpipe.runtime.pace import Pace
 from hetpipe.runtime.rank_setup import RankLayers, executor_of, slices
@@ -63,6 +64,8 @@ def _ready(
     loss = partial(loss_sum, model_spec(model).task)
     costs = ProgramCosts(program, profile, cluster)
     optimizer = Optimizer(layers.stepped, layers.counted, 0.01)
+    if layers.offloaded:
+        optimizer = HostStates(layers.stepped, layers.counted, 0.01, offloaded=layers.offloaded)
     MODULE.set_device(place.index or 0)
     pace = Pace() if place == CPU else GpuPace(MODULE.Event)
     executor = executor_of(
