@@ -7,7 +7,7 @@ is a later package. Chapters, each with an own page like this one, from the firs
 column_generation, constraints, exact, baselines, shared_devices, local_search, bounds, explanation.
 
 For others:
-    problem: Problem, Forced, Evaluate, problem_of, problem_of_plan
-    plan: Plan, Pipeline, Stage, Figures, DeviceFigures, check_plan; plan_file: read_plan, plan_text
+    problem: Problem, Forced, Evaluate, check_plan, problem_of, problem_of_plan
+    plan: Plan, Pipeline, Stage, Figures, DeviceFigures; plan_file: read_plan, plan_text
     solver: solve, compare, Outcome, with_figures; auto: STRATEGIES
 """

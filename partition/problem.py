@@ -1,12 +1,19 @@
 """What is asked of the planner."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from cost_model.cluster import Cluster
-from cost_model.dtypes import FLOAT32, check_gradient_dtype, gradient_share
+from cost_model.dtypes import (
+    BFLOAT16_AUTOCAST,
+    FLOAT16_AUTOCAST,
+    FLOAT32,
+    check_gradient_dtype,
+    gradient_share,
+)
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
+from cost_model.sharding import Sharding
 from partition.plan import Figures, Pipeline, Plan
 
 MOST_BATCH = 2**23
@@ -129,3 +136,41 @@ def problem_of(
         common = set.intersection(*(set(profile.kind(kind).microbatch_sizes) for kind in kinds))
         sizes = tuple(sorted(size for size in common if size <= global_batch_size)) or (1,)
     return Problem(profile, cluster, global_batch_size, sizes, gradient_dtype=gradient_dtype)
+
+
+def check_plan(plan: Plan, profile: ModelProfile, cluster: Cluster) -> None:
+    """Check that a plan covers a profile's layers on devices of a cluster.
+
+    Raises: InputError if it does not, or if a device is of a kind that was not profiled.
+    """
+    if plan.num_layers != profile.num_layers:
+        stages = max(len(pipeline.stages) for pipeline in plan.pipelines)
+        raise InputError(
+            f"the plan covers layers [0, {plan.num_layers}) in {stages} stages, {profile.model!r} has "
+            f"{profile.num_layers} layers; the stages must cover them all, once"
+        )
+    if plan.model != profile.model:
+        raise InputError(
+            f"the plan is for {plan.model!r}, the profile for {profile.model!r}; give matching ones"
+        )
+    check_gradient_dtype(plan.gradient_dtype, profile.dtype)
+    for name in plan.device_names:
+        profile.kind(cluster.device(name).kind)
+    if plan.sharding is Sharding.WEIGHTS:
+        _check_weights_sharded(profile, [cluster.device(name).kind for name in plan.device_names])
+
+
+def _check_weights_sharded(profile: ModelProfile, kinds: Iterable[str]) -> None:
+    """Check that weights are used as they are held, and so can be dropped.
+
+    Raises: InputError if not.
+    """
+    if profile.compiled:
+        raise InputError("zero is 3, and blocks are compiled; give zero 2, or profile without --compile")
+    halves = (BFLOAT16_AUTOCAST, FLOAT16_AUTOCAST)
+    lowered = sorted({kind for kind in kinds if profile.dtype_of(kind) in halves})
+    if lowered:
+        raise InputError(
+            f"zero is 3, and {lowered[0]!r} computes in {profile.dtype_of(lowered[0])}, which keeps copies "
+            "of all weights in 16 bits; give zero 2"
+        )

@@ -26,8 +26,8 @@ from hetpipe.runs.lora import parse_lora, read_adapter_settings
 from hetpipe.runs.quantization import check_load_in
 from hetpipe.runs.settings import Settings, TaskSettings
 from partition.estimates.optimizer_sharding import with_state_owners
-from partition.plan import Plan, check_plan
-from partition.problem import Problem, problem_of
+from partition.plan import Plan
+from partition.problem import Problem, check_plan, problem_of
 
 if TYPE_CHECKING:
     from hetpipe.simulation.prediction import Prediction

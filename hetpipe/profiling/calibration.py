@@ -14,7 +14,8 @@ from hetpipe.program.instructions import Compute, Pass, Step
 from hetpipe.program.trace import Trace
 from hetpipe.runs.run_report import RunReport
 from partition.estimates.plan_memory import stepped_bytes
-from partition.plan import Plan, check_plan
+from partition.plan import Plan
+from partition.problem import check_plan
 
 
 def calibrate(

@@ -35,7 +35,8 @@ from hetpipe.program.instructions import (
 from hetpipe.program.layer_rounds import awaited_rounds
 from hetpipe.program.lowering import on_gpus
 from hetpipe.program.round_verification import verify_rounds
-from partition.plan import Stage, check_plan
+from partition.plan import Stage
+from partition.problem import check_plan
 
 MOST_STREAMS = 31
 """Torch has 32 streams of a priority on a GPU, and gives them out in turn; receives are handed in on one."""

@@ -18,8 +18,8 @@ from hetpipe.simulation.fast_simulator import MANY, StepTimes, has_clock, num_co
 from hetpipe.simulation.schedule_selection import Choice, choose_schedule, lower
 from hetpipe.simulation.simulator import simulate
 from partition.estimates.plan_memory import plan_memories
-from partition.plan import DeviceFigures, Figures, Plan, check_plan
-from partition.problem import Evaluate, problem_of_plan
+from partition.plan import DeviceFigures, Figures, Plan
+from partition.problem import Evaluate, check_plan, problem_of_plan
 
 LOADED_AFTER, WORTH_IT = 300_000, 2_000
 """Computations that an evaluator has simulated from which on it compiles the loop, for plans of so many."""

@@ -37,7 +37,7 @@ from hetpipe.runtime.torch_optimizer import TorchOptimizer, refuse_offload
 from hetpipe.training.common_clock import CommonClock
 from hetpipe.training.meeting import gather, same_on_all_ranks
 from partition.estimates.plan_memory import memory_on
-from partition.plan import check_plan
+from partition.problem import check_plan
 
 
 class RankStages:

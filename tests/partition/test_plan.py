@@ -10,8 +10,9 @@ import pytest
 from cost_model.errors import InputError
 from cost_model.memory import StageShape, device_memory
 from partition.estimates.plan_memory import plan_memory
-from partition.plan import Pipeline, Plan, Stage, check_plan
+from partition.plan import Pipeline, Plan, Stage
 from partition.plan_file import plan_from_data, plan_text, read_plan
+from partition.problem import check_plan
 from partition.solver import solve
 from random_problems import closed_form, random_problem
 
