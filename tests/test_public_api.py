@@ -46,7 +46,17 @@ def test_names_of_the_files_of_a_run():
     files = {name for name, entry in folder.items() if isinstance(entry, property)}
     assert files == {
         *("config", "cluster", "profile", "plan", "program", "metrics", "trace", "report", "recoveries"),
-        *("vocabulary", "tokens", "checkpoints", "model_config", "held_out", "chat_template", "job", "page"),
+        *(
+            "vocabulary",
+            "tokens",
+            "checkpoints",
+            "model_config",
+            "held_out",
+            "chat_template",
+            "image_processor",
+            "job",
+            "page",
+        ),
     }
 
 

@@ -51,6 +51,8 @@ def export_command(
     vocabulary = source / checkpoint.VOCABULARY_FILE
     if vocabulary.exists():
         shutil.copyfile(vocabulary, output / "tokenizer.json")
+    if (processor := source / checkpoint.PROCESSOR_FILE).exists():
+        shutil.copyfile(processor, output / checkpoint.PROCESSOR_FILE)
     if (template := source / checkpoint.CHAT_TEMPLATE_FILE).exists():
         write_for_transformers(read_template(template), output)
     if json:

@@ -8,7 +8,7 @@ from typing import Any
 from cost_model.profile import ModelProfile
 from hetpipe.runs.metric_sinks import SinkKind
 from hetpipe.runs.run_folder import RunFolder
-from hetpipe.runs.settings import Settings, TaskSettings
+from hetpipe.runs.settings import LOSS, Settings, TaskSettings
 
 HEAD = "# hetpipe run {} repeats this run, from its beginning, in a new run folder.\n"
 
@@ -38,6 +38,7 @@ def job_text(
         "eval_data": list(settings.eval_data) or None,
         "eval_every": settings.eval_every or None,
         "patience": settings.patience or None,
+        "best": None if settings.best == LOSS else settings.best,
         "every": f"{settings.every_s!r} s" if settings.every_s else str(settings.every),
         "keep": settings.keep,
         "save": settings.save,

@@ -33,7 +33,7 @@ class LearningOptions:
     ] = None
     eval_data: Annotated[
         list[Path] | None,
-        typer.Option("--eval-data", help="Held-out text or chats, as --data; several times."),
+        typer.Option("--eval-data", help="Held-out data, as --data; several times."),
     ] = None
     eval_every: Annotated[
         int | None,
@@ -41,7 +41,11 @@ class LearningOptions:
     ] = None
     patience: Annotated[
         int | None,
-        typer.Option("--patience", min=0, help="End after so many losses without a new least; 0: never."),
+        typer.Option("--patience", min=0, help="End after so many without a new best; 0: never."),
+    ] = None
+    best: Annotated[
+        str | None,
+        typer.Option("--best", help="What is best when held out: loss, or accuracy, f1, ... of the task."),
     ] = None
     override: Annotated[
         list[str] | None,

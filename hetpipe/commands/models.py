@@ -4,10 +4,17 @@ from typing import Any
 
 from hetpipe.commands.options import JsonOption
 from hetpipe.commands.output import print_json
-from hetpipe.models.huggingface_folder import ALSO_TESTED, ARCHITECTURES, task_of
+from hetpipe.models.huggingface_folder import (
+    ALSO_TESTED,
+    ARCHITECTURES,
+    CLASSIFIERS_TESTED,
+    task_of,
+)
 from hetpipe.models.names import MODEL_ENTRIES
 from hetpipe.models.tasks import Task
 from hetpipe.reporting.tables import new_table, show
+
+_TESTED = (*ARCHITECTURES, *ALSO_TESTED, *CLASSIFIERS_TESTED)
 
 
 def models_command(json: JsonOption = False) -> None:
@@ -20,15 +27,15 @@ def models_command(json: JsonOption = False) -> None:
         names.add_row(model.name, str(model.task), model.description)
     folders = new_table("task", "architectures of a folder")
     for task in Task:
-        taken = [name for name in (*ARCHITECTURES, *ALSO_TESTED) if task_of(name) == task]
+        taken = [name for name in _TESTED if task_of(name) == task]
         folders.add_row(str(task), ", ".join(sorted(taken, key=str.lower)))
     show(
         [
             names,
             folders,
             "a folder: --model ./my-model, as save_pretrained writes it, with weights or without",
-            "any other ...ForCausalLM or ...ForMaskedLM of transformers: taken if its split is "
-            "proven when a run begins",
+            "any other class of transformers with the head of such a task: taken if its split is proven when "
+            "a run begins",
             "any other chain of layers: hetpipe.Trainer, from Python",
         ]
     )
@@ -40,5 +47,5 @@ def _as_json() -> dict[str, Any]:
             {"name": model.name, "task": str(model.task), "description": model.description}
             for model in MODEL_ENTRIES
         ],
-        "architectures": [{"name": name, "task": task_of(name)} for name in (*ARCHITECTURES, *ALSO_TESTED)],
+        "architectures": [{"name": name, "task": task_of(name)} for name in _TESTED],
     }

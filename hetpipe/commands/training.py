@@ -22,7 +22,7 @@ from hetpipe.program.instructions import Schedule
 from hetpipe.reporting.progress import step_bar
 from hetpipe.runs.metric_sinks import SinkKind, Sinks, check_installed, run_facts
 from hetpipe.runs.run_folder import RunFolder
-from hetpipe.runs.settings import Clock, Settings
+from hetpipe.runs.settings import LOSS, Clock, Settings
 
 if TYPE_CHECKING:
     from hetpipe.runs.run_report import RunReport
@@ -141,6 +141,10 @@ def run_start(
         "data": tuple(map(str, readable_texts(options.data, entry))) if options.data else None,
         **learning.given,
     }
+    if not dry_run and not options.data and options.resume is None and entry.task.classifies:
+        from hetpipe.data.kinds import check_given
+
+        check_given((), entry)
     log = tuple(dict.fromkeys(options.log or ()))
     for kind in log:
         check_installed(kind)
@@ -205,13 +209,23 @@ def _evaluation(
                 "the run before had --eval-data, whose place is each host's own; give it on each host"
             )
         texts = tuple(map(str, readable_texts(map(Path, earlier.eval_data), entry)))
-    for option, value in (("--eval-every", learning.eval_every), ("--patience", learning.patience)):
+    given = (
+        ("--eval-every", learning.eval_every),
+        ("--patience", learning.patience),
+        ("--best", None if learning.best == LOSS else learning.best),
+    )
+    for option, value in given:
         if value and not texts:
             raise InputError(f"{option} is {value}, and there is no text for it; give --eval-data")
+    if learning.best is not None:
+        from hetpipe.data.figures import check_best, figure_names
+
+        check_best(learning.best, figure_names(entry.task))
     return {
         "eval_data": texts,
         "eval_every": earlier.eval_every if learning.eval_every is None else learning.eval_every,
         "patience": earlier.patience if learning.patience is None else learning.patience,
+        "best": earlier.best if learning.best is None else learning.best,
     }
 
 

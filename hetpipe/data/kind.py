@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,9 @@ from tokenizers import Tokenizer
 
 from hetpipe.models.huggingface_folder import ModelFolder
 from hetpipe.models.tasks import Task
+
+if TYPE_CHECKING:
+    from hetpipe.models.task_inputs import InputShape
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 Inputs: TypeAlias = Mapping[str, npt.NDArray[Any]]
@@ -31,12 +34,15 @@ class Learner(Protocol):
 class Reading:
     """What data in a run folder are written and read with.
 
-    vocabulary: of the run. template: the file that says how chats are written. seed: of the order of samples.
+    inputs: what the model takes. vocabulary: of the run, where it reads text. template, processor: the files
+    that say how chats are written, and how images are normalised. seed: of the order of samples.
     """
 
     model: Learner
+    inputs: "InputShape"
     vocabulary: Tokenizer
     template: Path
+    processor: Path
     sequence_length: int
     seed: int
 
@@ -111,7 +117,8 @@ class DataKind(Protocol):
     """A kind of data; `hetpipe.data.kinds.KINDS` lists them.
 
     name: the plural in a sentence. form: what to give, in a sentence. files: those that `Content.write`
-    writes. is_brought: whether `read` of no files gives data of hetpipe's own.
+    writes. is_brought: whether what `read` of no files gives is worth training on; layers are
+    measured with it in any case.
     """
 
     name: str

@@ -9,11 +9,14 @@ from cost_model.errors import InputError
 from cost_model.strict_files import read_json, write_atomically
 from hetpipe.data.chats import CHATS
 from hetpipe.data.data_file import read_file
+from hetpipe.data.images import IMAGE_KIND
 from hetpipe.data.json_lines import json_lines, shown
 from hetpipe.data.kind import Content, DataKind, Learner, Reading, Samples
+from hetpipe.data.labelled_texts import LABELLED_TEXTS
+from hetpipe.data.tagged_words import TAGGED_WORDS
 from hetpipe.data.texts import TEXTS
 
-KINDS: tuple[DataKind, ...] = (CHATS, TEXTS)
+KINDS: tuple[DataKind, ...] = (CHATS, LABELLED_TEXTS, TAGGED_WORDS, IMAGE_KIND, TEXTS)
 """In the order in which a file is tried: what takes any file comes last."""
 
 DATA_FILE = "data.json"

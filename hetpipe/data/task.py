@@ -7,13 +7,17 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
 from torch import Tensor, nn
 
 from cost_model.errors import InputError
+from hetpipe.data.figures import Figures, check_best, figure_names, figures_of
 from hetpipe.data.held_out import SEED as HELD_OUT_SEED
 from hetpipe.data.held_out import HeldOut, as_tensors
-from hetpipe.data.kind import Reading, Samples
+from hetpipe.data.kind import Content, Reading, Samples
 from hetpipe.data.kinds import check_given, data_sha256, load_data, read_data, write_data
+from hetpipe.data.padded_texts import mark_ends
 from hetpipe.data.special_tokens import adopt_vocabulary
 from hetpipe.data.vocabulary import load_vocabulary, save_vocabulary, train_vocabulary, vocabulary_sha256
 from hetpipe.models.adapter_folder import AdapterFolder
@@ -45,7 +49,8 @@ class TrainingTask:
     make_optimizer: None for AdamW with the hyper-parameters of the settings. rate_schedule: the learning rate
     of each step, counted from 0, as a multiple of the settings'; None for their warm-up and decay.
     data_sha256: of the texts, "" where nobody knows. held_out: what --eval-data or eval_data gives.
-    predicts: where the loss is `loss_sum` of logits, of which task; None for any other loss.
+    predicts: where the loss is `loss_sum` of logits, of which task; None for any other loss. figures: what is
+    told of held-out samples beside the loss.
     """
 
     chain: ChainModel
@@ -59,6 +64,7 @@ class TrainingTask:
     make_optimizer: OptimizerFactory | None = None
     rate_schedule: Callable[[int], float] | None = None
     predicts: Task | None = None
+    figures: Figures | None = None
 
     def loss_of(self, model: LayerModel, num_chunks: int | None) -> Loss:
         """Return the loss for these layers of the model, in chunks unless num_chunks is None.
@@ -75,6 +81,13 @@ class TrainingTask:
                 "leave it out"
             )
         return ChunkedLoss(self.predicts, model, num_chunks)
+
+    def check_best(self, by: str) -> None:
+        """Check that the best can be found by this figure.
+
+        Raises: InputError naming those that there are.
+        """
+        check_best(by, () if self.figures is None else self.figures.names)
 
     def term_weight(self, labels: Tensor) -> float:
         """Return what a token's loss counts in a step with these labels: 1 / (loss tokens of the step).
@@ -139,21 +152,29 @@ def prepare_data(
         check_given(settings.data, spec)
     kind, content = read_data(settings.data, spec)
     held_out = read_data(settings.run.eval_data, spec) if settings.run.eval_data else None
-    if vocabulary_from is not None:
-        vocabulary = load_vocabulary(vocabulary_from)
-    elif spec.folder is not None and spec.folder.tokenizer is not None:
-        vocabulary = adopt_vocabulary(spec.folder.tokenizer, spec.task, spec.vocabulary_size)
-    else:
-        vocabulary = train_vocabulary(content.words, spec.vocabulary_size)
     if spec.folder is not None:
         folder.write(folder.model_config, json.dumps(dict(spec.folder.config), indent=1) + "\n")
-    save_vocabulary(vocabulary, folder.vocabulary)
+    if spec.task.reads_text:
+        save_vocabulary(_vocabulary(spec, content, vocabulary_from), folder.vocabulary)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    check_best(settings.run.best, figure_names(spec.task))
     told = write_data(folder.path, kind, content, _reading(folder, settings, spec))
     told += _samples(folder, settings, spec).notes()
     if held_out is not None:
         write_data(folder.held_out, *held_out, _reading(folder, settings, spec, HELD_OUT_SEED))
         _held_out(folder, settings, spec)
     return told
+
+
+def _vocabulary(spec: ModelSpec, content: Content, vocabulary_from: Path | None) -> Tokenizer:
+    if vocabulary_from is not None:
+        return load_vocabulary(vocabulary_from)
+    if spec.folder is not None and spec.folder.tokenizer is not None:
+        return adopt_vocabulary(spec.folder.tokenizer, spec.task, spec.vocabulary_size)
+    vocabulary = train_vocabulary(content.words, spec.vocabulary_size)
+    if spec.task.pads:
+        mark_ends(vocabulary)
+    return vocabulary
 
 
 def registered_task(folder: RunFolder, settings: TaskSettings) -> TrainingTask:
@@ -169,10 +190,13 @@ def registered_task(folder: RunFolder, settings: TaskSettings) -> TrainingTask:
         batch=partial(as_tensors, samples),
         num_loss_tokens=samples.num_loss_tokens,
         count_terms=samples.count_terms,
-        vocabulary_sha256=vocabulary_sha256(load_vocabulary(folder.vocabulary)),
+        vocabulary_sha256=vocabulary_sha256(load_vocabulary(folder.vocabulary))
+        if spec.task.reads_text
+        else "",
         data_sha256=data_sha256(folder.path),
         held_out=_held_out(folder, settings, spec) if settings.run.eval_data else None,
         predicts=spec.task,
+        figures=figures_of(spec.task, spec.labels),
     )
 
 
@@ -190,11 +214,13 @@ def _adapter_of(spec: ModelSpec, settings: TaskSettings) -> AdapterFolder | None
 def _reading(folder: RunFolder, settings: TaskSettings, spec: ModelSpec, seed: int | None = None) -> Reading:
     """Return what the data of a run are read with; seed: None for that of the run."""
     return Reading(
-        spec,
-        load_vocabulary(folder.vocabulary),
-        folder.chat_template,
-        settings.sequence_length,
-        settings.seed if seed is None else seed,
+        model=spec,
+        inputs=spec.inputs,
+        vocabulary=load_vocabulary(folder.vocabulary) if spec.task.reads_text else Tokenizer(BPE()),
+        template=folder.chat_template,
+        processor=folder.image_processor,
+        sequence_length=settings.sequence_length,
+        seed=settings.seed if seed is None else seed,
     )
 
 
@@ -219,7 +245,7 @@ def model_notes(model: str, model_folder: str | None) -> list[str]:
     if weights is None:
         return []
     notes = weights.notes()
-    if weights.folder.tokenizer is None:
+    if weights.folder.task.reads_text and weights.folder.tokenizer is None:
         notes.append(
             f"{weights.folder.name}: the folder holds no {TOKENIZER_FILE}; a vocabulary is trained on the "
             "text, whose ids are not those that the weights know"

@@ -83,8 +83,9 @@ class ChainModel:
         Raises: InputError if the model cannot be split, or its folder's weights are not its own; says why.
         """
         weights = FolderWeights.of(spec)
-        inputs = {"input_ids": torch.arange(24).reshape(2, 12) % spec.shrunken_vocabulary_size}
-        example = {"input_ids": torch.zeros(1, 12, dtype=torch.long)}
+        ids = torch.arange(24).reshape(2, 12) % max(1, spec.shrunken_vocabulary_size)
+        inputs = spec.shrunken_inputs.inputs(ids)
+        example = spec.inputs.inputs(torch.zeros(1, 12, dtype=torch.long))
         chain = _describe(spec.name, spec.build, spec.build_shrunk, inputs, example)
         stored = {} if weights is None else weights.dtypes()
         packed = packings_of(spec)

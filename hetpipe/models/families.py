@@ -14,6 +14,7 @@ from torch import nn
 from cost_model.errors import InputError
 from hetpipe.models.huggingface_folder import ARCHITECTURES, CONFIG_FILE, ModelFolder
 from hetpipe.models.splittable import splittable
+from hetpipe.models.tasks import Task
 
 LOADING = (
     *("model_type", "dtype", "torch_dtype", "architectures", "auto_map", "transformers_version"),
@@ -26,6 +27,7 @@ NO_LIMIT = 1 << 20
 
 SMALL_VOCABULARY = 128
 _SMALL_POSITIONS = 64
+_SMALL_PATCH, _SMALL_PATCHES = 4, 3
 _LONGEST_REASON = 300
 
 _SHRUNK_TOKENS = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
@@ -96,7 +98,7 @@ class Family:
         config._attn_implementation = "sdpa" if fused else "eager"
         return splittable(cast(nn.Module, found(config)))
 
-    def small(self, config: Mapping[str, object], *, fixed_tokens: bool) -> dict[str, object]:
+    def small(self, config: Mapping[str, object], *, fixed_tokens: bool, task: Task) -> dict[str, object]:
         """Return the configuration of a tiny copy of a model of the family.
 
         fixed_tokens: whether the configuration names ids of tokens, which the copy's vocabulary lacks.
@@ -108,7 +110,10 @@ class Family:
             key for key, value in config.items() if isinstance(value, list) and len(value) == num_blocks
         }
         small = {key: value for key, value in config.items() if key not in by_layer | {"layer_types"}}
-        small |= {**self.shrunk, "vocab_size": SMALL_VOCABULARY}
+        small |= self.shrunk
+        if not task.reads_text:
+            return small | _small_image(whole)
+        small["vocab_size"] = SMALL_VOCABULARY
         if self.max_positions is not None:
             small[self.max_positions] = _SMALL_POSITIONS + (0 if self.tested else SMALL_VOCABULARY)
         padding = None if self.tested else getattr(whole, "pad_token_id", None)
@@ -125,6 +130,17 @@ class Family:
         tables = (part for name, part in whole.named_modules() if name.endswith("position_embeddings"))
         paddings = [table.padding_idx for table in tables if isinstance(table, nn.Embedding)]
         return max((1 + padding for padding in paddings if padding is not None), default=0)
+
+
+def _small_image(config: Any) -> dict[str, object]:
+    """Return the size of tiny images: a few patches of a tiny size where a model cuts images into such."""
+    patch = getattr(config, "patch_size", None)
+    if not isinstance(getattr(config, "image_size", None), int):
+        return {}
+    if not isinstance(patch, int):
+        return {"image_size": 16}
+    side = min(patch, _SMALL_PATCH)
+    return {"image_size": _SMALL_PATCHES * side, "patch_size": side}
 
 
 def build_keyed(build: Callable[[], nn.Module]) -> nn.Module:

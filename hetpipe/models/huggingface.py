@@ -1,5 +1,6 @@
 """Models by name, built from Hugging Face configurations in code, or from a folder: nothing is downloaded."""
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,12 +20,17 @@ from hetpipe.models.families import (
     attention_dropout_of,
     family_of,
 )
-from hetpipe.models.huggingface_folder import ModelFolder, read_model_folder
+from hetpipe.models.huggingface_folder import CONFIG_FILE, ModelFolder, read_model_folder
+from hetpipe.models.labels import labels_of
 from hetpipe.models.names import model_entry, registered_models
+from hetpipe.models.task_inputs import InputShape
 from hetpipe.models.tasks import Task
 from hetpipe.runs.quantization import Quantization
 
 __all__ = ["ModelSpec", "Task", "model_spec", "registered_models"]
+
+
+_TOKENS_ALONE = InputShape(Task.CAUSAL_LM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +43,10 @@ class ModelSpec:
     base: the same without the adapters that this one has (`hetpipe.models.adapters`); None: it has none.
     quantization: of its frozen matrices; None: they are held as they are given.
     tested: whether the tests prove the split of its class; of others it is proven before they are used.
+    inputs: what it takes; shrunken_inputs: the same of its tiny copy. labels: those that a classifier tells
+    apart, by their numbers.
+    proof: what decides whether the split is exact, as text: class and configuration of the tiny copy; ""
+    where that is not known.
     """
 
     name: str
@@ -50,6 +60,10 @@ class ModelSpec:
     base: "ModelSpec | None" = None
     quantization: Quantization | None = None
     tested: bool = True
+    inputs: InputShape = _TOKENS_ALONE
+    shrunken_inputs: InputShape = _TOKENS_ALONE
+    labels: tuple[str, ...] = ()
+    proof: str = ""
 
     def shrunk(self) -> "ModelSpec":
         """Return the tiny model of the same class: what holds for its structure holds for this one's."""
@@ -59,6 +73,7 @@ class ModelSpec:
             max_sequence_length=64,
             build=self.build_shrunk,
             folder=None,
+            inputs=self.shrunken_inputs,
         )
 
 
@@ -133,7 +148,8 @@ def folder_spec(folder: ModelFolder) -> ModelSpec:
     family = family_of(folder)
     config = {key: value for key, value in folder.config.items() if key not in LOADING}
     sizes = family.configuration(config)
-    config["vocab_size"] = sizes.vocab_size
+    if folder.task.reads_text:
+        config["vocab_size"] = sizes.vocab_size
     if family.max_positions is not None:
         config[family.max_positions] = getattr(sizes, family.max_positions)
     spec = _spec(folder.name, folder.task, family, folder.architecture, config, folder)
@@ -148,18 +164,27 @@ def _spec(
     config: Mapping[str, object],
     folder: ModelFolder | None,
 ) -> ModelSpec:
-    small = family.small(config, fixed_tokens=folder is not None)
+    small = family.small(config, fixed_tokens=folder is not None, task=task)
+    where = name if folder is None else folder.path / CONFIG_FILE
+    inputs, shrunken_inputs = (
+        InputShape.of(task, family.configuration(sizes), where) if task.classifies else InputShape(task)
+        for sizes in (config, small)
+    )
     most = NO_LIMIT if family.max_positions is None else cast(int, config[family.max_positions])
     return ModelSpec(
         name=name,
         task=task,
-        vocabulary_size=cast(int, config["vocab_size"]),
+        vocabulary_size=cast(int, config.get("vocab_size", 0)),
         max_sequence_length=most - family.offset(model, config),
         build=partial(family.build, model, dict(config)),
         build_shrunk=partial(family.build, model, small),
         shrunken_vocabulary_size=SMALL_VOCABULARY,
         folder=folder,
         tested=family.tested,
+        inputs=inputs,
+        shrunken_inputs=shrunken_inputs,
+        labels=labels_of(config, where) if task.classifies else (),
+        proof=json.dumps([family.module, model, task, small], sort_keys=True, default=str),
     )
 
 

@@ -46,6 +46,15 @@ ALSO_TESTED = (
 )
 """More of which the tests do. The split of these, and of any other of a task, is proven when a run begins."""
 
+CLASSIFIERS_TESTED = (
+    *("BertForSequenceClassification", "DebertaV2ForSequenceClassification"),
+    *("DistilBertForSequenceClassification", "GPT2ForSequenceClassification"),
+    *("LlamaForSequenceClassification", "RobertaForSequenceClassification"),
+    *("BertForTokenClassification", "DistilBertForTokenClassification", "RobertaForTokenClassification"),
+    *("DeiTForImageClassification", "ViTForImageClassification"),
+)
+"""The same, of classifiers."""
+
 MOST_BLOCKS = 2000
 """A configuration with more is refused before it is built: the deepest Transformers published have 1,000
 (Wang et al., DeepNet, 2022)."""
@@ -200,7 +209,7 @@ def described(path: Path, base_name: str, config: object) -> ModelFolder:
 def _architecture(where: Path, config: Mapping[str, Any]) -> str:
     """Return the class that a configuration names.
 
-    Raises: InputError if it is for neither of the two tasks, or has an encoder beside its decoder.
+    Raises: InputError if it is for none of the tasks, or has an encoder beside its decoder.
     """
     architectures = config.get("architectures")
     if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):

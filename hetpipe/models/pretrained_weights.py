@@ -72,8 +72,9 @@ class FolderWeights:
                     name = _model_name(weight, base, aliases)
                     scales.setdefault(name, {})[part] = (key, stored.pop(key))
         ignored = [*_BUFFERS, *(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())]
+        names = stored_names(model, stored)
         for key, tensor in sorted(stored.items()):
-            name = _model_name(key, base, aliases)
+            name = _model_name(names.get(key, key), base, aliases)
             if name not in aliases:
                 if _matches(name, _OTHER_HEADS.get(folder.family, ())):
                     unused.append(key)
@@ -203,6 +204,28 @@ class FolderWeights:
                 f"{self.folder.name}: {self.folder.architecture} has no use for {_some(self.unused)}"
             )
         return sentences
+
+
+def stored_names(model: nn.Module, keys: Iterable[str]) -> dict[str, str]:
+    """Return the model's names of tensors that transformers stores under others, as those of ViT.
+
+    Raises: InputError if it also joins or cuts tensors.
+    """
+    from transformers import PreTrainedModel
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming, rename_source_key
+
+    found = (
+        get_model_conversion_mapping(model, add_legacy=False) if isinstance(model, PreTrainedModel) else []
+    )
+    if not found:
+        return {}
+    if not all(isinstance(each, WeightRenaming) for each in found):
+        raise InputError(
+            f"transformers stores the weights of {type(model).__name__} joined or cut otherwise than the "
+            "model's, which is not done here; train it from Python: hetpipe.Trainer"
+        )
+    return {key: rename_source_key(key, found, [])[0] for key in keys}
 
 
 def _model_name(key: str, base: str, names: Collection[str]) -> str:

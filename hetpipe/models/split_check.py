@@ -19,6 +19,7 @@ from hetpipe.models.initialization import private_random_stream
 from hetpipe.models.keyed_dropout import KeyedDropout
 from hetpipe.models.loss import IGNORED_LABEL, loss_sum
 from hetpipe.models.quantized_weights import dense
+from hetpipe.models.task_inputs import MASK, TOKENS
 from hetpipe.models.tasks import Task
 
 SPLIT_TOLERANCE = 1e-12
@@ -117,7 +118,7 @@ def check_split(
     if isinstance(source, ModelSpec):
         spec = source if full else source.shrunk()
         spec = replace(spec, build=partial(_in_plain_torch, spec.build))
-        chain, cases = ChainModel.from_spec(spec), _token_cases(spec, seed)
+        chain, cases = ChainModel.from_spec(spec), _spec_cases(spec, seed)
     elif example is None:
         raise ValueError("a factory needs an example: the inputs of one sample")
     else:
@@ -141,7 +142,9 @@ def check_split(
     ]
     worst = max(by_split, key=lambda difference: difference.gradient)
     if isinstance(source, ModelSpec) and source.task == Task.CAUSAL_LM:
-        reasons.append(_looks_ahead(model, cases[0].inputs["input_ids"]))
+        reasons.append(_looks_ahead(model, cases[0].inputs[TOKENS]))
+    if isinstance(source, ModelSpec) and source.task.pads:
+        reasons.append(_sees_padding(model, cases[1]))
     reason = next(filter(None, reasons), "")
     return CheckReport(
         model=chain.name,
@@ -188,21 +191,35 @@ def _splits(num_layers: int) -> tuple[tuple[_Cut, ...], ...]:
     return tuple(dict.fromkeys((single, halves, interleaved)))
 
 
-def _token_cases(spec: ModelSpec, seed: int) -> list[_Case]:
-    """Return two samples of 12 tokens, and three of 9 with padding on either side."""
+def _spec_cases(spec: ModelSpec, seed: int) -> list[_Case]:
+    """Return two samples, of 12 tokens, and three of 9 with padding: on either side, or of classifiers after.
+
+    Images have one size.
+    """
     cases = []
+    shape, loss = spec.inputs, partial(loss_sum, spec.task)
     with private_random_stream(seed):
-        for shape, padded in (((2, 12), False), ((3, 9), True)):
-            ids = torch.randint(0, spec.vocabulary_size, shape)
-            labels = ids.masked_fill(torch.rand(shape) < 0.3, IGNORED_LABEL)
-            inputs = {"input_ids": ids}
-            if padded:
-                mask = torch.ones(shape, dtype=torch.long)
+        for size, padded in (((2, 12), False), ((3, 9), True)):
+            ids = torch.randint(0, max(1, spec.vocabulary_size), size)
+            labels = shape.labels(ids, len(spec.labels))
+            if spec.task.reads_text and labels.shape == ids.shape:
+                labels = labels.masked_fill(torch.rand(size) < 0.3, IGNORED_LABEL)
+            if spec.task.pads:
+                ids = ids.masked_fill(ids == shape.padding, (shape.padding + 1) % spec.vocabulary_size)
+            inputs = shape.inputs(ids)
+            if padded and spec.task.reads_text:
+                mask = torch.ones(size, dtype=torch.long)
                 mask[0, -3:] = 0
                 mask[1, -1:] = 0
-                labels = labels.masked_fill(mask == 0, IGNORED_LABEL)
-                inputs["attention_mask"] = mask
-            cases.append(_Case(inputs, labels, tuple(range(len(ids))), partial(loss_sum, spec.task)))
+                inputs[MASK] = mask
+                if spec.task.pads:
+                    inputs[TOKENS] = ids.masked_fill(mask == 0, shape.padding)
+                if labels.shape == ids.shape:
+                    labels = labels.masked_fill(mask == 0, IGNORED_LABEL)
+            inputs = {
+                key: value.double() if value.is_floating_point() else value for key, value in inputs.items()
+            }
+            cases.append(_Case(inputs, labels, tuple(range(len(ids))), loss))
     return cases
 
 
@@ -253,6 +270,25 @@ def _looks_ahead(model: nn.Module, ids: Tensor) -> str:
     if torch.equal(before, after):
         return ""
     return "it sees the tokens that it is to predict; is is_decoder missing in its config.json?"
+
+
+def _sees_padding(model: nn.Module, case: _Case) -> str:
+    """Return that a text that is filled up has another loss than alone, in one line; empty if it has not."""
+    model.eval()
+    for single in case.singles():
+        length = int(single.inputs[MASK].sum())
+        alone = {key: value[:, :length] for key, value in single.inputs.items() if key != MASK}
+        labels = single.labels if single.labels.dim() == 1 else single.labels[:, :length]
+        with torch.no_grad():
+            found, expected = (
+                float(case.loss(logits_of(model(**inputs, **call_options(model))), given))
+                for inputs, given in ((single.inputs, single.labels), (alone, labels))
+            )
+        if not _relative(found - expected, expected) <= MICROBATCH_TOLERANCE:
+            return (
+                "a text that is filled up has another loss than alone: the mask does not hide what fills it"
+            )
+    return ""
 
 
 def _run_whole(chain: ChainModel, model: nn.Module, case: _Case, seed: int) -> _Outcome:

@@ -8,11 +8,34 @@ class Task(StrEnum):
 
     MASKED_LM = "masked-lm"
     CAUSAL_LM = "causal-lm"
+    SEQUENCE_CLASSIFICATION = "sequence-classification"
+    TOKEN_CLASSIFICATION = "token-classification"
+    IMAGE_CLASSIFICATION = "image-classification"
 
+    @property
+    def classifies(self) -> bool:
+        """Return whether what is predicted is one of the labels in the model's configuration."""
+        return self in _CLASSIFIES
+
+    @property
+    def reads_text(self) -> bool:
+        """Return whether the model takes tokens of a vocabulary."""
+        return self is not Task.IMAGE_CLASSIFICATION
+
+    @property
+    def pads(self) -> bool:
+        """Return whether texts are filled up to one length, which a mask then hides."""
+        return self in (Task.SEQUENCE_CLASSIFICATION, Task.TOKEN_CLASSIFICATION)
+
+
+_CLASSIFIES = (Task.SEQUENCE_CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.IMAGE_CLASSIFICATION)
 
 HEADS = {
     "ForCausalLM": Task.CAUSAL_LM,
     "LMHeadModel": Task.CAUSAL_LM,
     "ForMaskedLM": Task.MASKED_LM,
+    "ForSequenceClassification": Task.SEQUENCE_CLASSIFICATION,
+    "ForTokenClassification": Task.TOKEN_CLASSIFICATION,
+    "ForImageClassification": Task.IMAGE_CLASSIFICATION,
 }
 """Ends of the names of classes, each with the task of its head."""

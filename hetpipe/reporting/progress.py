@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
 
+from hetpipe.runs.run_folder import held_out_figures
+
 SILENCE_S = 30.0
 """Where there is no bar, a step is told at least so often."""
 FIRST_PHASE = "loading torch"
@@ -111,7 +113,8 @@ def step_bar(steps: int, done: int, *, quiet: bool) -> Iterator[Callable[[dict[s
                 f"bubble {event['bubble']:.0%}"
             )
             if "eval_loss" in event:
-                text += f"  held-out {event['eval_loss']:.4f}{' (best)' if event['best'] else ''}"
+                figures = "".join(f", {name} {value:.2%}" for name, value in held_out_figures(event).items())
+                text += f"  held-out {event['eval_loss']:.4f}{figures}{' (best)' if event['best'] else ''}"
             done = int(event["step"])
             bar.update(task, completed=done, text=text, last_s=event.get("wall_s"), since_s=bar.get_time())
             late = time.monotonic() - told_s > SILENCE_S

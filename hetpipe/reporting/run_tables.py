@@ -78,6 +78,11 @@ def run_marks(report: RunReport) -> list[str]:
         marks.append(
             f"held-out loss {last}, best {report.best_eval_loss:.4f} after step {report.best_eval_step}"
         )
+        marks += [
+            f"held-out {name} {report.eval_figures[name]:.2%}, {value:.2%} at the best"
+            for name, value in report.best_eval_figures.items()
+            if name in report.eval_figures
+        ]
     if report.emulated and report.clock == Clock.NOMINAL:
         marks.append(f"note: {EMULATION_NOTE}")
     if abs(report.between_steps) > LARGE_BETWEEN:

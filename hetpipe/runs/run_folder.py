@@ -96,6 +96,11 @@ class RunFolder:
         return self.path / "chat-template.json"
 
     @property
+    def image_processor(self) -> Path:
+        """Return the path of how images are normalised; none where there are no images."""
+        return self.path / "preprocessor_config.json"
+
+    @property
     def model_config(self) -> Path:
         """Return the path of the config.json of the model's folder; none for a model by name."""
         return self.path / "model-config.json"
@@ -231,6 +236,16 @@ def metrics_row(line: str, where: str) -> MetricsRow:
     if not isinstance(row, dict) or not isinstance(row.get("step"), int):
         raise InputError(f"{where} is of no step; take it out")
     return row
+
+
+def held_out_figures(row: MetricsRow) -> dict[str, float]:
+    """Return the figures of held-out samples beside the loss, such as accuracy, that metrics have."""
+    others = ("eval_loss", "eval_s")
+    return {
+        name.removeprefix("eval_"): value
+        for name, value in row.items()
+        if name.startswith("eval_") and name not in others and isinstance(value, float)
+    }
 
 
 def numbered_runs(root: Path, model: str) -> tuple[RunFolder, ...]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -98,7 +98,8 @@ class RunReport:
     skipped_steps: those that changed nothing, since a gradient was not finite; loss_spikes: those whose loss
     stood out. slow_devices: sentences on devices that took longer than planned, and as long again.
     eval_loss: of held-out texts, the last; best_eval_loss, best_eval_step: the least, and after which step;
-    None without such texts, or where it is not finite.
+    None without such texts, or where it is not finite. eval_figures, best_eval_figures: accuracy, f1, ... of
+    the task, of the same steps.
     recoveries: all in the run folder, of runs that this one went on from too.
     """
 
@@ -130,6 +131,8 @@ class RunReport:
     eval_loss: float | None = None
     best_eval_loss: float | None = None
     best_eval_step: int = 0
+    eval_figures: dict[str, float] = field(default_factory=dict)
+    best_eval_figures: dict[str, float] = field(default_factory=dict)
     recoveries: tuple[RecoveryReport, ...] = ()
 
     @property

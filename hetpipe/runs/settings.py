@@ -23,6 +23,8 @@ from partition.plan import Plan
 FORMAT = "hetpipe.config/2"
 FORMAT_BEFORE = "hetpipe.config/1"
 MOST_STEPS = 10**12
+LOSS = "loss"
+"""What the best checkpoint is found by, where no figure is named."""
 DECIDED = ("model", "global_batch_size", "sequence_length", "dtype")
 """What the plan and its profile decide of a run."""
 
@@ -73,7 +75,7 @@ class Settings:
     "4bit" or "8bit", in which the matrices of their base are held; None: as they are given.
     eval_data: texts on which the loss is computed beside training, () for none: each eval_every steps, 0:
     never but at the end. patience: training ends after so many such losses in a row without a new least, 0:
-    it does not.
+    it does not. best: by what the best is found: the loss, or a figure of the task, as accuracy.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -109,6 +111,7 @@ class Settings:
     eval_data: tuple[str, ...] = ()
     eval_every: int = 0
     patience: int = 0
+    best: str = LOSS
     stated: Mapping[str, object] = field(init=False, repr=False, compare=False)
 
     def __post_init__(
@@ -151,9 +154,9 @@ class Settings:
             raise InputError(
                 f"total_steps is {self.total_steps}, below steps ({self.steps}); give at least that"
             )
-        for name in ("eval_every", "patience"):
-            if getattr(self, name) and not self.eval_data:
-                raise InputError(f"{name} is {getattr(self, name)}, and there is no eval_data; give texts")
+        for name, unset in (("eval_every", 0), ("patience", 0), ("best", LOSS)):
+            if (value := getattr(self, name)) != unset and not self.eval_data:
+                raise InputError(f"{name} is {value!r}, and there is no eval_data; give it")
         if self.warmup_steps is not None and not 0 <= self.warmup_steps < 2**53:
             raise InputError(f"warmup_steps is {self.warmup_steps}; give zero or more")
         if not 0 <= self.warmup <= 1:

@@ -9,7 +9,7 @@ from torch import Tensor
 from hetpipe.models.mixed_precision import travels_in
 from hetpipe.program.forward_only import finished_sends, forward_only
 from hetpipe.program.instructions import Compute, Direction, Pass, Program, Transfer
-from hetpipe.runtime.stage_runner import Microbatch, StageRunner
+from hetpipe.runtime.stage_runner import Microbatch, Seen, StageRunner
 from hetpipe.runtime.transport import TensorShape, Transport
 
 _Place = tuple[int, int, int]
@@ -47,17 +47,20 @@ class ForwardRunner:
         self._over = finished_sends(program, rank)
 
     @torch.no_grad()
-    def loss(self, microbatch: Callable[[int, int], Microbatch]) -> float:
-        """Return what this rank's last stages add to the loss of as many samples as a step has."""
+    def loss(self, microbatch: Callable[[int, int], Microbatch], seen: Seen | None = None) -> float:
+        """Return what this rank's last stages add to the loss of as many samples as a step has.
+
+        seen: is given the outputs of each of its microbatches, with their labels.
+        """
         if self._fetched is not None:
-            return self._loss_by_layer(microbatch, self._fetched)
+            return self._loss_by_layer(microbatch, self._fetched, seen)
         kept: dict[_Place, tuple[Tensor, ...]] = {}
         for index, instruction in enumerate(self._list):
             for send in self._over.get(index, ()):
                 self._transport.release(send)
             match instruction:
                 case Compute():
-                    self._compute(instruction, microbatch, kept)
+                    self._compute(instruction, microbatch, kept, seen)
                 case Transfer(direction=Direction.SEND):
                     place = instruction.pipeline, instruction.stage + 1, instruction.microbatch
                     self._transport.send(instruction, kept.pop(place))
@@ -70,6 +73,7 @@ class ForwardRunner:
         self,
         microbatch: Callable[[int, int], Microbatch],
         fetched: Callable[[int], AbstractContextManager[None]],
+        seen: Seen | None,
     ) -> float:
         """Return the same where all ranks fetch each layer for as many microbatches as any of them has."""
         plan = self._program.plan
@@ -82,7 +86,7 @@ class ForwardRunner:
                     if number < own:
                         compute = Compute(Pass.FORWARD, pipeline, stage, number, layer)
                         data = microbatch(pipeline, number)
-                        entering = self._stages.evaluate(compute, data, entering)
+                        entering = self._stages.evaluate(compute, data, entering, seen)
         return float(self._stages.take_loss())
 
     def _compute(
@@ -90,6 +94,7 @@ class ForwardRunner:
         compute: Compute,
         microbatch: Callable[[int, int], Microbatch],
         kept: dict[_Place, tuple[Tensor, ...]],
+        seen: Seen | None,
     ) -> None:
         place = compute.pipeline, compute.stage, compute.microbatch
         entering: tuple[Tensor, ...] = ()
@@ -99,7 +104,7 @@ class ForwardRunner:
             else:
                 entering = self._transport.receive(Transfer(Direction.RECV, compute.op, *place))
         data = microbatch(compute.pipeline, compute.microbatch)
-        made = self._stages.evaluate(compute, data, entering)
+        made = self._stages.evaluate(compute, data, entering, seen)
         if made:
             kept[place[0], place[1] + 1, place[2]] = made
 

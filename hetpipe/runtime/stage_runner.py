@@ -15,6 +15,9 @@ from hetpipe.models.repeat_check import check_repeatable
 from hetpipe.program.instructions import Compute, Pass, Program
 from hetpipe.runtime.accelerators import widest_float
 
+Seen = Callable[[Tensor, Tensor], None]
+"""Takes the outputs of a model and the labels of a microbatch."""
+
 
 @dataclass(frozen=True, slots=True)
 class Microbatch:
@@ -182,17 +185,18 @@ class StageRunner:
         return () if last else outputs
 
     def evaluate(
-        self, compute: Compute, microbatch: Microbatch, carried: tuple[Tensor, ...]
+        self, compute: Compute, microbatch: Microbatch, carried: tuple[Tensor, ...], seen: Seen | None = None
     ) -> tuple[Tensor, ...]:
         """Return what travels to the next stage, or layer, without dropout, and keep nothing for a backward.
 
-        The loss of the last stage adds up as that of `forward`. Called without autograd.
+        The loss of the last stage adds up as that of `forward`. Called without autograd. seen: is given the
+        outputs of the model and the labels of the microbatch.
         """
         stage = self._stages[compute.pipeline][compute.stage]
         start, stop = stage.layers if compute.layer is None else (compute.layer, compute.layer + 1)
         self._model.eval()
         try:
-            outputs = self._run(compute, microbatch, _Segment(start, stop, carried))
+            outputs = self._run(compute, microbatch, _Segment(start, stop, carried), seen)
         finally:
             self._model.train()
         if stop == self._model.num_layers:
@@ -326,7 +330,9 @@ class StageRunner:
                 torch.autograd.backward([target for target, _ in pairs], [gradient for _, gradient in pairs])
         return [tensor.grad for tensor in segment.carried if tensor.is_floating_point()]
 
-    def _run(self, compute: Compute, microbatch: Microbatch, segment: _Segment) -> tuple[Tensor, ...]:
+    def _run(
+        self, compute: Compute, microbatch: Microbatch, segment: _Segment, seen: Seen | None = None
+    ) -> tuple[Tensor, ...]:
         if self._model.on_layer is not self._enter_layer:  # the model may serve several programs
             self._model.on_layer = self._enter_layer
         self._dropout.at(microbatch.step, microbatch.samples, range(segment.start, segment.stop))
@@ -337,6 +343,8 @@ class StageRunner:
             outputs = self._model.run(segment.start, segment.stop, microbatch.inputs, carried)
         if segment.stop < self._model.num_layers:
             return self._as_taken(compute, segment.stop, outputs)
+        if seen is not None:
+            seen(outputs[0], microbatch.labels)
         return (self._loss(outputs[0], microbatch.labels) * microbatch.weight,)
 
     def _as_taken(self, compute: Compute, stop: int, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -37,7 +37,7 @@ FORMAT = "hetpipe.checkpoint/2"
 FORMAT_BEFORE = "hetpipe.checkpoint/1"
 """Without a hash of the manifest, and of the files beside the layers."""
 MANIFEST_FILE, VOCABULARY_FILE, CONFIG_FILE = "manifest.json", "vocabulary.json", "config.json"
-CHAT_TEMPLATE_FILE = "chat-template.json"
+CHAT_TEMPLATE_FILE, PROCESSOR_FILE = "chat-template.json", "preprocessor_config.json"
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 COMPLETE_NAME = re.compile(r"step-(?P<step>\d{6,})")
@@ -98,7 +98,7 @@ class Manifest:
             if not lowest <= getattr(self, name) < (2**63 if name == "seed" else _LARGEST):
                 raise InputError(f"{name} is {getattr(self, name)}, which no run has")
         for found in self.others:
-            if found.file not in (VOCABULARY_FILE, CONFIG_FILE, CHAT_TEMPLATE_FILE):
+            if found.file not in (VOCABULARY_FILE, CONFIG_FILE, CHAT_TEMPLATE_FILE, PROCESSOR_FILE):
                 raise InputError(f"a file beside the layers is {found.file!r}")
         for layer, found in enumerate(self.layers):
             if found.file != layer_file_name(layer):  # also keeps paths such as ../x out
@@ -180,14 +180,20 @@ def discard_unfinished(root: Path) -> None:
 
 
 def best(root: Path) -> Path | None:
-    """Return the checkpoint whose own held-out loss is the least, the first of equal ones; None: none has."""
-    found: list[tuple[float, int, Path]] = []
+    """Return the checkpoint whose own held-out loss is the least, the first of equal ones; None: none has.
+
+    Where the newest goes by a figure, as accuracy: the one with the largest.
+    """
+    found: list[tuple[str, float, int, Path]] = []
     for folder, step in _folders(root, COMPLETE_NAME):
         with suppress(InputError):
             evaluated = read_manifest(folder).evaluated
-            if evaluated is not None and evaluated.step == step and evaluated.loss is not None:
-                found.append((evaluated.loss, step, folder))
-    return min(found)[2] if found else None
+            if evaluated is not None and evaluated.step == step and evaluated.score is not None:
+                found.append((evaluated.by, evaluated.score, step, folder))
+    if not found:
+        return None
+    by = max(found, key=lambda each: each[2])[0]
+    return min(each for each in found if each[0] == by)[3]
 
 
 def keep_newest(root: Path, keep: int) -> None:

@@ -295,6 +295,7 @@ class CheckpointWriter:
             checkpoint.VOCABULARY_FILE: self.folder.vocabulary,
             checkpoint.CONFIG_FILE: self.folder.model_config,
             checkpoint.CHAT_TEMPLATE_FILE: self.folder.chat_template,
+            checkpoint.PROCESSOR_FILE: self.folder.image_processor,
         }
         with self._refused(now.step):
             checkpoint.commit(

@@ -1,18 +1,21 @@
-"""What the losses of held-out texts said so far: the last, the least, and how long ago that was."""
+"""What the figures of held-out data said so far: the last, the best, and how long ago that was."""
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from pydantic import ConfigDict, with_config
+
+from hetpipe.runs.settings import LOSS
 
 
 @with_config(ConfigDict(extra="forbid", strict=True))
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """What held-out losses said up to a step, the same on all ranks.
+    """What held-out losses and figures said up to a step, the same on all ranks.
 
-    step, loss: of the last one. best_step, best_loss: of the least, the first of equal ones. worse: losses
-    since then, one after another.
+    step, loss, figures: of the last. best_step, best_loss, best_figures: of the best, the first of equal
+    ones: the least loss, or the largest figure where `by` names one. worse: since then, one after another.
     """
 
     step: int
@@ -20,19 +23,47 @@ class Evaluated:
     best_step: int = 0
     best_loss: float | None = None
     worse: int = 0
+    figures: dict[str, float] = field(default_factory=dict)
+    best_figures: dict[str, float] = field(default_factory=dict)
+    by: str = LOSS
 
     @property
     def is_best(self) -> bool:
         """Whether the last is the least of all."""
         return self.step == self.best_step
 
+    @property
+    def score(self) -> float | None:
+        """Return what is best when least, of the last: the loss, or a figure with its sign turned."""
+        if self.loss is None:
+            return None
+        return self.loss if self.by == LOSS else -self.figures[self.by]
+
+    @property
+    def best_text(self) -> str:
+        """Return what decided for the best, for people."""
+        assert self.best_loss is not None, self
+        return f"{self.best_loss if self.by == LOSS else self.best_figures[self.by]:.4f}"
+
     @classmethod
-    def after(cls, before: "Evaluated | None", step: int, loss: float) -> "Evaluated":
-        """Return what one loss more says; one that is not finite is no least."""
-        told = loss if math.isfinite(loss) else None
-        least = None if before is None else before.best_loss
-        if told is not None and (least is None or told < least):
-            return cls(step, told, step, told)
+    def after(
+        cls,
+        before: "Evaluated | None",
+        step: int,
+        loss: float,
+        figures: Mapping[str, float] | None = None,
+        by: str = LOSS,
+    ) -> "Evaluated":
+        """Return what one loss more says, with its figures; one that is not finite is no best."""
+        told, named = loss if math.isfinite(loss) else None, dict(figures or {})
+        now = cls(step, told, figures=named, by=by)
+        if before is not None and before.by != by:  # what was best is not, by another figure
+            before = None
         if before is None:
-            return cls(step, told, worse=1)
-        return replace(before, step=step, loss=told, worse=before.worse + 1)
+            before = replace(now, worse=0)
+        least = None
+        if before.best_loss is not None:
+            least = before.best_loss if by == LOSS else -before.best_figures[by]
+        if now.score is not None and (least is None or now.score < least):
+            return replace(now, best_step=step, best_loss=told, best_figures=named)
+        return replace(before, step=step, loss=told, figures=named, worse=before.worse + 1)

@@ -2,23 +2,45 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from hetpipe.data.figures import Figures
 from hetpipe.data.held_out import HeldOut
 from hetpipe.data.task import TrainingTask
 from hetpipe.models.mixed_precision import kept_casts
 from hetpipe.program.instructions import Program
-from hetpipe.runs.settings import Settings
+from hetpipe.runs.settings import LOSS, Settings
 from hetpipe.runtime.executor import Executor
 from hetpipe.runtime.forward_runner import ForwardRunner
 from hetpipe.runtime.heartbeats import within_step
 from hetpipe.runtime.rank_setup import first_samples, microbatches
 from hetpipe.training.evaluated import Evaluated
 from hetpipe.training.meeting import gather
+
+
+class _Counted:
+    """Counts of the figures of a task, added up on a rank."""
+
+    def __init__(self, figures: Figures | None) -> None:
+        self._figures = figures
+        self.sums = [0.0] * (0 if figures is None else figures.num_counts)
+
+    def seen(self, outputs: Tensor, labels: Tensor) -> None:
+        """Add the counts of a microbatch."""
+        if self._figures is not None:
+            more = self._figures.count(outputs, labels)
+            self.sums = [sum(pair) for pair in zip(self.sums, more, strict=True)]
+
+    def figures_of(self, by_rank: Iterable[Sequence[float]]) -> dict[str, float]:
+        """Return the figures of the counts of all ranks."""
+        if self._figures is None:
+            return {}
+        return self._figures.of([math.fsum(counts) for counts in zip(*by_rank, strict=True)])
 
 
 @dataclass(slots=True)
@@ -31,21 +53,32 @@ class Evaluation:
     place: torch.device
     forwards: ForwardRunner
     parts: Mapping[int, tuple[int, int]]
+    by: str = LOSS
     evaluated: Evaluated | None = None
 
     @classmethod
     def of(
-        cls, task: TrainingTask, program: Program, rank: int, place: torch.device, executor: Executor
+        cls,
+        task: TrainingTask,
+        program: Program,
+        rank: int,
+        place: torch.device,
+        executor: Executor,
+        by: str = LOSS,
     ) -> "Evaluation | None":
-        """Return what computes it; None where there are no held-out texts."""
+        """Return what computes it; None where there are no held-out texts. by: what decides which is best.
+
+        Raises: InputError if the task has no such figure.
+        """
         if task.held_out is None:
             return None
+        task.check_best(by)
         plan, firsts = program.plan, first_samples(program.plan)
         parts = {
             pipeline: (firsts[pipeline], plan.pipelines[pipeline].num_samples)
             for pipeline in sorted({pipeline for pipeline, _ in plan.places[program.device_names[rank]]})
         }
-        return cls(task, task.held_out, program, place, executor.forwards(), parts)
+        return cls(task, task.held_out, program, place, executor.forwards(), parts, by)
 
     def is_due(self, settings: Settings, step: int) -> bool:
         """Return whether it is to be computed after so many steps."""
@@ -59,21 +92,23 @@ class Evaluation:
             return []
         best = "none was finite"
         if found.best_loss is not None:
-            best = f"that was {found.best_loss:.4f} after step {found.best_step}"
+            best = f"that was {found.best_text} after step {found.best_step}"
+        told = "losses in a row were not below" if found.by == LOSS else f"{found.by} in a row was not above"
         text = (
-            f"training ends after step {found.step}: {found.worse} held-out losses in a row were not below "
-            f"the best (--patience {settings.patience}); {best}"
+            f"training ends after step {found.step}: {found.worse} held-out {told} the best "
+            f"(--patience {settings.patience}); {best}"
         )
         return [{"event": "told", "text": text}]
 
     def run(self, step: int) -> dict[str, float]:
-        """Compute the mean loss of the held-out tokens after a step; weights and random numbers stay.
+        """Compute the mean loss of the held-out terms after a step; weights and random numbers stay.
 
-        Return it, the seconds that it took, and whether it is the least so far, as metrics.
+        Return it, the figures of the task, the seconds that it took, and whether it is the best so far, as
+        metrics.
         """
         begun_s = time.monotonic()
         num_loss_tokens, count = self.held_out.num_loss_tokens, self.program.plan.global_batch_size
-        mine = []
+        mine, counted = [], _Counted(self.task.figures)
         with kept_casts(), within_step(first=True):
             for first in range(0, self.held_out.num_samples, count):
                 read = {
@@ -81,10 +116,17 @@ class Evaluation:
                     for pipeline, (start, number) in self.parts.items()
                 }
                 self.task.chain.know_boundaries(next(iter(read.values()))[0])
-                mine.append(self.forwards.loss(microbatches(self.program, 0, read, 1 / num_loss_tokens)))
-        loss = math.fsum(gather(math.fsum(mine)))
-        self.evaluated = Evaluated.after(self.evaluated, step, loss)
-        return {"eval_loss": loss, "eval_s": time.monotonic() - begun_s, "best": self.evaluated.is_best}
+                microbatch = microbatches(self.program, 0, read, 1 / num_loss_tokens)
+                mine.append(self.forwards.loss(microbatch, counted.seen))
+        losses, counts = zip(*gather([math.fsum(mine), counted.sums]), strict=True)
+        loss, figures = math.fsum(losses), counted.figures_of(counts)
+        self.evaluated = Evaluated.after(self.evaluated, step, loss, figures, self.by)
+        return {
+            "eval_loss": loss,
+            **{f"eval_{name}": value for name, value in figures.items()},
+            "eval_s": time.monotonic() - begun_s,
+            "best": self.evaluated.is_best,
+        }
 
     def _placed(self, first_sample: int, num_samples: int) -> Any:
         inputs, labels = self.held_out.batch(first_sample, num_samples)

@@ -185,7 +185,7 @@ class _Run:
             if executor.loss_scale is not None:
                 executor.loss_scale = manifest.loss_scale or executor.loss_scale
             writer.changes = all_changes(manifest, task_settings, program.plan, task)
-        evaluation = Evaluation.of(task, program, rank, place, executor)
+        evaluation = Evaluation.of(task, program, rank, place, executor, settings.best)
         if evaluation is not None and source is not None:
             evaluation.evaluated = checkpoint.read_manifest(source).evaluated
         return cls(

@@ -210,6 +210,8 @@ def _held_out(evaluated: Evaluated | None) -> dict[str, Any]:
         "eval_loss": evaluated.loss,
         "best_eval_loss": evaluated.best_loss,
         "best_eval_step": evaluated.best_step,
+        "eval_figures": evaluated.figures,
+        "best_eval_figures": evaluated.best_figures,
     }
 
 

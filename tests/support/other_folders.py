@@ -65,6 +65,37 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Class, model type and sizes of each whose split is proven."""
 
+LABELS = {"num_labels": 3}
+IMAGES = {"image_size": 8, "patch_size": 2, "num_channels": 1, "num_labels": 10}
+CONVNEXT = {
+    "image_size": 32,
+    "num_channels": 1,
+    "num_labels": 10,
+    "hidden_sizes": [8, 16, 24, 32],
+    "depths": [1] * 4,
+}
+
+CLASSIFIERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "BertForSequenceClassification": ("bert", {**NARROW, **LABELS}),
+    "DebertaV2ForSequenceClassification": ("deberta-v2", {**NARROW, **LABELS}),
+    "DistilBertForSequenceClassification": (
+        "distilbert",
+        {"dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 64, **LABELS},
+    ),
+    "GPT2ForSequenceClassification": ("gpt2", {**LIKE_GPT2, **OWN_TOKENS, **LABELS}),
+    "LlamaForSequenceClassification": ("llama", {**NARROW, **OWN_TOKENS, **LABELS}),
+    "RobertaForSequenceClassification": ("roberta", {**NARROW, **LABELS}),
+    "BertForTokenClassification": ("bert", {**NARROW, **LABELS}),
+    "DistilBertForTokenClassification": (
+        "distilbert",
+        {"dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 64, **LABELS},
+    ),
+    "RobertaForTokenClassification": ("roberta", {**NARROW, **LABELS}),
+    "DeiTForImageClassification": ("deit", {**NARROW, **IMAGES}),
+    "ViTForImageClassification": ("vit", {**NARROW, **IMAGES}),
+}
+"""The same, of classifiers."""
+
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "MixtralForCausalLM": ("mixtral", {**NARROW, **ONE_HEAD_WIDTH, "num_local_experts": 2}),
     "RoFormerForMaskedLM": ("roformer", {**NARROW, "embedding_size": 32}),
@@ -78,7 +109,9 @@ def save_other(folder: Path, architecture: str, **changes: Any) -> Any:
 
     architecture: of `OTHERS`, or of `REFUSED` with a question mark before it.
     """
-    kind, sizes = REFUSED[architecture[1:]] if architecture[0] == "?" else OTHERS[architecture]
+    kind, sizes = (
+        REFUSED[architecture[1:]] if architecture[0] == "?" else {**OTHERS, **CLASSIFIERS}[architecture]
+    )
     architecture = architecture.removeprefix("?")
     name = kind.replace("-", "_")
     module = importlib.import_module(f"transformers.models.{name}.modeling_{name}")

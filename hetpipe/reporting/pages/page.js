@@ -217,6 +217,7 @@ function curves() {
   const drawn = [
     ["loss", data.series.loss, ""],
     ["held-out loss", data.series.eval_loss, ""],
+    ...Object.entries(data.figures).map(([name, values]) => [`held-out ${name}`, values, ""]),
     ["tokens/s, by the wall clock", data.tokens_per_s, ""],
     ["seconds of a step", data.series.step_s, " s"],
     ["learning rate", data.series.learning_rate, ""],

@@ -32,7 +32,14 @@ from hetpipe.reporting.idle_time import channel_of
 from hetpipe.reporting.memory_tables import memory_uses
 from hetpipe.reporting.run_tables import run_report_tables
 from hetpipe.reporting.tables import device_labels, new_table, plan_sentences, plan_table
-from hetpipe.runs.run_folder import DEVICE_CLOCKS, MEASURED, PREDICTED, MetricsRow, RunFolder
+from hetpipe.runs.run_folder import (
+    DEVICE_CLOCKS,
+    MEASURED,
+    PREDICTED,
+    MetricsRow,
+    RunFolder,
+    held_out_figures,
+)
 from hetpipe.runs.run_report import RunReport, read_report
 from hetpipe.simulation.simulator import simulate
 from partition.plan import Plan
@@ -92,6 +99,10 @@ def live_data(rows: Sequence[MetricsRow], devices: Sequence[str], sequence_lengt
         "steps": [row["step"] for row in kept],
         "series": {
             name: [row.get(name) for row in kept] for name in _SERIES if any(name in row for row in kept)
+        },
+        "figures": {
+            name: [row.get(f"eval_{name}") for row in kept]
+            for name in dict.fromkeys(name for row in kept for name in held_out_figures(row))
         },
         "tokens_per_s": [_tokens(row, sequence_length) for row in kept],
         "thinned": len(kept) < len(rows),

@@ -1,0 +1,115 @@
+"""Words with a tag each, for token classification: lines of JSON."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Encoding
+
+from cost_model.errors import InputError
+from hetpipe.data.dataset import IGNORE_LABEL
+from hetpipe.data.json_lines import first_line, json_lines, shown
+from hetpipe.data.kind import Learner, Reading
+from hetpipe.data.label_names import label_numbers, model_labels, number_of
+from hetpipe.data.padded_texts import FILES, PaddedTexts, write_padded
+from hetpipe.data.texts import read_corpus
+from hetpipe.data.vocabulary import texts_sha256
+from hetpipe.models.tasks import Task
+
+_WORDS, _TAGS = "tokens", "tags"
+_FORM = f'"{_WORDS}" and "{_TAGS}", lists of one length'
+
+TaggedWords = tuple[tuple[str, ...], tuple[int, ...]]
+"""Words, and the number of the tag of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedTexts:
+    """Texts as words with a tag each; places: of the lines, for errors."""
+
+    rows: list[TaggedWords]
+    places: list[str]
+
+    @property
+    def sha256(self) -> str:
+        """Return the hash of words and tags."""
+        return texts_sha256(part for words, tags in self.rows for part in (*words, *map(str, tags), "\n"))
+
+    @property
+    def words(self) -> Sequence[str]:
+        """Return the words, each by itself, as they are split into tokens."""
+        return [word for words, _ in self.rows for word in words]
+
+    def write(self, place: Path, reading: Reading) -> list[str]:
+        """Write their tokens; the first of a word has its tag, what follows in it none.
+
+        Raises: InputError if a word gives no token, so that its tag could not be learned.
+        """
+
+        def labels(index: int, encoding: Encoding) -> list[int]:
+            _, tags = self.rows[index]
+            found, seen = [], 0  # words whose first token was there
+            for word in encoding.word_ids:
+                if word is None or word < seen:
+                    found.append(IGNORE_LABEL)
+                    continue
+                if word > seen:
+                    break
+                found.append(tags[word])
+                seen += 1
+            if len(found) < len(encoding.ids) or (not encoding.overflowing and seen < len(tags)):
+                raise InputError(
+                    f"{self.places[index]}: {shown(self.rows[index][0][seen])} gives no token of this "
+                    "vocabulary, so its tag cannot be learned; take both out"
+                )
+            return found
+
+        texts = [list(words) for words, _ in self.rows]
+        return write_padded(place, reading, texts, labels, is_pretokenized=True)
+
+
+class TaggedWordKind:
+    """The `hetpipe.data.kind.DataKind` of words with a tag each."""
+
+    name = "tagged words"
+    form = f"JSON lines with {_FORM}"
+    tasks: tuple[Task, ...] = (Task.TOKEN_CLASSIFICATION,)
+    files: tuple[str, ...] = FILES
+    is_brought = False
+
+    def holds(self, path: Path) -> bool:
+        """Return whether the first line has words and tags."""
+        return {_WORDS, _TAGS} <= first_line(path).keys()
+
+    def read(self, paths: Sequence[Path], model: Learner) -> TaggedTexts:
+        """Read files; of none words with tags without sense, to measure with."""
+        names = model_labels(model)
+        if not paths:
+            texts = [tuple(text.split()) for text in read_corpus()]
+            rows = [(words, tuple(len(word) % len(names) for word in words)) for words in texts]
+            return TaggedTexts(rows, [""] * len(rows))
+        numbers, rows, places = label_numbers(names), [], []
+        for path in paths:
+            for place, data in json_lines(path, _FORM):
+                rows.append(_row(place, data, numbers))
+                places.append(place)
+        return TaggedTexts(rows, places)
+
+    def load(self, place: Path, reading: Reading) -> PaddedTexts:
+        """Return the texts as samples."""
+        return PaddedTexts.load(place, reading)
+
+
+def _row(place: str, data: dict[str, object], numbers: Mapping[str, int]) -> TaggedWords:
+    words, tags = data.get(_WORDS), data.get(_TAGS)
+    if not isinstance(words, list) or not isinstance(tags, list):
+        raise InputError(f"{place}: has {shown(sorted(data))}; give objects with {_FORM}")
+    if len(words) != len(tags) or not words:
+        raise InputError(f"{place}: has {len(words)} words and {len(tags)} tags; give a tag for each word")
+    for word in words:
+        if not isinstance(word, str) or not word.strip():
+            raise InputError(f"{place}: {shown(word)} is no word; give texts, or take it out with its tag")
+    return tuple(words), tuple(number_of(tag, numbers, place) for tag in tags)
+
+
+TAGGED_WORDS = TaggedWordKind()
