@@ -192,10 +192,7 @@ def _splits(num_layers: int) -> tuple[tuple[_Cut, ...], ...]:
 
 
 def _spec_cases(spec: ModelSpec, seed: int) -> list[_Case]:
-    """Return two samples, of 12 tokens, and three of 9 with padding: on either side, or of classifiers after.
-
-    Images have one size.
-    """
+    """Return two samples of 12 tokens, and three of 9 with padding; or as many images, of one size."""
     cases = []
     shape, loss = spec.inputs, partial(loss_sum, spec.task)
     with private_random_stream(seed):
@@ -209,8 +206,7 @@ def _spec_cases(spec: ModelSpec, seed: int) -> list[_Case]:
             inputs = shape.inputs(ids)
             if padded and spec.task.reads_text:
                 mask = torch.ones(size, dtype=torch.long)
-                mask[0, -3:] = 0
-                mask[1, -1:] = 0
+                mask[0, -3:] = mask[1, -1:] = 0
                 inputs[MASK] = mask
                 if spec.task.pads:
                     inputs[TOKENS] = ids.masked_fill(mask == 0, shape.padding)
