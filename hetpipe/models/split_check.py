@@ -193,8 +193,7 @@ def _splits(num_layers: int) -> tuple[tuple[_Cut, ...], ...]:
 
 def _spec_cases(spec: ModelSpec, seed: int) -> list[_Case]:
     """Return two samples of 12 tokens, and three of 9 with padding; or as many images, of one size."""
-    cases = []
-    shape, loss = spec.inputs, partial(loss_sum, spec.task)
+    cases, shape = [], spec.inputs
     with private_random_stream(seed):
         for size, padded in (((2, 12), False), ((3, 9), True)):
             ids = torch.randint(0, max(1, spec.vocabulary_size), size)
@@ -215,7 +214,7 @@ def _spec_cases(spec: ModelSpec, seed: int) -> list[_Case]:
             inputs = {
                 key: value.double() if value.is_floating_point() else value for key, value in inputs.items()
             }
-            cases.append(_Case(inputs, labels, tuple(range(len(ids))), loss))
+            cases.append(_Case(inputs, labels, tuple(range(len(ids))), partial(loss_sum, spec.task)))
     return cases
 
 
