@@ -19,8 +19,8 @@ from partition.estimates.batch_split import in_proportion
 from partition.estimates.optimizer_sharding import with_state_owners
 from partition.estimates.pipeline_costs import PipelineCosts
 from partition.estimates.plan_memory import memory_without_owner
-from partition.plan import Pipeline, Plan, Stage, check_plan
-from partition.problem import Evaluate, Problem
+from partition.plan import Pipeline, Plan, Stage
+from partition.problem import Evaluate, Problem, check_plan
 
 
 def poplar_2(problem: Problem, evaluate: Evaluate | None = None) -> Plan:
