@@ -25,7 +25,8 @@ from hetpipe.training.resumption import find_checkpoint
 from partition.bounds.best_bound import fractional_bound_s, sharded_bound
 from partition.estimates.optimizer_sharding import fits, with_state_owners
 from partition.estimates.plan_memory import plan_memory
-from partition.plan import Pipeline, Plan, Stage
+from partition.estimates.ranking import Ranking
+from partition.plan import Figures, Pipeline, Plan, Stage
 from partition.plan_file import plan_from_data
 from partition.problem import Problem
 from partition.solver import solve
@@ -154,6 +155,15 @@ def test_owners_are_written_and_read_back() -> None:
 
 
 @pytest.mark.slow
+def test_plans_that_differ_in_what_is_sharded_alone_are_ranked_apart() -> None:
+    plan, profile, cluster = replicas(8, (80.0, 112.0))
+    owned = with_state_owners(plan, profile, cluster)
+    ranking = Ranking(
+        Problem(profile, cluster, 2, (1,)), lambda each: Figures(float(each.zero), 1.0, 0.0, {})
+    )
+    assert [ranking(replace(owned, zero=zero))[0] for zero in (1, 2, 3)] == [1.0, 2.0, 3.0]
+
+
 def test_the_planner_shards_where_nothing_else_fits() -> None:
     # Two layers of 2 bytes on two devices of 12 bytes: 8 of parameters and gradients, and room for half of
     # the 8 of states. A layer on each would fit as a pipeline, which is slower.
