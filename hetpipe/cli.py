@@ -43,7 +43,7 @@ _LINES = {
     "run": (
         "Train a model over the devices of a cluster file; torchrun may start it too, a process per device."
     ),
-    "plot": "Draw a run or a plan: the step, memory, layers, speed-ups and losses, as PNG, SVG and a page.",
+    "plot": "Draw a run or a plan: step, memory, layers, speed-ups, losses; or several runs, side by side.",
     "watch": "Show a run in a browser while it goes on: losses, tokens/s, what each device does.",
     "export": "Write a checkpoint as a folder that transformers loads, adapters as one that peft loads.",
     "models": "List the models by name, and the architectures of Hugging Face folders that are taken.",

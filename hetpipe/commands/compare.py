@@ -124,7 +124,7 @@ def _draw(
     outcomes: "Sequence[Outcome]", measured: "Mapping[str, MeasuredRounds]", problem: Problem, path: Path
 ) -> list[Path]:
     """Draw the speeds of the strategies, predicted and measured, with the bound; return the files."""
-    from hetpipe.commands.plot import save_picture
+    from hetpipe.commands.pictures import save_picture
     from hetpipe.reporting.plots import speedups, title
 
     seconds = {strategy: each.step_s for strategy, each in measured.items()}

@@ -1,6 +1,7 @@
 """demo: three unequal emulated devices, nothing needed."""
 
 import os
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,8 +14,9 @@ from hetpipe.commands.inputs import get_profile
 from hetpipe.commands.measure import measure_plan
 from hetpipe.commands.options import JsonOption, ProfileOptions
 from hetpipe.commands.output import print_json, write_output
+from hetpipe.commands.pictures import run_pictures, save_picture, save_pictures
 from hetpipe.commands.plan import plan_and_compare, show_plan
-from hetpipe.commands.plot import plot_run, save_picture
+from hetpipe.reporting.pages import write_page
 from hetpipe.reporting.run_tables import measured_table, run_report_tables
 from hetpipe.reporting.tables import show
 from hetpipe.runs.run_folder import RunFolder
@@ -89,11 +91,11 @@ def _draw(
     output: Path, run: Path, outcomes: "Sequence[Outcome]", reports: "Sequence[RunReport]"
 ) -> list[Path]:
     """Draw a run, and the speeds of the strategies, predicted and measured; return the files."""
-    from hetpipe.reporting.plots import speedups, title
+    from hetpipe.reporting.plots import speedups, subject, title
 
-    pictures = plot_run(RunFolder(run), output / "pictures")
+    folder = output / "pictures"
+    pictures = save_pictures(run_pictures(RunFolder(run)), folder)
+    pictures.append(write_page(RunFolder(run), folder / RunFolder(run).page.name))
     measured = {report.strategy: report.measured_step_s for report in reports}
-    ax = title(
-        speedups(outcomes, measured), f"{MODEL}, {BATCH_SIZE} samples a step, on {len(SPEEDS)} devices"
-    )
-    return pictures + save_picture(ax, output / "pictures" / "speed")
+    of = subject(MODEL, BATCH_SIZE, f"on {len(SPEEDS)} devices of 'demo'", date.today())
+    return pictures + save_picture(title(speedups(outcomes, measured), of), folder / "speed")

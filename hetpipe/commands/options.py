@@ -206,7 +206,7 @@ class WhatIfOptions:
         bool, typer.Option("--pareto", help="Which devices to use: step against money and energy.")
     ] = False
     plot_file: Annotated[
-        Path | None, typer.Option("--plot", help="Draw what --pareto or --measure finds.")
+        Path | None, typer.Option("--plot", help="Draw what --what-if, --pareto or --measure finds.")
     ] = None
 
 

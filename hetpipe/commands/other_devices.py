@@ -2,9 +2,10 @@
 
 import dataclasses
 from collections.abc import Collection, Sequence
+from datetime import date
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -35,6 +36,9 @@ from partition.estimates.optimizer_sharding import fits
 from partition.plan import Plan
 from partition.problem import Problem
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 TODAY, TOGETHER = "today", "all together"
 
 
@@ -47,10 +51,10 @@ def check_what_if(cluster: Cluster, options: WhatIfOptions, *, measure: bool) ->
         raise InputError("--pareto and --what-if exclude each other; ask for one after the other")
     if measure and (options.pareto or options.what_if):
         raise InputError("--measure runs the strategies; leave out --what-if and --pareto")
-    if options.plot_file is not None and not (options.pareto or measure):
-        raise InputError("--plot draws what --pareto or --measure finds; give one of them too")
+    if options.plot_file is not None and not (options.pareto or options.what_if or measure):
+        raise InputError("--plot draws what --what-if, --pareto or --measure finds; give one of them too")
     if options.plot_file is not None:
-        from hetpipe.commands.plot import check_picture
+        from hetpipe.commands.pictures import check_picture
 
         check_picture(options.plot_file)
     for kind in options.estimate or ():
@@ -90,11 +94,28 @@ def compare_changes(
         raise InfeasibleError(f"no plan fits, today and changed: {rows[0].reason}")
     devices = [device for cluster in clusters.values() for device in cluster.devices]
     estimates = estimate_sentences(profile, (device.kind for device in devices))
+    written: list[Path] = []
+    if options.plot_file is not None:
+        from hetpipe.reporting.plots import what_if
+
+        written = _save(what_if(rows), next(iter(problems.values())), request.cluster, options.plot_file)
     if json:
-        print_json({"what_if": [row.to_json(rows[0].step_s) for row in rows]})
+        rows_json = [row.to_json(rows[0].step_s) for row in rows]
+        print_json({"what_if": rows_json, "files": [str(picture) for picture in written]})
         note(estimates)
-    else:
-        show([*estimates, what_if_table(rows), *what_if_sentences(rows)])
+        return
+    show([*estimates, what_if_table(rows), *what_if_sentences(rows)])
+    for picture in written:
+        typer.echo(str(picture))
+
+
+def _save(ax: "Axes", problem: Problem, cluster: Cluster, path: Path) -> list[Path]:
+    """Write a picture of plans for several sets of devices, with its title; return the files."""
+    from hetpipe.commands.pictures import save_picture
+    from hetpipe.reporting.plots import subject, title
+
+    of = subject(problem.profile.model, problem.global_batch_size, f"on {cluster.name!r}", date.today())
+    return save_picture(title(ax, of), path)
 
 
 def _row(change: str, problem: Problem, proof_s: float, *, quiet: bool) -> WhatIfRow:
@@ -164,10 +185,9 @@ def compare_sets(problem: Problem, cluster: Cluster, plot_file: Path | None, *, 
     estimates = estimates_of(problem.profile, problem.cluster)
     written: list[Path] = []
     if plot_file is not None:
-        from hetpipe.commands.plot import save_picture
-        from hetpipe.reporting import plots
+        from hetpipe.reporting.plots import cost_front
 
-        written = save_picture(plots.cost_front(front, cluster)[0], plot_file)
+        written = _save(cost_front(front, cluster)[0], problem, cluster, plot_file)
     if json:
         print_json(
             {

@@ -38,7 +38,7 @@ def simulate_command(
     cluster_file: ClusterOption,
     trace: Annotated[Path | None, typer.Option("--trace", help="Write Chrome trace events here.")] = None,
     plot: Annotated[
-        Path | None, typer.Option("--plot", help="Draw the step here, as PNG and as SVG.")
+        Path | None, typer.Option("--plot", help="Draw the step here, as PNG and SVG, or as PDF.")
     ] = None,
     schedule: ScheduleOption = None,
     verbose: VerboseOption = False,
@@ -47,7 +47,7 @@ def simulate_command(
     """Run a plan on a virtual clock: step time, bubble, memory, and what the step waits for."""
     check_output(trace, "traceEvents")
     if plot is not None:
-        from hetpipe.commands.plot import check_picture
+        from hetpipe.commands.pictures import check_picture
 
         check_picture(plot)
     cluster, profile = read_cluster(cluster_file), read_profile(profile_file)
@@ -56,11 +56,11 @@ def simulate_command(
     if trace is not None:
         write_output(trace, chrome_trace([(PREDICTED, prediction.trace)]))
     if plot is not None:
-        from hetpipe.commands.plot import save_picture
+        from hetpipe.commands.pictures import day_of, save_picture
         from hetpipe.reporting.plots import gantt, plan_title, stage_labels, title
 
         ax = gantt(prediction.trace, labels=stage_labels(prediction.plan, profile, cluster))
-        save_picture(title(ax, plan_title(prediction.plan, cluster)), plot)
+        save_picture(title(ax, plan_title(prediction.plan, cluster, day_of(plan_file))), plot)
     causes = shares(critical_path(prediction.trace, prediction.costs))
     times = dict(
         zip(prediction.plan.device_names, device_times(prediction.trace, prediction.costs), strict=True)

@@ -15,6 +15,7 @@ Others use:
     run_tables: run_report_tables, run_marks, measured_table
     measured_tables: measured_rounds_tables
     plots: gantt, stage_labels, speedups, save, and the other names of its list
+    plain_strategies: beside_others, even_split
     pages: write_page, page_data, page_text, live_data
     plots.style: new_axes, save, strip
 """

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import typer
 
-from hetpipe.cli import VERBS, app
+from hetpipe.cli import VERBS, app, main
 from places import ROOT
 
 PAGES = [
@@ -114,3 +114,34 @@ def test_every_verb_and_option_is_documented():
         options = {word for word in words if word.startswith("-")}
         assert "--json" in options
         assert {word for word in options if f"`{word}" not in text} == set()
+
+
+@pytest.mark.slow
+def test_the_picture_of_the_readme_is_what_plot_draws_today(tmp_path):
+    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    (line,) = [line for line in page.splitlines() if "plot examples/plans/" in line]
+    words = [str(ROOT / word) if "/" in word else word for word in shlex.split(line)[1:-1]]
+    assert main([*words, str(tmp_path)]) == 0
+    drawn, kept = (
+        path.read_text() for path in (tmp_path / "beside-even.svg", ROOT / "docs" / "even-and-uneven.svg")
+    )
+    without_day = re.compile(r", 20\d\d-\d\d-\d\d<")
+    texts = [re.findall(r">([^<>]+)</text>", without_day.sub("<", svg)) for svg in (drawn, kept)]
+    assert texts[0] == texts[1] and "this plan: predicted 142 ms a step, 2.95 times as fast" in texts[0]
+    assert len(kept) < 150 * 2**10
+
+
+def test_the_table_at_the_top_of_the_readme_is_that_of_the_benchmark():
+    """The last column of each cluster's table, where the row of the README has the contender."""
+    contenders = {
+        "as Poplar": "DDP, Poplar", "HexiScale": "as HexiScale", "fastest device": "one device",
+        "equal samples": "DDP, equal", "Schedule1F1B": "torch 1F1B, even",
+    }  # fmt: skip
+    benchmark = (ROOT / "examples" / "benchmarks" / "peers" / "README.md").read_text(encoding="utf-8")
+    top, _, _ = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Try it")
+    rows = [line.strip("|").split("|") for line in top.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) == len(contenders)
+    for name, *factors in rows:
+        (contender,) = (theirs for part, theirs in contenders.items() if part in name)
+        found = re.findall(rf"^\| {contender} \|.* (\d\.\d\d) \|$", benchmark, re.MULTILINE)
+        assert [factor.strip() for factor in factors] == found, name

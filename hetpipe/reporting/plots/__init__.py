@@ -2,9 +2,11 @@
 
 from hetpipe.reporting.colours import BACKWARD, BLUE, FORWARD, OPTIMIZER, VERMILION
 from hetpipe.reporting.plots.cost_fronts import cost_front
-from hetpipe.reporting.plots.plans import memory, overview, partition_bars, plan_title, speedups
-from hetpipe.reporting.plots.style import STAGE_COLOURS, new_axes, save, title
-from hetpipe.reporting.plots.timeline import gantt, losses, predicted_and_measured, stage_labels
+from hetpipe.reporting.plots.plans import memory, overview, partition_bars, plan_title, speedups, subject
+from hetpipe.reporting.plots.runs import losses, predictions
+from hetpipe.reporting.plots.style import STAGE_COLOURS, figure_of, new_axes, save, save_pages, title
+from hetpipe.reporting.plots.timeline import beside_even, gantt, predicted_and_measured, stage_labels
+from hetpipe.reporting.plots.what_if import what_if
 
 __all__ = [
     "BACKWARD",
@@ -13,7 +15,9 @@ __all__ = [
     "OPTIMIZER",
     "STAGE_COLOURS",
     "VERMILION",
+    "beside_even",
     "cost_front",
+    "figure_of",
     "gantt",
     "losses",
     "memory",
@@ -22,8 +26,12 @@ __all__ = [
     "partition_bars",
     "plan_title",
     "predicted_and_measured",
+    "predictions",
     "save",
+    "save_pages",
     "speedups",
     "stage_labels",
+    "subject",
     "title",
+    "what_if",
 ]

@@ -29,7 +29,6 @@ def cost_front(front: "Front", cluster: Cluster) -> list[Axes]:
     panels = [figure.add_subplot(len(shown), 1, row + 1) for row in range(len(shown))]
     for ax, objective in zip(panels, shown, strict=True):
         _panel(ax, front.plans, objective)
-    panels[0].set_title(f"{front.plans[0].plan.model}, predicted", fontsize=10, loc="left")
     key = (
         f"{number}  {devices_text(costed.plan.device_names, cluster)}"
         for number, costed in enumerate(front.plans, start=1)

@@ -1,6 +1,7 @@
 """Pictures of plans: cuts, memory, speed, and all of it on one page."""
 
 from collections.abc import Mapping, Sequence
+from datetime import date
 from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
@@ -201,7 +202,8 @@ def _pipeline_bar(
         ink = BLACK if sum(to_rgb(colour)) > 1.3 else "white"
         share, count = (start - begin) / widest, str(stage.num_layers)
         layers = f"\n{count} layer{'s' * (stage.num_layers > 1)}"
-        tries = (names[stage.device] + layers, stage.device + layers, stage.device, count)
+        named, beside = stage.device + layers, f"{stage.device}\n{count}"
+        tries = (names[stage.device] + layers, named, beside, stage.device, count)
         text = next((label for label in tries if share > TEXT_WIDTH * _width(label)), None)
         if text is not None:
             middle, behind = (begin + start) / 2, {"facecolor": colour, "edgecolor": "none", "pad": 0.6}
@@ -262,19 +264,22 @@ def speedups(
         ax.axvline(others[best] / bound_s, color=VERMILION, linewidth=1.5, zorder=0)
         lines.append(line_entry(VERMILION, f"no plan is faster: bound of {ours}"))
     ax.set_xlim(0, 1.2 * reach)
-    ax.set_xlabel(f"speed, as multiples of {best}'s (the best of the others)")
+    ax.set_xlabel(f"speed; 1 is the best of the other strategies, {best}")
     legend_above(ax, legend, more=lines)
     return ax
 
 
-def plan_title(plan: Plan, cluster: Cluster) -> str:
-    """Return what a picture of a plan is of: model, batch, strategy and cluster."""
+def plan_title(plan: Plan, cluster: Cluster, day: date) -> str:
+    """Return what a picture of a plan is of: model, batch, strategy, cluster, and the day it is from."""
     used, there = len(plan.device_names), len(cluster.devices)
     devices = f"{there}" if used == there else f"{used} of {there}"
-    return (
-        f"{plan.model}, {plan.global_batch_size} samples a step, {plan.strategy}, on {devices} "
-        f"device{'s' * (there > 1)} of {cluster.name!r}"
-    )
+    on = f"{plan.strategy}, on {devices} device{'s' * (there > 1)} of {cluster.name!r}"
+    return subject(plan.model, plan.global_batch_size, on, day)
+
+
+def subject(model: str, global_batch_size: int, on: str, day: date) -> str:
+    """Return the title that pictures share; on: what they are of, such as a plan and a cluster."""
+    return f"{model}, {global_batch_size} samples a step, {on}, {day}"
 
 
 def overview(

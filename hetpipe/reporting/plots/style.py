@@ -1,11 +1,12 @@
 """Axes and legends that all pictures share."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from matplotlib import rc_context
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -22,22 +23,35 @@ TEXT_WIDTH = 0.011
 def save(figure: Figure, path: Path) -> tuple[Path, Path]:
     """Write a figure as PNG and SVG beside each other, whatever the suffix of path; return both paths.
 
-    Text in the SVG is text, which can be searched and edited.
+    Text in the SVG is text, which can be searched and edited; the same figure gives the same file.
     """
-    paths = (path.with_suffix(".png"), path.with_suffix(".svg"))
-    with rc_context({"svg.fonttype": "none"}):
-        for file in paths:
-            figure.savefig(file, dpi=160, bbox_inches="tight", facecolor="white")
-    return paths
+    png, svg = path.with_suffix(".png"), path.with_suffix(".svg")
+    figure.savefig(png, dpi=160, bbox_inches="tight", facecolor="white")
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "hetpipe"}):
+        figure.savefig(svg, bbox_inches="tight", facecolor="white", metadata={"Date": None})
+    return png, svg
+
+
+def save_pages(figures: Iterable[Figure], path: Path) -> None:
+    """Write figures into one PDF, a page each, with text that can be searched and edited."""
+    with rc_context({"pdf.fonttype": 42}), PdfPages(path) as pages:
+        for figure in figures:
+            pages.savefig(figure, bbox_inches="tight", facecolor="white")
 
 
 def title(ax: Axes, text: str) -> Axes:
     """Write a line above a whole picture, and above what stands there already; return the axes given."""
-    figure = ax.figure
-    assert isinstance(figure, Figure)
+    figure = figure_of(ax)
     above = figure.get_suptitle()
     figure.suptitle(f"{text}\n{above}" if above else text, fontsize=10, x=0.01, ha="left")
     return ax
+
+
+def figure_of(ax: Axes) -> Figure:
+    """Return the figure that axes are on."""
+    figure = ax.figure
+    assert isinstance(figure, Figure)
+    return figure
 
 
 def new_axes(width: float = 9.0, height: float = 3.0) -> Axes:
@@ -67,12 +81,12 @@ def legend_above(
     more: Sequence[Artist] = (),
 ) -> None:
     """Put a legend of (colour, label) above a picture; more: entries that are no patches."""
-    patches: list[Artist] = [Patch(facecolor=colour, label=label) for colour, label in labelled_colours]
+    handles = [*_patches(labelled_colours), *more]
     ax.legend(
-        handles=[*patches, *more],
+        handles=handles,
         loc="lower left",
         bbox_to_anchor=(0, 1),
-        ncols=num_columns or len(patches) + len(more),
+        ncols=num_columns or len(handles),
         frameon=False,
         fontsize=8,
         borderaxespad=0.2,
@@ -80,11 +94,30 @@ def legend_above(
     )
 
 
+def legend_below(figure: Figure, labelled_colours: Sequence[tuple[str, str]]) -> None:
+    """Put one legend of (colour, label) below all pictures of a figure."""
+    figure.legend(
+        handles=_patches(labelled_colours),
+        loc="outside lower left",
+        ncols=len(labelled_colours),
+        frameon=False,
+        fontsize=8,
+        handlelength=1.2,
+    )
+
+
+def _patches(labelled_colours: Sequence[tuple[str, str]]) -> list[Artist]:
+    return [Patch(facecolor=colour, label=label) for colour, label in labelled_colours]
+
+
 def line_entry(colour: str, label: str) -> Line2D:
     """Return what a legend says of an upright line."""
     return Line2D([], [], color=colour, label=label, linestyle="none", marker="|", markersize=9, mew=1.5)
 
 
-def dot_entry(colour: str, label: str) -> Line2D:
-    """Return what a legend says of a dot."""
-    return Line2D([], [], color=colour, label=label, linestyle="none", marker="o", markersize=5)
+def dot_entry(colour: str, label: str, *, face: str | None = None) -> Line2D:
+    """Return what a legend says of a dot; face: what it is filled with, where not with its colour."""
+    filled = face or colour
+    return Line2D(
+        [], [], color=colour, label=label, linestyle="none", marker="o", markersize=5, markerfacecolor=filled
+    )

@@ -1,26 +1,25 @@
-"""Pictures of a step, predicted and measured, and of the losses of a run."""
+"""Pictures of a step: predicted, measured, beside an even split."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from cost_model.cluster import Cluster
 from cost_model.profile import ModelProfile
 from cost_model.units import format_seconds
 from hetpipe.program.instructions import Compute, Exchange, Pass, Reduce, Step, Sync
-from hetpipe.program.trace import Trace
-from hetpipe.reporting.colours import BACKWARD, BLACK, BLUE, FORWARD, IDLE, INK, OPTIMIZER, SYNC
+from hetpipe.program.trace import Event, Trace
+from hetpipe.reporting.colours import BACKWARD, BLACK, FORWARD, IDLE, INK, OPTIMIZER, SYNC
 from hetpipe.reporting.plots.style import (
     BAR,
     ROW,
     TEXT_WIDTH,
+    figure_of,
     label_rows,
     legend_above,
+    legend_below,
     new_axes,
-    strip,
     title,
 )
 from hetpipe.reporting.tables import device_labels
@@ -28,7 +27,12 @@ from partition.plan import Plan
 
 
 def gantt(
-    trace: Trace, ax: Axes | None = None, *, labels: Sequence[str] | None = None, end_s: float | None = None
+    trace: Trace,
+    ax: Axes | None = None,
+    *,
+    labels: Sequence[str] | None = None,
+    end_s: float | None = None,
+    legend: bool = True,
 ) -> Axes:
     """Draw a step, a row per device: forwards light, backwards dark, idle grey with its share at the right.
 
@@ -45,7 +49,8 @@ def gantt(
     label_rows(ax, list(labels or names))
     ax.set_xlim(0, end_s)
     ax.set_xlabel("seconds")
-    _gantt_legend(ax, trace.events)
+    if legend:
+        legend_above(ax, _entries(trace.events))
     return ax
 
 
@@ -68,16 +73,16 @@ def _gantt_row(ax: Axes, trace: Trace, rank: int, end_s: float, y: float) -> Non
             ax.barh(y + BAR / 2 + 0.05, max(width, end_s / 1000), 0.1, event.start_s, color=SYNC, linewidth=0)
 
 
-def _gantt_legend(ax: Axes, events: Iterable[Any]) -> None:
+def _entries(events: Iterable[Event]) -> list[tuple[str, str]]:
+    """Return what a legend says of the colours of a step."""
     has_sync = any(isinstance(event.instruction, Sync | Reduce) for event in events)
-    labelled_colours = [
+    return [
         (FORWARD, "forward"),
         (BACKWARD, "backward"),
         (OPTIMIZER, "optimizer step"),
         (SYNC, "gradient sync, norm" if has_sync else "norm"),
         (IDLE, "idle"),
     ]
-    legend_above(ax, labelled_colours)
 
 
 def predicted_and_measured(
@@ -93,23 +98,48 @@ def predicted_and_measured(
     device_clocks: the measured step by the clocks of emulated devices, drawn below under that name. median_s:
     of the steps of a run by the clock of its host, which the error is of; else that of the step drawn.
     """
-    panels = [("predicted", predicted), ("measured, wall clock", measured)]
+    panels = {"predicted": predicted, "measured, wall clock": measured}
     if device_clocks is not None:
-        panels.append(("device clocks", device_clocks))
-    rows = len(predicted.device_names)
-    figure = Figure(figsize=(9.0, 0.8 + len(panels) * (0.4 + 0.42 * rows)), layout="constrained")
-    axes = figure.subplots(len(panels), 1, sharex=True)
-    end_s = max(trace.makespan_s for _, trace in panels)
-    for ax, (name, trace) in zip(axes, panels, strict=True):
-        gantt(trace, ax, labels=labels, end_s=end_s)
-        ax.axvline(trace.makespan_s, color=INK, linewidth=0.8, linestyle=":")
+        panels["device clocks"] = device_clocks
+    axes = _above_each_other(list(panels.values()), [labels] * len(panels))
+    for ax, name in zip(axes, panels, strict=True):
         ax.set_ylabel(name, fontsize=8)
-        if ax is not axes[0]:
-            ax.get_legend().remove()
-        if ax is not axes[-1]:
-            ax.set_xlabel("")
+    legend_above(axes[0], _entries(measured.events))
     title(axes[0], _errors_text(predicted.makespan_s, measured.makespan_s, median_s))
     return axes[0], axes[1]
+
+
+def beside_even(
+    even: Trace,
+    trace: Trace,
+    *,
+    even_labels: Sequence[str] | None = None,
+    labels: Sequence[str] | None = None,
+) -> tuple[Axes, Axes]:
+    """Draw the step of an even split above that of a plan, on one time axis, with the seconds of both."""
+    above, below = _above_each_other([even, trace], [even_labels, labels])
+    faster = f"{even.makespan_s / trace.makespan_s:.2f} times as fast"
+    for ax, text in (
+        (above, f"as many layers on each device: predicted {format_seconds(even.makespan_s)} a step"),
+        (below, f"this plan: predicted {format_seconds(trace.makespan_s)} a step, {faster}"),
+    ):
+        ax.set_title(text, fontsize=10, loc="left", fontweight="bold")
+    legend_below(figure_of(above), _entries([*even.events, *trace.events]))
+    return above, below
+
+
+def _above_each_other(traces: Sequence[Trace], labels: Sequence[Sequence[str] | None]) -> list[Axes]:
+    """Draw steps on one time axis, each with a line where it ends."""
+    rows = [len(trace.device_names) for trace in traces]
+    figure = Figure(figsize=(9.0, 0.8 + 0.4 * len(rows) + 0.42 * sum(rows)), layout="constrained")
+    axes = list(figure.subplots(len(traces), 1, sharex=True, height_ratios=rows))
+    end_s = max(trace.makespan_s for trace in traces)
+    for ax, trace, texts in zip(axes, traces, labels, strict=True):
+        gantt(trace, ax, labels=texts, end_s=end_s, legend=False)
+        ax.axvline(trace.makespan_s, color=INK, linewidth=0.8, linestyle=":")
+        if ax is not axes[-1]:
+            ax.set_xlabel("")
+    return axes
 
 
 def _errors_text(predicted_s: float, last_s: float, median_s: float | None) -> str:
@@ -123,25 +153,3 @@ def _errors_text(predicted_s: float, last_s: float, median_s: float | None) -> s
 def stage_labels(plan: Plan, profile: ModelProfile, cluster: Cluster) -> list[str]:
     """Return labels for the rows of a gantt: device, speed and layers."""
     return ["\n".join(lines) for lines in device_labels(plan, profile, cluster)]
-
-
-def losses(metrics: Sequence[Mapping[str, Any]], ax: Axes | None = None, *, label: str | None = None) -> Axes:
-    """Draw the loss of each step of metrics.jsonl."""
-    ax = ax or new_axes()
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    points = [(row["step"], row["loss"]) for row in metrics if row.get("loss") is not None]
-    ax.plot(
-        [step for step, _ in points],
-        [loss for _, loss in points],
-        color=BLUE if label is None else None,
-        label=label,
-        linewidth=1.4,
-        marker="." if len(points) < 40 else None,
-    )
-    ax.set_xlabel("step")
-    ax.set_ylabel("loss")
-    ax.grid(axis="y", color=IDLE, linewidth=0.6)
-    strip(ax)
-    if label is not None:
-        ax.legend(frameon=False, fontsize=8)
-    return ax

@@ -156,7 +156,9 @@ def test_plot_draws_a_plan(hetpipe: Shell):
     assert result.code == 0, result.err
     names = {Path(name).name for name in result.json["files"]}
     assert names == {
-        f"{name}.{suffix}" for name in ("step", "memory", "layers", "speed-ups") for suffix in ("png", "svg")
+        f"{name}.{suffix}"
+        for name in ("step", "beside-even", "memory", "layers", "speed-ups")
+        for suffix in ("png", "svg")
     }
     assert names == {path.name for path in (hetpipe.folder / "pictures").iterdir()}
 
@@ -166,7 +168,8 @@ def test_plot_draws_a_plan_on_one_page(hetpipe: Shell):
     files = "--profile profile.json --cluster cluster.toml"
     assert hetpipe(f"plot plan.json {files} -o out.png").out.split() == ["out.png", "out.svg"]
     assert (hetpipe.folder / "out.png").stat().st_size > 10_000
-    assert hetpipe("plot . -o out.png").err == "error: -o out.png: a run is several pictures; give a folder\n"
+    assert hetpipe(f"plot plan.json {files} -o out.pdf").out.split() == ["out.pdf"]
+    assert (hetpipe.folder / "out.pdf").read_bytes().startswith(b"%PDF")
 
 
 @pytest.mark.slow

@@ -69,6 +69,18 @@ def test_a_plan_found_for_other_devices_is_taken_where_it_is_faster():
 
 
 @pytest.mark.slow
+def test_changes_are_drawn_where_asked(priced: Shell):
+    result = priced(f'compare {FILES} --json --no-proof --what-if "remove b" --plot pictures/what-if.pdf')
+    assert result.code == 0, result.err
+    assert result.json["files"] == ["pictures/what-if.pdf"]
+    assert (priced.folder / "pictures" / "what-if.pdf").read_bytes().startswith(b"%PDF")
+    drawn = priced(f'compare {FILES} --no-proof --what-if "remove b" --plot what-if')
+    assert drawn.out.split()[-2:] == ["what-if.png", "what-if.svg"]
+    svg = (priced.folder / "what-if.svg").read_text()
+    assert ">remove b</text>" in svg and "4 samples a step, on 'cluster'" in svg
+
+
+@pytest.mark.slow
 def test_the_table_of_changes_fits_80_columns(priced: Shell):
     result = priced(f'compare {FILES} --what-if "add 1 fast to a"')
     assert result.code == 0, result.err
@@ -108,7 +120,7 @@ def test_a_change_after_which_nothing_fits_is_a_row_with_the_reason(priced: Shel
         ('--estimate T4 --what-if "add T4 to a"', "is in the catalogue to estimate T4 from"),
         ('--pareto --what-if "remove b"', "--pareto and --what-if exclude each other"),
         ("--pareto --measure", "--measure runs the strategies"),
-        ("--plot front.png", "--plot draws what --pareto or --measure finds"),
+        ("--plot front.png", "--plot draws what --what-if, --pareto or --measure finds"),
         ("--pareto --pin b/0=0-1", "leave out --pin"),
     ],
 )

@@ -1,28 +1,28 @@
 from dataclasses import replace
+from datetime import date
+from math import inf
 from pathlib import Path
 
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
 
 from cost_model.units import format_bytes
 from hetpipe.reporting import plots
+from hetpipe.reporting.expense_tables import WhatIfRow
+from hetpipe.reporting.plots import figure_of
+from hetpipe.reporting.plots.runs import smoothed
 from hetpipe.simulation.prediction import predict, simulate_plan
 from partition.estimates.plan_memory import memory_on
 from partition.plan import Pipeline, Plan, Stage
 from partition.solver import Outcome
+from run_folders import report_of
 from small_case import plan_of, small_cluster, small_plan, small_profile
 
 
 def bars(ax: Axes, colour: str) -> list[float]:
     """Widths of the bars of a colour."""
     return [bar.get_width() for bar in ax.patches if to_hex(bar.get_facecolor()).upper() == colour.upper()]
-
-
-def figure_of(ax: Axes) -> Figure:
-    assert isinstance(ax.figure, Figure)
-    return ax.figure
 
 
 def outcome(strategy: str, step_s: float | None) -> Outcome:
@@ -108,14 +108,14 @@ def test_speedups_compare_with_the_best_of_the_others():
     ax = plots.speedups(outcomes)
     assert [bar.get_width() for bar in ax.patches] == [1.0, 2.0]
     assert "does not fit" in [text.get_text() for text in ax.texts]
-    assert ax.get_xlabel() == "speed, as multiples of single's (the best of the others)"
+    assert ax.get_xlabel() == "speed; 1 is the best of the other strategies, single"
 
 
 def test_what_was_measured_is_held_against_the_best_of_all_others():
     outcomes = [outcome("gpipe-even", 4.0), outcome("poplar", 2.0), outcome("auto", 1.9)]
     ax = plots.speedups(outcomes, {"gpipe-even": 4.2, "auto": 2.0})
     assert bars(ax, plots.BLUE) == pytest.approx([2.0 / 4.2, 1.0]) and bars(ax, plots.FORWARD) == [1.0]
-    assert ax.get_xlabel().startswith("speed, as multiples of poplar's")
+    assert ax.get_xlabel().endswith("the best of the other strategies, poplar")
 
 
 def test_the_bound_is_a_line_at_the_speed_that_no_plan_exceeds():
@@ -158,6 +158,65 @@ def test_losses_are_drawn_by_step_and_may_share_axes():
     assert all(tick == int(tick) for tick in ax.get_xticks())
 
 
+def test_many_losses_are_faint_behind_their_mean_and_held_out_ones_are_dots():
+    metrics = [{"step": step, "loss": float(step % 2)} for step in range(1, 61)]
+    metrics[29]["eval_loss"] = 0.5
+    ax = plots.losses(metrics)
+    each, mean, dots = ax.lines
+    assert list(each.get_ydata()) == [row["loss"] for row in metrics] and (each.get_alpha() or 1) < 0.5
+    assert list(mean.get_ydata()) == smoothed([row["loss"] for row in metrics])
+    assert (list(dots.get_xdata()), list(dots.get_ydata())) == ([30], [0.5])
+
+
+def test_a_mean_of_neighbours_does_not_lag():
+    falling = [100.0 - step for step in range(100)]
+    assert smoothed(falling) == pytest.approx(falling)
+    assert smoothed([1.0, inf, 3.0]) == [1.0, 2.0, 3.0]
+
+
+def test_each_of_several_runs_has_a_colour_of_its_own():
+    many = [{"step": step, "loss": 1.0} for step in range(50)]
+    ax = plots.losses(many, label="long")
+    plots.losses(many[:3], ax, label="short")
+    assert [line.get_color() for line in ax.lines] == [plots.STAGE_COLOURS[place] for place in (0, 0, 1)]
+    legend = ax.get_legend()
+    assert legend is not None and [text.get_text() for text in legend.get_texts()] == ["long", "short"]
+
+
+def test_a_run_whose_host_was_overloaded_is_no_measurement():
+    quiet = replace(report_of(2.0), emulated=True, measured_step_s=2.1)
+    ax = plots.predictions({"quiet": quiet, "busy": replace(quiet, measured_step_s=9.0, foreign_cores=1.0)})
+    dots = {
+        line.get_markerfacecolor(): line.get_xydata().tolist()
+        for line in ax.lines
+        if len(line.get_xdata()) == 1
+    }
+    assert dots == {plots.BLUE: [[2.0, 2.1]], "white": [[2.0, 9.0]]}
+    assert {"quiet  +5.0%", "busy  +350.0%"} <= {text.get_text() for text in ax.texts}
+    assert ax.get_xscale() == "log" and ax.get_xlim() == ax.get_ylim()
+
+
+def test_an_even_split_stands_above_a_plan_on_one_time_axis():
+    even = simulate_plan(plan_of([("a/0", 0, 2, 2), ("b/0", 2, 4, 1)], 3), small_profile(), small_cluster())
+    ours = simulate_plan(small_plan(num_samples=3), small_profile(), small_cluster())
+    above, below = plots.beside_even(even, ours)
+    assert above.get_xlim() == below.get_xlim() == (0, max(even.makespan_s, ours.makespan_s))
+    assert f"{even.makespan_s / ours.makespan_s:.2f} times as fast" in below.get_title(loc="left")
+    assert above.get_legend() is None and len(figure_of(above).legends) == 1
+
+
+def test_changes_are_held_against_today_and_what_has_no_plan_says_so():
+    outcomes = {name: outcome("auto", step_s).plan for name, step_s in (("today", 2.0), ("more", 1.0))}
+    rows = [WhatIfRow(name, plan) for name, plan in outcomes.items()]
+    ax = plots.what_if([*rows, WhatIfRow("less", None, reason="does not fit")])
+    assert [bar.get_width() for bar in ax.patches] == [1.0, 2.0]
+    texts = [text.get_text() for text in ax.texts]
+    assert texts == ["step 2 s", "step 1 s", "no plan fits"]
+    assert ax.get_xlabel() == "predicted speed; 1 is today's"
+    lacking = plots.what_if([WhatIfRow("today", None), rows[1]])
+    assert lacking.get_xlabel() == "predicted samples a second"
+
+
 def test_pipelines_say_their_share_of_the_samples():
     shares = Pipeline(1, 3, (Stage(("a/0",), (0, 4), 1),)), Pipeline(1, 1, (Stage(("b/0",), (0, 4), 1),))
     plan = Plan("auto", "made-up", 4, shares)
@@ -169,8 +228,8 @@ def test_pipelines_say_their_share_of_the_samples():
 
 
 def test_a_title_says_model_batch_plan_and_cluster():
-    assert plots.plan_title(plan_of([("a/0", 0, 4, 1)], 4), small_cluster()) == (
-        "made-up, 4 samples a step, manual, on 1 of 2 devices of 'two'"
+    assert plots.plan_title(plan_of([("a/0", 0, 4, 1)], 4), small_cluster(), date(2026, 1, 2)) == (
+        "made-up, 4 samples a step, manual, on 1 of 2 devices of 'two', 2026-01-02"
     )
     ax = plots.title(plots.losses([{"step": 1, "loss": 3.0}]), "below")
     assert figure_of(plots.title(ax, "above")).get_suptitle() == "above\nbelow"
@@ -189,3 +248,13 @@ def test_labels_say_device_and_layers():
         "a/0  fast\nembeddings, block0-1",
         "b/0  slow (estimated)\nhead",
     ]
+
+
+def test_the_same_figure_is_the_same_svg_and_pages_are_a_pdf(tmp_path: Path):
+    for name in ("one", "two"):
+        plots.save(figure_of(plots.losses([{"step": 1, "loss": 3.0}])), tmp_path / name)
+    assert (tmp_path / "one.svg").read_text() == (tmp_path / "two.svg").read_text()
+    figures = [figure_of(plots.losses([{"step": 1, "loss": 3.0}])) for _ in range(2)]
+    plots.save_pages(figures, tmp_path / "both.pdf")
+    pdf = (tmp_path / "both.pdf").read_bytes()
+    assert pdf.startswith(b"%PDF") and pdf.count(b"/Type /Page ") == 2

@@ -1,0 +1,48 @@
+"""The picture of what changed devices would bring."""
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+
+from cost_model.units import format_seconds
+from hetpipe.reporting.colours import BLUE, GREEN, INK, SKY, VERMILION
+from hetpipe.reporting.expense_tables import SAMPLES, WhatIfRow, money_of_samples
+from hetpipe.reporting.plots.style import BAR, label_rows, legend_above, line_entry, new_axes
+
+
+def what_if(rows: Sequence[WhatIfRow], ax: Axes | None = None) -> Axes:
+    """Draw the speed of the plan of each change, as multiples of today's, the first row; bounds are lines.
+
+    Where today has no plan, speeds are samples per second. At the right stand the step and, where prices are
+    known, the cost of 1,000 samples.
+    """
+    ax = ax or new_axes(height=1.3 + 0.4 * len(rows))
+    today_s = rows[0].step_s
+    reach = 0.0
+    for row, changed in enumerate(rows):
+        figures = changed.plan.predicted if changed.plan is not None else None
+        if changed.plan is None or figures is None:
+            ax.text(0.01, row, "no plan fits", va="center", fontsize=8, color=INK)
+            continue
+        unit = figures.samples_per_s * figures.step_s if today_s is None else today_s
+        speed = unit / figures.step_s
+        better = today_s is None or speed >= 1
+        ax.barh(row, speed, BAR, color=BLUE if row == 0 else GREEN if better else SKY, linewidth=0)
+        reach = max(reach, speed)
+        if figures.bound_s:
+            end = unit / figures.bound_s
+            ax.plot([end, end], [row - BAR / 2, row + BAR / 2], color=VERMILION, linewidth=1.5, zorder=4)
+            reach = max(reach, end)
+        text = f"step {format_seconds(figures.step_s)}"
+        money = money_of_samples(changed.plan, changed.expenses) if changed.expenses else None
+        if money is not None:
+            text += f", {money:.3g} for {SAMPLES:,} samples"
+        ax.text(1.01, row, text, va="center", fontsize=8, color=INK, transform=ax.get_yaxis_transform())
+    label_rows(ax, [row.change for row in rows])
+    ax.set_xlim(0, 1.05 * reach or 1.0)
+    if today_s is not None:
+        ax.axvline(1, color=INK, linewidth=0.8, linestyle=":", zorder=0)
+    ax.set_xlabel("predicted samples a second" if today_s is None else "predicted speed; 1 is today's")
+    legend = [(BLUE, "today"), (GREEN, "faster"), (SKY, "slower")]
+    legend_above(ax, legend, more=[line_entry(VERMILION, "no plan on these devices is faster")])
+    return ax
