@@ -1,4 +1,4 @@
-"""cache: the profiles that were measured and are taken again."""
+"""cache: the profiles that were measured and are taken again, and the splits that were proven."""
 
 from typing import Annotated
 
@@ -10,8 +10,8 @@ from cost_model.units import format_bytes
 from hetpipe.commands.options import JsonOption
 from hetpipe.commands.output import print_json
 from hetpipe.profiling.cached_profiles import CachedProfile, cached_profiles
-from hetpipe.profiling.profile_cache import cache_folder
 from hetpipe.reporting.tables import new_table, show
+from hetpipe.runs.cache import profiles_folder, proofs_folder
 
 _AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
@@ -19,34 +19,37 @@ _AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 def cache_command(
     model: Annotated[str | None, typer.Argument(help="Profiles of this model only.")] = None,
     clear: Annotated[
-        bool, typer.Option("--clear", help="Remove them, so that they are measured anew.")
+        bool, typer.Option("--clear", help="Remove them, so that they are measured and proven anew.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """List the profiles that were measured here and are taken again, or remove them."""
+    """List the profiles that were measured here and are taken again, or remove them, and proofs of splits."""
     found = cached_profiles(model)
+    proofs = sorted(proofs_folder().glob("*.json")) if model is None else []
     if model is not None and not found:
         known = sorted({entry.profile.model for entry in cached_profiles() if entry.profile is not None})
         raise InputError(
             f"the cache holds no profile of {model!r}; it holds {', '.join(known) or 'none at all'}"
         )
-    for entry in found if clear else ():
-        entry.path.unlink(missing_ok=True)
+    for path in [*(entry.path for entry in found), *proofs] if clear else ():
+        path.unlink(missing_ok=True)
     if json:
         print_json(
             {
-                "folder": str(cache_folder()),
+                "folder": str(profiles_folder()),
                 "removed": clear,
                 "profiles": [entry.to_json() for entry in found],
+                "proofs": [str(path) for path in proofs],
             }
         )
         return
     what = "removed" if clear else "kept"
     total = format_bytes(sum(entry.num_bytes for entry in found))
     several = "profile" if len(found) == 1 else "profiles"
-    show(
-        [*([_table(found)] if found else []), f"{what}: {len(found)} {several}, {total} in {cache_folder()}"]
-    )
+    lines = [f"{what}: {len(found)} {several}, {total} in {profiles_folder()}"]
+    if proofs:
+        lines.append(f"{what}: {len(proofs)} proof{'s' * (len(proofs) > 1)} of splits in {proofs_folder()}")
+    show([*([_table(found)] if found else []), *lines])
 
 
 def _table(found: tuple[CachedProfile, ...]) -> Table:

@@ -26,10 +26,10 @@ from hetpipe.models.chain import ChainModel
 from hetpipe.models.chunked_loss import ChunkedLoss
 from hetpipe.models.huggingface import ModelSpec, model_spec
 from hetpipe.models.huggingface_folder import TOKENIZER_FILE
+from hetpipe.models.kept_proofs import require_split
 from hetpipe.models.loss import Loss, loss_sum
 from hetpipe.models.partial_model import LayerModel
 from hetpipe.models.pretrained_weights import FolderWeights
-from hetpipe.models.split_check import require_split
 from hetpipe.models.tasks import Task
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings, TaskSettings

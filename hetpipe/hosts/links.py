@@ -23,7 +23,7 @@ from cost_model.strict_files import canonical_sha256, check_format, read_json, v
 from cost_model.units import format_bandwidth, format_seconds
 from hetpipe.hosts.leader_store import LeaderStore
 from hetpipe.hosts.own_interface import interface_of
-from hetpipe.profiling.profile_cache import cache_folder
+from hetpipe.runs.cache import links_folder
 from hetpipe.runtime.processes import RankGroup, run_ranks
 
 FORMAT = "hetpipe.host_link/1"
@@ -175,4 +175,4 @@ def _file(one: Device, other: Device, hosts: dict[str, str], interface: str) -> 
         "torch": version("torch"),
         "code": hashlib.sha256(code).hexdigest(),
     }
-    return cache_folder().parent / "links" / f"{one.node}-{other.node}-{canonical_sha256(key)[:24]}.json"
+    return links_folder() / f"{one.node}-{other.node}-{canonical_sha256(key)[:24]}.json"

@@ -19,7 +19,7 @@ from cost_model.units import format_bytes, format_seconds
 from hetpipe.hosts.leader_store import LeaderStore
 from hetpipe.hosts.links import KEPT_S, TIMEOUT_S
 from hetpipe.hosts.own_interface import interface_of
-from hetpipe.profiling.profile_cache import cache_folder
+from hetpipe.runs.cache import links_folder
 from hetpipe.runtime.processes import RankGroup, run_ranks
 
 FORMAT = "hetpipe.host_sum/1"
@@ -163,4 +163,4 @@ def _file(devices: Sequence[Device], hosts: dict[str, str], interface: str, size
         "torch": version("torch"),
         "code": hashlib.sha256(code).hexdigest(),
     }
-    return cache_folder().parent / "links" / f"sum-{canonical_sha256(key)[:24]}.json"
+    return links_folder() / f"sum-{canonical_sha256(key)[:24]}.json"

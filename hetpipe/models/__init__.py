@@ -23,5 +23,6 @@ Others use:
     frozen_weights: is_rounded
     mixed_precision: weight_dtype, lowered_dtype, boundary_dtype, kept_casts
     block_structure: logits_of, refused_on_error
-    split_check: check_split, require_split
+    split_check: check_split
+    kept_proofs: require_split
 """

@@ -10,7 +10,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from cost_model.errors import CheckFailedError
 from hetpipe.models.block_structure import Inputs, call_options, logits_of, refused_on_error
 from hetpipe.models.chain import ChainModel, LayerModel
 from hetpipe.models.families import SMALL_VOCABULARY
@@ -155,16 +154,6 @@ def check_split(
         passed=not reason,
         reason=reason,
     )
-
-
-def require_split(spec: ModelSpec) -> None:
-    """Run `check_split` of a registered model, and go on only if it passes.
-
-    Raises: CheckFailedError if the split model does not compute what the whole one does; names what differs.
-    """
-    report = check_split(spec)
-    if not report.passed:
-        raise CheckFailedError(f"{report.model}: {report.reason}")
 
 
 def _in_plain_torch(build: Callable[[], nn.Module]) -> nn.Module:

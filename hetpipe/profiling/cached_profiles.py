@@ -7,7 +7,7 @@ from typing import Any
 
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile, read_profile
-from hetpipe.profiling.profile_cache import cache_folder
+from hetpipe.runs.cache import profiles_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class CachedProfile:
 def cached_profiles(model: str | None = None) -> tuple[CachedProfile, ...]:
     """Return the profiles of the cache, the newest first; of one model, if one is named."""
     found = []
-    for path in sorted(cache_folder().glob("*.json")):
+    for path in sorted(profiles_folder().glob("*.json")):
         try:
             facts = path.stat()
         except FileNotFoundError:  # another process has just removed it

@@ -18,6 +18,7 @@ from cost_model.strict_files import canonical_sha256, write_atomically
 from hetpipe.models.names import model_entry
 from hetpipe.profiling.doubtful_profiles import doubtful_kinds, more_precise
 from hetpipe.profiling.merging import left_out, merge
+from hetpipe.runs.cache import profiles_folder
 from hetpipe.runs.lora import LoraSettings
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings, TaskSettings
@@ -35,11 +36,6 @@ MEASURE_ELSEWHERE = (
 
 Progress = Callable[[float, str], None]
 """Called with the share done in [0, 1] and what is being done."""
-
-
-def cache_folder() -> Path:
-    """Return where profiles are kept: $XDG_CACHE_HOME/hetpipe, else ~/.cache/hetpipe."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hetpipe" / "profiles"
 
 
 def cache_key(
@@ -140,7 +136,7 @@ def profile_model(
         real_kinds=_real_kinds(cluster), dtypes=dtypes if settings.dtype == MIXED else None,
         own_sha256=own,
     )  # fmt: skip
-    path = cache_folder() / f"{_file_name(settings.model)}-{key}.json"
+    path = profiles_folder() / f"{_file_name(settings.model)}-{key}.json"
     keeps = task is None or own is not None
     if use_cache and keeps and (kept := _kept(path)) is not None:
         return kept
@@ -197,7 +193,7 @@ def _measure(
     from hetpipe.data.task import prepare_data, registered_task
     from hetpipe.data.user_task import UserTask
     from hetpipe.models.adapters import preload_modules, task_spec
-    from hetpipe.models.split_check import require_split
+    from hetpipe.models.kept_proofs import require_split
     from hetpipe.profiling.layer_profiler import profile_rank, threads_for
     from hetpipe.runtime.processes import RankGroup, run_ranks
 

@@ -13,10 +13,10 @@ from rich.console import Console
 from cost_model.cluster_file import read_cluster
 from cost_model.profile import ModelProfile, profile_text, read_profile
 from hetpipe import cli
-from hetpipe.profiling.profile_cache import cache_folder
 from hetpipe.reporting import tables
 from hetpipe.reporting.memory_tables import memory_table
 from hetpipe.reporting.run_tables import measured_table, run_report_tables
+from hetpipe.runs.cache import profiles_folder
 from hetpipe.runs.run_report import DeviceReport, RunReport, StageReport
 from partition.plan import Pipeline, Plan, Stage
 from partition.plan_file import plan_text
@@ -106,8 +106,8 @@ def too_wide(lines: list[str]) -> list[str]:
 )
 def test_what_a_verb_prints_fits(lines, line: str, shown: str):
     if line == "cache":
-        cache_folder().mkdir(parents=True)
-        (cache_folder() / "one.json").write_text(profile_text(long_profile()))
+        profiles_folder().mkdir(parents=True)
+        (profiles_folder() / "one.json").write_text(profile_text(long_profile()))
     found = lines(line)
     assert too_wide(found) == []
     assert shown in " ".join(found)

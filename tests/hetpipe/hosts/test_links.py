@@ -20,7 +20,7 @@ from hetpipe.hosts.links import (
     measure_pairs,
     rounds_of,
 )
-from hetpipe.profiling.profile_cache import cache_folder
+from hetpipe.runs.cache import links_folder
 
 FAST, SLOW = (MeasuredLink(0.001, bandwidth, (8, 16), (1.0, 2.0)) for bandwidth in (1.25e8, 1.25e7))
 
@@ -64,7 +64,7 @@ def test_a_link_is_measured_once_a_day_by_hosts_and_interface(
     measure_pairs(made, {**hosts, "c": "another host"}, "eth0", ask)
     assert sorted(asked) == [("a", "c"), ("b", "c")]
     asked.clear()
-    for file in (cache_folder().parent / "links").iterdir():
+    for file in (links_folder()).iterdir():
         if file.name.startswith("a-b"):
             os.utime(file, (time.time() - KEPT_S - 60,) * 2)
         elif file.name.startswith("a-c"):

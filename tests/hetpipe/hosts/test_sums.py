@@ -9,7 +9,7 @@ from cost_model.cluster import EMULATED, Cluster, Device, Link, Node, NodeLink
 from cost_model.errors import InputError
 from hetpipe.hosts.links import devices_to_json
 from hetpipe.hosts.sums import SIZES, HostSum, devices_of_sum, measure_sum, seconds_of, sizes_for
-from hetpipe.profiling.profile_cache import cache_folder
+from hetpipe.runs.cache import links_folder
 
 MBIT_S = 1e6 / 8
 
@@ -54,7 +54,7 @@ def test_a_sum_is_measured_once_a_day_by_hosts_and_interface(monkeypatch: pytest
     measure_sum(made, hosts, "eth1", ask)
     measure_sum(made, {**hosts, "c": "another"}, "eth0", ask)
     assert len(asked) == 3
-    for file in (cache_folder().parent / "links").iterdir():
+    for file in (links_folder()).iterdir():
         file.write_text('{"format": "hetpipe.host_sum/1", "seconds": ["x"]}')
     assert measure_sum(made, hosts, "eth0", ask) == first
     assert len(asked) == 4

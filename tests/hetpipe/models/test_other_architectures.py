@@ -13,8 +13,9 @@ from hetpipe.data.task import registered_task
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.huggingface import model_spec
 from hetpipe.models.huggingface_folder import ALSO_TESTED, ARCHITECTURES
+from hetpipe.models.kept_proofs import require_split
 from hetpipe.models.names import model_entry
-from hetpipe.models.split_check import check_split, require_split
+from hetpipe.models.split_check import check_split
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings, TaskSettings
 from other_folders import NARROW, OTHERS, save_other

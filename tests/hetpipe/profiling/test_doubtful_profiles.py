@@ -13,6 +13,7 @@ from hetpipe.profiling import profile_cache
 from hetpipe.profiling.cached_profiles import cached_profiles
 from hetpipe.profiling.doubtful_profiles import doubt_sentences
 from hetpipe.profiling.profile_cache import LEAST_REPEATED_S, profile_model
+from hetpipe.runs.cache import profiles_folder
 from runs import EMULATED_CLUSTER, emulated_cluster, made_up_profile
 from shell import Shell
 from small_case import small_profile
@@ -138,7 +139,7 @@ def test_the_cache_is_listed_and_cleared(hetpipe, measured):
 
 
 def test_a_file_of_the_cache_that_cannot_be_read_is_listed_and_cleared(hetpipe, tmp_path):
-    folder = profile_cache.cache_folder()
+    folder = profiles_folder()
     folder.mkdir(parents=True)
     (folder / "old.json").write_text("{}")
     assert "cannot be read: old.json" in hetpipe("cache").out
