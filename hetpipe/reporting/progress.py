@@ -22,7 +22,11 @@ MOST_WITHIN = 0.95
 
 @contextmanager
 def progress_bar(title: str, *, quiet: bool = False) -> Iterator[Callable[[float, str], None]]:
-    """Give a function (fraction done, text) that moves a bar on stderr; a line for each phase in a pipe."""
+    """Give a function (fraction done, text) that moves a bar on stderr; a line for each phase in a pipe.
+
+    Lines of phases before anything is done are held back until something is: what refuses the input then is
+    the only line.
+    """
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
     from hetpipe.reporting.tables import console
@@ -39,14 +43,19 @@ def progress_bar(title: str, *, quiet: bool = False) -> Iterator[Callable[[float
         disable=quiet or lines,
     )
     with bar:
-        task, told = bar.add_task(title, total=1.0, text=FIRST_PHASE), ""
+        task = bar.add_task(title, total=1.0, text=FIRST_PHASE)
+        held: list[str] = []
+        told = ""
 
         def report(fraction: float, text: str) -> None:
             nonlocal told
             bar.update(task, completed=fraction, text=text)
             if lines and text != told and not text.startswith(ROUND):
                 told = text
-                sys.stderr.write(f"{title}: {text}\n")
+                held.append(f"{title}: {text}\n")
+            if fraction > 0:
+                sys.stderr.write("".join(held))
+                held.clear()
 
         yield report
 

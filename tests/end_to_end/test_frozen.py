@@ -326,25 +326,41 @@ def test_a_model_of_which_everything_is_frozen_is_refused():
 
 
 class Biased(nn.Module):
-    """Each block takes what is made from a parameter, besides what the block before gives."""
+    """Blocks take what is made from a parameter, besides what the block before gives: all, or the second."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, all_blocks: bool) -> None:
         super().__init__()
-        self.bias = nn.Parameter(torch.ones(8))
+        self.bias, self.all_blocks = nn.Parameter(torch.ones(8)), all_blocks
         self.blocks = nn.ModuleList(nn.Bilinear(8, 8, 8) for _ in range(3))
 
     def forward(self, x: Tensor) -> Tensor:
         doubled = (2 * self.bias).expand_as(x)
-        for block in self.blocks:
-            x = block(x, doubled)
+        for index, block in enumerate(self.blocks):
+            x = block(x, doubled if self.all_blocks or index == 1 else x)
         return x
 
 
-def test_what_blocks_take_from_a_frozen_parameter_is_refused_too():
+def build_biased(*, all_blocks: bool, is_frozen: bool) -> Biased:
+    torch.manual_seed(0)
+    model = Biased(all_blocks=all_blocks)
+    model.bias.requires_grad_(not is_frozen)
+    return model
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_what_all_blocks_take_from_a_parameter_travels_with_what_they_give(is_frozen):
+    build = partial(build_biased, all_blocks=True, is_frozen=is_frozen)
+    report = check_split(build, {"x": torch.randn(1, 8)})
+    assert report.passed, report.reason
+    chain = ChainModel.from_module(build, {"x": torch.zeros(1, 8)})
+    assert ("bias" in reached_of(chain)) is not is_frozen
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_what_one_block_takes_from_a_parameter_is_refused(is_frozen):
     # ranks without the parameter would compute it from zeros
-    model = Biased()
-    model.bias.requires_grad_(False)
-    with pytest.raises(InputError, match="argument 1 of block 0 is made from parameters"):
+    model = build_biased(all_blocks=False, is_frozen=is_frozen)
+    with pytest.raises(InputError, match="its blocks do not all pass on the same tensors"):
         ChainModel.from_module(model, {"x": torch.zeros(1, 8)})
 
 

@@ -69,7 +69,7 @@ async def _watch(tab: Tab, run: RunFolder, address: str) -> None:
     add_steps(run, 1, slow={"b/0": 1.75})
     await tab.until("document.getElementById('devices').textContent.includes('b/0 takes 1.75 times')")
     made_up_run(run.path)
-    await tab.until("document.getElementById('facts').textContent.includes('measured step')")
+    await tab.until("document.getElementById('facts')?.textContent.includes('measured step')")
     assert all(asked.startswith((address, "data:")) for asked in tab.asked)
     assert tab.errors == []
 

@@ -223,7 +223,7 @@ WRONG = [
     ),
     (
         lambda folder: edit_config(folder, architectures=["BertForSequenceClassification"]),
-        "BertForSequenceClassification is no model for masked-lm or causal-lm",
+        "has no BertForSequenceClassification of model type 'gpt2'",
     ),
     (
         lambda folder: edit_config(folder, architectures=["MixtralForCausalLM"]),
