@@ -222,8 +222,8 @@ WRONG = [
         "T5Model is no model for masked-lm or causal-lm",
     ),
     (
-        lambda folder: edit_config(folder, architectures=["BertForSequenceClassification"]),
-        "has no BertForSequenceClassification of model type 'gpt2'",
+        lambda folder: edit_config(folder, architectures=["BertForMultipleChoice"]),
+        "BertForMultipleChoice is no model for masked-lm or causal-lm",
     ),
     (
         lambda folder: edit_config(folder, architectures=["MixtralForCausalLM"]),
