@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from cost_model.errors import InfeasibleError
-from partition.baselines.catalogue import BASELINES
+from partition.baselines.catalogue import BASELINES, WELL_KNOWN
 from partition.baselines.strategy import Strategy, TooManyDevicesError
 from partition.bounds.best_bound import fractional_bound_s
 from partition.constraints.wishes import check_forced
+from partition.estimates.effort import Effort
 from partition.estimates.gradient_sync import SyncCosts
 from partition.estimates.offloading import has_host_memory, offloaded_plans
 from partition.estimates.optimizer_sharding import sharded_plans, unsharded
@@ -45,7 +46,7 @@ def auto(problem: Problem, evaluate: Evaluate | None = None, *, search: Pipeline
     search = search or PipelineSearch(problem)
     contest = Contest(ranking, search.costs, search.effort.choice)
     _enter_pipelines(contest, search, ranking)
-    contest.enter(_baselines(search, evaluate), always=len(BASELINES))
+    contest.enter(_baselines(search, evaluate), always=len(candidate_rules(search.effort)))
     contest.enter(by_estimate(search.costs, on_one_node(search, contest.step_s)))
     alone = problem.forced.num_pipelines == 1  # then no layer has states to share
     if not alone and (contest.best is None or memory_binds(problem, search.costs)):
@@ -212,10 +213,15 @@ def _step_of(ranking: Ranking) -> Callable[[Plan], float]:
     return lambda plan: ranking(plan)[0]
 
 
+def candidate_rules(effort: Effort) -> Mapping[str, Strategy]:
+    """Return the baselines that are candidates: in a large cluster the well-known ones."""
+    return BASELINES if effort.choice.published_rules else WELL_KNOWN
+
+
 def _baselines(search: PipelineSearch, evaluate: Evaluate | None) -> Iterator[Plan]:
     """Give what each baseline chooses; in a large cluster by its estimate, to be simulated if it may win."""
     chosen_by = evaluate if search.effort.choice.simulated_baselines else None
-    for baseline in BASELINES.values():
+    for baseline in candidate_rules(search.effort).values():
         try:
             yield baseline(search.problem, chosen_by)
         except (InfeasibleError, TooManyDevicesError):

@@ -116,6 +116,8 @@ class ChoiceEffort:
 
     simulated_baselines: bool
     """Whether baselines choose by the simulator, else by their estimates."""
+    published_rules: bool
+    """Whether the rules of published systems are asked, too, not the well-known baselines alone."""
     exact_chains: int
     """Single pipelines over all orders of the devices, by the exact programme, each with other in_flight."""
     sharded_for_speed: bool
@@ -245,6 +247,7 @@ def effort_for(num_devices: int, *, forced: bool = False) -> Effort:
         families=LARGE_FAMILIES if large else FamilyEffort(),
         choice=ChoiceEffort(
             simulated_baselines=few,
+            published_rules=not large,
             exact_chains=16 if num_devices <= 5 else 0,
             sharded_for_speed=num_devices <= 12,
             far_from_columns=1.1 if num_devices <= SMALL else math.inf,

@@ -12,7 +12,9 @@ from cost_model.layer_profile import LayerProfile, LayerTimes
 from cost_model.profile import KindProfile, ModelProfile
 from hetpipe.simulation.prediction import evaluator
 from parallel import on_all_cores
-from partition.auto import STRATEGIES, on_one_node
+from partition.auto import STRATEGIES, candidate_rules, on_one_node
+from partition.baselines.catalogue import BASELINES, WELL_KNOWN
+from partition.estimates.effort import effort_for
 from partition.local_search.pipeline_search import PipelineSearch
 from partition.plan import Plan
 from partition.problem import MOST_LAYERS, Problem
@@ -106,6 +108,12 @@ def test_auto_is_never_worse_than_a_baseline() -> None:
 @pytest.mark.exhaustive
 def test_auto_is_never_worse_than_a_baseline_in_hundreds_of_problems() -> None:
     assert sum(on_all_cores(check_against_baselines, range(100, 300))) > 100
+
+
+@pytest.mark.parametrize(("num_devices", "known"), [(128, BASELINES), (129, WELL_KNOWN)])
+def test_large_clusters_are_not_asked_for_the_rules_of_published_systems(num_devices, known) -> None:
+    asked = candidate_rules(effort_for(num_devices))
+    assert asked is known
 
 
 @pytest.mark.slow
