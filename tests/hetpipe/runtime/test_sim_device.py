@@ -20,7 +20,7 @@ from hetpipe.runs.settings import Settings
 from hetpipe.runtime.processes import RankGroup, run_ranks
 from hetpipe.simulation.schedule_selection import lower
 from hetpipe.training import run as training
-from partition.plan import Pipeline, Plan, Stage
+from partition.plan import OPTIMIZER_STATES, Pipeline, Plan, Stage
 from runs import CPU_CLUSTER, chain_plan, cluster_file, made_up_profile, run
 
 LLAMA, BERT = ("llama-tiny", [0, 2, 4, 6]), ("bert-tiny", [0, 3, 5, 8])
@@ -42,6 +42,27 @@ def three_stages(folder: Path, model: str, cuts: list[int]) -> tuple[str, Progra
     plan = Plan("manual", model, 4, (Pipeline(2, 4, stages),))
     profile, cluster = made_up_profile(model), read_cluster(cluster_file(folder))
     return model, lower(plan, profile, cluster), profile, cluster
+
+
+HOST_MEMORY = 'host_memory = "1 GiB"\nhost_link = { bandwidth = "1 GB/s", latency = "10 us" }\n'
+
+
+@pytest.mark.slow
+def test_states_on_the_host_come_and_go_on_streams_of_their_own(tmp_path):
+    """Copies are late there: a step that did not wait for one would have other weights."""
+    _, program, profile, _ = three_stages(tmp_path, *LLAMA)
+    cluster = read_cluster(cluster_file(tmp_path, CPU_CLUSTER + HOST_MEMORY))
+    (pipeline,) = program.plan.pipelines
+    stages = tuple(replace(stage, offload=(OPTIMIZER_STATES,)) for stage in pipeline.stages)
+    plan = replace(program.plan, pipelines=(replace(pipeline, stages=stages),))
+    with_states_there = LLAMA[0], lower(plan, profile, cluster), profile, cluster
+    found = {"here": on_device("train", LLAMA[0], program, profile, cluster)}
+    found["there"] = on_device("train", *with_states_there)
+    for here, there in zip(found["here"], found["there"], strict=True):
+        assert there["place"] == here["place"]
+        for figure in ("loss", "norm", "weights"):
+            if figure in here:
+                assert there[figure] == here[figure], (here["place"], figure)
 
 
 @pytest.mark.slow
