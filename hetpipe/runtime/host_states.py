@@ -77,8 +77,10 @@ class HostStates(Optimizer):
         state_bytes = len(OPTIMIZER_STATES) * like.element_size()
         self._room_size = _aligned(int(room_bytes(size * state_bytes) / state_bytes))
         self._parts = [self._slices(first, size) for first in range(0, size, self._room_size)]
-        shape = (min(NUM_ROOMS, len(self._parts)), len(OPTIMIZER_STATES), self._room_size)
-        self._rooms = torch.zeros(shape, dtype=like.dtype, device=self._place)
+        self._rooms = [
+            torch.zeros(len(OPTIMIZER_STATES), self._room_size, dtype=like.dtype, device=self._place)
+            for _ in range(min(NUM_ROOMS, len(self._parts)))
+        ]
         streams = has_streams(self._place)
         self._coming = new_stream(self._place) if streams else None
         self._going = new_stream(self._place) if streams else None
@@ -103,6 +105,8 @@ class HostStates(Optimizer):
         """Make one step with all gradients multiplied by scale; they are those of losses times loss_scale."""
         grad_scale = self._grad_scale(scale / loss_scale)
         count = len(self._rooms)
+        if self._coming is not None:
+            self._coming.wait_stream(current_stream(self._place))
         for part in range(count):
             self._fetch(part)
         self._step_resident(learning_rate, grad_scale)
@@ -175,7 +179,7 @@ class HostStates(Optimizer):
 
     def state_tensors(self) -> list[Tensor]:
         """Return the states that are on the device, and the rooms of the others there."""
-        return [*super().state_tensors(), self._rooms]
+        return [*super().state_tensors(), *self._rooms]
 
     def host_tensors(self) -> list[Tensor]:
         """Return the tensors of states that are in the host's memory, where the device has its own."""

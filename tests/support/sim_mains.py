@@ -114,6 +114,14 @@ def train(
         emit({"place": str(place), "weights": weights})
 
 
+def train_on_streams(
+    model: str, program: Program, profile: ModelProfile, cluster: Cluster, *, rank: int, emit: Emit
+) -> None:
+    """Train the same with streams beside that of computations, as on CUDA."""
+    vars(accelerators)["_ALIKE"] += ("sim",)
+    train(model, program, profile, cluster, rank=rank, emit=emit)
+
+
 def train_together(
     model: str, cases: Sequence[tuple[Program, ModelProfile, Cluster]], *, rank: int, emit: Emit
 ) -> None:

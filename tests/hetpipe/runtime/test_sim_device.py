@@ -56,8 +56,8 @@ def test_states_on_the_host_come_and_go_on_streams_of_their_own(tmp_path):
     stages = tuple(replace(stage, offload=(OPTIMIZER_STATES,)) for stage in pipeline.stages)
     plan = replace(program.plan, pipelines=(replace(pipeline, stages=stages),))
     with_states_there = LLAMA[0], lower(plan, profile, cluster), profile, cluster
-    found = {"here": on_device("train", LLAMA[0], program, profile, cluster)}
-    found["there"] = on_device("train", *with_states_there)
+    found = {"here": on_device("train_on_streams", LLAMA[0], program, profile, cluster)}
+    found["there"] = on_device("train_on_streams", *with_states_there)
     for here, there in zip(found["here"], found["there"], strict=True):
         assert there["place"] == here["place"]
         for figure in ("loss", "norm", "weights"):
