@@ -11,7 +11,7 @@ from cost_model.collectives import (
 )
 from cost_model.network import NORM_BYTES, FreeAt, Network, Route, idle, reserve
 
-LARGE_RING = 16
+LARGE_RING = 64
 """Rings of more members are computed all members at a time (`large_rings`)."""
 KEPT_RINGS = 200
 """Large rings whose routes are kept: the same few are asked for again and again, with other bytes."""

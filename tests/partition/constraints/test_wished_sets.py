@@ -86,7 +86,7 @@ def test_every_start_is_a_set_that_is_wished_for() -> None:
 @pytest.mark.slow
 def test_no_bound_is_crossed_by_what_is_forced_nor_by_others() -> None:
     bounds = 0
-    for seed in range(8):
+    for seed in range(14):  # plans that share devices have no such bound
         problem = random_problem(seed)
         layers, names = problem.profile.num_layers, [device.name for device in problem.cluster.devices]
         for wish in (Forced(num_pipelines=1), Forced((Pin(names[-1], 0, layers // 2),)), Forced((), 2, 2)):
