@@ -23,7 +23,7 @@ def cache_command(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """List the profiles that were measured here and are taken again, or remove them, and proofs of splits."""
+    """List the measured profiles and proven splits that are taken again, or remove them."""
     found = cached_profiles(model)
     proofs = sorted(proofs_folder().glob("*.json")) if model is None else []
     if model is not None and not found:

@@ -113,14 +113,14 @@ def _run_folders(paths: Sequence[Path]) -> list[RunFolder]:
 
     Raises: InputError if one of them is no run folder.
     """
-    if len(paths) == 1 and not RunFolder(paths[0]).plan.exists():
-        within = sorted(path for path in paths[0].iterdir() if RunFolder(path).plan.exists())
+    if len(paths) == 1 and not RunFolder(paths[0]).is_run():
+        within = sorted(path for path in paths[0].iterdir() if RunFolder(path).is_run())
         if within:
             return [RunFolder(path) for path in within]
     runs = [RunFolder(path) for path in paths]
     for run in runs:
-        if not run.plan.exists():
-            raise InputError(f"{run.path}: no run folder, it holds no {run.plan.name}")
+        if not run.is_run():
+            raise InputError(f"{run.path}: no run folder, it holds no {run.plan.name} and {run.program.name}")
     return runs
 
 

@@ -118,6 +118,10 @@ class RunFolder:
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
+    def is_run(self) -> bool:
+        """Return whether a run began here: any folder may hold a plan, only that of a run its program."""
+        return self.plan.exists() and self.program.exists()
+
     @classmethod
     def create(cls, root: Path, model: str) -> "RunFolder":
         """Make a new folder root/<model>-<number>, one above the highest; safe beside other processes.

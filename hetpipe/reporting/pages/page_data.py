@@ -65,7 +65,7 @@ def page_data(folder: RunFolder) -> dict[str, Any]:
 
     Raises: InputError if it is no run folder, or one of its files is damaged.
     """
-    if not folder.plan.exists() or not folder.program.exists():
+    if not folder.is_run():
         raise InputError(f"{folder.path}: no run folder, it holds no plan.json and program.txt")
     plan, profile, cluster = (
         read_plan(folder.plan),

@@ -53,7 +53,7 @@ def test_what_cannot_be_drawn_is_refused_in_one_line(runs: Shell):
         ("runs/first -o out.png", f"-o out.png: a run is {folder}"),
         ("runs -o out.png", f"-o out.png: runs are {folder}"),
         ("runs -o page.html", f"-o page.html: runs are {folder}"),
-        ("runs/first plan.json", "plan.json: no run folder, it holds no plan.json"),
+        ("runs/first plan.json", "plan.json: no run folder, it holds no plan.json and program.txt"),
         ("runs/first nowhere", "nowhere: no such file or folder; give a run folder, or a plan.json"),
         ("runs --profile profile.json", "runs: a run folder has its own profile; leave --profile out"),
         ("early", "one, two: no step has been done; there is nothing to draw"),
