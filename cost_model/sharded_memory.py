@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from cost_model.memory import (
     DeviceMemory,
@@ -107,12 +107,13 @@ def _moments(
     last: list[Piece] = away[first][-1:] if first < stage.stop else []  # of the microbatch before
     if stage.num_microbatches == 1:
         last = []
+    saved = dict(zip(range(stage.start, stage.stop), _saved_bytes(profile, stage), strict=True))
     for (layer, is_backward), (following, _) in pairwise([*passes, passes[0]]):
         made = away[layer] if is_backward else []
         yield _Moment(
             weights=_bytes((*away[layer], *away[following])) if fetches else 0.0,
             gradients=_bytes(made) + _bytes(last),
-            saved=_saved_bytes(profile, stage, layer),
+            saved=saved[layer],
             workspace=profile.layers[layer].workspace_at(stage.microbatch_size),
         )
         last = made[-1:] or last
@@ -122,15 +123,18 @@ def _bytes(pieces: Iterable[Piece]) -> float:
     return sum(piece.num_bytes for piece in set(pieces))
 
 
-def _saved_bytes(profile: ModelProfile, stage: StageShape, layer: int) -> float:
-    """Return what the microbatches in flight have saved while a layer works for the last of them."""
-    samples = stage.microbatch_size
+def _saved_bytes(profile: ModelProfile, stage: StageShape) -> list[float]:
+    """Return what the microbatches in flight have saved while each layer works for the last of them."""
+    samples, layers = stage.microbatch_size, range(stage.start, stage.stop)
     if not stage.recompute:
-        whole = saved_bytes_per_sample(profile, stage.start, stage.stop)
-        so_far = saved_bytes_per_sample(profile, stage.start, layer + 1)
-        return samples * ((stage.in_flight - 1) * whole + so_far)
-    inputs = [input_bytes_per_sample(profile, each) for each in range(stage.start, stage.stop)]
-    so_far = sum(inputs[: layer + 1 - stage.start])
-    after = 2 * input_bytes_per_sample(profile, layer + 1) if layer + 1 < stage.stop else 0.0
-    now = saved_bytes_per_sample(profile, layer, layer + 1) + after
-    return samples * ((stage.in_flight - 1) * sum(inputs) + so_far + now)
+        prefix = profile.layers[stage.start].prefix_bytes_per_sample
+        kept = list(accumulate(profile.layers[layer].saved_bytes_per_sample for layer in layers))
+        whole = prefix + kept[-1]
+        return [samples * ((stage.in_flight - 1) * whole + (prefix + so_far)) for so_far in kept]
+    inputs = list(accumulate(input_bytes_per_sample(profile, layer) for layer in layers))
+    found = []
+    for layer, so_far in zip(layers, inputs, strict=True):
+        after = 2 * input_bytes_per_sample(profile, layer + 1) if layer + 1 < stage.stop else 0.0
+        now = saved_bytes_per_sample(profile, layer, layer + 1) + after
+        found.append(samples * ((stage.in_flight - 1) * inputs[-1] + so_far + now))
+    return found

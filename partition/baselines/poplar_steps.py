@@ -18,7 +18,7 @@ from partition.baselines.strategy import least_of, shortfall
 from partition.estimates.batch_split import in_proportion
 from partition.estimates.optimizer_sharding import with_state_owners
 from partition.estimates.pipeline_costs import PipelineCosts
-from partition.estimates.plan_memory import memory_without_owner
+from partition.estimates.plan_memory import memories_without_owner
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import Evaluate, Problem, check_plan
 
@@ -101,9 +101,9 @@ def _candidates(strategy: str, problem: Problem, sharding: Sharding) -> Iterator
     fitting = {device.name: {sizes[0]} for device in devices}
     for size in sizes:
         probe = _replicas(strategy, problem, sharding, {device.name: size for device in devices}, 2)
+        needs = memories_without_owner(probe, problem.profile, problem.cluster)
         for device in devices:
-            view = problem.profile.on(device.kind)
-            if memory_without_owner(probe, view, device.name).total_bytes <= device.usable_bytes:
+            if needs[device.name].total_bytes <= device.usable_bytes:
                 fitting[device.name].add(size)
     seconds = {
         device.name: {size: costs.busy_s(device, 0, layers, size) for size in sorted(fitting[device.name])}

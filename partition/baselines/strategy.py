@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable
 
 from cost_model.errors import InfeasibleError, InputError
-from partition.estimates.plan_memory import memory_on
+from partition.estimates.plan_memory import plan_memories
 from partition.plan import Plan
 from partition.problem import Evaluate, Problem
 
@@ -25,11 +25,10 @@ def shortfall(problem: Problem, plan: Plan, remark: str = "") -> InfeasibleError
     remark: what was done already to make it fit.
     """
     missing_bytes, name = 0.0, ""
-    for device in map(problem.cluster.device, plan.device_names):
-        need = memory_on(plan, problem.profile, device)
-        missing = need.total_bytes - device.usable_bytes
+    for device, need in plan_memories(plan, problem.profile, problem.cluster).items():
+        missing = need.total_bytes - problem.cluster.device(device).usable_bytes
         if missing > missing_bytes:
-            missing_bytes, name = missing, device.name
+            missing_bytes, name = missing, device
     if not name:
         return None
     usable_bytes, layers = problem.cluster.device(name).usable_bytes, plan.layers_of(name)

@@ -13,7 +13,7 @@ from cost_model.cluster import Cluster
 from cost_model.memory import state_home_bytes
 from cost_model.profile import ModelProfile
 from cost_model.sharding import Sharding
-from partition.estimates.plan_memory import host_bytes, memory_on, memory_without_owner
+from partition.estimates.plan_memory import host_bytes, memories_without_owner, plan_memories
 from partition.plan import Plan
 from partition.problem import Problem
 
@@ -36,7 +36,7 @@ def with_state_owners(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Pl
         return plan
     holders = _holders(plan)
     nobody = replace(plan, zero=max(plan.zero, Sharding.STATES))
-    free = {name: _free_bytes(nobody, profile, cluster, name) for name in plan.device_names}
+    free = _free_bytes(nobody, profile, cluster)
     share = profile.optimizer_bytes_per_parameter_byte + max(0, nobody.zero - Sharding.STATES)
     states = [share * state_home_bytes(profile, [layer]) for layer in range(plan.num_layers)]
     owners = [names[0] for names in holders]
@@ -91,13 +91,15 @@ def _blocks(states: Sequence[float], names: tuple[str, ...], free: Mapping[str, 
     return packed
 
 
-def _free_bytes(plan: Plan, profile: ModelProfile, cluster: Cluster, name: str) -> float:
-    """Return the bytes usable on a device beside all that a plan needs there but what owners keep."""
-    device = cluster.device(name)
+def _free_bytes(plan: Plan, profile: ModelProfile, cluster: Cluster) -> dict[str, float]:
+    """Return the bytes usable on each device beside all that a plan needs there but what owners keep."""
     if plan.sharding.by_layer:
-        return device.usable_bytes - memory_without_owner(plan, profile.on(device.kind), name).total_bytes
-    need = memory_on(plan, profile, device)
-    return device.usable_bytes - (need.total_bytes - need.optimizer_bytes)
+        needs = memories_without_owner(plan, profile, cluster)
+        return {name: cluster.device(name).usable_bytes - need.total_bytes for name, need in needs.items()}
+    return {
+        name: cluster.device(name).usable_bytes - (need.total_bytes - need.optimizer_bytes)
+        for name, need in plan_memories(plan, profile, cluster).items()
+    }
 
 
 def fits(plan: Plan, profile: ModelProfile, cluster: Cluster) -> bool:
@@ -105,8 +107,8 @@ def fits(plan: Plan, profile: ModelProfile, cluster: Cluster) -> bool:
     held = host_bytes(plan, profile, cluster)
     hosts = {node.name: node.host_memory for node in cluster.nodes if node.name in held}
     return all(
-        memory_on(plan, profile, device).total_bytes <= device.usable_bytes
-        for device in map(cluster.device, plan.device_names)
+        need.total_bytes <= cluster.device(name).usable_bytes
+        for name, need in plan_memories(plan, profile, cluster).items()
     ) and all(host is not None and held[name] <= host.memory_bytes for name, host in hosts.items())
 
 

@@ -1,6 +1,6 @@
 """The bytes that a plan needs on a device."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from cost_model.cluster import Cluster, Device
 from cost_model.errors import InputError
@@ -32,8 +32,7 @@ def plan_memory(plan: Plan, profile: ModelProfile, device: str) -> DeviceMemory:
     )
 
 
-def memory_without_owner(plan: Plan, profile: ModelProfile, device: str) -> DeviceMemory:
-    """Return the bytes that a plan of zero 2 or 3 needs on a device that owns nothing of shared layers."""
+def _memory_without_owner(plan: Plan, profile: ModelProfile, device: str) -> DeviceMemory:
     return _sharded_memory(plan, profile, _shapes(plan, device)[0], device, ("",) * plan.num_layers)
 
 
@@ -47,9 +46,11 @@ def _sharded_memory(
         return not (owners[piece.home] == device or (piece.home in alone and not piece.tied))
 
     def is_summed_once(piece: Piece) -> bool:
+        if not piece.tied:
+            return False
         tied = {layer for layer in range(plan.num_layers) if profile.tied_home(layer) == piece.home}
         held = (set(plan.layers_of(name)) for name in plan.device_names)
-        return piece.tied and any(tied & layers and not tied <= layers for layers in held)
+        return any(tied & layers and not tied <= layers for layers in held)
 
     return sharded_memory(profile, shape, plan.sharding, is_away, is_summed_once)
 
@@ -81,22 +82,39 @@ def memory_on(plan: Plan, profile: ModelProfile, device: Device) -> DeviceMemory
 
 
 def plan_memories(plan: Plan, profile: ModelProfile, cluster: Cluster) -> dict[str, DeviceMemory]:
-    """Return `plan_memory` of each device; devices that serve one stage, all alike, are counted once."""
+    """Return `plan_memory` of each device; devices alike, with a stage each, are counted once."""
+    return _once_each(plan, profile, cluster, plan_memory, owners_count=plan.state_owners is not None)
+
+
+def memories_without_owner(plan: Plan, profile: ModelProfile, cluster: Cluster) -> dict[str, DeviceMemory]:
+    """Return the bytes that a plan of zero 2 or 3 needs on each device beside what owners keep."""
+    return _once_each(plan, profile, cluster, _memory_without_owner, owners_count=False)
+
+
+def _once_each(
+    plan: Plan,
+    profile: ModelProfile,
+    cluster: Cluster,
+    memory_of: Callable[[Plan, ModelProfile, str], DeviceMemory],
+    *,
+    owners_count: bool,
+) -> dict[str, DeviceMemory]:
     known: dict[object, DeviceMemory] = {}
     found, views = {}, {kind: profile.on(kind) for kind in profile.kinds}
     for name in plan.device_names:
         view = views.get(cluster.device(name).kind, profile)
         key: object = name
-        if plan.state_owners is None and len(plan.places[name]) == 1:
+        if len(plan.places[name]) == 1:
             ((number, index),) = plan.places[name]
             pipeline = plan.pipelines[number]
             stage, flight = pipeline.stages[index], pipeline.in_flight(index)
             size, count = pipeline.microbatch_size, pipeline.num_microbatches
             stage_key = (*stage.layers, stage.recompute, stage.segment_layers, stage.offload)
             before = pipeline.in_flight(index - 1) if index else 0
-            key = (*stage_key, flight, before, size, count, id(view.layers))
+            owned = plan.owned_layers(name) if owners_count else ()
+            key = (*stage_key, flight, before, size, count, id(view.layers), owned)
         if key not in known:
-            known[key] = plan_memory(plan, view, name)
+            known[key] = memory_of(plan, view, name)
         found[name] = known[key]
     return found
 
