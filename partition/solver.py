@@ -11,7 +11,7 @@ from cost_model.strict_files import did_you_mean
 from partition.auto import STRATEGIES, auto
 from partition.baselines.catalogue import WELL_KNOWN
 from partition.baselines.strategy import TooManyDevicesError
-from partition.bounds.best_bound import Bound, best_bound, sharded_bound
+from partition.bounds.best_bound import Bound, best_bound, offloaded_bound, sharded_bound
 from partition.exact.chain_search import AUTO
 from partition.local_search.pipeline_search import PipelineSearch
 from partition.plan import Figures, Plan
@@ -143,7 +143,9 @@ def _silent(_: str) -> None:
 
 def with_figures(plan: Plan, problem: Problem, figures: Figures, bound: Bound) -> Plan:
     """Return the plan with its predicted figures beside a bound, and the hashes of what they rest on."""
-    if plan.zero or plan.offloads:
+    if plan.offloads:
+        bound = offloaded_bound(problem, sharded=plan.zero > 0)
+    elif plan.zero:
         bound = sharded_bound(problem, plan.sharding)
     if bound.fractional_s > 0:  # all times may be zero, and then there is no gap to speak of
         bound_s, space = bound.of(plan)

@@ -62,7 +62,7 @@ TORCH_CHAPTERS = (
 LIBRARY_HOMES = {
     "peft": ("hetpipe.models.adapters",),
     "matplotlib": ("hetpipe.reporting.plots",),
-    "pulp": ("partition.bounds.best_bound",),
+    "pulp": ("partition.bounds.best_bound", "partition.bounds.host_bound"),
     "highspy": ("partition.column_generation.master_problem",),
 }
 MOST_ROOMS = {"hetpipe": 16, "partition": 14}

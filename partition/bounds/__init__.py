@@ -1,7 +1,8 @@
 """How good any plan could be: proofs that no plan of a space is faster. They change no plan.
 
-best_bound chooses among them. The fractional bound, a small linear programme, speaks about all plans. The
-pipeline bound speaks about pipelines that share no device: by whole numbers of devices where these allow it
+best_bound chooses among them. The fractional bound, a small linear programme, speaks about all plans; where
+hosts lend memory it is host_bound, in which optimizer states pass the hosts' links. The pipeline bound speaks
+about pipelines that share no device: by whole numbers of devices where these allow it
 (`exact.cluster_split`), on classes that merged_classes made fewer, else by column_bound, Farley's bound over
 all columns. That one asks pricing_bound, a dynamic programme, for the least price of a pipeline, on stages
 whose costs relaxed_stages bounds from below, for the amount_intervals that it is asked about. With sums of
@@ -13,5 +14,5 @@ on the arrays of run_tables, is found without ranges of paths, so that it serves
 too, before column_bound. card_columns_bound goes on with the case of plans of which least is known.
 
 For others:
-    best_bound: best_bound, sharded_bound, fractional_bound_s, bound_space, Bound
+    best_bound: best_bound, sharded_bound, offloaded_bound, fractional_bound_s, bound_space, Bound
 """

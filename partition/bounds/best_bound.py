@@ -16,6 +16,7 @@ from cost_model.sharding import Sharding
 from partition.bounds.card_bound import lone_layer_bound_s, summed_layers_bound_s, whole_pipeline_bound_s
 from partition.bounds.card_columns_bound import card_columns_bound_s, device_columns_bound_s
 from partition.bounds.column_bound import ColumnBound
+from partition.bounds.host_bound import SAFETY, LayerBound, host_bound_s, host_classes
 from partition.bounds.merged_classes import merged
 from partition.bounds.node_bound import NodeBound
 from partition.bounds.sync_tables import SyncTables
@@ -140,6 +141,14 @@ def sharded_bound(problem: Problem, sharding: Sharding = Sharding.STATES) -> Bou
     return Bound(fractional_bound_s(free), space)
 
 
+def offloaded_bound(problem: Problem, *, sharded: bool) -> Bound:
+    """Return a bound for plans with optimizer states on hosts; sharded: and between devices, zero 1."""
+    if not sharded:
+        return Bound(fractional_bound_s(problem), bound_space(problem))
+    bound_s = _host_bound_s(problem, sharded=True)
+    return Bound(bound_s, f"{bound_space(problem)}, optimizer states sharded")
+
+
 def pipeline_space(problem: Problem) -> str:
     """Name the plans that the pipeline bounds speak about."""
     sizes = ", ".join(map(str, problem.microbatch_sizes))
@@ -247,15 +256,15 @@ def _coarser(
 
 def bound_space(problem: Problem) -> str:
     """Return in words which plans the fractional bound speaks about."""
-    return f"all plans with microbatches up to {_largest(problem)}, gradient sync and transfers excluded"
+    hosts = ", optimizer states on devices or hosts" if has_host_memory(problem.cluster) else ""
+    return (
+        f"all plans with microbatches up to {_largest(problem)}{hosts}, gradient sync and transfers excluded"
+    )
 
 
 def _largest(problem: Problem) -> int:
     """Return the largest microbatch that a plan may use; smaller ones occur as the last of a pipeline."""
     return min(problem.global_batch_size, max(problem.microbatch_sizes))
-
-
-_SAFETY = 1e-6  # relative: more than the solver's tolerance, so that rounding never proves a false bound
 
 
 def fractional_bound_s(problem: Problem) -> float:
@@ -265,18 +274,19 @@ def fractional_bound_s(problem: Problem) -> float:
     shares of a layer add up to 1. The devices of a class are not busy for longer than count * T: samples at
     the best microbatch size there is (of all, not only those of the problem), and the share of the
     optimizer's work, since who computes a layer holds it whole. Their memory takes the states of their
-    shares, but for optimizer states where a host lends memory. Valid for plans that share devices too.
+    shares; where hosts lend memory, optimizer states may be there (`host_bound_s`). Valid for plans that
+    share devices too.
 
     Raises: InfeasibleError if the states of the model do not even fit when cut up at will.
     """
     if has_host_memory(problem.cluster):
-        problem = unsharded(problem, 0.0)
+        return _host_bound_s(problem, sharded=False)
     groups: dict[tuple[str, float, float], list[Device]] = {}
     for device in problem.cluster.devices:
         groups.setdefault((device.kind, device.speed, device.usable_bytes), []).append(device)
     members = list(groups.values())
     layers, classes = range(problem.profile.num_layers), range(len(members))
-    states = [_state_bytes(problem, layer) for layer in layers]
+    states = [sum(_state_bytes(problem, layer)) for layer in layers]
     usable = [sum(device.usable_bytes for device in group) for group in members]
     if sum(states) > sum(usable):
         raise InfeasibleError(
@@ -285,7 +295,7 @@ def fractional_bound_s(problem: Problem) -> float:
             missing_bytes=sum(states) - sum(usable),
         )
     prices = Prices(problem.profile)
-    seconds = [[_seconds(problem, prices, layer, group[0]) for group in members] for layer in layers]
+    seconds = [[sum(_seconds(problem, prices, layer, group[0])) for group in members] for layer in layers]
     unit_s = sum(map(min, seconds)) or 1.0
     programme = pulp.LpProblem("fractional", pulp.LpMinimize)
     step = programme.add_variable("step", lowBound=0)
@@ -299,31 +309,42 @@ def fractional_bound_s(problem: Problem) -> float:
         busy = pulp.lpSum(seconds[layer][index] / unit_s * share[layer][index] for layer in layers)
         held = pulp.lpSum(states[layer] / usable[index] * share[layer][index] for layer in layers)
         programme += busy <= count * step
-        programme += held <= 1 + _SAFETY
+        programme += held <= 1 + SAFETY
     status = programme.solve(pulp.HiGHS(msg=False))
     assert status == pulp.LpStatusOptimal, pulp.LpStatus[status]
-    return max(0.0, float(programme.objective.value()) * unit_s * (1 - _SAFETY))
+    return max(0.0, float(programme.objective.value()) * unit_s * (1 - SAFETY))
 
 
-def _state_bytes(problem: Problem, layer: int) -> float:
-    """Return bytes of parameters, gradients and optimizer states of a layer, without what it is tied to.
+def _host_bound_s(problem: Problem, *, sharded: bool) -> float:
+    classes, prices = host_classes(problem.cluster), Prices(problem.profile)
+    layers = []
+    for layer in range(problem.profile.num_layers):
+        seconds = [_seconds(problem, prices, layer, each.devices[0]) for each in classes]
+        compute_s, update_s = zip(*seconds, strict=True)
+        layers.append(LayerBound(compute_s, update_s, *_state_bytes(problem, layer)))
+    return host_bound_s(problem.cluster, classes, layers, sharded=sharded)
+
+
+def _state_bytes(problem: Problem, layer: int) -> tuple[float, float]:
+    """Return bytes of parameters and gradients of a layer, and of its optimizer states, tied ones left out.
 
     On the kind that needs least.
     """
     kinds = {device.kind for device in problem.cluster.devices}
-    return min(_states_on(problem.profile.on(kind), layer) for kind in kinds)
+    held, states = zip(*(_states_on(problem.profile.on(kind), layer) for kind in kinds), strict=True)
+    return min(held), min(states)
 
 
-def _states_on(profile: ModelProfile, layer: int) -> float:
+def _states_on(profile: ModelProfile, layer: int) -> tuple[float, float]:
     memory = device_memory(profile, [StageShape(layer, layer + 1, 0, 1)])
-    copies = 1 + profile.optimizer_bytes_per_parameter_byte  # gradients and states
-    states = memory.parameter_bytes + memory.gradient_bytes + memory.optimizer_bytes
+    tied = profile.tied_bytes(layer)  # and their gradients
     shared = sum(num_bytes for _, num_bytes in profile.shared_weight_bytes(layer))
-    return states - shared - copies * profile.tied_bytes(layer)
+    held = memory.parameter_bytes + memory.gradient_bytes - shared - tied
+    return held, max(0.0, memory.optimizer_bytes - profile.optimizer_bytes_per_parameter_byte * tied)
 
 
-def _seconds(problem: Problem, prices: Prices, layer: int, device: Device) -> float:
-    """Return the least seconds that any plan needs for a layer: the whole batch and its optimizer step.
+def _seconds(problem: Problem, prices: Prices, layer: int, device: Device) -> tuple[float, float]:
+    """Return the least seconds that any plan needs for a layer: for the whole batch, for its optimizer step.
 
     Per-sample seconds fall or rise all the way between two measured sizes, so that the ends are enough.
     """
@@ -338,4 +359,4 @@ def _seconds(problem: Problem, prices: Prices, layer: int, device: Device) -> fl
     optimizer = prices.optimizer_s(device, [layer])
     trained = device_memory(profile, [StageShape(layer, layer + 1, 0, 1)]).gradient_bytes
     own = 1 - profile.tied_bytes(layer) / trained if trained else 1.0
-    return batch * forward_backward + max(0.0, own) * optimizer
+    return batch * forward_backward, max(0.0, own) * optimizer

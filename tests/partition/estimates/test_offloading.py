@@ -16,7 +16,7 @@ from hetpipe.runs.settings import Settings
 from hetpipe.simulation.prediction import evaluator, simulate_plan
 from hetpipe.simulation.schedule_selection import lower
 from hetpipe.training import checkpoint
-from partition.bounds.best_bound import sharded_bound
+from partition.bounds.best_bound import offloaded_bound
 from partition.estimates.offloading import with_offload
 from partition.estimates.plan_memory import host_bytes, plan_memory
 from partition.plan import OPTIMIZER_STATES, Plan, Stage
@@ -109,7 +109,7 @@ def test_the_planner_offloads_where_nothing_else_fits_and_nowhere_else():
     assert plan.offloads
     check_memory(plan, profile, tight)
     assert plan.predicted is not None
-    bound = sharded_bound(replace(problem, cluster=tight))
+    bound = offloaded_bound(replace(problem, cluster=tight), sharded=plan.zero > 0)
     assert plan.predicted.bound_s == pytest.approx(bound.fractional_s)
     assert plan.predicted.step_s >= bound.fractional_s
 
