@@ -1,0 +1,62 @@
+"""The bytes of a device whose step goes layer by layer, worked out by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from cost_model.layer_profile import LayerProfile, LayerTimes
+from cost_model.memory import DeviceMemory, StageShape
+from cost_model.profile import KindProfile, ModelProfile
+from cost_model.sharded_memory import sharded_memory
+from cost_model.sharding import Sharding
+
+
+def three_layers() -> ModelProfile:
+    """Layers of 10, 20 and 30 bytes of weights, which save 2, 3 and 4 bytes a sample and hand on 1."""
+    sizes = zip((10.0, 20.0, 30.0), (2.0, 3.0, 4.0), strict=True)
+    layers = tuple(LayerProfile(f"layer {i}", held, 1.0, saved) for i, (held, saved) in enumerate(sizes))
+    times = (LayerTimes((1.0,), (2.0,)),) * 3
+    return ModelProfile("three", 8, "float32", layers, {"one": KindProfile("measured", (1,), times)})
+
+
+def need(profile: ModelProfile, sharding: Sharding, owned: set[int], num_microbatches: int) -> DeviceMemory:
+    stage = StageShape(0, 3, 1, 1, num_microbatches=num_microbatches)
+    return sharded_memory(profile, stage, sharding, lambda piece: piece.home not in owned)
+
+
+def terms(memory: DeviceMemory) -> tuple[float, ...]:
+    return memory.parameter_bytes, memory.gradient_bytes, memory.optimizer_bytes, memory.saved_bytes
+
+
+def test_who_owns_the_first_layers_has_room_for_one_gradient_more() -> None:
+    # The worst moment is the backward of the last layer: its 30 bytes of gradients, and all that is saved.
+    found = need(three_layers(), Sharding.GRADIENTS, {0, 1}, 2)
+    assert terms(found) == (60.0, 30.0 + 30.0, 2 * 30.0, 9.0)
+    # The same under zero 3, with the weights of the last layer fetched for it
+    found = need(three_layers(), Sharding.WEIGHTS, {0, 1}, 2)
+    assert terms(found) == (30.0 + 30.0, 30.0 + 30.0, 2 * 30.0, 9.0)
+
+
+def test_two_layers_of_others_are_there_at_once() -> None:
+    # The backward of the middle layer: its weights and those of the first, which come next; its gradients,
+    # and, of the microbatch before, those of the first layer, which are not reduced yet.
+    found = need(three_layers(), Sharding.WEIGHTS, {2}, 2)
+    assert terms(found) == (30.0 + 20.0 + 10.0, 30.0 + 20.0 + 10.0, 2 * 30.0, 2.0 + 3.0)
+    # With one microbatch there is none before: gradients of the first two meet at the backward of the first
+    found = need(three_layers(), Sharding.WEIGHTS, {2}, 1)
+    assert found.total_bytes == 30.0 + 30.0 + 60.0 + max(30.0 + 20.0 + 5.0, 10.0 + 30.0 + 2.0)
+
+
+@pytest.mark.parametrize("sharding", [Sharding.GRADIENTS, Sharding.WEIGHTS])
+def test_who_owns_nothing_has_no_states_and_who_owns_all_needs_what_one_device_needs(sharding) -> None:
+    profile = three_layers()
+    assert need(profile, sharding, set(), 2).optimizer_bytes == 0.0
+    assert terms(need(profile, sharding, {0, 1, 2}, 2)) == (60.0, 60.0, 120.0, 9.0)
+
+
+def test_frozen_layers_have_no_gradients_and_stay_whole() -> None:
+    layers = three_layers().layers
+    frozen = (replace(layers[0], unreached_bytes=10.0), *layers[1:])
+    found = need(replace(three_layers(), layers=frozen), Sharding.WEIGHTS, {1}, 2)
+    # the first layer's weights are there all the time, those of the last while it works
+    assert terms(found) == (10.0 + 20.0 + 30.0, 20.0 + 30.0, 2 * 20.0, 9.0)

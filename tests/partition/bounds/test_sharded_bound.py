@@ -1,0 +1,116 @@
+"""The bound of plans that shard gradients, or weights: below every random plan's simulated step; by hand."""
+
+import random
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from cost_model.memory import state_home_bytes
+from cost_model.sharding import Sharding
+from hetpipe.simulation.prediction import evaluator, simulate_plan
+from partition.bounds.best_bound import sharded_bound
+from partition.estimates.optimizer_sharding import with_state_owners
+from partition.estimates.plan_memory import plan_memory
+from partition.plan import Pipeline, Plan, Stage
+from partition.problem import Problem, check_plan
+from partition.solver import solve
+from random_problems import frozen_below, in_two_precisions, random_problem
+
+BY_LAYER = (Sharding.GRADIENTS, Sharding.WEIGHTS)
+
+
+def problem_of(seed: int, sharding: Sharding) -> Problem:
+    """A random problem; in some the first layers are frozen, or one kind of device computes in 16 bits."""
+    problem, rng = random_problem(seed), random.Random(f"{seed} sharded")
+    if rng.random() < 0.3:
+        first = rng.randrange(1, problem.profile.num_layers - 1)
+        problem = replace(problem, profile=frozen_below(problem.profile, first))
+    elif rng.random() < 0.3 and sharding is Sharding.GRADIENTS:
+        problem = in_two_precisions(problem)
+    return problem
+
+
+def random_plan(rng: random.Random, problem: Problem, sharding: Sharding) -> Plan:
+    """Any plan that a step by layers can have: each device serves one stage, owners are any that hold."""
+    names = [device.name for device in problem.cluster.devices]
+    rng.shuffle(names)
+    batch, num_layers = problem.global_batch_size, problem.profile.num_layers
+    used = names[: rng.randint(min(2, batch), min(len(names), batch))]
+    count = len(used) if sharding is Sharding.WEIGHTS else rng.randint(1, len(used))
+    ends = [0, *sorted(rng.sample(range(1, len(used)), count - 1)), len(used)]
+    shares = [0, *sorted(rng.sample(range(1, batch), count - 1)), batch]
+    pipelines = []
+    for (start, stop), (first, last) in zip(pairwise(ends), pairwise(shares), strict=True):
+        devices = used[start:stop][:num_layers]
+        cuts = [0, *sorted(rng.sample(range(1, num_layers), len(devices) - 1)), num_layers]
+        size = rng.randint(1, min(last - first, max(problem.microbatch_sizes)))
+        flights = sorted((rng.randint(1, 3) for _ in devices), reverse=True)
+        stages = []
+        for name, layers, flight in zip(devices, pairwise(cuts), flights, strict=True):
+            again = rng.random() < 0.3
+            flight = 1 if sharding is Sharding.WEIGHTS else flight
+            stages.append(Stage((name,), layers, flight, again, segment_layers=int(again)))
+        pipelines.append(Pipeline(size, last - first, tuple(stages)))
+    plan = Plan("random", problem.profile.model, batch, tuple(pipelines), zero=int(sharding))
+    check_plan(plan, problem.profile, problem.cluster)
+    if rng.random() < 0.5:
+        return with_state_owners(plan, problem.profile, problem.cluster)
+    holders = [
+        [name for name in plan.device_names if layer in plan.layers_of(name)] for layer in range(num_layers)
+    ]
+    return replace(plan, state_owners=tuple(map(rng.choice, holders)))
+
+
+def check_random_plans(seed: int, num_plans: int, sharding: Sharding) -> float:
+    """Simulate random plans; return the least step of all in units of the bound."""
+    problem, rng = problem_of(seed, sharding), random.Random(seed)
+    bound = sharded_bound(problem, sharding)
+    evaluate, least = evaluator(problem.profile, problem.cluster), float("inf")
+    for _ in range(num_plans):
+        plan = random_plan(rng, problem, sharding)
+        check_states(plan, problem)
+        step_s = evaluate(plan).step_s
+        assert bound.of(plan) == (bound.fractional_s, bound.fractional_space)
+        assert bound.fractional_s <= step_s, (seed, plan)
+        least = min(least, step_s / bound.fractional_s)
+    return least
+
+
+def check_states(plan: Plan, problem: Problem) -> None:
+    """Optimizer states are counted once over all devices, gradients of a layer at its owner at least."""
+    profile, layers = problem.profile, range(plan.num_layers)
+    needs = {name: plan_memory(plan, profile, name) for name in plan.device_names}
+    ratio = profile.optimizer_bytes_per_parameter_byte
+    assert plan.state_owners is not None
+    for name, need in needs.items():
+        owned = state_home_bytes(profile, plan.owned_layers(name))
+        assert need.gradient_bytes >= owned - 1e-9
+        assert need.parameter_bytes >= owned - 1e-9
+        assert need.optimizer_bytes >= ratio * owned - 1e-9
+    if not profile.tied_groups:  # tied weights that two stages of a pipeline hold are its devices' own
+        total = sum(need.optimizer_bytes for need in needs.values())
+        assert total == pytest.approx(ratio * state_home_bytes(profile, layers))
+
+
+@pytest.mark.parametrize("sharding", BY_LAYER)
+def test_no_random_plan_that_shards_gradients_or_weights_beats_its_bound(sharding: Sharding) -> None:
+    least = [check_random_plans(seed, 5, sharding) for seed in range(40)]
+    assert min(least) < 1.5  # the plans come near: the bound says something
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", BY_LAYER)
+def test_nor_do_a_thousand_of_each(sharding: Sharding) -> None:
+    for seed in range(1000, 1200):
+        check_random_plans(seed, 5, sharding)
+
+
+@pytest.mark.parametrize("strategy", ["poplar-2", "poplar-3"])
+def test_a_plan_in_rounds_says_the_bound_of_what_it_shards(strategy: str) -> None:
+    problem = random_problem(3)
+    plan = solve(problem, evaluator(problem.profile, problem.cluster), strategy)
+    assert plan.predicted is not None and plan.predicted.bound_s is not None
+    assert plan.predicted.bound_s == sharded_bound(problem, plan.sharding).fractional_s
+    assert plan.predicted.bound_s <= simulate_plan(plan, problem.profile, problem.cluster).makespan_s
+    assert "memory not counted" in str(plan.predicted.bound_space)
