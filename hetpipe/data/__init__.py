@@ -5,8 +5,8 @@ A `TrainingTask` joins a chain of layers, batches and a loss. What files hold fo
 of the kinds that `kinds` lists; each has one home with the protocol of `kind`: it reads files, writes
 them into the run folder, and gives samples from there. `texts` and `dataset` are plain text,
 `chat_lines`, `chat_template` and `chats` are chats; both are split with a vocabulary (`vocabulary`,
-`special_tokens`). A user's own model and data come in through `user_task`, `own_code` knows what its
-times depend on.
+`special_tokens`), and `packed_samples` puts several of either into a row. A user's own model and data come
+in through `user_task`, `own_code` knows what its times depend on.
 
 Others use:
     task: TrainingTask, TaskFactory, OptimizerFactory, prepare_data, registered_task, model_notes

@@ -14,20 +14,23 @@ from cost_model.strict_files import write_atomically
 from hetpipe.data.chat_lines import FORMS, Chat, document_of, is_chat, read_chats
 from hetpipe.data.chat_template import ChatTemplate
 from hetpipe.data.dataset import (
+    ENDS_FILE,
     IGNORE_LABEL,
     TOKENS_FILE,
     load_tokens,
-    permuted,
+    num_learned,
     replacing,
     write_token_ids,
 )
 from hetpipe.data.json_lines import first_line
-from hetpipe.data.kind import IntArray, Learner, Reading, StepData
+from hetpipe.data.keyed_order import permuted
+from hetpipe.data.kind import IntArray, Learner, Reading, Samples, StepData
+from hetpipe.data.packed_samples import PackedSamples
 from hetpipe.data.special_tokens import SpecialTokens
 from hetpipe.data.vocabulary import texts_sha256
 from hetpipe.models.tasks import Task
 
-LEARNED_FILE, ENDS_FILE = "learned.bin", "ends.bin"
+LEARNED_FILE = "learned.bin"
 CHATS_PER_WRITE = 1_000
 
 
@@ -162,23 +165,31 @@ class ChatDataset:
     def notes(self) -> list[str]:
         """Return what a user should know: what is cut, left out, and how much of the samples is filling."""
         lengths = np.diff(self.ends, prepend=0)
-        cut, left_out = int((lengths > self.sequence_length).sum()), len(lengths) - len(self.kept)
         filled = 1 - np.minimum(lengths[self.kept], self.sequence_length).mean() / self.sequence_length
-        said = [
+        return [
             f"{len(self.kept):,} chats, {self.num_terms:,} tokens of answers; filled up to "
-            f"{self.sequence_length} tokens each, {filled:.0%} is filling"
+            f"{self.sequence_length} tokens each, {filled:.0%} is filling",
+            *self._cut_notes(),
         ]
-        if cut:
-            said.append(
-                f"{cut:,} of {len(lengths):,} chats are longer than {self.sequence_length} tokens and cut "
-                f"there{f'; {left_out:,} have no answer before it and are left out' if left_out else ''}"
-            )
-        return said
 
+    def _cut_notes(self) -> tuple[str, ...]:
+        lengths = np.diff(self.ends, prepend=0)
+        cut, left_out = int((lengths > self.sequence_length).sum()), len(lengths) - len(self.kept)
+        if not cut:
+            return ()
+        return (
+            f"{cut:,} of {len(lengths):,} chats are longer than {self.sequence_length} tokens and cut "
+            f"there{f'; {left_out:,} have no answer before it and are left out' if left_out else ''}",
+        )
 
-def num_learned(labels: Any) -> int:
-    """Return how many terms the loss of a step has, by its labels [samples, seq]."""
-    return int((labels[:, 1:] != IGNORE_LABEL).sum())
+    def packed(self) -> PackedSamples:
+        """Return the same chats, cut alike, several a row."""
+        starts = np.concatenate(([0], self.ends[:-1]))[self.kept]
+        lengths = np.minimum(self.ends[self.kept] - starts, self.sequence_length)
+        return PackedSamples(
+            self.tokens, starts, lengths, self.learned, self.num_learned,
+            self.sequence_length, self.seed, self.filler, "chats", self._cut_notes(),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +230,7 @@ class ChatKind:
     tasks: tuple[Task, ...] = (Task.CAUSAL_LM,)
     files: tuple[str, ...] = (TOKENS_FILE, LEARNED_FILE, ENDS_FILE)
     is_brought = False
+    packs = True
 
     def holds(self, path: Path) -> bool:
         """Return whether the first line is a chat."""
@@ -228,9 +240,10 @@ class ChatKind:
         """Read files."""
         return Chats(read_chats(paths))
 
-    def load(self, place: Path, reading: Reading) -> ChatDataset:
+    def load(self, place: Path, reading: Reading) -> Samples:
         """Return the chats' tokens as samples."""
-        return ChatDataset.load(place, reading.vocabulary, reading.sequence_length, reading.seed)
+        chats = ChatDataset.load(place, reading.vocabulary, reading.sequence_length, reading.seed)
+        return chats.packed() if reading.inputs.packed else chats
 
 
 CHATS = ChatKind()

@@ -6,16 +6,16 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from cost_model.errors import InputError
+from hetpipe.data.keyed_order import MASK_STREAM, draws, permuted
 from hetpipe.data.kind import IntArray, StepData
 from hetpipe.data.special_tokens import SpecialTokens
 from hetpipe.data.vocabulary import TRAINED_TOKENS, lines_of, vocabulary_sha256
@@ -24,22 +24,31 @@ from hetpipe.models.tasks import Task
 IGNORE_LABEL = -100  # the value that torch's cross-entropy ignores
 MASKED_SHARE = 0.15
 LINES_PER_WRITE = 10_000
-TOKENS_FILE, TOKENS_HEADER = "tokens.bin", "tokens.json"
-# First word of a random stream's key: the two uses of one seed never share numbers.
-ORDER_STREAM, MASK_STREAM = 0, 1
+TOKENS_FILE, TOKENS_HEADER, ENDS_FILE = "tokens.bin", "tokens.json", "ends.bin"
 LAST = np.iinfo(np.uint64).max
 
 
 def write_tokens(folder: Path, documents: Sequence[str], vocabulary: Tokenizer) -> None:
-    """Write `tokens.bin` (flat, a separator after every document) and then its header `tokens.json`."""
+    """Write `tokens.bin` (flat, a separator after every document) and then its header `tokens.json`.
+
+    Also `ends.bin`: of each document in the tokens, its separator in it.
+    """
     separator = SpecialTokens.of(vocabulary).separator
-    with write_token_ids(folder, vocabulary) as write:
+    with (
+        replacing(folder / ENDS_FILE) as ends,
+        write_token_ids(folder, vocabulary) as write,
+    ):
+        end = 0
         for document in documents:
             lines = lines_of([document])
             while batch := list(islice(lines, LINES_PER_WRITE)):
                 encodings = vocabulary.encode_batch_fast(batch, add_special_tokens=False)
-                write([token for encoding in encodings for token in encoding.ids])
+                ids = [token for encoding in encodings for token in encoding.ids]
+                write(ids)
+                end += len(ids)
             write([separator])
+            end += 1
+            ends.write(end.to_bytes(8, "little"))
 
 
 @contextmanager
@@ -80,6 +89,15 @@ def load_tokens(folder: Path, vocabulary: Tokenizer) -> npt.NDArray[np.unsignedi
     return np.memmap(folder / TOKENS_FILE, dtype=dtype, mode="r", shape=(count,))
 
 
+class Tokens(Protocol):
+    """Flat ids that are read where they are asked for."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, places: IntArray) -> IntArray:
+        """Return those at places, of any shape."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Dataset:
     """The endless training order over one token file.
@@ -92,7 +110,7 @@ class Dataset:
     special: of the vocabulary.
     """
 
-    tokens: npt.NDArray[np.unsignedinteger]
+    tokens: "npt.NDArray[np.unsignedinteger] | Tokens"
     task: Task
     sequence_length: int
     vocabulary_size: int
@@ -178,8 +196,8 @@ class Dataset:
         labels = np.full_like(inputs, IGNORE_LABEL)
         ordinary = np.setdiff1d(np.arange(self.vocabulary_size, dtype=np.uint64), special.all)
         for row, position in enumerate(positions):
-            draws = _draws(num_tokens + 2 * num_masked, self.seed, MASK_STREAM, int(position))
-            keys, kinds, tokens = np.split(draws, (num_tokens, num_tokens + num_masked))
+            words = draws(num_tokens + 2 * num_masked, self.seed, MASK_STREAM, int(position))
+            keys, kinds, tokens = np.split(words, (num_tokens, num_tokens + num_masked))
             keys[np.isin(content[row], special.all)] = LAST  # a document's [SEP] is no word to guess
             masked = 1 + np.argsort(keys, kind="stable")[:num_masked]
             labels[row, masked] = inputs[row, masked]
@@ -190,33 +208,27 @@ class Dataset:
         return inputs, labels
 
 
+def num_learned(labels: Any) -> int:
+    """Return how many terms the loss of a step has, by its labels [samples, seq] of a causal model."""
+    return int((labels[:, 1:] != IGNORE_LABEL).sum())
+
+
+def load_ends(folder: Path, num_tokens: int) -> IntArray:
+    """Return the ends of documents in the tokens, rising.
+
+    Raises: InputError if they are missing or torn.
+    """
+    try:
+        ends = np.fromfile(folder / ENDS_FILE, "<i8").astype(np.int64)
+    except OSError as error:
+        raise InputError(f"ends of texts in {folder} cannot be read ({error}); train anew") from None
+    if len(ends) == 0 or ends[-1] != num_tokens:
+        raise InputError(f"texts in {folder} are torn; train into a new folder")
+    return ends
+
+
 def _num_masked(num_tokens: int) -> int:
     return max(1, round(MASKED_SHARE * num_tokens))
-
-
-def _draws(count: int, seed: int, stream: int, index: int) -> npt.NDArray[np.uint64]:
-    """Return random words keyed by (seed, stream, index): raw Philox, the part that NumPy keeps stable."""
-    generator = np.random.Philox(np.random.SeedSequence(seed, spawn_key=(stream, index)))
-    return np.asarray(generator.random_raw(count), np.uint64)
-
-
-@lru_cache(maxsize=2)  # a batch straddles at most two long epochs
-def epoch_order(seed: int, epoch: int, num_sequences: int) -> IntArray:
-    """Return the sequences in the order in which an epoch reads them, each once: [num_sequences]."""
-    order = np.argsort(_draws(num_sequences, seed, ORDER_STREAM, epoch), kind="stable")
-    order.flags.writeable = False
-    return order
-
-
-def permuted(seed: int, num_sequences: int, first_sample: int, num_samples: int) -> IntArray:
-    """Return which of so many sequences each position from first_sample on reads: [num_samples]."""
-    assert first_sample >= 0 and num_samples >= 0, (first_sample, num_samples)
-    epochs, offsets = np.divmod(np.arange(first_sample, first_sample + num_samples), num_sequences)
-    found = np.empty(num_samples, np.int64)
-    for epoch in np.unique(epochs):
-        here = epochs == epoch
-        found[here] = epoch_order(seed, int(epoch), num_sequences)[offsets[here]]
-    return found
 
 
 @contextmanager

@@ -13,8 +13,9 @@ import torch
 
 from cost_model.errors import InputError
 from cost_model.strict_files import read_json, write_atomically
-from hetpipe.data.dataset import permuted, replacing
+from hetpipe.data.dataset import replacing
 from hetpipe.data.image_files import Pixels, is_image_file, read_images
+from hetpipe.data.keyed_order import permuted
 from hetpipe.data.kind import Learner, Reading, StepData
 from hetpipe.data.label_names import model_labels
 from hetpipe.models.task_inputs import IMAGES
@@ -191,6 +192,7 @@ class ImageKind:
     tasks: tuple[Task, ...] = (Task.IMAGE_CLASSIFICATION,)
     files: tuple[str, ...] = (IMAGES_FILE, LABELS_FILE)
     is_brought = False
+    packs = False
 
     def holds(self, path: Path) -> bool:
         """Return whether the file is called as one of images is."""

@@ -118,7 +118,7 @@ class DataKind(Protocol):
 
     name: the plural in a sentence. form: what to give, in a sentence. files: those that `Content.write`
     writes. is_brought: whether what `read` of no files gives is worth training on; layers are
-    measured with it in any case.
+    measured with it in any case. packs: whether its samples can share a row.
     """
 
     name: str
@@ -126,6 +126,7 @@ class DataKind(Protocol):
     tasks: tuple[Task, ...]
     files: tuple[str, ...]
     is_brought: bool
+    packs: bool
 
     def holds(self, path: Path) -> bool:
         """Return whether a file seems to be of this kind; false of one that cannot be read."""

@@ -15,8 +15,9 @@ from hetpipe.data.kind import Content, DataKind, Learner, Reading, Samples
 from hetpipe.data.labelled_texts import LABELLED_TEXTS
 from hetpipe.data.tagged_words import TAGGED_WORDS
 from hetpipe.data.texts import TEXTS
+from hetpipe.data.token_files import TOKEN_FILES
 
-KINDS: tuple[DataKind, ...] = (CHATS, LABELLED_TEXTS, TAGGED_WORDS, IMAGE_KIND, TEXTS)
+KINDS: tuple[DataKind, ...] = (CHATS, LABELLED_TEXTS, TAGGED_WORDS, IMAGE_KIND, TOKEN_FILES, TEXTS)
 """In the order in which a file is tried: what takes any file comes last."""
 
 DATA_FILE = "data.json"
@@ -60,6 +61,17 @@ def check_given(paths: Sequence[Path | str], model: Learner) -> None:
     """
     if not paths and not (kind := kind_of([], model)).is_brought:
         raise InputError(f"{model.name} learns {model.task}; give --data: {kind.form}")
+
+
+def check_packed(paths: Sequence[Path | str], model: Learner) -> None:
+    """Check that samples of files can share a row.
+
+    Raises: InputError if they cannot.
+    """
+    kind = kind_of([Path(path) for path in paths], model)
+    if not kind.packs:
+        others = " and ".join(each.name for each in KINDS if each.packs)
+        raise InputError(f"--pack is for {others}, and {paths[0]} holds {kind.name}; leave it out")
 
 
 def write_data(place: Path, kind: DataKind, content: Content, reading: Reading) -> list[str]:

@@ -50,6 +50,7 @@ class LabelledTextKind:
     tasks: tuple[Task, ...] = (Task.SEQUENCE_CLASSIFICATION,)
     files: tuple[str, ...] = FILES
     is_brought = False
+    packs = False
 
     def holds(self, path: Path) -> bool:
         """Return whether the first line has a text and a label."""

@@ -16,10 +16,10 @@ from hetpipe.data.dataset import (
     IGNORE_LABEL,
     TOKENS_FILE,
     load_tokens,
-    permuted,
     replacing,
     write_token_ids,
 )
+from hetpipe.data.keyed_order import permuted
 from hetpipe.data.kind import IntArray, Reading, StepData
 from hetpipe.data.special_tokens import SpecialTokens
 from hetpipe.models.task_inputs import MASK, TOKENS, TYPES, InputShape

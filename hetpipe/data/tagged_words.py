@@ -76,6 +76,7 @@ class TaggedWordKind:
     tasks: tuple[Task, ...] = (Task.TOKEN_CLASSIFICATION,)
     files: tuple[str, ...] = FILES
     is_brought = False
+    packs = False
 
     def holds(self, path: Path) -> bool:
         """Return whether the first line has words and tags."""

@@ -16,9 +16,10 @@ from hetpipe.data.figures import Figures, check_best, figure_names, figures_of
 from hetpipe.data.held_out import SEED as HELD_OUT_SEED
 from hetpipe.data.held_out import HeldOut, as_tensors
 from hetpipe.data.kind import Content, Reading, Samples
-from hetpipe.data.kinds import check_given, data_sha256, load_data, read_data, write_data
+from hetpipe.data.kinds import check_given, check_packed, data_sha256, load_data, read_data, write_data
 from hetpipe.data.padded_texts import mark_ends
 from hetpipe.data.special_tokens import adopt_vocabulary
+from hetpipe.data.token_files import TokenFiles
 from hetpipe.data.vocabulary import load_vocabulary, save_vocabulary, train_vocabulary, vocabulary_sha256
 from hetpipe.models.adapter_folder import AdapterFolder
 from hetpipe.models.adapters import task_spec
@@ -150,6 +151,9 @@ def prepare_data(
     _adapter_of(spec, settings)
     if trains:
         check_given(settings.data, spec)
+    if settings.run.pack:
+        for files in filter(None, (settings.data, settings.run.eval_data)):
+            check_packed(files, spec)
     kind, content = read_data(settings.data, spec)
     held_out = read_data(settings.run.eval_data, spec) if settings.run.eval_data else None
     if spec.folder is not None:
@@ -171,6 +175,8 @@ def _vocabulary(spec: ModelSpec, content: Content, vocabulary_from: Path | None)
         return load_vocabulary(vocabulary_from)
     if spec.folder is not None and spec.folder.tokenizer is not None:
         return adopt_vocabulary(spec.folder.tokenizer, spec.task, spec.vocabulary_size)
+    if isinstance(content, TokenFiles) and content.tokenizer is not None:
+        return adopt_vocabulary(content.tokenizer, spec.task, spec.vocabulary_size)
     vocabulary = train_vocabulary(content.words, spec.vocabulary_size)
     if spec.task.pads:
         mark_ends(vocabulary)
@@ -248,6 +254,6 @@ def model_notes(model: str, model_folder: str | None) -> list[str]:
     if weights.folder.task.reads_text and weights.folder.tokenizer is None:
         notes.append(
             f"{weights.folder.name}: the folder holds no {TOKENIZER_FILE}; a vocabulary is trained on the "
-            "text, whose ids are not those that the weights know"
+            "text (files of tokens bring theirs), whose ids are not those that the weights know"
         )
     return notes

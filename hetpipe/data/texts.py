@@ -5,11 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics
 
+import numpy as np
+
 from cost_model.errors import InputError
 from hetpipe.data.data_file import read_text_file
-from hetpipe.data.dataset import TOKENS_FILE, Dataset, load_tokens, write_tokens
+from hetpipe.data.dataset import ENDS_FILE, TOKENS_FILE, Dataset, load_ends, load_tokens, write_tokens
 from hetpipe.data.json_lines import first_line, is_json_lines, json_lines, shown
-from hetpipe.data.kind import Learner, Reading
+from hetpipe.data.kind import Learner, Reading, Samples
+from hetpipe.data.packed_samples import PackedSamples
 from hetpipe.data.special_tokens import SpecialTokens
 from hetpipe.data.vocabulary import texts_sha256
 from hetpipe.models.tasks import Task
@@ -70,8 +73,9 @@ class TextKind:
     name = "text"
     form = f'text (or JSON lines with "{_KEY}")'
     tasks: tuple[Task, ...] = (Task.MASKED_LM, Task.CAUSAL_LM)
-    files: tuple[str, ...] = (TOKENS_FILE,)
+    files: tuple[str, ...] = (TOKENS_FILE, ENDS_FILE)
     is_brought = True
+    packs = True
 
     def holds(self, path: Path) -> bool:
         """Return whether it is no JSON lines, or the first has a text."""
@@ -81,8 +85,10 @@ class TextKind:
         """Read files, or the reference manual."""
         return Texts(read_corpus(paths))
 
-    def load(self, place: Path, reading: Reading) -> Dataset:
-        """Return the sequences of the tokens."""
+    def load(self, place: Path, reading: Reading) -> Samples:
+        """Return the sequences of the tokens, or documents packed into rows."""
+        if reading.inputs.packed:
+            return _packed_documents(place, reading)
         return Dataset(
             tokens=load_tokens(place, reading.vocabulary),
             task=reading.model.task,
@@ -91,6 +97,27 @@ class TextKind:
             seed=reading.seed,
             special=SpecialTokens.of(reading.vocabulary),
         )
+
+
+def _packed_documents(place: Path, reading: Reading) -> PackedSamples:
+    """Return documents, several a row; those that are longer than a row in pieces as long as it."""
+    tokens, length = load_tokens(place, reading.vocabulary), reading.sequence_length
+    ends = load_ends(place, len(tokens))
+    begins = np.concatenate(([0], ends[:-1]))
+    counts = -(-(ends - begins) // length)
+    each = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+    starts = np.repeat(begins, counts) + each * length
+    lengths = np.minimum(np.repeat(ends, counts) - starts, length)
+    learns = lengths > 1  # nothing predicts the first token
+    if not learns.any():
+        raise InputError(f"no text has two tokens within {length}; give a larger --sequence-length")
+    cut = int((counts > 1).sum())
+    said = f"{cut:,} of {len(ends):,} texts are longer than {length} tokens and in pieces" if cut else ""
+    return PackedSamples(
+        tokens, starts[learns], lengths[learns], None, lengths[learns] - 1,
+        length, reading.seed, SpecialTokens.of(reading.vocabulary).separator,
+        "texts and pieces of them" if cut else "texts", (said,) if cut else (),
+    )  # fmt: skip
 
 
 TEXTS = TextKind()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cost_model.errors import InputError
-from hetpipe.data.dataset import epoch_order
+from hetpipe.data.keyed_order import permuted
 from hetpipe.data.task import Batch
 
 LABELS = "labels"
@@ -60,11 +60,11 @@ def _called(function: Batch, first_sample: int, num_samples: int) -> tuple[Mappi
 def _read(
     data: Any, seed: int | None, first_sample: int, num_samples: int
 ) -> tuple[Mapping[str, Tensor], Tensor]:
-    rows = []
-    for position in range(first_sample, first_sample + num_samples):
-        epoch, offset = divmod(position, len(data))
-        index = offset if seed is None else int(epoch_order(seed, epoch, len(data))[offset])
-        rows.append(_parts_of(data[index], index))
+    if seed is None:
+        places = [position % len(data) for position in range(first_sample, first_sample + num_samples)]
+    else:
+        places = permuted(seed, len(data), first_sample, num_samples).tolist()
+    rows = [_parts_of(data[index], index) for index in places]
     try:
         inputs = {name: torch.stack([row[0][name] for row in rows]) for name in rows[0][0]}
         return inputs, torch.stack([row[1] for row in rows])

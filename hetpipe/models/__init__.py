@@ -7,7 +7,8 @@ nn.Sequential; `splittable` rewrites what cannot be cut. What a rank owns is mat
 whose weights do not depend on the plan (`initialization`, `pretrained_weights`), nor does dropout
 (`keyed_dropout`); `placement` gives them their device and dtype, `frozen_weights` leaves frozen ones theirs,
 and `weight_bytes` counts them. `adapters` are put beside a frozen base, and go in and out of an
-`adapter_folder`. `split_check` proves that split equals whole.
+`adapter_folder`. `split_check` proves that split equals whole, and with `packed_inputs` that samples of one
+row have nothing of each other.
 
 Others use:
     chain: ChainModel
@@ -25,4 +26,5 @@ Others use:
     block_structure: logits_of, refused_on_error
     split_check: check_split
     kept_proofs: require_split
+    packed_inputs: check_packs
 """

@@ -20,6 +20,7 @@ from cost_model.strict_files import did_you_mean
 from hetpipe.models.block_structure import refused_on_error
 from hetpipe.models.huggingface import ModelSpec, model_spec
 from hetpipe.models.huggingface import preload_modules as preload_base
+from hetpipe.models.packed_inputs import packed
 from hetpipe.models.quantized_weights import Packing, bitsandbytes, dense
 from hetpipe.runs.lora import ALL_LINEAR, LoraSettings
 from hetpipe.runs.quantization import Quantization, load_in_suffix
@@ -34,8 +35,13 @@ _LINEAR = ("Linear", "Conv1D")
 def task_spec(settings: TaskSettings) -> ModelSpec:
     """Return the model of a run, with the adapters of its settings, beside a base held as they say.
 
-    Raises: InputError as `model_spec`, `held_in` and `with_adapters`.
+    Raises: InputError as `model_spec`, `held_in`, `with_adapters` and `packed`.
     """
+    spec = _with_own_weights(settings)
+    return packed(spec) if settings.run.pack else spec
+
+
+def _with_own_weights(settings: TaskSettings) -> ModelSpec:
     spec = held_in(model_spec(settings.base_model, settings.model_folder), settings.run.load_in)
     if settings.lora is None:
         check_trainable(spec.name, spec.quantization)

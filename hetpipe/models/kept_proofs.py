@@ -10,8 +10,9 @@ from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 
-from cost_model.errors import CheckFailedError
+from cost_model.errors import CheckFailedError, InputError
 from hetpipe.models.huggingface import ModelSpec
+from hetpipe.models.packed_inputs import check_takes_positions
 from hetpipe.models.split_check import check_split
 from hetpipe.runs.cache import proofs_folder
 
@@ -26,12 +27,17 @@ def require_split(spec: ModelSpec) -> None:
     that splits. A failure is not kept.
 
     Raises: CheckFailedError if the split model does not compute what the whole one does; names what differs.
+    InputError where that is of rows in which samples are packed.
     """
     path = proofs_folder() / f"{_key(spec)}.json" if spec.proof else None
     if path is not None and path.exists():
         return
+    if spec.inputs.packed:
+        check_takes_positions(spec)
     with _said_once():
         report = check_split(spec)
+    if not report.passed and spec.inputs.packed:
+        raise InputError(f"{report.model} cannot take packed samples: {report.reason}; leave out --pack")
     if not report.passed:
         raise CheckFailedError(f"{report.model}: {report.reason}")
     if path is not None:

@@ -17,6 +17,7 @@ from hetpipe.models.huggingface import ModelSpec
 from hetpipe.models.initialization import private_random_stream
 from hetpipe.models.keyed_dropout import KeyedDropout
 from hetpipe.models.loss import IGNORED_LABEL, loss_sum
+from hetpipe.models.packed_inputs import seen_by_others
 from hetpipe.models.quantized_weights import dense
 from hetpipe.models.task_inputs import MASK, TOKENS
 from hetpipe.models.tasks import Task
@@ -142,6 +143,8 @@ def check_split(
     worst = max(by_split, key=lambda difference: difference.gradient)
     if isinstance(source, ModelSpec) and source.task == Task.CAUSAL_LM:
         reasons.append(_looks_ahead(model, cases[0].inputs[TOKENS]))
+    if isinstance(source, ModelSpec) and source.inputs.packed:
+        reasons.append(seen_by_others(model, cases[0].inputs[TOKENS]))
     if isinstance(source, ModelSpec) and source.task.pads:
         reasons.append(_sees_padding(model, cases[1]))
     reason = next(filter(None, reasons), "")
@@ -192,7 +195,7 @@ def _spec_cases(spec: ModelSpec, seed: int) -> list[_Case]:
             if spec.task.pads:
                 ids = ids.masked_fill(ids == shape.padding, (shape.padding + 1) % spec.vocabulary_size)
             inputs = shape.inputs(ids)
-            if padded and spec.task.reads_text:
+            if padded and spec.task.reads_text and not shape.packed:
                 mask = torch.ones(size, dtype=torch.long)
                 mask[0, -3:] = mask[1, -1:] = 0
                 inputs[MASK] = mask

@@ -1,6 +1,6 @@
 """What a model of a task takes: the names and shapes of its inputs, and samples without content."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from cost_model.errors import InputError
 from hetpipe.models.tasks import Task
 
 IMAGES, TOKENS, MASK, TYPES = "pixel_values", "input_ids", "attention_mask", "token_type_ids"
+POSITIONS = "position_ids"
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,13 +19,15 @@ class InputShape:
     """The inputs of a model, of one sample.
 
     image: channels, height and width, of a model that reads images. padding: the token that fills up texts of
-    a classifier; token_types: whether it tells the second of two texts from the first.
+    a classifier; token_types: whether it tells the second of two texts from the first. packed: whether a row
+    holds several samples, whose positions begin anew (`hetpipe.models.packed_inputs`).
     """
 
     task: Task
     image: tuple[int, int, int] = (0, 0, 0)
     padding: int = 0
     token_types: bool = False
+    packed: bool = False
 
     @classmethod
     def of(cls, task: Task, config: Any, where: object) -> "InputShape":
@@ -49,7 +52,8 @@ class InputShape:
         """Return the names of the inputs."""
         if not self.task.reads_text:
             return (IMAGES,)
-        return (TOKENS, *((MASK,) if self.task.pads else ()), *((TYPES,) if self.token_types else ()))
+        beside = ((MASK, self.task.pads), (TYPES, self.token_types), (POSITIONS, self.packed))
+        return (TOKENS, *(name for name, is_taken in beside if is_taken))
 
     @property
     def labels_tokens(self) -> bool:
@@ -60,7 +64,12 @@ class InputShape:
         """Return inputs of samples with these tokens [samples, seq]; of images as many, drawn at random."""
         if not self.task.reads_text:
             return {IMAGES: torch.randn(len(ids), *self.image)}
-        made: Mapping[str, Tensor] = {TOKENS: ids, MASK: torch.ones_like(ids), TYPES: torch.zeros_like(ids)}
+        made: Mapping[str, Tensor] = {
+            TOKENS: ids,
+            MASK: torch.ones_like(ids),
+            TYPES: torch.zeros_like(ids),
+            POSITIONS: positions_of(ids, [ids.shape[1] * 2 // 3, ids.shape[1] - ids.shape[1] * 2 // 3]),
+        }
         return {name: made[name] for name in self.names}
 
     def labels(self, ids: Tensor, num_labels: int) -> Tensor:
@@ -69,6 +78,16 @@ class InputShape:
             return ids.clone()
         each = ids if self.labels_tokens else ids[:, 0]
         return each % num_labels
+
+
+def positions_of(ids: Tensor, lengths: Sequence[int]) -> Tensor:
+    """Return the positions of tokens [rows, seq] that are samples of these lengths, one after the other.
+
+    >>> positions_of(torch.zeros(1, 5, dtype=torch.long), [3, 2])
+    tensor([[0, 1, 2, 0, 1]])
+    """
+    positions = torch.cat([torch.arange(length, device=ids.device) for length in lengths])
+    return positions.expand(ids.shape).contiguous()
 
 
 def _image_shape(config: Any, where: object) -> tuple[int, int, int]:

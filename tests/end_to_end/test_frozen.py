@@ -21,7 +21,7 @@ from cost_model.errors import InputError
 from cost_model.memory import trained_bytes
 from cost_model.profile import ModelProfile
 from frozen_models import SEED, build_frozen, decaying
-from hetpipe.data.dataset import epoch_order
+from hetpipe.data.keyed_order import epoch_order
 from hetpipe.data.user_task import own_task
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.huggingface import model_spec

@@ -13,7 +13,7 @@ import user_tasks
 from cost_model.errors import InputError
 from cost_model.memory import checkpoint_bytes
 from folders import tiny_model
-from hetpipe.data.dataset import epoch_order
+from hetpipe.data.keyed_order import epoch_order
 from hetpipe.models.chain import ChainModel
 from hetpipe.runs.lora import LoraSettings
 from hetpipe.training import checkpoint, checkpoint_weights

@@ -16,7 +16,7 @@ import user_tasks
 from cost_model.dtypes import FLOAT16_AUTOCAST, FLOAT32
 from cost_model.errors import InputError
 from folders import tiny_model
-from hetpipe.data.dataset import epoch_order
+from hetpipe.data.keyed_order import epoch_order
 from hetpipe.data.task import TrainingTask, registered_task
 from hetpipe.models.chain import ChainModel
 from hetpipe.runs.lora import LoraSettings

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import user_tasks
-from hetpipe.data.dataset import epoch_order
+from hetpipe.data.keyed_order import epoch_order
 from hetpipe.models.chain import ChainModel
 from hetpipe.training.trainer import AdamW, Callback, Trainer
 from partition.plan import Pipeline, Plan, Stage
