@@ -90,7 +90,9 @@ def compare_command(
     if measure:
         entry = None if model is None else named_model(model, options)
         plans = {outcome.strategy: outcome.plan for outcome in outcomes if outcome.plan is not None}
-        measured = measure_rounds(plans, profile, cluster_file, steps, rounds=rounds, quiet=json, model=entry)
+        measured = measure_rounds(
+            plans, profile, cluster_file, steps, rounds=rounds, quiet=json, model=entry, run=request.run
+        )
         if other_devices.plot_file is not None:
             files = _draw(outcomes, measured, problem, other_devices.plot_file)
     if json:

@@ -40,7 +40,7 @@ def explain_command(
 ) -> None:
     """Say where the speed goes, why each stage has its layers, what left-out devices would add."""
     plan, cluster = read_plan(plan_file), read_cluster(cluster_file)
-    profile = get_profile(model, cluster, sequence_length, options, quiet=json)
+    profile = get_profile(model, cluster, sequence_length, options, run=options.decided, quiet=json)
     plan = checked_plan(plan, profile, cluster)
     from hetpipe.reporting.explanation import explanation_sentences
     from partition.explanation.explain import explain

@@ -2,10 +2,10 @@
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cost_model.catalogue import accelerator
 from cost_model.cluster import Cluster, Device
@@ -23,6 +23,7 @@ from hetpipe.models.names import ModelEntry, model_entry
 from hetpipe.program.instructions import Schedule
 from hetpipe.reporting.progress import progress_bar
 from hetpipe.runs.lora import parse_lora, read_adapter_settings
+from hetpipe.runs.optimizers import num_states
 from hetpipe.runs.quantization import check_load_in
 from hetpipe.runs.settings import Settings, TaskSettings
 from partition.estimates.optimizer_sharding import with_state_owners
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
 class PlanRequest:
     """What is asked of a planner: a strategy and its options, on the devices that are not excluded.
 
-    cluster: whole. usable: less what is excluded. proof_s: as for `partition.solver.solve`.
+    cluster: whole. usable: less what is excluded. proof_s: as for `partition.solver.solve`. run: as
+    `hetpipe.profiling.profile_cache.profile_model` takes it.
     """
 
     cluster: Cluster
@@ -45,6 +47,7 @@ class PlanRequest:
     strategy: str
     options: PlanOptions
     proof_s: float | None
+    run: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def profile(
         self,
@@ -66,10 +69,11 @@ class PlanRequest:
         fast = () if self.options.allow_slow_bf16 else self.usable.devices if used is None else used
         if trains or self.options.profile_file is not None or not none_here(self.usable):
             return get_profile(
-                model, self.usable, sequence_length, self.options, fast=fast, part=part, quiet=quiet
-            )
+                model, self.usable, sequence_length, self.options,
+                fast=fast, part=part, run=self.run, quiet=quiet,
+            )  # fmt: skip
         check_fast(dtypes_of(self.options.dtype, {device.kind for device in self.usable.devices}), fast)
-        return estimate_all(model, self.usable, sequence_length, self.options)
+        return estimate_all(model, self.usable, sequence_length, self.options, self.run)
 
     def problem(
         self, profile: ModelProfile, global_batch_size: int, *, gradient_dtype: str = FLOAT32
@@ -98,7 +102,8 @@ def plan_request(cluster_file: Path, options: PlanOptions, strategy: str) -> Pla
     check_gradient_dtype(options.gradient_dtype or FLOAT32)
     proof_s = _proof_seconds(options)
     cluster = read_cluster(cluster_file)
-    return PlanRequest(cluster, remaining(cluster, options.exclude), strategy, options, proof_s)
+    usable = remaining(cluster, options.exclude)
+    return PlanRequest(cluster, usable, strategy, options, proof_s, options.decided)
 
 
 def _proof_seconds(options: PlanOptions) -> float | None:
@@ -187,12 +192,13 @@ def get_profile(
     *,
     fast: Iterable[Device] = (),
     part: Cluster | None = None,
+    run: Mapping[str, Any] | None = None,
     quiet: bool = False,
 ) -> ModelProfile:
     """Return the profile of a file, or else of the named model, measured here (or taken from the cache).
 
     fast: devices that have to be made for its dtype. sequence_length: None for the default of these devices.
-    part: those of them that are measured, None for all.
+    part: those of them that are measured, None for all. run: as `profile_model` takes it.
 
     Raises: InputError if neither is given, the file is of another model or dtype, or a device is too slow.
     """
@@ -206,6 +212,7 @@ def get_profile(
     if options.profile_file is not None:
         profile = read_profile(options.profile_file)
         check_profile(profile, options, name)
+        profile = with_states(profile, run or {})
         if sequence_length not in (None, profile.sequence_length):
             raise InputError(
                 f"--sequence-length is {sequence_length}, the profile is of {profile.sequence_length}; "
@@ -229,11 +236,19 @@ def get_profile(
             lora=None if entry is None else entry.lora, load_in=None if entry is None else entry.load_in,
             loss_chunks=options.loss_chunks,
             compiled=options.compiled,
-            use_cache=not options.remeasure,
+            use_cache=not options.remeasure, run=run,
         )  # fmt: skip
     note(how.said)
     warn_of_doubts(profile)
     return profile
+
+
+def with_states(profile: ModelProfile, run: Mapping[str, Any]) -> ModelProfile:
+    """Return a profile with the optimizer states of a run, where it says of which optimizer."""
+    if "optimizer" not in run:
+        return profile
+    states = float(num_states(run["optimizer"], run.get("momentum", 0.0)))
+    return dataclasses.replace(profile, optimizer_bytes_per_parameter_byte=states)
 
 
 def none_here(cluster: Cluster) -> bool:
@@ -251,9 +266,15 @@ def none_here(cluster: Cluster) -> bool:
 
 
 def estimate_all(
-    model: str | None, cluster: Cluster, sequence_length: int | None, options: PlanOptions
+    model: str | None,
+    cluster: Cluster,
+    sequence_length: int | None,
+    options: PlanOptions,
+    decided: Mapping[str, Any],
 ) -> ModelProfile:
     """Return a profile of a cluster's kinds by estimates alone, from the configuration of a model.
+
+    decided: settings of the run that it is for.
 
     Raises: InputError if there is no such model, or a kind is not in the catalogue.
     """
@@ -268,7 +289,7 @@ def estimate_all(
     how = measured(cluster, model, sequence_length, options.dtype, sizes_given=True)
     dtypes = dtypes_of(how.dtype, tuple(dict.fromkeys(device.kind for device in cluster.devices)))
     common_dtype(dtypes)
-    run, profiles = Settings(steps=1, **entry.in_settings), []
+    run, profiles = Settings(steps=1, **entry.in_settings, **decided), []
     for dtype in dict.fromkeys(dtypes.values()):
         kinds = [kind for kind, own in dtypes.items() if own == dtype]
         settings = TaskSettings(

@@ -7,6 +7,7 @@ from typing import Any
 
 from cost_model.profile import ModelProfile
 from hetpipe.runs.metric_sinks import SinkKind
+from hetpipe.runs.optimizers import OPTIONS
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import LOSS, Settings, TaskSettings
 
@@ -32,9 +33,10 @@ def job_text(
         "warmup_steps": settings.warmup_steps,
         "decay": str(settings.decay),
         "weight_decay": settings.weight_decay,
-        "betas": ",".join(map(repr, settings.betas)),
         "clip_norm": settings.clip_norm,
         "data": list(settings.data) or None,
+        "pack": settings.pack or None,
+        **_optimizer(settings),
         "eval_data": list(settings.eval_data) or None,
         "eval_every": settings.eval_every or None,
         "patience": settings.patience or None,
@@ -50,6 +52,18 @@ def job_text(
     }
     lines = [f"{name} = {_toml(value)}\n" for name, value in options.items() if value is not None]
     return "".join((HEAD.format(folder.job), *lines, *_adapters(settings)))
+
+
+def _optimizer(settings: Settings) -> dict[str, Any]:
+    """Return the optimizer of a run, with the options that it takes."""
+    options = {
+        "betas": ",".join(map(repr, settings.betas)),
+        "momentum": settings.momentum,
+        "rho": settings.rho,
+        "epsilon": settings.epsilon,
+    }
+    taken = {name: value for name, value in options.items() if settings.optimizer in OPTIONS[name]}
+    return {"optimizer": str(settings.optimizer), **taken}
 
 
 def _adapters(settings: Settings) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from cost_model.errors import InputError
-from hetpipe.runs.settings import Decay
+from hetpipe.runs.settings import Decay, Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +22,17 @@ class LearningOptions:
         Decay | None, typer.Option("--decay", help="How the rate falls then; linear, or as --resume.")
     ] = None
     weight_decay: Annotated[
-        float | None, typer.Option("--weight-decay", help="Of AdamW, for matrices; 0.01, or as --resume.")
+        float | None, typer.Option("--weight-decay", help="Of matrices; 0.01, or as --resume.")
     ] = None
     betas: Annotated[
-        str | None, typer.Option("--betas", help="Of AdamW; 0.9,0.999, or those of --resume.")
+        str | None, typer.Option("--betas", help="Of adamw and adam; 0.9,0.999, or those of --resume.")
+    ] = None
+    epsilon: Annotated[
+        float | None,
+        typer.Option("--epsilon", help="Added to divisors; 1e-8 (adadelta 1e-6, adagrad 1e-10)."),
+    ] = None
+    rho: Annotated[
+        float | None, typer.Option("--rho", help="Of adadelta and rmsprop, in [0, 1); 0.9, or as --resume.")
     ] = None
     clip_norm: Annotated[
         float | None,
@@ -63,8 +70,15 @@ class LearningOptions:
             "decay": self.decay,
             "weight_decay": self.weight_decay,
             "betas": None if self.betas is None else _betas(self.betas),
+            "epsilon": self.epsilon,
+            "rho": self.rho,
             "clip_norm": self.clip_norm,
         }
+
+
+def measured_for(settings: Settings) -> dict[str, Any]:
+    """Return those settings of a run that decide what layers cost."""
+    return {name: getattr(settings, name) for name in ("pack", "optimizer", "momentum")}
 
 
 def _betas(text: str) -> tuple[float, float]:

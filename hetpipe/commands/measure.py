@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from cost_model.profile import ModelProfile
 from hetpipe.models.names import ModelEntry
@@ -21,14 +22,17 @@ def measure_plan(
     *,
     keep: Path | None = None,
     model: ModelEntry | None = None,
+    run: Mapping[str, Any] | None = None,
 ) -> RunReport:
     """Train under a plan for a few steps and return its report; the first step is not timed.
 
-    keep: where to keep the run folder, else it is thrown away. model: where it is more than a name.
+    keep: where to keep the run folder, else it is thrown away. model: where it is more than a name. run:
+    settings that layers were measured with.
     """
     from hetpipe.training.run import measure
 
-    settings = Settings.of(plan, profile, steps=steps, **({} if model is None else model.in_settings))
+    own = {} if model is None else model.in_settings
+    settings = Settings.of(plan, profile, steps=steps, **own, **(run or {}))
     return measure(settings, cluster_file, profile, plan, keep=keep)
 
 
@@ -41,8 +45,12 @@ def measure_rounds(
     rounds: int,
     quiet: bool = False,
     model: ModelEntry | None = None,
+    run: Mapping[str, Any] | None = None,
 ) -> dict[str, MeasuredRounds]:
-    """Return the runs of plans by strategy; in each round all plans are run in turn, equal ones once."""
+    """Return the runs of plans by strategy; in each round all plans are run in turn, equal ones once.
+
+    model, run: as for `measure_plan`.
+    """
     from hetpipe.runtime.scratch import scratch_folder
 
     first: dict[str, str] = {}
@@ -57,7 +65,7 @@ def measure_rounds(
             with scratch_folder("compare") as place:
                 folder = RunFolder(place / "run")
                 report = measure_plan(
-                    plans[strategy], profile, cluster_file, steps, keep=folder.path, model=model
+                    plans[strategy], profile, cluster_file, steps, keep=folder.path, model=model, run=run
                 )
                 losses = tuple(float(entry["loss"]) for entry in folder.read_metrics())
             runs.append((report, losses))

@@ -16,6 +16,7 @@ from cost_model.known_clusters import cluster_path
 from hetpipe.commands.run_file import RunFileOption
 from hetpipe.program.instructions import Schedule
 from hetpipe.runs.lora import EXAMPLE as LORA_EXAMPLE
+from hetpipe.runs.optimizers import OptimizerKind
 
 AUTO = "auto"
 MODEL_HELP = "A model by name, such as bert-large, or a Hugging Face folder."
@@ -109,7 +110,31 @@ class AdapterOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class ProfileOptions(AdapterOptions):
+class LearnedOptions(AdapterOptions):
+    """What of a run decides what its layers cost: it is measured so, planned so, and trained so."""
+
+    title: ClassVar[str] = "What is trained"
+    pack: Annotated[
+        bool | None,
+        typer.Option("--pack/--no-pack", help="Several samples a row, none of which sees another; no."),
+    ] = None
+
+    optimizer: Annotated[
+        OptimizerKind | None, typer.Option("--optimizer", help="What makes the steps; adamw.")
+    ] = None
+    momentum: Annotated[
+        float | None, typer.Option("--momentum", help="Of sgd and rmsprop, in [0, 1); 0.")
+    ] = None
+
+    @property
+    def decided(self) -> dict[str, Any]:
+        """Return what is given, as arguments of `Settings`."""
+        given = {"pack": self.pack, "optimizer": self.optimizer, "momentum": self.momentum}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileOptions(LearnedOptions):
     """Where the profile of a model comes from: a file, or a measurement of this dtype within a budget."""
 
     title: ClassVar[str] = "What is measured"

@@ -21,13 +21,13 @@ from hetpipe.commands.gpu_defaults import FEW_SIZES, measured
 from hetpipe.commands.inputs import named_model, remaining, with_estimates
 from hetpipe.commands.measured_network import measured_text
 from hetpipe.commands.options import (
-    AdapterOptions,
     AllowSlowOption,
     BudgetOption,
     CompileOption,
     DtypeOption,
     EstimateOption,
     JsonOption,
+    LearnedOptions,
     LossChunksOption,
     MaybeCluster,
     ModelOption,
@@ -62,7 +62,7 @@ PROFILE_FILE = "hetpipe.profile"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class MeasureOptions(AdapterOptions):
+class MeasureOptions(LearnedOptions):
     """What is measured, where, and how long."""
 
     title: ClassVar[str] = "What is measured"
@@ -255,13 +255,14 @@ def measure(
                 load_in=entry.load_in,
                 loss_chunks=options.loss_chunks,
                 compiled=options.compiled,
-                use_cache=not options.remeasure,
+                use_cache=not options.remeasure, run=options.decided,
             )  # fmt: skip
 
     if not hosts.are_several:
         hosts.check_alone()
     place = place_of(hosts, cluster) if hosts.are_several else None
     said = said_of(options.dtype, options.loss_chunks, compiled=options.compiled)
+    said |= {f"--{name}": str(value) for name, value in options.decided.items()}
     said["--sequence-length"] = options.sequence_length
     asked = Asked(cluster, cluster, entry, said, what="measuring")
     if place is not None and not place.leads:

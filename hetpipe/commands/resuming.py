@@ -1,6 +1,6 @@
 """What `run` takes from the run of a checkpoint, and what it refuses to change without being told to."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,7 @@ from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
 from hetpipe.commands.output import warn
 from hetpipe.models.names import ModelEntry
+from hetpipe.runs.optimizers import OPTIONS, OptimizerKind, check_taken
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings, TaskSettings, read_settings
 
@@ -76,6 +77,28 @@ class RunBefore:
                 f"{self.source} is of a run with {option}, whose place is each host's own; give {option} on "
                 "each host (the texts are compared by hash)"
             )
+
+
+def decided_by(before: RunBefore, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what decides the losses of a run, as arguments of `Settings`: what is given, else as before.
+
+    given: None for what is not.
+
+    Raises: InputError for another optimizer than before, or options that it does not take.
+    """
+    found = before.decided | {key: value for key, value in given.items() if value is not None}
+    kind = found.setdefault("optimizer", OptimizerKind.ADAMW)
+    for option in OPTIONS:
+        if given.get(option) is not None:
+            check_taken(kind, option)
+    if before.source is None:
+        return {"epsilon": kind.epsilon, **found}
+    if (theirs := before.decided.get("optimizer", OptimizerKind.ADAMW)) != kind:
+        raise InputError(
+            f"{before.source} has the states of {theirs}, and --optimizer is {kind}; leave it out to go on, "
+            "or begin a new run with the exported model"
+        )
+    return found
 
 
 def _settings_before(config: Path) -> Settings:

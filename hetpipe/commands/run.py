@@ -13,8 +13,8 @@ from cost_model.cluster import Cluster, is_emulated
 from cost_model.errors import InputError
 from cost_model.profile import ModelProfile
 from cost_model.what_if import slowed, with_room, without
-from hetpipe.commands.inputs import PlanRequest, named_model, plan_request, predict_given
-from hetpipe.commands.learning import LearningOptions
+from hetpipe.commands.inputs import PlanRequest, named_model, plan_request, predict_given, with_states
+from hetpipe.commands.learning import LearningOptions, measured_for
 from hetpipe.commands.measured_network import measured_network
 from hetpipe.commands.options import (
     AUTO,
@@ -52,6 +52,7 @@ from hetpipe.commands.training import (
 from hetpipe.program.verification import verify
 from hetpipe.reporting.run_tables import run_report_tables
 from hetpipe.reporting.tables import estimate_sentences, show
+from hetpipe.runs.optimizers import OptimizerKind
 from hetpipe.runs.settings import Settings, TaskSettings
 from hetpipe.runtime.processes import under_torchrun
 from hetpipe.simulation.prediction import Prediction, predict
@@ -78,10 +79,36 @@ class GivenOptions:
         int | None,
         typer.Option("--global-batch-size", help="Samples a step; 16, or that of the plan or --resume."),
     ] = None
+    tokens_per_step: Annotated[
+        int | None,
+        typer.Option("--tokens-per-step", min=1, help="The same in tokens: samples times their length."),
+    ] = None
     sequence_length: Annotated[
         int | None,
         typer.Option("--sequence-length", help="Tokens a sample; 64, on GPUs alone 512, or the profile's."),
     ] = None
+
+    def batch(self, plan: Plan | None, length: int | None) -> int | None:
+        """Return the samples of a step, None where nothing says how many; length: None where unknown yet.
+
+        Raises: InputError if they are said twice, are no whole samples, or not those of the plan.
+        """
+        if self.tokens_per_step is None or length is None:
+            return self.global_batch_size
+        if self.global_batch_size is not None:
+            raise InputError("--tokens-per-step and --global-batch-size say the same; give one of them")
+        samples, left = divmod(self.tokens_per_step, length)
+        if left or not samples:
+            raise InputError(
+                f"--tokens-per-step {self.tokens_per_step} is no multiple of the {length} tokens of a "
+                f"sample; give {max(1, samples) * length} or {(samples + 1) * length}"
+            )
+        if plan is not None and samples != plan.global_batch_size:
+            raise InputError(
+                f"--tokens-per-step {self.tokens_per_step} is {samples} samples, the plan's are "
+                f"{plan.global_batch_size}; leave it out, or plan again"
+            )
+        return samples
 
 
 @with_options
@@ -115,6 +142,7 @@ def run_command(
             print_launch(hosts, request.usable)
             return
         entry = named_model(model, options)
+        given.batch(plan, given.sequence_length)  # refused now, not after measuring
         place = None if dry_run else place_of(by.options(hosts, request.usable), request.usable)
         length = given.sequence_length
 
@@ -127,13 +155,18 @@ def run_command(
         others = ends.enter_context(leading(place, Asked.training(request, entry, training, learning)))
         if others is not None:
             bring_back_lost(others, training, entry)
-        start = run_start(entry, training, schedule, learning, dry_run=dry_run, several=others is not None)
+        start = run_start(
+            entry, training, schedule, learning, request.run, dry_run=dry_run, several=others is not None
+        )
         if others is None:
             request, length = _as_before(request, start, given.sequence_length)
+        request = replace(request, run=measured_for(start.settings))
         measuring = others if options.profile_file is None else None
         profile = measure() if measuring is None else joined_profile(measuring, request.usable, measure)
+        profile = with_states(profile, request.run)
         request, cluster_file = ends.enter_context(measured_network(measuring, request, cluster_file))
-        batch = start.batch if given.global_batch_size is None else given.global_batch_size
+        batch = given.batch(plan, profile.sequence_length)
+        batch = start.batch if batch is None else batch
         prediction, outcomes = _predict(plan, profile, request, start, batch=batch, alone=silent)
         estimates = _verified(prediction, profile, request.cluster, start)
         if not silent:
@@ -253,6 +286,10 @@ def _verified(prediction: Prediction, profile: ModelProfile, cluster: Cluster, s
 
     Raises: InputError or InfeasibleError if it cannot run there.
     """
+    if start.settings.optimizer is not OptimizerKind.ADAMW and prediction.plan.offloads:
+        from hetpipe.runtime.torch_optimizer import refuse_offload
+
+        refuse_offload(prediction.plan.device_names)
     verify(prediction.program, profile, cluster)
     used = prediction.costs.devices
     warn_if_too_fast(device.speed for device in used if is_emulated(device.kind))

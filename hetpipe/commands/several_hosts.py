@@ -244,6 +244,7 @@ class Asked:
         """Return what `run` asks."""
         options = request.options
         said = said_of(options.dtype, options.loss_chunks, compiled=options.compiled)
+        said |= {f"--{name}": str(value) for name, value in options.decided.items()}
         texts = readable_texts(training.data, entry) if training.data else ()
         held_out = readable_texts(learning.eval_data, entry) if learning.eval_data else ()
         return cls(

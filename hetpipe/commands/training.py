@@ -1,7 +1,7 @@
 """What `run` does after planning: the settings of the run, the training with its progress, what it keeps."""
 
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,7 @@ from hetpipe.commands.given_times import checkpoint_times, timeout_seconds
 from hetpipe.commands.job_file import job_text, leaving_job
 from hetpipe.commands.learning import LearningOptions
 from hetpipe.commands.output import note, warn
-from hetpipe.commands.resuming import RunBefore, check_changes
+from hetpipe.commands.resuming import RunBefore, check_changes, decided_by
 from hetpipe.models.names import ModelEntry
 from hetpipe.program.instructions import Schedule
 from hetpipe.reporting.progress import step_bar
@@ -120,13 +120,15 @@ def run_start(
     options: TrainingOptions,
     schedule: Schedule | None,
     learning: LearningOptions,
+    decided: Mapping[str, Any],
     *,
     dry_run: bool,
     several: bool = False,
 ) -> RunStart:
     """Find the texts, and unless it is a dry run the checkpoint to go on from.
 
-    several: whether other hosts take part, each with texts of its own place.
+    decided: settings that layers are measured with. several: whether other hosts take part, each with texts
+    of its own place.
 
     Raises: InputError for a text that cannot be read, a setting that is none, or if there is nothing to
         resume.
@@ -139,8 +141,15 @@ def run_start(
         "learning_rate": options.learning_rate,
         "total_steps": options.total_steps,
         "data": tuple(map(str, readable_texts(options.data, entry))) if options.data else None,
+        **decided,
         **learning.given,
     }
+    if decided.get("pack"):
+        from hetpipe.data.kinds import check_packed
+        from hetpipe.models.packed_inputs import check_packs
+
+        check_packs(entry.name, entry.task)
+        check_packed(given["data"] or (), entry)
     if not dry_run and not options.data and options.resume is None and entry.task.classifies:
         from hetpipe.data.kinds import check_given
 
@@ -156,13 +165,14 @@ def run_start(
             if several:
                 before.check_data_given("--data")
             readable_texts(map(Path, before.decided.get("data", ())), entry)
+    decided = decided_by(before, given)
     earlier = before.settings
     every, every_s = earlier.every, earlier.every_s
     if options.every is not None:
         every, every_s = checkpoint_times(options.every)
     settings = Settings(
         steps=options.steps,
-        **before.decided | {key: value for key, value in given.items() if value is not None},
+        **decided,
         **_evaluation(entry, learning, earlier, several=several),
         every=every,
         every_s=every_s,

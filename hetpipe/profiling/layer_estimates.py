@@ -67,6 +67,7 @@ def estimated_profile(
         loss_chunks=settings.loss_chunks,
         compiled=settings.compiled,
         layers=layers,
+        optimizer_bytes_per_parameter_byte=settings.run.states_per_parameter,
         kinds={kind: _kind_profile(works, device, sizes) for kind, device in devices.items()},
     )
 

@@ -25,9 +25,9 @@ from hetpipe.profiling.median_error import TARGET, precision_text
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import TaskSettings
 from hetpipe.runtime.accelerators import synchronize
-from hetpipe.runtime.optimizer import Optimizer
 from hetpipe.runtime.processes import Emit
 from hetpipe.runtime.rank_setup import torch_device
+from hetpipe.runtime.torch_optimizer import optimizer_of
 
 MIN_ROUNDS = 3
 LARGEST_SIZE = 64
@@ -111,7 +111,7 @@ def profile_task(
     with kept_casts():
         sizes = _fitting(bench, microbatch_sizes, memory_bytes, budget_s)
         error, where = _measure(bench, sizes, by_group, budget_s, progress, begin)
-    optimizer_s_per_byte = _optimizer_s_per_byte(chain, model, chosen, settings)
+    optimizer_s_per_byte, states = _optimizer_costs(task, model, chosen, settings)
     progress(1.0, precision_text(error, where))
     by_layer = {layer: (group[0], group[-1]) for group in groups for layer in group}
     return ModelProfile(
@@ -121,6 +121,7 @@ def profile_task(
         loss_chunks=settings.loss_chunks,
         compiled=settings.compiled,
         layers=tuple(layer_profile(bench, layer, by_layer[layer]) for layer in range(chain.num_layers)),
+        optimizer_bytes_per_parameter_byte=states,
         kinds={
             kind: KindProfile(
                 source="measured",
@@ -310,16 +311,16 @@ def _workspace_by_size(bench: Bench, measured: Sequence[int]) -> tuple[tuple[int
     return by_size if any(largest) else ()
 
 
-def _optimizer_s_per_byte(
-    chain: ChainModel, model: LayerModel, layers: Sequence[int], settings: TaskSettings
-) -> float:
-    """Return seconds per parameter byte of norm, clipping, AdamW and lowering weights.
+def _optimizer_costs(
+    task: TrainingTask, model: LayerModel, layers: Sequence[int], settings: TaskSettings
+) -> tuple[float, float]:
+    """Return seconds, and bytes of states, per parameter byte of norm, clipping, step and lowering weights.
 
     Measured on the chosen layers.
     """
-    reached = {info.name for layer in layers for info in chain.parameters(layer) if info.reached}
+    reached = {info.name for layer in layers for info in task.chain.parameters(layer) if info.reached}
     parameters = {name: value for name, value in model.owned_parameters().items() if name in reached}
-    optimizer = Optimizer(parameters, reached, settings.run.weight_decay)
+    optimizer = optimizer_of(task, parameters, reached, settings.run)
     for value in parameters.values():
         value.grad = torch.zeros_like(value)
     seconds = []
@@ -334,7 +335,10 @@ def _optimizer_s_per_byte(
             synchronize(value.device)
         seconds.append(time.perf_counter() - begin)
     num_bytes = sum(value.numel() * value.element_size() for value in parameters.values())
-    return statistics.median(seconds[1:]) / num_bytes if num_bytes else 0.0
+    if not num_bytes:
+        return 0.0, settings.run.states_per_parameter
+    held = sum(s.numel() * s.element_size() for s in optimizer.state_tensors() if s.dim())
+    return statistics.median(seconds[1:]) / num_bytes, held / num_bytes
 
 
 def threads_for(kind: str, count: int) -> int:

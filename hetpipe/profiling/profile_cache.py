@@ -62,6 +62,7 @@ def cache_key(
         {
             **({} if dtypes is None else {"dtypes": dict(dtypes)}),
             **({} if own_sha256 is None else {"own": own_sha256}),
+            **_decided(settings.run),
             "loss_chunks": settings.loss_chunks,
             "compiled": settings.compiled,
             "model": settings.model,
@@ -76,6 +77,13 @@ def cache_key(
             "code": code,
         }
     )[:24]
+
+
+def _decided(run: Settings) -> dict[str, object]:
+    """Return what of a run decides what its layers cost, where it is not as usual."""
+    usual = Settings(steps=1)
+    names = ("pack", "optimizer", "momentum")
+    return {name: getattr(run, name) for name in names if getattr(run, name) != getattr(usual, name)}
 
 
 def _libraries(settings: TaskSettings) -> tuple[str, ...]:
@@ -101,6 +109,7 @@ def profile_model(
     load_in: str | None = None,
     loss_chunks: int | None = None,
     compiled: bool = False,
+    run: Mapping[str, Any] | None = None,
 ) -> ModelProfile:
     """Return the profile of a model for all kinds of the cluster's devices, from the cache if it is there.
 
@@ -113,7 +122,9 @@ def profile_model(
     fits. task: for a model of your own, named by `model`: an `own_task`, kept by the hash of its code, or an
     importable `TaskFactory`, which is never cached. lora: of adapters that are trained in place of the model.
     load_in: "4bit" or "8bit", in which the matrices beside them are held. loss_chunks: into how many chunks
-    of a microbatch's tokens the loss is cut; None: none. compiled: whether blocks are compiled.
+    of a microbatch's tokens the loss is cut; None: none. compiled: whether blocks are compiled. run: those of
+    the `Settings` of a run that decide what layers cost: pack, optimizer,
+    momentum.
 
     Raises: InputError for an unknown model, or a GPU that this host does not have; CheckFailedError for a
     model that does not compute the same when it is split.
@@ -126,7 +137,9 @@ def profile_model(
     if task is None:
         known = model_entry(model)
         known = known if lora is None else known.with_adapters(lora, load_in=load_in)
-        settings = dataclasses.replace(settings, model=known.name, run=Settings(steps=1, **known.in_settings))
+        settings = dataclasses.replace(
+            settings, model=known.name, run=Settings(steps=1, **known.in_settings, **(run or {}))
+        )
     own = getattr(task, "code_sha256", None)
     counts = {kind: sum(device.kind == kind for device in cluster.devices) for kind in kinds}
     sharers = {kind: count if kind == CPU else 1 for kind, count in counts.items()}
@@ -252,6 +265,8 @@ def _code() -> str:
         "runtime/byte_counter",
         "runtime/stage_runner",
         "runtime/optimizer",
+        "runtime/torch_optimizer",
+        "runtime/named_optimizers",
         "models/mixed_precision",
         "models/partial_model",
         "models/block_arguments",

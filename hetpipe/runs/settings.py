@@ -17,6 +17,7 @@ from cost_model.profile import ModelProfile
 from cost_model.strict_files import STRICT, check_format, read_json, validate
 from hetpipe.program.instructions import Schedule
 from hetpipe.runs.lora import LoraSettings
+from hetpipe.runs.optimizers import OptimizerKind, check_options, num_states
 from hetpipe.runs.quantization import check_load_in, load_in_suffix
 from partition.plan import Plan
 
@@ -76,6 +77,8 @@ class Settings:
     eval_data: texts on which the loss is computed beside training, () for none: each eval_every steps, 0:
     never but at the end. patience: training ends after so many such losses in a row without a new least, 0:
     it does not. best: by what the best is found: the loss, or a figure of the task, as accuracy.
+    pack: whether a row of `sequence_length` tokens holds several samples, none of which sees another.
+    optimizer: that of a run, where no task brings its own; momentum, rho: of those that take them.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -112,6 +115,10 @@ class Settings:
     eval_every: int = 0
     patience: int = 0
     best: str = LOSS
+    pack: bool = False
+    optimizer: OptimizerKind = OptimizerKind.ADAMW
+    momentum: float = 0.0
+    rho: float = 0.9
     stated: Mapping[str, object] = field(init=False, repr=False, compare=False)
 
     def __post_init__(
@@ -167,8 +174,14 @@ class Settings:
             raise InputError(f"betas are {list(self.betas)}; give two numbers in [0, 1)")
         if not 0 < self.epsilon < math.inf:
             raise InputError(f"epsilon is {self.epsilon}; give a finite number above zero")
+        check_options(self.optimizer, learning_rate=self.learning_rate, momentum=self.momentum, rho=self.rho)
         if self.timeout_s <= 0:
             raise InputError(f"timeout_s is {self.timeout_s}; give more than zero seconds")
+
+    @property
+    def states_per_parameter(self) -> float:
+        """Return the bytes of optimizer states for each byte of a trained parameter."""
+        return float(num_states(self.optimizer, self.momentum))
 
     @property
     def saves(self) -> bool:

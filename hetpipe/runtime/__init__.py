@@ -22,6 +22,7 @@ Others use:
     gradient_sync: GradientSync, counted_names
     optimizer: Optimizer, OPTIMIZER_STATES
     loss_scale: LossScale
+    named_optimizers: factory_of
     torch_optimizer: TorchOptimizer, optimizer_of, make_checked, optimizer_name
     peer_errors: PeerError, peer_error
     gpus: gpus_here, free_memory_here, check_here

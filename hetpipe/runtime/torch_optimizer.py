@@ -12,6 +12,7 @@ from cost_model.errors import InputError
 from hetpipe.data.task import OptimizerFactory, TrainingTask
 from hetpipe.runs.settings import Settings
 from hetpipe.runtime.host_states import HostStates
+from hetpipe.runtime.named_optimizers import factory_of
 from hetpipe.runtime.optimizer import Optimizer
 
 _NUMBERS = {"bool": bool, "int": int, "float": float}
@@ -131,19 +132,20 @@ def optimizer_of(
     settings: Settings,
     offloaded: Sequence[str] = (),
 ) -> Optimizer:
-    """Return the optimizer of a run on one rank: AdamW, or what the task makes.
+    """Return the optimizer of a run on one rank: what the task makes, or that of the settings.
 
     offloaded: the names of the parameters whose states the host keeps.
 
     Raises: InputError if it keeps any of an optimizer of the user's own.
     """
-    if task.make_optimizer is None:
+    make = task.make_optimizer or factory_of(settings)
+    if make is None:
         of_layers = partial(HostStates, offloaded=offloaded) if offloaded else Optimizer
         return of_layers(
             parameters, counted, settings.weight_decay, betas=settings.betas, epsilon=settings.epsilon
         )
     refuse_offload(offloaded)
-    made = make_checked(task.make_optimizer, list(parameters.values()))
+    made = make_checked(make, list(parameters.values()))
     return TorchOptimizer(made, parameters, counted, rate=settings.learning_rate)
 
 
@@ -154,8 +156,8 @@ def refuse_offload(offloaded: Sequence[str]) -> None:
     """
     if offloaded:
         raise InputError(
-            "the plan keeps optimizer states in the host's memory, which only hetpipe's own AdamW can; leave "
-            "the optimizer out, or offload out of the plan (host_memory out of the cluster file)"
+            "the plan keeps optimizer states in the host's memory, which only hetpipe's own AdamW can; take "
+            "that, or leave offload out of the plan (host_memory out of the cluster file)"
         )
 
 

@@ -11,18 +11,23 @@ from cost_model.dtypes import FLOAT32
 from cost_model.errors import InputError
 from cost_model.strict_files import did_you_mean
 from hetpipe.data.task import TrainingTask
+from hetpipe.runs.optimizers import OptimizerKind
 from hetpipe.runs.settings import Decay, Settings, TaskSettings
 from hetpipe.training.checkpoint import Manifest
 from partition.plan import Plan
 
 _OF_THE_RUN = (
     "learning_rate", "warmup", "warmup_steps", "decay", "weight_decay", "betas",
-    "epsilon", "clip_norm", "data",
+    "epsilon", "clip_norm", "data", "pack", "optimizer", "momentum", "rho",
 )  # fmt: skip
 _OLDER: Mapping[str, JsonValue] = {
     "gradient_dtype": FLOAT32,
     "warmup_steps": None,
     "decay": str(Decay.LINEAR),
+    "pack": False,
+    "optimizer": str(OptimizerKind.ADAMW),
+    "momentum": 0.0,
+    "rho": 0.9,
 }
 """What runs did whose checkpoints know of nothing else."""
 
@@ -61,6 +66,8 @@ def inherited(manifest: Manifest, steps: int) -> dict[str, Any]:
     found |= {key: tuple(found[key]) for key in ("betas", "data") if key in found}
     if "decay" in found:
         found["decay"] = Decay(found["decay"])
+    if "optimizer" in found:
+        found["optimizer"] = OptimizerKind(found["optimizer"])
     total = before.get("total_steps")
     if isinstance(total, int) and total >= steps:
         found["total_steps"] = total
@@ -155,7 +162,7 @@ def overridden(words: Sequence[str]) -> frozenset[str]:
     Raises: InputError for what is no such setting.
     """
     found = [word.strip() for text in words for word in text.split(",")]
-    known = [key.replace("_", "-") for key in DECIDING]
+    known = [key.replace("_", "-") for key in DECIDING if key != "optimizer"]  # whose states differ
     for word in found:
         if word not in known:
             raise InputError(f"--override {word!r} is nothing that can be; {did_you_mean(word, known)}")

@@ -1,0 +1,188 @@
+"""The optimizers of --optimizer: steps of torch under any plan, their bytes planned, resumed or refused."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from cost_model.errors import InputError
+from cost_model.memory import checkpoint_bytes
+from cost_model.profile import profile_text
+from hetpipe.data.task import prepare_data, registered_task
+from hetpipe.profiling.layer_profiler import profile_task
+from hetpipe.runs.optimizers import OptimizerKind, num_states
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.settings import Settings, TaskSettings
+from hetpipe.runtime.named_optimizers import factory_of
+from partition.plan_file import plan_text
+from runs import CPU_CLUSTER, chain_plan, made_up_profile, run
+from shell import Shell
+
+STEPS = 4
+OTHERS = {
+    "adam": ({}, torch.optim.Adam, {"eps": 1e-8}),
+    "sgd": ({}, torch.optim.SGD, {}),
+    "sgd-momentum": ({"momentum": 0.9}, torch.optim.SGD, {"momentum": 0.9}),
+    "adadelta": (
+        {"rho": 0.8, "epsilon": 1e-6, "learning_rate": 5.0},
+        torch.optim.Adadelta,
+        {"rho": 0.8, "eps": 1e-6},
+    ),
+    "adagrad": ({"epsilon": 1e-10}, torch.optim.Adagrad, {"eps": 1e-10}),
+    "rmsprop": ({"momentum": 0.5}, torch.optim.RMSprop, {"alpha": 0.9, "momentum": 0.5, "eps": 1e-8}),
+}
+STATES = {"adam": 2, "sgd": 0, "sgd-momentum": 1, "adadelta": 2, "adagrad": 1, "rmsprop": 2}
+
+
+def settings_of(name: str, **others) -> Settings:
+    options, _, _ = OTHERS[name]
+    return Settings(
+        steps=STEPS, weight_decay=0.1, optimizer=OptimizerKind(name.partition("-")[0]),
+        **{"learning_rate": 0.05, **options, **others},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_states_that_are_planned_are_those_that_torch_keeps(name):
+    settings, value = settings_of(name), torch.nn.Parameter(torch.ones(3, 4))
+    made = factory_of(settings)([value])
+    value.grad = torch.ones_like(value)
+    made.step()
+    kept = [s for s in made.state[value].values() if isinstance(s, torch.Tensor) and s.shape == value.shape]
+    assert len(kept) == settings.states_per_parameter == STATES[name]
+
+
+@pytest.mark.parametrize("name", ["sgd", "sgd-momentum", "adagrad"])
+def test_a_measured_profile_has_the_states_of_its_optimizer(tmp_path, name):
+    settings = TaskSettings("gpt2-tiny", 16, run=settings_of(name))
+    prepare_data(RunFolder(tmp_path), settings, trains=False)
+    task = registered_task(RunFolder(tmp_path), settings)
+    profile = profile_task(task, settings, "cpu", (1,), 0.0, device=torch.device("cpu"))
+    assert profile.optimizer_bytes_per_parameter_byte == STATES[name]
+    assert profile.kinds["cpu"].optimizer_s_per_byte > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_run_is_one_of_torch_on_one_device(tmp_path, name):
+    """Whole, cut, and gone on with from a checkpoint of another plan; without dropout by llama-tiny."""
+    settings, profile = settings_of(name, every=2), made_up_profile("llama-tiny")
+    plans = {"whole": chain_plan("llama-tiny", [0, 6], 4), "cut": chain_plan("llama-tiny", [0, 2, 6], 2)}
+    losses = {key: run(tmp_path / key, plan, settings, profile)[1] for key, plan in plans.items()}
+    done = RunFolder(tmp_path / "whole" / "run")
+
+    task = registered_task(done, TaskSettings("llama-tiny", 64, run=settings))
+    layers = task.chain.materialise(range(task.chain.num_layers), settings.seed)
+    parameters = list(layers.owned_parameters().values())
+    _, kind, options = OTHERS[name]
+    groups = [
+        {"params": [value for value in parameters if value.dim() > 1], "weight_decay": 0.1},
+        {"params": [value for value in parameters if value.dim() == 1], "weight_decay": 0.0},
+    ]
+    optimizer, expected = kind(groups, lr=settings.learning_rate, **options), []
+    for step in range(STEPS):
+        inputs, labels = task.batch(16 * step, 16)
+        (logits,) = layers.run(0, task.chain.num_layers, inputs)
+        loss = task.loss(logits, labels) / task.num_loss_tokens(16)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = settings.learning_rate_at(step)
+        optimizer.step()
+        expected.append(loss.item())
+    assert losses["whole"] == pytest.approx(expected, rel=1e-5)
+    assert losses["cut"] == pytest.approx(losses["whole"], rel=1e-5)
+    assert expected[-1] != pytest.approx(expected[0], rel=1e-4)
+    gone_on = replace(settings, resume_from=str(done.checkpoints / "step-000002"))
+    assert run(tmp_path / "on", plans["cut"], gone_on, profile)[1] == pytest.approx(
+        losses["whole"][2:], rel=1e-5
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:no step is over")
+def test_memory_and_checkpoints_are_as_small_as_planned(tmp_path):
+    """SGD beside AdamW: 8 bytes a parameter less on the device that holds all, and on the disk."""
+    found = {}
+    for kind in (OptimizerKind.ADAMW, OptimizerKind.SGD):
+        settings = Settings(steps=2, optimizer=kind)
+        profile = replace(
+            made_up_profile("llama-tiny"), optimizer_bytes_per_parameter_byte=settings.states_per_parameter
+        )
+        report, _ = run(tmp_path / kind, chain_plan("llama-tiny", [0, 6], 4), settings, profile)
+        folder = RunFolder(tmp_path / kind / "run")
+        on_disk = sum(path.stat().st_size for path in folder.checkpoints.glob("*/layer-*"))
+        peak = report.devices[0].peak_bytes
+        assert on_disk == pytest.approx(checkpoint_bytes(profile), rel=0.02)
+        found[kind] = on_disk, peak
+    parameters = sum(layer.parameter_bytes for layer in profile.layers) / 4
+    for adamw, sgd in zip(*found.values(), strict=True):
+        assert adamw - sgd == pytest.approx(8 * parameters, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"momentum": 0.9}, "--momentum is of sgd and rmsprop, and --optimizer is adamw; leave it out"),
+        ({"optimizer": OptimizerKind.SGD, "momentum": 1.0}, r"momentum is 1.0; give a number in \[0, 1\)"),
+        ({"optimizer": OptimizerKind.ADADELTA, "rho": -0.1}, r"rho is -0.1; give a number in \[0, 1\)"),
+        ({"optimizer": OptimizerKind.SGD, "learning_rate": 0.0}, "sgd needs one above zero"),
+    ],
+)
+def test_what_an_optimizer_does_not_take_is_refused(options, reason):
+    with pytest.raises(InputError, match=reason):
+        Settings(steps=1, **options)
+
+
+def test_each_kind_has_a_number_of_states():
+    assert [num_states(kind, 0.0) for kind in OptimizerKind] == [2, 2, 0, 2, 1, 1]
+
+
+@pytest.mark.slow
+def test_from_the_command_line(tmp_path, capsys, monkeypatch):
+    """Planned by its states, remembered on resume, and refused as another's; the run file says it."""
+    monkeypatch.chdir(tmp_path)
+    shell = Shell(tmp_path, capsys)
+    shell.write("cluster.toml", CPU_CLUSTER)
+    profile = made_up_profile("gpt2-tiny")
+    shell.write("profile.json", profile_text(profile))
+    shell.write("plan.json", plan_text(chain_plan("gpt2-tiny", [0, 6], 4)))
+    line = "run --model gpt2-tiny --cluster cluster.toml --profile profile.json --json"
+    result = shell(f"{line} --plan plan.json --optimizer sgd --momentum 0.9 --steps 2 --run-folder sgd")
+    assert result.code == 0, result.err
+    written = json.loads((tmp_path / "sgd" / "profile.json").read_text())
+    assert written["optimizer_bytes_per_parameter_byte"] == 1.0
+    job = (tmp_path / "sgd" / "job.toml").read_text()
+    assert 'optimizer = "sgd"' in job and "momentum = 0.9" in job and "betas" not in job
+    result = shell(f"{line} --plan plan.json --steps 3 --resume sgd")
+    assert result.code == 0, result.err
+    assert json.loads((tmp_path / "sgd" / "config.json").read_text())["optimizer"] == "sgd"
+    for options, reason in (
+        ("--optimizer adam", "has the states of sgd, and --optimizer is adam; leave it out to go on"),
+        ("--momentum 0.5", "momentum is 0.5, before the checkpoint it was 0.9"),
+        ("--betas 0.9,0.95", "--betas is of adamw and adam, and --optimizer is sgd"),
+        ("--override optimizer", "--override 'optimizer' is nothing that can be"),
+    ):
+        result = shell(f"{line} --plan plan.json --steps 4 --resume sgd {options}")
+        assert result.code == 2 and reason in result.err, result.err
+        assert len(result.err.strip().splitlines()) == 1
+    result = shell("run job.toml --run-folder again --json".replace("job.toml", "sgd/job.toml"))
+    assert result.code == 0, result.err
+
+
+@pytest.mark.slow
+def test_a_plan_for_sgd_needs_less(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shell = Shell(tmp_path, capsys)
+    shell.write("cluster.toml", CPU_CLUSTER)
+    shell.write("profile.json", profile_text(made_up_profile("gpt2-tiny")))
+    line = "plan --profile profile.json --cluster cluster.toml --no-proof --strategy single --json"
+    bytes_of = {
+        name: shell(f"{line} --optimizer {name}").json["predicted"]["devices"]["here/0"]["memory_bytes"]
+        for name in ("adamw", "sgd")
+    }
+    trained = sum(layer.trained_bytes for layer in made_up_profile("gpt2-tiny").layers)
+    tied = sum(layer.tied_bytes for layer in made_up_profile("gpt2-tiny").layers)
+    assert bytes_of["adamw"] - bytes_of["sgd"] == pytest.approx(2 * (trained - tied), rel=1e-6)
