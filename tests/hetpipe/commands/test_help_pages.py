@@ -24,12 +24,13 @@ def sections(text: str) -> list[str]:
     [
         ("env", ["Options"]),
         ("check", ["Options", "Adapters and run files"]),
-        ("explain", ["Options", "Adapters and run files", "What is measured"]),
+        ("explain", ["Options", "Adapters and run files", "What is trained", "What is measured"]),
         (
             "run",
             [
                 "Options",
                 "Adapters and run files",
+                "What is trained",
                 "What is measured",
                 "What the plan must be like",
                 "Training",

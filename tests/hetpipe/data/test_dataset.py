@@ -121,7 +121,7 @@ def test_tokens_decode_to_the_texts_and_special_words_in_a_text_stay_text(tmp_pa
     assert tokens[ends].tolist() == [SEP_ID, SEP_ID] and ends[-1] == len(tokens) - 1
     documents = [vocabulary.decode(tokens[start + 1 : end].tolist()) for start, end in pairwise([-1, *ends])]
     assert documents == TEXTS
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["tokens.bin", "tokens.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ends.bin", "tokens.bin", "tokens.json"]
 
 
 def test_tokens_of_another_vocabulary_or_torn_are_refused(tmp_path):
