@@ -63,8 +63,9 @@ class Forced:
 class Problem:
     """A request: train profile.model on the cluster, global_batch_size samples a step, as fast as possible.
 
-    microbatch_sizes: those that a plan may use, rising. gradient_dtype: as for `Plan`; it is not for the
-    planner to choose, since sums in fewer bits are not exact.
+    microbatch_sizes: those that a plan may use, rising. any_size: a device that holds the whole model may
+    have any microbatch up to the largest that its kind was profiled at, which others may not have been.
+    gradient_dtype: as for `Plan`; not for the planner to choose, since sums in fewer bits are not exact.
     """
 
     profile: ModelProfile
@@ -73,6 +74,7 @@ class Problem:
     microbatch_sizes: tuple[int, ...]
     forced: Forced = Forced()
     gradient_dtype: str = FLOAT32
+    any_size: bool = False
 
     def __post_init__(self) -> None:
         if self.global_batch_size < 1:
@@ -96,6 +98,10 @@ class Problem:
     def gradient_share(self) -> float:
         """Bytes of gradients that travel over those that are made, in [0, 1]."""
         return gradient_share(self.gradient_dtype)
+
+    def sizes_of(self, kind: str) -> tuple[int, ...]:
+        """Return the microbatch sizes for a kind that does all layers: its own, if it may have any."""
+        return self.profile.kind(kind).microbatch_sizes if self.any_size else self.microbatch_sizes
 
     def plan(self, strategy: str, pipelines: tuple[Pipeline, ...]) -> Plan:
         """Return a plan of these pipelines, which do the batch."""
@@ -122,7 +128,10 @@ def problem_of(
     *,
     gradient_dtype: str = FLOAT32,
 ) -> Problem:
-    """Return the problem with the microbatch sizes that all kinds were profiled at, or the given one."""
+    """Return the problem with the microbatch sizes that all kinds were profiled at, or the given one.
+
+    With a given one no device has a larger one.
+    """
     sizes: tuple[int, ...]
     if microbatch_size is not None:
         if microbatch_size > global_batch_size > 0:
@@ -135,7 +144,10 @@ def problem_of(
         kinds = {device.kind for device in cluster.devices}
         common = set.intersection(*(set(profile.kind(kind).microbatch_sizes) for kind in kinds))
         sizes = tuple(sorted(size for size in common if size <= global_batch_size)) or (1,)
-    return Problem(profile, cluster, global_batch_size, sizes, gradient_dtype=gradient_dtype)
+    any_size = microbatch_size is None
+    return Problem(
+        profile, cluster, global_batch_size, sizes, gradient_dtype=gradient_dtype, any_size=any_size
+    )
 
 
 def check_plan(plan: Plan, profile: ModelProfile, cluster: Cluster) -> None:

@@ -49,6 +49,7 @@ from hetpipe.profiling.calibration import calibrate
 from hetpipe.profiling.median_error import precision_text
 from hetpipe.profiling.merging import left_out, merge
 from hetpipe.profiling.profile_cache import profile_model
+from hetpipe.reporting.largest_sizes import LARGEST_MEANS, largest_table
 from hetpipe.reporting.progress import progress_bar
 from hetpipe.reporting.tables import estimate_sentences, profile_table, show
 from hetpipe.runs.run_folder import DEVICE_CLOCKS, MEASURED, RunFolder
@@ -77,7 +78,7 @@ class MeasureOptions(LearnedOptions):
     remeasure: RemeasureOption = False
     microbatch_sizes: Annotated[
         str | None,
-        typer.Option("--microbatch-sizes", help="1,2,4, or on GPUs alone auto: up to the largest that fits."),
+        typer.Option("--microbatch-sizes", help="1,2,4; auto, as on GPUs alone: to the largest that fits."),
     ] = None
 
 
@@ -132,13 +133,24 @@ def profile_command(
         print_json(profile.to_json())
         note(estimate_sentences(profile, profile.kinds))
     else:
-        _show(profile, output, layers=show_layers)
+        _show(profile, output, _with_largest(options, layers=show_layers), layers=show_layers)
 
 
-def _show(profile: ModelProfile, output: Path | None, *, layers: bool) -> None:
-    """Print what the profile is of, how well its times are known, and with layers all of them."""
+def _with_largest(options: MeasureOptions, *, layers: bool) -> Cluster | None:
+    """Return the cluster whose largest microbatches are shown: all sizes were tried, or tables are wanted."""
+    wanted = layers or options.microbatch_sizes == AUTO_SIZES
+    return read_cluster(options.cluster_file) if wanted and options.cluster_file is not None else None
+
+
+def _show(profile: ModelProfile, output: Path | None, cluster: Cluster | None, *, layers: bool) -> None:
+    """Print what the profile is of, how well its times are known, and with layers all of them.
+
+    cluster: whose largest microbatches are shown, None for none.
+    """
     if layers:
         show([profile_table(profile), *link_sentences(profile)])
+    if cluster is not None:
+        show([largest_table(profile, cluster), LARGEST_MEANS])
     where = f"; wrote {output}" if output is not None else ""
     what = f"{profile.model}: {profile.num_layers} layers on {', '.join(profile.kinds)}{where}"
     show([*precision_sentences(profile), *estimate_sentences(profile, profile.kinds), what])

@@ -1,8 +1,8 @@
 """Traces and plans for people: what a step waits for, as tables, sentences and pictures.
 
 `idle_time` and `critical_path` explain a trace by its causes, `speed_breakdown` weighs them by the devices'
-speed; `tables`, `comparison_tables`, `run_tables`, `plots` and `pages` only show. matplotlib is loaded by
-`plots` alone. No torch here.
+speed; `tables`, `comparison_tables`, `largest_sizes`, `run_tables`, `plots` and `pages` only show. matplotlib
+is loaded by `plots` alone. No torch here.
 
 Others use:
     idle_time: DeviceTime, device_times
@@ -11,6 +11,7 @@ Others use:
     tables: console, show, plan_table, plan_sentences, waiting_table,
         profile_table, path_sentence, bound_sentence, estimate_sentences
     progress: progress_bar, step_bar
+    largest_sizes: largest_table, LARGEST_MEANS
     comparison_tables: comparison_table, misfit_sentences, gain_sentence
     run_tables: run_report_tables, run_marks, measured_table
     measured_tables: measured_rounds_tables

@@ -7,13 +7,15 @@ A device runs its share in microbatches of the size at which it is fastest, its 
 where gradients are summed once a step, device i gets global_batch_size * peak_i / sum of peaks.
 
 What differs: the curve of time by microbatch is the profile's, linear between measured sizes, where the paper
-lays a cubic spline through them; so its peak is at a measured size, and only those are tried. Sizes are those
-that all kinds were profiled at. Where the shares are no whole numbers the largest remainders get one more. A
-device that the model does not fit on is left out. States of stage 1 lie on owners by free memory.
+lays a cubic spline through them; so its peak is at a size that the kind was profiled at or at the largest
+that fits (`largest_microbatch`), and only those are tried. Where the shares are no whole numbers the largest
+remainders get one more. A device that the model does not fit on is left out. States of stage 1 lie on owners
+by free memory.
 """
 
 from functools import partial
 
+from partition.baselines.largest_microbatch import tried_sizes
 from partition.baselines.strategy import missing_bytes
 from partition.baselines.whole_models import WholeModels, sharded
 from partition.estimates.batch_split import in_proportion
@@ -39,14 +41,14 @@ def poplar_1(problem: Problem, evaluate: Evaluate | None = None) -> Plan:
 
 def _at_their_peaks(name: str, problem: Problem) -> Plan:
     copies, batch = WholeModels(problem), problem.global_batch_size
-    sizes = {min(size, batch) for size in problem.microbatch_sizes}
     peaks = {
         device.name: max((copies.rate(device, size), -size) for size in fitting)
         for device in copies.leaders
-        if (fitting := copies.fitting(device, sizes))
+        if (fitting := tried_sizes(problem, device.kind, copies.largest(device)))
     }
     if not peaks:
-        lacking = (copies.shortfall(name, [device], min(sizes)) for device in copies.leaders)
+        smallest = min(*problem.microbatch_sizes, batch)
+        lacking = (copies.shortfall(name, [device], smallest) for device in copies.leaders)
         raise min(lacking, key=missing_bytes)
     timed, speeds = copies.by_speed({leader: -size for leader, (_, size) in peaks.items()})
     return copies.plan(name, timed, in_proportion(speeds, batch))

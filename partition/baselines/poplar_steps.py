@@ -5,20 +5,23 @@ AAAI 2025, the batch allocation of ZeRO stages 2 and 3. Every microbatch is a ro
 part, so a time T of a round is searched for: each device has the largest microbatch that it computes in T,
 which fixes the number of rounds; the last one takes what is left.
 
-What differs: T is the time of some device for some microbatch size that all kinds were profiled at, and every
-one of these is tried. What a round's communication takes is for the simulator to say, which judges two:
-the candidate with the fewest seconds of computation, and that with the fewest rounds.
+What differs: T is the time of some device for a microbatch size that its kind was profiled at, or for its
+largest (`largest_microbatch`), and every one of these is tried. What a round's communication takes is for the
+simulator to say, which judges two: the candidate with the fewest seconds of computation, and that with the
+fewest rounds.
 """
 
 from collections.abc import Iterator, Mapping
 
+from cost_model.cluster import Device
 from cost_model.errors import InfeasibleError, InputError
 from cost_model.sharding import Sharding
+from partition.baselines.largest_microbatch import largest_microbatches, tried_sizes
 from partition.baselines.strategy import least_of, shortfall
+from partition.baselines.whole_models import largest_fitting
 from partition.estimates.batch_split import in_proportion
 from partition.estimates.optimizer_sharding import with_state_owners
 from partition.estimates.pipeline_costs import PipelineCosts
-from partition.estimates.plan_memory import memories_without_owner
 from partition.plan import Pipeline, Plan, Stage
 from partition.problem import Evaluate, Problem, check_plan
 
@@ -96,35 +99,27 @@ def _candidates(strategy: str, problem: Problem, sharding: Sharding) -> Iterator
     Microbatches that do not fit where nothing is owned are left out, but the smallest.
     """
     costs, layers = PipelineCosts(problem), problem.profile.num_layers
-    devices = problem.cluster.devices
-    sizes = sorted({min(size, problem.global_batch_size) for size in problem.microbatch_sizes})
-    fitting = {device.name: {sizes[0]} for device in devices}
-    for size in sizes:
-        probe = _replicas(strategy, problem, sharding, {device.name: size for device in devices}, 2)
-        needs = memories_without_owner(probe, problem.profile, problem.cluster)
-        for device in devices:
-            if needs[device.name].total_bytes <= device.usable_bytes:
-                fitting[device.name].add(size)
-    seconds = {
-        device.name: {size: costs.busy_s(device, 0, layers, size) for size in sorted(fitting[device.name])}
-        for device in devices
+    smallest = min(*problem.microbatch_sizes, problem.global_batch_size)
+    largest = {name: max(size, smallest) for name, size in largest_microbatches(problem, sharding).items()}
+    leaders = {
+        (device.kind, device.speed, largest[device.name]): device for device in problem.cluster.devices
     }
-    for round_s in sorted({each for by_size in seconds.values() for each in by_size.values()}):
-        largest = {
-            name: max((size for size, each in by_size.items() if each <= round_s), default=0)
-            for name, by_size in seconds.items()
+    tried = {key: tried_sizes(problem, key[0], key[2]) for key in leaders}
+
+    def round_s(device: Device, size: int) -> float:
+        return costs.busy_s(device, 0, layers, size)
+
+    def within(key: tuple[str, float, int], seconds: float) -> int:
+        device = leaders[key]
+        if problem.any_size:
+            return largest_fitting(lambda size: round_s(device, size) <= seconds, key[2])
+        return max((size for size in tried[key] if round_s(device, size) <= seconds), default=0)
+
+    for seconds in sorted({round_s(leaders[key], size) for key, sizes in tried.items() for size in sizes}):
+        found = {key: within(key, seconds) for key in leaders}
+        each = {
+            device.name: found[device.kind, device.speed, largest[device.name]]
+            for device in problem.cluster.devices
         }
-        chosen = {name: size for name, size in largest.items() if size}
-        yield round_s, sharded_replicas(strategy, problem, sharding, chosen)
-
-
-def _replicas(
-    strategy: str, problem: Problem, sharding: Sharding, sizes: Mapping[str, int], rounds: int
-) -> Plan:
-    """Return a plan of so many full rounds, whatever the batch."""
-    layers = (0, problem.profile.num_layers)
-    pipelines = tuple(
-        Pipeline(size, size * rounds, (Stage((name,), layers, 1),)) for name, size in sizes.items()
-    )
-    total = sum(pipeline.num_samples for pipeline in pipelines)
-    return Plan(strategy, problem.profile.model, total, pipelines, int(sharding))
+        chosen = {name: size for name, size in each.items() if size}
+        yield seconds, sharded_replicas(strategy, problem, sharding, chosen)

@@ -65,15 +65,27 @@ class WholeModels:
         return size / max(self.pipeline(device, size).timing.busy_s[0], LEAST_S)
 
     def largest(self, device: Device) -> int:
-        """Return the largest microbatch that fits, up to the largest size allowed; 0 where none does.
+        """Return the largest microbatch that fits, up to the largest size allowed; 0 where none does."""
+        most = min(max(self._problem.sizes_of(device.kind)), self._problem.global_batch_size)
+        return largest_fitting(lambda size: bool(self.fitting(device, [size])), most)
 
-        By bisection: what fits in a microbatch fits in a smaller one.
-        """
-        low, high = 0, min(max(self._problem.microbatch_sizes), self._problem.global_batch_size) + 1
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self.fitting(device, [middle]) else (low, middle)
-        return low
+
+def largest_fitting(fits: Callable[[int], bool], most: int) -> int:
+    """Return the largest of 1 to most that fits, 0 where none does: doubling while it does, then bisection.
+
+    What fits in a microbatch fits in a smaller one.
+
+    >>> largest_fitting(lambda size: size <= 11, 64), largest_fitting(lambda size: False, 64)
+    (11, 0)
+    """
+    low, high = 0, 1
+    while high <= most and fits(high):
+        low, high = high, 2 * high
+    high = min(high, most + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
 
 
 def sharded(problem: Problem, plan_of: Callable[[Problem], Plan]) -> Plan:

@@ -257,14 +257,13 @@ def _coarser(
 def bound_space(problem: Problem) -> str:
     """Return in words which plans the fractional bound speaks about."""
     hosts = ", optimizer states on devices or hosts" if has_host_memory(problem.cluster) else ""
-    return (
-        f"all plans with microbatches up to {_largest(problem)}{hosts}, gradient sync and transfers excluded"
-    )
+    largest = max(_largest(problem, device.kind) for device in problem.cluster.devices)
+    return f"all plans with microbatches up to {largest}{hosts}, gradient sync and transfers excluded"
 
 
-def _largest(problem: Problem) -> int:
-    """Return the largest microbatch that a plan may use; smaller ones occur as the last of a pipeline."""
-    return min(problem.global_batch_size, max(problem.microbatch_sizes))
+def _largest(problem: Problem, kind: str) -> int:
+    """Return the largest microbatch that a plan may use on a kind; smaller ones occur as a last one."""
+    return min(problem.global_batch_size, max(*problem.microbatch_sizes, *problem.sizes_of(kind)))
 
 
 def fractional_bound_s(problem: Problem) -> float:
@@ -349,7 +348,7 @@ def _seconds(problem: Problem, prices: Prices, layer: int, device: Device) -> tu
     Per-sample seconds fall or rise all the way between two measured sizes, so that the ends are enough.
     """
     profile, batch = problem.profile, problem.global_batch_size
-    largest = _largest(problem)
+    largest = _largest(problem, device.kind)
     sizes = {1, largest, *(size for size in profile.kind(device.kind).microbatch_sizes if size < largest)}
     forward_backward = min(
         (prices.forward_s(device, layer, layer + 1, size) + prices.backward_s(device, layer, layer + 1, size))
