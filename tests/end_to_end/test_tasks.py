@@ -1,0 +1,73 @@
+"""The tasks of docs/data.md: their scripts write data, their commands train on it, for fewer steps than there."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from places import ROOT
+from shell import Shell
+
+PAGE = re.sub(r" *\\\n *", " ", (ROOT / "docs" / "data.md").read_text(encoding="utf-8"))
+LINES = [line.strip() for line in PAGE.splitlines() if line.startswith("    ")]
+SCRIPT = re.compile(r"python (examples/tasks/(\w+)\.py.*)")
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task of the page: its script with what it writes, and the command that trains."""
+
+    script: str
+    run: str
+
+
+def _tasks() -> dict[str, Task]:
+    found, script = {}, None
+    for line in LINES:
+        if match := SCRIPT.fullmatch(line):
+            script = match
+        elif script is not None and line.startswith("hetpipe run "):
+            found[script[2]] = Task(script[1], line.removeprefix("hetpipe "))
+            script = None
+    return found
+
+
+TASKS = _tasks()
+SHORT = {
+    "digits": (150, "accuracy", 0.5),
+    "names_in_python": (60, "f1", 0.5),
+    "packages_in_python": (80, "accuracy", 0.15),
+    "python_chats": (40, "loss", 6.5),
+}
+"""Steps, and the figure of held-out samples that they reach: guessing has 0.1, 0, 0.08, and a loss of 6.9."""
+
+
+def test_every_task_is_on_the_page_and_run_here():
+    scripts = {path.stem for path in (ROOT / "examples" / "tasks").glob("*.py")}
+    assert scripts == TASKS.keys() == SHORT.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHORT)
+def test_a_task_learns(hetpipe: Shell, tmp_path: Path, name: str):
+    task, (steps, figure, reached) = TASKS[name], SHORT[name]
+    path, *written = shlex.split(task.script)
+    subprocess.run([sys.executable, ROOT / path, *written], cwd=tmp_path, check=True, timeout=300)
+    assert hetpipe("init --emulate 0.5,0.3 -o emulated.toml").code == 0
+
+    short = re.sub(r"--steps \d+", f"--steps {steps}", task.run)
+    short = re.sub(r"--eval-every \d+", f"--eval-every {steps}", short)
+    assert short != task.run
+    result = hetpipe(re.sub(r" --run-folder \S+", "", short) + " --run-folder run")
+    assert result.code == 0, result.err
+
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    if figure == "loss":
+        assert report["eval_loss"] < reached
+    else:
+        assert report["eval_figures"][figure] > reached
