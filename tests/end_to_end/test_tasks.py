@@ -1,4 +1,4 @@
-"""The tasks of docs/data.md: their scripts write data, their commands train on it, for fewer steps than there."""
+"""The tasks of docs/data.md: their scripts write data, their commands train on it, for fewer steps."""
 
 import json
 import re
