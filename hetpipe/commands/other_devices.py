@@ -31,8 +31,8 @@ from hetpipe.reporting.expense_tables import (
     what_if_table,
 )
 from hetpipe.reporting.tables import estimate_sentences, show
+from hetpipe.reporting.what_if_plans import what_if_row, with_best
 from hetpipe.simulation.prediction import evaluator
-from partition.estimates.optimizer_sharding import fits
 from partition.plan import Plan
 from partition.problem import Problem
 
@@ -89,7 +89,7 @@ def compare_changes(
     problems = {name: each.problem(profile, global_batch_size) for name, each in requests.items()}
     proof_s = request.proof_s or 0.0
     rows = [_row(name, problem, proof_s, quiet=json) for name, problem in problems.items()]
-    rows = [_with_best(row, problems[row.change], rows) for row in rows]
+    rows = [with_best(row, problems[row.change], rows) for row in rows]
     if all(row.plan is None for row in rows):
         raise InfeasibleError(f"no plan fits, today and changed: {rows[0].reason}")
     devices = [device for cluster in clusters.values() for device in cluster.devices]
@@ -119,41 +119,9 @@ def _save(ax: "Axes", problem: Problem, cluster: Cluster, path: Path) -> list[Pa
 
 
 def _row(change: str, problem: Problem, proof_s: float, *, quiet: bool) -> WhatIfRow:
-    """Return the plan of `auto` for the devices of a change, or why there is none."""
-    from partition.solver import solve
-
-    try:
-        with status(f"planning: {change}", quiet=quiet):
-            plan = solve(problem, evaluator(problem.profile, problem.cluster), AUTO, proof_s=proof_s)
-    except InfeasibleError as error:
-        return WhatIfRow(change, None, reason=str(error))
-    return WhatIfRow(change, plan, expenses(problem.cluster, plan.device_names))
-
-
-def _with_best(row: WhatIfRow, problem: Problem, rows: Sequence[WhatIfRow]) -> WhatIfRow:
-    """Return a row with the fastest plan of all rows that its devices can run.
-
-    `auto` is no exact search: its plan for a slower network may be the better one on the faster network, too.
-    """
-    from partition.bounds.best_bound import Bound, bound_space, fractional_bound_s
-    from partition.solver import with_figures
-
-    profile, cluster = problem.profile, problem.cluster
-    names, evaluate = {device.name for device in cluster.devices}, evaluator(profile, cluster)
-    others = [
-        each.plan
-        for each in rows
-        if each.plan is not None
-        and not each.plan.zero  # the owners of its states are chosen for its devices
-        and set(each.plan.device_names) <= names
-        and fits(each.plan, profile, cluster)
-    ]
-    best = min(others, key=lambda plan: evaluate(plan).step_s, default=None)
-    if best is None or (row.step_s is not None and evaluate(best).step_s >= row.step_s):
-        return row
-    bound = Bound(fractional_bound_s(problem), bound_space(problem))
-    plan = with_figures(best, problem, evaluate(best), bound)
-    return WhatIfRow(row.change, plan, expenses(cluster, plan.device_names))
+    """Return the plan of `auto` for the devices of a change, telling that it is looked for."""
+    with status(f"planning: {change}", quiet=quiet):
+        return what_if_row(change, problem, proof_s=proof_s)
 
 
 def _check_planned(change: str, cluster: Cluster, request: PlanRequest, profile: ModelProfile) -> None:

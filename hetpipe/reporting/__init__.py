@@ -17,6 +17,8 @@ Others use:
     measured_tables: measured_rounds_tables
     plots: gantt, stage_labels, speedups, save, and the other names of its list
     plain_strategies: beside_others, even_split
+    what_if_plans: what_if_row, with_best
+    plan_explorer: PlanExplorer
     pages: write_page, page_data, page_text, live_data
     plots.style: new_axes, save, strip
 """

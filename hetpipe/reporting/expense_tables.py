@@ -10,7 +10,7 @@ from rich.table import Table
 from cost_model.cluster import Cluster
 from cost_model.expenses import Expenses, Objective
 from cost_model.units import format_seconds
-from hetpipe.reporting.tables import new_table
+from hetpipe.reporting.tables import in_units, new_table
 from partition.plan import Plan
 
 if TYPE_CHECKING:  # the solver loads NumPy, which a table does not need
@@ -115,7 +115,7 @@ def what_if_sentences(rows: Sequence[WhatIfRow]) -> list[str]:
     ):
         if None in known and any(value is not None for value in known):
             sentences.append(f"empty where `{what}` of a device that is used is not known")
-    return sentences + [f"{row.change}: {row.reason}" for row in rows if row.reason is not None]
+    return sentences + [f"{row.change}: {in_units(row.reason)}" for row in rows if row.reason is not None]
 
 
 def front_table(front: "Front", cluster: Cluster) -> Table:

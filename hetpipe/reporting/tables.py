@@ -26,6 +26,8 @@ from partition.plan import Figures, Plan, Stage
 
 ESTIMATED = "estimated"
 WIDTH_IN_A_PIPE, WIDEST = 160, 10_000
+WIDTH_IN_A_NOTEBOOK = 100
+"""Columns: what is wider than a cell stands beyond its right edge."""
 SMALLEST_SHARE = 0.01
 MOST_CAUSES = 4
 ROOFLINE_ALONE = "; from no measured kind: times of kinds are better known in proportion than in seconds"
@@ -36,9 +38,15 @@ _NUMBERED = re.compile(r"(?P<stem>.*?)(?P<number>\d+)")
 
 
 def console(file: IO[str] | None = None) -> Console:
-    """Return a console that writes no colours when it is not a terminal, and there is as wide as COLUMNS."""
+    """Return a console that writes no colours when it is not a terminal, and there is as wide as COLUMNS.
+
+    In a notebook it is as wide as a cell.
+    """
     file = file or sys.stdout
-    return Console(file=file, width=None if file.isatty() else _width_in_a_pipe(), highlight=False)
+    out = Console(file=file, width=None if file.isatty() else _width_in_a_pipe(), highlight=False)
+    if out.is_jupyter:
+        out.width = WIDTH_IN_A_NOTEBOOK
+    return out
 
 
 def _width_in_a_pipe() -> int:
@@ -49,10 +57,11 @@ def _width_in_a_pipe() -> int:
 def show(renderables: Iterable[RenderableType], file: IO[str] | None = None) -> None:
     """Print tables and sentences, one below the other; sentences are not wrapped in a pipe."""
     out = console(file)
+    wraps = out.is_terminal or out.is_jupyter
     for part in renderables:
         if isinstance(part, Table):
             narrow(part, out)
-        out.print(part, soft_wrap=isinstance(part, str) and not out.is_terminal, markup=False)
+        out.print(part, soft_wrap=isinstance(part, str) and not wraps, markup=False)
 
 
 def as_text(renderable: RenderableType) -> str:

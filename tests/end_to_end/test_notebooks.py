@@ -1,14 +1,22 @@
 """Every notebook runs from top to bottom, in a kernel of its own, and is stored with its outputs."""
 
+import json
+import re
+from base64 import b64decode
+from io import BytesIO
 from pathlib import Path
 
 import nbformat
 import pytest
+from matplotlib.image import imread
 
+from hetpipe.reporting.plan_explorer import NO_CONTROLS
+from hetpipe.reporting.tables import WIDTH_IN_A_NOTEBOOK
 from notebook_runs import execute
 from places import ROOT
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def read(path: Path) -> nbformat.NotebookNode:
@@ -33,3 +41,104 @@ def test_the_stored_notebook_has_outputs_and_no_error(path):
 def test_the_notebook_runs_from_any_working_directory(path, tmp_path):
     execute(read(path), tmp_path)
     assert not list(tmp_path.iterdir()), "the notebook wrote to the working directory"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_no_text_is_wider_than_a_cell(path):
+    lines = []
+    for cell in read(path).cells:
+        for output in cell.get("outputs", []):
+            data = output.get("data", {})
+            text = output.get("text", "") if "text" in output else data.get("text/plain", "")
+            lines += (
+                []
+                if "image/png" in data or output.get("name") == "stderr"
+                else ANSI.sub("", text).splitlines()
+            )
+    assert lines and max(len(line.rstrip()) for line in lines) <= WIDTH_IN_A_NOTEBOOK
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_no_picture_is_cut_off_at_its_edge(path):
+    for cell in read(path).cells:
+        for output in cell.get("outputs", []):
+            if picture := output.get("data", {}).get("image/png"):
+                pixels = imread(BytesIO(b64decode(picture)), format="png")[..., :3]
+                edges = pixels[:3], pixels[-3:], pixels[:, :3], pixels[:, -3:]
+                assert all((edge > 0.99).all() for edge in edges), cell.id
+
+
+def explorer_part() -> nbformat.NotebookNode:
+    """Return notebook 01 up to its controls."""
+    book = read(ROOT / "notebooks" / "01_partition_explorer.ipynb")
+    (place,) = [number for number, cell in enumerate(book.cells) if cell.source.startswith("explorer = ")]
+    book.cells = book.cells[: place + 1]
+    return book
+
+
+def code_cell(source: str) -> nbformat.NotebookNode:
+    return nbformat.v4.new_code_cell(source)  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.slow
+def test_the_controls_move_cuts_memory_and_bound(tmp_path):
+    book = explorer_part()
+    assert any("application/vnd.jupyter.widget-view+json" in out.data for out in book.cells[-1].outputs)
+    book.cells.append(
+        code_cell(
+            """
+import json
+
+def seen():
+    plan = explorer.row.plan
+    cuts = [[stage.device, *stage.layers] for line in plan.pipelines for stage in line.stages]
+    memory = {name: device.memory_bytes for name, device in plan.predicted.devices.items()}
+    return cuts, memory, plan.predicted.bound_s, hash(explorer.picture)
+
+found = {"today": seen()}
+for name, change in [
+    ("the network", "network 20 Mbit/s"),
+    ("the network", ""),
+    ("a card more", "add 1 emulated to big"),
+    ("memory of big", "memory big 12 MiB"),
+]:
+    explorer.controls[name].value = change
+    found[change or "back"] = seen()
+print(json.dumps(found))
+"""
+        )
+    )
+    execute(book, tmp_path)
+    found = json.loads(book.cells[-1].outputs[-1].text)
+    today = found.pop("today")
+    assert found.pop("back") == today
+    for change, (cuts, memory, _, picture) in found.items():
+        assert cuts != today[0] and memory != today[1] and picture != today[3], change
+    card = found["add 1 emulated to big"]
+    assert card[2] < today[2] and "big/2" in card[1]
+    assert (
+        max(found["memory big 12 MiB"][1].get(name, 0) for name in ("big/0", "big/1", "big/2")) < 12 * 2**20
+    )
+
+
+@pytest.mark.slow
+def test_without_ipywidgets_the_notebook_says_so_and_shows_pictures(tmp_path):
+    book = explorer_part()
+    book.cells.insert(0, code_cell('import sys\nsys.modules["ipywidgets"] = None'))
+    execute(book, tmp_path)
+    outputs = book.cells[-1].outputs
+    said = "".join(
+        ANSI.sub("", out.get("data", out).get("text/plain", out.get("text", ""))) for out in outputs
+    )
+    assert said.splitlines()[0].rstrip() == NO_CONTROLS
+    assert any("image/png" in out.get("data", {}) for out in outputs)
+    assert not any("application/vnd.jupyter.widget-view+json" in out.get("data", {}) for out in outputs)
+
+
+@pytest.mark.slow
+def test_sentences_are_wrapped_at_the_width_of_a_cell(tmp_path):
+    book = nbformat.v4.new_notebook()  # type: ignore[no-untyped-call]
+    book.cells = [code_cell("from hetpipe.reporting.tables import show\nshow(['word ' * 60])")]
+    execute(book, tmp_path)
+    lines = book.cells[0].outputs[0].data["text/plain"].splitlines()
+    assert len(lines) > 2 and max(map(len, lines)) <= WIDTH_IN_A_NOTEBOOK

@@ -2,11 +2,12 @@
 
 from hetpipe.reporting.colours import BACKWARD, BLUE, FORWARD, OPTIMIZER, VERMILION
 from hetpipe.reporting.plots.cost_fronts import cost_front
+from hetpipe.reporting.plots.memory_shares import memory_shares
 from hetpipe.reporting.plots.plans import memory, overview, partition_bars, plan_title, speedups, subject
-from hetpipe.reporting.plots.runs import losses, predictions
-from hetpipe.reporting.plots.style import STAGE_COLOURS, figure_of, new_axes, save, save_pages, title
+from hetpipe.reporting.plots.runs import losses, predictions, step_seconds
+from hetpipe.reporting.plots.style import STAGE_COLOURS, as_png, figure_of, new_axes, save, save_pages, title
 from hetpipe.reporting.plots.timeline import beside_even, gantt, predicted_and_measured, stage_labels
-from hetpipe.reporting.plots.what_if import what_if
+from hetpipe.reporting.plots.what_if import changed_plan, what_if
 
 __all__ = [
     "BACKWARD",
@@ -15,12 +16,15 @@ __all__ = [
     "OPTIMIZER",
     "STAGE_COLOURS",
     "VERMILION",
+    "as_png",
     "beside_even",
+    "changed_plan",
     "cost_front",
     "figure_of",
     "gantt",
     "losses",
     "memory",
+    "memory_shares",
     "new_axes",
     "overview",
     "partition_bars",
@@ -31,6 +35,7 @@ __all__ = [
     "save_pages",
     "speedups",
     "stage_labels",
+    "step_seconds",
     "subject",
     "title",
     "what_if",

@@ -1,6 +1,6 @@
 """Pictures of plans: cuts, memory, speed, and all of it on one page."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
 from typing import TYPE_CHECKING
 
@@ -129,27 +129,35 @@ def _memory_axis(used_bytes: float, capacity_bytes: float) -> tuple[float, bool]
 
 
 def partition_bars(
-    plans: Sequence[Plan], profile: ModelProfile, cluster: Cluster, ax: Axes | None = None
+    plans: Sequence[Plan],
+    profile: ModelProfile,
+    cluster: Cluster,
+    ax: Axes | None = None,
+    *,
+    beside: Iterable[str] = (),
+    end_s: float | None = None,
 ) -> Axes:
     """Draw where the cuts are: each layer as wide as its time, coloured by device or kind.
 
     One row per pipeline, with its share of the samples, plans in the order given (an even split above for
     contrast); times are those of one sample, forward and backward. Colours stand for devices, or for kinds
-    where these are too many; narrow stages go without a name.
+    where these are too many; narrow stages go without a name. beside: devices of another such picture, in
+    which those of this one are to have the same colours; end_s: end of the time axis.
     """
     rows = [(plan, pipeline) for plan in plans for pipeline in plan.pipelines]
     ax = ax or new_axes(height=1.0 + 0.62 * len(rows))
     prices = Prices(profile)
     names = sorted({name for plan in plans for name in plan.device_names})
     kinds = {name: cluster.device(name).kind for name in names}
-    keys = {name: name for name in names} if len(names) <= len(STAGE_COLOURS) else kinds
-    shown = list(dict.fromkeys(keys.values()))
+    coloured = sorted({*names, *beside})
+    keys = {name: name for name in names} if len(coloured) <= len(STAGE_COLOURS) else kinds
+    shown = coloured if len(coloured) <= len(STAGE_COLOURS) else list(dict.fromkeys(keys.values()))
     texts = {
         name: f"{name} ({ESTIMATED})" if is_estimated(profile, kind) else name for name, kind in kinds.items()
     }
     colours = {name: STAGE_COLOURS[shown.index(key) % len(STAGE_COLOURS)] for name, key in keys.items()}
     seconds = [_layers_s(pipeline, prices, cluster) for _, pipeline in rows]
-    widest = max(sum(map(sum, stages)) for stages in seconds)
+    widest = end_s or max(sum(map(sum, stages)) for stages in seconds)
     for row, (_, pipeline) in enumerate(rows):
         _pipeline_bar(ax, row, pipeline, seconds[row], texts, colours, widest)
     counts: dict[str, int] = {}
@@ -161,10 +169,15 @@ def partition_bars(
     label_rows(ax, labels)
     ax.set_xlim(0, widest)
     ax.set_xlabel("seconds for one sample, forward and backward, on the stage's device")
-    legend_above(
-        ax, list({key: (colours[name], key) for name, key in keys.items()}.values()), min(7, len(shown))
-    )
+    entries = {key: (colours[name], key) for name, key in keys.items()}
+    legend_above(ax, list(entries.values()), min(7, len(entries)))
     return ax
+
+
+def longest_s(plan: Plan, profile: ModelProfile, cluster: Cluster) -> float:
+    """Return the seconds of the longest bar that `partition_bars` draws of a plan."""
+    prices = Prices(profile)
+    return max(sum(map(sum, _layers_s(pipeline, prices, cluster))) for pipeline in plan.pipelines)
 
 
 def _layers_s(pipeline: Pipeline, prices: Prices, cluster: Cluster) -> list[list[float]]:

@@ -73,6 +73,28 @@ def smoothed(values: Sequence[float]) -> list[float]:
     return means
 
 
+def step_seconds(reports: Mapping[str, RunReport], ax: Axes | None = None) -> Axes:
+    """Draw the seconds of every step of runs, by name, as dots, and what each was predicted as a line.
+
+    The first step of a run, which its figures leave out, is hollow.
+    """
+    ax = ax or new_axes(height=3.4)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    entries = []
+    for place, (name, report) in enumerate(reports.items()):
+        colour, seconds = STAGE_COLOURS[place % len(STAGE_COLOURS)], report.step_s_all
+        ax.axhline(report.predicted_step_s, color=colour, linewidth=1.0, zorder=1)
+        ax.plot([1], seconds[:1], "o", color=colour, markerfacecolor="white")
+        ax.plot(range(2, len(seconds) + 1), seconds[1:], "o", color=colour)
+        entries.append(dot_entry(colour, f"{name}, predicted {format_seconds(report.predicted_step_s)}"))
+    ax.set_ylim(bottom=0)
+    ax.set_xlabel("step; lines: predicted, hollow: the first, which is not counted")
+    ax.set_ylabel("seconds, by the wall clock")
+    strip(ax)
+    legend_above(ax, [], num_columns=min(3, len(entries)), more=entries)
+    return ax
+
+
 def predictions(reports: Mapping[str, RunReport], ax: Axes | None = None) -> Axes:
     """Draw the measured step of each run, by name, against the predicted one; on the line both are equal.
 
@@ -94,13 +116,13 @@ def predictions(reports: Mapping[str, RunReport], ax: Axes | None = None) -> Axe
     for name, point in points.items():
         report = reports[name]
         ax.plot(*point, "o", color=BLUE, markerfacecolor="white" if report.host_overloaded else BLUE)
-        if len(points) <= MOST_NAMES:
-            _name_run(ax, f"{name}  {report.step_error:+.1%}", point, right=point[0] > (low * high) ** 0.5)
     for axis, scale in ((ax.xaxis, ax.set_xlim), (ax.yaxis, ax.set_ylim)):
         scale(low, high)
         axis.set_major_formatter(FuncFormatter(lambda value, _: format_seconds(value)))
         if ax.get_xscale() == "log":
             axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    if len(points) <= MOST_NAMES:
+        _name_runs(ax, {f"{name}  {reports[name].step_error:+.1%}": point for name, point in points.items()})
     ax.set_xlabel("predicted step")
     ax.set_ylabel("measured step, median by the wall clock")
     strip(ax)
@@ -111,9 +133,35 @@ def predictions(reports: Mapping[str, RunReport], ax: Axes | None = None) -> Axe
     return ax
 
 
-def _name_run(ax: Axes, text: str, point: tuple[float, float], *, right: bool) -> None:
-    ax.annotate(
-        text, point, (-7 if right else 7, 0), textcoords="offset points",
-        ha="right" if right else "left", va="center", fontsize=7, color=INK,
-        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6},
-    )  # fmt: skip
+def _name_runs(ax: Axes, points: Mapping[str, tuple[float, float]]) -> None:
+    """Write a name beside each point, on the side where there is more room, and none over another."""
+    to_axes = ax.transData + ax.transAxes.inverted()
+    places = {text: to_axes.transform(point) for text, point in points.items()}
+    for is_right in (False, True):
+        side = [text for text in places if (places[text][0] > 0.5) == is_right]
+        heights = apart([float(places[text][1]) for text in side])
+        for text, height in zip(side, heights, strict=True):
+            x, y = places[text]
+            moved = {"arrowstyle": "-", "color": INK, "linewidth": 0.5} if abs(height - y) > 0.001 else None
+            ax.annotate(
+                text, points[text], (x - 0.02 if is_right else x + 0.02, height), textcoords="axes fraction",
+                ha="right" if is_right else "left", va="center", fontsize=7, color=INK, arrowprops=moved,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6}, zorder=1.5,
+            )  # fmt: skip
+
+
+def apart(heights: Sequence[float], gap: float = 0.035) -> list[float]:
+    """Return heights in [0, 1] so far apart that labels do not overlap, in the same order from below.
+
+    >>> [round(height, 3) for height in apart([0.9, 0.5, 0.51])]
+    [0.9, 0.5, 0.535]
+    """
+    found, least = dict.fromkeys(range(len(heights)), 0.0), 0.0
+    for place in sorted(found, key=heights.__getitem__):
+        found[place] = max(heights[place], least)
+        least = found[place] + gap
+    most = 1.0
+    for place in sorted(found, key=heights.__getitem__, reverse=True):
+        found[place] = min(found[place], most)
+        most = found[place] - gap
+    return list(found.values())

@@ -1,6 +1,7 @@
 """Axes and legends that all pictures share."""
 
 from collections.abc import Iterable, Sequence
+from io import BytesIO
 from pathlib import Path
 
 from matplotlib import rc_context
@@ -30,6 +31,13 @@ def save(figure: Figure, path: Path) -> tuple[Path, Path]:
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "hetpipe"}):
         figure.savefig(svg, bbox_inches="tight", facecolor="white", metadata={"Date": None})
     return png, svg
+
+
+def as_png(figure: Figure, dpi: int = 100) -> bytes:
+    """Return a figure as a PNG, with nothing cut off at its edges."""
+    buffer = BytesIO()
+    figure.savefig(buffer, format="png", dpi=dpi, bbox_inches="tight", facecolor="white")
+    return buffer.getvalue()
 
 
 def save_pages(figures: Iterable[Figure], path: Path) -> None:

@@ -1,12 +1,17 @@
-"""The picture of what changed devices would bring."""
+"""Pictures of what changed devices would bring."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
+from cost_model.cluster import Cluster
+from cost_model.profile import ModelProfile
 from cost_model.units import format_seconds
 from hetpipe.reporting.colours import BLUE, GREEN, INK, SKY, VERMILION
 from hetpipe.reporting.expense_tables import SAMPLES, WhatIfRow, money_of_samples
+from hetpipe.reporting.plots.plans import longest_s, memory, partition_bars
 from hetpipe.reporting.plots.style import BAR, label_rows, legend_above, line_entry, new_axes
 
 
@@ -46,3 +51,35 @@ def what_if(rows: Sequence[WhatIfRow], ax: Axes | None = None) -> Axes:
     legend = [(BLUE, "today"), (GREEN, "faster"), (SKY, "slower")]
     legend_above(ax, legend, more=[line_entry(VERMILION, "no plan on these devices is faster")])
     return ax
+
+
+TODAY, CHANGED = "today", "changed"
+
+
+def changed_plan(
+    today: WhatIfRow, changed: WhatIfRow, profile: ModelProfile, clusters: tuple[Cluster, Cluster]
+) -> tuple[Axes, ...]:
+    """Draw on one page what a change brings: speeds with bounds, cuts before and after, memory after.
+
+    clusters: of today and after the change. Where there is no change, `changed` is `today`; a row without a
+    plan has neither cuts nor memory.
+    """
+    rows = {TODAY: today} if changed is today else {TODAY: today, CHANGED: changed}
+    drawn = [
+        (replace(row.plan, strategy=name), cluster)
+        for (name, row), cluster in zip(rows.items(), clusters, strict=False)
+        if row.plan is not None
+    ]
+    heights = [1.2 + 0.4 * len(rows), *(1.1 + 0.5 * len(plan.pipelines) for plan, _ in drawn)]
+    heights += [1.3 + 0.45 * len(plan.device_names) for plan, _ in drawn[-1:]]
+    figure = Figure(figsize=(9.0, sum(heights)), layout="constrained")
+    axes = tuple(figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0])
+    what_if([replace(row, change=name) for name, row in rows.items()], axes[0])
+    names = [name for plan, _ in drawn for name in plan.device_names]
+    end_s = max((longest_s(plan, profile, cluster) for plan, cluster in drawn), default=None)
+    for ax, (plan, cluster) in zip(axes[1:], drawn, strict=False):
+        partition_bars([plan], profile, cluster, ax, beside=names, end_s=end_s)
+    if drawn:
+        plan, cluster = drawn[-1]
+        memory(plan, profile, cluster, axes[-1])
+    return axes

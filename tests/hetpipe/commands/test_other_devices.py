@@ -8,9 +8,9 @@ import pytest
 from cost_model.dtypes import BFLOAT16_AUTOCAST
 from cost_model.profile import profile_text
 from cost_model.what_if import without
-from hetpipe.commands.other_devices import _with_best
 from hetpipe.reporting.expense_tables import WhatIfRow, what_if_sentences, what_if_table
 from hetpipe.reporting.tables import as_text
+from hetpipe.reporting.what_if_plans import with_best
 from hetpipe.simulation.prediction import evaluator
 from partition.problem import problem_of
 from shell import Shell
@@ -60,12 +60,12 @@ def test_a_plan_found_for_other_devices_is_taken_where_it_is_faster():
         WhatIfRow(name, replace(plan, predicted=evaluate(plan)))
         for name, plan in (("today", slow), ("network 1 B/s", fast))
     ]
-    best = _with_best(rows[0], problem, rows)
+    best = with_best(rows[0], problem, rows)
     assert best.plan is not None and best.plan.pipelines == fast.pipelines
     assert best.step_s == evaluate(fast).step_s < evaluate(slow).step_s
-    assert _with_best(rows[1], problem, rows) is rows[1]
+    assert with_best(rows[1], problem, rows) is rows[1]
     alone = replace(problem, cluster=without(problem.cluster, ["a"]))
-    assert _with_best(rows[0], alone, rows) is rows[0]
+    assert with_best(rows[0], alone, rows) is rows[0]
 
 
 @pytest.mark.slow

@@ -1,11 +1,14 @@
 from dataclasses import replace
 from datetime import date
+from itertools import combinations
 from math import inf
 from pathlib import Path
 
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
+from matplotlib.text import Text
 
 from cost_model.units import format_bytes
 from hetpipe.reporting import plots
@@ -196,6 +199,19 @@ def test_a_run_whose_host_was_overloaded_is_no_measurement():
     assert ax.get_xscale() == "log" and ax.get_xlim() == ax.get_ylim()
 
 
+def test_names_of_runs_close_to_each_other_are_not_over_each_other():
+    reports = {
+        f"run {number}": replace(report_of(1.0), measured_step_s=1 + number / 1e4) for number in range(8)
+    }
+    far = {"far": replace(report_of(2.0), measured_step_s=2.0)}
+    ax = plots.predictions(reports | far)
+    figure = figure_of(ax)
+    FigureCanvasAgg(figure).draw()
+    boxes = [Text.get_window_extent(text) for text in ax.texts]  # without lines to their points
+    assert len(boxes) == 9
+    assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+
+
 def test_an_even_split_stands_above_a_plan_on_one_time_axis():
     even = simulate_plan(plan_of([("a/0", 0, 2, 2), ("b/0", 2, 4, 1)], 3), small_profile(), small_cluster())
     ours = simulate_plan(small_plan(num_samples=3), small_profile(), small_cluster())
@@ -258,3 +274,41 @@ def test_the_same_figure_is_the_same_svg_and_pages_are_a_pdf(tmp_path: Path):
     plots.save_pages(figures, tmp_path / "both.pdf")
     pdf = (tmp_path / "both.pdf").read_bytes()
     assert pdf.startswith(b"%PDF") and pdf.count(b"/Type /Page ") == 2
+
+
+def test_every_step_is_a_dot_and_the_prediction_a_line():
+    report = replace(report_of(2.0), step_s_all=(3.0, 2.1, 2.2))
+    ax = plots.step_seconds({"auto": report})
+    line, first, others = ax.lines
+    assert list(line.get_ydata()) == [2.0, 2.0]
+    assert (list(first.get_ydata()), first.get_markerfacecolor()) == ([3.0], "white")
+    assert (list(others.get_xdata()), list(others.get_ydata())) == ([2, 3], [2.1, 2.2])
+    legend = ax.get_legend()
+    assert legend is not None and [text.get_text() for text in legend.get_texts()] == ["auto, predicted 2 s"]
+    assert ax.get_ylim()[0] == 0
+
+
+def test_fields_say_how_full_devices_are_and_what_is_missing():
+    lacking = Outcome("ddp", None, "does not fit", "b/0", 512.0)
+    rows = [lacking, Outcome("poplar", None, "too many devices"), outcome("auto", 2.0)]
+    ax = plots.memory_shares(rows, small_cluster())
+    need = memory_on(small_plan(), small_profile(), small_cluster().device("a/0")).total_bytes
+    usable = small_cluster().device("a/0").usable_bytes
+    texts = [text.get_text() for text in ax.texts]
+    assert texts[:2] == ["512 B too little", "no plan"] and len(texts) == 4
+    assert texts[2] == f"{format_bytes(need)}, {need / usable:.0%}"
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["ddp", "poplar", "auto"]
+
+
+def test_a_changed_plan_stands_below_that_of_today_in_the_same_colours_and_scale():
+    profile, cluster = small_profile(), small_cluster()
+    today = WhatIfRow("today", outcome("auto", 2.0).plan)
+    alone = plan_of([("b/0", 0, 4, 1)], 4)
+    changed = WhatIfRow("x", replace(alone, predicted=predict(alone, profile, cluster).figures))
+    axes = plots.changed_plan(today, changed, profile, (cluster, cluster))
+    assert [label.get_text() for label in axes[0].get_yticklabels()] == ["today", "changed"]
+    assert axes[1].get_xlim() == axes[2].get_xlim()
+    assert bars(axes[2], plots.STAGE_COLOURS[1]) and not bars(axes[2], plots.STAGE_COLOURS[0])
+    assert len(plots.changed_plan(today, today, profile, (cluster, cluster))) == 3
+    nothing = plots.changed_plan(today, WhatIfRow("x", None), profile, (cluster, cluster))
+    assert len(nothing) == 3 and "no plan fits" in [text.get_text() for text in nothing[0].texts]
