@@ -5,7 +5,8 @@ A `TrainingTask` joins a chain of layers, batches and a loss. What files hold fo
 of the kinds that `kinds` lists; each has one home with the protocol of `kind`: it reads files, writes
 them into the run folder, and gives samples from there. `texts` and `dataset` are plain text,
 `chat_lines`, `chat_template` and `chats` are chats; both are split with a vocabulary (`vocabulary`,
-`special_tokens`), and `packed_samples` puts several of either into a row. A user's own model and data come
+`special_tokens`), and `packed_samples` puts several of either into a row; `token_files`
+stay where they are, and `table_files` hold rows as JSON lines do. A user's own model and data come
 in through `user_task`, `own_code` knows what its times depend on.
 
 Others use:

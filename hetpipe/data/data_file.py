@@ -4,18 +4,29 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from cost_model.errors import InputError
+from hetpipe.data.table_files import is_table
 
 
 def files_of(paths: Iterable[Path]) -> Iterator[Path]:
     """Give the files by their full paths, of a folder those in it, by name; hidden ones and folders are left.
 
-    Raises: InputError for a folder without files.
+    Of what `datasets` saved (`save_to_disk`) the tables alone.
+
+    Raises: InputError for a folder without files, or several data sets in one.
     """
     for path in map(Path.resolve, paths):
         if not path.is_dir():
             yield path
             continue
+        if (path / "dataset_dict.json").is_file():
+            parts = sorted(each.name for each in path.iterdir() if each.is_dir())
+            raise InputError(
+                f"data folder {path} holds several data sets ({', '.join(parts)}); give one of them, as "
+                f"{path / parts[0] if parts else path}"
+            )
         found = sorted(each for each in path.iterdir() if each.is_file() and not each.name.startswith("."))
+        if any(each.name == "dataset_info.json" for each in found):
+            found = [each for each in found if is_table(each)]
         if not found:
             raise InputError(f"data folder {path} holds no files; give one that does")
         yield from found

@@ -1,4 +1,4 @@
-"""JSON lines: an object a line, each with its place for what is said of it."""
+"""JSON lines, and tables with such rows: an object each, with its place for what is said of it."""
 
 import json
 from collections.abc import Iterator
@@ -6,21 +6,27 @@ from pathlib import Path
 from typing import Any
 
 from cost_model.errors import InputError
-from hetpipe.data.data_file import read_text_file
+from hetpipe.data.data_file import read_file, read_text_file
+from hetpipe.data.table_files import is_table, rows_of
 
 SUFFIX = ".jsonl"
 
 
-def is_json_lines(path: Path) -> bool:
-    """Return whether a file is called so."""
-    return path.suffix.lower() == SUFFIX
+def has_rows(path: Path) -> bool:
+    """Return whether a file is called as one of JSON lines, or a table."""
+    return path.suffix.lower() == SUFFIX or is_table(path)
 
 
 def json_lines(path: Path, forms: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the place and the object of each line that is not empty; forms: what to give, in a sentence.
 
+    Of a table, of each row; columns without a value in it are left out.
+
     Raises: InputError naming the line that is no object, or if the file cannot be read.
     """
+    if is_table(path):
+        yield from _rows(path, forms)
+        return
     for number, line in enumerate(read_text_file(path).split("\n"), start=1):
         if not line.strip():
             continue
@@ -37,15 +43,30 @@ def json_lines(path: Path, forms: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def first_line(path: Path) -> dict[str, Any]:
-    """Return the object of the first line; {} of a file that is called or begins otherwise."""
-    if not is_json_lines(path):
+    """Return the object of the first line or row; {} of a file that is called or begins otherwise."""
+    if not has_rows(path):
         return {}
+    if is_table(path):
+        return next((row for _, row in _rows(path, "rows")), {}) if path.is_file() else {}
     try:
         with path.open(encoding="utf-8-sig") as file:
             data = json.loads(next((line for line in file if line.strip()), "{}"))
     except (OSError, ValueError, RecursionError):
         return {}
     return data if isinstance(data, dict) else {}
+
+
+def _rows(path: Path, forms: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    if not path.is_file():
+        read_file(path)  # says why
+    number = 0
+    for number, row in enumerate(rows_of(path), start=1):
+        yield (
+            f"data file {path}, row {number}",
+            {key: value for key, value in row.items() if value is not None},
+        )
+    if not number:
+        raise InputError(f"data file {path} has no rows; give some with {forms}")
 
 
 def text_of(data: dict[str, Any], key: str, place: str) -> str:

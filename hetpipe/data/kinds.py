@@ -13,6 +13,7 @@ from hetpipe.data.images import IMAGE_KIND
 from hetpipe.data.json_lines import json_lines, shown
 from hetpipe.data.kind import Content, DataKind, Learner, Reading, Samples
 from hetpipe.data.labelled_texts import LABELLED_TEXTS
+from hetpipe.data.table_files import is_table
 from hetpipe.data.tagged_words import TAGGED_WORDS
 from hetpipe.data.texts import TEXTS
 from hetpipe.data.token_files import TOKEN_FILES
@@ -124,7 +125,8 @@ def _refusal(path: Path, model: Learner, fitting: Sequence[DataKind]) -> str:
 
     Raises: InputError if it cannot be read, or is of no kind at all.
     """
-    read_file(path)
+    if not path.is_file() or not is_table(path):
+        read_file(path)
     forms = " or ".join(kind.form for kind in fitting)
     other = next((kind for kind in KINDS if kind not in fitting and kind.holds(path)), None)
     if other is None:

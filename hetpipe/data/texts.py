@@ -10,7 +10,7 @@ import numpy as np
 from cost_model.errors import InputError
 from hetpipe.data.data_file import read_text_file
 from hetpipe.data.dataset import ENDS_FILE, TOKENS_FILE, Dataset, load_ends, load_tokens, write_tokens
-from hetpipe.data.json_lines import first_line, is_json_lines, json_lines, shown
+from hetpipe.data.json_lines import first_line, has_rows, json_lines, shown
 from hetpipe.data.kind import Learner, Reading, Samples
 from hetpipe.data.packed_samples import PackedSamples
 from hetpipe.data.special_tokens import SpecialTokens
@@ -33,7 +33,7 @@ def read_corpus(paths: Sequence[Path] = ()) -> list[str]:
 
 
 def _documents(path: Path) -> list[str]:
-    if not is_json_lines(path):
+    if not has_rows(path):
         return [read_text_file(path)]
     found = []
     for place, data in json_lines(path, f'"{_KEY}"'):
@@ -78,8 +78,8 @@ class TextKind:
     packs = True
 
     def holds(self, path: Path) -> bool:
-        """Return whether it is no JSON lines, or the first has a text."""
-        return not is_json_lines(path) or _KEY in first_line(path)
+        """Return whether it has no rows, or the first has a text."""
+        return not has_rows(path) or _KEY in first_line(path)
 
     def read(self, paths: Sequence[Path], model: Learner) -> Texts:
         """Read files, or the reference manual."""

@@ -1,0 +1,108 @@
+"""Parquet files and data sets of `datasets` are read as JSON lines are: texts, chats, labels."""
+
+import importlib.util
+import json
+import sys
+
+import pytest
+
+from cost_model.errors import InputError
+from hetpipe.data.data_file import files_of
+from hetpipe.data.kinds import read_data
+from hetpipe.data.table_files import rows_of
+from hetpipe.models.names import model_entry
+from shell import Shell
+
+GPT2 = model_entry("gpt2-tiny")
+needs_datasets = pytest.mark.skipif(
+    importlib.util.find_spec("datasets") is None, reason="datasets is missing"
+)
+CHATS = [
+    {"messages": [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": f"{n} ships."}]}
+    for n in range(40)
+]
+TEXTS = [{"text": f"The ship {n} sails over the grey sea.\n" * 9, "id": n} for n in range(40)]
+
+
+def saved(folder, rows, *, how="disk"):
+    """The rows as `datasets` writes them: a folder, or a parquet file."""
+    from datasets import Dataset
+
+    made = Dataset.from_list(rows)
+    if how == "disk":
+        made.save_to_disk(folder, num_shards=2)
+        return folder
+    made.to_parquet(f"{folder}.parquet")
+    return folder.with_name(f"{folder.name}.parquet")
+
+
+def lines(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@needs_datasets
+@pytest.mark.parametrize("how", ["disk", "parquet"])
+@pytest.mark.parametrize("rows", [CHATS, TEXTS])
+def test_a_data_set_is_what_the_same_json_lines_are(tmp_path, rows, how):
+    place = saved(tmp_path / "data", rows, how=how)
+    kind, content = read_data(list(files_of([place])), GPT2)
+    other, expected = read_data([lines(tmp_path / "data.jsonl", rows)], GPT2)
+    assert kind is other and content == expected and content.sha256 == expected.sha256
+
+
+@needs_datasets
+def test_files_of_feather_are_read_too(tmp_path):
+    import pyarrow
+
+    table = pyarrow.Table.from_pylist(TEXTS)
+    with (
+        pyarrow.OSFile(str(tmp_path / "a.arrow"), "wb") as sink,
+        pyarrow.ipc.new_file(sink, table.schema) as out,
+    ):
+        out.write_table(table)
+    assert list(rows_of(tmp_path / "a.arrow")) == TEXTS
+
+
+@needs_datasets
+def test_what_cannot_be_read_is_one_line(tmp_path):
+    from datasets import Dataset, DatasetDict
+
+    (tmp_path / "bad.parquet").write_bytes(b"not a table at all")
+    with pytest.raises(InputError, match=r"bad\.parquet cannot be read \(.*\); write it again"):
+        read_data([tmp_path / "bad.parquet"], GPT2)
+    with pytest.raises(InputError, match="does not exist"):
+        read_data([tmp_path / "none.parquet"], GPT2)
+    Dataset.from_list([{"question": "a", "answer": "b"}]).to_parquet(tmp_path / "other.parquet")
+    with pytest.raises(InputError, match=r"row 1: has \[\"answer\", \"question\"\]; give"):
+        read_data([tmp_path / "other.parquet"], GPT2)
+    DatasetDict({"train": Dataset.from_list(TEXTS), "test": Dataset.from_list(TEXTS)}).save_to_disk(
+        tmp_path / "d"
+    )
+    with pytest.raises(
+        InputError, match=r"holds several data sets \(test, train\); give one of them, as .*/d/test"
+    ):
+        list(files_of([tmp_path / "d"]))
+
+
+def test_without_pyarrow_it_is_said_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    with pytest.raises(InputError, match=r"needs pyarrow; pip install datasets, or give \.jsonl"):
+        read_data([tmp_path / "a.parquet"], GPT2)
+
+
+@needs_datasets
+@pytest.mark.slow
+def test_from_the_command_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shell = Shell(tmp_path, capsys)
+    assert shell("init --emulate 0.5,0.3 -o emulated.toml").code == 0
+    saved(tmp_path / "chats", CHATS)
+    result = shell(
+        "run --model gpt2-tiny --cluster emulated.toml --data chats --pack --steps 2 --no-proof "
+        "--profile-budget 0.5 --tokens-per-step 512 --run-folder done --json"
+    )
+    assert result.code == 0, result.err
+    assert "40 chats packed into" in result.err
+    assert json.loads((tmp_path / "done" / "plan.json").read_text())["global_batch_size"] == 512 // 64
