@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cost_model.errors import InputError
-from cost_model.strict_files import read_json
+from cost_model.strict_files import read_json, write_atomically
 from hetpipe.commands.options import JsonOption
 from hetpipe.commands.output import print_json
 from hetpipe.models.huggingface_folder import CONFIG_FILE, described
@@ -47,7 +47,9 @@ def export_command(
     elif merge:
         raise InputError(f"{source}: holds no adapters to merge, but the whole model; leave --merge out")
     else:
-        checkpoint_weights.export_huggingface(source, output, _kept_spec(source, manifest.model).build())
+        checkpoint_weights.export_huggingface(
+            source, output, _kept_spec(source, manifest.model).build_as_saved()
+        )
     vocabulary = source / checkpoint.VOCABULARY_FILE
     if vocabulary.exists():
         shutil.copyfile(vocabulary, output / "tokenizer.json")
@@ -55,10 +57,24 @@ def export_command(
         shutil.copyfile(processor, output / checkpoint.PROCESSOR_FILE)
     if (template := source / checkpoint.CHAT_TEMPLATE_FILE).exists():
         write_for_transformers(read_template(template), output)
+    _write_ends_of_texts(source, manifest, output)
     if json:
         print_json({"checkpoint": str(source), "step": manifest.step, "folder": str(output)})
     else:
         typer.echo(f"wrote step {manifest.step} of {manifest.model} to {output}")
+
+
+def _write_ends_of_texts(source: Path, manifest: "Manifest", output: Path) -> None:
+    """Say beside the tokenizer of an encoder-decoder how texts end and are filled up, for `AutoTokenizer`."""
+    from hetpipe.data.pairs import tokenizer_config_text
+    from hetpipe.data.vocabulary import load_vocabulary
+
+    config = output / CONFIG_FILE
+    if manifest.lora is None and config.exists():
+        spec = _kept_spec(source, manifest.model)
+        if spec.task.translates:
+            vocabulary = load_vocabulary(output / "tokenizer.json")
+            write_atomically(output / "tokenizer_config.json", tokenizer_config_text(vocabulary, spec.inputs))
 
 
 def _kept_spec(source: Path, name: str) -> "ModelSpec":

@@ -52,7 +52,9 @@ class LearningOptions:
     ] = None
     best: Annotated[
         str | None,
-        typer.Option("--best", help="What is best when held out: loss, or accuracy, f1, ... of the task."),
+        typer.Option(
+            "--best", help="What is best when held out: loss, accuracy, f1 or bleu, as the task has."
+        ),
     ] = None
     override: Annotated[
         list[str] | None,

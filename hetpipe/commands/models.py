@@ -8,13 +8,14 @@ from hetpipe.models.huggingface_folder import (
     ALSO_TESTED,
     ARCHITECTURES,
     CLASSIFIERS_TESTED,
+    TRANSLATORS_TESTED,
     task_of,
 )
 from hetpipe.models.names import MODEL_ENTRIES
 from hetpipe.models.tasks import Task
 from hetpipe.reporting.tables import new_table, show
 
-_TESTED = (*ARCHITECTURES, *ALSO_TESTED, *CLASSIFIERS_TESTED)
+_TESTED = (*ARCHITECTURES, *ALSO_TESTED, *CLASSIFIERS_TESTED, *TRANSLATORS_TESTED)
 
 
 def models_command(json: JsonOption = False) -> None:

@@ -41,7 +41,7 @@ class TrainingOptions:
     title: ClassVar[str] = "Training"
     data: Annotated[
         list[Path] | None,
-        typer.Option("--data", help="UTF-8 text, or .jsonl of texts or chats; several times."),
+        typer.Option("--data", help="Text, .jsonl, or what the task learns (Data); several times."),
     ] = None
     steps: Annotated[int, typer.Option("--steps", help="Steps to train for.")] = 100
     total_steps: Annotated[
@@ -150,7 +150,7 @@ def run_start(
 
         check_packs(entry.name, entry.task)
         check_packed(given["data"] or (), entry)
-    if not dry_run and not options.data and options.resume is None and entry.task.classifies:
+    if not dry_run and not options.data and options.resume is None and entry.task.needs_data:
         from hetpipe.data.kinds import check_given
 
         check_given((), entry)

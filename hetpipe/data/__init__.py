@@ -6,8 +6,9 @@ of the kinds that `kinds` lists; each has one home with the protocol of `kind`: 
 them into the run folder, and gives samples from there. `texts` and `dataset` are plain text,
 `chat_lines`, `chat_template` and `chats` are chats; both are split with a vocabulary (`vocabulary`,
 `special_tokens`), and `packed_samples` puts several of either into a row; `token_files`
-stay where they are, and `table_files` hold rows as JSON lines do. A user's own model and data come
-in through `user_task`, `own_code` knows what its times depend on.
+stay where they are, and `table_files` hold rows as JSON lines do. `pair_files` and `pairs` are translations,
+which `bleu` compares. A user's own model and data come in through `user_task`, `own_code` knows what its
+times depend on.
 
 Others use:
     task: TrainingTask, TaskFactory, OptimizerFactory, prepare_data, registered_task, model_notes
@@ -15,4 +16,5 @@ Others use:
     kinds: read_data, written_sha256
     texts: read_corpus
     chat_template: read_template, write_for_transformers
+    bleu: References, bleu_of
 """

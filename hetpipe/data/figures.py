@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from cost_model.errors import InputError
+from hetpipe.data.bleu import BLEU, check_installed
 from hetpipe.data.dataset import IGNORE_LABEL
 from hetpipe.models.tasks import Task
 from hetpipe.runs.settings import LOSS
@@ -43,7 +44,9 @@ def figures_of(task: Task, labels: tuple[str, ...]) -> Figures | None:
 
 
 def figure_names(task: Task) -> tuple[str, ...]:
-    """Return the names of the figures of a task."""
+    """Return the names of the figures of a task; BLEU is none of counts (`hetpipe.training.translations`)."""
+    if task.translates:
+        return (BLEU,)
     found = figures_of(task, ())
     return () if found is None else found.names
 
@@ -51,10 +54,12 @@ def figure_names(task: Task) -> tuple[str, ...]:
 def check_best(by: str, names: Sequence[str]) -> None:
     """Check that the best can be found by this: the loss, or a figure of these names.
 
-    Raises: InputError naming those that there are.
+    Raises: InputError naming those that there are, or what is missing to compute it.
     """
     if by not in (known := (LOSS, *names)):
         raise InputError(f"--best is {by!r}, and of held-out data there is {' or '.join(known)}; give that")
+    if by == BLEU:
+        check_installed()
 
 
 def _right_and_all(outputs: Tensor, labels: Tensor) -> tuple[float, float]:

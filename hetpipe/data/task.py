@@ -12,12 +12,14 @@ from tokenizers.models import BPE
 from torch import Tensor, nn
 
 from cost_model.errors import InputError
+from hetpipe.data.bleu import BLEU, References, has_sacrebleu, missing_note
 from hetpipe.data.figures import Figures, check_best, figure_names, figures_of
 from hetpipe.data.held_out import SEED as HELD_OUT_SEED
 from hetpipe.data.held_out import HeldOut, as_tensors
 from hetpipe.data.kind import Content, Reading, Samples
 from hetpipe.data.kinds import check_given, check_packed, data_sha256, load_data, read_data, write_data
 from hetpipe.data.padded_texts import mark_ends
+from hetpipe.data.pairs import PairDataset, mark_ends_of_pairs
 from hetpipe.data.special_tokens import adopt_vocabulary
 from hetpipe.data.token_files import TokenFiles
 from hetpipe.data.vocabulary import load_vocabulary, save_vocabulary, train_vocabulary, vocabulary_sha256
@@ -26,7 +28,7 @@ from hetpipe.models.adapters import task_spec
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.chunked_loss import ChunkedLoss
 from hetpipe.models.huggingface import ModelSpec, model_spec
-from hetpipe.models.huggingface_folder import TOKENIZER_FILE
+from hetpipe.models.huggingface_folder import CONFIG_FILE, TOKENIZER_FILE
 from hetpipe.models.kept_proofs import require_split
 from hetpipe.models.loss import Loss, loss_sum
 from hetpipe.models.partial_model import LayerModel
@@ -51,7 +53,7 @@ class TrainingTask:
     of each step, counted from 0, as a multiple of the settings'; None for their warm-up and decay.
     data_sha256: of the texts, "" where nobody knows. held_out: what --eval-data or eval_data gives.
     predicts: where the loss is `loss_sum` of logits, of which task; None for any other loss. figures: what is
-    told of held-out samples beside the loss.
+    told of held-out samples beside the loss; references: what translations of them are compared with.
     """
 
     chain: ChainModel
@@ -66,6 +68,7 @@ class TrainingTask:
     rate_schedule: Callable[[int], float] | None = None
     predicts: Task | None = None
     figures: Figures | None = None
+    references: References | None = None
 
     def loss_of(self, model: LayerModel, num_chunks: int | None) -> Loss:
         """Return the loss for these layers of the model, in chunks unless num_chunks is None.
@@ -88,7 +91,8 @@ class TrainingTask:
 
         Raises: InputError naming those that there are.
         """
-        check_best(by, () if self.figures is None else self.figures.names)
+        counted = () if self.figures is None else self.figures.names
+        check_best(by, counted if self.references is None else (*counted, BLEU))
 
     def term_weight(self, labels: Tensor) -> float:
         """Return what a token's loss counts in a step with these labels: 1 / (loss tokens of the step).
@@ -167,6 +171,7 @@ def prepare_data(
     if held_out is not None:
         write_data(folder.held_out, *held_out, _reading(folder, settings, spec, HELD_OUT_SEED))
         _held_out(folder, settings, spec)
+        told += missing_note() if spec.task.translates else []
     return told
 
 
@@ -178,7 +183,10 @@ def _vocabulary(spec: ModelSpec, content: Content, vocabulary_from: Path | None)
     if isinstance(content, TokenFiles) and content.tokenizer is not None:
         return adopt_vocabulary(content.tokenizer, spec.task, spec.vocabulary_size)
     vocabulary = train_vocabulary(content.words, spec.vocabulary_size)
-    if spec.task.pads:
+    if spec.task.translates:
+        assert spec.folder is not None
+        mark_ends_of_pairs(vocabulary, spec.inputs, spec.folder.path / CONFIG_FILE)
+    elif spec.task.pads:
         mark_ends(vocabulary)
     return vocabulary
 
@@ -190,6 +198,10 @@ def registered_task(folder: RunFolder, settings: TaskSettings) -> TrainingTask:
     """
     spec = task_spec(settings)
     samples = _samples(folder, settings, spec)
+    held_out = _held_out(folder, settings, spec) if settings.run.eval_data else None
+    references = None
+    if isinstance(held_out, PairDataset) and has_sacrebleu():
+        references = References.of(held_out, load_vocabulary(folder.vocabulary))
     return TrainingTask(
         chain=replace(ChainModel.from_spec(spec), adapter=_adapter_of(spec, settings)),
         loss=partial(loss_sum, spec.task),
@@ -200,9 +212,10 @@ def registered_task(folder: RunFolder, settings: TaskSettings) -> TrainingTask:
         if spec.task.reads_text
         else "",
         data_sha256=data_sha256(folder.path),
-        held_out=_held_out(folder, settings, spec) if settings.run.eval_data else None,
+        held_out=None if held_out is None else HeldOut.of(held_out),
         predicts=spec.task,
         figures=figures_of(spec.task, spec.labels),
+        references=references,
     )
 
 
@@ -234,13 +247,13 @@ def _samples(folder: RunFolder, settings: TaskSettings, spec: ModelSpec) -> Samp
     return load_data(folder.path, _reading(folder, settings, spec))
 
 
-def _held_out(folder: RunFolder, settings: TaskSettings, spec: ModelSpec) -> HeldOut:
+def _held_out(folder: RunFolder, settings: TaskSettings, spec: ModelSpec) -> Samples:
     """Return the samples of --eval-data.
 
     Raises: InputError if there is not one.
     """
     try:
-        return HeldOut.of(load_data(folder.held_out, _reading(folder, settings, spec, HELD_OUT_SEED)))
+        return load_data(folder.held_out, _reading(folder, settings, spec, HELD_OUT_SEED))
     except InputError as error:
         raise InputError(f"--eval-data: {error}") from None
 

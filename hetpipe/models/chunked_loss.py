@@ -58,10 +58,14 @@ class ChunkedLoss:
 
     def of_piece(self, hidden: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of a chunk, as the model and `loss_sum` compute it."""
+        return token_loss_sum(self.logits(hidden), labels)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits [..., vocabulary] of what enters the projection [..., width]."""
         lower = self._lowered is not None
         with torch.autocast(self._place, self._lowered) if lower else nullcontext():
-            logits = self._project(hidden)
-        return token_loss_sum(logits, labels)
+            logits: Tensor = self._project(hidden)
+        return logits
 
     def _pass_on(self, hidden: Tensor) -> Tensor:
         self._passed = hidden

@@ -36,6 +36,9 @@ ATTENTION_DROPOUTS = ("attention_dropout", "attention_probs_dropout_prob", "attn
 
 _POSITIONS = ("max_position_embeddings", "max_seq_len")
 
+_STORED_BUFFERS = ("final_logits_bias",)
+"""Buffers that BART and its like store with their weights, and add to the logits."""
+
 
 def attention_dropout_of(config: Any, keys: Sequence[str]) -> tuple[str, float]:
     """Return the name of the probability of attention's dropout, and it; 0 where there is none.
@@ -89,6 +92,10 @@ class Family:
 
     def build(self, model: str, sizes: Mapping[str, object]) -> nn.Module:
         """Construct a model of the family, of these values of the configuration."""
+        return splittable(_stored_as_weights(self.whole(model, sizes)))
+
+    def whole(self, model: str, sizes: Mapping[str, object]) -> nn.Module:
+        """Construct a model as its class does, without what lets it be cut: to be saved."""
         config = self.configuration(sizes)
         found = getattr(importlib.import_module(self.modeling), model)
         # NOTE: masks that the fused kernel draws inside cannot be keyed, see hetpipe.models.keyed_dropout.
@@ -96,7 +103,7 @@ class Family:
             found, "_supports_sdpa", True
         )
         config._attn_implementation = "sdpa" if fused else "eager"
-        return splittable(cast(nn.Module, found(config)))
+        return cast(nn.Module, found(config))
 
     def small(self, config: Mapping[str, object], *, fixed_tokens: bool, task: Task) -> dict[str, object]:
         """Return the configuration of a tiny copy of a model of the family.
@@ -119,7 +126,7 @@ class Family:
         padding = None if self.tested else getattr(whole, "pad_token_id", None)
         if fixed_tokens:
             small |= _SHRUNK_TOKENS | {"pad_token_id": None if padding is None else min(padding, 1)}
-        return small
+        return small | (_small_translator(whole) if task.translates else {})
 
     def offset(self, model: str, config: Mapping[str, object]) -> int:
         """Return how many positions no token can have: RoBERTa's begin after that of the padding token."""
@@ -130,6 +137,35 @@ class Family:
         tables = (part for name, part in whole.named_modules() if name.endswith("position_embeddings"))
         paddings = [table.padding_idx for table in tables if isinstance(table, nn.Embedding)]
         return max((1 + padding for padding in paddings if padding is not None), default=0)
+
+
+def _small_translator(config: Any) -> dict[str, object]:
+    """Return the vocabulary and the tokens of a tiny copy: the decoder begins with padding where it did."""
+    begins_padded = config.decoder_start_token_id == config.pad_token_id
+    sizes = {
+        "pad_token_id": 1,
+        "eos_token_id": 2,
+        "decoder_start_token_id": 1 if begins_padded else 3,
+        "forced_bos_token_id": None,
+        "forced_eos_token_id": None,
+        "decoder_vocab_size": SMALL_VOCABULARY,
+    }
+    return {key: value for key, value in sizes.items() if hasattr(config, key)}
+
+
+def _stored_as_weights(model: nn.Module) -> nn.Module:
+    """Return the model whose buffers among `_STORED_BUFFERS` are frozen parameters from now on.
+
+    They are stored with the weights, and like them they come from a folder, lie on the rank that uses them
+    alone, and go into checkpoints.
+    """
+    for name, buffer in list(model.named_buffers()):
+        path, _, key = name.rpartition(".")
+        if key in _STORED_BUFFERS:
+            owner = model.get_submodule(path)
+            del owner._buffers[key]
+            owner.register_parameter(key, nn.Parameter(buffer, requires_grad=False))
+    return model
 
 
 def _small_image(config: Any) -> dict[str, object]:
@@ -173,6 +209,12 @@ _NARROW_OTHERS = {
     "rotary_dim": 4,
     "dim": 32,
     "hidden_dim": 32,
+    "encoder_ffn_dim": 32,
+    "decoder_layers": 3,
+    "decoder_attention_heads": 4,
+    "decoder_ffn_dim": 32,
+    "num_decoder_layers": 3,
+    "d_ff": 32,
     "attention_types": [[["global", "local"], 2]],
 }
 """Sizes of a tiny copy of any other model: those that its configuration has."""

@@ -39,6 +39,7 @@ class ModelSpec:
 
     build: constructs the model under whatever torch.device context is active.
     build_shrunk: the same class and flags with 4 blocks, a tiny width and shrunken_vocabulary_size tokens.
+    build_whole: the same as build, as its class does it, without what lets it be cut; None: build does.
     folder: where the weights come from; None for weights drawn from the seed.
     base: the same without the adapters that this one has (`hetpipe.models.adapters`); None: it has none.
     quantization: of its frozen matrices; None: they are held as they are given.
@@ -64,6 +65,11 @@ class ModelSpec:
     shrunken_inputs: InputShape = _TOKENS_ALONE
     labels: tuple[str, ...] = ()
     proof: str = ""
+    build_whole: Callable[[], nn.Module] | None = None
+
+    def build_as_saved(self) -> nn.Module:
+        """Construct the model as its class does: with the names and buffers that transformers saves."""
+        return (self.build_whole or self.build)()
 
     def shrunk(self) -> "ModelSpec":
         """Return the tiny model of the same class: what holds for its structure holds for this one's."""
@@ -149,7 +155,12 @@ def folder_spec(folder: ModelFolder) -> ModelSpec:
     config = {key: value for key, value in folder.config.items() if key not in LOADING}
     sizes = family.configuration(config)
     if folder.task.reads_text:
-        config["vocab_size"] = sizes.vocab_size
+        config["vocab_size"] = getattr(sizes, "vocab_size", None)
+        if not isinstance(config["vocab_size"], int):
+            raise InputError(
+                f"{folder.path / CONFIG_FILE}: names no vocab_size, so {folder.architecture} does not take "
+                "text; train it from Python: hetpipe.Trainer"
+            )
     if family.max_positions is not None:
         config[family.max_positions] = getattr(sizes, family.max_positions)
     spec = _spec(folder.name, folder.task, family, folder.architecture, config, folder)
@@ -167,7 +178,9 @@ def _spec(
     small = family.small(config, fixed_tokens=folder is not None, task=task)
     where = name if folder is None else folder.path / CONFIG_FILE
     inputs, shrunken_inputs = (
-        InputShape.of(task, family.configuration(sizes), where) if task.classifies else InputShape(task)
+        InputShape.of(task, family.configuration(sizes), where)
+        if task.classifies or task.translates
+        else InputShape(task)
         for sizes in (config, small)
     )
     most = NO_LIMIT if family.max_positions is None else cast(int, config[family.max_positions])
@@ -178,6 +191,7 @@ def _spec(
         max_sequence_length=most - family.offset(model, config),
         build=partial(family.build, model, dict(config)),
         build_shrunk=partial(family.build, model, small),
+        build_whole=partial(family.whole, model, dict(config)),
         shrunken_vocabulary_size=SMALL_VOCABULARY,
         folder=folder,
         tested=family.tested,

@@ -55,13 +55,24 @@ CLASSIFIERS_TESTED = (
 )
 """The same, of classifiers."""
 
+TRANSLATORS_TESTED = (
+    *("BartForConditionalGeneration", "BlenderbotForConditionalGeneration", "M2M100ForConditionalGeneration"),
+    *("MBartForConditionalGeneration", "MT5ForConditionalGeneration", "MarianMTModel"),
+    *("PLBartForConditionalGeneration", "PegasusForConditionalGeneration", "T5ForConditionalGeneration"),
+    "UMT5ForConditionalGeneration",
+)
+"""The same, of encoder-decoders."""
+
 MOST_BLOCKS = 2000
 """A configuration with more is refused before it is built: the deepest Transformers published have 1,000
 (Wang et al., DeepNet, 2022)."""
 
 _MODEL_TYPE = re.compile("[a-z][a-z0-9_-]*")
 
-_BLOCKS = ("num_hidden_layers", "n_layer")
+_BLOCKS = (
+    *("num_hidden_layers", "n_layer"),
+    *("encoder_layers", "decoder_layers", "num_layers", "num_decoder_layers"),
+)
 """Keys of config.json that hold the number of blocks."""
 
 _VOLATILE = ("transformers_version", "_name_or_path")
@@ -209,7 +220,8 @@ def described(path: Path, base_name: str, config: object) -> ModelFolder:
 def _architecture(where: Path, config: Mapping[str, Any]) -> str:
     """Return the class that a configuration names.
 
-    Raises: InputError if it is for none of the tasks, or has an encoder beside its decoder.
+    Raises: InputError if it is for none of the tasks, or has an encoder beside its decoder and does not
+    translate, or the other way round.
     """
     architectures = config.get("architectures")
     if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
@@ -225,10 +237,17 @@ def _architecture(where: Path, config: Mapping[str, Any]) -> str:
             f"{where}: {name} is no model for {' or '.join(Task)} (...{', ...'.join(HEADS)}); train it "
             "from Python: hetpipe.Trainer"
         )
-    if config.get("is_encoder_decoder"):
+    translates, has_both = task_of(name) is Task.TRANSLATION, config.get("is_encoder_decoder") is True
+    if has_both and not translates:
         raise InputError(
-            f"{where}: {name} has an encoder and a decoder, for which the command line has no kind of data; "
-            "train it from Python: hetpipe.Trainer"
+            f"{where}: {name} has an encoder and a decoder, which are trained for {Task.TRANSLATION} alone "
+            "(...ForConditionalGeneration, ...MTModel); train it from Python: hetpipe.Trainer"
+        )
+    if translates and not has_both:
+        raise InputError(
+            f"{where}: {name} is trained for {Task.TRANSLATION}, by an encoder and a decoder, and "
+            "is_encoder_decoder is not true there; set it if the model has both, else train it from Python: "
+            "hetpipe.Trainer"
         )
     kind = config.get("model_type")
     if not isinstance(kind, str) or not _MODEL_TYPE.fullmatch(kind):

@@ -36,6 +36,11 @@ class ModelEntry:
 
         Raises: InputError if they are given in another way.
         """
+        if self.task.translates:
+            raise InputError(
+                f"{self.name} has an encoder and a decoder, beside which no adapters are trained here; train "
+                "all of it, or adapters from Python: hetpipe.Trainer"
+            )
         given = None if self.folder is None else self.folder.quantization
         if given is not None and load_in not in (None, given.load_in):
             raise InputError(

@@ -95,7 +95,8 @@ class FolderWeights:
                     "make config.json and weights agree"
                 )
             places.setdefault(canonical[id(aliases[name])], []).append((key, tensor))
-        new = tuple(name for name in canonical.values() if name not in places)
+        computed = _never_stored(model)
+        new = tuple(name for name in canonical.values() if name not in places and name not in computed)
         for name in new:
             if name.startswith(f"{base}.") and not _matches(name, _OTHER_HEADS.get(folder.family, ())):
                 raise InputError(
@@ -204,6 +205,20 @@ class FolderWeights:
                 f"{self.folder.name}: {self.folder.architecture} has no use for {_some(self.unused)}"
             )
         return sentences
+
+
+def _never_stored(model: nn.Module) -> set[str]:
+    """Return the frozen parameters that transformers computes, so that a folder may lack them."""
+    patterns = [
+        pattern
+        for key in ("_keys_to_ignore_on_save", "_keys_to_ignore_on_load_missing")
+        for pattern in getattr(model, key, None) or ()
+    ]
+    return {
+        name
+        for name, value in model.named_parameters()
+        if not value.requires_grad and _matches(name, patterns)
+    }
 
 
 def stored_names(model: nn.Module, keys: Iterable[str]) -> dict[str, str]:

@@ -19,7 +19,7 @@ from hetpipe.models.keyed_dropout import KeyedDropout
 from hetpipe.models.loss import IGNORED_LABEL, loss_sum
 from hetpipe.models.packed_inputs import seen_by_others
 from hetpipe.models.quantized_weights import dense
-from hetpipe.models.task_inputs import MASK, TOKENS
+from hetpipe.models.task_inputs import DECODER, MASK, TOKENS
 from hetpipe.models.tasks import Task
 
 SPLIT_TOLERANCE = 1e-12
@@ -142,7 +142,9 @@ def check_split(
     ]
     worst = max(by_split, key=lambda difference: difference.gradient)
     if isinstance(source, ModelSpec) and source.task == Task.CAUSAL_LM:
-        reasons.append(_looks_ahead(model, cases[0].inputs[TOKENS]))
+        reasons.append(_looks_ahead(model, {TOKENS: cases[0].inputs[TOKENS]}, TOKENS))
+    if isinstance(source, ModelSpec) and source.task.translates:
+        reasons.append(_looks_ahead(model, cases[0].inputs, DECODER))
     if isinstance(source, ModelSpec) and source.inputs.packed:
         reasons.append(seen_by_others(model, cases[0].inputs[TOKENS]))
     if isinstance(source, ModelSpec) and source.task.pads:
@@ -242,17 +244,19 @@ def _whole_model(chain: ChainModel, seed: int) -> nn.Module:
     return model
 
 
-def _looks_ahead(model: nn.Module, ids: Tensor) -> str:
+def _looks_ahead(model: nn.Module, inputs: Inputs, key: str) -> str:
     """Return that a causal model's logits depend on tokens after them, in one line; empty if they do not.
 
-    An encoder that is taken for a decoder, for want of is_decoder in its configuration, would learn to copy.
+    key: of the tokens among the inputs. An encoder that is taken for a decoder, for want of is_decoder in its
+    configuration, would learn to copy.
     """
-    changed = ids.clone()
+    changed = inputs[key].clone()
     changed[:, -1] = (changed[:, -1] + 1) % SMALL_VOCABULARY
     model.eval()
     with torch.no_grad():
         before, after = (
-            logits_of(model(input_ids=tokens, **call_options(model)))[:, :-1] for tokens in (ids, changed)
+            logits_of(model(**{**inputs, key: tokens}, **call_options(model)))[:, :-1]
+            for tokens in (inputs[key], changed)
         )
     if torch.equal(before, after):
         return ""

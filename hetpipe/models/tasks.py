@@ -11,11 +11,22 @@ class Task(StrEnum):
     SEQUENCE_CLASSIFICATION = "sequence-classification"
     TOKEN_CLASSIFICATION = "token-classification"
     IMAGE_CLASSIFICATION = "image-classification"
+    TRANSLATION = "translation"
 
     @property
     def classifies(self) -> bool:
         """Return whether what is predicted is one of the labels in the model's configuration."""
         return self in _CLASSIFIES
+
+    @property
+    def translates(self) -> bool:
+        """Return whether one text is predicted from another, by an encoder and a decoder."""
+        return self is Task.TRANSLATION
+
+    @property
+    def needs_data(self) -> bool:
+        """Return whether hetpipe brings no data of its own for it."""
+        return self.classifies or self.translates
 
     @property
     def reads_text(self) -> bool:
@@ -25,7 +36,7 @@ class Task(StrEnum):
     @property
     def pads(self) -> bool:
         """Return whether texts are filled up to one length, which a mask then hides."""
-        return self in (Task.SEQUENCE_CLASSIFICATION, Task.TOKEN_CLASSIFICATION)
+        return self in (Task.SEQUENCE_CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.TRANSLATION)
 
 
 _CLASSIFIES = (Task.SEQUENCE_CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.IMAGE_CLASSIFICATION)
@@ -37,5 +48,7 @@ HEADS = {
     "ForSequenceClassification": Task.SEQUENCE_CLASSIFICATION,
     "ForTokenClassification": Task.TOKEN_CLASSIFICATION,
     "ForImageClassification": Task.IMAGE_CLASSIFICATION,
+    "ForConditionalGeneration": Task.TRANSLATION,
+    "MTModel": Task.TRANSLATION,
 }
 """Ends of the names of classes, each with the task of its head."""

@@ -111,7 +111,7 @@ def contentless_task(chain: ChainModel, spec: ModelSpec, sequence_length: int) -
 
     def batch(_: int, num_samples: int) -> tuple[Mapping[str, Tensor], Tensor]:
         ids = torch.zeros(num_samples, sequence_length, dtype=torch.long)
-        return {"input_ids": ids}, ids.clone()
+        return spec.inputs.inputs(ids), spec.inputs.labels(ids, len(spec.labels))
 
     return TrainingTask(
         chain, partial(loss_sum, spec.task), batch, lambda count: count * sequence_length, predicts=spec.task

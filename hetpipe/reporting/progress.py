@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
 
-from hetpipe.runs.run_folder import held_out_figures
+from hetpipe.runs.run_folder import figure_text, held_out_figures
 
 SILENCE_S = 30.0
 """Where there is no bar, a step is told at least so often."""
@@ -122,7 +122,8 @@ def step_bar(steps: int, done: int, *, quiet: bool) -> Iterator[Callable[[dict[s
                 f"bubble {event['bubble']:.0%}"
             )
             if "eval_loss" in event:
-                figures = "".join(f", {name} {value:.2%}" for name, value in held_out_figures(event).items())
+                found = held_out_figures(event).items()
+                figures = "".join(f", {name} {figure_text(name, value)}" for name, value in found)
                 text += f"  held-out {event['eval_loss']:.4f}{figures}{' (best)' if event['best'] else ''}"
             done = int(event["step"])
             bar.update(task, completed=done, text=text, last_s=event.get("wall_s"), since_s=bar.get_time())

@@ -9,6 +9,7 @@ from rich.table import Table
 from cost_model.units import format_bytes, format_seconds
 from hetpipe.reporting.driver_memory import beyond_tensors
 from hetpipe.reporting.tables import gradient_sentences, new_table
+from hetpipe.runs.run_folder import figure_text
 from hetpipe.runs.run_report import (
     LARGE_BETWEEN,
     OVERLOADED_CORES,
@@ -78,10 +79,11 @@ def run_marks(report: RunReport) -> list[str]:
         marks.append(
             f"held-out loss {last}, best {report.best_eval_loss:.4f} after step {report.best_eval_step}"
         )
+        best = report.best_eval_figures
         marks += [
-            f"held-out {name} {report.eval_figures[name]:.2%}, {value:.2%} at the best"
-            for name, value in report.best_eval_figures.items()
-            if name in report.eval_figures
+            f"held-out {name} {figure_text(name, value)}"
+            + (f", {figure_text(name, best[name])} at the best" if name in best else "")
+            for name, value in report.eval_figures.items()
         ]
     if report.emulated and report.clock == Clock.NOMINAL:
         marks.append(f"note: {EMULATION_NOTE}")

@@ -242,6 +242,15 @@ def metrics_row(line: str, where: str) -> MetricsRow:
     return row
 
 
+def figure_text(name: str, value: float) -> str:
+    """Return a figure of held-out samples for people: BLEU from 0 to 100 as it is, others as shares.
+
+    >>> figure_text("bleu", 23.456), figure_text("f1", 0.5)
+    ('23.46', '50.00%')
+    """
+    return f"{value:.2f}" if name == "bleu" else f"{value:.2%}"
+
+
 def held_out_figures(row: MetricsRow) -> dict[str, float]:
     """Return the figures of held-out samples beside the loss, such as accuracy, that metrics have."""
     others = ("eval_loss", "eval_s")

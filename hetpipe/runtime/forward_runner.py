@@ -50,7 +50,7 @@ class ForwardRunner:
     def loss(self, microbatch: Callable[[int, int], Microbatch], seen: Seen | None = None) -> float:
         """Return what this rank's last stages add to the loss of as many samples as a step has.
 
-        seen: is given the outputs of each of its microbatches, with their labels.
+        seen: is given the outputs of each of its microbatches, and these.
         """
         if self._fetched is not None:
             return self._loss_by_layer(microbatch, self._fetched, seen)
@@ -68,6 +68,10 @@ class ForwardRunner:
                     self._post(instruction, microbatch)
         self._transport.finish()
         return float(self._stages.take_loss())
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        """Return the logits [..., vocabulary] of what `seen` is given, inside of it."""
+        return self._stages.logits(outputs)
 
     def _loss_by_layer(
         self,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from hetpipe.models.chunked_loss import ChunkedLoss
 from hetpipe.models.keyed_dropout import KeyedDropout
 from hetpipe.models.loss import Loss
 from hetpipe.models.mixed_precision import travels_in
@@ -14,9 +15,6 @@ from hetpipe.models.partial_model import LayerModel
 from hetpipe.models.repeat_check import check_repeatable
 from hetpipe.program.instructions import Compute, Pass, Program
 from hetpipe.runtime.accelerators import widest_float
-
-Seen = Callable[[Tensor, Tensor], None]
-"""Takes the outputs of a model and the labels of a microbatch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +29,10 @@ class Microbatch:
     inputs: Mapping[str, Tensor]
     labels: Tensor
     weight: float
+
+
+Seen = Callable[[Tensor, Microbatch], None]
+"""Takes the outputs of a model for a microbatch; see `StageRunner.logits`."""
 
 
 @dataclass(slots=True)
@@ -190,7 +192,7 @@ class StageRunner:
         """Return what travels to the next stage, or layer, without dropout, and keep nothing for a backward.
 
         The loss of the last stage adds up as that of `forward`. Called without autograd. seen: is given the
-        outputs of the model and the labels of the microbatch.
+        outputs of the model and the microbatch.
         """
         stage = self._stages[compute.pipeline][compute.stage]
         start, stop = stage.layers if compute.layer is None else (compute.layer, compute.layer + 1)
@@ -203,6 +205,10 @@ class StageRunner:
             self._add_loss(outputs[0])
             return ()
         return outputs
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        """Return the logits of what `seen` is given: itself, unless the loss is left to project it."""
+        return self._loss.logits(outputs) if isinstance(self._loss, ChunkedLoss) else outputs
 
     def backward(self, compute: Compute, gradients: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return the gradients of the forward's inputs, for the stage before; one per floating tensor.
@@ -344,7 +350,7 @@ class StageRunner:
         if segment.stop < self._model.num_layers:
             return self._as_taken(compute, segment.stop, outputs)
         if seen is not None:
-            seen(outputs[0], microbatch.labels)
+            seen(outputs[0], microbatch)
         return (self._loss(outputs[0], microbatch.labels) * microbatch.weight,)
 
     def _as_taken(self, compute: Compute, stop: int, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -4,23 +4,28 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hetpipe.data.bleu import BLEU
 from hetpipe.data.figures import Figures
 from hetpipe.data.held_out import HeldOut
 from hetpipe.data.task import TrainingTask
 from hetpipe.models.mixed_precision import kept_casts
+from hetpipe.models.tasks import Task
 from hetpipe.program.instructions import Program
 from hetpipe.runs.settings import LOSS, Settings
 from hetpipe.runtime.executor import Executor
 from hetpipe.runtime.forward_runner import ForwardRunner
 from hetpipe.runtime.heartbeats import within_step
 from hetpipe.runtime.rank_setup import first_samples, microbatches
+from hetpipe.runtime.stage_runner import Microbatch
 from hetpipe.training.evaluated import Evaluated
 from hetpipe.training.meeting import gather
+from hetpipe.training.translations import Translations
 
 
 class _Counted:
@@ -30,10 +35,10 @@ class _Counted:
         self._figures = figures
         self.sums = [0.0] * (0 if figures is None else figures.num_counts)
 
-    def seen(self, outputs: Tensor, labels: Tensor) -> None:
+    def seen(self, outputs: Tensor, microbatch: Microbatch) -> None:
         """Add the counts of a microbatch."""
         if self._figures is not None:
-            more = self._figures.count(outputs, labels)
+            more = self._figures.count(outputs, microbatch.labels)
             self.sums = [sum(pair) for pair in zip(self.sums, more, strict=True)]
 
     def figures_of(self, by_rank: Iterable[Sequence[float]]) -> dict[str, float]:
@@ -45,7 +50,10 @@ class _Counted:
 
 @dataclass(slots=True)
 class Evaluation:
-    """Computes the held-out loss on a rank; all ranks call `run` together."""
+    """Computes the held-out loss on a rank; all ranks call `run` together.
+
+    translations: writes those whose BLEU is told; None: none is. scores: whether this rank computes it.
+    """
 
     task: TrainingTask
     held_out: HeldOut
@@ -55,6 +63,8 @@ class Evaluation:
     parts: Mapping[int, tuple[int, int]]
     by: str = LOSS
     evaluated: Evaluated | None = None
+    translations: Translations | None = None
+    scores: bool = False
 
     @classmethod
     def of(
@@ -78,7 +88,21 @@ class Evaluation:
             pipeline: (firsts[pipeline], plan.pipelines[pipeline].num_samples)
             for pipeline in sorted({pipeline for pipeline, _ in plan.places[program.device_names[rank]]})
         }
-        return cls(task, task.held_out, program, place, executor.forwards(), parts, by)
+        forwards = executor.forwards()
+        found = cls(task, task.held_out, program, place, forwards, parts, by, scores=rank == 0)
+        # all ranks write together, or none does
+        if task.predicts is Task.TRANSLATION and all(gather(task.references is not None)):
+            assert task.references is not None
+            found.translations = Translations(
+                task.held_out,
+                task.references,
+                forwards,
+                partial(microbatches, program, 0, weight=1.0),
+                place,
+                parts,
+                plan.global_batch_size,
+            )
+        return found
 
     def is_due(self, settings: Settings, step: int) -> bool:
         """Return whether it is to be computed after so many steps."""
@@ -100,11 +124,11 @@ class Evaluation:
         )
         return [{"event": "told", "text": text}]
 
-    def run(self, step: int) -> dict[str, float]:
+    def run(self, step: int, settings: Settings) -> dict[str, float]:
         """Compute the mean loss of the held-out terms after a step; weights and random numbers stay.
 
         Return it, the figures of the task, the seconds that it took, and whether it is the best so far, as
-        metrics.
+        metrics. BLEU is among the figures where the best is found by it, and at the end.
         """
         begun_s = time.monotonic()
         num_loss_tokens, count = self.held_out.num_loss_tokens, self.program.plan.global_batch_size
@@ -120,13 +144,25 @@ class Evaluation:
                 mine.append(self.forwards.loss(microbatch, counted.seen))
         losses, counts = zip(*gather([math.fsum(mine), counted.sums]), strict=True)
         loss, figures = math.fsum(losses), counted.figures_of(counts)
-        self.evaluated = Evaluated.after(self.evaluated, step, loss, figures, self.by)
+        before = self.evaluated
+        if self.by == BLEU or step == settings.steps:
+            figures |= self._bleu()
+        self.evaluated = Evaluated.after(before, step, loss, figures, self.by)
+        if BLEU not in figures and self.ending(settings):
+            figures |= self._bleu()
+            self.evaluated = Evaluated.after(before, step, loss, figures, self.by)
         return {
             "eval_loss": loss,
             **{f"eval_{name}": value for name, value in figures.items()},
             "eval_s": time.monotonic() - begun_s,
             "best": self.evaluated.is_best,
         }
+
+    def _bleu(self) -> dict[str, float]:
+        if self.translations is None:
+            return {}
+        with kept_casts(), within_step(first=True):
+            return {BLEU: self.translations.bleu(scores=self.scores)}
 
     def _placed(self, first_sample: int, num_samples: int) -> Any:
         inputs, labels = self.held_out.batch(first_sample, num_samples)

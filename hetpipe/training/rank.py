@@ -374,7 +374,7 @@ class _Run:
         if not evaluation.is_due(self.settings, step):
             return {}, asked
         with self.load.left_out():
-            found = evaluation.run(step)
+            found = evaluation.run(step, self.settings)
             self.ended_s = max(gather(self.clock.common_s(time.monotonic())))
         if found["best"] and self.settings.save:
             asked |= Asked.SAVE

@@ -96,6 +96,50 @@ CLASSIFIERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """The same, of classifiers."""
 
+LIKE_BART = {
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "max_position_embeddings": 64,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+    "decoder_start_token_id": 0,
+    "forced_eos_token_id": None,
+}
+LIKE_T5 = {
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 64,
+    "num_layers": 2,
+    "num_decoder_layers": 3,
+    "num_heads": 4,
+    "pad_token_id": 0,
+    "eos_token_id": 3,
+    "decoder_start_token_id": 0,
+}
+
+TRANSLATORS: dict[str, tuple[str, dict[str, Any]]] = {
+    "BartForConditionalGeneration": ("bart", {**LIKE_BART, "decoder_start_token_id": 3}),
+    "BlenderbotForConditionalGeneration": ("blenderbot", LIKE_BART),
+    "M2M100ForConditionalGeneration": (
+        "m2m_100",
+        {**LIKE_BART, "decoder_start_token_id": 3, "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0},
+    ),
+    "MBartForConditionalGeneration": ("mbart", LIKE_BART),
+    "MT5ForConditionalGeneration": ("mt5", LIKE_T5),
+    "MarianMTModel": ("marian", LIKE_BART),
+    "PLBartForConditionalGeneration": ("plbart", LIKE_BART),
+    "PegasusForConditionalGeneration": ("pegasus", LIKE_BART),
+    "T5ForConditionalGeneration": ("t5", LIKE_T5),
+    "UMT5ForConditionalGeneration": ("umt5", LIKE_T5),
+}
+"""The same, of encoder-decoders."""
+
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "MixtralForCausalLM": ("mixtral", {**NARROW, **ONE_HEAD_WIDTH, "num_local_experts": 2}),
     "RoFormerForMaskedLM": ("roformer", {**NARROW, "embedding_size": 32}),
@@ -110,7 +154,9 @@ def save_other(folder: Path, architecture: str, **changes: Any) -> Any:
     architecture: of `OTHERS`, or of `REFUSED` with a question mark before it.
     """
     kind, sizes = (
-        REFUSED[architecture[1:]] if architecture[0] == "?" else {**OTHERS, **CLASSIFIERS}[architecture]
+        REFUSED[architecture[1:]]
+        if architecture[0] == "?"
+        else {**OTHERS, **CLASSIFIERS, **TRANSLATORS}[architecture]
     )
     architecture = architecture.removeprefix("?")
     name = kind.replace("-", "_")
@@ -120,7 +166,8 @@ def save_other(folder: Path, architecture: str, **changes: Any) -> Any:
         torch.manual_seed(7)
         model = found(found.config_class(**{"vocab_size": 512, **sizes, **changes}))
         with torch.no_grad():
-            for value in model.parameters():
+            stored = [value for name, value in model.named_buffers() if name == "final_logits_bias"]
+            for value in (*(value for value in model.parameters() if value.requires_grad), *stored):
                 value.add_(0.05 * torch.randn(value.shape))
     model.save_pretrained(folder)
     return model
