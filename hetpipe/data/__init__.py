@@ -7,8 +7,8 @@ them into the run folder, and gives samples from there. `texts` and `dataset` ar
 `chat_lines`, `chat_template` and `chats` are chats; both are split with a vocabulary (`vocabulary`,
 `special_tokens`), and `packed_samples` puts several of either into a row; `token_files`
 stay where they are, and `table_files` hold rows as JSON lines do. `pair_files` and `pairs` are translations,
-which `bleu` compares. A user's own model and data come in through `user_task`, `own_code` knows what its
-times depend on.
+which `bleu` compares; `questions` have their `answers` in a text. A user's own model and data come in
+through `user_task`, `own_code` knows what its times depend on.
 
 Others use:
     task: TrainingTask, TaskFactory, OptimizerFactory, prepare_data, registered_task, model_notes

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from torch import Tensor
 
 from cost_model.errors import InputError
+from hetpipe.data.answers import EXACT_MATCH, AnswerScores
 from hetpipe.data.bleu import BLEU, check_installed
 from hetpipe.data.dataset import IGNORE_LABEL
 from hetpipe.models.tasks import Task
@@ -34,8 +36,14 @@ class Figures:
         return dict(zip(self.names, self.made_of(counts), strict=True))
 
 
-def figures_of(task: Task, labels: tuple[str, ...]) -> Figures | None:
-    """Return the figures of a task; None of one that has the loss alone. labels: of a classifier."""
+def figures_of(task: Task, labels: tuple[str, ...], held_out: Path | None = None) -> Figures | None:
+    """Return the figures of a task; None of one that has the loss alone.
+
+    labels: of a classifier. held_out: the folder with held-out data, where answers are compared as texts.
+    """
+    if task.answers:
+        scores = AnswerScores(held_out or Path())
+        return Figures((EXACT_MATCH, F1), 2, scores.counts, scores.means)
     if task in (Task.SEQUENCE_CLASSIFICATION, Task.IMAGE_CLASSIFICATION):
         return Figures((ACCURACY,), 2, _right_and_all, _accuracy)
     if task is Task.TOKEN_CLASSIFICATION:

@@ -14,12 +14,16 @@ from hetpipe.data.json_lines import json_lines, shown
 from hetpipe.data.kind import Content, DataKind, Learner, Reading, Samples
 from hetpipe.data.labelled_texts import LABELLED_TEXTS
 from hetpipe.data.pairs import PAIRS
+from hetpipe.data.questions import QUESTIONS
 from hetpipe.data.table_files import is_table
 from hetpipe.data.tagged_words import TAGGED_WORDS
 from hetpipe.data.texts import TEXTS
 from hetpipe.data.token_files import TOKEN_FILES
 
-KINDS: tuple[DataKind, ...] = (CHATS, LABELLED_TEXTS, TAGGED_WORDS, IMAGE_KIND, TOKEN_FILES, TEXTS, PAIRS)
+KINDS: tuple[DataKind, ...] = (
+    *(CHATS, LABELLED_TEXTS, TAGGED_WORDS, QUESTIONS, IMAGE_KIND),
+    *(TOKEN_FILES, TEXTS, PAIRS),
+)
 """In the order in which a file is tried: what takes any file comes last."""
 
 DATA_FILE = "data.json"

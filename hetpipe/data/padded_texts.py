@@ -46,10 +46,10 @@ def mark_ends(vocabulary: Tokenizer) -> None:
 
 
 @contextmanager
-def cut_at(vocabulary: Tokenizer, length: int) -> Iterator[None]:
-    """Cut what is encoded inside to a length, as transformers does with truncation=True."""
+def cut_at(vocabulary: Tokenizer, length: int, strategy: str = "longest_first") -> Iterator[None]:
+    """Cut what is encoded inside to a length, as transformers does with this truncation (or True)."""
     try:
-        vocabulary.enable_truncation(length)
+        vocabulary.enable_truncation(length, strategy=strategy)
         yield
     except Exception as error:  # NOTE: tokenizers raises bare Exception where special tokens alone are longer
         if isinstance(error, InputError):
@@ -64,16 +64,17 @@ def write_padded(
     reading: Reading,
     texts: Sequence[Any],
     labels: Callable[[int, Encoding], Sequence[int]],
+    cut: str = "longest_first",
     **options: Any,
 ) -> list[str]:
     """Write the tokens of texts, what each is labelled with, and which of two texts a token is of.
 
     texts: as `Tokenizer.encode_batch` takes them. labels: those of the text of this index, one, or one a
-    token. Returns how many are cut.
+    token. cut: which of two texts is, as `cut_at`. Returns how many are cut.
     """
     vocabulary, ends, num_cut = reading.vocabulary, [0], 0
     with (
-        cut_at(vocabulary, reading.sequence_length),
+        cut_at(vocabulary, reading.sequence_length, cut),
         replacing(place / LABELS_FILE) as labelled,
         replacing(place / TYPES_FILE) as typed,
         write_token_ids(place, vocabulary) as write,
@@ -173,12 +174,12 @@ class PaddedTexts:
 
     def batch(self, first_sample: int, num_samples: int) -> StepData:
         """Return the samples at positions [first_sample, first_sample + num_samples), as `Dataset.batch`."""
-        rows = permuted(self.seed, self.num_samples, first_sample, num_samples)
+        texts = self.texts_at(first_sample, num_samples)
         size = (num_samples, self.sequence_length)
         made = {TOKENS: np.full(size, self.shape.padding, np.int64)}
         made |= {name: np.zeros(size, np.int64) for name in (MASK, TYPES)}
         labels = np.full(size if self.by_token else num_samples, IGNORE_LABEL, np.int64)
-        for row, text in enumerate(self.kept[rows]):
+        for row, text in enumerate(texts):
             start, stop = (0 if text == 0 else int(self.ends[text - 1])), int(self.ends[text])
             count = stop - start
             made[TOKENS][row, :count] = self.tokens[start:stop]
@@ -190,7 +191,12 @@ class PaddedTexts:
                 labels[row] = self.labels[text]
         positions = np.arange(first_sample, first_sample + num_samples)
         inputs = {name: made[name] for name in self.shape.names}
-        return StepData(inputs, labels, positions, int(self.num_learned[rows].sum()))
+        num_learned = self.num_learned[np.searchsorted(self.kept, texts)]
+        return StepData(inputs, labels, positions, int(num_learned.sum()))
+
+    def texts_at(self, first_sample: int, num_samples: int) -> IntArray:
+        """Return which texts are at positions [first_sample, first_sample + num_samples)."""
+        return self.kept[permuted(self.seed, self.num_samples, first_sample, num_samples)]
 
     def notes(self) -> list[str]:
         """Return how many there are, and how much of them is filling."""

@@ -214,7 +214,7 @@ def registered_task(folder: RunFolder, settings: TaskSettings) -> TrainingTask:
         data_sha256=data_sha256(folder.path),
         held_out=None if held_out is None else HeldOut.of(held_out),
         predicts=spec.task,
-        figures=figures_of(spec.task, spec.labels),
+        figures=figures_of(spec.task, spec.labels, folder.held_out),
         references=references,
     )
 

@@ -182,10 +182,15 @@ def lists_of_blocks(model: nn.Module) -> list[tuple[str, ...]]:
 
 
 def logits_of(output: Any) -> Tensor:
-    """Return the prediction logits in a model's output: its tensor, its logits, or the first of a tuple."""
+    """Return the prediction logits in a model's output: its tensor, its logits, or the first of a tuple.
+
+    Of a model that finds answers those of begin and end beside each other: [samples, seq, 2].
+    """
+    start, end = (getattr(output, f"{name}_logits", None) for name in ("start", "end"))
     for candidate in (
         output,
         getattr(output, "logits", None),
+        torch.stack((start, end), -1) if isinstance(start, Tensor) and isinstance(end, Tensor) else None,
         getattr(output, "prediction_logits", None),
         output[0] if isinstance(output, tuple) and output else None,
     ):

@@ -179,7 +179,7 @@ def _spec(
     where = name if folder is None else folder.path / CONFIG_FILE
     inputs, shrunken_inputs = (
         InputShape.of(task, family.configuration(sizes), where)
-        if task.classifies or task.translates
+        if task.classifies or task.pads
         else InputShape(task)
         for sizes in (config, small)
     )

@@ -52,8 +52,10 @@ CLASSIFIERS_TESTED = (
     *("LlamaForSequenceClassification", "RobertaForSequenceClassification"),
     *("BertForTokenClassification", "DistilBertForTokenClassification", "RobertaForTokenClassification"),
     *("DeiTForImageClassification", "ViTForImageClassification"),
+    *("BertForQuestionAnswering", "DebertaV2ForQuestionAnswering", "DistilBertForQuestionAnswering"),
+    *("ElectraForQuestionAnswering", "GPT2ForQuestionAnswering", "RobertaForQuestionAnswering"),
 )
-"""The same, of classifiers."""
+"""The same, of classifiers, and of what finds answers."""
 
 TRANSLATORS_TESTED = (
     *("BartForConditionalGeneration", "BlenderbotForConditionalGeneration", "M2M100ForConditionalGeneration"),

@@ -17,8 +17,12 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 def scored(task: Task, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return what is scored of outputs [microbatch, seq, width], and against which labels [microbatch, seq].
 
-    Both token by token: [tokens, width] and [tokens].
+    Both token by token: [tokens, width] and [tokens]. Where a text answers, outputs are [microbatch, seq, 2],
+    for begin and end, and labels [microbatch, 2 or more] the tokens that are these: each of the two is one
+    choice among all tokens, [2 x microbatch, seq] and [2 x microbatch].
     """
+    if task.answers:
+        return outputs.transpose(1, 2).flatten(0, 1), labels[:, :2].reshape(-1)
     if task is Task.CAUSAL_LM:
         outputs, labels = outputs[:, :-1], labels[:, 1:]
     return outputs.reshape(-1, outputs.shape[-1]), labels.reshape(-1)
@@ -37,7 +41,7 @@ def loss_sum(task: Task, logits: Tensor, labels: Tensor) -> Tensor:
     """Return the cross-entropy summed over tokens whose label is not -100, in float32 or better.
 
     logits: [microbatch, seq, vocabulary]; labels: [microbatch, seq], for a causal model the input itself
-    (position t is scored against label t + 1).
+    (position t is scored against label t + 1). Of answers see `scored`.
 
     >>> logits = torch.zeros(1, 3, 4)
     >>> loss_sum(Task.CAUSAL_LM, logits, torch.tensor([[0, 1, -100]]))  # one token, log(4)

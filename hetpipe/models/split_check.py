@@ -148,7 +148,7 @@ def check_split(
     if isinstance(source, ModelSpec) and source.inputs.packed:
         reasons.append(seen_by_others(model, cases[0].inputs[TOKENS]))
     if isinstance(source, ModelSpec) and source.task.pads:
-        reasons.append(_sees_padding(model, cases[1]))
+        reasons.append(_sees_padding(model, cases[1], source.task.answers))
     reason = next(filter(None, reasons), "")
     return CheckReport(
         model=chain.name,
@@ -263,8 +263,11 @@ def _looks_ahead(model: nn.Module, inputs: Inputs, key: str) -> str:
     return "it sees the tokens that it is to predict; is is_decoder missing in its config.json?"
 
 
-def _sees_padding(model: nn.Module, case: _Case) -> str:
-    """Return that a text that is filled up has another loss than alone, in one line; empty if it has not."""
+def _sees_padding(model: nn.Module, case: _Case, answers: bool) -> str:
+    """Return that a text that is filled up has another loss than alone, in one line; empty if it has not.
+
+    answers: whether its tokens are choices of the loss, those that fill up too, which are left out here.
+    """
     model.eval()
     for single in case.singles():
         length = int(single.inputs[MASK].sum())
@@ -272,8 +275,9 @@ def _sees_padding(model: nn.Module, case: _Case) -> str:
         labels = single.labels if single.labels.dim() == 1 else single.labels[:, :length]
         with torch.no_grad():
             found, expected = (
-                float(case.loss(logits_of(model(**inputs, **call_options(model))), given))
+                float(case.loss(logits[:, :length] if answers else logits, given))
                 for inputs, given in ((single.inputs, single.labels), (alone, labels))
+                for logits in (logits_of(model(**inputs, **call_options(model))),)
             )
         if not _relative(found - expected, expected) <= MICROBATCH_TOLERANCE:
             return (

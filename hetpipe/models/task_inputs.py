@@ -80,7 +80,7 @@ class InputShape:
     @property
     def labels_tokens(self) -> bool:
         """Return whether a sample has a label for each token."""
-        return self.task is not Task.SEQUENCE_CLASSIFICATION and self.task.reads_text
+        return self.task.reads_text and not (self.task.answers or self.task is Task.SEQUENCE_CLASSIFICATION)
 
     def inputs(self, ids: Tensor) -> dict[str, Tensor]:
         """Return inputs of samples with these tokens [samples, seq]; of images as many, drawn at random."""
@@ -99,7 +99,12 @@ class InputShape:
         return {name: made[name] for name in self.names}
 
     def labels(self, ids: Tensor, num_labels: int) -> Tensor:
-        """Return labels of samples with these tokens: themselves, or other numbers for a classifier."""
+        """Return labels of samples with these tokens: themselves, or other numbers for a classifier.
+
+        Of answers two places [samples, 2] in the first half.
+        """
+        if self.task.answers:
+            return ids[:, :2] % (ids.shape[1] // 2)
         if not self.task.classifies:
             return ids.clone()
         each = ids if self.labels_tokens else ids[:, 0]

@@ -12,6 +12,7 @@ class Task(StrEnum):
     TOKEN_CLASSIFICATION = "token-classification"
     IMAGE_CLASSIFICATION = "image-classification"
     TRANSLATION = "translation"
+    QUESTION_ANSWERING = "question-answering"
 
     @property
     def classifies(self) -> bool:
@@ -26,7 +27,7 @@ class Task(StrEnum):
     @property
     def needs_data(self) -> bool:
         """Return whether hetpipe brings no data of its own for it."""
-        return self.classifies or self.translates
+        return self.classifies or self.translates or self.answers
 
     @property
     def reads_text(self) -> bool:
@@ -36,10 +37,19 @@ class Task(StrEnum):
     @property
     def pads(self) -> bool:
         """Return whether texts are filled up to one length, which a mask then hides."""
-        return self in (Task.SEQUENCE_CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.TRANSLATION)
+        return self in _PADS
+
+    @property
+    def answers(self) -> bool:
+        """Return whether what is predicted is where an answer begins and ends in a text."""
+        return self is Task.QUESTION_ANSWERING
 
 
 _CLASSIFIES = (Task.SEQUENCE_CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.IMAGE_CLASSIFICATION)
+_PADS = (
+    *(Task.SEQUENCE_CLASSIFICATION, Task.TOKEN_CLASSIFICATION),
+    *(Task.TRANSLATION, Task.QUESTION_ANSWERING),
+)
 
 HEADS = {
     "ForCausalLM": Task.CAUSAL_LM,
@@ -50,5 +60,6 @@ HEADS = {
     "ForImageClassification": Task.IMAGE_CLASSIFICATION,
     "ForConditionalGeneration": Task.TRANSLATION,
     "MTModel": Task.TRANSLATION,
+    "ForQuestionAnswering": Task.QUESTION_ANSWERING,
 }
 """Ends of the names of classes, each with the task of its head."""

@@ -36,7 +36,7 @@ def progress_bar(title: str, *, quiet: bool = False) -> Iterator[Callable[[float
         SpinnerColumn(),
         TextColumn("{task.description}"),
         BarColumn(20),
-        TextColumn("{task.fields[text]}"),
+        _wrapped_text(),
         _remaining(),
         console=console(sys.stderr),
         transient=True,
@@ -73,6 +73,14 @@ def _remaining() -> "ProgressColumn":
     return column
 
 
+def _wrapped_text() -> "ProgressColumn":
+    """Return the column of the text, which goes on in a line below where it is too long for one."""
+    from rich.progress import TextColumn
+    from rich.table import Column
+
+    return TextColumn("{task.fields[text]}", table_column=Column(no_wrap=False, overflow="fold"))
+
+
 def _moving_bar() -> "ProgressColumn":
     """Return a bar that also moves within a step, as long as the last one took."""
     from rich.progress import BarColumn, Task
@@ -103,7 +111,7 @@ def step_bar(steps: int, done: int, *, quiet: bool) -> Iterator[Callable[[dict[s
         TextColumn("training"),
         _moving_bar(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[text]}"),
+        _wrapped_text(),
         _remaining(),
         console=console(),
         disable=quiet or lines,

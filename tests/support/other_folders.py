@@ -93,8 +93,17 @@ CLASSIFIERS: dict[str, tuple[str, dict[str, Any]]] = {
     "RobertaForTokenClassification": ("roberta", {**NARROW, **LABELS}),
     "DeiTForImageClassification": ("deit", {**NARROW, **IMAGES}),
     "ViTForImageClassification": ("vit", {**NARROW, **IMAGES}),
+    "BertForQuestionAnswering": ("bert", NARROW),
+    "DebertaV2ForQuestionAnswering": ("deberta-v2", NARROW),
+    "DistilBertForQuestionAnswering": (
+        "distilbert",
+        {"dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 64},
+    ),
+    "ElectraForQuestionAnswering": ("electra", {**NARROW, "embedding_size": 16}),
+    "GPT2ForQuestionAnswering": ("gpt2", {**LIKE_GPT2, **OWN_TOKENS}),
+    "RobertaForQuestionAnswering": ("roberta", NARROW),
 }
-"""The same, of classifiers."""
+"""The same, of classifiers, and of what finds answers."""
 
 LIKE_BART = {
     "d_model": 32,

@@ -101,3 +101,16 @@ def test_a_pipe_is_told_of_what_lasts_long(
         with output.status("planning", quiet=quiet):
             time.sleep(0.2)
         assert capsys.readouterr() == ("", told)
+
+
+def test_what_is_too_long_for_a_line_goes_on_in_the_next(monkeypatch: pytest.MonkeyPatch):
+    screen = screen_of(monkeypatch)
+    with step_bar(2_000, 0, quiet=False) as on_event:
+        on_event({**STEP, "eval_loss": 6.5, "eval_f1": 0.98, "eval_accuracy": 0.97, "best": True})
+    text = " ".join(" ".join(lines_of(screen)).split())
+    assert "held-out 6.5000, f1 98.00%, accuracy 97.00% (best)" in text and "…" not in text
+    with progress_bar("measuring") as report:
+        report(0.5, "again, since times varied: standard error of the median: worst 1.4 % (block0 forward)")
+    lines = lines_of(screen)
+    assert "worst 1.4 % (block0" in " ".join(" ".join(lines).split()) and "…" not in "".join(lines)
+    assert max(map(len, lines)) <= 80

@@ -1,0 +1,277 @@
+"""Questions with answers inside a text, for question answering: SQuAD's JSON, or lines of JSON."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Encoding
+
+from cost_model.errors import InputError
+from hetpipe.data.answers import CONTEXTS_FILE, NO_OFFSET, OFFSETS_FILE
+from hetpipe.data.data_file import read_text_file
+from hetpipe.data.dataset import IGNORE_LABEL, replacing
+from hetpipe.data.json_lines import first_line, json_lines, shown, text_of
+from hetpipe.data.kind import Learner, Reading, StepData
+from hetpipe.data.padded_texts import FILES, PaddedTexts, write_padded
+from hetpipe.data.texts import read_corpus
+from hetpipe.data.vocabulary import texts_sha256
+from hetpipe.models.tasks import Task
+
+_CONTEXT, _QUESTION, _ANSWERS = "context", "question", "answers"
+_TEXT, _START, _DATA, _PARAGRAPHS, _ASKED = "text", "answer_start", "data", "paragraphs", "qas"
+_FORM = f'"{_CONTEXT}", "{_QUESTION}" and "{_ANSWERS}" ("{_TEXT}" and "{_START}")'
+LAST_FILE = "last_tokens.bin"
+
+Answer = tuple[str, int]
+"""A text, and at which character of the context it begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question on a context; without answers there is none in it. place: for errors."""
+
+    context: str
+    question: str
+    answers: tuple[Answer, ...]
+    place: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """Questions with their contexts and answers."""
+
+    rows: list[Question]
+
+    @property
+    def sha256(self) -> str:
+        """Return the hash of all texts and places of answers."""
+        return texts_sha256(
+            part
+            for row in self.rows
+            for part in (row.context, row.question, *(f"{at} {text}" for text, at in row.answers), "\n")
+        )
+
+    @property
+    def words(self) -> Sequence[str]:
+        """Return the questions, and each context once."""
+        return [*dict.fromkeys(row.context for row in self.rows), *(row.question for row in self.rows)]
+
+    def write(self, place: Path, reading: Reading) -> list[str]:
+        """Write the tokens of question and context, and which are the first and last of the answer.
+
+        Raises: InputError if a question leaves no room for its context.
+        """
+        lasts: list[int] = []
+        ends = [0]
+        with replacing(place / OFFSETS_FILE) as offsets:
+
+            def firsts(index: int, encoding: Encoding) -> Sequence[int]:
+                found = _context_offsets(encoding)
+                offsets.write(found.tobytes())
+                ends.append(ends[-1] + len(found))
+                if not (found[:, 0] != NO_OFFSET).any():
+                    raise InputError(
+                        f"{self.rows[index].place}: the question leaves no room for its context in "
+                        f"{reading.sequence_length} tokens; give a longer --sequence-length"
+                    )
+                first, last = _answer_tokens(self.rows[index], found)
+                lasts.append(last)
+                return [first]
+
+            pairs = [(row.question, row.context) for row in self.rows]
+            told = write_padded(place, reading, pairs, firsts, cut="only_second")
+        with replacing(place / LAST_FILE) as file:
+            file.write(np.array(lasts, "<i4").tobytes())
+        numbers = {context: at for at, context in enumerate(dict.fromkeys(row.context for row in self.rows))}
+        asked = [[numbers[row.context], [text for text, _ in row.answers]] for row in self.rows]
+        content = {"contexts": list(numbers), "questions": asked, "ends": ends[1:]}
+        with replacing(place / CONTEXTS_FILE) as file:
+            file.write(json.dumps(content, ensure_ascii=False).encode())
+        if num_lost := lasts.count(IGNORE_LABEL):
+            told.append(
+                f"{num_lost:,} of {len(lasts):,} answers lie beyond {reading.sequence_length} tokens; they "
+                "are not learned, and held out they count as wrong"
+            )
+        return told
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionSamples:
+    """The endless training order over questions whose answer is within the length.
+
+    labels of a batch: [samples, 3], the first and last token of the answer, and the number of the question.
+    """
+
+    texts: PaddedTexts
+    last_tokens: npt.NDArray[np.int32]
+    count_terms: Callable[[Any], int] | None = None
+
+    @property
+    def num_samples(self) -> int:
+        """Return the questions of one epoch."""
+        return self.texts.num_samples
+
+    @property
+    def num_terms(self) -> int:
+        """Return two a question: the first token and the last."""
+        return 2 * self.num_samples
+
+    def num_loss_tokens(self, num_samples: int) -> int:
+        """Return the same of so many questions."""
+        return 2 * num_samples
+
+    def batch(self, first_sample: int, num_samples: int) -> StepData:
+        """Return the samples at positions [first_sample, first_sample + num_samples)."""
+        data = self.texts.batch(first_sample, num_samples)
+        questions = self.texts.texts_at(first_sample, num_samples)
+        labels = np.stack((data.labels, self.last_tokens[questions], questions), axis=1).astype(np.int64)
+        return StepData(data.inputs, labels, data.sample_positions, 2 * num_samples)
+
+    def notes(self) -> list[str]:
+        """Return how many there are, and how much of them is filling."""
+        return self.texts.notes()
+
+
+class QuestionKind:
+    """The `hetpipe.data.kind.DataKind` of questions."""
+
+    name = "questions with answers in a text"
+    form = f"JSON lines with {_FORM}, or SQuAD's .json"
+    tasks: tuple[Task, ...] = (Task.QUESTION_ANSWERING,)
+    files: tuple[str, ...] = (*FILES, LAST_FILE, OFFSETS_FILE, CONTEXTS_FILE)
+    is_brought = False
+    packs = False
+
+    def holds(self, path: Path) -> bool:
+        """Return whether the first line has a context and a question, or the file is as SQuAD's."""
+        return {_CONTEXT, _QUESTION} <= first_line(path).keys() or _is_squad(path)
+
+    def read(self, paths: Sequence[Path], model: Learner) -> Questions:
+        """Read files; of none questions without sense, to measure with."""
+        if not paths:
+            return Questions([_senseless(text) for text in read_corpus() if len(text.split()) > 1])
+        rows = []
+        for path in paths:
+            found = _in_squad(path) if _is_squad(path) else json_lines(path, _FORM)
+            rows += [_row(place, data) for place, data in found]
+        if not rows:
+            raise InputError(f"data file {paths[0]} has no question; give {self.form}")
+        return Questions(rows)
+
+    def load(self, place: Path, reading: Reading) -> QuestionSamples:
+        """Return the questions as samples.
+
+        Raises: InputError if they are torn, or none has its answer within the length.
+        """
+        texts = PaddedTexts.load(place, reading)
+        try:
+            last_tokens = np.fromfile(place / LAST_FILE, "<i4")
+        except OSError as error:
+            raise InputError(
+                f"{place / LAST_FILE} cannot be read ({error}); train into a new folder"
+            ) from None
+        if len(last_tokens) != len(texts.ends):
+            raise InputError(f"questions in {place} are torn; train into a new folder")
+        return QuestionSamples(texts, last_tokens)
+
+
+def _senseless(text: str) -> Question:
+    first = text.split(maxsplit=1)[0]
+    return Question(text, "What?", ((first, text.index(first)),))
+
+
+def _context_offsets(encoding: Encoding) -> npt.NDArray[np.int32]:
+    """Return where each token lies in the context, in characters: [tokens, 2]; -1 of what is not of it."""
+    found = np.array(encoding.offsets, "<i4").reshape(-1, 2)
+    outside = np.array([text != 1 for text in encoding.sequence_ids], bool)
+    found[outside | (found[:, 0] == found[:, 1])] = NO_OFFSET
+    return found
+
+
+def _answer_tokens(row: Question, offsets: npt.NDArray[np.int32]) -> tuple[int, int]:
+    """Return the first and last token of the first answer; of none the first token of all.
+
+    -100 both where the answer is not within the tokens.
+    """
+    if not row.answers:
+        return 0, 0
+    text, begin = row.answers[0]
+    end = begin + len(text)
+    inside = offsets[:, 0] != NO_OFFSET
+    touched = np.flatnonzero(inside & (offsets[:, 0] < end) & (offsets[:, 1] > begin))
+    if not len(touched) or offsets[touched[-1], 1] < end:
+        return IGNORE_LABEL, IGNORE_LABEL
+    return int(touched[0]), int(touched[-1])
+
+
+def _is_squad(path: Path) -> bool:
+    """Return whether a file is called .json and begins as SQuAD's, with "data" somewhere at its top."""
+    if path.suffix.lower() != ".json":
+        return False
+    try:
+        data = json.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(data, dict) and isinstance(data.get(_DATA), list)
+
+
+def _in_squad(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the place and the content of each question of a file as SQuAD's.
+
+    Raises: InputError naming what is not as it is there.
+    """
+    for at, article in enumerate(json.loads(read_text_file(path))[_DATA]):
+        for paragraph in _listed(article, _PARAGRAPHS, f"data file {path}, article {at}"):
+            place = f"data file {path}, article {at}"
+            for asked in _listed(paragraph, _ASKED, place):
+                if not isinstance(asked, dict):
+                    raise InputError(f"{place}: {shown(asked)} is no question; give an object with {_FORM}")
+                yield f"{place}, question {asked.get('id', '')}", {_CONTEXT: paragraph.get(_CONTEXT), **asked}
+
+
+def _listed(value: object, key: str, place: str) -> list[Any]:
+    found = value.get(key) if isinstance(value, dict) else None
+    if not isinstance(found, list):
+        raise InputError(f'{place}: has no list "{key}"; give a file as SQuAD\'s')
+    return found
+
+
+def _row(place: str, data: dict[str, Any]) -> Question:
+    for key in (_CONTEXT, _QUESTION, _ANSWERS):
+        if key not in data:
+            raise InputError(f'{place}: has {shown(sorted(data))} and no "{key}"; give objects with {_FORM}')
+    context, question = (text_of(data, key, place) for key in (_CONTEXT, _QUESTION))
+    for key, text in ((_CONTEXT, context), (_QUESTION, question)):
+        if not text.strip():
+            raise InputError(f'{place}: "{key}" is empty; give a text')
+    answers = tuple(_answers(place, data[_ANSWERS]))
+    for text, start in answers:
+        if start < 0 or not text or context[start : start + len(text)] != text:
+            raise InputError(
+                f'{place}: at {start} of "{_CONTEXT}" is {shown(context[max(0, start) :][: len(text)])} and '
+                f'not {shown(text)}; give the "{_START}" of the answer, in characters from 0'
+            )
+    return Question(context, question, answers, place)
+
+
+def _answers(place: str, given: Any) -> Iterator[Answer]:
+    """Yield answers: a list of objects as in SQuAD, or an object of two lists, as `datasets` has them."""
+    if isinstance(given, dict):
+        texts, starts = given.get(_TEXT), given.get(_START)
+        if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
+            raise InputError(f'{place}: "{_ANSWERS}" has no lists "{_TEXT}" and "{_START}" of one length')
+        given = [{_TEXT: text, _START: start} for text, start in zip(texts, starts, strict=True)]
+    if not isinstance(given, list):
+        raise InputError(f'{place}: "{_ANSWERS}" is {shown(given)}; give a list of "{_TEXT}" and "{_START}"')
+    for answer in given:
+        text, start = (answer.get(_TEXT), answer.get(_START)) if isinstance(answer, dict) else (None, None)
+        if not isinstance(text, str) or not isinstance(start, int) or isinstance(start, bool):
+            raise InputError(f'{place}: {shown(answer)} is no answer; give "{_TEXT}" and "{_START}"')
+        yield text, start
+
+
+QUESTIONS = QuestionKind()
