@@ -2,8 +2,8 @@
 
     python examples/tasks/defaults_in_python.py train.jsonl held-out.jsonl bert-defaults
 
-The context is a signature, the question the name of one of its parameters, the answer its default value; every
-tenth file is held out.
+The context is a signature, the question the name of one of its parameters, the answer its default value;
+every tenth file is held out.
 """
 
 import ast
