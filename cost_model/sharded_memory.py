@@ -1,6 +1,6 @@
 """The bytes of a device whose step goes layer by layer, since gradients, or weights too, are sharded."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
@@ -65,15 +65,16 @@ def sharded_memory(
     sharding: Sharding,
     is_away: Callable[[Piece], bool],
     is_summed_once: Callable[[Piece], bool] = lambda _: False,
+    is_shared: Callable[[Piece], bool] = lambda _: True,
 ) -> DeviceMemory:
     """Return the bytes of a device with this stage, at the worst moment of its layers.
 
     Gradients of a piece whose owner is another device live from its backward until they are reduced, which
-    the sum of the next layer waits for: two layers' at once. Weights of such a piece, where they are sharded,
-    are fetched while the layer before it works: two layers' at once, too.
+    the sum of the next layer waits for: two layers' at once, unless the device owns one of them. Weights of
+    such a piece, where they are sharded, are fetched while the layer before it works: two layers', too.
 
     is_away: whether a piece is shared, and owned by another device. is_summed_once: whether its gradients are
-    summed at the end of the step alone, and are there until then.
+    summed at the end of the step alone, and are there until then. is_shared: whether any other device has it.
     """
     layers = range(stage.start, stage.stop)
     pieces = pieces_of(profile)
@@ -85,7 +86,10 @@ def sharded_memory(
         resident -= sum(piece.num_bytes for piece in away)
     late = {piece for piece in away if is_summed_once(piece)}
     used = {layer: [piece for piece in pieces[layer] if piece in away - late] for layer in layers}
-    worst = max(_moments(profile, stage, sharding, used), key=lambda moment: moment.total)
+    summed = {
+        layer for layer in layers if any(is_shared(piece) for piece in pieces[layer] if piece not in late)
+    }
+    worst = max(_moments(profile, stage, sharding, used, summed), key=lambda moment: moment.total)
     return DeviceMemory(
         parameter_bytes=resident + worst.weights,
         gradient_bytes=kept + sum(piece.num_bytes for piece in late) + worst.gradients,
@@ -97,9 +101,16 @@ def sharded_memory(
 
 
 def _moments(
-    profile: ModelProfile, stage: StageShape, sharding: Sharding, away: dict[int, list[Piece]]
+    profile: ModelProfile,
+    stage: StageShape,
+    sharding: Sharding,
+    away: dict[int, list[Piece]],
+    summed: Container[int],
 ) -> Iterator[_Moment]:
-    """Yield what is there while each layer works, in a forward and in a backward of the last in flight."""
+    """Yield what is there while each layer works, in a forward and in a backward of the last in flight.
+
+    summed: the layers whose backward a sum follows, which waits for the sum before it.
+    """
     first = max(stage.start, profile.first_trained)
     passes = [(layer, False) for layer in range(stage.start, stage.stop)]
     passes += [(layer, True) for layer in reversed(range(first, stage.stop))]
@@ -112,11 +123,12 @@ def _moments(
         made = away[layer] if is_backward else []
         yield _Moment(
             weights=_bytes((*away[layer], *away[following])) if fetches else 0.0,
-            gradients=_bytes(made) + _bytes(last),
+            gradients=_bytes((*made, *last)),
             saved=saved[layer],
             workspace=profile.layers[layer].workspace_at(stage.microbatch_size),
         )
-        last = made[-1:] or last
+        if is_backward and layer in summed:
+            last = made[-1:]  # none of a layer of this device's own, whose sum takes no room
 
 
 def _bytes(pieces: Iterable[Piece]) -> float:

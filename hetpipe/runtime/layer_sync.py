@@ -1,5 +1,6 @@
 """Gradients and weights that only their owner keeps: summed, and fetched, layer by layer in a step."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -243,7 +244,8 @@ class LayerSync:
             self._storages.pop(held.weights.untyped_storage()._cdata, None)
         held.weights = None
         for value, shape in zip(held.members, held.shapes, strict=True):
-            value.data = torch.zeros((), dtype=value.dtype, device=value.device).expand(shape)
+            # no numbers, so that what would compute with them by mistake is not finite
+            value.data = torch.full((), math.nan, dtype=value.dtype, device=value.device).expand(shape)
 
     def saving(self) -> AbstractContextManager[object]:
         """Return a context of forwards whose backwards look for fetched weights anew, and keep none."""

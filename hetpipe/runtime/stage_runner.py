@@ -253,7 +253,7 @@ class StageRunner:
                 outputs = self._run(compute, microbatch, segment)
         else:
             outputs = segment.outputs = self._run(compute, microbatch, segment)
-        if has_backward:
+        if has_backward and layer >= self._first_trained:
             kept.segments.append(segment)
         if layer + 1 < stage.stop:
             kept.passing = outputs

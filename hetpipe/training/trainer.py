@@ -61,8 +61,8 @@ class Trainer:
 
     model, data, loss: as `own_task` takes them; a module keeps its own weights and is not changed.
     optimizer: `AdamW`, or a function that makes a torch.optim.Optimizer of a list of parameters, as
-    functools.partial(torch.optim.SGD, lr=0.1). It is called on every rank with the parameters there, under
-    zero 1 with those whose states the rank owns, so it must treat each by itself (not LBFGS).
+    functools.partial(torch.optim.SGD, lr=0.1). It is called on every rank with the parameters there, where
+    states are sharded (zero 1 to 3) with those whose states it owns; it must treat each by itself (no LBFGS).
     """
 
     def __init__(

@@ -48,7 +48,8 @@ class RankStages:
     devices, "cpu:gloo,cuda:nccl" where any is an NVIDIA or AMD GPU ("xpu:xccl" for Intel's). The process
     group stays the caller's.
 
-    model: the layers of this rank in train mode, on its device. rank, device_name: of this process.
+    model: the layers of this rank in train mode, on its device; weights that only other ranks keep (zero 3,
+    `model.absent`) are no numbers there between steps. rank, device_name: of this process.
     rehearsed: whether the first `execute` has run each stage once before its step.
     """
 
@@ -119,7 +120,7 @@ class RankStages:
     def parameters(self) -> list[nn.Parameter]:
         """Return the parameters that this rank steps, for an optimizer; none where there are none.
 
-        All that are trained here; under zero 1 those whose states the rank owns.
+        All that are trained here; where states are sharded (zero 1 to 3) those whose states it owns.
         """
         return list(self._optimizer.parameters.values())
 
@@ -176,7 +177,7 @@ def execute(
     any device, of any length that the model takes; labels [global_batch_size, ...]. Pipelines take
     consecutive blocks, in the order of the plan.
     optimizer: of `stages.parameters()`; its learning rate is the caller's. None: the step ends with the
-    gradients, summed over all ranks, in the parameters (not under zero 1, which needs their memory).
+    gradients, summed over all ranks, in the parameters (not where states are sharded: no rank has all then).
     step: keys the dropout masks; give each step its own number. num_terms: the sum of the losses is divided
     by it, the terms of the whole step; None: the number of samples. clip_norm: of the gradients of all ranks.
 
@@ -198,8 +199,8 @@ def execute(
         raise InputError(f"num_terms is {terms}; give the terms of the loss of the whole step, at least 1")
     if optimizer is None and program.plan.state_owners is not None and stages.parameters():
         raise InputError(
-            "no optimizer is given, and the plan shards its states (zero 1), which leaves no gradients; "
-            "give one, or a plan with zero 0"
+            f"no optimizer is given, and the plan shards its states (zero {program.plan.zero}), which leaves "
+            "no gradients; give one, or a plan with zero 0"
         )
     placed = {name: value.to(stages.device) for name, value in inputs.items()}
     stages.chain.know_boundaries(placed)

@@ -40,7 +40,11 @@ def _sharded_memory(
     plan: Plan, profile: ModelProfile, shape: StageShape, device: str, owners: Sequence[str]
 ) -> DeviceMemory:
     """Return `sharded_memory` of a device's stage, given the owner of each layer."""
-    alone = {layer for layer in plan.layers_of(device) if plan.num_holders[layer] == 1}
+    mine = set(plan.layers_of(device))
+    alone = {layer for layer in mine if plan.num_holders[layer] == 1}
+
+    def tied_layers(piece: Piece) -> set[int]:
+        return {layer for layer in range(plan.num_layers) if profile.tied_home(layer) == piece.home}
 
     def is_away(piece: Piece) -> bool:
         return not (owners[piece.home] == device or (piece.home in alone and not piece.tied))
@@ -48,11 +52,15 @@ def _sharded_memory(
     def is_summed_once(piece: Piece) -> bool:
         if not piece.tied:
             return False
-        tied = {layer for layer in range(plan.num_layers) if profile.tied_home(layer) == piece.home}
+        tied = tied_layers(piece)
         held = (set(plan.layers_of(name)) for name in plan.device_names)
         return any(tied & layers and not tied <= layers for layers in held)
 
-    return sharded_memory(profile, shape, plan.sharding, is_away, is_summed_once)
+    def is_shared(piece: Piece) -> bool:
+        layers = tied_layers(piece) if piece.tied else {piece.home}
+        return any(plan.num_holders[layer] > (layer in mine) for layer in layers)
+
+    return sharded_memory(profile, shape, plan.sharding, is_away, is_summed_once, is_shared)
 
 
 def _shapes(plan: Plan, device: str) -> list[StageShape]:

@@ -38,13 +38,28 @@ def test_who_owns_the_first_layers_has_room_for_one_gradient_more() -> None:
 
 
 def test_two_layers_of_others_are_there_at_once() -> None:
-    # The backward of the middle layer: its weights and those of the first, which come next; its gradients,
-    # and, of the microbatch before, those of the first layer, which are not reduced yet.
+    # The backward of the first layer: its gradients, and those of the middle one, which are not reduced yet.
+    found = need(three_layers(), Sharding.GRADIENTS, {2}, 1)
+    assert terms(found) == (60.0, 30.0 + 20.0 + 10.0, 2 * 30.0, 2.0)
+    # Under zero 3 that of the middle layer: its gradients, its weights, and those of the first, which comes.
     found = need(three_layers(), Sharding.WEIGHTS, {2}, 2)
-    assert terms(found) == (30.0 + 20.0 + 10.0, 30.0 + 20.0 + 10.0, 2 * 30.0, 2.0 + 3.0)
-    # With one microbatch there is none before: gradients of the first two meet at the backward of the first
-    found = need(three_layers(), Sharding.WEIGHTS, {2}, 1)
-    assert found.total_bytes == 30.0 + 30.0 + 60.0 + max(30.0 + 20.0 + 5.0, 10.0 + 30.0 + 2.0)
+    assert terms(found) == (30.0 + 20.0 + 10.0, 30.0 + 20.0, 2 * 30.0, 2.0 + 3.0)
+
+
+def test_gradients_of_the_microbatch_before_wait_for_the_first_sum_of_this_one() -> None:
+    # Of the first layer, of another: they are there until the last layer's sum begins, after its backward.
+    profile, stage = three_layers(), StageShape(0, 3, 1, 1, num_microbatches=2)
+    found = sharded_memory(profile, stage, Sharding.GRADIENTS, lambda piece: piece.home == 0)
+    assert terms(found) == (60.0, 50.0 + 10.0, 2 * 50.0, 9.0)
+    only = sharded_memory(
+        profile, replace(stage, num_microbatches=1), Sharding.GRADIENTS, lambda p: p.home == 0
+    )
+    assert terms(only) == (60.0, 50.0 + 10.0, 2 * 50.0, 2.0)  # 10 + 2 of the first backward is more than 9
+    # where no other device has the layers above, none of their sums frees anything
+    alone = sharded_memory(
+        profile, stage, Sharding.GRADIENTS, lambda piece: piece.home == 0, is_shared=lambda p: p.home == 0
+    )
+    assert terms(alone) == (60.0, 50.0 + 10.0, 2 * 50.0, 9.0)
 
 
 @pytest.mark.parametrize("sharding", [Sharding.GRADIENTS, Sharding.WEIGHTS])

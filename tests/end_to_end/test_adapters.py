@@ -23,7 +23,7 @@ from hetpipe.training import checkpoint, checkpoint_weights
 from hetpipe.training.frozen_base import weight_sha256
 from hetpipe.training.run import train
 from partition.plan import Pipeline, Plan, Stage
-from runs import chain_plan, cluster_file, made_up_profile_of
+from runs import chain_plan, cluster_file, made_up_profile_of, replica_plan
 from shell import Shell
 
 BATCH, STEPS, LENGTH = 8, 3, 12
@@ -88,10 +88,11 @@ def place(path: Path, architecture: str, dropout: float = 0.0) -> Place:
     return Place(path, architecture, LoraSettings(4, 8.0, peft_models.TARGETS[architecture], dropout))
 
 
-def two_pipelines() -> Plan:
+def two_pipelines(zero: int = 0) -> Plan:
     one = Pipeline(2, 5, (Stage(("here/0",), (0, 5), 3),))
-    two = Pipeline(1, 3, (Stage(("here/1",), (0, 2), 2), Stage(("here/2",), (2, 5), 1, recompute=True)))
-    return Plan("manual", "", BATCH, (one, two))
+    again = Stage(("here/2",), (2, 5), 1, recompute=True, segment_layers=int(zero > 1))
+    two = Pipeline(1, 3, (Stage(("here/1",), (0, 2), 2), again))
+    return Plan("manual", "", BATCH, (one, two), zero=zero)
 
 
 PLANS = {
@@ -99,6 +100,8 @@ PLANS = {
     "two stages": chain_plan("", [0, 4, 5], 2, BATCH),
     "three stages, recompute": chain_plan("", [0, 1, 3, 5], 2, BATCH, recompute=True),
     "two pipelines": two_pipelines(),
+    "sharded gradients": two_pipelines(zero=2),
+    "sharded weights": replica_plan("", 5, (2, 5), (1, 2), (1, 1), zero=3),
 }
 CASES = [(LLAMA, list(PLANS)), (GPT2, list(PLANS)[2:]), (BERT, list(PLANS)[2:])]
 
@@ -135,7 +138,7 @@ def test_adapters_train_as_by_peft_alone(tmp_path, architecture, names):
 @pytest.mark.exhaustive
 def test_each_plan_goes_on_from_the_adapters_of_each_other(tmp_path):
     here = place(tmp_path, LLAMA)
-    plans = {**PLANS, "sharded states": replace(two_pipelines(), zero=1)}
+    plans = {**PLANS, "sharded states": two_pipelines(zero=1)}
     before, after = 4, 10
     settings = here.settings(steps=before + after, total_steps=before + after, save=False)
     _, expected = here.run("whole", plans["one device"], settings)

@@ -43,11 +43,14 @@ TWO_PIPELINES = Plan(
     ),
 )
 SHARDED = dataclasses.replace(TWO_PIPELINES, zero=1, state_owners=("here/0", "here/2", "here/1"))
+GRADIENTS = dataclasses.replace(SHARDED, zero=2)
 ROUNDED = dataclasses.replace(SHARDED, gradient_dtype="bf16")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plan", [chain_plan("mine", [0, 1, 2, 3], 4), TWO_PIPELINES, SHARDED, ROUNDED])
+@pytest.mark.parametrize(
+    "plan", [chain_plan("mine", [0, 1, 2, 3], 4), TWO_PIPELINES, SHARDED, ROUNDED, GRADIENTS]
+)
 @pytest.mark.parametrize("task", [user_tasks.spiky_task, user_tasks.overflowing_task])
 def test_an_overflow_at_one_stage_skips_the_step_everywhere_and_halves_the_scale(tmp_path, plan, task):
     """Of the second step: in the gradients of layer 0 alone, or where the last layer's are made."""
@@ -93,6 +96,45 @@ def test_a_resumed_run_has_the_bits_of_one_that_never_ended(tmp_path):
     other = RunFolder(tmp_path / "other")
     train(again, cluster, profile, plan, other, make_task=task)
     assert [entry["loss_scale"] for entry in other.read_metrics()] == [2.0**8, 2.0**9]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [BFLOAT16_AUTOCAST, FLOAT16_AUTOCAST])
+def test_sharded_gradients_in_16_bits_are_those_of_the_same_plan_without(tmp_path, dtype):
+    """Each microbatch's are in float32 when they are summed: nothing but the order of sums differs."""
+    layers = ChainModel.from_module(user_tasks.build_gpt2, user_tasks.gpt2_example(), name="mine")
+    whole = Plan(
+        "manual",
+        "mine",
+        8,
+        (
+            Pipeline(2, 5, (Stage(("here/0",), (0, 4), 2),)),
+            Pipeline(1, 3, (Stage(("here/1",), (0, 2), 2), Stage(("here/2",), (2, 4), 1))),
+        ),
+    )
+    losses, norms = [], []
+    for zero in (0, 2):
+        folder = tmp_path / str(zero)
+        trainer = Trainer(
+            user_tasks.build_gpt2,
+            user_tasks.sequences(40),
+            AdamW(3e-3),
+            user_tasks.next_token_loss,
+            cluster=cluster_file(tmp_path),
+            plan=dataclasses.replace(whole, zero=zero),
+            profile=made_up_profile_of(layers, "mine", dtype=dtype, sequence_length=user_tasks.LENGTH),
+            count_terms=user_tasks.num_next_tokens,
+            folder=folder,
+            save=False,
+        )
+        trainer.fit(4)
+        rows = RunFolder(folder).read_metrics()
+        losses.append([row["loss"] for row in rows])
+        norms.append([row["gradient_norm"] for row in rows])
+    assert losses[1][0] == losses[0][0]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    assert norms[1][0] == pytest.approx(norms[0][0], rel=1e-6)
+    assert norms[1] == pytest.approx(norms[0], rel=1e-3)
 
 
 @pytest.mark.slow

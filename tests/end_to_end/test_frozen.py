@@ -33,7 +33,7 @@ from hetpipe.simulation.schedule_selection import lower
 from hetpipe.training import checkpoint_weights
 from hetpipe.training.trainer import Callback, Trainer
 from partition.plan import Pipeline, Plan, Stage
-from runs import chain_plan, cluster_file, made_up_profile_of
+from runs import chain_plan, cluster_file, made_up_profile_of, replica_plan
 
 BATCH, STEPS = 8, 3
 TOKENS = {"input_ids": frozen_models.EXAMPLE}
@@ -54,7 +54,9 @@ def unfrozen(model: nn.Module) -> set[str]:
 
 
 def replicas(num_layers: int, zero: int = 0) -> Plan:
-    """Two pipelines: the whole model on one device, and on two."""
+    """Two pipelines: the whole model on one device, and on two; under zero 3 three devices with all of it."""
+    if zero == 3:
+        return replica_plan("mine", num_layers, (2, 5), (1, 1), (2, 2), zero=zero)
     one = Pipeline(2, 5, (Stage(("here/0",), (0, num_layers), 3),))
     two = Pipeline(1, 3, (Stage(("here/1",), (0, 2), 2), Stage(("here/2",), (2, num_layers), 1)))
     return Plan("manual", "mine", BATCH, (one, two), zero=zero)
@@ -137,6 +139,19 @@ CASES = {
     "tied replicas": ("gpt2", r"wte|h\.0\.|ln", replicas(4, zero=1)),
     "sequential": ("sequential", r"^0\.|bias", replicas(7)),
     "shared layer": ("sequential", r"^2\.", chain_plan("mine", [0, 3, 5, 7], 2, BATCH)),
+    **{
+        f"{name}, zero {zero}": (kind, pattern, replicas(num_layers, zero))
+        for zero in (2, 3)
+        for name, kind, pattern, num_layers in (
+            ("blocks", "llama", r"embed_tokens|layers\.[01]\.", 6),
+            ("a middle block", "llama", r"embed_tokens|layers\.[013]\.|^model\.norm|lm_head", 6),
+            ("single tensors", "llama", r"layers\.1\.self_attn\.q_proj|layers\.2\.mlp\.up_proj|norm", 6),
+            ("nothing but a head", "llama", r"^model\.", 6),
+            ("tied replicas", "gpt2", r"wte|h\.0\.|ln", 4),
+            ("trained ties", "gpt2", r"h\.0\.|ln", 4),
+            ("shared layer", "sequential", r"^2\.", 7),
+        )
+    },
 }  # fmt: skip
 
 
@@ -217,15 +232,28 @@ def profile_of(chain: ChainModel, kind: str) -> ModelProfile:
     return made_up_profile_of(chain, "mine", dtype="float64", sequence_length=length)
 
 
+def random_sharded_plan(rng: random.Random, chain: ChainModel, zero: int) -> Plan:
+    """Three devices; under zero 2 some in one pipeline."""
+    if zero == 3 or rng.random() < 0.5:
+        shares = rng.sample([(1, 1), (2, 3), (2, 4), (3, 2)], 2)
+        rest = BATCH - sum(samples for _, samples in shares)
+        return replica_plan("mine", chain.num_layers, *shares, (rng.choice([1, 2]), rest), zero=zero)
+    stop, size = rng.randrange(1, chain.num_layers), rng.choice([1, 2])
+    cut = Stage(("here/1",), (0, stop), 2), Stage(("here/2",), (stop, chain.num_layers), 1)
+    whole = Stage(("here/0",), (0, chain.num_layers), 2)
+    return Plan("manual", "mine", BATCH, (Pipeline(size, 5, (whole,)), Pipeline(1, 3, cut)), zero=zero)
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("zero", [None, 2, 3])
 @pytest.mark.parametrize("kind", frozen_models.BUILDERS)
-def test_random_parameters_are_frozen_under_random_plans(tmp_path, kind):
+def test_random_parameters_are_frozen_under_random_plans(tmp_path, kind, zero):
     cluster = read_cluster(cluster_file(tmp_path))
     cases, chains = [], {}
-    for seed in range(10):
+    for seed in range(10 if zero is None else 6):
         chain = chains[seed] = frozen_models.chain_of(kind, seed)
-        profile = profile_of(chain, kind)
-        plan = random_plan(random.Random(seed), chain)
+        profile, rng = profile_of(chain, kind), random.Random(seed)
+        plan = random_plan(rng, chain) if zero is None else random_sharded_plan(rng, chain, zero)
         cases.append((kind, seed, lower(plan, profile, cluster), profile))
     names = ("here/0", "here/1", "here/2")
     events: list[dict[str, Any]] = []

@@ -1,6 +1,7 @@
 """A model that peft made, given to a Trainer as it is: gradients, checkpoints and what they refuse."""
 
 import copy
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from hetpipe.training import checkpoint, checkpoint_weights
 from hetpipe.training.checkpoint_room import room_of
 from hetpipe.training.trainer import Trainer
 from partition.plan import Pipeline, Plan, Stage
-from runs import chain_plan, cluster_file, made_up_profile_of
+from runs import chain_plan, cluster_file, made_up_profile_of, replica_plan
 
 BATCH, SEED = 8, 5
 LLAMA, GPT2, BERT = peft_models.TARGETS
@@ -61,6 +62,10 @@ def two_pipelines() -> Plan:
     return Plan("manual", "mine", BATCH, (one, two), zero=1)
 
 
+def replicas(zero: int) -> Plan:
+    return replica_plan("mine", 5, (2, 5), (1, 2), (1, 1), zero=zero)
+
+
 PLANS = {
     LLAMA: two_pipelines(),
     GPT2: chain_plan("mine", [0, 1, 4, 5], 2, BATCH, recompute=True),
@@ -68,6 +73,9 @@ PLANS = {
 }
 CASES = [
     *((architecture, None, plan) for architecture, plan in PLANS.items()),
+    *((architecture, None, replicas(zero)) for zero in (2, 3) for architecture in PLANS),
+    (LLAMA, None, replace(two_pipelines(), zero=2)),
+    (BERT, [2], replicas(3)),
     # adapters of the last block alone: two stages only forward
     (LLAMA, [2], chain_plan("mine", [0, 2, 3, 5], 2, BATCH)),
     (BERT, [2], chain_plan("mine", [0, 1, 2, 5], 1, BATCH, recompute=True, segment_layers=1)),

@@ -198,3 +198,34 @@ def test_plan_must_match_profile_and_cluster() -> None:
         check_plan(plan("other", name, profile.num_layers), profile, cluster)
     with pytest.raises(InputError, match="unknown device 'a/9'; did you mean"):
         check_plan(plan("random", "a/9", profile.num_layers), profile, cluster)
+
+
+def test_what_cannot_be_sharded_by_layer_is_refused() -> None:
+    problem = random_problem(0)
+    profile, cluster = problem.profile, problem.cluster
+    first, second = (device.name for device in cluster.devices[:2])
+    whole = (0, profile.num_layers)
+
+    def plan(zero: int, *stages: Stage, samples: int = 1) -> Plan:
+        pipelines = tuple(Pipeline(1, samples, (stage,)) for stage in stages)
+        return Plan("manual", "random", samples * len(stages), pipelines, zero=zero)
+
+    one, other = Stage((first,), whole, 1), Stage((second,), whole, 1)
+    for zero, stages, message in (
+        (2, (one, one), f"zero is 2, and device '{first}' serves 2 stages"),
+        (2, (one, dataclasses.replace(other, recompute=True)), "are recomputed several at once"),
+        (2, (one, dataclasses.replace(other, offload=("optimizer states",))), "a stage has offload"),
+        (3, (one, dataclasses.replace(other, in_flight=2)), "has 2 microbatches in flight"),
+    ):
+        with pytest.raises(InputError, match=message):
+            plan(zero, *stages, samples=2)
+
+    # as they are held, weights are used neither in 16 bits nor by compiled blocks
+    kinds = {name: dataclasses.replace(kind) for name, kind in profile.kinds.items()}
+    halves = dataclasses.replace(profile, dtype="bfloat16-autocast", kinds=kinds)
+    compiled = dataclasses.replace(profile, compiled=True)
+    check_plan(plan(3, one, other), profile, cluster)
+    for changed, message in ((halves, "keeps copies of all weights in 16 bits"), (compiled, "are compiled")):
+        check_plan(plan(2, one, other), changed, cluster)
+        with pytest.raises(InputError, match=f"zero is 3, and .*{message}.*; give zero 2"):
+            check_plan(plan(3, one, other), changed, cluster)

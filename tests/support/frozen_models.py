@@ -108,8 +108,10 @@ def train_cases(
             "trained": sorted(stages.named_parameters()),
             "ran": [str(event.instruction) for event in found[-1].events],
             "weights": {
-                name: value.detach().tolist() for name, value in stages.model.owned_parameters().items()
+                name: value.detach().tolist() for name, value in stages.model.held_parameters().items()
             },
         }
+        for name in stages.model.absent:  # who would compute with them by mistake gets no number
+            assert stages.model.owned_parameters()[name].isnan().all(), name
         emit({"event": "case", "rank": rank, **event})
         stages.close()

@@ -108,6 +108,18 @@ def chain_plan(
     return Plan("manual", model, batch, (Pipeline(microbatch_size, batch, stages),))
 
 
+def replica_plan(model: str, num_layers: int, *shares: tuple[int, int], zero: int) -> Plan:
+    """All layers on each device, with its (microbatch size, samples); the last one recomputes by layer."""
+    last = len(shares) - 1
+    pipelines = []
+    for index, share in enumerate(shares):
+        again = index == last
+        stage = Stage((f"here/{index}",), (0, num_layers), 1, again, segment_layers=int(again))
+        pipelines.append(Pipeline(*share, (stage,)))
+    batch = sum(samples for _, samples in shares)
+    return Plan("manual", model, batch, tuple(pipelines), zero=zero)
+
+
 def run(
     folder: Path, plan: Plan, settings: Settings, profile: ModelProfile, cluster: str = CPU_CLUSTER
 ) -> tuple[RunReport, list[float]]:

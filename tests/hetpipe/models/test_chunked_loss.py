@@ -24,7 +24,7 @@ from hetpipe.runtime.byte_counter import ByteCounter
 from hetpipe.runtime.stage_runner import Microbatch, StageRunner
 from partition.plan import Pipeline, Plan, Stage
 from peft_models import TARGETS, peft_model
-from runs import RECOMPUTE, chain_plan, made_up_profile, run
+from runs import RECOMPUTE, chain_plan, made_up_profile, replica_plan, run
 
 SAMPLES, LENGTH = 3, 7
 
@@ -200,8 +200,11 @@ def test_a_loss_of_the_users_is_refused():
 
 
 @pytest.mark.slow
-def test_a_run_takes_the_chunks_of_its_profile(tmp_path):
+@pytest.mark.parametrize("zero", [0, 3])
+def test_a_run_takes_the_chunks_of_its_profile(tmp_path, zero):
     plan, settings = chain_plan("bert-tiny", [0, 4, 8], 2, batch=4), Settings(steps=2, save=False)
+    if zero:
+        plan = replica_plan("bert-tiny", 8, (2, 3), (1, 1), zero=zero)
     profile = made_up_profile("bert-tiny")
     _, plain = run(tmp_path / "plain", plan, settings, profile)
     _, chunked = run(tmp_path / "chunked", plan, settings, replace(profile, loss_chunks=8))

@@ -10,7 +10,7 @@ from torch import nn
 from hetpipe.models.chain import ChainModel
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.training.trainer import AdamW, Trainer
-from runs import chain_plan, cluster_file, made_up_profile_of
+from runs import chain_plan, cluster_file, made_up_profile_of, replica_plan
 
 STEPS = 3
 
@@ -37,8 +37,16 @@ def count_terms(labels):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cuts", [[0, 2, 8], [0, 1, 6, 8]])
-def test_losses_are_those_of_transformers_and_a_plain_loop(tmp_path, cuts):
+@pytest.mark.parametrize(
+    "plan",
+    [
+        chain_plan("mine", [0, 2, 8], 4),
+        chain_plan("mine", [0, 1, 6, 8], 4),
+        replica_plan("mine", 8, (4, 10), (3, 6), zero=2),
+        replica_plan("mine", 8, (4, 10), (3, 6), zero=3),
+    ],
+)
+def test_losses_are_those_of_transformers_and_a_plain_loop(tmp_path, plan):
     torch.manual_seed(0)
     sizes = {"vocab_size": 64, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 3, "num_decoder_layers": 2}
     config = transformers.T5Config(**sizes, num_heads=2, dropout_rate=0.0)
@@ -63,7 +71,7 @@ def test_losses_are_those_of_transformers_and_a_plain_loop(tmp_path, cuts):
         loss,
         cluster=cluster_file(tmp_path),
         profile=made_up_profile_of(chain, "mine", dtype="float64", sequence_length=9),
-        plan=chain_plan("mine", cuts, 4),
+        plan=plan,
         folder=tmp_path / "run",
         save=False,
         progress=False,

@@ -20,7 +20,7 @@ from hetpipe.training.evaluated import Evaluated
 from hetpipe.training.resumption import find_checkpoint
 from interleaved_runs import interleaved
 from partition.plan import Pipeline, Plan, Stage
-from runs import chain_plan, made_up_profile, run
+from runs import chain_plan, made_up_profile, replica_plan, run
 
 MODEL = "bert-tiny"
 SETTINGS = Settings(
@@ -77,7 +77,13 @@ def test_it_is_one_devices_loss_under_every_plan_and_changes_nothing(tmp_path, t
     settings = replace(SETTINGS, data=(str(texts / "train.txt"),))
     evaluating = replace(settings, eval_data=(str(texts / "held.txt"),), eval_every=2)
     profile, found, trained = made_up_profile(MODEL), [], []
-    for name, plan in {"two": two_pipelines(), "interleaved": interleaved(MODEL)}.items():
+    plans = {
+        "two": two_pipelines(),
+        "interleaved": interleaved(MODEL),
+        "sharded gradients": replace(two_pipelines(), zero=2),
+        "sharded weights": replica_plan(MODEL, 8, (3, 10), (4, 6), zero=3),
+    }
+    for name, plan in plans.items():
         _, losses = run(tmp_path / name, plan, evaluating, profile)
         trained.append(losses)
         folder = RunFolder(tmp_path / name / "run")
@@ -90,8 +96,9 @@ def test_it_is_one_devices_loss_under_every_plan_and_changes_nothing(tmp_path, t
             assert plain == losses  # to the last bit
             report = read_report(folder.report)
             assert (report.eval_loss, report.best_eval_step) == (found[-1][4], 4)
-    assert list(found[1].values()) == pytest.approx(list(found[0].values()), rel=2e-6)
-    assert trained[1] == pytest.approx(trained[0], rel=2e-6)
+    for held, losses in zip(found[1:], trained[1:], strict=True):
+        assert list(held.values()) == pytest.approx(list(found[0].values()), rel=2e-6)
+        assert losses == pytest.approx(trained[0], rel=2e-6)
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings, read_settings
 from hetpipe.training import checkpoint, checkpoint_weights
 from hetpipe.training.trainer import AdamW, Callback, Trainer
-from runs import chain_plan, cluster_file, made_up_profile_of
+from runs import chain_plan, cluster_file, made_up_profile_of, replica_plan
 from trainers import BATCH, STEPS, Recorder, losses, module, plain_losses, trainer, two_pipelines
 
 SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
@@ -54,13 +54,20 @@ def test_a_module_trains_from_its_own_weights_as_torch_trains_it(tmp_path, cuts)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("factory", "zero"), [(SGD, 0), (user_tasks.adagrad_by_shape, 1)])
+@pytest.mark.parametrize(
+    ("factory", "zero"),
+    [(SGD, 0), (user_tasks.adagrad_by_shape, 1), (user_tasks.adagrad_by_shape, 2), (SGD, 3)],
+)
 def test_any_optimizer_of_torch_trains_the_same_under_a_plan(tmp_path, factory, zero):
     copied = copy.deepcopy(module())
     made = factory(list(copied.parameters()))
     options = {"optimizer": factory, "rate_schedule": user_tasks.halving, "count_terms": user_tasks.entries}
     expected = plain_losses(copied, made, user_tasks.halving, terms=BATCH * user_tasks.NUM_OUTPUTS)
-    plan = replace(two_pipelines(), zero=zero)
+    plan = (
+        replace(two_pipelines(), zero=zero)
+        if zero < 3
+        else replica_plan("mine", 5, (2, 7), (4, 4), (5, 5), zero=3)
+    )
     assert losses(tmp_path, plan, **options) == pytest.approx(expected, rel=1e-12)
 
 

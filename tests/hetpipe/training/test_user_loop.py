@@ -16,7 +16,7 @@ from hetpipe.runtime.processes import RankGroup, run_ranks
 from hetpipe.simulation.schedule_selection import lower
 from hetpipe.training.user_loop import RankStages, execute, trace_of
 from partition.plan import Pipeline, Plan, Stage
-from runs import CPU_CLUSTER, chain_plan, cluster_file, made_up_profile_of
+from runs import CPU_CLUSTER, chain_plan, cluster_file, made_up_profile_of, replica_plan
 
 BATCH, STEPS = 16, 3
 
@@ -34,10 +34,18 @@ def two_pipelines() -> Plan:
     return Plan("manual", "mine", BATCH, (first, second))
 
 
+def own_devices() -> Plan:
+    first = Pipeline(2, 10, (Stage(("here/0",), (0, 2), 2), Stage(("here/1",), (2, 5), 1)))
+    return Plan("manual", "mine", BATCH, (first, Pipeline(4, 6, (Stage(("here/2",), (0, 5), 2),))), zero=2)
+
+
 PLANS = {
     "chain": chain_plan("mine", [0, 1, 2, 5], 3),
     "a shared device": two_pipelines(),
     "sharded states": replace(two_pipelines(), zero=1),
+    "sharded gradients": own_devices(),
+    "sharded gradients of replicas": replica_plan("mine", 5, (2, 7), (4, 4), (5, 5), zero=2),
+    "sharded weights": replica_plan("mine", 5, (2, 7), (4, 4), (5, 5), zero=3),
 }
 
 
@@ -163,5 +171,5 @@ def test_gradients_alone_cannot_be_had_of_sharded_states(tmp_path):
     stages = RankStages(
         program, execution_mains.chain_of(), user_tasks.squared_error, profile=profile, cluster=cluster
     )
-    with pytest.raises(InputError, match="no optimizer is given, and the plan shards its states"):
+    with pytest.raises(InputError, match=r"no optimizer is given, .* shards its states \(zero 1\)"):
         execute(program, stages, *execution_mains.batch(0, BATCH))
