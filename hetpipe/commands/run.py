@@ -101,7 +101,7 @@ class GivenOptions:
         if left or not samples:
             raise InputError(
                 f"--tokens-per-step {self.tokens_per_step} is no multiple of the {length} tokens of a "
-                f"sample; give {max(1, samples) * length} or {(samples + 1) * length}"
+                f"sample; give {max(1, samples) * length} or {(max(1, samples) + 1) * length}"
             )
         if plan is not None and samples != plan.global_batch_size:
             raise InputError(

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from cost_model.errors import InputError
 from cost_model.memory import checkpoint_bytes
 from cost_model.profile import profile_text
 from hetpipe.data.task import prepare_data, registered_task
+from hetpipe.data.user_task import own_task
 from hetpipe.profiling.layer_profiler import profile_task
 from hetpipe.runs.optimizers import OptimizerKind, num_states
 from hetpipe.runs.run_folder import RunFolder
@@ -61,6 +63,26 @@ def test_a_measured_profile_has_the_states_of_its_optimizer(tmp_path, name):
     profile = profile_task(task, settings, "cpu", (1,), 0.0, device=torch.device("cpu"))
     assert profile.optimizer_bytes_per_parameter_byte == STATES[name]
     assert profile.kinds["cpu"].optimizer_s_per_byte > 0
+
+
+@pytest.mark.parametrize(
+    ("make", "states"),
+    [
+        (partial(torch.optim.SGD, lr=0.1), 0.0),
+        (partial(torch.optim.SGD, lr=0.1, momentum=0.9), 1.0),
+        (partial(torch.optim.Adamax, lr=0.1), 2.0),
+        (None, 2.0),
+    ],
+)
+def test_what_a_trainer_is_given_is_seen_when_it_is_measured(tmp_path, make, states):
+    data = [(torch.full((8,), float(index)), torch.tensor(index % 4)) for index in range(8)]
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 4))
+    task = own_task(model, data, torch.nn.CrossEntropyLoss(reduction="sum"), make_optimizer=make)
+    settings = TaskSettings("mine", 1)
+    task.write_weights(RunFolder(tmp_path))
+    made = task(RunFolder(tmp_path), settings)
+    profile = profile_task(made, settings, "cpu", (1,), 0.0, device=torch.device("cpu"))
+    assert profile.optimizer_bytes_per_parameter_byte == states
 
 
 @pytest.mark.slow
