@@ -54,6 +54,11 @@ def init_command(
     for device in cluster.devices:
         speed = "" if device.speed == 1 else f" x {device.speed:g}"
         typer.echo(f"  {device.name}  {device.kind}{speed}, {format_bytes(device.memory_bytes)}")
+    if len(cluster.devices) == 1:
+        typer.echo(
+            "one device leaves nothing to plan; to see how it goes with several, let this host play them: "
+            "hetpipe init --emulate 0.6,0.4,0.2 -o emulated.toml"
+        )
 
 
 def parse_speeds(text: str) -> tuple[float, ...]:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, get_type_hints
 import typer
 
 from cost_model.expenses import Objective
-from cost_model.known_clusters import cluster_path
+from cost_model.known_clusters import cluster_path, known_clusters
 from hetpipe.commands.run_file import RunFileOption
 from hetpipe.program.instructions import Schedule
 from hetpipe.runs.lora import EXAMPLE as LORA_EXAMPLE
@@ -21,8 +21,28 @@ from hetpipe.runs.optimizers import OptimizerKind
 AUTO = "auto"
 MODEL_HELP = "A model by name, such as bert-large, or a Hugging Face folder."
 
-ModelOption = Annotated[str | None, typer.Option("--model", help=MODEL_HELP)]
-RequiredModel = Annotated[str, typer.Option("--model", help=MODEL_HELP)]
+
+def _models(incomplete: str) -> list[str]:
+    """Return the models by name that a word may become, and the folders; for completion in a shell."""
+    from hetpipe.models.names import MODEL_ENTRIES
+
+    names = [model.name for model in MODEL_ENTRIES if model.name.startswith(incomplete)]
+    place = Path(incomplete[: incomplete.rfind("/") + 1] or ".")
+    start = incomplete[: incomplete.rfind("/") + 1]
+    found = sorted(place.glob("[!.]*/config.json")) if place.is_dir() else []
+    folders = [f"{start or './'}{path.parent.name}" for path in found]
+    return names + [folder for folder in folders if folder.startswith(incomplete or "./")]
+
+
+_MODEL = typer.Option("--model", help=MODEL_HELP, autocompletion=_models)
+ModelOption = Annotated[str | None, _MODEL]
+RequiredModel = Annotated[str, _MODEL]
+
+
+def _clusters(incomplete: str) -> list[str]:
+    """Return the clusters by name that a word may become, and the cluster files here."""
+    files = [path.name for path in sorted(Path().glob("*.toml"))]
+    return [name for name in (*known_clusters(), *files) if name.startswith(incomplete)]
 
 
 def _found(given: Path | None) -> Path | None:
@@ -30,8 +50,9 @@ def _found(given: Path | None) -> Path | None:
 
 
 _CLUSTER = typer.Option(
-    "--cluster", callback=_found, metavar="FILE", help="The cluster.toml, or a name of hetpipe clusters."
-)
+    "--cluster", callback=_found, metavar="FILE", autocompletion=_clusters,
+    help="The cluster.toml, or a name of hetpipe clusters.",
+)  # fmt: skip
 ClusterOption = Annotated[Path, _CLUSTER]
 MaybeCluster = Annotated[Path | None, _CLUSTER]
 BatchOption = Annotated[
@@ -49,12 +70,32 @@ PUBLISHED_NAMES = (
     "whale-pp, hap, cephalo, hexiscale, zorse"
 )
 STRATEGY_NAMES = f"{WELL_KNOWN_NAMES}; or the rules of a published system: {PUBLISHED_NAMES}"
+
+
+def _strategies(incomplete: str) -> list[str]:
+    """Return the strategies that a word may become."""
+    names = [AUTO, *f"{WELL_KNOWN_NAMES}, {PUBLISHED_NAMES}".split(", ")]
+    return [name for name in names if name.startswith(incomplete)]
+
+
 StrategyOption = Annotated[
-    str, typer.Option("--strategy", help=f"auto; or a plain plan space: {STRATEGY_NAMES}.")
+    str,
+    typer.Option(
+        "--strategy",
+        help=f"auto; or a plain plan space: {STRATEGY_NAMES}.",
+        autocompletion=_strategies,
+    ),
 ]
 StrategiesOption = Annotated[
     list[str] | None,
-    typer.Option("--strategy", help=f"Beside auto: {STRATEGY_NAMES}; or {ALL}. Several times."),
+    typer.Option(
+        "--strategy",
+        help=f"Beside auto: {STRATEGY_NAMES}; or {ALL}. Several times.",
+        autocompletion=lambda incomplete: [
+            *_strategies(incomplete),
+            *([ALL] if ALL.startswith(incomplete) else []),
+        ],
+    ),
 ]
 ScheduleOption = Annotated[
     Schedule | None,

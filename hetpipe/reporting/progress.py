@@ -50,7 +50,7 @@ def progress_bar(title: str, *, quiet: bool = False) -> Iterator[Callable[[float
         def report(fraction: float, text: str) -> None:
             nonlocal told
             bar.update(task, completed=fraction, text=text)
-            if lines and text != told and not text.startswith(ROUND):
+            if lines and text != told and not text.rpartition(": ")[2].startswith(ROUND):
                 told = text
                 held.append(f"{title}: {text}\n")
             if fraction > 0:

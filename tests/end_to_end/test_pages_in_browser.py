@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from browser import CHROMIUM, Tab, browser_tab
 from hetpipe.reporting.pages import write_page
 from hetpipe.runs.run_folder import RunFolder
+from partition.plan_file import plan_text, read_plan
 from run_folders import add_steps, made_up_run
 
 pytestmark = [
@@ -23,6 +25,9 @@ TIP = "(tip => tip.style.display === 'none' ? '' : tip.textContent)(document.get
 def test_a_report_is_drawn_without_network_and_tells_what_is_under_the_mouse(tmp_path: Path):
     run = made_up_run(tmp_path / "run", cluster_name="</script><b id='markup'>")
     add_steps(run, 30)
+    plan = read_plan(run.plan)
+    bounded = replace(plan.predicted, bound_s=plan.predicted.step_s / 1.1, bound_space="chains")
+    run.write(run.plan, plan_text(replace(plan, predicted=bounded)))
     write_page(run)
 
     async def look(tab: Tab) -> None:
@@ -32,6 +37,8 @@ def test_a_report_is_drawn_without_network_and_tells_what_is_under_the_mouse(tmp
         assert await tab.value("document.querySelectorAll('svg.timeline .forward').length") == 2 * 2 * 3
         assert await tab.value("document.querySelectorAll('svg.chart').length") == 4
         assert await tab.value("document.getElementById('markup')") is None
+        assert await tab.value("document.getElementById('bound').open") is False
+        assert "chains" in await tab.value("document.querySelector('#bound p').textContent")
         assert "measured step" in await tab.value("document.getElementById('facts').textContent")
         await tab.point_at("svg.timeline .backward")
         await tab.until(f"({TIP}).includes('backward')")

@@ -256,7 +256,7 @@ function draw() {
     element("p", { id: "state" }, data.state || ""),
     facts(),
     ...data.marks.map((text) => element("p", {}, text)),
-    section("Plan", ...data.sentences.map((text) => element("p", {}, text)), table(data.stages)),
+    section("Plan", ...data.sentences.map((text) => element("p", {}, text)), ...bound(), table(data.stages)),
     timelines(),
     memory(),
     devices(),
@@ -265,6 +265,12 @@ function draw() {
   if (data.links.rows.length) parts.push(section("Messages, as predicted", table(data.links)));
   if (data.results.length) parts.push(section("Predicted beside measured", ...data.results.map(table)));
   page.replaceChildren(...parts);
+}
+
+function bound() {
+  if (!data.bound) return [];
+  const title = element("summary", {}, "Which plans the bound speaks about");
+  return [element("details", { id: "bound" }, title, element("p", {}, data.bound))];
 }
 
 function drawAnew(id, made) {

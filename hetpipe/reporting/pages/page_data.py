@@ -31,7 +31,7 @@ from hetpipe.program.trace import Event, Trace
 from hetpipe.reporting.idle_time import channel_of
 from hetpipe.reporting.memory_tables import memory_uses
 from hetpipe.reporting.run_tables import run_report_tables
-from hetpipe.reporting.tables import device_labels, new_table, plan_sentences, plan_table
+from hetpipe.reporting.tables import bound_sentence, device_labels, new_table, plan_sentences, plan_table
 from hetpipe.runs.run_folder import (
     DEVICE_CLOCKS,
     MEASURED,
@@ -80,7 +80,8 @@ def page_data(folder: RunFolder) -> dict[str, Any]:
     return {
         "name": folder.path.absolute().name,
         "title": f"{plan.model} on {cluster.name}, {plan.global_batch_size} samples a step",
-        "sentences": plan_sentences(plan, profile, cluster, details=True),
+        "sentences": plan_sentences(plan, profile, cluster),
+        "bound": "" if plan.predicted is None else bound_sentence(plan.predicted, details=True),
         "stages": table_data(plan_table(plan, profile, cluster)),
         "predicted": {"step_s": predicted.makespan_s, "bubble": predicted.bubble},
         "timelines": _timelines(shown, plan, profile, cluster),

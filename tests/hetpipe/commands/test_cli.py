@@ -163,7 +163,9 @@ def test_init_without_a_gpu_writes_one_cpu_and_with_force_overwrites(
     hetpipe: Shell, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(init, "gpus_here", list)
-    assert hetpipe("init --force").code == 0
+    result = hetpipe("init --force")
+    assert result.code == 0
+    assert "hetpipe init --emulate 0.6,0.4,0.2 -o emulated.toml" in result.out  # what one device lacks
     (device,) = read_cluster(hetpipe.folder / "cluster.toml")
     assert device.kind == "cpu"
 

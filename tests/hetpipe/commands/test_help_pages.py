@@ -4,6 +4,7 @@ import os
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from hetpipe.commands.help_pages import EXAMPLES
 from hetpipe.commands.options import PUBLISHED_NAMES, STRATEGY_NAMES, WELL_KNOWN_NAMES
 from hetpipe.program.instructions import Schedule
 from partition.baselines.catalogue import PUBLISHED, WELL_KNOWN
+from places import ROOT
 from shell import Shell
 
 
@@ -71,9 +73,23 @@ def test_strategies_and_schedules_are_listed(hetpipe: Shell):
 
 
 @pytest.mark.parametrize(
-    ("words", "completions"), [("pl", ["plan", "plot"]), ("plan --obj", ["--objective"])]
+    ("words", "completions"),
+    [
+        ("pl", ["plan", "plot"]),
+        ("plan --obj", ["--objective"]),
+        ("run --strategy pip", ["pipedream"]),
+        ("compare --strategy a", ["auto", "all"]),
+        ("run --model bert-", ["bert-base", "bert-large", "bert-medium-24", "bert-tiny"]),
+        ("check --model ./m", ["./mine"]),
+        ("plan --cluster f", ["four-unequal", "four.toml"]),
+        ("run --schedule li", ["list"]),
+    ],
 )
-def test_a_shell_completes_verbs_and_options(words: str, completions: list[str]):
+def test_a_shell_completes_verbs_options_and_their_values(tmp_path: Path, words: str, completions: list[str]):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text("{}")
+    (tmp_path / "more").mkdir()  # no model
+    (tmp_path / "four.toml").write_text("")
     line = f"hetpipe {words}"
     asked = {
         "_HETPIPE_COMPLETE": "complete_bash",
@@ -81,5 +97,24 @@ def test_a_shell_completes_verbs_and_options(words: str, completions: list[str])
         "COMP_CWORD": str(line.count(" ")),
     }
     command = [sys.executable, "-c", "import sys; from hetpipe.cli import main; sys.exit(main([]))"]
-    done = subprocess.run(command, env={**os.environ, **asked}, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **asked}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.stdout.split() == completions, done.stderr
+
+
+def test_bash_takes_the_completion_that_is_shown(tmp_path: Path):
+    """bash itself runs what `--show-completion` prints, and completes a word by it."""
+    (tmp_path / "hetpipe").write_text(f"#!{sys.executable}\nfrom hetpipe.cli import main\nmain()\n")
+    (tmp_path / "hetpipe").chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path, "HOME": str(tmp_path)}
+    script = (
+        'eval "$(_HETPIPE_COMPLETE=source_bash hetpipe)"\n'
+        'complete=$(complete -p hetpipe | sed "s/.*-F //; s/ .*//")\n'
+        "COMP_WORDS=(hetpipe compare --strategy zo) COMP_CWORD=3\n"
+        '$complete hetpipe; echo "${COMPREPLY[@]}"'
+    )
+    done = subprocess.run(
+        ["bash", "-c", script], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split() == ["zorse"], done.stderr

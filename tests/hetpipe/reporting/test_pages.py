@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hetpipe import cli
 from hetpipe.reporting.pages import live_data, page_data, page_text, write_page
 from hetpipe.reporting.pages.page_data import MOST_POINTS
 from hetpipe.runs.run_folder import RunFolder
+from partition.plan_file import plan_text, read_plan
 from run_folders import add_steps, made_up_run
 
 SVG = "http://www.w3.org/2000/svg"
@@ -47,6 +49,18 @@ def test_a_page_has_what_the_files_say(run: RunFolder):
         assert each["peak"] == 90.0
     assert [each["busy"] for each in data["devices"]] == [0.75, 0.5]
     assert data["results"][0]["rows"][0][0] == "step"
+
+
+def test_a_page_says_the_bound_as_the_command_line_does_and_its_plans_on_demand(run: RunFolder):
+    plan = read_plan(run.plan)
+    bounded = replace(plan.predicted, bound_s=plan.predicted.step_s / 1.1, bound_space="chains")
+    run.write(run.plan, plan_text(replace(plan, predicted=bounded)))
+    data = page_data(run)
+    (proven,) = (text for text in data["sentences"] if "faster" in text)
+    assert proven.startswith("proven: no plan of its kind can be faster than ")
+    assert proven.endswith("; this one is at most 10.0% slower than the best")
+    assert "chains" not in " ".join(data["sentences"])
+    assert data["bound"].startswith("no plan (chains) can be faster than ")
 
 
 def test_messages_are_counted_by_link_and_direction(run: RunFolder):

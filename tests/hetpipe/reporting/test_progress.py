@@ -82,7 +82,7 @@ def test_a_bar_moves_within_a_step():
 
 def test_a_pipe_gets_a_line_for_each_phase(capsys: pytest.CaptureFixture[str]):
     with progress_bar("measuring bert-tiny") as report:
-        for text in ("reading the text", "round 1", "round 2", "known to 1.2 %"):
+        for text in ("reading the text", "round 1", "round 2", "cpu: round 3", "known to 1.2 %"):
             report(0.5, text)
     out, err = capsys.readouterr()
     assert (out, err) == ("", "measuring bert-tiny: reading the text\nmeasuring bert-tiny: known to 1.2 %\n")
