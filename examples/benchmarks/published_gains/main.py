@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,13 +11,16 @@ from pathlib import Path
 EXAMPLES = Path(__file__).parents[2]
 sys.path += [str(EXAMPLES / "benchmarks" / "planner"), str(EXAMPLES / "clusters")]
 
-from estimated_profile import published, with_kinds  # noqa: E402
+from estimated_profile import PASSES, SHARE, published, with_kinds  # noqa: E402
 from measured_cases import measured_profile  # noqa: E402
+from poplar_stages import stage_rows  # noqa: E402
 
+from cost_model.catalogue import accelerator  # noqa: E402
 from cost_model.cluster import Cluster  # noqa: E402
 from cost_model.cluster_file import read_cluster  # noqa: E402
 from cost_model.errors import InfeasibleError  # noqa: E402
-from cost_model.profile import ModelProfile  # noqa: E402
+from cost_model.layer_profile import LayerTimes  # noqa: E402
+from cost_model.profile import KindProfile, ModelProfile  # noqa: E402
 from hetpipe.simulation.prediction import evaluator  # noqa: E402
 from partition.auto import STRATEGIES  # noqa: E402
 from partition.baselines.strategy import TooManyDevicesError  # noqa: E402
@@ -36,7 +40,10 @@ MEASURED = {
     "V100-PCIE-32GB": "V100-16",
     "RTX-2080-Ti": "RTX-2080",
 }
-"""The kind whose layers were measured in the place of a kind of the catalogue."""
+"""The kind whose layers of OPT-350M were measured in the place of a kind of the catalogue."""
+OF_BERT = {"V100-PCIE-16GB": "V100-SXM2-32GB", "T4": "T4", "P100-PCIE-12GB": "P100-PCIE"}
+"""The same of the blocks of BERT-large."""
+LINES = json.loads((Path(__file__).parent / "measured_lines.json").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,7 @@ class Case:
 CASES = (
     Case("poplar-a", "OPT-350M", 1024, "Poplar: 1.02 to 3.92 over all three clusters"),
     Case("poplar-b", "OPT-350M", 1024, "Poplar: as above"),
+    Case("poplar-b", "bert_large", 1024, "Poplar: as above"),
     Case("poplar-c", "OPT-350M", 1024, "Poplar: as above"),
     Case("heterog", "bert_large", 128, "HeteroG: up to 3.22 (222 % faster) over data parallelism"),
 )
@@ -70,11 +78,29 @@ def main() -> None:
 def profile_for(cluster: Cluster, model: str) -> ModelProfile:
     """The layers of a model on the kinds of a cluster; what was not measured is estimated, and marked so."""
     kinds = {device.kind for device in cluster.devices}
-    if model != "OPT-350M":
-        return with_kinds(published(model), kinds)
-    found = measured_profile(model, sorted(set(MEASURED.values())))
-    renamed = {name: found.kinds[MEASURED[name]] for name in MEASURED if name in kinds | {"RTX-2080-Ti"}}
-    return with_kinds(dataclasses.replace(found, kinds=renamed), kinds)
+    if model == "OPT-350M":
+        found, stands = measured_profile(model, sorted(set(MEASURED.values()))), MEASURED
+        kept = kinds | {"RTX-2080-Ti"}  # of which others are estimated
+        renamed = {name: found.kinds[stands[name]] for name in stands if name in kept}
+        return with_kinds(dataclasses.replace(found, kinds=renamed), kinds)
+    found = published(model)
+    known = dict(found.kinds)
+    if model in LINES:
+        known |= {kind: _kind_of_lines(found, kind, lines) for kind, lines in LINES[model].items()}
+        known |= {name: known[stand] for name, stand in OF_BERT.items() if name in kinds}
+    return with_kinds(dataclasses.replace(found, kinds=known), kinds)
+
+
+def _kind_of_lines(profile: ModelProfile, kind: str, lines: Mapping[str, list[float]]) -> KindProfile:
+    """Return the times of blocks by the lines of a kind, at the sizes of the others."""
+    sizes = next(iter(profile.kinds.values())).microbatch_sizes
+    forward, backward = (
+        tuple((lines[which][0] * size + lines[which][1]) / 1e3 for size in sizes)
+        for which in ("forward", "backward")
+    )
+    bandwidth = accelerator(kind).memory_bandwidth_bytes_per_s
+    times = (LayerTimes(forward, backward),) * profile.num_layers
+    return KindProfile("measured", sizes, times, optimizer_s_per_byte=PASSES / (SHARE * bandwidth))
 
 
 def table(case: Case) -> str:
@@ -85,7 +111,7 @@ def table(case: Case) -> str:
     steps, ample = steps_of(problem), steps_of(with_ample_memory(problem))
     lines = [
         f"### {case.cluster}: {case.model}, {case.batch} samples; {case.claim}\n",
-        f"{kinds_text(profile, cluster)}. Shares by speed can gain at most {speed_bound(problem):.2f}.\n",
+        f"{kinds_text(profile, cluster, case.model)}. {bound_text(problem)}\n",
         "| strategy | predicted step s | gain over ddp | by computation | by memory |",
         "|---|---|---|---|---|",
     ]
@@ -99,6 +125,12 @@ def table(case: Case) -> str:
         lines.append(
             f"| {name} | {steps[name]:.3f} | {gain(steps, name)} | {gain(ample, name)} | {by_memory} |"
         )
+    if case.cluster.startswith("poplar"):
+        lines += [
+            "\n| ZeRO | equal shares, s | Poplar, s | gain | by computation | by memory |",
+            "|---|---|---|---|---|---|",
+            *stage_rows(problem),
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -117,23 +149,27 @@ def gain(steps: Mapping[str, float], name: str) -> str:
     return f"{steps['ddp'] / steps[name]:.2f}" if {"ddp", name} <= steps.keys() else ""
 
 
-def speed_bound(problem: Problem) -> float:
-    """The mean speed over the least, each at its best microbatch: (r + 1) / 2 of two kinds, equally many."""
+def bound_text(problem: Problem) -> str:
+    """Say what shares by speed gain at most: the mean speed over the least, each at its best microbatch."""
     costs, layers = PipelineCosts(problem), problem.profile.num_layers
     speeds = [
         max(size / costs.busy_s(device, 0, layers, size) for size in problem.microbatch_sizes)
         for device in problem.cluster.devices
     ]
-    return sum(speeds) / len(speeds) / min(speeds)
+    bound, ratio = sum(speeds) / len(speeds) / min(speeds), max(speeds) / min(speeds)
+    text = f"Shares by speed can gain at most {bound:.2f}"
+    if 2 * sum(speed > min(speeds) * 1.001 for speed in speeds) == len(speeds):
+        return f"{text}: (r + 1) / 2 for r = {ratio:.2f}."
+    return f"{text}; the fastest kind is {ratio:.2f} times as fast as the slowest."
 
 
-def kinds_text(profile: ModelProfile, cluster: Cluster) -> str:
+def kinds_text(profile: ModelProfile, cluster: Cluster, model: str) -> str:
     kinds = dict.fromkeys(device.kind for device in cluster.devices)
     counts = {kind: sum(device.kind == kind for device in cluster.devices) for kind in kinds}
-    stands = {kind: MEASURED.get(kind, kind) for kind in kinds}
+    stands = MEASURED if model == "OPT-350M" else OF_BERT
     return ", ".join(
         f"{counts[kind]} {kind} ({profile.kind(kind).source}"
-        + (f", layers of {stands[kind]})" if profile.model == "OPT-350M" and kind in MEASURED else ")")
+        + (f", layers of {stands[kind]})" if stands.get(kind, kind) != kind else ")")
         for kind in kinds
     )
 
