@@ -122,4 +122,5 @@ def _candidates(strategy: str, problem: Problem, sharding: Sharding) -> Iterator
             for device in problem.cluster.devices
         }
         chosen = {name: size for name, size in each.items() if size}
-        yield seconds, sharded_replicas(strategy, problem, sharding, chosen)
+        if chosen:  # where a larger microbatch was measured to be sooner, nobody may be found within its time
+            yield seconds, sharded_replicas(strategy, problem, sharding, chosen)

@@ -68,6 +68,15 @@ def places(plan: Plan) -> list[list[tuple[str, tuple[int, int]]]]:
     return [[(stage.device, stage.layers) for stage in entry.stages] for entry in plan.pipelines]
 
 
+def test_poplar_plans_where_a_larger_microbatch_was_measured_to_be_sooner():
+    problem = replace(lab([[1.0, 1.0]], 8), any_size=True)
+    sooner = LayerTimes((2.0, 1.0, 2.5), (4.0, 2.0, 5.0))
+    kind = KindProfile("measured", (1, 2, 4), (sooner,) * 4)
+    noisy = replace(problem, profile=replace(problem.profile, kinds={"kind": kind}))
+    for name in ("poplar-2", "poplar-3"):
+        assert sum(samples for _, samples, _ in shares(BASELINES[name](noisy, None))) == 8
+
+
 def test_poplar_0_runs_each_device_at_its_peak():
     # both are fastest at 4 samples, a/1 holds 2: 30 / 4 = 7.5 s a sample, and 18 / 2 / 2 = 4.5 s
     problem = with_memory(lab([[1.0, 2.0]], 16), [1e6, 4 * (4 + 2)])
