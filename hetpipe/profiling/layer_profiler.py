@@ -268,7 +268,8 @@ def layer_profile(bench: Bench, layer: int, measured: Sequence[int]) -> LayerPro
 def _shared(bench: Bench, layer: int, *, is_trained: bool) -> tuple[str | None, float]:
     """Return the earlier layer that a layer shares trained, or other, weights with, and their bytes."""
     chain, dtype = bench.task.chain, bench.settings.dtype
-    homes = {info.name: other for other in range(layer) for info in chain.parameters(other) if info.shared}
+    earlier = reversed(range(layer))  # the first of several is the home, as of the embedding of a decoder
+    homes = {info.name: other for other in earlier for info in chain.parameters(other) if info.shared}
     infos = [info for info in chain.parameters(layer) if info.name in homes and info.reached == is_trained]
     if not infos:
         return None, 0.0

@@ -24,6 +24,7 @@ from hetpipe.models.huggingface import model_spec
 from hetpipe.models.huggingface_folder import TRANSLATORS_TESTED
 from hetpipe.models.names import model_entry
 from hetpipe.models.split_check import check_split
+from hetpipe.profiling.layer_estimates import estimated_profile
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings, TaskSettings
 from other_folders import TRANSLATORS, save_other
@@ -332,3 +333,14 @@ def test_a_run_without_data_or_with_what_cannot_be_told_is_one_line(tmp_path, ca
     monkeypatch.setattr(bleu, "has_sacrebleu", lambda: False)
     assert cli.main([*run_it, "--data", data, "--eval-data", data, "--best", "bleu"]) == 2
     assert "sacrebleu computes, and it is not installed; pip install" in capsys.readouterr().err
+
+
+def test_a_weight_of_three_layers_has_its_home_in_the_first_by_any_profile(tmp_path):
+    """So that its gradients are summed among all three; measured profiles say it by the same code."""
+    save_other(tmp_path / "mine", "MarianMTModel")
+    (tmp_path / "mine" / "model.safetensors").unlink()
+    entry = model_entry(str(tmp_path / "mine"))
+    settings = TaskSettings(entry.name, LENGTH, run=Settings(steps=1, model_folder=entry.place))
+    layers = estimated_profile(settings, ["V100"], sizes=(1, 2)).layers
+    tied = {layer.name: layer.tied_to for layer in layers if layer.tied_to is not None}
+    assert tied == {"decoder-embeddings": "embeddings", "head": "embeddings"}
