@@ -304,9 +304,8 @@ class ChainModel:
                 for members in (block._modules, block._parameters, block._buffers):
                     members.clear()
         if self.has_rule:
-            names = begin_weights(
-                model, names, infos, kept, seed, drawn=drawn, weights=self.weights, adapter=self.adapter
-            )
+            names = begin_weights(model, names, infos, kept, seed, drawn=drawn, build=self.build,
+                                  weights=self.weights, adapter=self.adapter)  # fmt: skip
         elif self.given is not None:
             names = take_weights(model, names, infos, self.given)
         return model, names

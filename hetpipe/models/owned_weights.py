@@ -1,6 +1,6 @@
 """The weights that the owned layers of a model begin with: of a folder, drawn by its own rule, or given."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from cost_model.errors import InputError
 from hetpipe.models.adapter_folder import AdapterFolder
 from hetpipe.models.block_structure import ParameterInfo
 from hetpipe.models.frozen_weights import Use
-from hetpipe.models.initialization import initialise_by_module
+from hetpipe.models.initialization import initialise_by_module, private_random_stream
 from hetpipe.models.placement import replace_parameters
 from hetpipe.models.pretrained_weights import FolderWeights
 from hetpipe.models.quantized_weights import Packing, QuantizedParameter, from_parts, quantized
@@ -26,6 +26,7 @@ def begin_weights(
     seed: int,
     *,
     drawn: Collection[str],
+    build: Callable[[], nn.Module],
     weights: FolderWeights | None,
     adapter: AdapterFolder | None,
 ) -> dict[nn.Parameter, str]:
@@ -35,19 +36,22 @@ def begin_weights(
 
     names: of the model's parameters, without storage. infos: of the owned ones. kept: dtypes of those that
     are read. drawn: of those that the rule draws, the owned ones and others in the same streams of random
-    numbers. weights: of a folder, adapter: of a PEFT folder; None for none.
+    numbers. build: makes the whole model, asked where its rule leaves parameters as its constructor made
+    them. weights: of a folder, adapter: of a PEFT folder; None for none.
     """
     packings = {name: info.packing for name, info in infos.items() if info.packing is not None}
     read = set() if weights is None else weights.places.keys() & packings.keys()
 
     def allocated(name: str, old: nn.Parameter) -> nn.Parameter:
         here = name in drawn and name not in read
-        return nn.Parameter(torch.empty(old.shape), old.requires_grad) if here else old
+        return nn.Parameter(torch.full(old.shape, torch.nan), old.requires_grad) if here else old
 
     names = replace_parameters(model, names, allocated)
     stored = {} if weights is None else weights.load(infos.keys() - packings.keys(), kept)
     stored |= {} if adapter is None else adapter.load(infos)
-    initialise_by_module(model, names, set(drawn) - stored.keys() - read, seed)
+    begun = set(drawn) - stored.keys() - read
+    initialise_by_module(model, names, begun, seed)
+    _as_constructed({name: value for value, name in names.items() if name in begun}, build, seed)
     for parameter, name in names.items():
         if name in stored:
             parameter.data = stored[name]
@@ -60,6 +64,26 @@ def begin_weights(
         return QuantizedParameter(quantized(old, packings[name]))
 
     return replace_parameters(model, names, packed)
+
+
+def _as_constructed(begun: Mapping[str, nn.Parameter], build: Callable[[], nn.Module], seed: int) -> None:
+    """Give those that the model's rule left alone, which are not numbers yet, the values of its constructor.
+
+    Raises: InputError if that gives them none.
+    """
+    left = {name: value for name, value in begun.items() if value.isnan().any()}
+    if not left:
+        return
+    with private_random_stream(seed):
+        made = dict(build().named_parameters())
+    for name, value in left.items():
+        with torch.no_grad():
+            value.copy_(made[name])
+        if value.isnan().any():
+            raise InputError(
+                f"{name!r} begins as no number: neither the model's rule nor its constructor sets it; set it "
+                "in one of them"
+            )
 
 
 def take_weights(
