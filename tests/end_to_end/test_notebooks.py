@@ -23,6 +23,15 @@ def read(path: Path) -> nbformat.NotebookNode:
     return nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
 
 
+def pictures_of(book: nbformat.NotebookNode) -> dict[str, int]:
+    """Return how many pictures each cell has drawn."""
+    return {
+        cell.id: sum("image/png" in output.get("data", {}) for output in cell.outputs)
+        for cell in book.cells
+        if cell.cell_type == "code"
+    }
+
+
 def test_there_is_a_notebook():
     assert NOTEBOOKS
 
@@ -39,8 +48,11 @@ def test_the_stored_notebook_has_outputs_and_no_error(path):
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_the_notebook_runs_from_any_working_directory(path, tmp_path):
-    execute(read(path), tmp_path)
+    book = read(path)
+    stored = pictures_of(book)
+    execute(book, tmp_path)
     assert not list(tmp_path.iterdir()), "the notebook wrote to the working directory"
+    assert pictures_of(book) == stored
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
