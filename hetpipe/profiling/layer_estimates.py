@@ -96,7 +96,9 @@ def _counted_layers(
     device, lowered = torch.device("cpu"), lowered_dtype(settings.dtype)
     chain.boundary(1, settings.sequence_length)  # found out with tensors that have values
     with FakeTensorMode(allow_non_fake_inputs=True), kept_casts():
-        model = chain.materialise(chosen, settings.seed, weight_dtype(settings.dtype), device, lowered)
+        # a folder's weights are not read: they count by what is known of them, as if they were yet to come
+        empty = replace(chain, weights=None)
+        model = empty.materialise(chosen, settings.seed, weight_dtype(settings.dtype), device, lowered)
         model.train()
         task = contentless_task(chain, spec, settings.sequence_length)
         bench = Bench(task, settings, model, device, {layer: Samples() for layer in chosen})
