@@ -237,6 +237,10 @@ class ModelProfile:
             ]
         )
 
+    def shares_frozen(self, layer: int) -> bool:
+        """Return whether a layer has frozen weights in common with another."""
+        return any(layer in group for group in self._frozen_groups)
+
     @staticmethod
     def _groups(homes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         found: dict[int, list[int]] = {}

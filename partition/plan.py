@@ -21,7 +21,8 @@ from cost_model.strict_files import STRICT, canonical_sha256
 
 FORMAT = "hetpipe.plan/1"
 OPTIMIZER_STATES = "optimizer states"
-OFFLOADS = (OPTIMIZER_STATES,)
+FROZEN_WEIGHTS = "frozen weights"
+OFFLOADS = (OPTIMIZER_STATES, FROZEN_WEIGHTS)
 """What of a stage may be kept in the memory of its device's host."""
 MOST_SAMPLES = 2**20
 """The most samples of a pipeline in a step: beyond it a slip of the pen is likelier than a plan."""
@@ -241,7 +242,7 @@ class Plan:
         what = f"zero is {self.zero}"
         if self.offloads:
             raise InputError(
-                f"{what}, and a stage has offload; states go to the host beside zero 0 and 1: choose one"
+                f"{what}, and a stage has offload; hosts keep something beside zero 0 and 1: choose one"
             )
         shared = next((name for name, places in self.places.items() if len(places) > 1), None)
         if shared is not None:
@@ -337,24 +338,24 @@ class Plan:
         return tuple(layer for layer, owner in enumerate(self.state_owners) if owner == device)
 
     @cached_property
-    def _offloaded(self) -> Mapping[str, frozenset[int]]:
-        found: dict[str, set[int]] = {}
+    def _offloaded(self) -> Mapping[tuple[str, str], frozenset[int]]:
+        found: dict[tuple[str, str], set[int]] = {}
         for stage in (stage for pipeline in self.pipelines for stage in pipeline.stages):
-            if OPTIMIZER_STATES in stage.offload:
-                found.setdefault(stage.device, set()).update(range(*stage.layers))
-        return {name: frozenset(layers) for name, layers in found.items()}
+            for word in stage.offload:
+                found.setdefault((word, stage.device), set()).update(range(*stage.layers))
+        return {key: frozenset(layers) for key, layers in found.items()}
 
     @property
     def offloads(self) -> bool:
-        """Whether any device keeps optimizer states in its host's memory."""
+        """Whether any device keeps something in its host's memory."""
         return bool(self._offloaded)
 
-    def offloaded_layers(self, device: str) -> frozenset[int]:
-        """Return the layers whose optimizer states a device keeps in its host's memory, if it has them.
+    def offloaded_layers(self, device: str, what: str = OPTIMIZER_STATES) -> frozenset[int]:
+        """Return the layers of which a device keeps one of `OFFLOADS` in its host's memory, if it has it.
 
         A layer in several of its stages is one of them if any of these says so.
         """
-        return self._offloaded.get(device, frozenset())
+        return self._offloaded.get((what, device), frozenset())
 
     def layers_of(self, device: str) -> tuple[int, ...]:
         """Return the union of the layers that a device holds, rising."""

@@ -220,18 +220,18 @@ class ChainModel:
         *,
         compiled: bool = False,
         absent: Collection[str] = (),
+        on_host: Collection[str] = (),
     ) -> LayerModel:
         """Build these layers with real weights; all others cost nothing.
 
         Weights are those given, or are drawn in float32 on the CPU and do not depend on which layers are
         asked for. A Hugging Face model draws its layers alone, by the model's rule for each module, but for
-        what its folder holds; any other model has no such rule, is built in full on the CPU and keeps what is
-        owned.
+        what its folder holds; any other, without a rule, is built in full on the CPU and keeps what is owned.
 
         lowered: what autocast computes in, on weights of dtype; see hetpipe.models.mixed_precision. Frozen
-        weights are kept in their own bytes; see hetpipe.models.frozen_weights. compiled: whether blocks are
-        compiled, one graph each, in which autocast lowers weights itself. absent: names of parameters of
-        these layers that are not held here until somebody puts them there.
+        weights are kept in their own bytes (hetpipe.models.frozen_weights). compiled: whether blocks are, one
+        graph each, in which autocast lowers weights itself. absent: names of parameters that are not here
+        until somebody puts them there; on_host: of those that stay on the host.
 
         Raises: InputError if they cannot be.
         """
@@ -243,7 +243,7 @@ class ChainModel:
         kept = {name: info.kept_dtype(dtype, lowered) for name, info in infos.items()}
         with torch.device("cpu"):
             model, names = self._build_owned(owned, infos, seed, kept)
-        names = place(model, names, infos, dtype, torch.device(device), kept)
+        names = place(model, names, infos, dtype, torch.device(device), kept, on_host)
         frozen = {parameter: name for parameter, name in names.items() if name in infos and infos[name].keeps}
         cast_where_used(model, frozen, dtype, lowered)
         if lowered is not None:
@@ -253,10 +253,9 @@ class ChainModel:
                 name for name, info in infos.items() if info.reached and (name in ends or not compiled)
             }
             lower_where_used(model, {value for value, name in names.items() if name in trained}, lowered)
-        parameters = {name: parameter for parameter, name in names.items()}
+        made = {name: parameter for parameter, name in names.items()}
         by_layer = {
-            layer: {info.name: parameters[info.name] for info in self.layer_parameters[layer]}
-            for layer in sorted(owned)
+            i: {info.name: made[info.name] for info in self.layer_parameters[i]} for i in sorted(owned)
         }
         layered: LayerModel
         if self.structure is None:
@@ -265,7 +264,8 @@ class ChainModel:
             keep_unpacked(model)
             layered = BlockLayers(model, by_layer, self.structure)
         layered.device_type, layered.lowered = torch.device(device).type, lowered
-        layered.first_trained, layered.absent = self.first_trained, frozenset(absent)
+        layered.first_trained = self.first_trained
+        layered.absent, layered.on_host = frozenset(absent), frozenset(on_host)
         if compiled:
             layered.compile_blocks()
         return layered

@@ -43,6 +43,9 @@ class LayerModel(nn.Module):
     first_trained: the first layer of the chain that trains a parameter; what enters it needs no gradient.
     absent: names of owned parameters whose weights are elsewhere, but for the time of a computation.
     compiles: whether blocks run as `compile_blocks` has compiled them.
+    on_host: names of owned parameters that are in the host's memory, but for the time of a computation.
+    fetch: called with a layer whose weights are needed now, and with the way that the pass goes: 1, or -1 for
+    a backward. rooms: where they come to on the device; host_tensors: where they are on the host.
     """
 
     first_trained: int = 0
@@ -52,6 +55,10 @@ class LayerModel(nn.Module):
     lowered: torch.dtype | None = None
     on_layer: Callable[[int], None] | None = None
     on_boundary: Callable[[int, Carried], None] | None = None
+    on_host: frozenset[str] = frozenset()
+    fetch: Callable[[int, int], None] | None = None
+    rooms: tuple[Tensor, ...] = ()
+    host_tensors: tuple[Tensor, ...] = ()
 
     def __init__(
         self, model: nn.Module, num_layers: int, owned: Mapping[int, dict[str, nn.Parameter]]
@@ -109,8 +116,9 @@ class LayerModel(nn.Module):
         return {name: value for name, value in self.owned_parameters().items() if name not in self.absent}
 
     def held_tensors(self) -> list[Tensor]:
-        """Return the tensors that hold the weights of all owned layers; several of one that is quantized."""
-        return [tensor for value in self.held_parameters().values() for tensor in tensors_of(value)]
+        """Return the tensors that hold weights on the device; several of one that is quantized."""
+        here = {name: value for name, value in self.held_parameters().items() if name not in self.on_host}
+        return [*(tensor for value in here.values() for tensor in tensors_of(value)), *self.rooms]
 
     def kept_arguments(self) -> list[Tensor]:
         """Return the tensors that are kept from one forward to the next: masks and rotary tables."""
@@ -128,6 +136,15 @@ class LayerModel(nn.Module):
     def _cross(self, layer: int, tensors: Carried) -> None:
         if self.on_boundary is not None:
             self.on_boundary(layer, tensors)
+        if self.fetch is not None:
+            for back in [tensor for tensor in tensors if tensor.requires_grad][:1]:
+                fetch = partial(_fetch_before, self.fetch, layer - 1)  # after all of this layer's backward
+                back.register_hook(fetch)  # type: ignore[no-untyped-call]  # torch
+        self._enter(layer)
+
+    def _enter(self, layer: int) -> None:
+        if self.fetch is not None and layer != PREFIX:
+            self.fetch(layer, 1)
         if self.on_layer is not None:
             self.on_layer(layer)
 
@@ -148,8 +165,7 @@ class SequentialLayers(LayerModel):
         return self._children[layer]
 
     def compute(self, start: int, stop: int, inputs: Inputs, carried: Carried) -> Carried:
-        if self.on_layer is not None:
-            self.on_layer(start)
+        self._enter(start)
         children = self._children
         tensors = tuple(inputs.values()) if start == 0 else carried
         for layer in range(start, stop):
@@ -160,6 +176,10 @@ class SequentialLayers(LayerModel):
             if layer + 1 < self.num_layers:
                 tensors = self._rounded(tensors)
         return (logits_of(tensors),) if stop == self.num_layers else tensors
+
+
+def _fetch_before(fetch: Callable[[int, int], None], layer: int, _: Tensor) -> None:
+    fetch(layer, -1)
 
 
 def _zeros(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
@@ -247,8 +267,7 @@ class BlockLayers(LayerModel):
 
     def _by_model(self, inputs: Inputs) -> Carried:
         """Run the model's own forward, from the start to where it leaves."""
-        if self.on_layer is not None:
-            self.on_layer(PREFIX if self._start else 0)
+        self._enter(PREFIX if self._start else 0)
         self._next = 1
         try:
             if self._start:
@@ -337,8 +356,7 @@ class BlockLayers(LayerModel):
 
     def _begin(self, layer: int) -> None:
         torch.set_grad_enabled(self._grad)
-        if self.on_layer is not None:
-            self.on_layer(layer)
+        self._enter(layer)
 
     def _arrive(self, layer: int, tensors: Carried) -> None:
         if layer == self._stop:

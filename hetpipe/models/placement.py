@@ -1,6 +1,6 @@
 """The placing of a model's parameters: owned ones on their device, all others as views of one zero."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -31,10 +31,11 @@ def place(
     dtype: torch.dtype,
     device: torch.device,
     kept: Mapping[str, torch.dtype],
+    on_host: Collection[str] = (),
 ) -> dict[nn.Parameter, str]:
     """Cast and move the owned parameters; make all others views of one zero, which cost nothing.
 
-    kept: dtypes of the owned ones.
+    kept: dtypes of the owned ones. on_host: names of those that stay in the host's memory.
     """
 
     def target(tensor: Tensor) -> torch.dtype:
@@ -42,10 +43,11 @@ def place(
 
     def make(name: str, old: nn.Parameter) -> nn.Parameter:
         matrix = matrix_held(old)
+        home = torch.device("cpu") if name in on_host else device
         if matrix is not None:
-            return QuantizedParameter(matrix.to(device))
+            return QuantizedParameter(matrix.to(home))
         if name in infos:
-            moved = old.detach().to(device=device, dtype=kept[name] if old.is_floating_point() else old.dtype)
+            moved = old.detach().to(device=home, dtype=kept[name] if old.is_floating_point() else old.dtype)
             return nn.Parameter(moved, requires_grad=old.requires_grad and infos[name].reached)
         zero = torch.zeros((), dtype=target(old), device=device)
         return nn.Parameter(zero.expand(old.shape), requires_grad=False)

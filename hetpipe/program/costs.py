@@ -8,13 +8,20 @@ from functools import cache
 
 from cost_model.cluster import Cluster
 from cost_model.errors import InfeasibleError
+from cost_model.host_memory import fetched_ends_s
 from cost_model.layer_costs import Prices
 from cost_model.network import FreeAt, Network, Route, reserve
 from cost_model.profile import ModelProfile
 from cost_model.sum_times import all_reduce_due, all_reduce_resources, broadcast_due, norm_due, reduce_due
 from hetpipe.program.instructions import Compute, Pass, Program, Reduce, Round, Transfer
-from hetpipe.program.sync_starts import after_layer_s
-from partition.estimates.plan_memory import host_bytes, memory_on, plan_step_s, stepped_bytes
+from hetpipe.program.sync_starts import after_layer_s, stage_visits
+from partition.estimates.plan_memory import (
+    host_bytes,
+    memory_on,
+    plan_step_s,
+    stepped_bytes,
+    weight_moves_s,
+)
 from partition.plan import Plan
 
 
@@ -37,6 +44,7 @@ class ProgramCosts:
         self.devices = [by_name.get(name) or cluster.device(name) for name in self.device_names]
         self._pipelines = program.plan.pipelines
         self._seconds = cache(self._stage_seconds)
+        self._moves_s = cache(self._find_moves_s)
         self._stepped: dict[tuple[int, ...], float] = {}
         self._route = cache(self._find_route)
         self._boundary_bytes = cache(self._message_bytes)
@@ -67,15 +75,26 @@ class ProgramCosts:
         self, rank: int, op: Pass, pipeline: int, stage: int, samples: int, layer: int | None
     ) -> float:
         entry = self._pipelines[pipeline].stages[stage]
+        if entry.offload and (moves_s := self._moves_s(rank)):
+            visits = stage_visits(self._prices, self.devices[rank], entry, samples, op)
+            return fetched_ends_s(visits, moves_s)[-1] if visits else 0.0
         device, layers = self.devices[rank], entry.layers if layer is None else (layer, layer + 1)
         if op is Pass.FORWARD:
             return self._prices.forward_s(device, *layers, samples)
         return self._prices.backward_s(device, *layers, samples, recompute=entry.recompute)
 
+    def _find_moves_s(self, rank: int) -> dict[int, float]:
+        return weight_moves_s(self.program.plan, self._profile, self._cluster, self.device_names[rank])
+
     def after_layer_s(self, rank: int, compute: Compute, layer: int) -> float:
         """Return the seconds of a backward that come after that of one of its stage's layers."""
         pipeline = self._pipelines[compute.pipeline]
         stage, samples = pipeline.stages[compute.stage], pipeline.microbatch_samples(compute.microbatch)
+        if stage.offload and (moves_s := self._moves_s(rank)):
+            visits = stage_visits(self._prices, self.devices[rank], stage, samples, Pass.BACKWARD)
+            ends_s = fetched_ends_s(visits, moves_s)
+            over = max((place for place, (each, _) in enumerate(visits) if each >= layer), default=-1)
+            return ends_s[-1] - (ends_s[over] if over >= 0 else 0.0) if visits else 0.0
         return after_layer_s(self._prices, self.devices[rank], stage, samples, layer)
 
     def step_s(self, rank: int) -> float:
@@ -193,8 +212,8 @@ def _check_hosts(plan: Plan, profile: ModelProfile, cluster: Cluster) -> None:
         missing = held.get(node.name, 0.0) - room
         if missing > 0:
             raise InfeasibleError(
-                f"{plan.strategy}: optimizer states of {held[node.name]:,.0f} bytes are to be kept in the "
-                f"memory of node {node.name!r}, whose host_memory is {room:,.0f}; {missing:,.0f} bytes are "
-                "missing: offload fewer stages, or give the node more",
+                f"{plan.strategy}: {held[node.name]:,.0f} bytes of states and frozen weights are to be kept "
+                f"in the memory of node {node.name!r}, whose host_memory is {room:,.0f}; {missing:,.0f} "
+                "bytes are missing: offload fewer stages, or give the node more",
                 missing_bytes=missing,
             )

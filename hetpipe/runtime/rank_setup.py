@@ -26,6 +26,7 @@ from hetpipe.runtime.executor import Boundaries, Executor
 from hetpipe.runtime.gpus import before_cuda, gpu_index
 from hetpipe.runtime.gradient_sync import GradientSync, counted_names
 from hetpipe.runtime.host_staging import Staging
+from hetpipe.runtime.host_weights import HostWeights, check_fetched, names_on_host
 from hetpipe.runtime.layer_sync import LayerSync, absent_names
 from hetpipe.runtime.message_times import MessageTimes
 from hetpipe.runtime.optimizer import Optimizer
@@ -42,7 +43,8 @@ class RankLayers:
 
     trained: their parameters that the loss reaches, by name; counted: names of those that count in this
     rank's norm; stepped: those that it updates, fewer where optimizer states are sharded. offloaded: names of
-    those whose states the host keeps. travels: dtype of the floating tensors between layers.
+    those whose states the host keeps. host_weights: what brings frozen weights from there. travels: dtype of
+    the floating tensors between layers.
     """
 
     chain: ChainModel
@@ -53,6 +55,7 @@ class RankLayers:
     counted: set[str]
     stepped: dict[str, nn.Parameter]
     offloaded: tuple[str, ...] = ()
+    host_weights: HostWeights | None = None
 
     @classmethod
     def of(
@@ -82,7 +85,12 @@ class RankLayers:
         layers = program.plan.layers_of(program.device_names[rank])
         counted = counted_names(program, rank, chain)
         absent = absent_names(program, rank, chain)
-        model = chain.materialise(layers, seed, dtype, place, lowered, compiled=compiled, absent=absent)
+        away = names_on_host(program.plan, program.device_names[rank], chain)
+        model = chain.materialise(
+            layers, seed, dtype, place, lowered, compiled=compiled, absent=absent,
+            on_host={name for names in away.values() for name in names},
+        )  # fmt: skip
+        check_fetched(model, away, chain.layer_names)
         model.train()
         reached = {info.name for layer in layers for info in chain.parameters(layer) if info.reached}
         for name, value in model.owned_parameters().items():
@@ -91,7 +99,8 @@ class RankLayers:
         sharded = program.plan.state_owners is not None
         stepped = {name: value for name, value in trained.items() if name in counted or not sharded}
         offloaded = _offloaded_names(program.plan, program.device_names[rank], chain, stepped)
-        return cls(chain, model, place, lowered or dtype, trained, counted, stepped, offloaded)
+        weights = HostWeights(model, away, place) if away else None
+        return cls(chain, model, place, lowered or dtype, trained, counted, stepped, offloaded, weights)
 
 
 def _offloaded_names(plan: Plan, device: str, chain: ChainModel, stepped: Collection[str]) -> tuple[str, ...]:
@@ -160,10 +169,13 @@ def executor_of(
     dropout = KeyedDropout(seed, layers.place)
     dropout.traces = layers.model.compiles
     wires = [lowered_dtype(dtype) or wide for dtype in costs.dtypes]
+    stages = StageRunner(program, layers.model, dropout, loss, wires)
+    if layers.host_weights is not None:
+        stages.saving = layers.host_weights.saving
     return Executor(
         costs,
         rank,
-        stages=StageRunner(program, layers.model, dropout, loss, wires),
+        stages=stages,
         transport=DistributedTransport(program, rank, layers.place, timeout_s, staging, times),
         sync=sync_of(program)(program, rank, layers.chain, layers.trained, timeout_s, staging),
         optimizer=optimizer,

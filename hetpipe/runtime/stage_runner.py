@@ -321,6 +321,8 @@ class StageRunner:
         """Return the gradients of what enters a segment; None where nothing depends on it."""
         outputs = segment.outputs or self._run(compute, microbatch, segment)
         targets = [tensor for tensor in outputs if tensor.is_floating_point()]
+        if self._model.fetch is not None:
+            self._model.fetch(segment.stop - 1, -1)
         if segment.stop == self._model.num_layers:
             scale = self.loss_scale
             torch.autograd.backward(

@@ -322,7 +322,7 @@ class _Run:
     def _counter(self) -> ByteCounter | None:
         states, gradients = self.optimizer.state_tensors(), self.executor.gradient_buffers()
         held = (*self.model.held_tensors(), *self.model.kept_arguments(), *states, *gradients)
-        return counter_on(self.device, held, self.optimizer.host_tensors())
+        return counter_on(self.device, held, (*self.optimizer.host_tensors(), *self.model.host_tensors))
 
     def _record(self, outcome: StepOutcome, num_samples: int) -> Asked:
         self.stopping.begun = True

@@ -9,6 +9,7 @@ import pulp
 
 from cost_model.cluster import Device
 from cost_model.errors import InfeasibleError
+from cost_model.host_memory import movable_bytes
 from cost_model.layer_costs import Prices
 from cost_model.memory import StageShape, device_memory
 from cost_model.profile import ModelProfile
@@ -155,7 +156,7 @@ def pipeline_space(problem: Problem) -> str:
     number, pins = problem.forced.num_pipelines, problem.forced.pins
     which = "pipelines" if number is None else f"at most {number} pipeline{'s' * (number > 1)}"
     kept = " with pinned layers" if pins else ""
-    states = " and keep their optimizer states" if has_host_memory(problem.cluster) else ""
+    states = " and keep nothing on hosts" if has_host_memory(problem.cluster) else ""
     return f"{which}{kept} that share no device{states}, microbatches of {sizes} and a smaller last one"
 
 
@@ -256,7 +257,8 @@ def _coarser(
 
 def bound_space(problem: Problem) -> str:
     """Return in words which plans the fractional bound speaks about."""
-    hosts = ", optimizer states on devices or hosts" if has_host_memory(problem.cluster) else ""
+    hosts = ", optimizer states and frozen weights on devices or hosts"
+    hosts = hosts if has_host_memory(problem.cluster) else ""
     largest = max(_largest(problem, device.kind) for device in problem.cluster.devices)
     return f"all plans with microbatches up to {largest}{hosts}, gradient sync and transfers excluded"
 
@@ -331,7 +333,9 @@ def _state_bytes(problem: Problem, layer: int) -> tuple[float, float]:
     """
     kinds = {device.kind for device in problem.cluster.devices}
     held, states = zip(*(_states_on(problem.profile.on(kind), layer) for kind in kinds), strict=True)
-    return min(held), min(states)
+    lends = has_host_memory(problem.cluster)
+    away = max(movable_bytes(problem.profile.on(kind), layer) for kind in kinds) if lends else 0.0
+    return max(0.0, min(held) - away), min(states)
 
 
 def _states_on(profile: ModelProfile, layer: int) -> tuple[float, float]:

@@ -1,14 +1,15 @@
-"""Which stages keep their optimizer states in the memory of their host, where devices lack room."""
+"""Which stages keep optimizer states, or frozen weights, in the memory of their host for want of room."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from cost_model.cluster import Cluster
-from cost_model.host_memory import LEAST_PARTS, MOST_ROOM_BYTES, NUM_ROOMS
-from cost_model.profile import ModelProfile
+from cost_model.host_memory import LEAST_PARTS, MOST_ROOM_BYTES, NUM_ROOMS, WEIGHT_ROOMS, movable_bytes
+from cost_model.layer_profile import LayerProfile, LayerTimes
+from cost_model.profile import KindProfile, ModelProfile
 from partition.estimates.optimizer_sharding import fits, unsharded
 from partition.estimates.plan_memory import memory_on
-from partition.plan import OPTIMIZER_STATES, Plan
+from partition.plan import FROZEN_WEIGHTS, OPTIMIZER_STATES, Plan
 from partition.problem import Problem
 
 
@@ -17,11 +18,13 @@ def has_host_memory(cluster: Cluster) -> bool:
     return any(node.host_memory is not None for node in cluster.nodes)
 
 
-def with_offload(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Plan:
+def with_offload(
+    plan: Plan, profile: ModelProfile, cluster: Cluster, words: tuple[str, ...] = (OPTIMIZER_STATES,)
+) -> Plan:
     """Return the plan with the optimizer states of devices that lack memory on their hosts, where these may.
 
     All stages of such a device are offloaded, of no other: moves cost time, and the less the fewer share a
-    link. Whether all fits then is for `fits` to say.
+    link. Whether all fits then is for `fits` to say. words: what is offloaded (`OFFLOADS`).
     """
     full = {
         device.name
@@ -35,8 +38,7 @@ def with_offload(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Plan:
         replace(
             pipeline,
             stages=tuple(
-                replace(stage, offload=(OPTIMIZER_STATES,)) if stage.device in full else stage
-                for stage in pipeline.stages
+                replace(stage, offload=words) if stage.device in full else stage for stage in pipeline.stages
             ),
         )
         for pipeline in plan.pipelines
@@ -45,20 +47,85 @@ def with_offload(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Plan:
 
 
 def offloaded_plans(problem: Problem, plans_of: Callable[[Problem], Iterable[Plan]]) -> Iterator[Plan]:
-    """Yield plans with states on hosts that fit memory, out of plans of problems with smaller states.
+    """Yield plans with states or weights on hosts that fit memory, out of plans of problems with less.
 
     plans_of: a search, which knows nothing of hosts. Devices keep room for what moves: three
-    sixteenths of the states, or three times 16 MiB.
+    sixteenths of the states, or three times 16 MiB; two layers of frozen weights.
     """
-    seen = set()
-    for smaller in _without_states(problem):
+    seen: set[object] = set()
+    for smaller, choices in _smaller_problems(problem):
         for plan in plans_of(smaller):
-            if plan.pipelines in seen:
-                continue
-            seen.add(plan.pipelines)
-            offloaded = with_offload(plan, problem.profile, problem.cluster)
-            if offloaded.offloads and fits(offloaded, problem.profile, problem.cluster):
-                yield offloaded
+            for words in choices:
+                if (plan.pipelines, words) in seen:
+                    continue
+                seen.add((plan.pipelines, words))
+                offloaded = with_offload(plan, problem.profile, problem.cluster, words)
+                if offloaded.offloads and fits(offloaded, problem.profile, problem.cluster):
+                    yield offloaded
+
+
+def _smaller_problems(problem: Problem) -> Iterator[tuple[Problem, tuple[tuple[str, ...], ...]]]:
+    """Yield problems to search in, and what of the plans that are found may go to hosts."""
+    states, weights = (OPTIMIZER_STATES,), (FROZEN_WEIGHTS,)
+    for smaller in _without_states(problem):
+        yield smaller, (states,)
+    bare = _without_frozen(problem)
+    if bare is not None:
+        yield bare, (weights, (*states, *weights))
+        for smaller in _without_states(bare):
+            yield smaller, ((*states, *weights),)
+
+
+def _without_frozen(problem: Problem) -> Problem | None:
+    """Return the problem with no frozen weights that hosts may have, and room for two layers of these.
+
+    A layer takes as long there as its weights do to come, at least. None where nothing is frozen.
+    """
+    profile, cluster = problem.profile, problem.cluster
+    layers = range(profile.num_layers)
+    room_bytes = WEIGHT_ROOMS * max(
+        movable_bytes(profile.on(kind), i) for kind in profile.kinds for i in layers
+    )
+    if not room_bytes or any(device.usable_bytes <= room_bytes for device in cluster.devices):
+        return None
+
+    def bare(view: ModelProfile) -> tuple[LayerProfile, ...]:
+        moved = [movable_bytes(view, layer) for layer in layers]
+        return tuple(
+            replace(
+                layer,
+                parameter_bytes=layer.parameter_bytes - num_bytes,
+                unreached_bytes=layer.unreached_bytes - num_bytes,
+            )
+            for layer, num_bytes in zip(view.layers, moved, strict=True)
+        )
+
+    def slower(name: str, kind: KindProfile) -> KindProfile:
+        links = [
+            (node.host_memory.link, device.speed)
+            for node in cluster.nodes
+            for device in node.devices
+            if device.kind == name and node.host_memory is not None
+        ]
+        view = profile.on(name)
+        least_s = [
+            min((link.transfer_s(movable_bytes(view, layer)) * speed for link, speed in links), default=0.0)
+            if movable_bytes(view, layer)
+            else 0.0
+            for layer in layers
+        ]
+        times = tuple(
+            LayerTimes(
+                tuple(max(seconds, least) for seconds in each.forward_s),
+                tuple(max(seconds, least) for seconds in each.backward_s),
+            )
+            for each, least in zip(kind.layers, least_s, strict=True)
+        )
+        return replace(kind, layers=times, held=bare(view) if kind.held else ())
+
+    kinds = {name: slower(name, kind) for name, kind in profile.kinds.items()}
+    smaller = replace(profile, layers=bare(profile), kinds=kinds)
+    return _with_reserve(replace(problem, profile=smaller), room_bytes)
 
 
 def _without_states(problem: Problem) -> Iterator[Problem]:
@@ -66,14 +133,18 @@ def _without_states(problem: Problem) -> Iterator[Problem]:
     yield unsharded(problem, NUM_ROOMS / LEAST_PARTS)
     room_bytes = NUM_ROOMS * MOST_ROOM_BYTES
     if all(device.usable_bytes > 2 * room_bytes for device in problem.cluster.devices):
-        nodes = tuple(
-            replace(
-                node,
-                devices=tuple(
-                    replace(device, reserve_bytes=device.reserve_bytes + room_bytes)
-                    for device in node.devices
-                ),
-            )
-            for node in problem.cluster.nodes
+        yield unsharded(_with_reserve(problem, room_bytes), 0.0)
+
+
+def _with_reserve(problem: Problem, num_bytes: float) -> Problem:
+    """Return the problem with so many bytes less on each device."""
+    nodes = tuple(
+        replace(
+            node,
+            devices=tuple(
+                replace(device, reserve_bytes=device.reserve_bytes + num_bytes) for device in node.devices
+            ),
         )
-        yield unsharded(replace(problem, cluster=replace(problem.cluster, nodes=nodes)), 0.0)
+        for node in problem.cluster.nodes
+    )
+    return replace(problem, cluster=replace(problem.cluster, nodes=nodes))

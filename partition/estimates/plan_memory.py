@@ -1,10 +1,11 @@
 """The bytes that a plan needs on a device."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from cost_model.cluster import Cluster, Device
+from cost_model.cluster import Cluster, Device, HostMemory
 from cost_model.errors import InputError
-from cost_model.host_memory import NUM_ROOMS, offloaded_step_s, room_bytes
+from cost_model.host_memory import NUM_ROOMS, WEIGHT_ROOMS, movable_bytes, offloaded_step_s, room_bytes
 from cost_model.layer_costs import Prices
 from cost_model.memory import (
     DeviceMemory,
@@ -16,7 +17,7 @@ from cost_model.memory import (
 )
 from cost_model.profile import ModelProfile
 from cost_model.sharded_memory import Piece, sharded_memory
-from partition.plan import Plan
+from partition.plan import FROZEN_WEIGHTS, OPTIMIZER_STATES, Plan
 
 
 def plan_memory(plan: Plan, profile: ModelProfile, device: str) -> DeviceMemory:
@@ -24,12 +25,17 @@ def plan_memory(plan: Plan, profile: ModelProfile, device: str) -> DeviceMemory:
     shapes = _shapes(plan, device)
     if plan.sharding.by_layer and plan.state_owners is not None and shapes:
         return _sharded_memory(plan, profile, shapes[0], device, plan.state_owners)
-    return device_memory(
+    memory = device_memory(
         profile,
         shapes,
         summed_bytes=summed_bytes(plan, profile, device),
         stepped_bytes=_states_room_bytes(plan, profile, device),
     )
+    away = weights_on_host(plan, profile, device)
+    if not away:
+        return memory
+    room = max(away.values()) * min(WEIGHT_ROOMS, len(away))
+    return replace(memory, parameter_bytes=memory.parameter_bytes - sum(away.values()) + room)
 
 
 def _memory_without_owner(plan: Plan, profile: ModelProfile, device: str) -> DeviceMemory:
@@ -145,6 +151,38 @@ def offloaded_bytes(plan: Plan, profile: ModelProfile, device: str) -> float:
     return sum(held[layer] for layer in layers)
 
 
+def weights_on_host(plan: Plan, profile: ModelProfile, device: str) -> dict[int, float]:
+    """Return the bytes of frozen weights that a device keeps in its host's memory, by layer."""
+    found = {layer: movable_bytes(profile, layer) for layer in plan.offloaded_layers(device, FROZEN_WEIGHTS)}
+    return {layer: num_bytes for layer, num_bytes in sorted(found.items()) if num_bytes}
+
+
+def weight_moves_s(plan: Plan, profile: ModelProfile, cluster: Cluster, device: str) -> dict[int, float]:
+    """Return the seconds in which a layer's frozen weights come from the host, by layer.
+
+    The devices of a node that keep weights there have an equal part of its link each.
+
+    Raises: InputError if the plan keeps weights on a host that has no memory for plans.
+    """
+    away = weights_on_host(plan, profile.on(cluster.device(device).kind), device)
+    if not away:
+        return {}
+    link = _host_of(cluster, device, FROZEN_WEIGHTS).link
+    others = (other.name for other in cluster.node_of(device).devices)
+    sharing = sum(bool(plan.offloaded_layers(other, FROZEN_WEIGHTS)) for other in others)
+    return {layer: link.transfer_s(num_bytes * sharing) for layer, num_bytes in away.items()}
+
+
+def _host_of(cluster: Cluster, device: str, what: str) -> HostMemory:
+    node = cluster.node_of(device)
+    if node.host_memory is None:
+        raise InputError(
+            f"the plan keeps {what} of {device!r} in its host's memory, and node {node.name!r} of "
+            "the cluster has no host_memory; give it that and host_link, or take offload out of the plan"
+        )
+    return node.host_memory
+
+
 def _states_room_bytes(plan: Plan, profile: ModelProfile, device: str) -> float:
     """Return the parameter bytes for whose states a device needs room: those it keeps, and what moves."""
     offloaded, ratio = offloaded_bytes(plan, profile, device), profile.optimizer_bytes_per_parameter_byte
@@ -159,6 +197,7 @@ def host_bytes(plan: Plan, profile: ModelProfile, cluster: Cluster) -> dict[str,
         device = cluster.device(name)
         view = profile.on(device.kind)
         num_bytes = offloaded_bytes(plan, view, name) * view.optimizer_bytes_per_parameter_byte
+        num_bytes += sum(weights_on_host(plan, view, name).values())
         if num_bytes:
             found[device.node] = found.get(device.node, 0.0) + num_bytes
     return found
@@ -173,19 +212,14 @@ def plan_step_s(plan: Plan, prices: Prices, cluster: Cluster, device: str) -> fl
     stepped, offloaded = stepped_bytes(plan, profile, device), offloaded_bytes(plan, profile, device)
     if not offloaded:
         return prices.update_s(place, stepped)
-    node = cluster.node_of(device)
-    if node.host_memory is None:
-        raise InputError(
-            f"the plan keeps optimizer states of {device!r} in its host's memory, and node {node.name!r} of "
-            "the cluster has no host_memory; give it that and host_link, or take offload out of the plan"
-        )
+    host = _host_of(cluster, device, OPTIMIZER_STATES)
     states_bytes = profile.on(place.kind).optimizer_bytes_per_parameter_byte * offloaded
     return offloaded_step_s(
         prices.update_s(place, stepped - offloaded),
         prices.update_s(place, offloaded),
         states_bytes,
-        node.host_memory.link,
-        sum(bool(plan.offloaded_layers(other.name)) for other in node.devices),
+        host.link,
+        sum(bool(plan.offloaded_layers(other.name)) for other in cluster.node_of(device).devices),
     )
 
 

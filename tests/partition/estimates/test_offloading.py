@@ -2,15 +2,18 @@
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from cost_model.cluster import Cluster, HostMemory, Link
+from cost_model.cluster import Cluster, Device, HostMemory, Link, Node
 from cost_model.errors import InfeasibleError, InputError
 from cost_model.host_memory import offloaded_step_s
-from cost_model.profile import ModelProfile
+from cost_model.layer_profile import LayerProfile, LayerTimes
+from cost_model.profile import KindProfile, ModelProfile
 from hetpipe.program.costs import ProgramCosts, check_memory
+from hetpipe.program.instructions import Compute, Pass
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings
 from hetpipe.simulation.prediction import evaluator, simulate_plan
@@ -19,7 +22,7 @@ from hetpipe.training import checkpoint
 from partition.bounds.best_bound import offloaded_bound
 from partition.estimates.offloading import with_offload
 from partition.estimates.plan_memory import host_bytes, plan_memory
-from partition.plan import OPTIMIZER_STATES, Plan, Stage
+from partition.plan import FROZEN_WEIGHTS, OPTIMIZER_STATES, Pipeline, Plan, Stage
 from partition.plan_file import plan_from_data
 from partition.problem import Problem
 from partition.solver import solve
@@ -93,7 +96,7 @@ def test_plans_with_offload_are_written_and_read():
     stages = data["pipelines"][0]["stages"]
     assert [stage.get("offload") for stage in stages] == [None, ["optimizer states"]]
     assert plan_from_data(data, "plan.json").pipelines == offloaded(plan, 1).pipelines
-    with pytest.raises(InputError, match="offload names 'weights'; known: optimizer states"):
+    with pytest.raises(InputError, match="offload names 'weights'; known: optimizer states, frozen weights"):
         Stage(("a/0",), (0, 1), 1, offload=("weights",))
 
 
@@ -116,6 +119,94 @@ def test_the_planner_offloads_where_nothing_else_fits_and_nowhere_else():
     nobody = with_memory(small_cluster(), 1600.0)
     with pytest.raises(InfeasibleError):
         solve(replace(problem, cluster=nobody), evaluator(profile, nobody))
+
+
+def frozen_profile(num_layers: int = 12) -> ModelProfile:
+    """Layers of 1,000 bytes, 960 of them frozen, and F 1 s, B 2 s a microbatch of 1; twice that of 2."""
+    layers = tuple(
+        LayerProfile(f"layer {index}", 1000.0, 1.0, 4.0, unreached_bytes=960.0) for index in range(num_layers)
+    )
+    times = (LayerTimes((1.0, 2.0), (2.0, 4.0)),) * num_layers
+    kinds = {"slow": KindProfile("measured", (1, 2), times)}
+    return ModelProfile("frozen", 8, "float32", layers, kinds)
+
+
+def one_device(memory_bytes: float, bandwidth: float, count: int = 1) -> Cluster:
+    devices = tuple(Device(f"a/{index}", "a", "slow", memory_bytes) for index in range(count))
+    host = HostMemory(1e9, Link(0.0, bandwidth))
+    return Cluster("lab", Link(0.0, 1e3), (Node("a", devices, host_memory=host),))
+
+
+def frozen_plan(cuts: list[int], **stage: object) -> Plan:
+    stages = tuple(
+        Stage((f"a/{index}",), cut, 1, offload=(FROZEN_WEIGHTS,), **stage)
+        for index, cut in enumerate(pairwise(cuts))
+    )
+    return Plan("manual", "frozen", 2, (Pipeline(1, 2, stages),))
+
+
+def test_two_layers_of_frozen_weights_are_on_the_device_at_once():
+    profile, cluster = frozen_profile(), one_device(1e6, 960.0)
+    plan = frozen_plan([0, 12])
+    bare = replace(plan, pipelines=(replace(plan.pipelines[0], stages=(Stage(("a/0",), (0, 12), 1),)),))
+    before, after = (plan_memory(each, profile, "a/0") for each in (bare, plan))
+    # the first and the last layer keep theirs; of ten layers two are there
+    assert before.parameter_bytes - after.parameter_bytes == 8 * 960
+    assert replace(after, parameter_bytes=0) == replace(before, parameter_bytes=0)
+    assert host_bytes(plan, profile, cluster) == {"a": 9600.0}
+
+
+@pytest.mark.parametrize(
+    ("bandwidth", "forward_s", "backward_s"),
+    [
+        # moves of 1 s: that of layer 1 beside layer 0, and so on: nothing waits
+        (960.0, 12.0, 24.0),
+        # moves of 2 s: layer 1 waits a second, each after it too; a backward of 2 s hides them
+        (480.0, 22.0, 24.0),
+    ],
+)
+def test_weights_come_while_the_layer_before_computes(bandwidth, forward_s, backward_s):
+    profile, cluster = frozen_profile(), one_device(1e6, bandwidth)
+    costs = ProgramCosts(lower(frozen_plan([0, 12]), profile, cluster), profile, cluster)
+    assert costs.compute_s(0, Compute(Pass.FORWARD, 0, 0, 0)) == pytest.approx(forward_s)
+    back = Compute(Pass.BACKWARD, 0, 0, 0)
+    assert costs.compute_s(0, back) == pytest.approx(backward_s)
+    assert costs.after_layer_s(0, back, 12) == pytest.approx(backward_s)
+    assert costs.after_layer_s(0, back, 0) == 0.0
+    assert costs.after_layer_s(0, back, 3) == pytest.approx(6.0)
+
+
+def test_devices_of_a_node_share_the_link_for_weights():
+    profile, cluster = frozen_profile(), one_device(1e6, 960.0, count=2)
+    costs = ProgramCosts(lower(frozen_plan([0, 6, 12]), profile, cluster), profile, cluster)
+    # moves of 2 s: layer 0, then five that wait a second each; layer 6 has nothing to hide behind
+    assert costs.compute_s(0, Compute(Pass.FORWARD, 0, 0, 0)) == pytest.approx(1 + 5 * 2)
+    assert costs.compute_s(1, Compute(Pass.FORWARD, 0, 1, 0)) == pytest.approx(2 + 5 * 2)
+
+
+def test_a_recomputed_layer_comes_once_for_forward_and_backward_of_its_segment():
+    profile, cluster = frozen_profile(), one_device(1e6, 96.0)  # moves of 10 s
+    plan = frozen_plan([0, 12], recompute=True, segment_layers=1)
+    costs = ProgramCosts(lower(plan, profile, cluster), profile, cluster)
+    # F of layer 11, then of ten layers a move of 10 s and F, beside whose B the next comes; B of 1, layer 0
+    assert costs.compute_s(0, Compute(Pass.BACKWARD, 0, 0, 0)) == pytest.approx(1 + 10 * 11 + 2 + 3)
+
+
+def test_the_planner_keeps_frozen_weights_on_the_host_where_nothing_else_fits():
+    profile = frozen_profile()
+    ample, tight = one_device(1e6, 960.0), one_device(6500.0, 960.0)
+    problem = Problem(profile, ample, 4, (1, 2))
+    assert not solve(problem, evaluator(profile, ample)).offloads
+    plan = solve(replace(problem, cluster=tight), evaluator(profile, tight))
+    assert {stage.offload for stage in plan.pipelines[0].stages} == {(FROZEN_WEIGHTS,)}
+    check_memory(plan, profile, tight)
+    assert plan.predicted is not None and plan.predicted.bound_s is not None
+    assert plan.predicted.bound_s <= plan.predicted.step_s
+    nobody = replace(tight, nodes=tuple(replace(node, host_memory=None) for node in tight.nodes))
+    with pytest.raises(InfeasibleError):
+        solve(replace(problem, cluster=nobody), evaluator(profile, nobody))
+    with pytest.raises(InputError, match="keeps frozen weights of 'a/0'"):
+        simulate_plan(plan, profile, nobody)
 
 
 def test_states_are_on_hosts_or_sharded_by_layer_not_both():

@@ -1,0 +1,104 @@
+"""Frozen weights in the memory of hosts: the same bits under every plan, bytes and seconds as planned."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cost_model.profile import ModelProfile
+from hetpipe.models.adapters import task_spec
+from hetpipe.models.chain import ChainModel
+from hetpipe.runs.lora import LoraSettings
+from hetpipe.runs.run_folder import RunFolder
+from hetpipe.runs.settings import Settings, TaskSettings
+from hetpipe.training import checkpoint, checkpoint_weights
+from partition.plan import FROZEN_WEIGHTS, Pipeline, Plan, Stage
+from runs import CPU_CLUSTER, chain_plan, made_up_profile_of, run
+
+LORA = LoraSettings(2, 4.0, ("query", "value"))
+NAME = "bert-tiny" + LORA.suffix
+BATCH = 4
+CLUSTER = (
+    CPU_CLUSTER.replace('kind = "cpu", count = 4', 'kind = "emulated", count = 3, speed = 0.3')
+    + 'host_memory = "1 GiB"\nhost_link = { bandwidth = "200 MB/s", latency = "10 us" }\n'
+)
+
+
+def settings(**others: Any) -> Settings:
+    return Settings(**{"steps": 2, "total_steps": 4, "learning_rate": 1e-3, "lora": LORA, **others})
+
+
+def profile(layer_s: float = 1e-4) -> ModelProfile:
+    chain = ChainModel.from_spec(task_spec(TaskSettings(NAME, run=settings())))
+    return made_up_profile_of(chain, NAME, kind="emulated", layer_s=layer_s)
+
+
+def on_hosts(plan: Plan) -> Plan:
+    return replace(
+        plan,
+        pipelines=tuple(
+            replace(
+                pipeline,
+                stages=tuple(replace(stage, offload=(FROZEN_WEIGHTS,)) for stage in pipeline.stages),
+            )
+            for pipeline in plan.pipelines
+        ),
+    )
+
+
+def two_pipelines(num_layers: int) -> Plan:
+    one = Pipeline(1, 2, (Stage(("here/0",), (0, num_layers), 2),))
+    two = Pipeline(
+        1, 2, (Stage(("here/1",), (0, 4), 2), Stage(("here/2",), (4, num_layers), 1, recompute=True))
+    )
+    return Plan("manual", NAME, BATCH, (one, two))
+
+
+PLANS = {
+    "one device": lambda count: chain_plan(NAME, [0, count], 2, BATCH),
+    "recompute": lambda count: chain_plan(NAME, [0, 4, count], 1, BATCH, recompute=True),
+    "segments": lambda count: chain_plan(NAME, [0, count], 2, BATCH, recompute=True, segment_layers=1),
+    "two pipelines": two_pipelines,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", PLANS)
+def test_runs_with_weights_on_hosts_have_the_same_bits(tmp_path: Path, kind: str) -> None:
+    made_up = profile()
+    plan = PLANS[kind](made_up.num_layers)
+    before, expected = run(tmp_path / "plain", plan, settings(save=True), made_up, CLUSTER)
+    report, losses = run(tmp_path / "host", on_hosts(plan), settings(save=True), made_up, CLUSTER)
+    assert losses == expected
+    for name, device in report.devices.items():
+        other = before.devices[name]
+        assert device.peak_bytes and other.peak_bytes
+        saved = other.peak_bytes - device.peak_bytes
+        assert saved > 0
+        predicted = other.predicted_bytes - device.predicted_bytes
+        assert abs(saved - predicted) < 0.05 * device.peak_bytes
+    weights = []
+    for each in ("plain", "host"):
+        found = checkpoint.latest(RunFolder(tmp_path / each / "run").checkpoints)
+        assert found is not None
+        weights.append(checkpoint_weights.read_weights(found))
+    assert weights[0].keys() == weights[1].keys()
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_from_weights_on_hosts_without_them_and_back(tmp_path: Path) -> None:
+    made_up = profile()
+    plain = chain_plan(NAME, [0, 4, made_up.num_layers], 2, BATCH)
+    _, expected = run(tmp_path / "whole", plain, settings(steps=4), made_up, CLUSTER)
+    first = run(tmp_path / "one", on_hosts(plain), settings(save=True), made_up, CLUSTER)[1]
+    source = checkpoint.latest(RunFolder(tmp_path / "one" / "run").checkpoints)
+    later = settings(steps=4, resume_from=str(source))
+    assert run(tmp_path / "other", plain, later, made_up, CLUSTER)[1][-2:] == expected[2:]
+    whole = chain_plan(NAME, [0, made_up.num_layers], 2, BATCH)
+    assert run(tmp_path / "third", on_hosts(whole), later, made_up, CLUSTER)[1][-2:] == pytest.approx(
+        expected[2:], rel=1e-6
+    )
+    assert first == expected[:2]

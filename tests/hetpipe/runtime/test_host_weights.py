@@ -1,0 +1,135 @@
+"""Frozen weights that come from the host: exact where copies are late, two layers' at once, whole after."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from cost_model.errors import InputError
+from hetpipe.models.chain import ChainModel
+from hetpipe.models.partial_model import LayerModel
+from hetpipe.runtime import host_weights
+from hetpipe.runtime.host_weights import HostWeights, check_fetched
+
+CPU = torch.device("cpu")
+WIDTH, LAYERS = 6, 6
+
+
+class Block(nn.Module):
+    """A frozen matrix, and a small one that is trained beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(WIDTH, WIDTH)
+        self.base.requires_grad_(False)
+        self.side = nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(self.base(x)) + 0.1 * self.side(x)
+
+
+def model() -> LayerModel:
+    chain = ChainModel.from_module(
+        lambda: nn.Sequential(*(Block() for _ in range(LAYERS))), torch.zeros(1, WIDTH), name="blocks"
+    )
+    layers = chain.materialise(range(LAYERS), 3)
+    for name, value in layers.owned_parameters().items():
+        value.requires_grad_("side" in name)
+    return layers
+
+
+def frozen_names(layers: LayerModel) -> dict[int, tuple[str, ...]]:
+    return {
+        layer: tuple(name for name in layers.parameters_of(layer) if "base" in name)
+        for layer in range(1, LAYERS - 1)
+    }
+
+
+def gradients(layers: LayerModel, weights: HostWeights | None) -> dict[str, Tensor]:
+    """Of two microbatches, both forwards before both backwards."""
+    outputs = []
+    for seed in range(2):
+        x = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(seed))
+        if weights is None:
+            outputs.append(layers.run(0, LAYERS, {"input0": x})[0])
+        else:
+            with weights.saving():
+                outputs.append(layers.run(0, LAYERS, {"input0": x})[0])
+    for output in outputs:
+        if layers.fetch is not None:
+            layers.fetch(LAYERS - 1, -1)
+        output.square().sum().backward()
+    return {name: value.grad for name, value in layers.owned_parameters().items() if value.grad is not None}
+
+
+class LateStream:
+    """A stream whose copies are made when another one waits for it, and no sooner."""
+
+    def __init__(self) -> None:
+        self.queue: list[tuple[Any, Any, Any]] = []
+
+    def wait_stream(self, other: "LateStream") -> None:
+        queue, other.queue = other.queue, []
+        for function, args, kwargs in queue:
+            function(*args, **kwargs)
+
+
+class _Late(TorchDispatchMode):
+    def __init__(self, stream: LateStream) -> None:
+        super().__init__()
+        self.stream = stream
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.copy_.default:
+            self.stream.queue.append((func, args, kwargs or {}))
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _on_stream(stream: LateStream, _: torch.device) -> Iterator[None]:
+    with _Late(stream):
+        yield
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_gradients_have_the_bits_of_weights_that_are_always_there(monkeypatch, late: bool) -> None:
+    plain = gradients(model(), None)
+    if late:
+        current = LateStream()
+        monkeypatch.setattr(host_weights, "has_streams", lambda _: True)
+        monkeypatch.setattr(host_weights, "new_stream", lambda _: LateStream())
+        monkeypatch.setattr(host_weights, "current_stream", lambda _: current)
+        monkeypatch.setattr(host_weights, "on_stream", _on_stream)
+    layers = model()
+    weights = HostWeights(layers, frozen_names(layers), CPU)
+    for room in weights.rooms:
+        room.fill_(255)  # no numbers, where weights were used that are not there yet
+    found = gradients(layers, weights)
+    assert plain.keys() == found.keys()
+    assert all(torch.equal(plain[name], found[name]) for name in plain)
+    assert all(bool(value.isfinite().all()) for value in found.values())
+
+
+def test_two_layers_have_room_and_parameters_are_whole_in_between() -> None:
+    layers, before = model(), model().owned_parameters()
+    weights = HostWeights(layers, frozen_names(layers), CPU)
+    one = 4 * (WIDTH * WIDTH + WIDTH)
+    assert [len(room) for room in weights.rooms] == [-(-one // 16) * 16] * 2
+    held = sum(tensor.numel() * tensor.element_size() for tensor in layers.held_tensors())
+    gradients(layers, weights)
+    assert held == sum(tensor.numel() * tensor.element_size() for tensor in layers.held_tensors())
+    for name, value in layers.owned_parameters().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_compiled_blocks_are_refused() -> None:
+    layers = model()
+    layers.compiles = True
+    with pytest.raises(InputError, match="leave --compile out"):
+        check_fetched(layers, {1: ()}, ("a", "b"))
+    check_fetched(layers, {}, ())
