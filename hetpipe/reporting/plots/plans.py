@@ -252,7 +252,7 @@ def speedups(
     for row, outcome in enumerate(outcomes):
         name = outcome.strategy
         if name not in predicted:
-            ax.text(0.01, row, "does not fit", va="center", fontsize=8, color=INK)
+            ax.text(0.01, row, _misfit(outcome), va="center", fontsize=8, color=INK, zorder=5)
             continue
         expected = others[best] / predicted[name]
         value = others[best] / measured[name] if name in measured else expected
@@ -269,7 +269,8 @@ def speedups(
         )  # fmt: skip
     label_rows(ax, [outcome.strategy for outcome in outcomes])
     ax.axvline(1, color=INK, linewidth=0.8, linestyle=":", zorder=0)
-    legend = [(BLUE, "measured"), (SKY, "predicted")] if measured else [(SKY, "predicted")]
+    legend = [(BLUE, "measured")] if measured else []
+    legend += [(SKY, "predicted")] if predicted.keys() - measured.keys() else []
     lines = [line_entry(BLACK, "predicted of what was measured")] if measured else []
     reach = ax.get_xlim()[1]
     if bound_s := figures[ours].bound_s if ours in figures else None:
@@ -280,6 +281,12 @@ def speedups(
     ax.set_xlabel(f"speed; 1 is the best of the other strategies, {best}")
     legend_above(ax, legend, more=lines)
     return ax
+
+
+def _misfit(outcome: "Outcome") -> str:
+    if not outcome.missing_bytes or outcome.device is None:
+        return "does not fit"
+    return f"does not fit: {format_bytes(outcome.missing_bytes)} too little on {outcome.device}"
 
 
 def plan_title(plan: Plan, cluster: Cluster, day: date) -> str:

@@ -114,6 +114,23 @@ def test_speedups_compare_with_the_best_of_the_others():
     assert ax.get_xlabel() == "speed; 1 is the best of the other strategies, single"
 
 
+def test_a_strategy_that_does_not_fit_says_what_is_missing_where():
+    lacking = replace(outcome("ddp", None), device="a/1", missing_bytes=2.0**20)
+    ax = plots.speedups([lacking, outcome("single", 4.0), outcome("auto", 2.0)])
+    assert "does not fit: 1.00 MiB too little on a/1" in [text.get_text() for text in ax.texts]
+
+
+def test_the_legend_has_only_what_is_drawn():
+    outcomes = [outcome("single", 4.0), outcome("auto", 2.0)]
+
+    def legend(measured: dict[str, float]) -> set[str]:
+        return {text.get_text() for text in plots.speedups(outcomes, measured).get_legend().get_texts()}
+
+    assert legend({}) == {"predicted"}
+    assert legend({"single": 4.2}) == {"measured", "predicted", "predicted of what was measured"}
+    assert legend({"single": 4.2, "auto": 2.1}) == {"measured", "predicted of what was measured"}
+
+
 def test_what_was_measured_is_held_against_the_best_of_all_others():
     outcomes = [outcome("gpipe-even", 4.0), outcome("poplar", 2.0), outcome("auto", 1.9)]
     ax = plots.speedups(outcomes, {"gpipe-even": 4.2, "auto": 2.0})
