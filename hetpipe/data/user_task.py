@@ -22,6 +22,7 @@ from hetpipe.models.chain import ChainModel
 from hetpipe.models.loss import Loss
 from hetpipe.models.mixed_precision import weight_dtype
 from hetpipe.models.quantized_weights import parts_of
+from hetpipe.models.splittable import check_norms
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import TaskSettings
 
@@ -148,7 +149,7 @@ def own_task(model: Model, data: object, loss: Loss, **options: Any) -> UserTask
     with refused_on_error("the model cannot be built"), torch.device("meta"):
         built = model if isinstance(model, nn.Module) else model()
     if isinstance(built, nn.Module):
-        _check_norms(built)
+        check_norms(built, "use nn.GroupNorm or nn.LayerNorm")
     with refused_on_error("the model fails on the first sample of the data"):
         chain = ChainModel.from_module(model, inputs, shrunk=chosen.shrunk)
     parts = {"chain": chain, "data": data, "loss": loss, "options": replace(chosen, example=None)}
@@ -217,15 +218,6 @@ def _check_loss(loss: object) -> None:
         )
     if isinstance(loss, nn.Module) and any(True for _ in loss.parameters()):
         raise InputError("the loss has parameters, which would not be trained; put them into the model")
-
-
-def _check_norms(model: nn.Module) -> None:
-    for name, module in model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            raise InputError(
-                f"layer {name!r} is a {type(module).__name__}, whose result depends on the microbatch; use "
-                "nn.GroupNorm or nn.LayerNorm"
-            )
 
 
 def _first_sample(data: object, shuffle: bool) -> tuple[Mapping[str, Tensor], Tensor]:

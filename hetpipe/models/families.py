@@ -13,7 +13,7 @@ from torch import nn
 
 from cost_model.errors import InputError
 from hetpipe.models.huggingface_folder import ARCHITECTURES, CONFIG_FILE, ModelFolder
-from hetpipe.models.splittable import splittable
+from hetpipe.models.splittable import check_norms, splittable
 from hetpipe.models.tasks import Task
 
 LOADING = (
@@ -27,7 +27,7 @@ NO_LIMIT = 1 << 20
 
 SMALL_VOCABULARY = 128
 _SMALL_POSITIONS = 64
-_SMALL_PATCH, _SMALL_PATCHES = 4, 3
+_SMALL_PATCH, _SMALL_PATCHES, _SMALL_IMAGE = 4, 3, 64
 _LONGEST_REASON = 300
 
 _SHRUNK_TOKENS = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
@@ -92,7 +92,9 @@ class Family:
 
     def build(self, model: str, sizes: Mapping[str, object]) -> nn.Module:
         """Construct a model of the family, of these values of the configuration."""
-        return splittable(_stored_as_weights(self.whole(model, sizes)))
+        made = self.whole(model, sizes)
+        check_norms(made, f"{model} is not taken; choose one with layer norms, as ViT or ConvNext")
+        return splittable(_stored_as_weights(made))
 
     def whole(self, model: str, sizes: Mapping[str, object]) -> nn.Module:
         """Construct a model as its class does, without what lets it be cut: to be saved."""
@@ -169,10 +171,15 @@ def _stored_as_weights(model: nn.Module) -> nn.Module:
 
 
 def _small_image(config: Any) -> dict[str, object]:
-    """Return the size of tiny images: a few patches of a tiny size where a model cuts images into such."""
-    patch = getattr(config, "patch_size", None)
-    if not isinstance(getattr(config, "image_size", None), int):
+    """Return the size of tiny images: a few patches of a tiny size where a model cuts images into such.
+
+    Where stages of blocks halve the images again and again (`depths`), a size that they leave something of.
+    """
+    patch, size = getattr(config, "patch_size", None), getattr(config, "image_size", None)
+    if not isinstance(size, int):
         return {}
+    if isinstance(getattr(config, "depths", None), list):
+        return {"image_size": min(size, _SMALL_IMAGE)}
     if not isinstance(patch, int):
         return {"image_size": 16}
     side = min(patch, _SMALL_PATCH)

@@ -177,6 +177,7 @@ def _spec(
 ) -> ModelSpec:
     small = family.small(config, fixed_tokens=folder is not None, task=task)
     where = name if folder is None else folder.path / CONFIG_FILE
+    offset = family.offset(model, config)
     inputs, shrunken_inputs = (
         InputShape.of(task, family.configuration(sizes), where)
         if task.classifies or task.pads
@@ -188,7 +189,7 @@ def _spec(
         name=name,
         task=task,
         vocabulary_size=cast(int, config.get("vocab_size", 0)),
-        max_sequence_length=most - family.offset(model, config),
+        max_sequence_length=most - offset,
         build=partial(family.build, model, dict(config)),
         build_shrunk=partial(family.build, model, small),
         build_whole=partial(family.whole, model, dict(config)),

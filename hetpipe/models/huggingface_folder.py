@@ -51,7 +51,7 @@ CLASSIFIERS_TESTED = (
     *("DistilBertForSequenceClassification", "GPT2ForSequenceClassification"),
     *("LlamaForSequenceClassification", "RobertaForSequenceClassification"),
     *("BertForTokenClassification", "DistilBertForTokenClassification", "RobertaForTokenClassification"),
-    *("DeiTForImageClassification", "ViTForImageClassification"),
+    *("ConvNextForImageClassification", "DeiTForImageClassification", "ViTForImageClassification"),
     *("BertForQuestionAnswering", "DebertaV2ForQuestionAnswering", "DistilBertForQuestionAnswering"),
     *("ElectraForQuestionAnswering", "GPT2ForQuestionAnswering", "RobertaForQuestionAnswering"),
 )

@@ -5,6 +5,8 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
+from cost_model.errors import InputError
+
 _SHARED_BIAS = ("T5Stack", "MT5Stack")
 """Stacks of transformers whose first block makes a bias of its parameters for all blocks after it."""
 
@@ -42,3 +44,16 @@ def _with_own_bias(
     forward: Any = type(block).forward
     hidden_states, *_ = forward(block, hidden_states, attention_mask, bias, *args, **kwargs)
     return hidden_states, None, None
+
+
+def check_norms(model: nn.Module, remedy: str) -> None:
+    """Refuse a model with batch normalisation; remedy: what to do instead, in a sentence.
+
+    Raises: InputError naming the layer.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            raise InputError(
+                f"layer {name!r} is a {type(module).__name__}, whose result depends on the microbatch; "
+                f"{remedy}"
+            )

@@ -91,6 +91,7 @@ CLASSIFIERS: dict[str, tuple[str, dict[str, Any]]] = {
         {"dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 64, **LABELS},
     ),
     "RobertaForTokenClassification": ("roberta", {**NARROW, **LABELS}),
+    "ConvNextForImageClassification": ("convnext", CONVNEXT),
     "DeiTForImageClassification": ("deit", {**NARROW, **IMAGES}),
     "ViTForImageClassification": ("vit", {**NARROW, **IMAGES}),
     "BertForQuestionAnswering": ("bert", NARROW),
@@ -153,6 +154,10 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "MixtralForCausalLM": ("mixtral", {**NARROW, **ONE_HEAD_WIDTH, "num_local_experts": 2}),
     "RoFormerForMaskedLM": ("roformer", {**NARROW, "embedding_size": 32}),
     "BertLMHeadModel": ("bert", NARROW),
+    "ResNetForImageClassification": (
+        "resnet",
+        {"num_channels": 1, "embedding_size": 8, "hidden_sizes": [8, 16, 24, 32], "depths": [1] * 4},
+    ),
 }
 """The same, of those that cannot be."""
 

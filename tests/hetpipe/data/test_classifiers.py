@@ -282,6 +282,12 @@ def test_a_configuration_without_what_a_classifier_needs_is_refused(tmp_path, ch
         model_spec(str(tmp_path / "mine"))
 
 
+def test_batch_normalisation_is_refused_in_a_true_sentence(tmp_path):
+    save_other(tmp_path / "mine", "?ResNetForImageClassification")
+    with pytest.raises(InputError, match=r"BatchNorm2d, whose result depends on the microbatch; ResNetFor"):
+        model_spec(str(tmp_path / "mine"))
+
+
 def test_a_run_without_data_or_with_a_figure_that_is_not_there_is_one_line(tmp_path, capsys):
     save_other(tmp_path / "mine", "BertForSequenceClassification")
     data = str(data_file(tmp_path, Task.SEQUENCE_CLASSIFICATION))
