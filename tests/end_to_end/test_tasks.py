@@ -44,9 +44,10 @@ SHORT = {
     "names_in_python": (60, "f1", 0.5),
     "packages_in_python": (80, "accuracy", 0.15),
     "python_chats": (40, "loss", 6.5),
+    "translated_messages": (60, "loss", 6.2),
 }
-"""Steps, and the figure of held-out samples that they reach: of the last four guessing has 0.1, 0, 0.08, and
-a loss of 6.9."""
+"""Steps, and the figure of held-out samples that they reach: of digits to chats guessing has 0.1, 0,
+0.08, and a loss of 6.9; of translations one of 7.6."""
 
 
 def test_every_task_is_on_the_page_and_run_here():
