@@ -68,6 +68,8 @@ PLANS = {
     "crossing pipelines": plan(*CROSSING),
     "replicas": plan(*replicas()),
     "sharded states": plan(*replicas(), zero=1),
+    "sharded gradients": plan(*replicas(), zero=2),
+    "sharded weights": plan(*replicas(), zero=3),
     "gradients in bf16": plan(*replicas(), gradient_dtype=GRADIENT_BF16),
     "sharded states, gradients in bf16": plan(*replicas(), zero=1, gradient_dtype=GRADIENT_BF16),
 }

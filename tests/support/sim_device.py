@@ -151,6 +151,16 @@ class SimTensor(torch.Tensor):
     def __repr__(self, **_: Any) -> str:
         return f"SimTensor({self.raw}, sim:{self.sim.index})"
 
+    @property
+    def data(self) -> torch.Tensor:
+        found: torch.Tensor = torch.Tensor.data.__get__(self)
+        return found
+
+    @data.setter
+    def data(self, other: "SimTensor") -> None:
+        torch.Tensor.data.__set__(self, other)
+        self.raw = other.raw  # torch swaps what it knows of, which is not this
+
     def record_stream(self, stream: Any) -> None:
         """Do nothing: memory that a stream still uses is not given out again all the same."""
 

@@ -88,12 +88,13 @@ def of_kinds(folder: Path, first: str, second: str) -> Cluster:
 
 @pytest.mark.slow
 def test_ranks_on_two_kinds_of_devices_and_on_the_host_train_as_on_the_host_alone(tmp_path):
-    """A pipeline, replicas, and replicas of which each has states of half of the layers."""
+    """A pipeline, replicas, and replicas of which each has half of the states, of gradients, of weights."""
     model = "llama-tiny"
     halves = tuple(Pipeline(2, 4, (Stage((f"here/{index}",), (0, 6), 1),)) for index in range(2))
     replicas = Plan("manual", model, 8, halves)
     owners = ("here/0",) * 3 + ("here/1",) * 3
-    plans = (chain_plan(model, [0, 3, 6], 2, 8), replicas, replace(replicas, zero=1, state_owners=owners))
+    sharded = (replace(replicas, zero=zero, state_owners=owners) for zero in (1, 2, 3))
+    plans = (chain_plan(model, [0, 3, 6], 2, 8), replicas, *sharded)
     kinds = (("cpu", "cpu"), ("Sim-A", "Sim-B"), ("Sim-A", "cpu"))
     cases = []
     for plan in plans:
