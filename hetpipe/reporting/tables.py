@@ -335,7 +335,8 @@ def profile_table(profile: ModelProfile) -> Table:
         table.add_column(most + title, justify="right", no_wrap=True)
     for name, kind in profile.kinds.items():
         mark = f" ({ESTIMATED})" if kind.source == ESTIMATED else ""
-        table.add_column(f"{name}{mark}, forward + backward of {kind.microbatch_sizes[-1]}", justify="right")
+        title = f"{_without_maker(name)}{mark}, forward + backward of {kind.microbatch_sizes[-1]}"
+        table.add_column(title, justify="right", overflow="fold")
     views = [profile.on(kind) for kind in profile.kinds] or [profile]
     for index, layer in enumerate(profile.layers):
         held = [view.layers[index] for view in views]

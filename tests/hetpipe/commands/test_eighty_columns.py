@@ -75,10 +75,14 @@ def lines(hetpipe: Shell, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], li
     return printed
 
 
-def terminal(file: IO[str] | None = None) -> Console:
+def terminal(file: IO[str] | None = None, width: int = WIDTH) -> Console:
     return Console(
-        file=file or sys.stdout, width=WIDTH, force_terminal=True, color_system=None, highlight=False
+        file=file or sys.stdout, width=width, force_terminal=True, color_system=None, highlight=False
     )
+
+
+def numbers_in(lines: list[str]) -> set[str]:
+    return set(re.findall(r"\d[\d,.]*\d|\d", " ".join(lines)))
 
 
 def too_wide(lines: list[str]) -> list[str]:
@@ -102,15 +106,24 @@ def too_wide(lines: list[str]) -> list[str]:
         ("profile --profile profile.json --show", "parameters"),
         ("cache", "precision"),
         ("init -o new.toml --emulate 0.3,0.2", "emulated"),
+        ("models", "question-answering"),
+        ("clusters", "four-unequal"),
+        ("env", "torch"),
     ],
 )
-def test_what_a_verb_prints_fits(lines, line: str, shown: str):
+def test_what_a_verb_prints_fits_and_no_cell_is_cut(
+    lines, monkeypatch: pytest.MonkeyPatch, line: str, shown: str
+):
     if line == "cache":
         profiles_folder().mkdir(parents=True)
         (profiles_folder() / "one.json").write_text(profile_text(long_profile()))
     found = lines(line)
     assert too_wide(found) == []
     assert shown in " ".join(found)
+    assert not any("…" in text for text in found)
+    monkeypatch.setattr(tables, "console", lambda file=None: terminal(file, 300))
+    wide = lines(f"{line} --force" if line.startswith("init") else line)
+    assert numbers_in(wide) <= numbers_in(found), "a number is broken at 80 columns"
 
 
 def test_words_and_figures_of_the_plan_table_stay_whole(lines):
