@@ -102,6 +102,12 @@ def test_a_shell_completes_verbs_options_and_their_values(tmp_path: Path, words:
     assert done.stdout.split() == completions, done.stderr
 
 
+def test_an_option_that_is_near_to_nothing_is_not_taken_for_help(hetpipe: Shell):
+    result = hetpipe("simulate plan.json --model bert-tiny")
+    assert (result.code, result.err) == (2, "error: No such option: --model; see --help\n")
+    assert "--profile" in hetpipe("simulate plan.json --profil x").err
+
+
 def test_bash_takes_the_completion_that_is_shown(tmp_path: Path):
     """bash itself runs what `--show-completion` prints, and completes a word by it."""
     (tmp_path / "hetpipe").write_text(f"#!{sys.executable}\nfrom hetpipe.cli import main\nmain()\n")
