@@ -8,6 +8,7 @@ import typer
 from hetpipe.commands.inputs import named_model
 from hetpipe.commands.options import AdapterOptions, JsonOption, RequiredModel, with_options
 from hetpipe.commands.output import print_json, status
+from hetpipe.reporting.tables import show
 from hetpipe.runs.settings import Settings, TaskSettings
 
 CHECK_FAILED = 4
@@ -33,9 +34,12 @@ def check_command(
     if json:
         print_json(dataclasses.asdict(report))
     elif report.passed:
-        typer.echo(
-            f"{report.model}: split equals whole for {len(report.cuts)} splits; loss differs by "
-            f"{report.loss_difference:.1e}, gradients by {report.gradient_difference:.1e} (float64, relative)"
+        show(
+            [
+                f"{report.model}: split equals whole for {len(report.cuts)} splits; loss differs by "
+                f"{report.loss_difference:.1e}, gradients by {report.gradient_difference:.1e} (float64, "
+                "relative)"
+            ]
         )
     else:
         typer.echo(f"error: {report.model}: {report.reason}", err=True)

@@ -20,6 +20,7 @@ from hetpipe.runs.cache import profiles_folder
 from hetpipe.runs.run_report import DeviceReport, RunReport, StageReport
 from partition.plan import Pipeline, Plan, Stage
 from partition.plan_file import plan_text
+from runs import made_up_profile
 from shell import Shell
 from small_case import small_profile
 
@@ -208,3 +209,18 @@ def test_many_devices_fit_too(lines, hetpipe: Shell, verb: str, count: int):
     found = lines(f"{verb} plan.json {FILES}")
     assert too_wide(found) == []
     assert 3 < len(found) < 60, f"{2 * count} devices are told of one by one"
+
+
+@pytest.mark.slow
+def test_a_run_and_what_is_done_with_it_fit(hetpipe: Shell, lines):
+    hetpipe.write("profile.json", profile_text(made_up_profile("bert-tiny", kind="emulated", layer_s=3e-4)))
+    for line, shown in (
+        ("init --emulate 0.5,0.3 -o emulated.toml", "wrote"),
+        ("check --model bert-tiny", "split equals whole"),
+        ("run --model bert-tiny --cluster emulated.toml --profile profile.json --steps 2", "measured"),
+        ("plot runs/bert-tiny-001", "report.html"),
+        ("export runs/bert-tiny-001 -o out", "out"),
+    ):
+        found = lines(line)
+        text = " ".join(found)
+        assert too_wide(found) == [] and shown in text and "…" not in text
