@@ -113,7 +113,7 @@ class HostWeights:
     def _put_down(self, tensor: Tensor) -> Tensor | _View:
         room = self._rooms_of.get(tensor.untyped_storage()._cdata)
         if room is None:
-            return tensor
+            return tensor.detach()  # an operation that kept its own output would never be freed
         layer = self._layer_in[room]
         assert layer is not None
         return layer, tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset())

@@ -256,7 +256,7 @@ class LayerSync:
     def _put_down(self, tensor: Tensor) -> Tensor | _View:
         bucket = self._storages.get(tensor.untyped_storage()._cdata)
         if bucket is None:
-            return tensor
+            return tensor.detach()  # an operation that kept its own output would never be freed
         return bucket, tensor.size(), tensor.stride(), int(tensor.storage_offset())
 
     def _taken_up(self, kept: Tensor | _View) -> Tensor:

@@ -1,5 +1,6 @@
 """Frozen weights that come from the host: exact where copies are late, two layers' at once, whole after."""
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,7 @@ from hetpipe.models.chain import ChainModel
 from hetpipe.models.partial_model import LayerModel
 from hetpipe.runtime import host_weights
 from hetpipe.runtime.host_weights import HostWeights, check_fetched
+from hetpipe.runtime.layer_sync import LayerSync
 
 CPU = torch.device("cpu")
 WIDTH, LAYERS = 6, 6
@@ -133,3 +135,23 @@ def test_compiled_blocks_are_refused() -> None:
     with pytest.raises(InputError, match="leave --compile out"):
         check_fetched(layers, {1: ()}, ("a", "b"))
     check_fetched(layers, {}, ())
+
+
+class Fetched(LayerSync):
+    """Sharded weights of which none is there, and no process group."""
+
+    def __init__(self) -> None:
+        self.fetches, self._storages = True, {}
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_what_has_no_backward_is_freed(sharded: bool) -> None:
+    """A pooler beside the loss: tanh keeps its own output, and must not hold itself for ever."""
+    layers = model()
+    keeper = Fetched() if sharded else HostWeights(layers, frozen_names(layers), CPU)
+    x = torch.ones(2, WIDTH, requires_grad=True)
+    with keeper.saving():
+        unused = torch.tanh(2 * x)
+    alive = weakref.ref(unused)
+    del unused
+    assert alive() is None
