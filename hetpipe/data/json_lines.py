@@ -81,6 +81,6 @@ def text_of(data: dict[str, Any], key: str, place: str) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a value as a line shows it, not too long."""
-    text = json.dumps(value, ensure_ascii=False)
+    """Return a value as a line shows it, not too long; bytes and dates, which tables have, as Python does."""
+    text = json.dumps(value, ensure_ascii=False, default=repr)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -30,7 +30,8 @@ def rows_of(path: Path) -> Iterator[dict[str, Any]]:
     try:
         for batch in _batches(path, arrow):
             yield from batch.to_pylist()
-    except (OSError, arrow.ArrowException) as error:
+    # what is no Python text or date ends in a ValueError or an OverflowError
+    except (OSError, ValueError, OverflowError, arrow.ArrowException) as error:
         reason = str(error).partition("\n")[0]
         raise InputError(f"data file {path} cannot be read ({reason}); write it again") from None
 

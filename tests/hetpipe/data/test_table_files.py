@@ -1,5 +1,6 @@
 """Parquet files and data sets of `datasets` are read as JSON lines are: texts, chats, labels."""
 
+import datetime
 import importlib.util
 import json
 import sys
@@ -83,6 +84,39 @@ def test_what_cannot_be_read_is_one_line(tmp_path):
         InputError, match=r"holds several data sets \(test, train\); give one of them, as .*/d/test"
     ):
         list(files_of([tmp_path / "d"]))
+
+
+@needs_datasets
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ([b"abc"], r"row 1: \"text\" is \"b'abc'\"; give a text"),
+        ([datetime.date(2020, 2, 1)], r"row 1: \"text\" is \"datetime.date\(2020, 2, 1\)\"; give a text"),
+        (["a", None], r"row 2: has \[\], and the first line a text"),
+    ],
+)
+def test_a_column_of_another_type_and_a_missing_value_are_one_line(tmp_path, values, reason):
+    import pyarrow
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table({"text": values}), tmp_path / "a.parquet")
+    with pytest.raises(InputError, match=reason):
+        read_data([tmp_path / "a.parquet"], GPT2)
+
+
+@needs_datasets
+def test_texts_that_are_not_unicode_and_dates_that_python_has_not_are_one_line(tmp_path):
+    import pyarrow
+    from pyarrow import parquet
+
+    ends = pyarrow.py_buffer((0).to_bytes(4, "little") + (2).to_bytes(4, "little"))
+    text = pyarrow.Array.from_buffers(pyarrow.string(), 1, [None, ends, pyarrow.py_buffer(b"\xff\xfe")])
+    late = pyarrow.array([2**60], pyarrow.timestamp("ms"))
+    for name, column in (("text", text), ("date", late)):
+        path = tmp_path / f"{name}.parquet"
+        parquet.write_table(pyarrow.table({name: column}), path)
+        with pytest.raises(InputError, match=rf"{name}\.parquet cannot be read \(.+\); write it again"):
+            list(rows_of(path))
 
 
 def test_without_pyarrow_it_is_said_what_to_install(tmp_path, monkeypatch):
