@@ -1,5 +1,6 @@
 """A file of data, or one line that says why it cannot be read."""
 
+import io
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -49,6 +50,18 @@ def read_file(path: Path) -> bytes:
     if not content.strip():
         raise InputError(f"{name} is empty; give a file with data")
     return content
+
+
+def read_lines(path: Path) -> list[str]:
+    """Return the lines of a text file, as Python's `open` has them; errors as `read_text_file`.
+
+    Other marks that Unicode has for the end of a line or a page (U+2028, U+0085, a form feed) are content.
+    """
+    return list(map(_without_end, io.StringIO(read_text_file(path), newline=None)))
+
+
+def _without_end(line: str) -> str:
+    return line.removesuffix("\n")
 
 
 def read_text_file(path: Path) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from cost_model.errors import InputError
-from hetpipe.data.data_file import read_file, read_text_file
+from hetpipe.data.data_file import read_file, read_lines
 from hetpipe.data.json_lines import first_line, has_rows, json_lines, shown, text_of
 
 _SOURCE, _TARGET, _LANGUAGES = "source", "target", "translation"
@@ -122,7 +122,7 @@ def _messages(path: Path) -> Iterator[Pair]:
 
 def _of_columns(path: Path) -> list[Pair]:
     found = []
-    for number, line in enumerate(read_text_file(path).splitlines(), start=1):
+    for number, line in enumerate(read_lines(path), start=1):
         if not line.strip():
             continue
         place, columns = f"data file {path}, line {number}", line.split("\t")
@@ -134,7 +134,7 @@ def _of_columns(path: Path) -> list[Pair]:
 
 def _in_step(source: Path, target: Path) -> list[Pair]:
     """Return the lines of two files, of which those that are empty in both are left out."""
-    lines = [read_text_file(path).splitlines() for path in (source, target)]
+    lines = [read_lines(path) for path in (source, target)]
     if len(lines[0]) != len(lines[1]):
         raise InputError(
             f"data file {source} has {len(lines[0]):,} lines and {target} {len(lines[1]):,}; give two whose "

@@ -143,7 +143,7 @@ class PairDataset:
 
     @cached_property
     def _texts(self) -> list[str]:
-        return [json.loads(line) for line in self.targets.read_text(encoding="utf-8").splitlines()]
+        return [json.loads(line) for line in self.targets.read_bytes().splitlines()]
 
     def references(self, first_sample: int, num_samples: int) -> list[str]:
         """Return the targets of samples as they were given: whole, and as text."""

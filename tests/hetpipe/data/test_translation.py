@@ -246,6 +246,27 @@ def test_other_forms_of_pairs_are_read(tmp_path):
     )
 
 
+def test_marks_within_a_line_end_none(tmp_path):
+    """Two texts would be out of step, and equal in number, where U+2028 and others ended lines."""
+    source, target = "one\u2028more\x0c", "eins\x85"
+    (tmp_path / "a.en").write_text(f"{source}\r\ntwo\n", encoding="utf-8", newline="")
+    (tmp_path / "a.de").write_text(f"{target}\nzwei", encoding="utf-8", newline="")
+    (tmp_path / "a.tsv").write_text(f"{source}\t{target}\ntwo\tzwei\n", encoding="utf-8")
+    expected = [(source, target), ("two", "zwei")]
+    assert read_pairs([tmp_path / "a.en", tmp_path / "a.de"]) == expected
+    assert read_pairs([tmp_path / "a.tsv"]) == expected
+
+
+def test_targets_that_translations_are_compared_with_may_hold_any_mark(tmp_path):
+    _, _, settings = saved_settings(tmp_path, "MarianMTModel")
+    targets = [f"eins\u2028zwei\x85drei\u2029\x1c{number}" for number in range(4)]
+    pairs = str(pairs_file(tmp_path, [("one", target) for target in targets]))
+    settings = replace(settings, run=replace(settings.run, eval_data=(pairs,)))
+    prepare_data(RunFolder(tmp_path / "run"), settings)
+    references = registered_task(RunFolder(tmp_path / "run"), settings).references
+    assert sorted(references.texts(0, 4)) == targets
+
+
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
