@@ -78,7 +78,7 @@ class Questions:
                         f"{self.rows[index].place}: the question leaves no room for its context in "
                         f"{reading.sequence_length} tokens; give a longer --sequence-length"
                     )
-                first, last = _answer_tokens(self.rows[index], found)
+                first, last = _answer_tokens(self.rows[index], found, is_cut=bool(encoding.overflowing))
                 lasts.append(last)
                 return [first]
 
@@ -192,18 +192,19 @@ def _context_offsets(encoding: Encoding) -> npt.NDArray[np.int32]:
     return found
 
 
-def _answer_tokens(row: Question, offsets: npt.NDArray[np.int32]) -> tuple[int, int]:
+def _answer_tokens(row: Question, offsets: npt.NDArray[np.int32], *, is_cut: bool) -> tuple[int, int]:
     """Return the first and last token of the first answer; of none the first token of all.
 
-    -100 both where the answer is not within the tokens.
+    is_cut: whether more of the context follows. -100 both where the answer is not within the tokens.
     """
     if not row.answers:
         return 0, 0
     text, begin = row.answers[0]
-    end = begin + len(text)
+    end = begin + len(text.rstrip())
     inside = offsets[:, 0] != NO_OFFSET
     touched = np.flatnonzero(inside & (offsets[:, 0] < end) & (offsets[:, 1] > begin))
-    if not len(touched) or offsets[touched[-1], 1] < end:
+    # NOTE: no token may hold the last character: accents that follow their letter are stripped, say
+    if not len(touched) or (is_cut and offsets[inside, 1].max() < end):
         return IGNORE_LABEL, IGNORE_LABEL
     return int(touched[0]), int(touched[-1])
 

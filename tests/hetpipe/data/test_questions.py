@@ -10,6 +10,11 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from tokenizers import Tokenizer
+from tokenizers.models import WordPiece
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
+from tokenizers.processors import TemplateProcessing
 
 from cost_model.errors import InputError
 from hetpipe import cli
@@ -103,6 +108,49 @@ def test_tokens_are_those_of_transformers_and_the_labels_enclose_the_answer(tmp_
         begin, end = context.index(answers[0]), context.index(answers[0]) + len(answers[0])
         assert offsets[first][0] <= begin < offsets[first][1]
         assert offsets[last][0] < end <= offsets[last][1]
+
+
+@pytest.mark.parametrize("length", [32, 14])
+def test_an_answer_may_end_with_what_no_token_holds(tmp_path, length):
+    """White space, an accent after its letter and a joiner, none of which BERT's rules keep."""
+    words = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        "where",
+        "?",
+        "to",
+        "the",
+        "azores",
+        "in",
+        "cafe",
+        "x",
+    ]
+    vocabulary = Tokenizer(WordPiece({word: at for at, word in enumerate(words)}, unk_token="[UNK]"))
+    vocabulary.add_special_tokens(words[:5])
+    vocabulary.normalizer, vocabulary.pre_tokenizer = BertNormalizer(), BertPreTokenizer()
+    vocabulary.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+    )
+    save_other(tmp_path / "mine", "BertForQuestionAnswering")
+    vocabulary.save(str(tmp_path / "mine" / "tokenizer.json"))
+    context = "To the Azores  in cafe\u0301 x\u200d to x x x x x x x x x x in"
+    answers = ["Azores ", "cafe\u0301", "x\u200d", "x x x x x x x x x"]
+    data = str(lines_file(tmp_path / "a.jsonl", [(context, "Where?", [text]) for text in answers], times=1))
+    entry = model_entry(str(tmp_path / "mine"))
+    settings = TaskSettings(entry.name, length, run=Settings(steps=1, model_folder=entry.place, data=(data,)))
+    told = prepare_data(RunFolder(tmp_path / "run"), settings)
+    is_cut = length == 14
+    assert any("1 of 4 answers lie beyond 14" in said for said in told) == is_cut
+    _, labels = registered_task(RunFolder(tmp_path / "run"), settings).batch(0, 3 if is_cut else 4)
+    found = {question: (first, last) for first, last, question in labels.tolist()}
+    # [CLS] where ? [SEP] to the azores in cafe x to x ...
+    whole = {0: (6, 6), 1: (8, 8), 2: (9, 9), 3: (11, 19)}
+    assert found == {key: value for key, value in whole.items() if key < 3 or not is_cut}
 
 
 def plain_words(text: str) -> list[str]:
