@@ -117,6 +117,14 @@ def test_a_hash_knows_other_bytes_and_other_lengths(tmp_path):
             "holds the id 60,000, and the vocabulary has",
         ),
         ("a.npy", lambda path: np.save(path, np.full(9, -1)), "holds the id -1"),
+        *(
+            (
+                "a.bin",
+                lambda path, wide=wide: np.arange(1, 99, dtype=wide).tofile(path),
+                "has a 0 after each id of 2 bytes, as where ids were written in more; write uint16 for",
+            )
+            for wide in ("<u4", "<i8")
+        ),
     ],
 )
 def test_what_holds_no_tokens_is_refused_in_one_line(tmp_path, corpus, name, make, reason):
