@@ -117,7 +117,9 @@ class AnswerScores:
         if not len(inside):
             return ""
         start = int(inside[0])
-        begin, end = logits[start : int(inside[-1]) + 1].T
+        places = slice(start, int(inside[-1]) + 1)
+        # NOTE: a space of its own has no place in the context where the tokenizer trims spaces (RoBERTa's)
+        begin, end = np.where(offsets[places, :1] == NO_OFFSET, -np.inf, logits[places]).T
         first, last, value = best_span(begin, end)
         if self._may_be_none and float(logits[0].sum()) > value:
             return ""

@@ -18,7 +18,7 @@ from tokenizers.processors import TemplateProcessing
 
 from cost_model.errors import InputError
 from hetpipe import cli
-from hetpipe.data.answers import AnswerScores, best_span, exact_match, word_f1
+from hetpipe.data.answers import CONTEXTS_FILE, OFFSETS_FILE, AnswerScores, best_span, exact_match, word_f1
 from hetpipe.data.kinds import read_data
 from hetpipe.data.task import prepare_data, registered_task
 from hetpipe.models.names import model_entry
@@ -266,6 +266,24 @@ def test_no_answer_is_told_where_the_first_token_is_likelier_and_some_have_none(
         logits[first, 0] = logits[last, 1] = 1.0
         logits[0] = 3.0
         assert AnswerScores(folder.path).told(1, logits) == expected
+
+
+def test_no_answer_begins_or_ends_with_a_token_without_a_place(tmp_path):
+    """Of RoBERTa's tokens a second space is one, which is trimmed to nothing."""
+    context = "the azores   are there"
+    # <s> where </s> </s> the azores _ _ are there </s>
+    offsets = [[-1, -1]] * 4 + [[0, 3], [4, 10], [-1, -1], [-1, -1], [13, 16], [17, 22], [-1, -1]]
+    np.array(offsets, "<i4").tofile(tmp_path / OFFSETS_FILE)
+    content = {"contexts": [context], "questions": [[0, ["azores"]]], "ends": [len(offsets)]}
+    (tmp_path / CONTEXTS_FILE).write_text(json.dumps(content))
+    for first, last, expected in (
+        ({5: 5.0}, {6: 5.0, 5: 1.0}, "azores"),
+        ({7: 5.0, 8: 1.0}, {8: 5.0}, "are"),
+    ):
+        logits = np.zeros((len(offsets), 2), np.float32)
+        for column, values in enumerate((first, last)):
+            logits[list(values), column] = list(values.values())
+        assert AnswerScores(tmp_path).told(0, logits) == expected
 
 
 @pytest.mark.parametrize(
