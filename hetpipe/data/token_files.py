@@ -57,8 +57,8 @@ def open_tokens(path: Path, vocabulary_size: int) -> Tokens:
     begun = found[:CHECKED_TOKENS]
     if path.suffix != ".npy" and len(begun) > 2 and begun[::2].any() and not begun[1::2].any():
         raise InputError(
-            f"{name} has a 0 after each id of {width.itemsize} bytes, as where ids were written in more; write "
-            f"{width.name} for {vocabulary_size:,} entries, or a .npy"
+            f"{name} has a 0 after each id of {width.itemsize} bytes, as where ids were written in more; "
+            f"write {width.name} for {vocabulary_size:,} entries, or a .npy"
         )
     check_ids(begun, vocabulary_size, path)
     return found
