@@ -88,15 +88,20 @@ class GivenOptions:
         typer.Option("--sequence-length", help="Tokens a sample; 64, on GPUs alone 512, or the profile's."),
     ] = None
 
-    def batch(self, plan: Plan | None, length: int | None) -> int | None:
+    def batch(self, plan: Plan | None, length: int | None, *, reads_text: bool = True) -> int | None:
         """Return the samples of a step, None where nothing says how many; length: None where unknown yet.
 
-        Raises: InputError if they are said twice, are no whole samples, or not those of the plan.
+        Raises: InputError if they are said twice, are no whole samples, or not those of the plan; or in
+            tokens where the model reads no text.
         """
-        if self.tokens_per_step is None or length is None:
+        if self.tokens_per_step is None:
             return self.global_batch_size
+        if not reads_text:
+            raise InputError("--tokens-per-step is of texts, and images are read; give --global-batch-size")
         if self.global_batch_size is not None:
             raise InputError("--tokens-per-step and --global-batch-size say the same; give one of them")
+        if length is None:
+            return None
         samples, left = divmod(self.tokens_per_step, length)
         if left or not samples:
             raise InputError(
@@ -142,7 +147,9 @@ def run_command(
             print_launch(hosts, request.usable)
             return
         entry = named_model(model, options)
-        given.batch(plan, given.sequence_length)  # refused now, not after measuring
+        given.batch(
+            plan, given.sequence_length, reads_text=entry.task.reads_text
+        )  # refused now, not after measuring
         place = None if dry_run else place_of(by.options(hosts, request.usable), request.usable)
         length = given.sequence_length
 
