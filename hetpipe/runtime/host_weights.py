@@ -19,6 +19,8 @@ from partition.plan import FROZEN_WEIGHTS, Plan
 
 ALIGNED = 16
 """Bytes at multiples of which weights begin in a room, so that any dtype may."""
+TABLE = "nested_quant_map"
+"""Of a matrix whose scales are in 8 bits: what these stand for. Small and the same of all, it stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +56,10 @@ class HostWeights:
         """Move the weights of these layers (names by layer) into memory of their own, and serve the model."""
         self._place, self._pieces, self._on_host = place, {}, {}
         for layer, mine in names.items():
-            parameters = model.parameters_of(layer)
-            self._pieces[layer], num_bytes = _laid_out([parameters[name] for name in mine])
+            parameters = [model.parameters_of(layer)[name] for name in mine]
+            for parameter in parameters:
+                _keep_table(parameter, place)
+            self._pieces[layer], num_bytes = _laid_out(parameters)
             like = torch.empty(0, dtype=torch.uint8, device=place)
             self._on_host[layer] = room_on_host(like.new_empty(num_bytes))
             for piece in self._pieces[layer]:
@@ -161,6 +165,13 @@ def check_fetched(model: LayerModel, layers: Mapping[int, object], names: tuple[
             )
 
 
+def _keep_table(parameter: nn.Parameter, place: torch.device) -> None:
+    """Put what a quantized parameter's scales stand for on the device, where it is looked up."""
+    if isinstance(parameter, QuantizedParameter) and TABLE in parameter.matrix.scales:
+        scales = {**parameter.matrix.scales, TABLE: parameter.matrix.scales[TABLE].to(place)}
+        parameter.matrix = replace(parameter.matrix, scales=scales)
+
+
 def _laid_out(parameters: list[nn.Parameter]) -> tuple[list[_Piece], int]:
     """Return the tensors of parameters one after the other, and the bytes of all."""
     pieces, first = [], 0
@@ -168,7 +179,7 @@ def _laid_out(parameters: list[nn.Parameter]) -> tuple[list[_Piece], int]:
         matrix = matrix_held(parameter)
         tensors = {"": parameter.detach()} if matrix is None else {"": matrix.values, **matrix.scales}
         if matrix is not None:
-            tensors.pop("nested_quant_map", None)  # a table that all matrices share
+            tensors.pop(TABLE, None)
         for key, tensor in tensors.items():
             num_bytes = tensor.numel() * tensor.element_size()
             pieces.append(

@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 
+import peft_models
 from cost_model.profile import ModelProfile
 from hetpipe.models.adapters import task_spec
 from hetpipe.models.chain import ChainModel
@@ -16,6 +18,7 @@ from hetpipe.runs.settings import Settings, TaskSettings
 from hetpipe.training import checkpoint, checkpoint_weights
 from partition.plan import FROZEN_WEIGHTS, Pipeline, Plan, Stage
 from runs import CPU_CLUSTER, chain_plan, made_up_profile_of, run
+from shell import Shell
 
 LORA = LoraSettings(2, 4.0, ("query", "value"))
 NAME = "bert-tiny" + LORA.suffix
@@ -101,3 +104,56 @@ def test_a_run_goes_on_from_weights_on_hosts_without_them_and_back(tmp_path: Pat
         expected[2:], rel=1e-6
     )
     assert first == expected[:2]
+
+
+LLAMA, LLAMA_BLOCKS = "LlamaForCausalLM", 4
+
+
+def small_base(folder: Path, load_in: str | None, *, double: bool = False) -> Path:
+    """A folder with four blocks; quantized by bitsandbytes already, its scales too, where they are double."""
+    base = folder / "base"
+    peft_models.save_model(base, LLAMA, num_hidden_layers=LLAMA_BLOCKS)
+    if double:
+        assert load_in is not None
+        stored = peft_models.quantized_base(base, LLAMA, load_in, bnb_4bit_use_double_quant=True)
+        stored.save_pretrained(folder / "stored")
+        return folder / "stored"
+    return base
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("load_in", "double"), [(None, False), ("4bit", False), ("4bit", True), ("8bit", False)]
+)
+def test_bases_in_4_and_8_bits_come_from_hosts_and_exports_are_equal(
+    tmp_path: Path, capsys, monkeypatch, load_in: str | None, double: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    base, lora = small_base(tmp_path, load_in, double=double), LoraSettings(2, 4.0, ("q_proj", "down_proj"))
+    given = None if double else load_in
+    name = peft_models.name_of(base, lora, given)
+    chain = peft_models.chain_of(base, lora, given)
+    made_up = made_up_profile_of(chain, name, kind="emulated", sequence_length=12)
+    chosen = peft_models.settings_of(
+        base, lora, load_in=given, steps=2, total_steps=4, learning_rate=1e-2, save=True
+    )
+    plan = chain_plan(name, [0, made_up.num_layers], 2, BATCH)
+    before, expected = run(tmp_path / "plain", plan, chosen, made_up, CLUSTER)
+    report, losses = run(tmp_path / "host", on_hosts(plan), chosen, made_up, CLUSTER)
+    assert losses == expected
+    old, new = before.devices["here/0"], report.devices["here/0"]
+    assert old.peak_bytes and new.peak_bytes and new.peak_bytes < old.peak_bytes
+    saved, predicted = old.peak_bytes - new.peak_bytes, old.predicted_bytes - new.predicted_bytes
+    parts = 2 * 7 * (4 if double else 2)  # tensors in two rooms, which begin at multiples of 16 bytes
+    assert predicted - 16 * parts < saved <= predicted
+
+    hetpipe = Shell(tmp_path, capsys)
+    for merged in ("", "--merge"):
+        found = []
+        for each in ("plain", "host"):
+            exported = hetpipe(f"export {each}/run -o {each}/out{merged} {merged}")
+            assert exported.code == 0, exported.err
+            (file,) = (tmp_path / each / f"out{merged}").glob("*model.safetensors")
+            found.append(safetensors.torch.load_file(file))
+        assert found[0].keys() == found[1].keys()
+        assert all(torch.equal(found[0][key], found[1][key]) for key in found[0])

@@ -13,6 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from cost_model.errors import InputError
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.partial_model import LayerModel
+from hetpipe.models.quantized_weights import Packing, QuantizedParameter, quantized
+from hetpipe.runs.quantization import Quantization
 from hetpipe.runtime import host_weights
 from hetpipe.runtime.host_weights import HostWeights, check_fetched
 from hetpipe.runtime.layer_sync import LayerSync
@@ -155,3 +157,13 @@ def test_what_has_no_backward_is_freed(sharded: bool) -> None:
     alive = weakref.ref(unused)
     del unused
     assert alive() is None
+
+
+def test_what_scales_in_8_bits_stand_for_is_on_the_device_with_the_room() -> None:
+    matrix = quantized(torch.randn(64, 64), Packing(Quantization("4bit", double_quant=True)))
+    held = QuantizedParameter(matrix)
+    layers = LayerModel(nn.Module(), 3, {1: {"weight": held}})
+    HostWeights(layers, {1: ("weight",)}, torch.device("meta"))
+    on_device = {key for key, part in held.matrix.scales.items() if part.is_meta}
+    assert on_device == {"nested_quant_map"}  # all else comes when the layer computes
+    assert not held.matrix.values.is_meta
