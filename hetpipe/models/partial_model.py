@@ -35,17 +35,17 @@ class _LeaveError(Exception):
 class LayerModel(nn.Module):
     """The layers of a chain that one rank owns, with real weights; made by `ChainModel.materialise`.
 
-    on_layer: called with each layer about to be computed, and with PREFIX (-1) before what is repeated for
-    masks only.
-    on_boundary: called with a layer and the tensors that enter it, at each boundary inside of the range that
-    runs. Lives on one device in one dtype: materialise again rather than moving it.
+    Lives on one device in one dtype: materialise again rather than moving it.
+
+    on_layer: called with each layer about to be computed; with PREFIX (-1) before what is for masks only.
+    on_boundary: called with a layer and the tensors that enter it, at each one inside the range that runs.
     lowered: what autocast computes in, and tensors between layers are rounded to; None for no autocast.
     first_trained: the first layer of the chain that trains a parameter; what enters it needs no gradient.
     absent: names of owned parameters whose weights are elsewhere, but for the time of a computation.
     compiles: whether blocks run as `compile_blocks` has compiled them.
     on_host: names of owned parameters that are in the host's memory, but for the time of a computation.
-    fetch: called with a layer whose weights are needed now, and with the way that the pass goes: 1, or -1 for
-    a backward. rooms: where they come to on the device; host_tensors: where they are on the host.
+    fetch: called with a layer whose weights are needed now, and with the way of the pass: 1, -1 for a
+    backward, 0 where it ends. rooms: where they come to; host_tensors: where they are on the host.
     """
 
     first_trained: int = 0
@@ -69,6 +69,7 @@ class LayerModel(nn.Module):
         self.num_layers = num_layers
         self._by_layer = owned
         self._ranges: set[tuple[int, int]] = set()
+        self._ends = num_layers
 
     def run(self, start: int, stop: int, inputs: Inputs, carried: Carried = ()) -> Carried:
         """Compute layers [start, stop), all of them owned; () is carried into layer 0.
@@ -82,6 +83,7 @@ class LayerModel(nn.Module):
                     f"layers [{start}, {stop}) are not all owned here; owned: {sorted(self.layers)}"
                 )
             self._ranges.add((start, stop))
+        self._ends = stop
         if self.lowered is None:
             return self.compute(start, stop, inputs, carried)
         with torch.autocast(self.device_type, self.lowered):
@@ -144,7 +146,7 @@ class LayerModel(nn.Module):
 
     def _enter(self, layer: int) -> None:
         if self.fetch is not None and layer != PREFIX:
-            self.fetch(layer, 1)
+            self.fetch(layer, 1 if layer + 1 < self._ends else 0)
         if self.on_layer is not None:
             self.on_layer(layer)
 

@@ -75,7 +75,8 @@ class ProgramCosts:
         self, rank: int, op: Pass, pipeline: int, stage: int, samples: int, layer: int | None
     ) -> float:
         entry = self._pipelines[pipeline].stages[stage]
-        if entry.offload and (moves_s := self._moves_s(rank)):
+        moves_s = self._moves_s(rank)
+        if not moves_s.keys().isdisjoint(range(*entry.layers)):  # of this stage, or of one with its layers
             visits = stage_visits(self._prices, self.devices[rank], entry, samples, op)
             return fetched_ends_s(visits, moves_s)[-1] if visits else 0.0
         device, layers = self.devices[rank], entry.layers if layer is None else (layer, layer + 1)
@@ -84,13 +85,16 @@ class ProgramCosts:
         return self._prices.backward_s(device, *layers, samples, recompute=entry.recompute)
 
     def _find_moves_s(self, rank: int) -> dict[int, float]:
+        if not self.program.plan.offloads:
+            return {}
         return weight_moves_s(self.program.plan, self._profile, self._cluster, self.device_names[rank])
 
     def after_layer_s(self, rank: int, compute: Compute, layer: int) -> float:
         """Return the seconds of a backward that come after that of one of its stage's layers."""
         pipeline = self._pipelines[compute.pipeline]
         stage, samples = pipeline.stages[compute.stage], pipeline.microbatch_samples(compute.microbatch)
-        if stage.offload and (moves_s := self._moves_s(rank)):
+        moves_s = self._moves_s(rank)
+        if not moves_s.keys().isdisjoint(range(*stage.layers)):
             visits = stage_visits(self._prices, self.devices[rank], stage, samples, Pass.BACKWARD)
             ends_s = fetched_ends_s(visits, moves_s)
             over = max((place for place, (each, _) in enumerate(visits) if each >= layer), default=-1)

@@ -79,7 +79,7 @@ class HostWeights:
 
     @torch.no_grad()
     def fetch(self, layer: int, way: int) -> None:
-        """Have a layer's weights on the device, and let those of the next one in this way come."""
+        """Have a layer's weights on the device, and let those of the next one this way come; 0: of none."""
         if layer in self._pieces:
             if layer not in self._layer_in:
                 self._bring(layer)

@@ -100,15 +100,19 @@ def _on_stream(stream: LateStream, _: torch.device) -> Iterator[None]:
         yield
 
 
+def copies_are_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    current = LateStream()
+    monkeypatch.setattr(host_weights, "has_streams", lambda _: True)
+    monkeypatch.setattr(host_weights, "new_stream", lambda _: LateStream())
+    monkeypatch.setattr(host_weights, "current_stream", lambda _: current)
+    monkeypatch.setattr(host_weights, "on_stream", _on_stream)
+
+
 @pytest.mark.parametrize("late", [False, True])
 def test_gradients_have_the_bits_of_weights_that_are_always_there(monkeypatch, late: bool) -> None:
     plain = gradients(model(), None)
     if late:
-        current = LateStream()
-        monkeypatch.setattr(host_weights, "has_streams", lambda _: True)
-        monkeypatch.setattr(host_weights, "new_stream", lambda _: LateStream())
-        monkeypatch.setattr(host_weights, "current_stream", lambda _: current)
-        monkeypatch.setattr(host_weights, "on_stream", _on_stream)
+        copies_are_late(monkeypatch)
     layers = model()
     weights = HostWeights(layers, frozen_names(layers), CPU)
     for room in weights.rooms:
@@ -117,6 +121,20 @@ def test_gradients_have_the_bits_of_weights_that_are_always_there(monkeypatch, l
     assert plain.keys() == found.keys()
     assert all(torch.equal(plain[name], found[name]) for name in plain)
     assert all(bool(value.isfinite().all()) for value in found.values())
+
+
+def test_what_comes_after_a_segment_does_not_take_the_room_of_its_layers(monkeypatch) -> None:
+    """Layers 2 and 3 run again for their backward: to bring 4 then is a move for nothing, and one back."""
+    copies_are_late(monkeypatch)
+    layers, brought = model(), []
+    weights = HostWeights(layers, frozen_names(layers), CPU)
+    bring = weights._bring
+    monkeypatch.setattr(weights, "_bring", lambda layer: (brought.append(layer), bring(layer)))
+    with weights.saving():
+        (output,) = layers.run(2, 4, {}, (torch.ones(1, WIDTH, requires_grad=True),))
+    weights.fetch(3, -1)
+    output.sum().backward()
+    assert brought == [2, 3, 1]
 
 
 def test_two_layers_have_room_and_parameters_are_whole_in_between() -> None:

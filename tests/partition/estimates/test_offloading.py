@@ -192,6 +192,16 @@ def test_a_recomputed_layer_comes_once_for_forward_and_backward_of_its_segment()
     assert costs.compute_s(0, Compute(Pass.BACKWARD, 0, 0, 0)) == pytest.approx(1 + 10 * 11 + 2 + 3)
 
 
+def test_a_stage_whose_layers_another_one_keeps_on_the_host_waits_for_them_too():
+    profile, cluster = frozen_profile(), one_device(1e6, 480.0)
+    (kept,) = frozen_plan([0, 12]).pipelines
+    bare = replace(kept, stages=(replace(kept.stages[0], offload=()),))
+    plan = Plan("manual", "frozen", 4, (kept, bare))
+    costs = ProgramCosts(lower(plan, profile, cluster), profile, cluster)
+    for op, seconds in ((Pass.FORWARD, 22.0), (Pass.BACKWARD, 24.0)):
+        assert [costs.compute_s(0, Compute(op, pipeline, 0, 0)) for pipeline in (0, 1)] == [seconds] * 2
+
+
 def test_the_planner_keeps_frozen_weights_on_the_host_where_nothing_else_fits():
     profile = frozen_profile()
     ample, tight = one_device(1e6, 960.0), one_device(6500.0, 960.0)
