@@ -64,12 +64,10 @@ class LayerModel(nn.Module):
         self, model: nn.Module, num_layers: int, owned: Mapping[int, dict[str, nn.Parameter]]
     ) -> None:
         super().__init__()
-        self.model = model
+        self.model, self._by_layer = model, owned
         self.layers = frozenset(owned)
-        self.num_layers = num_layers
-        self._by_layer = owned
+        self.num_layers = self._ends = num_layers
         self._ranges: set[tuple[int, int]] = set()
-        self._ends = num_layers
 
     def run(self, start: int, stop: int, inputs: Inputs, carried: Carried = ()) -> Carried:
         """Compute layers [start, stop), all of them owned; () is carried into layer 0.
