@@ -76,7 +76,7 @@ def _turns(value: object, role: str, content: str, roles: Mapping[str, str], pla
     if not isinstance(value, list) or not all(isinstance(turn, dict) for turn in value):
         raise InputError(f'{place}: {shown(value)} is no list of turns; give [{{"{role}": ..., ...}}]')
     for turn in value:
-        if turn.get(role) not in roles:
+        if not isinstance(turn.get(role), str) or turn[role] not in roles:
             raise InputError(f'{place}: "{role}" is {shown(turn.get(role))}; known are {", ".join(roles)}')
         if more := sorted(key for key in turn if key not in (role, content) and turn[key] is not None):
             raise InputError(

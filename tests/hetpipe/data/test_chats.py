@@ -100,6 +100,7 @@ def test_lines_of_text_are_documents(tmp_path):
         ('{"instruction": "a"}', 'has \\["instruction"\\]; give JSON lines of chats'),
         ('{"messages": "hello"}', '"hello" is no list of turns'),
         ('{"messages": [{"role": "bot", "content": "a"}]}', '"role" is "bot"; known are system, user, assi'),
+        ('{"messages": [{"role": ["user"], "content": "a"}]}', '"role" is \\["user"\\]; known are system'),
         ('{"messages": [{"role": "user", "content": "a"}]}', "nothing in it is said by the assistant"),
         ('{"messages": [{"role": "assistant", "content": [1]}]}', '"content" is \\[1\\]; give a text'),
         (
