@@ -50,12 +50,14 @@ class References:
     @classmethod
     def of(cls, samples: PairDataset, vocabulary: Tokenizer) -> "References":
         """Return those of pairs."""
+        end, padding = samples.shape.end, samples.shape.padding
 
         def text_of(tokens: Sequence[int]) -> str:
-            text: str = vocabulary.decode(list(tokens), skip_special_tokens=True)
+            kept = [token for token in tokens if token not in (end, padding)]  # special there or not
+            text: str = vocabulary.decode(kept, skip_special_tokens=True)
             return text
 
-        return cls(samples.references, text_of, samples.shape.end, samples.shape.padding)
+        return cls(samples.references, text_of, end, padding)
 
 
 def bleu_of(texts: Sequence[str], references: Sequence[str]) -> float:

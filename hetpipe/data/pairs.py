@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from cost_model.errors import InputError
@@ -28,6 +28,9 @@ from hetpipe.data.texts import read_corpus
 from hetpipe.data.vocabulary import SPECIAL_TOKENS, texts_sha256
 from hetpipe.models.task_inputs import DECODER, MASK, TOKENS, InputShape
 from hetpipe.models.tasks import Task
+
+_TELLING_LANGUAGES = ("mbart", "m2m_100", "plbart")
+"""Model types whose tokenizer puts a token for the language beside a text (NLLB is an m2m_100)."""
 
 ENDS_FILE, TARGETS_FILE = "ends.bin", "targets.jsonl"
 FILES = (TOKENS_FILE, ENDS_FILE, TARGETS_FILE)
@@ -181,6 +184,7 @@ class Pairs:
         Raises: InputError if the model's vocabulary does not end texts as its configuration says.
         """
         vocabulary, ends, num_cut = reading.vocabulary, [0], 0
+        told: list[str] = []
         with (
             cut_at(vocabulary, reading.sequence_length),
             replacing(place / TARGETS_FILE) as targets,
@@ -189,6 +193,7 @@ class Pairs:
             for first in range(0, len(self.rows), TEXTS_PER_WRITE):
                 part = self.rows[first : first + TEXTS_PER_WRITE]
                 encodings = vocabulary.encode_batch([text for row in part for text in row])
+                told = told or _languages_note(reading, encodings[0])
                 for encoding in encodings:
                     if reading.inputs.end not in encoding.ids:
                         raise InputError(
@@ -205,12 +210,27 @@ class Pairs:
                     targets.write((json.dumps(target, ensure_ascii=False) + "\n").encode())
         with replacing(place / ENDS_FILE) as file:
             file.write(np.array(ends[1:], "<i8").tobytes())
-        if not num_cut:
-            return []
-        return [
-            f"{num_cut:,} of {len(self.rows):,} pairs have a side longer than {reading.sequence_length} "
-            "tokens, which is cut there"
-        ]
+        if num_cut:
+            told.append(
+                f"{num_cut:,} of {len(self.rows):,} pairs have a side longer than {reading.sequence_length} "
+                "tokens, which is cut there"
+            )
+        return told
+
+
+def _languages_note(reading: Reading, encoding: Encoding) -> list[str]:
+    """Return that sources and targets are told to be in one language, where a tokenizer tells languages."""
+    folder = reading.model.folder
+    if folder is None or folder.config.get("model_type") not in _TELLING_LANGUAGES:
+        return []
+    special = zip(encoding.tokens, encoding.ids, encoding.special_tokens_mask, strict=True)
+    codes = [token for token, number, is_special in special if is_special and number != reading.inputs.end]
+    if not codes:
+        return []
+    return [
+        f"the tokenizer.json of {reading.model.name} marks sources and targets alike, as {' '.join(codes)}; "
+        "where their languages differ, the model learns to begin a translation with the source's"
+    ]
 
 
 class PairKind:
