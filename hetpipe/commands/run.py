@@ -293,10 +293,12 @@ def _verified(prediction: Prediction, profile: ModelProfile, cluster: Cluster, s
 
     Raises: InputError or InfeasibleError if it cannot run there.
     """
-    if start.settings.optimizer is not OptimizerKind.ADAMW and prediction.plan.offloads:
+    plan = prediction.plan
+    states = [name for name in plan.device_names if plan.offloaded_layers(name)]
+    if start.settings.optimizer is not OptimizerKind.ADAMW and states:
         from hetpipe.runtime.torch_optimizer import refuse_offload
 
-        refuse_offload(prediction.plan.device_names)
+        refuse_offload(states)
     verify(prediction.program, profile, cluster)
     used = prediction.costs.devices
     warn_if_too_fast(device.speed for device in used if is_emulated(device.kind))

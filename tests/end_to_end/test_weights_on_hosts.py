@@ -9,14 +9,15 @@ import safetensors.torch
 import torch
 
 import peft_models
-from cost_model.profile import ModelProfile
+from cost_model.profile import ModelProfile, profile_text
 from hetpipe.models.adapters import task_spec
 from hetpipe.models.chain import ChainModel
 from hetpipe.runs.lora import LoraSettings
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings, TaskSettings
 from hetpipe.training import checkpoint, checkpoint_weights
-from partition.plan import FROZEN_WEIGHTS, Pipeline, Plan, Stage
+from partition.plan import FROZEN_WEIGHTS, OPTIMIZER_STATES, Pipeline, Plan, Stage
+from partition.plan_file import plan_text
 from runs import CPU_CLUSTER, chain_plan, made_up_profile_of, run
 from shell import Shell
 
@@ -38,13 +39,13 @@ def profile(layer_s: float = 1e-4) -> ModelProfile:
     return made_up_profile_of(chain, NAME, kind="emulated", layer_s=layer_s)
 
 
-def on_hosts(plan: Plan) -> Plan:
+def on_hosts(plan: Plan, *words: str) -> Plan:
     return replace(
         plan,
         pipelines=tuple(
             replace(
                 pipeline,
-                stages=tuple(replace(stage, offload=(FROZEN_WEIGHTS,)) for stage in pipeline.stages),
+                stages=tuple(replace(stage, offload=words or (FROZEN_WEIGHTS,)) for stage in pipeline.stages),
             )
             for pipeline in plan.pipelines
         ),
@@ -157,3 +158,19 @@ def test_bases_in_4_and_8_bits_come_from_hosts_and_exports_are_equal(
             found.append(safetensors.torch.load_file(file))
         assert found[0].keys() == found[1].keys()
         assert all(torch.equal(found[0][key], found[1][key]) for key in found[0])
+
+
+def test_any_optimizer_may_train_beside_weights_on_hosts(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made_up, hetpipe = profile(), Shell(tmp_path, capsys)
+    plan = chain_plan(NAME, [0, made_up.num_layers], 2, BATCH)
+    hetpipe.write("cluster.toml", CLUSTER)
+    hetpipe.write("profile.json", profile_text(replace(made_up, optimizer_bytes_per_parameter_byte=1.0)))
+    hetpipe.write("plan.json", plan_text(on_hosts(plan)))
+    line = "run --model bert-tiny --lora r=2,alpha=4,targets=query,value --cluster cluster.toml --dry-run "
+    line += "--profile profile.json --plan plan.json --optimizer adagrad"
+    found = hetpipe(line)
+    assert found.code == 0, found.err
+    hetpipe.write("plan.json", plan_text(on_hosts(plan, OPTIMIZER_STATES, FROZEN_WEIGHTS)))
+    refused = hetpipe(line)
+    assert refused.code == 2 and "which only hetpipe's own AdamW can" in refused.err
