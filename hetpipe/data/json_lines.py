@@ -39,7 +39,26 @@ def json_lines(path: Path, forms: str) -> Iterator[tuple[str, dict[str, Any]]]:
             ) from None
         if not isinstance(data, dict):
             raise InputError(f"{place}: a {type(data).__name__}; give an object with {forms}")
+        check_whole(line, data, place)
         yield place, data
+
+
+def check_whole(text: str, data: object, place: str) -> None:
+    """Check that JSON text has no half of a pair of surrogates, which is no text that could be written.
+
+    data: what was read from it.
+
+    Raises: InputError naming the half.
+    """
+    if "\\u" not in text:
+        return
+    try:
+        json.dumps(data, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = str(error.object)[error.start].encode("ascii", "backslashreplace").decode()
+        raise InputError(
+            f"{place}: {half} is half a character; take it out, or write the other half"
+        ) from None
 
 
 def first_line(path: Path) -> dict[str, Any]:

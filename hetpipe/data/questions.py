@@ -14,7 +14,7 @@ from cost_model.errors import InputError
 from hetpipe.data.answers import CONTEXTS_FILE, NO_OFFSET, OFFSETS_FILE
 from hetpipe.data.data_file import read_text_file
 from hetpipe.data.dataset import IGNORE_LABEL, replacing
-from hetpipe.data.json_lines import first_line, json_lines, shown, text_of
+from hetpipe.data.json_lines import check_whole, first_line, json_lines, shown, text_of
 from hetpipe.data.kind import Learner, Reading, StepData
 from hetpipe.data.padded_texts import FILES, PaddedTexts, write_padded
 from hetpipe.data.texts import read_corpus
@@ -225,7 +225,10 @@ def _in_squad(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
     Raises: InputError naming what is not as it is there.
     """
-    for at, article in enumerate(json.loads(read_text_file(path))[_DATA]):
+    text = read_text_file(path)
+    content = json.loads(text)
+    check_whole(text, content, f"data file {path}")
+    for at, article in enumerate(content[_DATA]):
         for paragraph in _listed(article, _PARAGRAPHS, f"data file {path}, article {at}"):
             place = f"data file {path}, article {at}"
             for asked in _listed(paragraph, _ASKED, place):

@@ -97,6 +97,10 @@ def test_lines_of_text_are_documents(tmp_path):
         ('{"text": "a"}\n{"prompt": "a", "completion": "b"}', "line 2: has .*, and the first line a text"),
         ('{"prompt": "a", "completion": "b"}\n{"text": "a"}', "line 2: a text, and the first line a chat"),
         ('{"text": 3}', '"text" is 3; give a text'),
+        (
+            '{"text": "\\ud83d\\ude00"}\n{"text": "a \\ud83d b"}',
+            r"line 2: \\ud83d is half a character; take",
+        ),
         ('{"instruction": "a"}', 'has \\["instruction"\\]; give JSON lines of chats'),
         ('{"messages": "hello"}', '"hello" is no list of turns'),
         ('{"messages": [{"role": "bot", "content": "a"}]}', '"role" is "bot"; known are system, user, assi'),

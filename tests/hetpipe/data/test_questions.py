@@ -308,6 +308,16 @@ def test_a_line_that_cannot_be_learned_is_one_clear_line(tmp_path, line, reason)
     assert "\n" not in str(error.value)
 
 
+def test_half_a_character_in_a_file_of_squad_is_one_line(tmp_path):
+    save_other(tmp_path / "mine", "BertForQuestionAnswering")
+    asked = {"question": "q \udc00", "answers": []}
+    (tmp_path / "a.json").write_text(
+        json.dumps({"data": [{"paragraphs": [{"context": "a", "qas": [asked]}]}]})
+    )
+    with pytest.raises(InputError, match=r"a\.json: \\udc00 is half a character"):
+        read_data([tmp_path / "a.json"], model_entry(str(tmp_path / "mine")))
+
+
 def test_a_question_without_room_for_its_context_is_named(tmp_path):
     save_other(tmp_path / "mine", "BertForQuestionAnswering")
     entry = model_entry(str(tmp_path / "mine"))
