@@ -59,12 +59,20 @@ def offloaded_step_s(
     return went_s[-1]
 
 
+def is_around(layer: int, num_layers: int, name: str) -> bool:
+    """Return whether a layer is what a model does around its blocks, at times that nobody knows.
+
+    The first and the last; an encoder-decoder has decoder-embeddings in the middle.
+    """
+    return not 0 < layer < num_layers - 1 or name.endswith("-embeddings")
+
+
 def movable_bytes(profile: ModelProfile, layer: int) -> float:
     """Return the bytes of a layer's frozen weights that may be kept on the host.
 
-    None of the first and the last layer, around the blocks, nor of what layers share.
+    None of layers around the blocks (`is_around`), nor of what layers share.
     """
-    if not 0 < layer < profile.num_layers - 1 or profile.shares_frozen(layer):
+    if is_around(layer, profile.num_layers, profile.layers[layer].name) or profile.shares_frozen(layer):
         return 0.0
     return profile.layers[layer].unreached_bytes
 

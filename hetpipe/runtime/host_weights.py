@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from cost_model.errors import InputError
-from cost_model.host_memory import WEIGHT_ROOMS
+from cost_model.host_memory import WEIGHT_ROOMS, is_around
 from hetpipe.models.chain import ChainModel
 from hetpipe.models.partial_model import LayerModel
 from hetpipe.models.quantized_weights import QuantizedParameter, matrix_held
@@ -135,14 +135,15 @@ class HostWeights:
 def names_on_host(plan: Plan, device: str, chain: ChainModel) -> dict[int, tuple[str, ...]]:
     """Return the names of the parameters that a device keeps in its host's memory, by layer.
 
-    Those of `cost_model.host_memory.movable_bytes`: frozen ones of layers between the first and the last,
-    where these share none with another layer.
+    Those of `cost_model.host_memory.movable_bytes`: frozen ones of layers that are not around the blocks, and
+    share none with another layer.
     """
     found: dict[int, tuple[str, ...]] = {}
     holders = Counter(info.name for layer in range(chain.num_layers) for info in chain.parameters(layer))
     for layer in sorted(plan.offloaded_layers(device, FROZEN_WEIGHTS)):
         names = tuple(info.name for info in chain.parameters(layer) if not info.reached)
-        if 0 < layer < chain.num_layers - 1 and all(holders[name] == 1 for name in names):
+        around = is_around(layer, chain.num_layers, chain.layer_names[layer])
+        if not around and all(holders[name] == 1 for name in names):
             found[layer] = names
     return {layer: names for layer, names in found.items() if names}
 

@@ -8,6 +8,7 @@ import pytest
 import safetensors.torch
 import torch
 
+import other_folders
 import peft_models
 from cost_model.profile import ModelProfile, profile_text
 from hetpipe.models.adapters import task_spec
@@ -15,7 +16,9 @@ from hetpipe.models.chain import ChainModel
 from hetpipe.runs.lora import LoraSettings
 from hetpipe.runs.run_folder import RunFolder
 from hetpipe.runs.settings import Settings, TaskSettings
+from hetpipe.runtime.host_weights import check_fetched, names_on_host
 from hetpipe.training import checkpoint, checkpoint_weights
+from partition.estimates.plan_memory import weights_on_host
 from partition.plan import FROZEN_WEIGHTS, OPTIMIZER_STATES, Pipeline, Plan, Stage
 from partition.plan_file import plan_text
 from runs import CPU_CLUSTER, chain_plan, made_up_profile_of, run
@@ -174,3 +177,19 @@ def test_any_optimizer_may_train_beside_weights_on_hosts(tmp_path: Path, capsys,
     hetpipe.write("plan.json", plan_text(on_hosts(plan, OPTIMIZER_STATES, FROZEN_WEIGHTS)))
     refused = hetpipe(line)
     assert refused.code == 2 and "which only hetpipe's own AdamW can" in refused.err
+
+
+def test_embeddings_of_a_decoder_stay_on_the_device(tmp_path: Path) -> None:
+    """They are no block: a plan that moved them was refused by its run."""
+    apart = {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}
+    other_folders.save_other(tmp_path, "MarianMTModel", **apart)
+    lora = LoraSettings(2, 4.0, ("q_proj", "v_proj"))
+    chain = peft_models.chain_of(tmp_path, lora)
+    made_up = made_up_profile_of(chain, peft_models.name_of(tmp_path, lora))
+    place = chain.layer_names.index("decoder-embeddings")
+    assert made_up.layers[place].unreached_bytes > 0 and not made_up.shares_frozen(place)
+    plan = on_hosts(chain_plan(made_up.model, [0, chain.num_layers], 1, BATCH))
+    names = names_on_host(plan, "here/0", chain)
+    check_fetched(chain.materialise(range(chain.num_layers), 0), names, chain.layer_names)
+    assert names.keys() == weights_on_host(plan, made_up, "here/0").keys()
+    assert names and place not in names
