@@ -28,8 +28,8 @@ class HostClass:
 class LayerBound:
     """What a layer takes at the least: seconds by class, and bytes on whatever holds it.
 
-    compute_s: of the whole batch. update_s: of its optimizer step. held_bytes: parameters and gradients.
-    state_bytes: optimizer states.
+    compute_s: of the whole batch. update_s: of its optimizer step. held_bytes: parameters and gradients,
+    but frozen weights that a host may have, which move for nothing. state_bytes: optimizer states.
     """
 
     compute_s: tuple[float, ...]
@@ -71,7 +71,8 @@ def host_bound_s(
     missing = max(held - room, held + states - room - sum(lent.values()))
     if missing > 0:
         raise InfeasibleError(
-            f"parameters, gradients and optimizer states need {held + states:,.0f} bytes, of which hosts "
+            "parameters, gradients and optimizer states, beside frozen weights that hosts may have, need "
+            f"{held + states:,.0f} bytes, of which hosts "
             f"may have {min(states, sum(lent.values())):,.0f}; all devices together have {room:,.0f} usable: "
             "add a device or memory",
             missing_bytes=missing,
