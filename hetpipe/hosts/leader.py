@@ -156,6 +156,7 @@ class Leader:
             member.conversation.say("ask", question=question, **rest)
         own = meanwhile()
         with self._changed:
+            self._check()  # also where all have answered by now
             while any(member.answer is None for member in asked):
                 self._changed.wait(LOOK_S)
                 self._check()
