@@ -141,6 +141,7 @@ def test_without_a_compiler_it_is_refused_in_one_line(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
 def test_a_run_compiles_before_its_first_step(tmp_path):
     plan, settings = chain_plan("gpt2-tiny", [0, 6], 2, batch=3), Settings(steps=2, save=False)
